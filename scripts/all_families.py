@@ -27,7 +27,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parent.parent
 DOC, RUN = ROOT / "docs" / "models.md", ROOT / "build" / "all_families.jsonl"
-sys.path.insert(0, str(ROOT / "tests" / "adapters"))
+sys.path.insert(0, str(ROOT / "tests" / "models"))
 import blocks  # noqa: E402
 import registry_table  # noqa: E402
 from registry_overrides import FAST  # noqa: E402

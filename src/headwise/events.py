@@ -36,6 +36,7 @@ class Here(NamedTuple):
         on_delta: called with δ [b, h, n] in the backward pass of calls made here.
         module: the attention module that is computed for subscribers.
         edited: computes the `attend` calls of that module with edits (`headwise.interventions`).
+        own_code: whether models compute their attention by their own code, although they are attached.
     """
 
     kernel: str | None = None
@@ -43,6 +44,7 @@ class Here(NamedTuple):
     on_delta: OnDelta | None = None
     module: nn.Module | None = None
     edited: Callable[..., Any] | None = None
+    own_code: bool = False
 
 
 _here: ContextVar[Here] = ContextVar("headwise", default=Here())  # noqa: B039  (it is immutable)

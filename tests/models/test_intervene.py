@@ -207,6 +207,27 @@ class ByHand(nn.Module):
         return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
+def test_the_error_for_attention_that_is_written_by_hand_names_the_way_out_once():
+    class SelfAttention(ByHand):
+        """By its name, an attention."""
+
+    model = nn.Sequential(*(SelfAttention() for _ in range(6)))
+    with pytest.raises(hw.ConfigError) as error, hw.intervene(model, Uniform()):
+        pass
+    said = str(error.value)
+    assert said.startswith("intervene(model): Sequential has no attention that can be edited (headwise's own layers")
+    assert "; 0: SelfAttention computes its attention by itself; 1: SelfAttention" in said
+    assert said.endswith("; and 2 more. Attention that is written by hand is recognised on a batch: "
+                         "hw.intervene(hw.attach(model, batch=…), …)")  # fmt: skip
+    assert said.count("nn.MultiheadAttention") == said.count("hw.attach") == 1
+
+
+def test_attach_takes_the_batch_by_position_too():
+    model, x = nn.Sequential(ByHand()).eval(), torch.randn(2, 7, 12)
+    with hw.attach(model, x) as handle:
+        assert handle.attached == ("0",)
+
+
 def test_attention_that_is_written_by_hand():
     torch.manual_seed(0)
     model, x = nn.Sequential(ByHand(), ByHand()).eval(), torch.randn(2, 7, 12)

@@ -170,9 +170,16 @@ def test_finding_heads_changes_nothing(x):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_without_a_batch_the_error_says_that_one_finds_them(x):
-    with pytest.raises(ConfigError, match=r"attention written by hand, if find_heads is given a batch"):
+def test_without_a_batch_the_error_begins_with_that(x):
+    with pytest.raises(ConfigError, match=r"^model=Model: no .{60,80} call find_heads\(model, batch\) first") as error:
         hw.find_heads(made(hand.Merged))
+    assert str(error.value).count("find_heads") == 1
+
+
+def test_a_batch_on_which_no_attention_is_recognised_is_not_asked_for_again(x):
+    with pytest.raises(ConfigError, match=r"^model=Linear: no .*on the batch \(hw.models.recognise") as error:
+        hw.find_heads(torch.nn.Linear(12, 12).double(), x)
+    assert "find_heads" not in str(error.value)
 
 
 def test_arguments_are_given_by_name_or_in_order(x):

@@ -16,7 +16,7 @@ from headwise.models.replace import Replacement
 _attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules with a handle
 
 
-def attach(model: nn.Module, *, copy: bool = False, weights: bool = False, batch: Any = None) -> "Attachment":
+def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: bool = False) -> "Attachment":
     """Compute the attention of a model with headwise until the handle is detached.
 
     >>> import torch, headwise as hw
@@ -44,13 +44,14 @@ def attach(model: nn.Module, *, copy: bool = False, weights: bool = False, batch
     Args:
         model: any module with attention: `nn.MultiheadAttention`, models of transformers (>= 5), headwise's layers, or
             attention that is written by hand.
-        copy: attach a deepcopy, the handle's `.model`; the model itself is unchanged.
-        weights: attention modules of transformers return their weights from every call, as with "eager", to the hooks
-            of other libraries: `AttentionWeights`, which are computed when they are read. Without it, only calls with
-            output_attentions=True return them.
         batch: a tensor, a tuple of arguments or a mapping of keyword arguments. The model is called with it once,
             without gradients, and attention that is recognised in it is attached too where modules of the other kinds
             are found. Give it if several forward passes with gradient checkpointing precede the first backward pass.
+        copy: attach a deepcopy, the handle's `.model`; the model itself is unchanged.
+        weights: attention modules of transformers return their weights from every call, as with "eager", to the hooks
+            of other libraries: `AttentionWeights`, which are computed when they are read. What such a library changes
+            in them, where eager attention drops some of the weights, changes the output. Without it, only calls with
+            output_attentions=True return them.
     Returns:
         The handle: `.detach()` restores the model, as does the end of a `with` block; `.attached` and `.skipped` name
         the modules that are computed by headwise now, and those that cannot be, with the reason.
@@ -67,12 +68,17 @@ def attach(model: nn.Module, *, copy: bool = False, weights: bool = False, batch
         model = deepcopy(model)
     places, targets, skipped = find(model)
     if not places and batch is None and has_transformers(model):
-        raise nothing_found(model, "attach", "attached", skipped)
+        raise nothing_found(model, "attach", "attached", skipped, "hw.attach(model, batch=…)")
     for name, module in model.named_modules():
         if module in _attached:
             raise ConfigError(
                 f"attach(model): {name or type(model).__name__} is attached already; call .detach() on its handle first"
             )
+    if weights and (traced := next((place for place in places if _rewritten(place.module)), None)):
+        raise ConfigError(
+            f"attach(model, weights=True): nnsight has rewritten the attention function of {traced.name}, and would "
+            f"use that one further; attach the model first, then wrap it: StandardizedTransformer(model, …)"
+        )
     targets = [target for target in targets if taken_anew(target)]
     parts = {part for target in targets for part in target.modules()}
     taken = [place for place in places if place.module in parts and place.kind != "headwise"]
@@ -93,12 +99,20 @@ def attach(model: nn.Module, *, copy: bool = False, weights: bool = False, batch
     _attached.update([place.module for place in taken] if recognised is None else model.modules())
     if skipped:
         listed = "; ".join(f"{name or type(model).__name__}: {why}" for name, why in skipped.items())
-        warnings.warn(f"attach(model): not attached: {listed}", UserWarning, stacklevel=2)
+        out = "; attach(model, batch=…) recognises attention of any code" if batch is None else ""
+        warnings.warn(f"attach(model): not attached: {listed}{out}", UserWarning, stacklevel=2)
     if weights:
         always_weights.update(place.module for place in places if place.kind == "transformers")
     names = {place.name: place.module for place in taken}
     own = tuple(p.name for p in places if p.name not in names)
     return Attachment(model, names, targets, own, skipped, recognised)
+
+
+def _rewritten(module: nn.Module) -> bool:
+    """Whether nnsight keeps a rewritten copy of a function that a module calls, which replaces the function in a trace
+    (`.source` of a `.source`)."""
+    operations = getattr(getattr(module, "__source_accessor__", None), "operations", {})
+    return any(getattr(one, "_source_accessor", None) is not None for one in operations.values())
 
 
 class Attachment:

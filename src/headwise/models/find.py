@@ -65,9 +65,23 @@ def find_heads(model: nn.Module, batch: Any = None) -> list[HeadSite]:
         })  # fmt: skip
     found = _sites(model)
     if not found:
-        known = "; ".join(f"{kind.name}: {kind.about}" for kind in KINDS)
-        raise ConfigError(f"model={type(model).__name__}: no attention heads of a known kind in it. Known: {known}")
+        raise _none_found(model, batch is not None)
     return found
+
+
+def _none_found(model: nn.Module, tried: bool) -> ConfigError:
+    """The error for a model without heads; `tried`: whether it was called with a batch."""
+    what = f"model={type(model).__name__}: no attention heads "
+    known = "; ".join(f"{kind.name}: {kind.about}" for kind in KINDS if kind.name != TracedKind.name)
+    if tried:
+        return ConfigError(
+            f"{what}were found, nor recognised on the batch (hw.models.recognise(model, …) names what came nearest). "
+            f"Known without a batch: {known}"
+        )
+    return ConfigError(
+        f"{what}of a known kind. If its attention is written by hand, call find_heads(model, batch) first, with any "
+        f"batch: it is recognised then. Known without a batch: {known}"
+    )
 
 
 def _sites(model: nn.Module) -> list[HeadSite]:

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from torch import nn
 
 from headwise import events
-from headwise.errors import ConfigError, unknown_name
+from headwise.errors import ConfigError, check_choice
 from headwise.interventions.edit import Edit, Placed
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.models.adapters.selecting import named, select
 from headwise.models.attaching import Attachment
 
 UNUSED = ("warn", "raise", "ignore")
+RECOGNISED = "hw.intervene(hw.attach(model, batch=…), …)"
 
 
 @contextmanager
@@ -53,14 +54,13 @@ def intervene(
     if not edits or not all(isinstance(edit, Edit) for edit in edits):
         given = ", ".join(type(edit).__name__ for edit in edits) or "none"
         raise ConfigError(f"intervene(model, *edits): expected edits such as Forbid(queries, keys), got {given}")
-    if unused not in UNUSED:
-        raise unknown_name("unused", unused, UNUSED)
+    check_choice("unused", unused, UNUSED)
     targets: list[nn.Module] = []
     if isinstance(model, Attachment):
         modules = dict(model.model.named_modules())
         places = named([Place(name, modules[name], "attached") for name in (*model.attached, *model.own)], layers)
     else:
-        places, targets, _ = select(model, layers, "intervene", done="edited")
+        places, targets, _ = select(model, layers, "intervene", done="edited", way_out=RECOGNISED)
     placed = [Placed(edit, []) for edit in edits]
     take_over(targets)
     try:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, ShapeError, check_choice
 from headwise.map import AttentionMap
 from headwise.pictures.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, save
-from headwise.reports.patches import check_grid, check_side
+from headwise.reports.patches import SIDES, check_grid
 from headwise.reports.pixels import pixels
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def image_weights(
     """The weights between each token and the patches, averaged over heads: [tokens, rows, columns] float32 or float64;
     arguments as in `image_figure`."""
     b, h, n, m = amap.shape
-    check_side(side)
+    check_choice("side", side, SIDES)
     check_grid(grid)
     if not count:
         raise ConfigError("tokens: got none; expected at least one")

@@ -42,12 +42,6 @@ def name_of(row: int, column: int) -> str:
     return f"[{row},{column}]"
 
 
-def check_side(side: Any) -> None:
-    """Raise ConfigError unless it is one of `SIDES`."""
-    if side not in SIDES:
-        raise ConfigError(f"side={side!r}: expected one of {', '.join(map(repr, SIDES))}")
-
-
 def check_grid(grid: Any) -> None:
     """Raise ConfigError unless these are the rows and columns of patches."""
     if not isinstance(grid, tuple | list) or len(grid) != 2 or any(type(size) is not int or size < 1 for size in grid):

@@ -13,7 +13,7 @@ paragraphs, list items, tables, listings and figures. The texts themselves are n
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, unknown_name
 from headwise.wording import Bilingual, joined
 
 
@@ -41,12 +41,28 @@ class Section:
 
 @dataclass(frozen=True)
 class Text:
-    """A text. id: its short name. title: what it is. named: how a section is named, with {} for its number."""
+    """A text.
+
+    Attributes:
+        id: its short name. title: what it is. named: how a section is named, with {} for its number.
+        sections: all of them. also: what else readers call the text, in either language.
+    """
 
     id: str
     title: Bilingual
     named: Bilingual
     sections: tuple[Section, ...]
+    also: tuple[str, ...] = ()
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its sections are counted, so that a number alone names none of them."""
+        return self.named is _PART
+
+    def label(self, section: str) -> Bilingual:
+        """A section as tables name it, such as "11.2.1", "§5.3.4" or "first tutorial part 2"."""
+        en, zh = self.named.format(section), self.named.zh.format(section)
+        return Bilingual(f"{self.title} {en}", f"{self.title.zh} {zh}") if self.is_counted else Bilingual(en, zh)
 
     def section(self, number: str) -> Section:
         """The section of that number; ConfigError if there is none."""
@@ -80,7 +96,7 @@ class Place:
 
     def __post_init__(self) -> None:
         if self.text not in TEXTS:
-            raise ConfigError(f"text={self.text!r}: unknown; expected one of {', '.join(TEXTS)}")
+            raise unknown_name("text", self.text, TEXTS)
         section = TEXTS[self.text].section(self.section)
         missing = [number for number in self.equations if number not in section.equations]
         if missing:
@@ -227,13 +243,17 @@ _DEMONSTRATION = (
     _section("04", "closing words", "结束语", paragraphs=3),
 )
 _PLAIN, _SIGN, _PART = Bilingual("{}", "{}"), Bilingual("§{}", "§{}"), Bilingual("part {}", "第 {} 部分")
+_FIRST = ("tutorial", "tutorial 1", "1st tutorial", "教程", "教程 1", "第 1 篇教程")
+_SECOND = ("notes", "tutorial 2", "2nd tutorial", "笔记", "教程 2", "第 2 篇教程")
+_WATER_MARGIN = ("demonstration", "demo", "Water Margin", "演示", "水浒", "水浒传", "《水浒传》演示")
 TEXTS: dict[str, Text] = {
     text.id: text
     for text in (
-        Text("chapter", Bilingual("book chapter", "教科书"), _PLAIN, _CHAPTER),
-        Text("tutorial", Bilingual("first tutorial", "教程一"), _PART, _TUTORIAL),
-        Text("notes", Bilingual("second tutorial", "教程二"), _PART, _NOTES),
-        Text("treatment", Bilingual("mathematical section", "数学推导"), _SIGN, _TREATMENT),
-        Text("demonstration", Bilingual("Water Margin demonstration", "《水浒》演示"), _PART, _DEMONSTRATION),
+        Text("chapter", Bilingual("book chapter", "教科书"), _PLAIN, _CHAPTER, ("chapter", "book", "教材")),
+        Text("tutorial", Bilingual("first tutorial", "教程一"), _PART, _TUTORIAL, _FIRST),
+        Text("notes", Bilingual("second tutorial", "教程二"), _PART, _NOTES, _SECOND),
+        Text("treatment", Bilingual("mathematical section", "数学推导"), _SIGN, _TREATMENT, ("mathematics", "推导")),
+        Text("demonstration", Bilingual("Water Margin demonstration", "《水浒》演示"), _PART, _DEMONSTRATION,
+            _WATER_MARGIN),
     )
-}
+}  # fmt: skip

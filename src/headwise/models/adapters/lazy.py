@@ -26,6 +26,7 @@ class LazyTensor(Tensor):
     """Base of tensors that are computed by `make` on first use."""
 
     _made: Tensor | None = None
+    _version_made: int | None = 0
 
     @staticmethod
     def empty_shell(cls: type["LazyTensor"], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
@@ -45,7 +46,14 @@ class LazyTensor(Tensor):
         """The dense tensor, computed once."""
         if self._made is None:
             self._made = self.make()
+            self._version_made = None if self._made.is_inference() else self._made._version
         return self._made
+
+    @property
+    def changed(self) -> bool:
+        """Whether the dense tensor was written to, so that it is no longer what `make` computes; True where tensors of
+        inference mode, which count no versions, do not say."""
+        return self._made is not None and (self._version_made is None or self._made._version != self._version_made)
 
     @classmethod
     def __torch_function__(

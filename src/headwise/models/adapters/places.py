@@ -47,7 +47,7 @@ def find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]
         elif isinstance(module, nn.MultiheadAttention):
             unwatched[name] = f"{type(module).__name__} does more than nn.MultiheadAttention, whose place it takes"
     for name, class_name in left_out(model, [*(place.name for place in places), *unwatched]).items():
-        unwatched[name] = f"{class_name} computes its attention by itself; known are {KNOWN}"
+        unwatched[name] = f"{class_name} computes its attention by itself"
     targets = [*roots, *(place.module for place in places if place.kind == "torch")]
     return places, targets, unwatched
 
@@ -84,6 +84,14 @@ def give_back(targets: Sequence[nn.Module]) -> None:
             if target in _converted:
                 _converted.discard(target)
                 _family(target).restore(target)
+
+
+def computed(module: nn.Module) -> bool:
+    """Whether headwise computes the attention of a module: its own layers, and converted modules."""
+    if isinstance(module, AttentionLayer | MultiheadAttention):
+        return True
+    implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return implementation == switching.NAME and calls_interface(module)
 
 
 def _family(target: nn.Module) -> Any:
@@ -142,7 +150,15 @@ def has_transformers(model: nn.Module) -> bool:
     return any(isinstance(module, PreTrainedModel) for module in model.modules())
 
 
-def nothing_found(model: nn.Module, caller: str, done: str, refused: Mapping[str, str]) -> ConfigError:
-    """The error of `caller` for a model without a module that can be `done`, such as "attached"."""
+def nothing_found(model: nn.Module, caller: str, done: str, refused: Mapping[str, str], way_out: str) -> ConfigError:
+    """The error of `caller` for a model without a module that can be `done`, such as "attached".
+
+    Args:
+        refused: name → why a module cannot be. way_out: what to write for attention of other kinds, or "".
+    """
     why = "".join(f"; {name or 'the model'}: {reason}" for name, reason in islice(refused.items(), 4))
-    return ConfigError(f"{caller}(model): {type(model).__name__} has no attention that can be {done} ({KNOWN}){why}")
+    more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
+    out = f". Attention that is written by hand is recognised on a batch: {way_out}" if way_out else ""
+    return ConfigError(
+        f"{caller}(model): {type(model).__name__} has no attention that can be {done} ({KNOWN}){why}{more}{out}"
+    )

@@ -17,6 +17,7 @@ def select(
     unsupported: Callable[[nn.Module], str] | None = None,
     *,
     done: str = "watched",
+    way_out: str = "",
 ) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
     """The modules of a model that are named, in the order of registration; the modules whose attention
     headwise must compute for that (for `take_over`); and name → why a module is not supported.
@@ -24,7 +25,7 @@ def select(
     Args:
         layers: names of attention modules (`*` matches anything) or their indices; None for all.
         caller: the function that was called, for errors. unsupported: why it does not support a module, or "".
-        done: what it does to modules, for errors.
+        done: what it does to modules, for errors. way_out: as `nothing_found` takes it.
     Raises:
         ConfigError: naming the argument, or the modules, if none can be watched.
     """
@@ -35,7 +36,7 @@ def select(
         unwatched |= {place.name: why for place in places if (why := unsupported(place.module))}
     places = [place for place in places if place.name not in unwatched]
     if not places:
-        raise nothing_found(model, caller, done, unwatched)
+        raise nothing_found(model, caller, done, unwatched, way_out)
     chosen = named(places, layers)
     modules = {place.module for place in chosen}
     needed = [target for target in targets if any(part in modules for part in target.modules())]

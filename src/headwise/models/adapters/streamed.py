@@ -190,6 +190,11 @@ def _detach(weights: Weights) -> Any:
     return weights.without_graph()
 
 
+@streams(torch.nn.functional.dropout)
+def _dropout(weights: Weights, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return NotImplemented if training and p != 0 else weights
+
+
 @streams(Tensor.float)
 def _float(weights: Weights) -> Any:
     return weights.as_dtype(torch.float32)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.events import here
 from headwise.mask_tensors import both, of_additive, of_boolean, of_padding
 from headwise.masks import Causal, Lengths, Mask, Sinks
 from headwise.models.adapters.weights import AttentionWeights
@@ -95,6 +96,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         Raises:
             ShapeError, DTypeError, ConfigError: naming the argument, what came and what fits.
         """
+        if here().own_code and was_converted(self):
+            return super().forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
         if query.is_nested:
             masked = is_causal or key_padding_mask is not None or attn_mask is not None
             return self._of_nested(query, key, value, masked, need_weights, average_attn_weights)

@@ -14,6 +14,9 @@ from headwise.models.adapters.lazy import LazyTensor
 from headwise.models.adapters.streamed import FUNCTIONS
 from headwise.rule import Rule
 
+# Functions that return the weights themselves, so that they may record gradients.
+_UNREAD = frozenset({Tensor.detach, torch.nn.functional.dropout})
+
 
 class AttentionWeights(LazyTensor):
     """Weights [b, h, n, m] (averaged: [b, n, m]; of an unbatched call: without b), computed on first use.
@@ -73,7 +76,7 @@ class AttentionWeights(LazyTensor):
     ) -> Any:
         function = FUNCTIONS.get(func)
         lazy = [x for x in args[:2] if isinstance(x, AttentionWeights)]
-        if function is not None and lazy and all(x.in_parts or (func is Tensor.detach and not x.made) for x in lazy):
+        if function is not None and lazy and all(x.in_parts or (func in _UNREAD and not x.made) for x in lazy):
             try:
                 signature(function).bind(*args, **(kwargs or {}))
             except TypeError:  # other arguments of the function
@@ -128,7 +131,8 @@ class AttentionWeights(LazyTensor):
             with torch.enable_grad():
                 every = dense_weights(Call(q, k, k[..., :0], rule))[0]
                 return self._arranged(every.mean(1) if self.averaged else every)
-        return self._arranged(self._read([slice(None)] * 4))
+        with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode have no version counter
+            return self._arranged(self._read([slice(None)] * 4))
 
     def __getitem__(self, index: Any) -> Tensor:
         parts = self._tile_of(index)

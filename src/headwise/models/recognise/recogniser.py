@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from headwise.attention import attend
 from headwise.errors import ConfigError
+from headwise.events import within
 from headwise.map import AttentionMap
-from headwise.models.adapters.torch import MultiheadAttention
+from headwise.models.adapters.places import computed
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Softmax, unexpected
 from headwise.models.recognise.following import following
@@ -17,7 +18,6 @@ from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, named
 from headwise.models.recognise.tracked import Tracked
-from headwise.nn.base import AttentionLayer
 from headwise.rule import own_dtypes
 
 
@@ -40,7 +40,7 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"recognise(model): expected an nn.Module, got {type(model).__name__}")
     calls = _Calls(model)
-    with torch.no_grad(), following(calls.seen):
+    with torch.no_grad(), within(own_code=True), following(calls.seen):
         output = model(*args, **kwargs)
     if not calls.found:
         raise nothing(model, calls.seen, "recognise")
@@ -104,7 +104,7 @@ def _nothing_in(seen: Tracked, named: set[str]) -> list[NotFollowed]:
         if re.search("attention|attn", type(module).__name__, re.IGNORECASE)
         and not any(f"{one}.".startswith(f"{name}." if name else "") for one in named)
         and not any(f"{name}.".startswith(one) for one in inside)
-        and not any(part in seen.aside for part in module.modules())
+        and not any(part in seen.aside or computed(part) for part in module.modules())
         and not isinstance(module, torch.jit.ScriptModule)
     ]  # fmt: skip
     outer = [one for one in lost if not any(one[0].startswith(f"{name}.") for name, _ in lost)]
@@ -114,9 +114,13 @@ def _nothing_in(seen: Tracked, named: set[str]) -> list[NotFollowed]:
 
 def nothing(model: nn.Module, seen: Tracked, caller: str) -> ConfigError:
     """The error of `caller` for a model without attention: what was looked for, and what came nearest."""
-    if any(isinstance(module, AttentionLayer | MultiheadAttention) for module in model.modules()):
-        return ConfigError(f"{caller}(model): headwise computes the attention of this model; use watch or observe")
     left = [str(one) for one in not_followed(seen)[:4]]
+    if any(map(computed, model.modules())):
+        also = f"; beside it: {'; '.join(left)}" if left else ""
+        return ConfigError(
+            f"{caller}(model): headwise computes the attention of this model; use watch or observe, or, if it is "
+            f"attached, detach it first{also}"
+        )
     products = seen.products
     nearest = "; ".join(left) or (
         f"{products} product{'s' * (products != 1)} of two tensors without a softmax" if products else

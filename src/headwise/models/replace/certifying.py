@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from headwise.attention import attend
 from headwise.errors import ConfigError
+from headwise.events import within
 from headwise.map import AttentionMap
 from headwise.models.batches import arguments
 from headwise.models.recognise.attention import Attention, assembled, names
@@ -50,7 +51,7 @@ def certify(model: nn.Module, batch: Any) -> Certificate:
         raise ConfigError(f"certify(model): expected an nn.Module, got {type(model).__name__}")
     args, kwargs = arguments(batch)
     calls = _Calls(model)
-    with torch.inference_mode(False), torch.enable_grad(), following(calls.seen):
+    with torch.inference_mode(False), torch.enable_grad(), within(own_code=True), following(calls.seen):
         output = model(*args, **kwargs)
     rest = [
         Verdict(one.name, False, "", one.reason, None, None, None, (), one.line)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from headwise.attention import attend
+from headwise.events import within
 from headwise.models.batches import arguments
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, learned, unexpected
@@ -37,7 +38,7 @@ def trace(model: nn.Module, batch: Any, taken: Collection[nn.Module]) -> int:
     """
     args, kwargs = arguments(batch)
     pass_ = _Pass(model, taken)
-    with _unchanged(model), torch.inference_mode(False), torch.enable_grad():
+    with _unchanged(model), torch.inference_mode(False), torch.enable_grad(), within(own_code=True):
         with pass_.mode:
             model(*args, **kwargs)
         found = {module: pass_.result(module, calls) for module, calls in pass_.calls.items()}

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, ShapeError, check_choice
 from headwise.reports.data import Passage
-from headwise.reports.patches import Patches, check_grid, check_side, name_of
+from headwise.reports.patches import SIDES, Patches, check_grid, name_of
 from headwise.reports.pixels import embedded, pixels
 from headwise.reports.see.groups import Group
 from headwise.reports.see.passages import Side
@@ -118,7 +118,7 @@ class Images:
 
 def images_of(image: Any, grid: Any, image_start: Any, side: str) -> Images | None:
     """The images given by these arguments of `report` ; None without an image."""
-    check_side(side)
+    check_choice("side", side, SIDES)
     if image is None:
         if grid is not None:
             raise ConfigError("grid: requires image=…, the image of these patches")

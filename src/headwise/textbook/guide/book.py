@@ -1,33 +1,21 @@
-"""From a section of a textbook to the topic that shows it, and the table of all places of the five texts.
+"""The sections, equations, tables, listings and figures of five texts, what shows each of them, and the table of all.
 
->>> find_section("5.3.4").name, find_section("(5.3.12)").name, find_section("tutorial 6").name
-('splitting', 'mixtures', 'parameters')
+>>> [row.where for row in rows() if row.shown.topic == "splitting"][:2]
+['11.2.1', '11.2.1, figure 1']
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from headwise.errors import ConfigError
 from headwise.textbook.claims.claim import Claim
 from headwise.textbook.claims.registry import located
 from headwise.textbook.guide.page import cell
-from headwise.textbook.guide.registry import find_topic, topics
 from headwise.textbook.guide.sections import SHOWN, Shown
-from headwise.textbook.guide.topic import Topic
 from headwise.textbook.texts import COUNTED, TEXTS, Section, Text, everything
 from headwise.wording import Bilingual, in_language
 
-# How the sections of each text are named on the command line; those of two texts have numbers of their own.
-PREFIXES = {
-    "chapter": "",
-    "treatment": "",
-    "tutorial": "tutorial ",
-    "notes": "notes ",
-    "demonstration": "demonstration ",
-}
-NUMBER = re.compile(r"\d+")
 # Of the page: its title, the heads of the columns, two words and the lead.
 HEAD = {
     "en": (
@@ -47,39 +35,48 @@ HEAD = {
 
 @dataclass(frozen=True)
 class Row:
-    """A section, equation, table, listing or figure, how it is shown, and the claims made there."""
+    """A section, equation, table, listing or figure, and how it is shown."""
 
     text: Text
     section: Section
     kind: str
     number: str
     shown: Shown
-    claims: tuple[Claim, ...]
 
     @property
-    def name(self) -> str:
-        """The section as `headwise tour` takes it, such as "5.3.4" or "tutorial 2"."""
-        return _name(self.text.id, self.section.number)
+    def claims(self) -> list[Claim]:
+        """The claims made there: for a section all of it, for others those that cite them."""
+        found = []
+        for place, claim in located():
+            if (place.text, place.section) != (self.text.id, self.section.number):
+                continue
+            cited = self.kind == "section" or (
+                self.number in place.equations
+                if self.kind == "equation"
+                else str(getattr(place, self.kind)) == self.number
+            )
+            if cited and claim not in found:
+                found.append(claim)
+        return found
 
     @property
     def where(self) -> Bilingual:
-        """The place in words, such as "11.7.1, table 1"."""
-        en, zh = self.text.named.format(self.section.number), self.text.named.zh.format(self.section.number)
+        """The place in words, such as "11.7.1, table 1", which `headwise tour` finds."""
+        place = self.text.label(self.section.number)
         if self.kind == "equation":
-            sign = self.number if "." in self.number else f"{self.number}"
-            return Bilingual(f"{en}, eq. ({sign})", f"{zh}，式 ({sign})")
+            return Bilingual(f"{place}, eq. ({self.number})", f"{place.zh}，式 ({self.number})")
         if self.kind in COUNTED:
             word, chinese = COUNTED[self.kind]
-            return Bilingual(f"{en}, {word} {self.number}", f"{zh}，{chinese.format(self.number)}")
-        return Bilingual(en, zh)
+            return Bilingual(f"{place}, {word} {self.number}", f"{place.zh}，{chinese.format(self.number)}")
+        return place
 
     @property
-    def command(self) -> str:
+    def command(self) -> Bilingual:
         """The command that shows it."""
         if self.shown.command:
-            return self.shown.command
-        number = f"({self.number})" if self.kind == "equation" and "." in self.number else self.name
-        return f"headwise tour {number}" if " " not in number and "(" not in number else f'headwise tour "{number}"'
+            return Bilingual(self.shown.command, self.shown.command)
+        short = f"({self.number})" if self.kind == "equation" and "." in self.number else ""
+        return Bilingual(_command(short or self.where), _command(short or self.where.zh))
 
 
 def rows() -> Iterator[Row]:
@@ -88,47 +85,24 @@ def rows() -> Iterator[Row]:
         key = (text.id, section.number) if kind == "section" else (text.id, section.number, kind, number)
         if key not in SHOWN:
             raise ConfigError(f"{' '.join(key)}: not in sections.SHOWN; expected the topic that shows it")
-        yield Row(text, section, kind, number, SHOWN[key], _claims(text, section, kind, number))
+        yield Row(text, section, kind, number, SHOWN[key])
 
 
-def find_section(name: str) -> Topic:
-    """The topic of that name, or the one for a section such as "11.2.1", "5.3.4", an equation such as "(5.3.12)", or
-    "tutorial 2", "notes 3", "demonstration 03".
-
-    Raises:
-        ConfigError: naming the nearest sections and topics if there is none.
-    """
-    wanted = " ".join(name.lower().replace("（", "(").replace("）", ")").lstrip("§ ").split())
-    if wanted.replace("-", "_") in topics():
-        return find_topic(wanted.replace("-", "_"))
-    every = _names()
-    for form in (
-        wanted,
-        re.sub(r"^(\w+) (\d)$", r"\1 0\2", wanted),
-        re.sub(r"^eq\.? ?\(?([\d.]+)\)?$", r"(\1)", wanted),
-    ):
-        if form in every:
-            return find_topic(every[form])
-    inside = [key for key in every if key.startswith(f"{wanted}.")]
-    if inside:  # 11.2 is the beginning of 11.2.1
-        return find_topic(every[inside[0]])
-    raise ConfigError(f"section {name!r}: unknown; the nearest are {', '.join(_nearest(wanted, every))}")
+def notes_on(places: Iterable[Row]) -> list[tuple[Bilingual, Bilingual]]:
+    """Where places, or parts of sections among them, differ from what headwise shows: the place, and the difference."""
+    asked = list(places)
+    notes: dict[Bilingual, Bilingual] = {}
+    for row in rows():
+        inside = row in asked or any(one.kind == "section" and one.section is row.section for one in asked)
+        if inside and row.shown.differs is not None:
+            notes.setdefault(row.shown.differs, row.where)
+    return [(where, differs) for differs, where in notes.items()]
 
 
-def notes_on(name: str) -> list[tuple[Bilingual, Bilingual]]:
-    """Where a section, or a part of it, differs from what headwise shows: the place, and the difference."""
-    wanted = name.strip().lstrip("§ ").lower()
+def sections_of(topic: str) -> list[Bilingual]:
+    """The sections that a topic shows."""
     return [
-        (row.where, row.shown.differs)
-        for row in rows()
-        if row.shown.differs is not None and wanted in (row.name.lower(), f"({row.number})")
-    ]
-
-
-def sections_of(topic: str) -> list[str]:
-    """The names of the sections that a topic shows."""
-    return [
-        _name(text.id, section.number)
+        text.label(section.number)
         for text in TEXTS.values()
         for section in text.sections
         if SHOWN[text.id, section.number].topic == topic
@@ -143,50 +117,9 @@ def result(row: Row, output: str) -> str:
     raise ConfigError(f"{row.text.id} {row.where}: no line of topic {row.shown.topic!r} has {row.shown.line!r}")
 
 
-def _name(text: str, section: str) -> str:
-    return f"{PREFIXES[text]}{section}"
-
-
-def _names() -> dict[str, str]:
-    """Everything that `find_section` finds, with its topic."""
-    found = {}
-    for row in rows():
-        if row.kind == "section":
-            found[row.name.lower()] = row.shown.topic
-        elif row.kind == "equation" and "." in row.number:
-            found[f"({row.number})"] = row.shown.topic
-    return found
-
-
-def _claims(text: Text, section: Section, kind: str, number: str) -> tuple[Claim, ...]:
-    """The claims made at a place: for a section all of it, for others those that cite them."""
-    found = []
-    for place, claim in located():
-        if (place.text, place.section) != (text.id, section.number):
-            continue
-        cited = kind == "section" or (
-            number in place.equations if kind == "equation" else str(getattr(place, kind)) == number
-        )
-        if cited and claim not in found:
-            found.append(claim)
-    return tuple(found)
-
-
-def _nearest(wanted: str, every: dict[str, str]) -> list[str]:
-    """Sections with numbers close to the one wanted, or names that look like it."""
-    numbers = tuple(map(int, NUMBER.findall(wanted)))
-    start = wanted.split()[0] if not wanted[:1].isdigit() and wanted else ""
-    known = {key: tuple(map(int, NUMBER.findall(key))) for key in every if NUMBER.search(key)}
-    same = {key: value for key, value in known.items() if key.startswith(start) and key[0] != "("} if start else {}
-    plain = {key: value for key, value in known.items() if key[0].isdigit()}
-    if numbers and (same or not start):
-        return sorted(same or plain, key=lambda key: _apart(numbers, known[key]))[:3]
-    return get_close_matches(wanted, [*topics(), *every], n=3, cutoff=0.4) or list(topics())[:5]
-
-
-def _apart(a: tuple[int, ...], b: tuple[int, ...]) -> list[int]:
-    """How far two section numbers are apart: the first place in which they differ counts most."""
-    return [abs((a[i] if i < len(a) else 0) - (b[i] if i < len(b) else 0)) for i in range(4)]
+def _command(place: str) -> str:
+    name = place.removeprefix("§")
+    return f"headwise tour {name}" if re.fullmatch(r"[\w.]+", name) else f'headwise tour "{name}"'
 
 
 def table(outputs: dict[str, str], lang: str) -> str:
@@ -211,7 +144,7 @@ def table(outputs: dict[str, str], lang: str) -> str:
                 else works
             )
             said += f" ({verdicts})" if verdicts else ""
-            link = f"[`{row.command}{option}`]({row.shown.topic}.md)"
+            link = f"[`{in_language(row.command, lang)}{option}`]({row.shown.topic}.md)"
             lines.append(f"| {in_language(row.where, lang)} | {what} | {link} | `{out}` | {said} |")
         name = in_language(text.title, lang)
         parts += [f"## {name[0].upper()}{name[1:]}", "\n".join(lines)]

@@ -18,14 +18,14 @@ from headwise.textbook.guide.topic import Topic
 COLUMNS = 100
 
 
-def output(topic: Topic, lang: str) -> str:
-    """What the code of a topic prints, without spaces at the ends of lines.
+def output(topic: Topic, lang: str, *, columns: int = COLUMNS) -> str:
+    """What the code of a topic prints, without spaces at the ends of lines. columns: of the terminal of a command.
 
     Raises:
         ConfigError: if the code fails, with its last line.
     """
     code = topic.code_in(lang)
-    return tidy(_of_command(code) if topic.is_command else of_python(code, topic.name))
+    return tidy(_of_command(code, columns) if topic.is_command else of_python(code, topic.name))
 
 
 def of_python(code: str, name: str) -> str:
@@ -51,8 +51,8 @@ def tidy(text: str) -> str:
     return "\n".join(line.rstrip() for line in plain.splitlines()).strip("\n")
 
 
-def _of_command(command: str) -> str:
-    environment = {**os.environ, "COLUMNS": str(COLUMNS), "PYTHONIOENCODING": "utf-8", "NO_COLOR": "1"}
+def _of_command(command: str, columns: int) -> str:
+    environment = {**os.environ, "COLUMNS": str(columns), "PYTHONIOENCODING": "utf-8", "NO_COLOR": "1"}
     words = shlex.split(command)[1:]
     with tempfile.TemporaryDirectory(prefix="headwise-guide-") as folder:
         done = subprocess.run(

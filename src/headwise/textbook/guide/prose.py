@@ -35,6 +35,17 @@ def wrapped_to(text: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def hanging(text: str, width: int, by: int = 4) -> str:
+    """A text as by `wrapped_to`, with its first line as it is and the others indented.
+
+    >>> hanging("  name  每个头都有自己的投影。", 16)
+    '  name  每个头都\\n    有自己的投\\n    影。'
+    """
+    first, *others = wrapped_to(text, width).splitlines()
+    rest = " ".join(others) if not others else text.strip()[len(first.strip()) :].lstrip()
+    return "\n".join([first, *(f"{' ' * by}{line}" for line in wrapped_to(rest, width - by).splitlines() if line)])
+
+
 def _dedented(part: str) -> str:
     return "\n".join(line.strip() for line in part.strip().splitlines())
 

@@ -92,13 +92,26 @@ def attention_forward(
         module, query, key, value, return_map=wanted, to_itself=_to_itself(module, whole, n, key.shape[2]), mask=whole,
         scale=scaling, score=scores, dropout_p=float(dropout),
     )  # fmt: skip
-    weights = None
+    weights: Tensor | None = None
     if wanted and amap is not None:
         tensors = (query, key, s_aux, position_bias)
         graph = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         rule = Rule(amap.rule.mask, amap.rule.scale, amap.rule.grid, scores)
-        weights = AttentionWeights(amap, query.dtype, graph=(query, key, rule) if graph else None)
+        weights = given = AttentionWeights(amap, query.dtype, graph=(query, key, rule) if graph else None)
+        if module in always_weights:
+            # Tracers of other libraries find the weights at these calls of eager functions, and may change them.
+            if isinstance(getattr(module, "attn_dropout", None), nn.Module) and not module.training:
+                weights = module.attn_dropout(weights)  # type: ignore[operator]
+            weights = nn.functional.dropout(weights, p=0.0)  # dropout is in the output already
+            if weights is not given or given.changed:
+                out = _of_weights(weights, value, float(dropout))
     return out.transpose(1, 2).contiguous(), weights  # models call .view on it
+
+
+def _of_weights(weights: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """The output of weights [b, h, n, m] that another library has changed."""
+    value = value.repeat_interleave(weights.shape[1] // value.shape[1], 1)
+    return torch.dropout(weights.to(value.dtype), dropout, dropout > 0) @ value
 
 
 def _to_itself(module: nn.Module, mask: Mask | None, n: int, m: int) -> bool:

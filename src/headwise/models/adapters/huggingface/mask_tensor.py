@@ -52,18 +52,10 @@ class MaskTensor(LazyTensor):
             eager: computes the dense tensor.
         """
         self.mask, self.keys, self._eager = mask, keys, eager
-        self._version_made = 0
-
-    @property
-    def changed(self) -> bool:
-        """Whether it was written to, so that `mask` no longer describes it."""
-        return self._made is not None and self._made._version != self._version_made
 
     def make(self) -> Tensor:
         with torch.inference_mode(False):  # tensors of inference mode have no version counter
-            made = self._eager()
-        self._version_made = made._version
-        return made
+            return self._eager()
 
     @classmethod
     def __torch_function__(

@@ -12,7 +12,7 @@ from headwise.wording import Bilingual
 
 @exercise(
     "The weights `[n, n]` of a head that attends to the token `offset` places on (negative: back); rows whose target is outside are zero.",
-    "只关注偏移 `offset` 处词元（负数为向前）的头的权重 `[n, n]`；目标越界的行为零。",
+    "只关注偏移 `offset` 处词元（负数表示之前的词元）的头的权重 `[n, n]`；目标越界的行为零。",
     lambda draw: (draw.size(1, 7), draw.size(0, 4) - 2),
 )
 def shift_head(n: int, offset: int) -> Tensor:
@@ -26,8 +26,8 @@ def _shifted(n: int, offset: int) -> Tensor:
 
 
 @exercise(
-    "The matrix `[n, n]` of the convolution (as in deep learning, no flip) with `kernel` `[2r + 1]` and zero padding: y = C x.",
-    "卷积（深度学习的惯例，不翻转）的矩阵 `[n, n]`：核为 `kernel` `[2r + 1]`，补零，y = C x。",
+    "The matrix `[n, n]` of the convolution (as in deep learning, no flip) with `kernel` `[2r + 1]` and zero padding: y = C x is y_i = Σ_j kernel_j x_{i + j − r}, j from 0.",
+    "卷积（深度学习的惯例，不翻转）的矩阵 `[n, n]`：核为 `kernel` `[2r + 1]`，补零；y = C x 即 y_i = Σ_j kernel_j x_{i + j − r}，j 从 0 数起。",
     lambda draw: (draw.normal(2 * draw.size(0, 2) + 1), draw.size(1, 7)),
 )
 def convolution_matrix(kernel: Tensor, n: int) -> Tensor:
@@ -37,8 +37,8 @@ def convolution_matrix(kernel: Tensor, n: int) -> Tensor:
 
 
 @exercise(
-    "A convolution as a sum of heads: `x` `[n, c]` and `w` `[2r + 1, c, o]`; head Δ shifts by Δ − r and has the value-output matrix w[Δ]. Return Σ_Δ A_Δ x w_Δ `[n, o]`.",
-    "把卷积写成各头之和：`x` `[n, c]`，`w` `[2r + 1, c, o]`；第 Δ 个头平移 Δ − r，值-输出矩阵为 w[Δ]。返回 Σ_Δ A_Δ x w_Δ `[n, o]`。",
+    "A convolution as a sum of heads: `x` `[n, c]` and `w` `[2r + 1, c, o]`; head Δ = 0 … 2r has the weights A_Δ of shift-head with the offset Δ − r and the value-output matrix w_Δ. Return Σ_Δ A_Δ x w_Δ `[n, o]`.",
+    "把卷积写成各头之和：`x` `[n, c]`，`w` `[2r + 1, c, o]`；第 Δ = 0 … 2r 个头的权重 A_Δ 即 shift-head 在偏移 Δ − r 处的权重，值-输出矩阵为 w_Δ。返回 Σ_Δ A_Δ x w_Δ `[n, o]`。",
     lambda draw: (
         draw.normal(draw.size(), c := draw.size(1, 3)),
         draw.normal(2 * draw.size(0, 2) + 1, c, draw.size(1, 3)),
@@ -73,7 +73,9 @@ TOPIC = Topic(
     place=23,
     title=Bilingual("Attention and convolution", "与卷积的关系"),
     formula=r"\sum_{\Delta} A_{\Delta} X W_{\Delta} = \text{conv}(X), \qquad (A_{\Delta})_{ij} = [\,j = i + \Delta\,]",
-    plain="Σ_Δ A_Δ X W_Δ = conv(X),  A_Δ[i, j] = 1 if j = i + Δ",
+    plain=Bilingual(
+        "Σ_Δ A_Δ X W_Δ = conv(X),  A_Δ[i, j] = 1 if j = i + Δ", "Σ_Δ A_Δ X W_Δ = conv(X)，j = i + Δ 时 A_Δ[i, j] = 1"
+    ),
     intro=Bilingual(
         """
         A convolution of width 3 adds three shifted copies of the input, each times a matrix. A head whose queries attend to
@@ -111,7 +113,7 @@ for alpha in (16.0, 4.0, 1.0):
     picture=picture,
     caption=Bilingual(
         "The three heads of a convolution of width 3, and the middle one with a small sharpness.",
-        "宽度为 3 的卷积的三个头，以及尖锐度较小时的中间那个头。",
+        "宽度为 3 的卷积的三个头，以及锐度较小时的中间那个头。",
     ),
     claims=("attention-is-convolution", "convolution-is-a-limit"),
     exercises=(shift_head, convolution_matrix, convolve),

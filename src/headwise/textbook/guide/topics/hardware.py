@@ -49,8 +49,8 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, size: int) -> Tensor:
 
 
 @exercise(
-    "One decoding step: `q` `[h, d]` of a new token, the cache `k`, `v` `[h, n, d]` and the new token's key and value `new_k`, `new_v` `[h, d]`. Return the output `[h, d]` and the longer cache `[h, n + 1, d]` of both.",
-    "一步解码：新词元的 `q` `[h, d]`，缓存 `k`、`v` `[h, n, d]`，新词元的键和值 `new_k`、`new_v` `[h, d]`。返回输出 `[h, d]` 与两个变长的缓存 `[h, n + 1, d]`。",
+    "One decoding step, softmax(q kᵀ / √d) v over all earlier tokens and the new one: `q` `[h, d]` of the new token, the cache `k`, `v` `[h, n, d]` and the new token's key and value `new_k`, `new_v` `[h, d]`. Return the output `[h, d]` and the longer cache `[h, n + 1, d]` of both.",
+    "一步解码，对所有旧词元与新词元计算 softmax(q kᵀ / √d) v：新词元的 `q` `[h, d]`，缓存 `k`、`v` `[h, n, d]`，新词元的键和值 `new_k`、`new_v` `[h, d]`。返回输出 `[h, d]` 与两个变长的缓存 `[h, n + 1, d]`。",
     lambda draw: (
         draw.normal(h := draw.size(1, 3), d := draw.size(1, 4)), draw.normal(h, n := draw.size(), d), draw.normal(h, n, d),
         draw.normal(h, d), draw.normal(h, d),
@@ -71,7 +71,7 @@ def picture() -> Curve:
     blocks = {n: 8 * n * 4 / 2**20 for n in lengths}
     inputs = {n: 4 * 8 * n * 64 * 4 / 2**20 for n in lengths}
     return Curve.of(
-        Bilingual("Memory of attention, 8 heads of size 64, float32", "注意力的内存，8 个宽 64 的头，float32"),
+        Bilingual("Memory of attention, 8 heads of size 64, float32", "注意力的内存，8 个 64 维的头，float32"),
         Bilingual("tokens n", "词元数 n"), "MiB",
         {
             Bilingual("scores, n² per head", "分数，每头 n²"): stored, Bilingual("q, k, v and output", "q、k、v 与输出"): inputs,
@@ -105,7 +105,8 @@ import torch, headwise as hw
 q, k, v = torch.randn(3, 1, 8, 1024, 64)
 exact = hw.attend(q, k, v, mask=hw.Causal(), kernel="reference")           # the stored matrix, in float64
 def error(out): return ((out.double() - exact.double()).norm() / exact.norm()).item()
-print(f"in blocks, float32: below 1e-6: {error(hw.attend(q, k, v, mask=hw.Causal(), kernel='torch_blocks')) < 1e-6}")
+blocks = hw.attend(q, k, v, mask=hw.Causal(), kernel="torch_blocks")
+print(f"in blocks, float32: below 1e-6: {error(blocks) < 1e-6}")
 half = hw.attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask=hw.Causal())
 print(f"inputs in bfloat16: below 6e-3: {error(half) < 6e-3}, output {half.dtype}")
 print(f"scores of 8 heads: {8 * 1024**2 * 4:,} bytes; log-sum-exps: {8 * 1024 * 4:,} bytes")

@@ -28,8 +28,8 @@ def contributions(heads: Tensor, wo: Tensor) -> Tensor:
 
 
 @exercise(
-    "The output Concat(heads) W_O without head `i`, by taking its rows of `wo` out and not by setting anything to zero.",
-    "去掉第 `i` 个头后的输出 Concat(heads) W_O：从 `wo` 中取走它的那些行，而不是置零。",
+    "The output Concat(heads) W_O `[n, d]` without head `i`: `heads` `[h, n, d_k]`, `wo` `[h·d_k, d]`; take its rows of `wo` out instead of setting anything to zero.",
+    "去掉第 `i` 个头后的输出 Concat(heads) W_O `[n, d]`：`heads` `[h, n, d_k]`，`wo` `[h·d_k, d]`；从 `wo` 中取走它的那些行，而不是置零。",
     lambda draw: (
         draw.normal(h := draw.size(2, 4), draw.size(), d_k := draw.size(1, 4)),
         draw.normal(h * d_k, draw.size()),
@@ -85,7 +85,7 @@ TOPIC = Topic(
         """,
         """
         拼接得到的 A 只是把各头并排放在一起，每个通道只来自一个头。W_O 把它们混合起来。把 W_O 按行切成 h 块、每块 d_k 行，
-        矩阵乘积就成了求和：每个头都向输出写入一个全宽的向量，再加在一起。正因为是求和，才能逐个研究、加权或去掉头。
+        矩阵乘积就成了求和：每个头都向输出写入一个 d_model 维的向量，再加在一起。正因为是求和，才能逐个研究、加权或去掉头。
         """,
     ),
     code="""
