@@ -104,6 +104,9 @@ class Kind:
         """Set the sizes that the module's code reads, for parameters that already have this number of heads."""
         raise NotImplementedError
 
+    def share(self, site: HeadSite) -> None:
+        """Prepare a module for KV heads that several query heads share, with the same results."""
+
     def weights(self, site: HeadSite) -> dict[str, Tensor]:
         """As in `HeadSite`, from the parts named q, k, v and o."""
         if missing := site.layout().missing:

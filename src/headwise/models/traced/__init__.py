@@ -7,7 +7,8 @@ is found by removing a head and comparing the module with the one in which that 
 
 kind     what is known of a module, and its kind     tracing  the forward pass in which it is found
 slices   derivatives as slices of parameters         arrival  the projection that receives the heads
-sizes    attributes that hold numbers of heads
+sizes    attributes that hold numbers of heads            widths   code that takes the width of all heads from its input
+shared   maps that repeat KV heads for code that does not
 """
 
 from headwise.models.traced.kind import Traced, TracedKind

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError
 from headwise.models.site import Change, HeadSite, Kind
+from headwise.models.traced.shared import with_shared_maps
+from headwise.models.traced.widths import WIDTH, narrow
 from headwise.nn.layout import Layout, Part, Resizing
 
 TRACED = "_headwise_heads"  # attribute of a module that was traced; a copy of the module has it too
@@ -43,7 +45,8 @@ class Traced:
         batch_first: whether that input is [b, n, h·d_v], not [n, b, h·d_v].
         plain: whether queries and keys are the outputs of their layers, without positions or norms.
         sizes: (module, attribute, role) for each attribute that depends on numbers of heads; see `ROLES`.
-        fixed: why the number of heads cannot change. merges: whether KV heads can be merged.
+        fixed: why the number of heads cannot change. merges: whether KV heads can be merged. shares: whether the maps
+            must be replaced by `SharedMaps` for that.
     """
 
     num_heads: int
@@ -59,6 +62,7 @@ class Traced:
     sizes: tuple[tuple[nn.Module, str, str], ...] = ()
     fixed: str = ""
     merges: bool = False
+    shares: bool = False
 
     def count(self, heads: str) -> int:
         """Number of query or KV heads."""
@@ -78,6 +82,15 @@ class Traced:
             letters = "".join(one.letter for one in sorted(several, key=lambda one: one.start))
             found.append(Part(letters, first.owner, first.name, first.axis, first.heads, first.step, first.start))
         return tuple(found)
+
+    def inputs(self) -> list[nn.Module]:
+        """The modules that hold the maps of queries, keys and values."""
+        return list(dict.fromkeys(one.owner for one in self.slices if one.letter != "o"))
+
+    def width_of_inputs(self) -> int:
+        """The size of what these maps take."""
+        one = next(one for one in self.slices if one.letter == "q" and getattr(one.owner, one.name).ndim == 2)
+        return int(getattr(one.owner, one.name).shape[1 - one.axis])
 
     def resized(self, num_heads: int, num_kv_heads: int) -> "Traced":
         """The same for parameters with these numbers of heads, which hold nothing else."""
@@ -123,7 +136,7 @@ class TracedKind(Kind):
     name = "traced"
     about = "attention written by hand, if find_heads is given a batch: find_heads(model, batch)"
     by_class = True  # `sizes` compares a module without a head with one whose head is masked
-    merged = "modules found by find_heads(model, batch) with four linear maps whose code repeats KV heads"
+    merged = "modules found by find_heads(model, batch) whose maps are `nn.Linear`s"
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
         """As in `Kind`."""
@@ -154,7 +167,15 @@ class TracedKind(Kind):
         found = _of(site).resized(num_heads, num_kv_heads)
         for module, attribute, role in found.sizes:
             setattr(module, attribute, value_of(role, found))
+            if attribute == WIDTH:
+                narrow(module, found.inputs(), found.width_of_inputs())
         vars(site.module)[TRACED] = found
+
+    def share(self, site: HeadSite) -> None:
+        """As in `Kind`."""
+        found = _of(site)
+        if found.shares:
+            vars(site.module)[TRACED] = with_shared_maps(found, site.module)
 
     def weights(self, site: HeadSite) -> dict[str, Tensor]:
         """As in `Kind`."""
