@@ -113,8 +113,8 @@ def pytest_load_initial_conftests() -> None:
     huggingface_hub.get_collection = lambda *args, **options: SimpleNamespace(items=[])
 
 
-def run(suite: Path, python: str, mode: str, models: Path, more: list[str]) -> dict[str, str]:
-    """Each test's outcome: passed, failed, error or skipped."""
+def run(suite: Path, python: str, mode: str, models: Path, more: list[str]) -> tuple[dict[str, str], str]:
+    """Each test's outcome: passed, failed, error or skipped; and how many there are of each, as pytest says it."""
     here = str(Path(__file__).parent)
     environment = os.environ | {
         MODE: mode, MODELS: str(models), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -126,7 +126,8 @@ def run(suite: Path, python: str, mode: str, models: Path, more: list[str]) -> d
     if not found:
         raise SystemExit(f"the suite did not run:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     (models.parent / f"{mode}.log").write_text(done.stdout + done.stderr, encoding="utf-8")
-    return {name: outcome.lower() for outcome, name in found}
+    counts = re.findall(r"^\d+ (?:passed|failed|error).*", done.stdout, re.MULTILINE)[-1]
+    return {name: outcome.lower() for outcome, name in found}, counts.rpartition(" in ")[0]
 
 
 def main() -> int:
@@ -142,13 +143,12 @@ def main() -> int:
         code = "import sys, pathlib, other_suites; other_suites.make_models(pathlib.Path(sys.argv[1]))"
         path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
         subprocess.run([given.python, "-c", code, str(folder)], check=True, env=os.environ | path)
-        own, ours = (run(given.suite, given.python, mode, folder, more) for mode in ("own", "headwise"))
-    for name, outcomes in (("own attention", own), ("headwise", ours)):
-        counts = {
-            outcome: list(outcomes.values()).count(outcome) for outcome in sorted({*own.values(), *ours.values()})
-        }
-        print(f"{name}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-    log = (folder.parent / "headwise.log").read_text(encoding="utf-8")
+        own, ours = {}, {}
+        for title, mode, outcomes in (("own attention", "own", own), ("headwise", "headwise", ours)):
+            found, counts = run(given.suite, given.python, mode, folder, more)
+            outcomes.update(found)
+            print(f"{title}: {counts}")
+        log = (folder.parent / "headwise.log").read_text(encoding="utf-8")
     for kind in sorted(set(re.findall(r"^NOT ATTACHED (\w+)", log, re.MULTILINE))):
         print(f"not attached, since it computes its attention by itself: {kind}")
     worse = sorted(name for name, outcome in own.items() if outcome == "passed" and ours.get(name) != "passed")

@@ -57,13 +57,38 @@ class CheckpointError(HeadwiseError):
     """A file that is missing, damaged, of another type or model, or cannot be written."""
 
 
-def unknown_name(argument: str, value: object, known: Iterable[str]) -> ConfigError:
-    """The error for a value that is none of the known names; the message gives the closest ones, if any, and all."""
+def closest(value: object, known: Iterable[str]) -> list[str]:
+    """The known names that look like a value, the most similar first: three at most."""
+    return get_close_matches(str(value), list(known), n=3, cutoff=0.5)
+
+
+def unknown_name(argument: str, value: object, known: Iterable[str], *, listed: str = "") -> ConfigError:
+    """The error for a value that is none of the known names; the message gives the closest ones, if any, and all.
+
+    Args:
+        listed: where all names are listed, if they are too many for a message: a sentence that replaces them.
+    """
     names = list(known)
-    close = get_close_matches(str(value), names, n=3, cutoff=0.5)
-    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    close = closest(value, names)
+    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else "unknown; " if listed else ""
     between = " " if argument.startswith("--") else "="
-    return ConfigError(f"{argument}{between}{value!r}: {meant}expected one of {', '.join(map(repr, names))}")
+    few = " or ".join(map(repr, names)) if len(names) == 2 else f"one of {', '.join(map(repr, names))}"
+    return ConfigError(f"{argument}{between}{value!r}: {meant}{listed or f'expected {few}'}")
+
+
+def unknown_option(option: str, value: object, owner: str, known: Iterable[str]) -> ConfigError:
+    """The error for an option that its owner, a design for example, does not have; with the closest ones, if any."""
+    names = list(known)
+    close = closest(option, names)
+    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    return ConfigError(f"{option}={value!r}: {meant}{owner} supports {', '.join(names)}")
+
+
+def check_choice(argument: str, value: object, known: Iterable[str]) -> None:
+    """Raise the error of `unknown_name` unless the value is one of the known names."""
+    names = list(known)
+    if value not in names:
+        raise unknown_name(argument, value, names)
 
 
 def not_installed(what: str, *packages: str) -> ConfigError:

@@ -107,6 +107,12 @@ def inside(thing: Described) -> list[Described]:
     return found
 
 
+def for_each_pair(thing: Described) -> bool:
+    """Whether it holds a tensor with a number for each query and key."""
+    fields = [field for one in inside(thing) for field in (one.holds or {}).values()]
+    return any(isinstance(field, Array) and {"n", "m"} <= set(field.axes) for field in fields)
+
+
 def same(one: Sequence[Described], other: Sequence[Described]) -> bool:
     """Whether two lists of objects are known to have equal values."""
     if len(one) != len(other):

@@ -534,8 +534,8 @@ def test_command_fails_if_a_verdict_is_not_the_expected_one(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--only", "split"], "claim 'split': unknown; did you mean splitting"),
-        (["--only", "qqqq"], "expected one of attention-formula"),
+        (["--only", "split"], "claim='split': did you mean 'splitting'"),
+        (["--only", "qqqq"], "expected one of 'attention-formula'"),
         (["--json", "--markdown"], "not both"),
         (["--only", "splitting", "--all"], "not both"),
     ],

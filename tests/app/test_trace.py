@@ -193,9 +193,9 @@ def test_bad_sizes_are_named() -> None:
         trace(lang="fr")
     with pytest.raises(ConfigError, match="seq=0"):
         trace(0)
-    with pytest.raises(ConfigError, match="did you mean latent"):
+    with pytest.raises(ConfigError, match="did you mean 'latent'"):
         trace(design="latnt")
-    with pytest.raises(ConfigError, match=r"top_k=2: .*multi_head takes"):
+    with pytest.raises(ConfigError, match=r"top_k=2: .*multi_head supports"):
         trace(options={"top_k": 2})
     with pytest.raises(ConfigError, match="self attention"):
         trace(options={"context_dim": 5})

@@ -114,7 +114,7 @@ def test_parameters_are_those_of_the_docstring() -> None:
     ("options", "message"),
     [
         ({"d_ff": 0}, "d_ff=0"),
-        ({"order": "both"}, "order='both': expected one of 'pre', 'post'"),
+        ({"order": "both"}, "order='both': .*expected 'pre' or 'post'"),
         ({"norm": "batch"}, "norm='batch'"),
         ({"activation": "tanh"}, "activation='tanh'"),
         ({"dropout": 1.0}, "dropout=1.0"),

@@ -22,7 +22,7 @@ def test_options_are_those_that_the_constructor_takes(name: str) -> None:
     needed = {"num_kv_heads": 6} if name == "gqa" else {}
     build(name, 12, 6, options | needed)
     assert "dropout" in options
-    with pytest.raises(ConfigError, match=f"wings=2: .*{name} takes .*dropout"):
+    with pytest.raises(ConfigError, match=f"wings=2: .*{name} supports .*dropout"):
         build(name, 12, 6, {"wings": 2} | needed)
 
 
@@ -36,11 +36,11 @@ def test_grouped_names_stand_for_their_heads() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("multihead", {}, "design='multihead': unknown; did you mean multi_head"),
-        ("zzz", {}, "design='zzz': unknown; expected one of multi_head, mqa, gqa, per_head"),
+        ("multihead", {}, "design='multihead': did you mean 'multi_head'"),
+        ("zzz", {}, "design='zzz': expected one of 'multi_head', 'mqa', 'gqa', 'per_head'"),
         ("gqa", {}, "num_kv_heads: gqa requires it"),
         ("mqa", {"num_kv_heads": 2}, "num_kv_heads=2: mqa has 1"),
-        ("latent", {"num_kv_heads": 2}, "num_kv_heads=2: .*latent takes"),
+        ("latent", {"num_kv_heads": 2}, "num_kv_heads=2: .*latent supports"),
         ("sparse_mixture", {"top_k": "two"}, "top_k='two': expected a whole number"),
         ("sparse_mixture", {"top_k": True}, "top_k=True: expected a whole number"),
         ("sparse_mixture", {"top_k": 1.5}, "top_k=1.5: expected a whole number"),

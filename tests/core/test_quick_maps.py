@@ -149,7 +149,7 @@ def test_arguments_are_checked_as_ever() -> None:
     for _ in range(2):
         found = attend(q, k, v, return_map=True, measures=(name for name in ("entropy", "max_logit")))[1]
         assert list(found.measured) == ["entropy", "max_logit"]
-        with pytest.raises(ConfigError, match="unknown measure 'entropi'"):
+        with pytest.raises(ConfigError, match="measure='entropi': did you mean 'entropy'"):
             attend(q, k, v, return_map=True, measures=("entropi",))
         with pytest.raises(ConfigError, match="return_map=True"):
             attend(q, k, v, measures=("entropy", "max_logit"))

@@ -252,5 +252,5 @@ def test_a_grid_is_not_needed_to_make_a_measure_of_tokens() -> None:
     assert made is not None
     made.start(Grid(1, 1, 9, 9), torch.zeros(1))
     assert stats.of_tokens("low_tokens", Tokens()) is None
-    with pytest.raises(ConfigError, match="unknown measure 'low_token'; did you mean 'low_tokens'"):
+    with pytest.raises(ConfigError, match="measure='low_token': did you mean 'low_tokens'"):
         stats.of_tokens("low_token", Tokens())

@@ -185,7 +185,7 @@ def test_headers_that_cannot_be_are_told(changes: dict[str, Any], words: str, tm
     ("name", "sizes", "words"),
     [
         ("convolution", {}, "design='convolution': a decoder requires a causal mask"),
-        ("multi_haed", {}, "did you mean multi_head"),
+        ("multi_haed", {}, "did you mean 'multi_head'"),
         ("gqa", {"num_kv_heads": None}, "num_kv_heads: gqa requires it"),
         ("mqa", {"num_kv_heads": 3}, "num_kv_heads=3: mqa has 1"),
         ("latent", {"num_kv_heads": 2}, "num_kv_heads=2: .*latent takes"),

@@ -1,7 +1,9 @@
 """What the adapters' tests share."""
 
+import sys
 import warnings
 
+import fused_libraries as fused
 import pytest
 
 
@@ -19,3 +21,25 @@ def _transformers_imported():
     logging.set_verbosity_error()
     yield
     logging.set_verbosity(before)
+
+
+@pytest.fixture
+def flash(monkeypatch):
+    for name, module in fused.flash_attn().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return sys.modules["flash_attn"]
+
+
+@pytest.fixture
+def xformers(monkeypatch):
+    for name, module in fused.xformers().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return sys.modules["xformers.ops"]
+
+
+@pytest.fixture(scope="session")
+def varlen():
+    from torch.nn.attention import varlen
+
+    varlen._varlen_attn.register_kernel("cpu")(fused.varlen_on_a_cpu)
+    return varlen.varlen_attn

@@ -3,7 +3,8 @@
 import types
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from ways import D, E, H
 
 
 def dense(q, k, v, scale, allowed, cap=0.0, slopes=None, p=0.0):
@@ -159,3 +160,18 @@ def varlen_on_a_cpu(
         outs.append(dense(*one, scale, in_window(False, window_size or (-1, -1)))[0])
     out = torch.cat(outs)
     return out, out.new_zeros(query.shape[1], len(query), dtype=torch.float), torch.zeros(2, dtype=torch.uint64)
+
+
+class Model(nn.Module):
+    """q, k, v [b, n, h, d] of a function; two KV heads for four query heads if `grouped`."""
+
+    def __init__(self, function, grouped=False, context=None):
+        super().__init__()
+        self.heads, self.kv, self.function, self.context = (4, 2, function, context) if grouped else (
+            H, H, function, context)  # fmt: skip
+        self.q, self.k, self.v = (nn.Linear(E, heads * D) for heads in (self.heads, self.kv, self.kv))
+
+    def forward(self, x):
+        y = x if self.context is None else x[:, : self.context]
+        q, k, v = self.q(x), self.k(y), self.v(y)
+        return self.function(*(z.unflatten(-1, (-1, D)) for z in (q, k, v)))

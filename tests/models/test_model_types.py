@@ -1,5 +1,7 @@
 """Model types of transformers' registry, each unlike the others; and the document of all of them."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,15 @@ def test_document_shows_the_stored_rows():
     assert list(FIRST["checks"]) == list(CHECKS)
     said = "docs/models.md is old: python scripts/all_families.py --write"
     assert markdown(FIRST, ROWS) in DOC.read_text(encoding="utf-8"), said
+
+
+@pytest.mark.thorough
+def test_the_script_of_the_document_runs_a_type_and_keeps_its_row(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    script = DOC.parents[1] / "scripts" / "all_families.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--only", "bert", "--results", str(rows)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("1 types: pass 1;")
+    assert read(rows)["bert"]["status"] == "pass"

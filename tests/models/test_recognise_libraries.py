@@ -1,32 +1,15 @@
 """Functions of PyTorch and of other packages that compute a whole attention: read, and equal to what they return."""
 
-import sys
-
 import fused_libraries as fused
 import pytest
 import torch
-from torch import nn
+from fused_libraries import Model
 from ways import B, D, E, H, N
 
 import headwise as hw
 from headwise.errors import ConfigError
 
 HALF = D**-0.5
-
-
-class Model(nn.Module):
-    """q, k, v [b, n, h, d] of a function; two KV heads for four query heads if `grouped`."""
-
-    def __init__(self, function, grouped=False, context=None):
-        super().__init__()
-        self.heads, self.kv, self.function, self.context = (4, 2, function, context) if grouped else (
-            H, H, function, context)  # fmt: skip
-        self.q, self.k, self.v = (nn.Linear(E, heads * D) for heads in (self.heads, self.kv, self.kv))
-
-    def forward(self, x):
-        y = x if self.context is None else x[:, : self.context]
-        q, k, v = self.q(x), self.k(y), self.v(y)
-        return self.function(*(z.unflatten(-1, (-1, D)) for z in (q, k, v)))
 
 
 def only(function, x, **options):
@@ -47,20 +30,6 @@ def only(function, x, **options):
 def x():
     torch.manual_seed(0)
     return torch.randn(B, N, E, dtype=torch.float64)
-
-
-@pytest.fixture
-def flash(monkeypatch):
-    for name, module in fused.flash_attn().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return sys.modules["flash_attn"]
-
-
-@pytest.fixture
-def xformers(monkeypatch):
-    for name, module in fused.xformers().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return sys.modules["xformers.ops"]
 
 
 @pytest.mark.parametrize(
@@ -207,14 +176,6 @@ def test_xformers_with_other_alignments_and_layouts(x, xformers):
     assert only(folded, x).map.shape == (B, H, N, N)
 
 
-@pytest.fixture(scope="module")
-def varlen():
-    from torch.nn.attention import varlen
-
-    varlen._varlen_attn.register_kernel("cpu")(fused.varlen_on_a_cpu)
-    return varlen.varlen_attn
-
-
 def test_varlen_of_pytorch(x, varlen):
     starts = torch.tensor([0, 4, 10], dtype=torch.int32)
 
@@ -286,7 +247,7 @@ class TestFlex:
         assert (call.num_heads, call.num_kv_heads, repr(call.mask)) == (4, 2, "Causal()")
 
     def test_another_function_of_scores_is_not_followed(self, x):
-        with pytest.raises(ConfigError, match=r"its result differs from that of attention by 0"):
+        with pytest.raises(ConfigError, match=r"flex_attention: a score_mod that is not a scale, a soft cap"):
             self.call(x, lambda s, b, h, i, j: s + s.sin())
 
     def test_a_mask_is_evaluated_once_for_all_layers(self, x):

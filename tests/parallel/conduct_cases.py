@@ -143,7 +143,7 @@ def mistakes_are_told_on_every_rank(rank: int, ranks: int) -> None:
         raises(hw.ConfigError, "score differs", call, score=hw.SoftCap(5.0) if last else ())
         raises(hw.ConfigError, "layout differs", call, layout="zigzag" if last else "contiguous")
         raises(hw.ConfigError, "need of gradients differs", call, q=q.clone().requires_grad_(last))
-        raises(hw.ConfigError, "layout='stripes': expected one of", call, layout="stripes")
+        raises(hw.ConfigError, "layout='stripes': expected 'contiguous' or 'zigzag'", call, layout="stripes")
         raises(hw.ShapeError, "Documents(ids)", call, mask=hw.Documents(torch.zeros(3, dtype=torch.long)))
         raises(hw.ShapeError, "ALiBi", call, score=hw.ALiBi([0.5]))
         raises(hw.DTypeError, "mask: expected a headwise mask", call, mask=torch.ones(2, 2).bool())

@@ -190,7 +190,16 @@ def measures_that_cannot_be_joined(rank: int, ranks: int) -> None:
     for attend in HOW.values():
         asked = {"return_map": True, "layout": "contiguous"}
         raises(hw.ConfigError, "'opaque' is not a RowMeasure", attend, q, k, v, measures=[Opaque()], **asked)
-        raises(hw.ConfigError, "unknown measure 'entropie'", attend, q, k, v, measures=["entropie"], **asked)
+        raises(
+            hw.ConfigError,
+            "measure='entropie': did you mean",
+            attend,
+            q,
+            k,
+            v,
+            measures=["entropie"],
+            **asked,
+        )
         raises(hw.ConfigError, "requires return_map=True", attend, q, k, v, measures=["entropy"])
 
 

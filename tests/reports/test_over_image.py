@@ -78,7 +78,7 @@ def test_the_picture_has_a_panel_for_each_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), [
-    ({"side": "rows"}, hw.ConfigError, "side='rows': expected one of 'keys', 'queries'"),
+    ({"side": "rows"}, hw.ConfigError, "side='rows': expected 'keys' or 'queries'"),
     ({"grid": (7, 9)}, hw.ShapeError, "keys: grid has 63 of them from position 0 on, but the map has 54"),
     ({"text_start": 1}, hw.ShapeError, "queries: tokens has 3 of them from position 1 on, but the map has 3"),
     ({"grid": (0, 9)}, hw.ConfigError, r"grid=\(0, 9\)"), ({"heads": [2]}, hw.ConfigError, r"heads=\[2\]"),

@@ -13,8 +13,8 @@ from torch import Tensor
 from headwise.analysis.checks import Weights, checked_weights, counts, head_names, per_query_head
 from headwise.analysis.inner import Factors, inner_products
 from headwise.analysis.outputs import cosines, unit_size
-from headwise.analysis.similarity import HeadSimilarity, apart, one_of
-from headwise.errors import ShapeError
+from headwise.analysis.similarity import HeadSimilarity, apart
+from headwise.errors import ShapeError, check_choice
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def circuit_similarity(weights: Sequence[Weights], circuit: str = "ov") -> HeadS
     Args:
         weights: for each layer a dictionary with "q" and "k", or "v" and "o"; see `headwise.analysis.subspace_overlap`.
     """
-    one_of("circuit", circuit, ("qk", "ov"))
+    check_choice("circuit", circuit, ("qk", "ov"))
     factors = _qk(weights) if circuit == "qk" else _ov(weights)
     matrix = cosines(inner_products(factors))
     names = head_names(counts(factors[0]))
@@ -48,7 +48,7 @@ def composition(weights: Sequence[Weights], kind: str = "k") -> HeadSimilarity:
     Returns:
         A directed `HeadSimilarity`: rows write, columns read. Rounding errors are at most about 1e-3 in float32.
     """
-    one_of("kind", kind, "qkv")
+    check_choice("kind", kind, "qkv")
     writes = _ov(weights)
     reads = _ov(weights) if kind == "v" else _qk(weights)
     if kind == "k":

@@ -17,8 +17,8 @@ from headwise.analysis.moments import (
     surplus,
     whitening,
 )
-from headwise.analysis.similarity import HeadSimilarity, apart, mirrored, one_of, symmetric
-from headwise.errors import ConfigError, ShapeError
+from headwise.analysis.similarity import HeadSimilarity, apart, mirrored, symmetric
+from headwise.errors import ConfigError, ShapeError, check_choice
 
 SIMILARITIES = ("cosine", "written", "cka", "mutual_information")
 
@@ -61,7 +61,7 @@ def output_similarities(
     Memory: a copy of the outputs in float32, and d_v² · h² numbers.
     """
     for kind in kinds:
-        one_of("kinds", kind, SIMILARITIES)
+        check_choice("kinds", kind, SIMILARITIES)
     check_shrinkage(shrinkage)
     layers = checked_outputs(outputs)
     names = head_names(counts(layers))

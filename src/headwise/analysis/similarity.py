@@ -10,7 +10,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -212,9 +211,3 @@ def _hierarchy() -> Any:
     except ImportError:
         raise not_installed("groups()", "scipy") from None
     return hierarchy
-
-
-def one_of(name: str, given: str, known: Sequence[str]) -> None:
-    """Raise ConfigError unless `given` is known."""
-    if given not in known:
-        raise ConfigError(f"{name}={given!r}: expected one of {', '.join(known)}")

@@ -8,8 +8,8 @@ from torch import Tensor
 from headwise.analysis.checks import Weights, checked_weights, counts, head_names
 from headwise.analysis.inner import inner_products
 from headwise.analysis.outputs import unit_size
-from headwise.analysis.similarity import HeadSimilarity, apart, one_of, symmetric
-from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.analysis.similarity import HeadSimilarity, apart, symmetric
+from headwise.errors import ConfigError, DTypeError, ShapeError, check_choice
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def subspace_overlap(weights: Sequence[Weights], side: str) -> HeadSimilarity:
     Returns:
         `HeadSimilarity`; a head with a projection of 0 has 0 with all heads, including itself.
     """
-    one_of("side", side, "qkvo")
+    check_choice("side", side, "qkvo")
     layers = checked_weights(weights, side)[side]
     columns = [x.mT if side == "o" else x for x in layers]
     d_model = columns[0].shape[1]

@@ -97,7 +97,7 @@ HELP: dict[str, str] = {
     "An option of the design: --set latent_dim=64; repeatable.": "设计的选项：--set latent_dim=64；可重复。",
     "Norm placement: pre or post.": "归一化的位置：pre 或 post。",
     "Tokens per window.": "每个窗口的词元数。",
-    "Dropout probability.": "丢弃概率。",
+    "Dropout probability.": "dropout 概率。",
     "Windows per step.": "每步的窗口数。",
     "Peak learning rate.": "最高学习率。",
     "Warmup steps of the learning rate.": "学习率的预热步数。",

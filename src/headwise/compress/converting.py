@@ -12,7 +12,7 @@ from headwise.compress.texts import Texts
 from headwise.compress.words import term
 from headwise.edit import merge_kv
 from headwise.edit.merging import Merge
-from headwise.errors import ConfigError, unknown_name
+from headwise.errors import ConfigError, check_choice
 from headwise.lm.model import Decoder
 from headwise.lm.train import heldout_loss
 from headwise.models import find_heads
@@ -85,8 +85,7 @@ class Conversion:
 
 def check_options(num_kv_heads: int, method: str) -> None:
     """Raise ConfigError for options of `plan_conversion` that no model would make valid."""
-    if method not in WHAT:
-        raise unknown_name("--method", method, WHAT)
+    check_choice("--method", method, WHAT)
     if num_kv_heads < 1:
         raise ConfigError(f"--num-kv-heads {num_kv_heads}: expected at least 1")
 

@@ -15,7 +15,7 @@ from headwise.analysis.importance import (
 )
 from headwise.analysis.importance.values import Head
 from headwise.compress.words import term
-from headwise.errors import ConfigError, unknown_name
+from headwise.errors import ConfigError, check_choice
 from headwise.lm.loss import mean_loss
 from headwise.models import HeadSite
 from headwise.progress import Progress, part
@@ -61,8 +61,7 @@ def rank(
 
 def check_ranking(by: str, penalty: float, steps: int) -> None:
     """Raise ConfigError for an unknown method, and for numbers of learned gates that are out of range."""
-    if by not in METHODS:
-        raise unknown_name("--by", by, METHODS)
+    check_choice("--by", by, METHODS)
     if not 0.0 <= penalty < math.inf:
         raise ConfigError(f"--penalty {penalty}: expected a finite number of at least 0")
     if steps < 1:

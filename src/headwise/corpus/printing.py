@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from headwise.corpus.result import CorpusMeasures
-from headwise.errors import unknown_name
+from headwise.errors import check_choice
 from headwise.table.show import as_text, duration, numbers
 from headwise.wording import Message, in_language, language
 
@@ -50,8 +50,8 @@ WORDS: dict[str, tuple[str, str]] = {
 
 def check_sort(sort: str | None, names: Sequence[str]) -> None:
     """Raise ConfigError if the heads cannot be sorted by this name."""
-    if sort is not None and sort not in names:
-        raise unknown_name("sort", sort, names)
+    if sort is not None:
+        check_choice("sort", sort, names)
 
 
 def print_measures(

@@ -15,7 +15,7 @@ from headwise.corpus.result import CorpusMeasures
 from headwise.corpus.selection import Selection, chosen
 from headwise.corpus.windows import Frame, length_of
 from headwise.corpus.work import Work
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.progress import Progress, ignored
 from headwise.stats import shown_in
@@ -191,9 +191,9 @@ def _dtype(loaded: LoadedModel) -> str:
 
 
 def _check(*, per: str, dtype: str | None, **numbers: int | None) -> None:
-    for name, value, known in (("per", per, PER), ("dtype", dtype, (None, *DTYPES))):
-        if value not in known:
-            raise ConfigError(f"{name}={value!r}: expected one of {', '.join(repr(one) for one in known if one)}")
+    for name, value, known in (("per", per, PER), ("dtype", dtype, DTYPES)):
+        if value is not None:
+            check_choice(name, value, known)
     for name, number in numbers.items():
         if number is not None and (type(number) is not int or number < 1):
             raise ConfigError(f"{name}={number!r}: expected a whole number of at least 1")

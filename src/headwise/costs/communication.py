@@ -24,7 +24,7 @@ from itertools import pairwise
 from headwise.costs.counts import Counts, positive
 from headwise.costs.stages import LSE_BYTES
 from headwise.costs.work import Work
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 
 SUM_BYTES = 4  # gradients of keys and values that a ring adds up are float32
 BACKWARD = 2.5  # FLOPs of blockwise attention's backward pass, in forward passes, if d_k = d_v
@@ -148,8 +148,7 @@ def ring(counts: Counts, work: Work, devices: int, *, layout: str = "zigzag") ->
     does; under a window its keys go no farther than that reaches.
     """
     _check(counts, work, devices)
-    if layout not in ("zigzag", "contiguous"):
-        raise ConfigError(f"layout={layout!r}: expected 'zigzag' or 'contiguous'")
+    check_choice("layout", layout, ("zigzag", "contiguous"))
     return _hybrid(counts, work, 1, devices, layout)
 
 

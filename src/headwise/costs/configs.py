@@ -9,9 +9,8 @@ rounds (Vaswani et al. 2017, Brown et al. 2020), `rounded` says how far off the 
 """
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from headwise.errors import ConfigError
+from headwise.errors import unknown_name
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,7 @@ def find(name: str) -> ModelConfig:
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     if key in CONFIGS:
         return CONFIGS[key]
-    close = get_close_matches(key, CONFIGS, n=4, cutoff=0.4)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(CONFIGS)}"
-    raise ConfigError(f"config={name!r}: unknown; {hint} (headwise plan --list shows all)")
+    raise unknown_name("config", name, CONFIGS, listed="`headwise plan --list` lists all")
 
 
 def _heads(heads: int, kv_heads: int | None = None, head_dim: int | None = None, **more: int | str) -> tuple:

@@ -85,9 +85,3 @@ def positive(*, least: int = 1, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < least:
             raise ConfigError(f"{name}={size}: expected at least {least}")
-
-
-def one_of(name: str, value: str, *known: str) -> None:
-    """Raise for a word that is none of the known ones."""
-    if value not in known:
-        raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, known))}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headwise.costs.counts import Counts
 from headwise.costs.work import CACHE_BYTES, Work, kept_tokens
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 
 LSE_BYTES = SCALE_BYTES = 4  # float32
 
@@ -126,8 +126,7 @@ def cache_bytes(
     counts: Counts, tokens: int, *, batch: int = 1, dtype: str = "bfloat16", window: int | None = None, sinks: int = 0
 ) -> int:
     """Bytes of one layer's cache after so many tokens; int8 has a float32 scale for each key and value vector."""
-    if dtype not in CACHE_BYTES:
-        raise ConfigError(f"dtype={dtype!r}: expected one of {', '.join(CACHE_BYTES)}")
+    check_choice("dtype", dtype, CACHE_BYTES)
     scales = counts.cached_vectors * SCALE_BYTES if dtype == "int8" else 0
     return batch * kept_tokens(tokens, window, sinks) * (counts.cache * CACHE_BYTES[dtype] + scales)
 

@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CACHE_BYTES = {**BYTES, "int8": 1}
@@ -50,8 +50,8 @@ class Work:
         if self.sinks < 0 or (self.sinks and self.window is None):
             raise ConfigError(f"sinks={self.sinks}: expected at least 0, and a window")
         for name, value, known in (("dtype", self.dtype, BYTES), ("cache", self.cache, CACHE_BYTES)):
-            if value is not None and value not in known:
-                raise ConfigError(f"{name}={value!r}: expected one of {', '.join(known)}")
+            if value is not None:
+                check_choice(name, value, known)
 
     @property
     def pairs(self) -> int:

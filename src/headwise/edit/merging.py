@@ -19,7 +19,7 @@ from headwise.edit import share
 from headwise.edit.limits import check_weights
 from headwise.edit.places import by_site, place, whole
 from headwise.edit.table import aligned, change, count_parameters
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 from headwise.models import KINDS, HeadSite, find_heads
 from headwise.models.resizing import pick_heads, put
 
@@ -103,8 +103,7 @@ def merge_kv(
             weights that are quantized, parametrized, unknown, or shared by two modules. The model is unchanged then.
     Source: Ainslie et al. 2023, 2305.13245; like heads first, Chen et al. 2024, 2412.20677.
     """
-    if method not in METHODS:
-        raise ConfigError(f"method={method!r}: expected one of {', '.join(map(repr, METHODS))}")
+    check_choice("method", method, METHODS)
     sites = find_heads(model)
     counts = (
         by_site("num_kv_heads", sites, num_kv_heads)
@@ -138,8 +137,7 @@ def group_heads(site: HeadSite, count: int, outputs: Tensor | None = None, *, me
             outputs (cosine, mean over the pairs of query heads of two KV heads). None groups heads with similar
             weights, by `method`, "cluster" or "svd" (see `merge_kv`).
     """
-    if method not in ("cluster", "svd"):
-        raise ConfigError(f"method={method!r}: expected 'cluster' or 'svd'")
+    check_choice("method", method, ("cluster", "svd"))
     _check_site(site, method)
     count = _checked_count(site, count)
     if outputs is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from headwise.errors import ConfigError, KernelError
+from headwise.errors import ConfigError, KernelError, check_choice
 from headwise.events import here, within
 from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call, Declined, Result
@@ -47,8 +47,8 @@ def register(kernel: Kernel, *, before: str | None = None) -> Kernel:
         raise ConfigError(f"register({type(kernel).__name__}): a kernel must define {', '.join(missing)}")
     if type(KERNELS.get(kernel.name, kernel)) is not type(kernel):
         raise ConfigError(f"register({type(kernel).__name__}): the name {name!r} is taken; choose another name")
-    if before is not None and before not in AUTOMATIC:
-        raise ConfigError(f"before={before!r}: expected one of {', '.join(map(repr, AUTOMATIC))}")
+    if before is not None:
+        check_choice("before", before, AUTOMATIC)
     if before is not None and kernel.name not in AUTOMATIC:
         AUTOMATIC.insert(AUTOMATIC.index(before), kernel.name)
     KERNELS[kernel.name] = kernel

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.cache import Cache
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, ShapeError, check_choice
 from headwise.masks import Causal, Mask
 from headwise.nn.base import AttentionLayer
 from headwise.nn.block import ORDERS, TransformerBlock
@@ -67,8 +67,7 @@ class DecoderConfig:
             raise ConfigError(f"design={self.design!r}: expected the name of a head design")
         if not isinstance(self.options, Mapping):
             raise ConfigError(f"options={self.options!r}: expected a mapping")
-        if self.order not in ORDERS:
-            raise ConfigError(f"order={self.order!r}: expected one of {', '.join(map(repr, ORDERS))}")
+        check_choice("order", self.order, ORDERS)
         known = [name for name in options_of(self.design) if name not in SET_HERE]
         self._check("options", self.options, known)
         if isinstance(self.layers, str | Mapping) or not isinstance(self.layers, Sequence):

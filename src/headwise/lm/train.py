@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 from headwise.lm.checkpoint import load_checkpoint
 from headwise.lm.corpus import Corpus
 from headwise.lm.loss import mean_loss
@@ -105,8 +105,7 @@ def train(
         CheckpointError: if `out` contains a run with other settings or another model, or cannot be written.
     """
     _positive(steps=steps, batch_size=batch_size, eval_every=eval_every, context=context)
-    if precision not in ("bfloat16", "float32"):
-        raise ConfigError(f"precision={precision!r}: expected 'bfloat16' or 'float32'")
+    check_choice("precision", precision, ("bfloat16", "float32"))
     if not save_seconds >= 0:
         raise ConfigError(f"save_seconds={save_seconds}: expected a number of seconds of at least 0")
     shares = read_shares(repeat_share)

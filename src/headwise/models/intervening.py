@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from headwise import events
-from headwise.errors import ConfigError, unknown_name
+from headwise.errors import ConfigError, check_choice
 from headwise.interventions.edit import Edit, Placed
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.models.adapters.selecting import named, select
@@ -54,8 +54,7 @@ def intervene(
     if not edits or not all(isinstance(edit, Edit) for edit in edits):
         given = ", ".join(type(edit).__name__ for edit in edits) or "none"
         raise ConfigError(f"intervene(model, *edits): expected edits such as Forbid(queries, keys), got {given}")
-    if unused not in UNUSED:
-        raise unknown_name("unused", unused, UNUSED)
+    check_choice("unused", unused, UNUSED)
     targets: list[nn.Module] = []
     if isinstance(model, Attachment):
         modules = dict(model.model.named_modules())

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.cache import Cache
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, ShapeError, check_choice
 from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer
 from headwise.nn.checks import size
@@ -66,8 +66,7 @@ class TransformerBlock(Shown, nn.Module):
             ("norm", norm, NORMS),
             ("activation", activation, ACTIVATIONS),
         ):
-            if value not in known:
-                raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
+            check_choice(name, value, known)
         for name, share in (("dropout", dropout), ("inner_dropout", inner_dropout)):
             if not 0.0 <= share < 1.0:
                 raise ConfigError(f"{name}={share}: expected 0 <= {name} < 1")

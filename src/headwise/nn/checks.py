@@ -2,13 +2,12 @@
 
 import inspect
 from collections.abc import Iterable
-from difflib import get_close_matches
 from operator import index
 
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import ConfigError, DTypeError
+from headwise.errors import ConfigError, DTypeError, unknown_option
 
 # Arguments before the options in every constructor.
 _SIZES = frozenset({"self", "d_model", "num_heads"})
@@ -43,9 +42,7 @@ def check_option(owner: str, option: str, value: object, known: Iterable[str]) -
     """Raise ConfigError for an unknown option, with the closest match and all known options."""
     known = list(known)
     if option not in known:
-        close = get_close_matches(option, known, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"{option}={value!r}: {hint}{owner} takes {', '.join(known)}")
+        raise unknown_option(option, value, owner, known)
 
 
 def check_input(module: nn.Module, name: str, x: object) -> None:

@@ -83,11 +83,11 @@ class ContractionAttention(MultiHeadForm):
         note(
             "q_contracted", q, "b h n a", "Q_bhna = Σ_e X_bne W^Q_hae",
             "one contraction for all heads: the head is an index of the weights",
-            "一次张量缩并得到所有头：头是权重的一个下标",
+            "一次张量收缩得到所有头：头是权重的一个下标",
         )  # fmt: skip
-        note("k_contracted", k, "b h_kv m a", "K_bhma = Σ_e X_bme W^K_hae", "the same for the keys", "对键做同样的缩并")
+        note("k_contracted", k, "b h_kv m a", "K_bhma = Σ_e X_bme W^K_hae", "the same for the keys", "对键做同样的收缩")
         note("v_contracted", v, "b h_kv m c", "V_bhmc = Σ_e X_bme W^V_hce", "the same for the values",
-             "对值做同样的缩并")  # fmt: skip
+             "对值做同样的收缩")  # fmt: skip
         heads = note.attended(*note.apply_rope(self, q, k), v)
         y = torch.einsum("bhnc,hec->bne", heads, self.w_o)
         note(

@@ -10,7 +10,7 @@ from typing import Any
 
 from headwise.costs.configs import ModelConfig
 from headwise.costs.counts import Counts
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, unknown_option
 from headwise.nn.named import design_of, preset_of
 from headwise.nn.registry import DESIGNS, STANDARD
 from headwise.wording import Bilingual
@@ -33,10 +33,10 @@ def counts_of(design: str, sizes: Mapping[str, Any]) -> Counts:
     taken, preset = sizes_of(design), preset_of(design)
     for name in sizes:
         if name not in taken:
-            raise ConfigError(f"{name}={sizes[name]}: {design} takes {', '.join(taken)}")
+            raise unknown_option(name, sizes[name], design, taken)
     missing = [name for name, needed in taken.items() if needed and name not in sizes]
     if missing:
-        raise ConfigError(f"{design} requires {' and '.join(missing)}; it takes {', '.join(taken)}")
+        raise ConfigError(f"{design} requires {' and '.join(missing)}; it supports {', '.join(taken)}")
     return design_of(design).costs(**sizes, **({} if preset is None else preset.given))
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.costs.counts import Counts, one_of
-from headwise.errors import ConfigError
+from headwise.costs.counts import Counts
+from headwise.errors import check_choice
 from headwise.nn.base import copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Resizing, linear_parts
 from headwise.nn.multi_head import MultiHeadAttention
@@ -58,8 +58,7 @@ class GatedAttention(ProjectedLayer):
 
     def __init__(self, d_model: int, num_heads: int, *, gate: str = "head", bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
-        if gate not in ("head", "channel"):
-            raise ConfigError(f"gate={gate!r}: expected 'head' or 'channel'")
+        check_choice("gate", gate, ("head", "channel"))
         self.gate = gate
         self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
         self.gate_proj = nn.Linear(d_model, num_heads * (1 if gate == "head" else self.value_dim))
@@ -82,7 +81,7 @@ class GatedAttention(ProjectedLayer):
     def costs(d_model: int, num_heads: int, *, gate: str = "head", **options: Any) -> Counts:
         """`multi_head` with a sigmoid gate on each head's output, or on each of its channels: (d + 1)·h weights, or
         (d + 1)·h·d_v (Qiu et al. 2025, 2505.06708)."""
-        one_of("gate", gate, "head", "channel")
+        check_choice("gate", gate, ("head", "channel"))
         full = MultiHeadAttention.costs(d_model, num_heads, **options)
         gates = num_heads if gate == "head" else full.concat
         parameters = full.parameters + (d_model + 1) * gates

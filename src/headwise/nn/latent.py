@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from headwise.attention import attend_to
 from headwise.costs.counts import Counts, divided, positive
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 from headwise.nn.base import AttentionLayer
 from headwise.nn.checks import size
 from headwise.nn.forms import drawn
@@ -83,8 +83,7 @@ class LatentAttention(AttentionLayer):
             raise ConfigError(
                 "num_kv_heads, rotary: not supported, as all heads share one latent and one rotary key; see rope_dim"
             )
-        if form not in ("auto", "plain", "absorbed"):
-            raise ConfigError(f"form={form!r}: expected 'auto', 'plain' or 'absorbed'")
+        check_choice("form", form, ("auto", "plain", "absorbed"))
         d_c = 4 * d_h if latent_dim is None else size("latent_dim", latent_dim)
         d_r = 2 * -(-d_h // 4) if rope_dim is None else size("rope_dim", rope_dim, 0)
         query_latent_dim = None if query_latent_dim is None else size("query_latent_dim", query_latent_dim)

@@ -6,10 +6,9 @@
 
 import inspect
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, unknown_name
 from headwise.nn.base import AttentionLayer
 from headwise.nn.checks import check_option, parameters_of
 from headwise.nn.notes import Preset
@@ -40,9 +39,7 @@ def preset_of(name: str) -> Preset | None:
 def _found(name: str) -> tuple[type[AttentionLayer], Preset | None]:
     known = _named()
     if name not in known:
-        close = get_close_matches(name, known, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(known)}"
-        raise ConfigError(f"design={name!r}: unknown; {hint}")
+        raise unknown_name("design", name, known)
     return known[name]
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.cache import Cache, ChosenCache
-from headwise.costs.counts import Counts, one_of
-from headwise.errors import ConfigError
+from headwise.costs.counts import Counts
+from headwise.errors import ConfigError, check_choice
 from headwise.masks import Mask
 from headwise.nn.checks import size
 from headwise.nn.chosen_pairs import by_choice
@@ -119,12 +119,10 @@ class SparseHeadMixture(ProjectedLayer):
             raise ConfigError(
                 f"top_k={top_k}: expected 1 <= top_k <= {num_heads - shared_heads}, the heads that are not shared"
             )
-        if per not in ("token", "sequence"):
-            raise ConfigError(f"per={per!r}: expected 'token' or 'sequence'")
+        check_choice("per", per, ("token", "sequence"))
         if per == "sequence" and self.num_kv_heads != num_heads:
             raise ConfigError(f"per='sequence' gathers keys by head; num_kv_heads={self.num_kv_heads} shares them")
-        if keys not in ("all", "chosen"):
-            raise ConfigError(f"keys={keys!r}: expected 'all' or 'chosen'")
+        check_choice("keys", keys, ("all", "chosen"))
         if keys == "chosen" and (self.num_kv_heads != num_heads or self.context_dim != d_model or per != "token"):
             raise ConfigError(
                 f"keys='chosen': requires per='token', num_kv_heads={num_heads} and context_dim={d_model}, as each "
@@ -210,8 +208,8 @@ class SparseHeadMixture(ProjectedLayer):
         most = max(1, h // 4) if top_p is None and threshold is None else h - shared_heads
         k = most if top_k is None else top_k
         full = MultiHeadAttention.costs(d_model, h, **options)
-        one_of("per", per, "token", "sequence")
-        one_of("keys", keys, "all", "chosen")
+        check_choice("per", per, ("token", "sequence"))
+        check_choice("keys", keys, ("all", "chosen"))
         if not 0 <= shared_heads < h or not 1 <= k <= h - shared_heads:
             raise ConfigError(
                 f"top_k={k}, shared_heads={shared_heads}: expected 1 and 0 at least, {h} together at most"

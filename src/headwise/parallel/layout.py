@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, ShapeError, check_choice
 
 CHUNKS = {"contiguous": 1, "zigzag": 2}  # per rank
 
@@ -89,8 +89,7 @@ class Layout:
 
 def check_layout(kind: object) -> None:
     """Raise ConfigError if there is no layout of that name."""
-    if kind not in CHUNKS:
-        raise ConfigError(f"layout={kind!r}: expected one of {', '.join(map(repr, CHUNKS))}")
+    check_choice("layout", kind, CHUNKS)
 
 
 def shard(x: Tensor, layout: str = "zigzag", *, dim: int = -2, group: Any = None) -> Tensor:

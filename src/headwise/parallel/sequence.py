@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 from headwise.nn.base import AttentionLayer
 from headwise.nn.registry import DESIGNS
 from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths, members, reduce_together
@@ -122,8 +122,7 @@ def sequence_parallel(
         ConfigError: naming the layer whose design is not supported, or if the model has no layer, or a layer is already
             parallel; nothing is changed then.
     """
-    if how not in HOW:
-        raise ConfigError(f"how={how!r}: expected one of {', '.join(map(repr, HOW))}")
+    check_choice("how", how, HOW)
     layout = HOW[how][1] if layout is None else layout
     check_layout(layout)
     who = members(group)

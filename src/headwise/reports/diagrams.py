@@ -7,6 +7,7 @@ True
 """
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -79,8 +80,10 @@ def _document(width: float, height: float, parts: Sequence[str], style: str = ""
     text = "".join(parts)
     wide = next((c for c in text if ord(c) > 0x2E7F), "")
     face = font_face(text) if wide else ""
-    # Browsers draw the first text of a font that is being read with another one: an invisible one comes first.
-    first = f'<text opacity="0">{wide}</text>' if wide else ""
+    # Browsers draw the first text of each size with another font, while this one is being read, and remember how they
+    # drew each word: invisible ones come first, words that do not occur.
+    sizes = ["", *sorted(set(re.findall(r' style="font-size:[\d.]+px"', text)))] if wide else []
+    first = "".join(f'<text opacity="0"{size}>{2 * wide}</text>' for size in sizes)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}"><style>{face}{STYLE}{style}</style>'
@@ -146,7 +149,7 @@ def _matrix(one: Matrix, lang: str) -> tuple[float, float, str]:
         for i in range(rows):
             for j in range(columns):
                 colour = "#fff" if shares[i, j] > 0.6 else "#1d1e26"
-                said = f"{array[i, j]:.2f}".rstrip("0").rstrip(".") if cell > 24 else f"{array[i, j]:.1f}"
+                said = f"{array[i, j]:.2f}".rstrip("0").rstrip(".") if cell > 22 else f"{array[i, j]:.1f}"
                 at = wide + (j + 0.5) * cell, y0 + (i + 0.5) * cell + 3.5
                 parts.append(
                     f'<text x="{_n(at[0])}" y="{_n(at[1])}" text-anchor="middle" '
@@ -162,14 +165,15 @@ def _matrix(one: Matrix, lang: str) -> tuple[float, float, str]:
 def _plot(curve: Curve, lang: str) -> str:
     """The line plot with its title, and the names of its lines below."""
     inner = curves.svg(_in(curve, lang)).replace(
-        "<svg ", f'<svg y="24" width="{curves.WIDTH}" height="{curves.HEIGHT}" ', 1
+        "<svg ", f'<svg y="42" width="{curves.WIDTH}" height="{curves.HEIGHT}" ', 1
     )
     style = "".join(
         f".line-{i}{{stroke:{colour};stroke-width:2}}.mark-{i}{{fill:{colour};stroke:none}}"
         for i, colour in enumerate(LINES)
     )
-    parts = [_text(MARGIN, 18, in_language(curve.title, lang)), inner]
-    y = 24.0 + curves.HEIGHT + 10
+    named = in_language(curve.y_name, lang)
+    parts = [_text(MARGIN, 18, in_language(curve.title, lang)), _text(MARGIN, 36, named, size=11.0), inner]
+    y = 42.0 + curves.HEIGHT + 10
     for i, line in enumerate(curve.lines):
         kind = " reference" if line.reference else ""
         parts.append(f'<path class="line-{i}{kind}" d="M{MARGIN} {y - 4:.0f}h26"/>')

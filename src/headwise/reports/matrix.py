@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headwise.analysis.similarity import HeadSimilarity
-from headwise.errors import ConfigError
+from headwise.errors import check_choice
 from headwise.pictures.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
 
@@ -40,8 +40,7 @@ def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: st
             by layer, with lines between layers, which is the only order for a directed matrix.
         title: replaces the title of the matrix.
     """
-    if order not in ORDERS:
-        raise ConfigError(f"order={order!r}: expected one of {', '.join(ORDERS)}")
+    check_choice("order", order, ORDERS)
     directed = similarity.distance is None
     alike = order == "alike" and not directed
     size = len(similarity.names)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, ShapeError, check_choice
 from headwise.map import AttentionMap
 from headwise.pictures.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, save
@@ -117,8 +117,7 @@ def image_weights(
     """The weights between each token and the patches, averaged over heads: [tokens, rows, columns] float32 or float64;
     arguments as in `image_figure`."""
     b, h, n, m = amap.shape
-    if side not in SIDES:
-        raise ConfigError(f"side={side!r}: expected one of {', '.join(map(repr, SIDES))}")
+    check_choice("side", side, SIDES)
     if len(grid) != 2 or min(grid) < 1:
         raise ConfigError(f"grid={grid!r}: expected the numbers of rows and columns of patches")
     if not count:

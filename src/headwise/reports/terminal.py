@@ -7,7 +7,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from headwise.errors import unknown_name
+from headwise.errors import check_choice
 from headwise.reports.data import Report
 from headwise.reports.messages import message
 from headwise.reports.words import label, words
@@ -28,8 +28,8 @@ def print_report(report: Report, console: Console, *, sort: str | None = None, l
         ConfigError: if `sort` is not a statistic of this report, or for an unknown language.
     """
     check_language(lang)
-    if sort is not None and sort not in report.statistics:
-        raise unknown_name("sort", sort, report.statistics)
+    if sort is not None:
+        check_choice("sort", sort, report.statistics)
     facts = [(in_language(name, lang), in_language(value, lang)) for name, value in report.facts]
     margin = max((cell_len(name) for name, _ in facts), default=0)
     for name, value in facts:

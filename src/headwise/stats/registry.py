@@ -1,10 +1,9 @@
 """The measures that are known by name. A new one is a class in its file and a line here."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, unknown_name
 from headwise.stats.base import PLACES, Measure, Tokens
 from headwise.stats.classes import ClassMass, PunctuationMass, SeparatorMass, SpecialMass
 from headwise.stats.concentration import EffectiveKeys, SquaredWeights
@@ -77,7 +76,7 @@ def resolve(wanted: Sequence[str | Measure]) -> list[Measure]:
         elif item in GIVEN:
             raise ConfigError(f"measure {item!r} requires the tokens; give {GIVEN[item].requires}")
         else:
-            raise ConfigError(f"unknown measure {item!r}; known are {', '.join([*MEASURES, *GIVEN])}")
+            raise _unknown(item)
     names = [m.name for m in found]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"measure {twice.pop()!r} is asked for twice; give one of them another name")
@@ -101,9 +100,11 @@ def of_tokens(name: str, tokens: Tokens) -> Measure | None:
         return GIVEN[name].of(tokens)
     if name in MEASURES:
         return MEASURES[name]()
-    near = difflib.get_close_matches(str(name), [*MEASURES, *GIVEN], n=3, cutoff=0.5)
-    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise ConfigError(f"unknown measure {name!r}; {meant}`headwise measures` lists all")
+    raise _unknown(name)
+
+
+def _unknown(name: object) -> ConfigError:
+    return unknown_name("measure", name, [*MEASURES, *GIVEN], listed="`headwise measures` lists all")
 
 
 def known(name: str) -> Any:

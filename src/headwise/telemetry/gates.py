@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.analysis.importance.values import HeadImportance
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 from headwise.events import subscribe
 from headwise.models.adapters.places import give_back, take_over
 from headwise.models.adapters.selecting import select
@@ -143,8 +143,7 @@ class GateGradients:
         Raises:
             ConfigError: for another value, or if there was no backward pass.
         """
-        if per not in PER:
-            raise ConfigError(f"per={per!r}: expected one of {', '.join(map(repr, PER))}")
+        check_choice("per", per, PER)
         if absolute not in ("each", "mean") or (absolute == "mean" and per == "token"):
             raise ConfigError(f"absolute={absolute!r}: expected 'each' or 'mean', and 'each' with per='token'")
         if not any(self.passes.values()):

@@ -1,8 +1,9 @@
 """The maps of a record, by the names of modules."""
 
 import re
-from difflib import get_close_matches
 from typing import Any
+
+from headwise.errors import closest
 
 # Names of TransformerLens for the weights of layer i; all other hook names of its attention are no maps.
 _PATTERN = re.compile(r"blocks\.(\d+)\.attn\.hook_pattern")
@@ -31,6 +32,6 @@ class Maps(dict[str, Any]):
                 "it keeps none: give hw.watch(…, maps='lazy')" if self.kept == "none" else "no forward was measured yet"
             )
             raise KeyError(f"record.maps[{name!r}]: {why}")
-        close = get_close_matches(str(name), [*self], n=3, cutoff=0.4) or [*self][:3]
+        close = closest(name, self) or [*self][:3]
         meant = ", ".join(map(repr, close))
         raise KeyError(f"record.maps[{name!r}]: no such module among {len(self)}; did you mean {meant}?")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 from headwise.stats import Measure, resolve, shown_in
 from headwise.telemetry.alarms import Alarm
 
@@ -39,8 +39,7 @@ def options(
 ) -> Options:  # fmt: skip
     """The validated options; raises a ConfigError that names the invalid one."""
     for name, value in (("maps", maps), ("steps", steps), ("during", during)):
-        if value not in _CHOICES[name]:
-            raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, _CHOICES[name]))}")
+        check_choice(name, value, _CHOICES[name])
     for name, number in (("every", every), ("history", history)):
         if type(number) is not int or number < 1:
             raise ConfigError(f"{name}={number!r}: expected an integer of at least 1")

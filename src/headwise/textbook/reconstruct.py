@@ -27,7 +27,7 @@ PAUSES = frozenset("，、；：,;:")
 VIEWS = (
     Bilingual("as in tutorials: padding is attended to", "如教程所示：关注填充"),
     Bilingual("padding masked", "屏蔽填充"),
-    Bilingual("as in tutorials, in training mode: after dropout", "如教程所示，训练模式：经过随机失活"),
+    Bilingual("as in tutorials, in training mode: after dropout", "如教程所示，训练模式：经过 dropout"),
 )
 
 
@@ -246,7 +246,7 @@ def _notes(dropped: Tensor, lengths: Tensor, taken: str) -> list[str]:
             f"Layer 2 shows what the pictures of tutorials show: the weights of layer 0 in training mode, after "
             f"dropout {DROPOUT}. {zero:.1%} of the cells are exactly 0 at random, the others are divided by "
             f"{1 - DROPOUT}, and rows sum to {low:.2f} to {high:.2f} instead of 1: the holes are random.",
-            f"第 2 层即教程的图片：第 0 层的权重在训练模式下经过概率 {DROPOUT} 的随机失活。{zero:.1%} 的格子随机"
+            f"第 2 层即教程的图片：第 0 层的权重在训练模式下经过概率为 {DROPOUT} 的 dropout。{zero:.1%} 的格子随机"
             f"变为 0，其余除以 {1 - DROPOUT}，每行之和为 {low:.2f} 至 {high:.2f} 而不是 1：空格的位置是随机的。",
         ),
         Bilingual(

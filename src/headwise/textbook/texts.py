@@ -13,7 +13,7 @@ paragraphs, list items, tables, listings and figures. The texts themselves are n
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, unknown_name
 from headwise.wording import Bilingual, joined
 
 
@@ -96,7 +96,7 @@ class Place:
 
     def __post_init__(self) -> None:
         if self.text not in TEXTS:
-            raise ConfigError(f"text={self.text!r}: unknown; expected one of {', '.join(TEXTS)}")
+            raise unknown_name("text", self.text, TEXTS)
         section = TEXTS[self.text].section(self.section)
         missing = [number for number in self.equations if number not in section.equations]
         if missing:

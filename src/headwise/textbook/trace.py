@@ -13,6 +13,7 @@ from headwise.masks import Causal
 from headwise.nn.named import build
 from headwise.nn.registry import CONTRACT, STANDARD
 from headwise.nn.steps import Step, Steps
+from headwise.wording import check_language
 
 MOST_ROWS, MOST_COLS = 6, 8  # printed of each matrix
 
@@ -46,8 +47,7 @@ def trace(
         ConfigError: naming an argument or option that is unknown or out of range; and for a design whose `steps`
             do not compute what its call computes.
     """
-    if lang not in ("en", "zh"):
-        raise ConfigError(f"lang={lang!r}: expected 'en' or 'zh'")
+    check_language(lang)
     if min(seq, batch, d_model) < 1:
         raise ConfigError(f"seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each")
     chosen = dict(options or {})

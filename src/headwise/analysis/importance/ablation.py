@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headwise.analysis.checks import head_name
 from headwise.analysis.importance.losses import Losses, LossFunction, called, checked_inputs, held_still, not_called
 from headwise.analysis.importance.values import Head, HeadImportance, from_samples
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, ShapeError, check_choice
 from headwise.models.site import Change, HeadSite
 from headwise.progress import Progress
 
@@ -108,8 +108,7 @@ class Removal:
     def __init__(
         self, by: str, sites: Sequence[HeadSite], reference: Iterable[Any] | None, draws: int, seed: int
     ) -> None:
-        if by not in WAYS:
-            raise ConfigError(f"by={by!r}: expected one of {', '.join(map(repr, WAYS))}")
+        check_choice("by", by, WAYS)
         if reference is not None and by != "mean":
             raise ConfigError(f"reference: is for by='mean', got by={by!r}")
         if draws < 1 or (draws > 1 and by != "resample"):

@@ -24,7 +24,7 @@ from headwise.analysis.importance.losses import (
     not_called,
 )
 from headwise.analysis.importance.values import HeadImportance, from_samples
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 from headwise.models.site import Change, HeadSite
 from headwise.progress import Progress
 
@@ -58,10 +58,8 @@ def gradient_importance(
         ConfigError, ShapeError: naming the argument, or the layer and head with a non-finite gradient.
     Source: Michel et al. 2019, 1905.10650, eq. 2.
     """
-    if absolute not in ("each", "mean"):
-        raise ConfigError(f"absolute={absolute!r}: expected 'each' or 'mean'")
-    if per not in ("batch", "row"):
-        raise ConfigError(f"per={per!r}: expected 'batch' or 'row'")
+    check_choice("absolute", absolute, ("each", "mean"))
+    check_choice("per", per, ("batch", "row"))
 
     def own(calls: list[list[Tensor]]) -> Tensor:
         rows = torch.cat([torch.stack(masks).sum(0).flatten(0, -2) for masks in calls], -1)  # [rows or 1, all heads]

@@ -89,7 +89,8 @@ class Softmax:
     Attributes:
         dtype: of its result. keys: the factors of its dimension. single: whether that has size 1.
         kept: what was computed of masks in this forward. reason: why it is no attention, as far as known. done: whether
-            it is part of a call that was reported.
+            it is part of a call that was reported. function: the name of the function of another package that computes
+            the whole attention; "" if none does.
     """
 
     modules: list[nn.Module]
@@ -100,6 +101,7 @@ class Softmax:
     single: bool = False
     reason: str = "its result is not multiplied by values, as in a classifier"
     done: bool = False
+    function: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class Followed:
             the exponentials. extended: whether the column is still there.
         outer: (one, other) if it is the product, number by number, of two tensors of different shapes.
         note: what else was done to weights. lost: why it is not followed any more; "" if it is.
+        own: why the function that computes the whole attention has to be called itself; "" if there is no reason.
     """
 
     stage: Stage
@@ -131,6 +134,7 @@ class Followed:
     outer: tuple[Tensor, Tensor] | None = None
     note: str = ""
     lost: str = ""
+    own: str = ""
 
     def but(self, **changes: Any) -> "Followed":
         """The same with these changes."""

@@ -4,6 +4,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from headwise.models.recognise.functions import (
 )
 from headwise.models.recognise.layout import whole
 from headwise.models.recognise.libraries import LIBRARIES
-from headwise.models.recognise.libraries.base import first_of, take
+from headwise.models.recognise.libraries.base import FusedCall, Library, first_of, take
 from headwise.models.recognise.libraries.intercepted import arguments, intercepted
 from headwise.models.recognise.libraries.sdpa import scaled_dot_product_attention
 from headwise.models.recognise.multiplied import multiplied
@@ -83,6 +84,33 @@ class Following(TorchFunctionMode):
         """Compute the function."""
         return func(*args, **kwargs)
 
+    def instead(self, library: Library, name: str, function: Callable[..., Any], given: dict[str, Any]) -> Any:
+        """What a function of another package returns, computed in another way; None if it has to be called."""
+        return None
+
+    def note(
+        self, library: Library, name: str, function: Callable[..., Any], given: dict[str, Any], out: Any
+    ) -> FusedCall | None:
+        """Take note of a call of a function of another package. Returns what it computes; None if it is not followed.
+
+        Args:
+            given: its arguments by name. out: what it returned, or a tensor without numbers in its place.
+        """
+        seen = self.seen
+        record = seen.record(first_of(out), f"{library.module}.{name}")
+        record.function = name
+        call = None
+        try:
+            call = library.read(given, out, function, seen)
+            call = replace(call, own=call.own or library.own(given, out))
+            take(seen, call, record)
+        except (Lost, *UNEXPECTED) as error:
+            reason = str(error) if isinstance(error, Lost) else unexpected(error)
+            record.reason = f"{name}: {reason}"
+        while seen.ready:
+            seen.on_values(*seen.ready.pop())
+        return call
+
 
 @contextmanager
 def following(seen: Tracked, mode: Callable[[Tracked], Following] = Following) -> Iterator[None]:
@@ -94,7 +122,7 @@ def following(seen: Tracked, mode: Callable[[Tracked], Following] = Following) -
         seen.forget()
 
 
-_READERS = {(library.module, name): library.read for library in LIBRARIES for name in library.names}
+_READERS = {(library.module, name): library for library in LIBRARIES for name in library.names}
 
 
 def _library(
@@ -104,17 +132,16 @@ def _library(
     mode = next((one for one in reversed(_get_current_function_mode_stack()) if isinstance(one, Following)), None)
     if mode is None:
         return function(*args, **kwargs)
+    library = _READERS[module, name]
     with _without(mode), _stance("default"):
-        out = function(*args, **kwargs)
-        seen = mode.seen
-        record = seen.record(first_of(out), f"{module}.{name}")
         try:
-            take(seen, _READERS[module, name](arguments(function, args, kwargs), out, function, seen), record)
-        except (Lost, *UNEXPECTED) as error:
-            reason = str(error) if isinstance(error, Lost) else unexpected(error)
-            record.reason = f"{name}: {reason}"
-        while seen.ready:
-            seen.on_values(*seen.ready.pop())
+            given = arguments(function, args, kwargs)
+        except TypeError:  # which it raises itself
+            return function(*args, **kwargs)
+        out = mode.instead(library, name, function, given)
+        if out is None:
+            out = function(*args, **kwargs)
+            mode.note(library, name, function, given, out)
     return out
 
 

@@ -14,6 +14,7 @@ from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.functions import ARITHMETIC, SAME, SOFTMAX, VIEWS
 from headwise.models.recognise.layout import merged
+from headwise.models.recognise.libraries.base import Library
 from headwise.models.recognise.products import NAMES as PRODUCTS
 from headwise.models.recognise.tracked import Tracked
 from headwise.models.replace.deferred import Deferred, deferred
@@ -84,6 +85,21 @@ class Deferring(Following):
                 made = other.dense()
                 args, kwargs = tree_map(lambda x, old=other, new=made: new if x is old else x, (tuple(args), kwargs))
         return self._deferred(name, func, args, kwargs, lazy[0])
+
+    def instead(self, library: Library, name: str, function: Callable[..., Any], given: dict[str, Any]) -> Any:
+        """The result of a function of another package as `attend` computes it, or None."""
+        if not self.certified or place_here(self.seen) not in self.certified:
+            return None
+        self.resolved = library.output(given)
+        try:
+            call = self.note(library, name, function, given, self.resolved)
+            made = self.resolved
+        finally:
+            self.resolved = None
+        if call is None or made.is_meta:
+            return None
+        made = made.reshape(call.out.shape)
+        return made if call.restore is None else call.restore(made)
 
     def _deferred(
         self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],

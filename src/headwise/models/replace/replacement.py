@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from threading import get_ident
 from typing import Any
 
@@ -71,6 +72,9 @@ class Replacement:
                 return
             self.close()
             raise nothing(self.model, seen, "attach")
+        for one in seen.softmaxes:  # of functions of other packages that are not followed
+            if one.function and not one.done and one.modules and one.modules[0] not in self._apart:
+                self.computed.setdefault(self.modules[one.modules[0]], f"{one.reason} ({Path(one.line).name})")
         listed = "; ".join(f"{name or type(self.model).__name__}: {why}" for name, why in self.skipped.items())
         if not self.attached and not self._apart:
             self.close()
@@ -192,14 +196,15 @@ class Replacement:
             known[key] = self._compared(product, x, at, side, out)
             self.computed[name] = known[key]
         elif not waiting and key in self._certified.get(where, ()):
-            self.computed[name] = READ if where in mode.deferred else (
-                "it is computed by a function of another package, which is not replaced"
-            )  # fmt: skip
+            own = "its own function computed it in the last call"
+            self.computed[name] = READ if where in mode.deferred else self.computed.get(name) or own
         elif not waiting or known[key]:
             self.computed[name] = known[key]
 
     def _compared(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> str:
         """Why a call must not be replaced; "" if `attend` computes the same."""
+        if x.own:
+            return _said(x)
         if x.note:
             return explained(x, "the same function only for these numbers").split("; ")[0]
         if in_checkpoint():
@@ -275,8 +280,14 @@ def key_of(product: Contraction, x: Followed, at: int, side: int, dropout_p: flo
     letters = (x.product.of.a, x.product.of.b, x.product.of.out, product.a, product.b, product.out)
     return (
         steps, letters, at, side, x.stage, x.note, x.sink is not None, bool(x.dropout_p or dropout_p), x.product.dtype,
-        x.softmax.dtype,
+        x.softmax.dtype, x.softmax.function,
     )  # fmt: skip
+
+
+def _said(x: Followed) -> str:
+    """Why a function of another package has to be called itself, with its name and the line."""
+    assert x.softmax is not None
+    return f"{x.softmax.function}: {x.own} ({Path(x.softmax.line).name})"
 
 
 def order_of(x: Tensor) -> tuple[int, ...]:
@@ -298,6 +309,8 @@ def _is_shift(value: Any) -> bool:
 
 def own_code(out: Tensor, x: Followed) -> str:
     """Why a call must be computed as it is written, although its form is certified; "" if there is no reason."""
+    if x.own:
+        return _said(x)
     if without_shifts(x) is None:
         return "something that differs between keys is computed from its scores and added to them"
     if not isinstance(out, Deferred):

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.errors import unknown_name
+from headwise.errors import check_choice
 from headwise.stats import Measure, Tokens, describe, known, of_tokens, shown_in
 from headwise.table import HeadColumn, HeadTable
 
@@ -26,8 +26,8 @@ def check_sort(sort: str | None, names: Iterable[str] | None = None) -> None:
     """Raise ConfigError if a table cannot be sorted by this name. names: the statistics of the table; None for all that
     any report has."""
     names = shown_in("report") if names is None else tuple(names)
-    if sort is not None and sort not in names:
-        raise unknown_name("sort", sort, names)
+    if sort is not None:
+        check_choice("sort", sort, names)
 
 
 def statistics(results: Sequence[Mapping[str, Tensor]], layers: Sequence[str]) -> HeadTable:

@@ -121,7 +121,7 @@ def block_diagonal() -> list[Check]:
 
 @claim(
     "The output of attention replaces the token embedding.",
-    "注意力的输出替代原始的词元嵌入。",
+    "注意力的输出替代原始的词嵌入。",
     formula=("claimed: X ← MultiHead(X);  in a Transformer: X ← X + MultiHead(X)",
              "所述：X ← MultiHead(X)；Transformer 中：X ← X + MultiHead(X)"),
     at=[
@@ -131,7 +131,8 @@ def block_diagonal() -> list[Check]:
     also="Vaswani et al. 2017, §3.1",
     control=("in the demonstration's model, which has no residual connection, it does",
              "演示中的模型没有残差连接，输出确实取而代之"),
-    note="Transformer 中输出是加到词元上的：训练好的模型里，第一层之后的词元与嵌入仍然相近，与注意力的输出则不同。该书"
+    note="Transformer 中输出是加到词元上的：训练好的模型里，第一次注意力之后的词元与嵌入仍然相近，与注意力的输出则不"
+         "同。该书"
          "后面一章才讲残差连接，"
     "这里可看作简化的说法；我们按字面判断。",
     expected=Verdict.FAILS,

@@ -64,7 +64,7 @@ def d_k_bounds_rank() -> list[Check]:
              "若每个维度只取符号，两个维度确实只有两位"),
     note="d_k 是维数，不是位数：一个实数不止一位。d_k = 2、键在圆上的一个头，让 4096 个词元各得一个可区分的输出，即 "
          "12 位；"
-    "它的权重图也指向 4096 个不同的键。d_k 限制的是方向的个数（见 head-output-is-limited），每行之和为 1 也不改变这一"
+    "它的注意力图也指向 4096 个不同的键。d_k 限制的是方向的个数（见 head-output-is-limited），每行之和为 1 也不改变这一"
     "点。",
     expected=Verdict.FAILS,
 )  # fmt: skip
@@ -83,10 +83,10 @@ def d_k_bounds_information() -> list[Check | Curve]:
         Bilingual("as claimed: d_k", "如所述：d_k"): dict.fromkeys(measured, 2.0),
         Bilingual("log2 n, the maximum", "log2 n，最大值"): {n: math.log2(n) for n in measured},
     }
-    title = Bilingual("Information in the pattern of a head with d_k = 2", "d_k = 2 的头，其权重图中的信息")
+    title = Bilingual("Information in the pattern of a head with d_k = 2", "d_k = 2 的头，其注意力图中的信息")
     return [
         at_most(("bits in the output of a head with d_k = 2", "d_k = 2 的头，其输出中的位数"), bits, 2.0),
-        at_most(("bits in its pattern, per row", "其权重图中每行的位数"), measured[KEYS], 2.0),
+        at_most(("bits in its pattern, per row", "其注意力图中每行的位数"), measured[KEYS], 2.0),
         at_most(("bits in the signs of the output", "输出的符号中的位数"), signs, 2.0).control(bits),
         Curve.of(title, Bilingual("keys n", "键数 n"), Bilingual("bits", "位"), {MEASURED: measured}, claimed, log="x"),
     ]  # fmt: skip
@@ -245,8 +245,10 @@ def many_heads_beat_one() -> list[Check]:
     at=[
         place("treatment", "5.3.16", "A layer is an expansion in basis functions φ_i, one for each head.",
               "一层是对基函数 φ_i 的展开，每个头一个。", equations="5.3.16"),
-        place("treatment", "5.3.16", "Each maps X to n × d_k numbers; unlike fixed bases they are learnt.",
-              "每个把 X 映射到 n × d_k；与固定的基不同，它们是学出来的。", paragraph=2),
+        place("treatment", "5.3.16", "Each maps X to an output of n × d_k.",
+              "每个 φ_i 把 X 映射为 n × d_k 的输出。", paragraph=2),
+        place("treatment", "5.3.16", "Unlike the functions of Fourier or wavelet bases, they are learnt from data.",
+              "与傅里叶基、小波基等固定的基不同，它们是从数据中学来的。", paragraph=3),
     ],
     control=("neither X itself nor two of the three heads give the output",
              "用 X 本身、或三个头中的两个，都得不到输出"),

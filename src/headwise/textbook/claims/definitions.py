@@ -97,8 +97,8 @@ def multi_head_formula() -> list[Check]:
 
 
 @claim(
-    "Splitting [b, n, d] → [b, n, h, d_k] → [b, h, n, d_k] and merging back lose nothing and copy nothing.",
-    "切分 [b, n, d] → [b, n, h, d_k] → [b, h, n, d_k] 再合并，不丢失也不复制任何数据。",
+    "Splitting [b, n, d] → [b, n, h, d_k] → [b, h, n, d_k] loses nothing and copies nothing, and merging reverses it.",
+    "切分 [b, n, d] → [b, n, h, d_k] → [b, h, n, d_k] 不丢失、也不复制任何数据，合并是它的逆操作。",
     formula="split(X)[b, i, n, c] = X[b, n, i·d_k + c];  merge(split(X)) = X",
     at=[
         place("chapter", "11.2.1", "K of [4, 16, 512] is viewed as [4, 16, 4, 128] and transposed to [4, 4, 16, 128].",
@@ -167,7 +167,7 @@ def per_head_projection() -> list[Check]:
 
 @claim(
     "All heads at once are contractions with tensors of rank three, one index being the head.",
-    "所有头可以一次写成与三阶张量的缩并，其中一个指标就是头。",
+    "所有头可以一次写成与三阶张量的收缩，其中一个下标就是头。",
     formula="Q_bhnk = Σ_d X_bnd W_hdk;  Y_bne = Σ_hk A_bhnk W_hke",
     at=[
         place("treatment", "5.3.5",
@@ -176,12 +176,13 @@ def per_head_projection() -> list[Check]:
               "查询是 X_nd W_ikd 对 d 求和，各头独立做注意力，再拼接、乘 W_O。", equations="5.3.5 5.3.6 5.3.7 5.3.8"),
     ],
     control=("with the queries of two heads exchanged the layer differs", "交换两个头的查询投影后，层就不同了"),
-    note="只是求和次序不同；输出与梯度一致。式 (5.3.5) 左边漏写了指标 k，且 n 既作位置又作长度；我们读作 Q_ink = Σ_d "
+    note="只是求和次序不同；输出与梯度一致。式 (5.3.5) 左边的下标 k 写成了冒号，且 n 既作位置又作长度；我们读作 "
+         "Q_ink = Σ_d "
          "X_nd W_ikd。",
 )  # fmt: skip
 def tensor_contraction() -> list[Check]:
-    """The same sums in another order; outputs and gradients agree. Eq. 5.3.5 omits the index k on its left and uses n
-    for both a position and the length; we read Q_ink = Σ_d X_nd W_ikd.
+    """The same sums in another order; outputs and gradients agree. Eq. 5.3.5 has a colon on its left in
+    place of the index k, and uses n for both a position and the length; we read Q_ink = Σ_d X_nd W_ikd.
     """
     return _equals_multi_head("contraction")
 

@@ -33,9 +33,9 @@ SENTENCES = [part for part in PASSAGE.replace("？", "。").replace("！", "。"
 
 
 @claim(
-    "Four heads trained to rebuild the 32-number embeddings of a text learn: the loss falls, and the heat maps show "
-    "what they have found.",
-    "四个头训练来重建一段文字的 32 维嵌入，确实在学习：损失下降，热图显示学到了什么。",
+    "Four heads trained to rebuild the 32-number embeddings of three passages learn: the loss falls, and the heat maps "
+    "show what they have found.",
+    "四个头训练来重建三段文字的 32 维嵌入，确实在学习：损失下降，热图显示学到了什么。",
     formula="L = ‖MultiHead(E) − E‖² / (b·n·d)",
     at=[
         place("demonstration", "03",

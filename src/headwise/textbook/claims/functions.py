@@ -16,8 +16,8 @@ from headwise.wording import Bilingual
 
 
 @claim(
-    "A head is a kernel: it maps the inputs to a feature space and takes their similarity there.",
-    "一个头就是一个核函数：把输入映射到特征空间，再计算相似度。",
+    "A head can be seen as a kernel: it maps the inputs to a feature space and takes their similarity there.",
+    "一个头可以视为一个核函数：把输入映射到特征空间，再计算相似度。",
     formula="κ(x, y) = exp(x W_Q W_Kᵀ yᵀ / √d_k)",
     at=[
         place("treatment", "5.3.1",
@@ -96,7 +96,8 @@ def degrees_of_freedom() -> list[Check | Curve]:
     ],
     control=("a network with one hidden layer, trained in the same way, does approximate it",
              "同样训练的单隐层网络能逼近它"),
-    note="那条定理是关于足够丰富的函数族的；多头注意力不是这样的族。n = 1 时 softmax 恒为 1，不论多少个头，输出都是 x "
+    note="这句话本身是关于足够丰富的函数族的定理；文中把它用于多头注意力，却没有说明后者是否足够丰富，其实并不是。n "
+         "= 1 时 softmax 恒为 1，不论多少个头，输出都是 x "
          "的线性函数；"
     "没有位置信息时，它对词元的排列等变，只作用于第一个词元的函数也做不到。Transformer 的逼近定理需要前馈层与位"
     "置（Yun et al. 2020）。",
@@ -104,8 +105,9 @@ def degrees_of_freedom() -> list[Check | Curve]:
     expected=Verdict.FAILS,
 )  # fmt: skip
 def approximates_everything() -> list[Check]:
-    """The theorem is about a family that is rich enough; multi-head attention is not one. For n = 1 the softmax is 1,
-    and with any number of heads the output is linear in x. Without positions it is equivariant to the order of tokens,
+    """The sentence itself is a theorem about families that are rich enough; multi-head attention, to which the text
+    applies it without saying whether it is one, is not. For n = 1 the softmax is 1, and with any number of heads the
+    output is linear in x. Without positions it is equivariant to the order of tokens,
     so that a function of the first token only is out of reach. Theorems for Transformers need the feed-forward layer
     and positions (Yun et al. 2020).
     """

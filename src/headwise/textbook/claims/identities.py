@@ -77,7 +77,7 @@ def received_mass_gradient() -> list[Check]:
     mass = _weights(q, k).sum(-2)
     return [
         same(("error of the gradient", "梯度的误差"), v.grad[..., 0], mass),
-        same(("of the map's own sum", "权重图自身求和的误差"), amap.received(), mass),
+        same(("of the map's own sum", "注意力图自身求和的误差"), amap.received(), mass),
         at_least(("error of sums over rows", "行和的误差"), difference(torch.ones_like(mass), mass), 0.01).control(
             difference(v.grad[..., 0], mass)),
     ]  # fmt: skip

@@ -36,7 +36,7 @@ Head = tuple[int, int]  # layer, and head in it
               "特征相同的头梯度高度相似；随机梯度的微小差异逐渐放大，使各头收敛到不同的解。", paragraph=4),
     ],
     control=("with dropout on the weights equal heads do separate", "对权重做 dropout 时，相同的头会分开"),
-    note="起点只差 1e-6，300 步 Adam 之后就相差上千倍。但完全相同的头在任何批次上梯度都相同，因此小批次的随机性永远分"
+    note="起点只差 1e-6，300 步 Adam 之后就相差上千倍。但完全相同的头在任何批次上梯度都相同，因此小批量的随机性永远分"
          "不开它们；"
     "只有 dropout 能，因为它对两个头取不同的掩码。",
     expected=Verdict.CONDITIONS,
@@ -50,7 +50,7 @@ def equal_heads_stay_equal() -> list[Check | Curve]:
         Bilingual("equal at the start", "起点相同"): _apart_in_training(0.0),
         Bilingual("noise of 1e-06 at the start", "起点相差 1e-06"): _apart_in_training(1e-6),
         Bilingual("noise of 0.001 at the start", "起点相差 0.001"): _apart_in_training(1e-3),
-        Bilingual("equal, minibatches of 4", "起点相同，小批次 4"): _apart_in_training(0.0, batch=4),
+        Bilingual("equal, minibatches of 4", "起点相同，小批量 4"): _apart_in_training(0.0, batch=4),
         Bilingual("equal, dropout 0.1", "起点相同，dropout 0.1"): _apart_in_training(0.0, dropout=0.1),
     }
     steps = (*range(0, 300, 15), 300)
@@ -61,7 +61,7 @@ def equal_heads_stay_equal() -> list[Check | Curve]:
         at_least(("after noise of 1e-6 at the start, relative to it",
                   "起点相差 1e-6 时，训练后的距离与之比"), noisy / 1e-6, 1000),
         at_least(("distance of equal heads after training on minibatches",
-                  "相同的头用小批次训练后的距离"), batches, 1e-3).beyond(),
+                  "相同的头用小批量训练后的距离"), batches, 1e-3).beyond(),
         at_least(("after training with dropout", "用 dropout 训练后"), dropped, 1e-3).control(batches),
         Curve.of(Bilingual("Two heads in training", "训练中的两个头"), Bilingual("step", "步"),
                  Bilingual("relative distance", "相对距离"), lines, log="y"),
@@ -82,12 +82,12 @@ def equal_heads_stay_equal() -> list[Check | Curve]:
     ],
     control=("heads with a common W^Q have a joint rank of d_k", "W^Q 相同的头，合起来的秩只有 d_k"),
     note="对训练好的查询矩阵，秩确实如此；但随机初始化的矩阵也一样，所以这并不说明学到了什么。“自己的”也不是互不重叠："
-         "有些方向被几个头读取。",
+         "有些方向被几个头读取，文中也说子空间可能相交。",
     expected=Verdict.MISLEADING,
 )  # fmt: skip
 def heads_have_subspaces() -> list[Check]:
     """The ranks are as stated in a trained model, and so they are in matrices as initialised: they say nothing about
-    what was learnt. Nor are the subspaces apart: some directions are read by several heads.
+    what was learnt. Nor are the subspaces apart: some directions are read by several heads, as the section allows.
     """
     config = trained().decoder.config
     size = config.d_model // config.num_heads

@@ -32,7 +32,7 @@ BYTES = Bilingual("bytes", "字节")
               "前一段却说：h 个 n × n 矩阵占 O(h·n²)，与头数成正比。", paragraph=9),
     ],
     control=("eight heads that share one map take what a single head's takes",
-             "八个头共用一张权重图时，内存与单头相同"),
+             "八个头共用一张注意力图时，内存与单头相同"),
     note="每个头都有自己的 n×n 矩阵，因此是 h 倍。融合内核则一个也不存。两段互相矛盾；这里判断的是结论。",
     expected=Verdict.FAILS,
 )  # fmt: skip
@@ -73,8 +73,9 @@ def score_memory() -> list[Check | Curve]:
     "训练时，注意力需保留 O(n²·h + n·d) 个数。",
     formula=("n²·h + n·d;  blockwise n·(h + d)", "n²·h + n·d；分块时 n·(h + d)"),
     at=[
-        place("treatment", "5.3.11", "Projections O(n·d_model) and score matrices O(h·n²) …",
-              "投影 O(n·d_model)，分数矩阵 O(h·n²)……", paragraph=9),
+        place("treatment", "5.3.11", "Q, K and V take O(n·d_model), …", "Q、K、V 占 O(n·d_model)，……", paragraph=8),
+        place("treatment", "5.3.11", "… the score matrices O(h·n²), the projected output O(n·d_model), …",
+              "……分数矩阵占 O(h·n²)，输出投影的结果占 O(n·d_model)，……", paragraph=9),
         place("treatment", "5.3.11", "… together O(n²·h + n·d_model).", "……合计 O(n²·h + n·d_model)。", paragraph=10),
     ],
     control=("what a product of Q and K entry by entry keeps only doubles with n",
@@ -191,7 +192,8 @@ def mixed_precision() -> list[Check]:
 )  # fmt: skip
 def kv_cache() -> list[Check]:
     """2·n·d_model numbers per layer; decoding token by token gives the outputs of one pass. The text says that caching
-    reduces the space needed; it saves computation, and takes space.
+    reduces the space needed. A step then has one row of scores instead of a matrix, but the cache itself takes space in
+    every layer; what it saves is computation, above all.
     """
     module, x, cache = layer("multi_head", 24, 4), normal(2, 11, 24, seed=5), KVCache()
     with torch.no_grad():
@@ -239,12 +241,12 @@ def shared_keys_cache() -> list[Check | Curve]:
     copied = type(few).from_heads(**_shared(few.per_head_weights(), lambda w: w))(x)
     own = full.per_head_weights()
     averaged = type(few).from_heads(**_shared(own, lambda w: w.unflatten(0, (2, 4)).mean(1)))(x)
-    axis, unit = Bilingual("KV heads g", "KV 头数 g"), Bilingual("bytes per token", "每个词元的字节数")
+    axis, unit = Bilingual("KV heads g", "键值头数 g"), Bilingual("bytes per token", "每个词元的字节数")
     tokens = {Bilingual("cached, h = 8", "缓存，h = 8"): {groups: size / 7 for groups, size in sizes.items()}}
     return [
-        equal(("cache with 8 KV heads relative to 2", "8 个 KV 头与 2 个的缓存之比"), sizes[8] / sizes[2], 4),
+        equal(("cache with 8 KV heads relative to 2", "8 个键值头与 2 个的缓存之比"), sizes[8] / sizes[2], 4),
         equal(("relative to 1", "与 1 个之比"), sizes[8] / sizes[1], 8),
-        same(("difference between GQA and MHA with repeated KV heads", "GQA 与重复 KV 头的 MHA 之差"), few(x), copied),
+        same(("difference between GQA and MHA with repeated KV heads", "GQA 与重复键值头的 MHA 之差"), few(x), copied),
         at_least(("difference with keys and values averaged in each group", "各组键值取平均时的差异"),
                  difference(averaged, full(x)), 0.01).control(difference(few(x), copied)),
         Curve.of(Bilingual("Cache of a layer, d_model = 48, float64",

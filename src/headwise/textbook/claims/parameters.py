@@ -69,7 +69,7 @@ def four_d_squared() -> list[Check | Curve]:
     d, target = 48, 4 * 48**2
     others: dict[tuple[str, str], dict[str, Any]] = {
         ("with bias", "有偏置"): {"bias": True},
-        ("two KV heads for eight", "八个头共用两个 KV 头"): {"num_kv_heads": 2},
+        ("two KV heads for eight", "八个头共用两个键值头"): {"num_kv_heads": 2},
         ("head_dim 16 instead of 6", "head_dim 为 16 而非 6"): {"head_dim": 16},
     }
     heads = 1, 2, 4, 8, 16, 48
@@ -77,7 +77,7 @@ def four_d_squared() -> list[Check | Curve]:
     lines = {
         Bilingual("no bias", "无偏置"): sizes,
         Bilingual("with bias", "有偏置"): {h: _size(standard(d, h, bias=True)) for h in heads},
-        Bilingual("one KV head (MQA)", "一个 KV 头（MQA）"): {h: _size(standard(d, h, num_kv_heads=1)) for h in heads},
+        Bilingual("one KV head (MQA)", "一个键值头（MQA）"): {h: _size(standard(d, h, num_kv_heads=1)) for h in heads},
     }
     title = Bilingual(f"Parameters of a layer, d_model = {d}", f"一层的参数量，d_model = {d}")
     return [
@@ -209,7 +209,7 @@ def mqa_parameters() -> list[Check | Curve]:
         found += [equal(f"MQA, d = {d}, h = {h}", shared, d * d + 2 * d * (d // h)), equal("MHA", full, 3 * d * d)]
     two, one = (_without_output(48, 8, num_kv_heads=heads) for heads in (2, 1))
     found.append(
-        equal(("two KV heads, d = 48, h = 8", "两个 KV 头，d = 48，h = 8"), two, 48**2 + 4 * 48 * 6).control(one)
+        equal(("two KV heads, d = 48, h = 8", "两个键值头，d = 48，h = 8"), two, 48**2 + 4 * 48 * 6).control(one)
     )
     counted = {
         name: {h: _without_output(96, h, num_kv_heads=heads) for h in HEADS}
@@ -234,7 +234,7 @@ def mqa_parameters() -> list[Check | Curve]:
 def llama_2_uses_gqa() -> list[Check]:
     """Only the 70B model (and the unreleased 34B) does; 7B and 13B have ordinary multi-head attention."""
     shared = {name: _sharing(name) for name in ("llama-2-70b", "llama-2-13b", "llama-2-7b", "llama-65b")}
-    what = {size: (f"query heads for each KV head, {size}", f"每个 KV 头对应的查询头数，{size}") for size in shared}
+    what = {size: (f"query heads for each KV head, {size}", f"每个键值头对应的查询头数，{size}") for size in shared}
     return [
         at_least(what["llama-2-70b"], shared["llama-2-70b"], 2),
         at_least(what["llama-2-13b"], shared["llama-2-13b"], 2).beyond(),

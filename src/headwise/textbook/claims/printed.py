@@ -59,7 +59,8 @@ def row_stacking() -> list[Check]:
     ],
     control=("with a MultiHead that neither projects nor has a W_O it is the layer",
              "若 MultiHead 既不投影、也不含 W_O，就是该层"),
-    note="按式 (5.3.1)、(5.3.2)，MultiHead 自己就含有投影与 W_O：照字面代入就投影两次、乘两次 W_O，结果不同。显然本意是"
+    note="按式 (5.3.1)、(5.3.2)，MultiHead 自己就含有投影与 W_O：照字面代入就投影两次、乘两次 W_O，结果不同。显然本意"
+         "是 "
     "MultiHead(X, X, X)，或只做切分、注意力与拼接。",
     expected=Verdict.FAILS,
 )  # fmt: skip

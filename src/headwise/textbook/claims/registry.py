@@ -1,10 +1,9 @@
 """All claims in the order of the texts. Each claim is a function in one of these files."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from types import ModuleType
 
-from headwise.errors import ConfigError
+from headwise.errors import unknown_name
 from headwise.textbook.claims import (
     blocks,
     capacity,
@@ -61,9 +60,7 @@ def choose(only: Sequence[str] = (), *, slow: bool = False) -> list[Claim]:
     every = {claim.id: claim for claims in grouped().values() for claim in claims}
     for name in only:
         if name not in every:
-            close = get_close_matches(name, every, n=3, cutoff=0.4)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(every)}"
-            raise ConfigError(f"claim {name!r}: unknown; {hint}")
+            raise unknown_name("claim", name, every)
     if only:
         return [every[name] for name in dict.fromkeys(only)]
     return [claim for claim in every.values() if slow or not claim.slow]

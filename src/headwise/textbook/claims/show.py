@@ -27,6 +27,7 @@ CLAIM, MEASURED = Bilingual("claim", "论断"), Bilingual("measured", "实测")
 VERDICT, EXPECTED = Bilingual("verdict", "结论"), Bilingual("expected", "预期")
 CONTROL = Bilingual("control", "对照")
 MARK = "⇄"  # of a control
+_COLON = {"en": ": ", "zh": "："}
 
 
 def print_findings(findings: Sequence[Finding], console: Console, *, skipped: int = 0, lang: str = "en") -> None:
@@ -104,7 +105,7 @@ def to_json(findings: Sequence[Finding], lang: str = "en") -> str:
 def to_markdown(findings: Sequence[Finding], lang: str = "en") -> str:
     """The findings as Markdown, as in docs/claims.md: an introduction, a summary, and a table for each group."""
     lines = [*in_language(INTRODUCTION, lang).splitlines(), ""]
-    lines += [" ".join(in_language(line, lang) for line in summary(findings)), ""]
+    lines += [in_language(joined(summary(findings), " ", ""), lang), ""]
     heads = [in_language(name, lang) for name in (CLAIM, VERDICT, MEASURED)]
     for title, part in by_group(findings).items():
         code = part[0].claim.code
@@ -114,7 +115,7 @@ def to_markdown(findings: Sequence[Finding], lang: str = "en") -> str:
         lines += [_row(finding, lang) for finding in part]
         for finding in part:
             for curve in finding.curves:
-                lines += ["", *_numbers(finding.claim.id, curve.worded(lang))]
+                lines += ["", *_numbers(finding.claim.id, curve.worded(lang), lang)]
         lines.append("")
     return "\n".join(lines)
 
@@ -135,7 +136,8 @@ def control_words(finding: Finding) -> Bilingual:
 
 def _row(finding: Finding, lang: str) -> str:
     claim = finding.claim
-    sources = [f"*{in_language(place.where, lang)}*: {in_language(place.says, lang)}" for place in claim.places]
+    colon = _COLON[lang]
+    sources = [f"*{in_language(place.where, lang)}*{colon}{in_language(place.says, lang)}" for place in claim.places]
     sources += [f"*{in_language(claim.also, lang)}*"] if claim.also else []
     formula = f"`{in_language(claim.formula, lang)}`"
     words = f"**{claim.id}** {in_language(claim.statement, lang)} {formula}<br>" + "<br>".join(sources)
@@ -150,11 +152,13 @@ def _place(place: Place, lang: str) -> dict[str, Any]:
     return {**asdict(place), "says": in_language(place.says, lang), "where": in_language(place.where, lang)}
 
 
-def _numbers(name: str, curve: Curve) -> list[str]:
+def _numbers(name: str, curve: Curve, lang: str) -> list[str]:
     """A curve as a small Markdown table."""
-    lines = [f"<details><summary>{html.escape(curve.title)} (<code>{name}</code>)</summary>", ""]
+    named = in_language(Bilingual(f" (<code>{name}</code>)", f"（<code>{name}</code>）"), lang)
+    lines = [f"<details><summary>{html.escape(curve.title)}{named}</summary>", ""]
     lines += [_cells([f"{curve.x_name}", *(f"{x:,.6g}" for x in curve.x)]), _cells(["---"] * (1 + len(curve.x)))]
-    lines += [_cells([f"{curve.y_name}, {line.name}", *(f"{y:.3g}" for y in line.y)]) for line in curve.lines]
+    rows = [(in_language(joined([curve.y_name, line.name]), lang), line.y) for line in curve.lines]
+    lines += [_cells([row, *(f"{y:.3g}" for y in values)]) for row, values in rows]
     return [*lines, "", "</details>"]
 
 
@@ -165,12 +169,12 @@ def _cells(cells: Sequence[str]) -> str:
 
 def _sources(finding: Finding, lang: str) -> Table:
     """Each place with what the text says there, and other literature, indented, over the whole width."""
-    grid, colon = Table.grid(), "：" if lang == "zh" else ": "
+    grid = Table.grid()
     grid.add_column(width=2)
     grid.add_column(overflow="fold")
     for place in finding.claim.places:
         words = Text(in_language(place.where, lang), style="dim italic")
-        grid.add_row("", words.append(f"{colon}{in_language(place.says, lang)}", style="dim"))
+        grid.add_row("", words.append(f"{_COLON[lang]}{in_language(place.says, lang)}", style="dim"))
     if finding.claim.also:
         grid.add_row("", Text(in_language(finding.claim.also, lang), style="dim italic"))
     return grid

@@ -19,7 +19,7 @@ def notebook(topic: Topic, lang: str, output: str) -> dict[str, Any]:
     code = topic.code_in(lang)
     if topic.is_command:
         code = "import sys\n!{sys.executable} -m " + code
-    formula = f"$$\n{topic.formula.strip()}\n$$"
+    formula = f"$$\n{in_language(topic.formula, lang).strip()}\n$$"
     cells = [
         _text(f"# {in_language(topic.title, lang)}\n\n{wrapped_off(in_language(topic.intro, lang))}\n\n{formula}"),
         _code(code, output),

@@ -63,7 +63,7 @@ def page(topic: Topic, lang: str, output: str) -> str:
         f"# {in_language(topic.title, lang)}",
         _neighbours(topic, lang),
         wrapped_off(in_language(topic.intro, lang)),
-        f"$$\n{topic.formula.strip()}\n$$",
+        f"$$\n{in_language(topic.formula, lang).strip()}\n$$",
         f"## {_word('run', lang)}",
         f"```{kind}\n{shown}\n```",
         f"{_word('prints', lang)}{'：' if lang == 'zh' else ':'}",
@@ -90,7 +90,7 @@ def stored_output(text: str) -> tuple[str, str]:
 def index(lang: str) -> str:
     """The page that lists all topics."""
     rows = [
-        f"| {number} | [{in_language(topic.title, lang)}]({topic.name}.md) | `{cell(topic.plain)}` |"
+        f"| {number} | [{in_language(topic.title, lang)}]({topic.name}.md) | `{cell(in_language(topic.plain, lang))}` |"
         for number, topic in enumerate(topics().values(), 1)
     ]
     other = f"[{_word('other', lang)}](../{'en' if lang == 'zh' else 'zh'}/index.md)"
@@ -115,8 +115,9 @@ def claims_table(topic: Topic, lang: str) -> str:
     """The claims of a topic as a Markdown table, and the command that tests them."""
     rows = [f"| **{name}** {cell(said)} | {result} |" for name, said, result in claims_of(topic, lang)]
     head = f"| {_word('claim', lang)} | {_word('verdict', lang)} |\n| --- | --- |\n"
-    colon = "：" if lang == "zh" else ": "
-    return head + "\n".join(rows) + f"\n\n{_word('test', lang)}{colon}`headwise claims --only {','.join(topic.claims)}`"
+    colon, option = ("：", " --lang zh") if lang == "zh" else (": ", "")
+    command = f"headwise claims --only {','.join(topic.claims)}{option}"
+    return head + "\n".join(rows) + f"\n\n{_word('test', lang)}{colon}`{command}`"
 
 
 def cell(text: str) -> str:

@@ -7,7 +7,6 @@
 """
 
 import pkgutil
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 
@@ -51,9 +50,7 @@ def find_exercise(name: str) -> Exercise:
     """The exercise of that name, with hyphens or underscores. ConfigError with the closest names if there is none."""
     written = name.replace("_", "-")
     if written not in exercises():
-        close = get_close_matches(written, exercises(), n=3, cutoff=0.4)
-        meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-        raise ConfigError(f"exercise={name!r}: unknown; {meant}`headwise check` lists all")
+        raise unknown_name("exercise", name, exercises(), listed="`headwise check` lists all")
     return exercises()[written]
 
 

@@ -67,7 +67,7 @@ class Topic:
 
     Attributes:
         place: topics are in the order of this number. title: of the page.
-        formula: in LaTeX. plain: the same in plain characters, for the terminal.
+        formula: in LaTeX. plain: the same in plain characters, for the terminal. Bilingual if there are words in them.
         intro: prose before the code. code: at most some ten lines of Python, or one `headwise` command, in which
             {lang} becomes --lang zh in Chinese. reading: prose after its output.
         picture: the data of a picture. caption: below it.

@@ -76,7 +76,7 @@ def print_topic(topic: Topic, console: Console, lang: str, notes: Sequence[tuple
         console.print(Text(wrapped_to(said, console.width), style="yellow"))
     console.print()
     _print_prose(topic.intro, console, lang)
-    console.print(Padding(Text(topic.plain, style="bold cyan"), (1, 4)))
+    console.print(Padding(Text(in_language(topic.plain, lang), style="bold cyan"), (1, 4)))
     code = topic.code_in(lang) if topic.is_command else narrow(topic.code_in(lang), console.width)
     kind = "console" if topic.is_command else "python"
     console.print(Syntax(code, kind, background_color="default", word_wrap=True))  # without a frame, to be copied

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any, get_args
 
 from headwise.costs import Counts, Machine, Work
 from headwise.costs.configs import ModelConfig, find
 from headwise.costs.model import Load
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, unknown_option
 from headwise.nn.counts import attention_of, counts_of, kinds_of, sizes_of
 from headwise.nn.named import design_of, names
 from headwise.nn.registry import STANDARD
@@ -111,9 +110,7 @@ def plan_from_options(
     if "num_heads" not in known and chosen.pop("num_heads", 1) != 1:
         raise ConfigError(f"{design} has one head; leave out --num-heads")
     for name in set(chosen) - set(known):
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"{name}={chosen[name]}: {hint}{design} supports {', '.join(known)}")
+        raise unknown_option(name, chosen[name], design, known)
     counts = counts_of(design, chosen)
     if causal and not counts.masked:
         raise ConfigError(f"{design} does not support masks: add --full")

@@ -176,10 +176,10 @@ TERMS: dict[str, tuple[str, str]] = {
     ),
     "vary_note": (
         "Parameters, FLOPs and MHA's cache do not depend on h; exponentials and scores grow with it. A head's n×n "
-        "scores have rank d_k at most: one head can reach every positive weight matrix if and only if d_k ≥ n "
-        "(Bhojanapalli et al. 2020, 2002.07028).",
+        "scores have rank d_k at most: with d_k ≥ n one head can reach every positive weight matrix (Bhojanapalli et "
+        "al. 2020, 2002.07028), with d_k < n − 1 it cannot.",
         "参数量、FLOPs 与 MHA 的缓存不随 h 变化；指数运算与分数随 h 增长。一个头的 n×n 分数矩阵的秩至多为 d_k："
-        "当且仅当 d_k ≥ n 时，一个头才能得到任意的正权重矩阵（Bhojanapalli 等 2020，2002.07028）。",
+        "d_k ≥ n 时，一个头能得到任意的正权重矩阵（Bhojanapalli 等 2020，2002.07028），d_k < n − 1 时则不能。",
     ),
     "vary_meaning": (
         "n×n: the scores, if stored; lse: what blockwise attention stores instead, a float32 log-sum-exp per query "

@@ -24,6 +24,8 @@ class FusedCall:
         heads: whether "h" is known to be the heads. Otherwise that is looked up in the layer that made q or k.
         steps: what is done to the scores, the scale included: kinds and values of a `Step`.
         plain: computes `out` without dropout.
+        own: why the function has to be called itself, though this is what it computes; "" if there is no reason.
+        restore: (result of the shape of `out`) → what the function returns.
     """
 
     q: Tensor
@@ -35,6 +37,13 @@ class FusedCall:
     heads: bool = False
     dropout_p: float = 0.0
     plain: Callable[[], Tensor] | None = None
+    own: str = ""
+    restore: Callable[[Tensor], Tensor] | None = None
+
+
+def named_tensors(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """The arguments query, key and value."""
+    return given["query"], given["key"], given["value"]
 
 
 @dataclass(frozen=True)
@@ -45,11 +54,29 @@ class Library:
         module: its name. names: of the functions in it.
         read: (arguments by name, what the function returned, the function, what else is known) → the calls. Raises
             `Lost` with the reason why there is none.
+        tensors: arguments by name → queries [..., d], keys and values [..., e]; a function returns [..., e] of the
+            queries.
     """
 
     module: str
     names: tuple[str, ...]
     read: Callable[[dict[str, Any], Any, Callable[..., Any], Tracked], FusedCall]
+    tensors: Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]] = named_tensors
+
+    def output(self, given: dict[str, Any]) -> Tensor:
+        """A tensor without numbers of the shape and dtype of what a function returns."""
+        q, _, v = self.tensors(given)
+        return torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device="meta")
+
+    def own(self, given: dict[str, Any], out: Any) -> str:
+        """Why a call returns something else, or does more."""
+        if isinstance(out, tuple | list) or any(name.startswith("return_") and given[name] for name in given):
+            return "it returns more than its output"
+        if given.get("out") is not None:
+            return "it writes to a tensor (out)"
+        like = self.output(given)
+        same = out.shape == like.shape and out.dtype == like.dtype
+        return "" if same else "its output is of another shape or dtype than its queries"
 
 
 def take(seen: Tracked, call: FusedCall, record: Softmax) -> None:
@@ -61,7 +88,7 @@ def take(seen: Tracked, call: FusedCall, record: Softmax) -> None:
     sizes = {**_sizes(b, call.k), **_sizes(a, call.q), "m": call.k.shape[b.index("m")]}
     shape = tuple(sizes[one] for one in scores)
     plain = call.out
-    if call.dropout_p and call.plain is not None:
+    if call.dropout_p and call.plain is not None and not call.out.is_meta:
         with torch.no_grad():
             plain = call.plain()
     here = whole(shape)
@@ -72,7 +99,7 @@ def take(seen: Tracked, call: FusedCall, record: Softmax) -> None:
     )  # fmt: skip
     record.keys, record.single = here.dims[-1], shape[-1] == 1
     steps = tuple(Step(kind, value, here, *coef) for kind, value, *coef in call.steps)
-    found = Followed("weights", here, None, product, steps, record, dropout_p=call.dropout_p)
+    found = Followed("weights", here, None, product, steps, record, dropout_p=call.dropout_p, own=call.own)
     values = Contraction(torch.empty(shape, device="meta"), call.v, scores, c, o)
     seen.ready.append((values, found, 0, 1, plain))
 

@@ -13,6 +13,9 @@ from headwise.models.recognise.libraries.packed import packed, windowed
 from headwise.models.recognise.tracked import Tracked
 from headwise.scores import ALiBi
 
+# Tensors [b, tokens, …], the mask of packed sequences, and what packs an output again.
+_Arranged = tuple[tuple[Tensor, Tensor, Tensor, Tensor], Mask | None, Callable[[Tensor], Tensor] | None]
+
 
 def _read(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: Tracked) -> FusedCall:
     """A call of any of them; arguments that are not known here show in the result."""
@@ -27,14 +30,14 @@ def _read(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: T
     q, k, v = _tensors(given)
     starts_q = given.get("cu_seqlens_q", given.get("cu_seqlens"))
 
-    def arranged(out: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Mask | None]:
+    def arranged(out: Tensor) -> _Arranged:
         if starts_q is not None:
             return packed(q, k, v, out, starts_q, given.get("cu_seqlens_k", starts_q), given.get("seqused_k"))
         if given.get("cache_seqlens") is not None:
             return _cached(given, q, k, v, out)
-        return (q, k, v, out), None
+        return (q, k, v, out), None, None
 
-    tensors, mask = arranged(made)
+    tensors, mask, again = arranged(made)
     left, right = (-1 if size is None else size for size in given.get("window_size") or (-1, -1))
     scale = given.get("softmax_scale")
     dropout_p = float(given.get("dropout_p") or 0.0)
@@ -47,7 +50,8 @@ def _read(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: T
          *(() if slopes is None else (("score", ALiBi(slopes)),)),
          *masked(mask, windowed(left, 0 if given.get("causal") else right))),
         heads=True, dropout_p=dropout_p,
-        plain=lambda: arranged(first_of(function(**{**given, "dropout_p": 0.0})))[0][3],
+        plain=lambda: arranged(first_of(function(**{**given, "dropout_p": 0.0})))[0][3], restore=again,
+        own="it writes new keys to its cache" if "k_cache" in given and given.get("k") is not None else "",
     )  # fmt: skip
 
 
@@ -63,9 +67,7 @@ def _tensors(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _cached(
-    given: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, out: Tensor
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Mask | None]:
+def _cached(given: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Arranged:
     """Queries and a cache [b, size, h, d] whose first keys are used, as packed sequences."""
     b, n, size = *q.shape[:2], k.shape[1]
     if given.get("cache_batch_idx") is not None or given.get("cache_leftpad") is not None:
@@ -75,7 +77,8 @@ def _cached(
     used = used + (0 if new is None else new.shape[1])
     starts = torch.arange(b + 1, device=q.device)
     q, k, v, out = (x.flatten(0, 1) for x in (q, k, v, out))
-    return packed(q, k, v, out, starts * n, starts * size, used)
+    tensors, mask, again = packed(q, k, v, out, starts * n, starts * size, used)
+    return tensors, mask, lambda made: again(made).unflatten(0, (b, n))
 
 
 _NAMES = (
@@ -83,6 +86,6 @@ _NAMES = (
     "flash_attn_varlen_qkvpacked_func", "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache",
 )  # fmt: skip
 LIBRARIES = tuple(
-    Library(module, _NAMES, _read)
+    Library(module, _NAMES, _read, _tensors)
     for module in ("flash_attn.flash_attn_interface", "flash_attn", "flash_attn_interface", "flash_attn.cute.interface")
 )

@@ -6,14 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.fields import for_each_pair
 from headwise.masks import Mask, Span
 from headwise.models.recognise.followed import Lost
 from headwise.models.recognise.libraries.base import FusedCall, Library, capped, first_of, masked
+from headwise.models.recognise.libraries.captured import Kept
 from headwise.models.recognise.masks import Sizes, blocks, mask_of_rows
 from headwise.models.recognise.tracked import Tracked
 from headwise.scores import Bias, RelativeBias, Score
 
 _FAR = 1e12  # a score that any soft cap has cut off
+_OTHER = "a score_mod that is not a scale, a soft cap, a bias or a mask"
+_BLOCKS = "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"
+_kept = Kept()
 
 
 def _flex(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: Tracked) -> FusedCall:
@@ -21,11 +26,15 @@ def _flex(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: T
     made = first_of(out)
     scale, change, block_mask = given.get("scale"), given.get("score_mod"), given.get("block_mask")
     sizes = (*q.shape[:3], k.shape[2])
-    allow = None if block_mask is None else block_mask.mask_mod
-    key = (id(change), id(allow), sizes)
+    key = (id(change), id(block_mask), sizes)
     found = seen.kept.get(key)
     if found is None:
-        found = _Evaluated(change, allow, sizes, q), change, allow  # which live on, so that their ids stay theirs
+        allow = None if block_mask is None else block_mask.mask_mod
+        tensors = [] if block_mask is None else [getattr(block_mask, name) for name in _BLOCKS]
+        evaluated = _kept.made(
+            (change, allow), tensors, (sizes, q.dtype, q.device), lambda: _Evaluated(change, block_mask, sizes, q)
+        )
+        found = evaluated, change, block_mask  # which live on, so that their ids stay theirs
         seen.kept[key] = found
     evaluated = found[0]
     batch = "1" if k.shape[0] == 1 < q.shape[0] else "b"
@@ -34,19 +43,29 @@ def _flex(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: T
         q, k, v, made, ("bhnd", f"{batch}hmd", f"{batch}hme", "bhne"),
         (*capped(own * evaluated.slope, evaluated.cap), *(("score", one) for one in evaluated.biases),
          *masked(evaluated.mask)),
-        heads=True,
+        heads=True, own=evaluated.own,
     )  # fmt: skip
+
+
+def _blocks_of(counts: Tensor, indices: Tensor) -> Tensor:
+    """Which blocks of keys are listed for each block of queries, [b or 1, h or 1, rows, columns]."""
+    listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+    found = torch.zeros_like(listed)
+    return found.scatter_reduce(-1, indices.long(), listed, "amax") if indices.numel() else found
 
 
 class _Evaluated:
     """score_mod as cap · tanh(slope · s / cap) + bias, or slope · s + bias, and the mask of both functions.
 
-    The functions are evaluated for some queries at a time. Whether score_mod is of this form shows in the result of the
-    call, which is compared.
+    The functions are evaluated for some queries at a time, score_mod also at a random score of each query and key.
+
+    Attributes:
+        own: why flex_attention has to be called itself.
     """
 
-    def __init__(self, change: Any, allow: Any, sizes: Sizes, like: Tensor) -> None:
-        self._change, self._allow, self._sizes, self._like = change, allow, sizes, like
+    def __init__(self, change: Any, block_mask: Any, sizes: Sizes, like: Tensor) -> None:
+        self._change, self._sizes, self._like = change, sizes, like[:0]
+        self._allow: Any = None if block_mask is None else block_mask.mask_mod
         self._dtype = torch.promote_types(like.dtype, torch.float32)
         self.slope = 1.0
         self.cap: float | None = None
@@ -54,7 +73,56 @@ class _Evaluated:
         if change is not None:
             self._factors()
             self.biases = self._bias()
+            self._check()
         self.mask: Mask | None = mask_of_rows(self._visible, sizes)
+        self.own = self._own()
+        if block_mask is not None:
+            self._check_blocks(block_mask)
+        self._change = self._allow = None
+
+    def _check_blocks(self, block_mask: Any) -> None:
+        """Raise if the blocks of keys are not those that mask_mod leads to: compiled kernels compute these blocks."""
+        height, width = block_mask.BLOCK_SIZE
+        n, m = self._sizes[2:]
+        partial = _blocks_of(block_mask.kv_num_blocks, block_mask.kv_indices)
+        full = torch.zeros_like(partial)
+        if block_mask.full_kv_num_blocks is not None:
+            full = _blocks_of(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+        for start in range(0, n, height):
+            allowed = self._each(self._allow, Span(start, min(start + height, n))).bool()
+            for first in range(0, m, width):
+                at = ..., start // height, first // width
+                tile = allowed[..., first : first + width].flatten(2)
+                left_out = tile.any(-1) & ~(partial[at] | full[at])
+                if bool((left_out | (full[at] & ~tile.all(-1))).any()):
+                    raise Lost("a block_mask whose blocks are not those of its mask_mod")
+
+    def _own(self) -> str:
+        if self._change is not None and self._scores(0.0, Span(0, 1), gradients=True).requires_grad:
+            return "its score_mod reads tensors that need gradients"
+        if any(for_each_pair(one) for one in self.biases):
+            return (
+                "its score_mod adds numbers that depend on more than the distance, which would be stored as n×m numbers"
+            )
+        if self.mask is not None and for_each_pair(self.mask):
+            return "its mask has no short form, such as Causal or Documents, and would be stored as n×m booleans"
+        return ""
+
+    def _check(self) -> None:
+        """Raise if score_mod is another function of the scores."""
+        random = torch.Generator(self._like.device).manual_seed(0)
+        b, h, _, m = self._sizes
+        for rows in blocks(self._sizes):
+            shape = b, h, rows.stop - rows.start, m
+            size, sign = (
+                torch.rand(shape, generator=random, dtype=self._dtype, device=self._like.device) for _ in "ab"
+            )
+            scores = 10 ** (5 * size - 2) * torch.where(sign < 0.5, -1.0, 1.0)
+            theirs, bias = self._scores(scores, rows), self._scores(0.0, rows)
+            ours = scores * self.slope
+            ours = (ours if self.cap is None else self.cap * torch.tanh(ours / self.cap)) + bias
+            if not torch.allclose(theirs, ours, rtol=1e-5, atol=1e-5):
+                raise Lost(_OTHER)
 
     def _visible(self, rows: Span) -> Tensor:
         """Which keys some queries may attend to, [b, h, r, m]."""
@@ -79,10 +147,10 @@ class _Evaluated:
         if cap < _FAR / 2 and cap > 0:
             ratio = slope / cap
             if not 0 < ratio < 1:
-                raise Lost("a score_mod that is not a scale, a soft cap, a bias or a mask")
+                raise Lost(_OTHER)
             self.cap, slope = _rounded(cap), cap * float(torch.atanh(torch.tensor(ratio, dtype=torch.float64)))
         if not slope > 0:
-            raise Lost("a score_mod that is not a scale, a soft cap, a bias or a mask")
+            raise Lost(_OTHER)
         self.slope = _rounded(slope)
 
     def _bias(self) -> tuple[Score, ...]:
@@ -117,12 +185,13 @@ class _Evaluated:
         values = self._scores(0.0, rows)
         return values.masked_fill(torch.isneginf(values), 0.0)
 
-    def _scores(self, score: float, rows: Span) -> Tensor:
+    def _scores(self, score: float | Tensor, rows: Span, gradients: bool = False) -> Tensor:
         b, h, _, m = self._sizes
-        scores = torch.full((b, h, rows.stop - rows.start, m), score, dtype=self._dtype, device=self._like.device)
-        return self._each(self._change, rows, scores).to(self._dtype)
+        shape = b, h, rows.stop - rows.start, m
+        scores = torch.as_tensor(score, dtype=self._dtype, device=self._like.device).expand(shape)
+        return self._each(self._change, rows, scores, gradients=gradients).to(self._dtype)
 
-    def _each(self, function: Callable[..., Tensor], rows: Span, *scores: Tensor) -> Tensor:
+    def _each(self, function: Callable[..., Tensor], rows: Span, *scores: Tensor, gradients: bool = False) -> Tensor:
         """A function of (score,) batch, head, query and key, of each of them, [b, h, r, m]."""
         from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
@@ -131,7 +200,7 @@ class _Evaluated:
         for i in (3, 2, 1, 0):
             dims = [0] * len(scores) + [0 if i == one else None for one in range(4)]
             function = torch.vmap(function, in_dims=tuple(dims))
-        with torch.no_grad(), TransformGetItemToIndex():
+        with torch.set_grad_enabled(gradients), TransformGetItemToIndex():
             return function(*scores, *places)
 
 

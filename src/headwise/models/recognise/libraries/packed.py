@@ -1,5 +1,7 @@
 """Sequences one after the other, [tokens, …], with the places where they begin and end."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -8,8 +10,8 @@ from headwise.masks import Causal, Documents, Lengths, Mask, Window
 
 def packed(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, starts_q: Tensor, starts_k: Tensor, used: Tensor | None = None
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Mask]:
-    """Tensors [b, tokens, …] and the mask of packed sequences.
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Mask, Callable[[Tensor], Tensor]]:
+    """Tensors [b, tokens, …], the mask of packed sequences, and a function that packs an output again.
 
     Queries and keys that are packed in the same way stay as they are, and the mask is `Documents`. Others become a
     batch with padding before them, so that the last query of each is aligned to its last key.
@@ -21,18 +23,24 @@ def packed(
     starts_q, starts_k = starts_q.long(), starts_k.long()
     if used is None and torch.equal(starts_q, starts_k) and int(starts_q[0]) == 0 and int(starts_q[-1]) == len(q):
         ids = torch.repeat_interleave(torch.arange(len(starts_q) - 1, device=q.device), starts_q.diff())
-        return (q[None], k[None], v[None], out[None]), Documents(ids)
+        return (q[None], k[None], v[None], out[None]), Documents(ids), lambda made: made[0]
     lengths_q = starts_q.diff()
     lengths_k = starts_k.diff() if used is None else used.long()
-    mine, theirs = _places(starts_q, lengths_q), _places(starts_k, lengths_k)
-    return (q[mine], k[theirs], v[theirs], out[mine]), Lengths(lengths_k.cpu(), lengths_q.cpu(), side="right")
+    (mine, real), (theirs, _) = _places(starts_q, lengths_q), _places(starts_k, lengths_k)
+
+    def again(made: Tensor) -> Tensor:
+        return made.new_zeros(len(q), *made.shape[2:]).index_put((mine[real],), made[real])
+
+    mask = Lengths(lengths_k.cpu(), lengths_q.cpu(), side="right")
+    return (q[mine], k[theirs], v[theirs], out[mine.to(out.device)]), mask, again
 
 
-def _places(starts: Tensor, lengths: Tensor) -> Tensor:
-    """[sequences, longest], where each token lies; 0 for padding, which comes first."""
+def _places(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """[sequences, longest], where each token lies, and whether it is one; 0 for padding, which comes first."""
     longest = int(lengths.max())
     back = torch.arange(longest, 0, -1, device=starts.device)
-    return torch.where(back <= lengths[:, None], starts[: len(lengths), None] + lengths[:, None] - back, 0)
+    real = back <= lengths[:, None]
+    return torch.where(real, starts[: len(lengths), None] + lengths[:, None] - back, 0), real
 
 
 def windowed(left: int, right: int) -> Mask | None:

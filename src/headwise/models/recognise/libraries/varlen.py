@@ -15,13 +15,13 @@ def _varlen(given: dict[str, Any], out: Any, function: Callable[..., Any], seen:
     q, k, v = given["query"], given["key"], given["value"]
     made = first_of(out)
     cu_seq_k = given["cu_seq_q"] if given.get("cu_seq_k") is None else given["cu_seq_k"]
-    tensors, mask = packed(q, k, v, made, given["cu_seq_q"], cu_seq_k, given.get("seqused_k"))
+    tensors, mask, again = packed(q, k, v, made, given["cu_seq_q"], cu_seq_k, given.get("seqused_k"))
     scale = given.get("scale")
     return FusedCall(
         *tensors, ("bnhd", "bmhd", "bmhe", "bnhe"),
         (("mul", q.shape[-1] ** -0.5 if scale is None else scale),
          *masked(mask, windowed(*(given.get("window_size") or (-1, -1))))),
-        heads=True,
+        heads=True, restore=again,
     )  # fmt: skip
 
 

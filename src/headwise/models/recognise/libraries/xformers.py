@@ -31,9 +31,11 @@ def _read(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: T
         if isinstance(mask, Mask) and isinstance(extra, Tensor):
             steps = (*steps, ("add", extra))
     rest = {name: value for name, value in given.items() if name != "p"}
+    output_dtype = given.get("output_dtype")
     return FusedCall(
         q, k, v, made, _LETTERS[q.ndim], steps, heads=q.ndim > 3, dropout_p=p,
         plain=lambda: first_of(function(**rest)),
+        own="" if output_dtype in (None, q.dtype) else "its output_dtype is not that of its queries",
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ def possible_heads(d_model: int, least: int) -> list[int]:
 
 @exercise(
     "The width d_k of a head: `head_dim` where the model publishes it (not None), otherwise d_model / num_heads; and whether h·d_k = d_model.",
-    "求头宽 d_k：模型公布了 `head_dim`（非 None）就用它，否则是 d_model / num_heads；并返回 h·d_k 是否等于 d_model。",
+    "求头维度 d_k：模型公布了 `head_dim`（非 None）就用它，否则是 d_model / num_heads；并返回 h·d_k 是否等于 d_model。",
     lambda draw: (
         (h := draw.size(1, 8)) * (k := draw.size(1, 8)), h,
         None if draw.size(0, 1) else draw.size(max(1, k - 1), k + 1),
@@ -34,7 +34,7 @@ def head_size(d_model: int, num_heads: int, head_dim: int | None) -> tuple[int, 
 
 @exercise(
     "The parameters of the attention of a whole model: `layers` layers with `num_heads` query and `num_kv_heads` KV heads of size `head_dim`, without biases.",
-    "整个模型的注意力参数量：`layers` 层，每层 `num_heads` 个查询头、`num_kv_heads` 个键值头，头宽 `head_dim`，无偏置。",
+    "整个模型的注意力参数量：`layers` 层，每层 `num_heads` 个查询头、`num_kv_heads` 个键值头，头维度 `head_dim`，无偏置。",
     lambda draw: (draw.size(1, 48), draw.size(1, 512), draw.size(1, 64), draw.size(1, 8), draw.size(1, 128)),
 )
 def model_attention(layers: int, d_model: int, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
@@ -49,7 +49,7 @@ def picture() -> Curve:
     return Curve.of(
         Bilingual("GPT-2 and GPT-3: wider models have more heads", "GPT-2 与 GPT-3：模型越宽，头越多"),
         "d_model", Bilingual("number", "数目"),
-        {Bilingual("heads h", "头数 h"): heads, Bilingual("head size d_k", "头宽 d_k"): {d: d // h for d, h in heads.items()}},
+        {Bilingual("heads h", "头数 h"): heads, Bilingual("head size d_k", "头维度 d_k"): {d: d // h for d, h in heads.items()}},
         log="xy",
     )  # fmt: skip
 
@@ -57,8 +57,13 @@ def picture() -> Curve:
 TOPIC = Topic(
     place=10,
     title=Bilingual("Configurations of published models", "已发布模型的配置"),
-    formula=r"d_k = d_{\text{model}} / h \quad\text{(usual)}, \qquad h\, d_k \neq d_{\text{model}} \quad\text{(allowed)}",
-    plain="usually d_k = d / h; required is only W_O: [h·d_v, d]",
+    formula=Bilingual(
+        r"d_k = d_{\text{model}} / h \quad\text{(usual)}, \qquad h\, d_k \neq d_{\text{model}} \quad\text{(allowed)}",
+        r"d_k = d_{\text{model}} / h \quad\text{（通常）}, \qquad h\, d_k \neq d_{\text{model}} \quad\text{（允许）}",
+    ),
+    plain=Bilingual(
+        "usually d_k = d / h; required is only W_O: [h·d_v, d]", "通常 d_k = d / h；必须满足的只有 W_O: [h·d_v, d]"
+    ),
     intro=Bilingual(
         """
         A model becomes wider by more heads, not by wider heads: d_k is 64 or 128 in most published models, and h grows with
@@ -66,7 +71,7 @@ TOPIC = Topic(
         `headwise plan --config NAME` their parameters, memory and work.
         """,
         """
-        模型变宽靠的是更多的头，而不是更宽的头：大多数已发布模型的 d_k 是 64 或 128，h 随 d_model 增长。下表取自论文与公布的权重；
+        模型变宽，靠的是更多的头，而不是更大的头：大多数已发布模型的 d_k 是 64 或 128，h 随 d_model 增长。下表取自论文与公布的权重；
         `headwise plan --list` 列出所有模型，`headwise plan --config 名称` 计算其参数、内存与计算量。
         """,
     ),
@@ -87,14 +92,14 @@ for name in ("transformer-base", "bert-base", "gpt-2-small", "gpt-2-medium", "gp
         KV head for each query head.
         """,
         """
-        h·d_k = d_model 只是惯例。Gemma 7B 的头宽是 256，DeepSeek-V2 在 5,120 的宽度上有 128 个宽 128 的头；它们只要求 W_O
+        h·d_k = d_model 只是惯例。Gemma 7B 的头维度是 256，DeepSeek-V2 的 d_model 是 5,120，却有 128 个 128 维的头；必须满足的只有 W_O
         的形状是 [h·d_v, d_model]。另外，“LLaMA-2 采用 GQA”只对 70B 成立；7B 与 13B 每个查询头都有自己的键值头。
         """,
     ),
     picture=picture,
     caption=Bilingual(
         "From GPT-2 small to GPT-3 the width grows sixteenfold, the number of heads eightfold, the head size twofold.",
-        "从 GPT-2 small 到 GPT-3，宽度增至十六倍，头数增至八倍，头宽增至两倍。",
+        "从 GPT-2 small 到 GPT-3，d_model 增至十六倍，头数增至八倍，头维度增至两倍。",
     ),
     claims=("head-size-table",),
     exercises=(possible_heads, head_size, model_attention),

@@ -65,14 +65,15 @@ TOPIC = Topic(
         """
         With the head as an index i, a layer is three contractions: tokens with the projection tensor, queries with keys, and
         heads with the output tensor. The large matrix is the same tensor, read with head and channel as one index: its columns
-        are [W_1 | … | W_h]. Equations (5.3.3) and (5.3.4) stack the matrices in rows and multiply X from the left; with
-        the shapes given there, [n, d] @ [h·d_k, d], the product does not exist. They hold for the transposed matrices, as
-        `nn.Linear` stores them.
+        are [W_1 | … | W_h]. Equations (5.3.3) and (5.3.4) stack the matrices in rows and multiply X from the left. Matrices
+        of d × d_k stacked like that are [h·d, d_k], and the product does not exist. With the printed shape [h·d_k, d], that
+        of transposed matrices as `nn.Linear` stores them, it exists because h·d_k = d, but is not the queries.
         """,
         """
         把头当作下标 i，一层就是三次收缩：词元与投影张量、查询与键、各头与输出张量。那个“大矩阵”就是同一个张量，只是把头与通道看成
-        一个下标：它的列是 [W_1 | … | W_h]。公式 (5.3.3) 与 (5.3.4) 按行堆叠各矩阵，再用 X 左乘；按书中给出的形状
-        [n, d] @ [h·d_k, d]，这个乘积并不存在。对转置后的矩阵（即 `nn.Linear` 的存储方式）它才成立。
+        一个下标：它的列是 [W_1 | … | W_h]。公式 (5.3.3) 与 (5.3.4) 按行堆叠各矩阵，再用 X 左乘。d × d_k 的
+        矩阵这样堆叠得到 [h·d, d_k]，乘积并不存在；若按所印的形状 [h·d_k, d]，即像 `nn.Linear` 那样存放转置后的矩阵，
+        则只因 h·d_k = d 才能相乘，结果也不是各头的查询。
         """,
     ),
     code="""

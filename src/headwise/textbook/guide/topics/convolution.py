@@ -73,7 +73,9 @@ TOPIC = Topic(
     place=23,
     title=Bilingual("Attention and convolution", "与卷积的关系"),
     formula=r"\sum_{\Delta} A_{\Delta} X W_{\Delta} = \text{conv}(X), \qquad (A_{\Delta})_{ij} = [\,j = i + \Delta\,]",
-    plain="Σ_Δ A_Δ X W_Δ = conv(X),  A_Δ[i, j] = 1 if j = i + Δ",
+    plain=Bilingual(
+        "Σ_Δ A_Δ X W_Δ = conv(X),  A_Δ[i, j] = 1 if j = i + Δ", "Σ_Δ A_Δ X W_Δ = conv(X)，j = i + Δ 时 A_Δ[i, j] = 1"
+    ),
     intro=Bilingual(
         """
         A convolution of width 3 adds three shifted copies of the input, each times a matrix. A head whose queries attend to
@@ -111,7 +113,7 @@ for alpha in (16.0, 4.0, 1.0):
     picture=picture,
     caption=Bilingual(
         "The three heads of a convolution of width 3, and the middle one with a small sharpness.",
-        "宽度为 3 的卷积的三个头，以及尖锐度较小时的中间那个头。",
+        "宽度为 3 的卷积的三个头，以及锐度较小时的中间那个头。",
     ),
     claims=("attention-is-convolution", "convolution-is-a-limit"),
     exercises=(shift_head, convolution_matrix, convolve),

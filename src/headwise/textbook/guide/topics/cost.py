@@ -10,7 +10,7 @@ from headwise.wording import Bilingual
 
 @exercise(
     "The FLOPs of a layer of width `d` on `n` tokens without a mask: 2 per multiply-add of Q, K, V, the scores, the weighted sum and W_O.",
-    "宽度 `d` 的一层在 `n` 个词元上（无掩码）的浮点运算量：Q、K、V、分数、加权求和与 W_O，每次乘加计 2。",
+    "d_model 为 `d` 的一层在 `n` 个词元上（无掩码）的浮点运算量：Q、K、V、分数、加权求和与 W_O，每次乘加计 2。",
     lambda draw: (draw.size(1, 4096), draw.size(1, 1024)),
 )
 def layer_flops(n: int, d: int) -> int:
@@ -70,7 +70,7 @@ TOPIC = Topic(
         does grow with h are the exponentials of the softmax and the n × n scores, if they are stored.
         """,
         """
-        一个头的分数要 2·n²·d_k 次运算，加权求和同样多。h 个宽 d / h 的头合起来是 4·n²·d，与一个宽 d 的头相同。
+        一个头的分数要 2·n²·d_k 次运算，加权求和同样多。h 个 d / h 维的头合起来是 4·n²·d，与一个 d 维的头相同。
         “拆分使复杂度降到 O(n²·d_k)”只数了其中一个头。真正随 h 增长的是 softmax 的指数运算次数，以及（如果存储的话）n × n 的分数。
         """,
     ),

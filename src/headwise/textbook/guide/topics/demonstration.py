@@ -46,7 +46,7 @@ def padding_share(weights: Tensor, lengths: Tensor) -> Tensor:
 
 @exercise(
     "Dropout with probability `p` on `weights` `[n, m]`, given which entries are `kept`: those are divided by 1 − p, the others are 0. Return the result and its row sums.",
-    "对 `weights` `[n, m]` 做概率 `p` 的随机失活，`kept` 指出保留的项：保留的除以 1 − p，其余为 0。返回结果与每行之和。",
+    "对 `weights` `[n, m]` 做概率为 `p` 的 dropout，`kept` 指出保留的项：保留的除以 1 − p，其余为 0。返回结果与每行之和。",
     lambda draw: (draw.weights(n := draw.size(), m := draw.size()), draw.booleans(n, m), draw.size(1, 9) / 10),
 )
 def dropped(weights: Tensor, kept: Tensor, p: float) -> tuple[Tensor, Tensor]:
@@ -63,7 +63,7 @@ def picture() -> Matrices:
         passage = reconstruct(file).passages[1]
     titles = (
         Bilingual("as in the tutorial", "如教程所示"), Bilingual("padding masked", "屏蔽填充"),
-        Bilingual("after dropout", "经过随机失活"),
+        Bilingual("after dropout", "经过 dropout"),
     )  # fmt: skip
     pieces = list(passage.tokens)
     return Matrices(
@@ -71,8 +71,8 @@ def picture() -> Matrices:
             Matrix(title, torch.as_tensor(passage.maps[i][0]), rows=pieces, columns=pieces)
             for i, title in enumerate(titles)
         ),
-        rows="Query (字)",
-        columns=Bilingual("Key (字); · is padding; head 1", "Key (字)；· 为填充；第 1 头"),
+        rows=Bilingual("query (character)", "查询（字）"),
+        columns=Bilingual("key (character); · is padding; head 1", "键（字）；· 为填充；第 1 头"),
     )
 
 
@@ -92,7 +92,7 @@ TOPIC = Topic(
         """
         有一篇流行的教程训练一个注意力层（4 个头、32 维），让它重建小说三段文字的词嵌入，训练 200 轮，再画出权重。
         `headwise train 文件 --experiment reconstruct --png 文件夹 --lang zh` 可以对任何文件做这个演示：每句每头一张热图，
-        标出每个字与每个数。旁边同时给出屏蔽填充的版本，以及教程实际画出的那一种：训练模式下、经过随机失活的权重，
+        标出每个字与每个数。旁边同时给出屏蔽填充的版本，以及教程实际画出的那一种：训练模式下、经过 dropout 的权重，
         其中约十分之一的格子恰好为 0，行和也不等于 1。
         """,
     ),
@@ -127,7 +127,7 @@ for view, name in enumerate(("as in the tutorial", "padding masked", "after drop
     picture=picture,
     caption=Bilingual(
         "One head on one sentence: padding attended to, padding masked, and after dropout.",
-        "同一个头、同一句话：关注填充、屏蔽填充、经过随机失活。",
+        "同一个头、同一句话：关注填充、屏蔽填充、经过 dropout。",
     ),
     claims=("demo-learns-attention", "phrases-attend"),
     exercises=(encode, padding_share, dropped),

@@ -71,7 +71,7 @@ def picture() -> Curve:
     blocks = {n: 8 * n * 4 / 2**20 for n in lengths}
     inputs = {n: 4 * 8 * n * 64 * 4 / 2**20 for n in lengths}
     return Curve.of(
-        Bilingual("Memory of attention, 8 heads of size 64, float32", "注意力的内存，8 个宽 64 的头，float32"),
+        Bilingual("Memory of attention, 8 heads of size 64, float32", "注意力的内存，8 个 64 维的头，float32"),
         Bilingual("tokens n", "词元数 n"), "MiB",
         {
             Bilingual("scores, n² per head", "分数，每头 n²"): stored, Bilingual("q, k, v and output", "q、k、v 与输出"): inputs,

@@ -39,7 +39,7 @@ def mutual_information(p: Tensor) -> Tensor:
 
 @exercise(
     "A head of size 2 that tells n tokens apart: place n keys on the unit circle, `[n, 2]`, key i at the angle 2πi/n, so that query i (the same vectors) has its largest score with key i.",
-    "宽度只有 2 的头也能区分 n 个词元：把 n 个键放在单位圆上 `[n, 2]`，键 i 位于角度 2πi/n，使查询 i（同样的向量）与键 i 的分数最大。",
+    "只有 2 维的头也能区分 n 个词元：把 n 个键放在单位圆上 `[n, 2]`，键 i 位于角度 2πi/n，使查询 i（同样的向量）与键 i 的分数最大。",
     lambda draw: (draw.size(1, 12),),
 )
 def circle_keys(n: int) -> Tensor:
@@ -104,7 +104,7 @@ print("a head of size 2 picks its own key for", int(((circle @ circle.T).argmax(
         key of its own. What d_k bounds is the rank of the scores.
         """,
         """
-        按余弦看，各头似乎相互独立；按 CKA 看却相当相似，一个头的大部分输出可以由其他头预测。另外，d_k 并不以比特限制一个头的信息量：
+        按余弦看，各头似乎相互独立；按 CKA 看却相当相似，一个头的大部分输出可以由其他头预测。另外，d_k 限制的并不是一个头的信息位数：
         用两个数，4,096 个查询就能各自选中自己的键。d_k 限制的是分数矩阵的秩。
         """,
     ),

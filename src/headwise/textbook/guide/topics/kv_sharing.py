@@ -26,7 +26,7 @@ def grouped_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @exercise(
     "The bytes of the KV cache of a whole model: `layers` layers, `kv_heads` KV heads of size `head_dim`, `tokens` tokens, `size` bytes a number.",
-    "整个模型的键值缓存字节数：`layers` 层，`kv_heads` 个宽 `head_dim` 的键值头，`tokens` 个词元，每个数 `size` 字节。",
+    "整个模型的键值缓存字节数：`layers` 层，`kv_heads` 个 `head_dim` 维的键值头，`tokens` 个词元，每个数 `size` 字节。",
     lambda draw: (draw.size(1, 80), draw.size(1, 64), draw.size(1, 256), draw.size(1, 8192), draw.size(1, 4)),
 )
 def cache_size(layers: int, kv_heads: int, head_dim: int, tokens: int, size: int) -> int:
@@ -49,10 +49,10 @@ def picture() -> Curve:
     groups = (1, 2, 4, 8, 16, 32)
     cache = {g: counts_of(STANDARD, {"d_model": 4096, "num_heads": 32, "num_kv_heads": g}).keys * 2 for g in groups}
     return Curve.of(
-        Bilingual("Cache of a layer of width 4096 with 32 heads", "宽 4096、32 个头的一层的缓存"),
+        Bilingual("Cache of a layer of width 4096 with 32 heads", "d_model = 4096、32 个头的一层的缓存"),
         Bilingual("KV heads", "键值头数"), Bilingual("numbers per token", "每词元的数"),
         {Bilingual("GQA (1 is MQA, 32 is MHA)", "GQA（1 为 MQA，32 为 MHA）"): cache},
-        {Bilingual("MLA, latent 512 + rotary 64", "MLA，潜变量 512 + 旋转 64"): dict.fromkeys(groups, 576)},
+        {Bilingual("MLA, latent 512 + rotary 64", "MLA，潜向量 512 + 旋转 64"): dict.fromkeys(groups, 576)},
         log="xy",
     )  # fmt: skip
 
@@ -61,7 +61,10 @@ TOPIC = Topic(
     place=20,
     title=Bilingual("MQA, GQA and MLA", "共享键值：MQA、GQA 与 MLA"),
     formula=r"\text{head}_i = \text{Attention}\!\left(Q_i,\; K_{\lfloor i g / h \rfloor},\; V_{\lfloor i g / h \rfloor}\right), \qquad g = 1: \text{MQA}, \quad g = h: \text{MHA}",
-    plain="head_i = Attention(Q_i, K_{⌊i·g/h⌋}, V_{⌊i·g/h⌋});  g = 1 is MQA, g = h is MHA",
+    plain=Bilingual(
+        "head_i = Attention(Q_i, K_{⌊i·g/h⌋}, V_{⌊i·g/h⌋});  g = 1 is MQA, g = h is MHA",
+        "head_i = Attention(Q_i, K_{⌊i·g/h⌋}, V_{⌊i·g/h⌋})；g = 1 为 MQA，g = h 为 MHA",
+    ),
     intro=Bilingual(
         """
         While a model writes, keys and values of all earlier tokens are kept, and each new token reads them all. Sharing them

@@ -64,14 +64,14 @@ TOPIC = Topic(
     plain="A_ij = M_ij exp(S_ij) / Σ_j' M_ij' exp(S_ij')",
     intro=Bilingual(
         """
-        A mask removes keys before the softmax, so that the remaining weights still sum to 1. Three masks are used in
-        almost every model: causal (no token reads a later one), padding (no token reads the filling of short sequences),
+        A mask removes keys before the softmax, so that the remaining weights still sum to 1. Three masks are the
+        most common: causal (no token reads a later one), padding (no token reads the filling of short sequences),
         and a window (a token reads its neighbours only). Textbook code writes `scores.masked_fill(mask == 0, -inf)`, which
         needs an n × n tensor and gives NaN where a query may attend to nothing. Here a mask is a rule; it composes with `&`
         and `|`, and is never stored as a matrix.
         """,
         """
-        掩码在 softmax 之前去掉一些键，剩下的权重之和仍为 1。几乎每个模型都用到三种：因果掩码（不读后面的词元）、填充掩码
+        掩码在 softmax 之前去掉一些键，剩下的权重之和仍为 1。最常用的有三种：因果掩码（不读后面的词元）、填充掩码
         （不读短序列的填充部分）、窗口掩码（只读邻近的词元）。教材代码通常写成 `scores.masked_fill(mask == 0, -inf)`，
         需要一个 n × n 的张量，而且当某个查询什么都不能关注时会得到 NaN。在 headwise 中，掩码是一条规则，可以用 `&` 与 `|`
         组合，从不存成矩阵。
@@ -98,7 +98,7 @@ print("largest output without any key:", nothing.abs().max().item())
         `scaled_dot_product_attention` true means "may attend"; in `nn.MultiheadAttention` true means "ignore".
         """,
         """
-        第二个掩码就是 StreamingLLM 的做法：最近的两个键，加上许多头当作“汇点”的第一个键。查询与键的末尾对齐，所以同一个
+        第二个掩码就是 StreamingLLM 的做法：最近的两个键，加上许多头用作“注意力汇聚”（sink）的第一个键。查询与键的末尾对齐，所以同一个
         `Causal()` 既适用于整段文本，也适用于只有一个查询的解码步。完全被屏蔽的查询返回零。注意真值的含义：这里与 PyTorch 的
         `scaled_dot_product_attention` 一样，真表示“可以关注”；而在 `nn.MultiheadAttention` 中，真表示“忽略”。
         """,

@@ -20,7 +20,7 @@ def merge_heads(heads: Tensor) -> Tensor:
 
 @exercise(
     "Heads of different sizes: a list of tensors `[n, d_i]`. Return the merged `[n, Σ d_i]` and the column at which each head begins.",
-    "各个头宽度不同：给定张量列表 `[n, d_i]`。返回合并后的 `[n, Σ d_i]`，以及每个头开始的列号。",
+    "各个头的维度不同：给定张量列表 `[n, d_i]`。返回合并后的 `[n, Σ d_i]`，以及每个头开始的列号。",
     lambda draw: ([draw.normal(n, draw.size(1, 4)) for n in [draw.size()] for _ in range(draw.size(1, 4))],),
 )
 def merge_ragged(heads: list[Tensor]) -> tuple[Tensor, list[int]]:

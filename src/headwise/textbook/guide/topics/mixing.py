@@ -64,7 +64,10 @@ TOPIC = Topic(
     place=19,
     title=Bilingual("Groups of heads and attention among heads", "分组与跨头交互"),
     formula=r"\text{MLP}(\text{Concat}(\text{Group}_1, \dots, \text{Group}_g)), \qquad \text{Attention}(M\,Q, M\,K, M\,V)",
-    plain="MLP(Concat(Group_1 … Group_g));  Attention(M Q, M K, M V) over the heads of a token",
+    plain=Bilingual(
+        "MLP(Concat(Group_1 … Group_g));  Attention(M Q, M K, M V) over the heads of a token",
+        "MLP(Concat(Group_1 … Group_g))；对每个词元的各头做 Attention(M Q, M K, M V)",
+    ),
     intro=Bilingual(
         """
         In standard attention heads meet only in W_O, linearly. Two variants let them interact before. In (5.3.13) an MLP

@@ -9,7 +9,7 @@ from headwise.wording import Bilingual
 
 @exercise(
     "The parameters of a layer with width `d_model`, `num_heads` query heads, `num_kv_heads` KV heads and heads of size `head_dim`, with biases or without.",
-    "一层的参数量：宽度 `d_model`，`num_heads` 个查询头，`num_kv_heads` 个键值头，头宽 `head_dim`，`bias` 表示是否有偏置。",
+    "一层的参数量：宽度 `d_model`，`num_heads` 个查询头，`num_kv_heads` 个键值头，头维度 `head_dim`，`bias` 表示是否有偏置。",
     lambda draw: (draw.size(1, 64), draw.size(1, 8), draw.size(1, 8), draw.size(1, 16), draw.size(0, 1) == 1),
 )
 def parameters(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool) -> int:
@@ -65,8 +65,14 @@ def picture() -> Curve:
 TOPIC = Topic(
     place=9,
     title=Bilingual("Parameters", "参数量"),
-    formula=r"|W_Q| + |W_K| + |W_V| + |W_O| = 4\, d_{\text{model}}^2 \quad \text{if } h\, d_k = h\, d_v = d_{\text{model}}",
-    plain="|W_Q| + |W_K| + |W_V| + |W_O| = 4 d²  if h·d_k = h·d_v = d",
+    formula=Bilingual(
+        r"|W_Q| + |W_K| + |W_V| + |W_O| = 4\, d_{\text{model}}^2 \quad \text{if } h\, d_k = h\, d_v = d_{\text{model}}",
+        r"|W_Q| + |W_K| + |W_V| + |W_O| = 4\, d_{\text{model}}^2, \quad \text{若 } h\, d_k = h\, d_v = d_{\text{model}}",
+    ),
+    plain=Bilingual(
+        "|W_Q| + |W_K| + |W_V| + |W_O| = 4 d²  if h·d_k = h·d_v = d",
+        "|W_Q| + |W_K| + |W_V| + |W_O| = 4 d²，若 h·d_k = h·d_v = d",
+    ),
     intro=Bilingual(
         """
         A head of size d_k needs three matrices d_model × d_k and d_k rows of W_O. With h heads of size d_model / h the h
@@ -74,8 +80,8 @@ TOPIC = Topic(
         biases, shared keys and values, or heads of another size, the number differs.
         """,
         """
-        宽度为 d_k 的头需要三个 d_model × d_k 的矩阵，以及 W_O 的 d_k 行。h 个头、每个宽 d_model / h 时，h 正好消去：
-        不论多少个头，都是 4·d_model²。这是 d_k 取法的性质，不是注意力本身的性质；有偏置、共享键值或头宽另取时，数目就不同。
+        维度为 d_k 的头需要三个 d_model × d_k 的矩阵，以及 W_O 的 d_k 行。h 个头、每个 d_model / h 维时，h 正好消去：
+        不论多少个头，都是 4·d_model²。这是 d_k 取法的性质，不是注意力本身的性质；有偏置、共享键值或头维度另取时，数目就不同。
         """,
     ),
     code="""
@@ -97,14 +103,14 @@ print("heads of size 128    ", f"{count(head_dim=128):,}")
         `headwise plan --config gpt-2-small` counts everything, and its total equals the published one.
         """,
         """
-        2,359,296 就是 GPT-2 small 一层的 236 万（加上偏置是 2,362,368）。教程表格中“多头的参数量较多”的说法，在宽度相同时并不成立。
+        2,359,296 就是 GPT-2 small 一层的 236 万（加上偏置是 2,362,368）。教程表格中“多头的参数量较多”的说法，在 d_model 相同时并不成立。
         对整个模型，`headwise plan --config gpt-2-small` 会逐项计数，总数与公布的一致。
         """,
     ),
     picture=picture,
     caption=Bilingual(
         "The number of heads changes the parameters only if the size of a head does not shrink with it, or KV heads are shared.",
-        "只有当头宽不随头数缩小，或者共享键值头时，头数才会影响参数量。",
+        "只有当头维度不随头数缩小，或者共享键值头时，头数才会影响参数量。",
     ),
     claims=("four-d-squared", "gpt-2-small-layer", "mqa-parameters", "multi-head-has-more"),
     exercises=(parameters, attention_share, most_kv_heads),

@@ -44,7 +44,7 @@ def gate_importance(heads: Tensor, grad: Tensor) -> Tensor:
 
 @exercise(
     "The heads to remove: the `count` least important of `importance` `[layers, h]`, as (layer, head) pairs in order of importance, but never the last head of a layer.",
-    "选出要剪掉的头：`importance` `[layers, h]` 中最不重要的 `count` 个，按重要性从低到高以 (层, 头) 返回；但不能剪掉一层的最后一个头。",
+    "选出要剪掉的头：`importance` `[layers, h]` 中最不重要的 `count` 个，按重要性从低到高，以元组（层，头）返回；但不能剪掉一层的最后一个头。",
     lambda draw: (
         draw.normal(layers := draw.size(1, 4), h := draw.size(1, 4)).abs()
         + torch.arange(layers * h).view(layers, h) * 1e-3,
@@ -89,7 +89,10 @@ TOPIC = Topic(
     place=13,
     title=Bilingual("Redundant heads and pruning", "头的冗余与剪枝"),
     formula=r"Y = \sum_i \xi_i\, \text{head}_i W_i^{O}, \qquad I_i = \left|\frac{\partial \mathcal{L}}{\partial \xi_i}\right|_{\xi = 1}",
-    plain="Y = Σ_i ξ_i head_i W_i^O,  importance_i = |∂L/∂ξ_i| at ξ = 1",
+    plain=Bilingual(
+        "Y = Σ_i ξ_i head_i W_i^O,  importance_i = |∂L/∂ξ_i| at ξ = 1",
+        "Y = Σ_i ξ_i head_i W_i^O，ξ = 1 处的重要性_i = |∂L/∂ξ_i|",
+    ),
     intro=Bilingual(
         """
         Because the output is a sum over heads, a head is removed by leaving its term out, and its importance is how much

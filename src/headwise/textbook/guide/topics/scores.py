@@ -74,8 +74,8 @@ TOPIC = Topic(
         row positive with sum 1: row i says how much of each value the output of token i contains.
         """,
         """
-        每个头用点积比较每个查询与每个键。d_k 个相互独立、方差为 1 的数两两相乘再求和，方差是 d_k；头越宽，分数就越
-        大，softmax 会把全部权重放在一个键上，梯度随之消失。除以 √d_k 之后，无论宽度多大，方差都是 1。随后 softmax
+        每个头用点积比较每个查询与每个键。d_k 个相互独立、方差为 1 的数两两相乘再求和，方差是 d_k；头的维度越大，分数就越
+        大，softmax 会把全部权重放在一个键上，梯度随之消失。除以 √d_k 之后，无论维度多大，方差都是 1。随后 softmax
         使每一行为正且和为 1：第 i 行就是第 i 个词元的输出中各个值所占的比例。
         """,
     ),
@@ -96,14 +96,14 @@ for d_k in (4, 64, 1024):
         statistics from the same pass; the 512 × 512 weights are never stored.
         """,
         """
-        有了缩放因子，各种宽度的表现一致：熵约为 log 512 = 6.2 奈特减去二分之一。没有它，d_k = 1024 时还没开始学习，
+        有了缩放因子，各种维度的表现一致：熵约为 log 512 ≈ 6.2 奈特再减 0.5。没有它，d_k = 1024 时还没开始学习，
         单个键就已占据几乎全部权重。`amap.measure` 在同一遍计算中得到两个统计量，512 × 512 的权重矩阵从不存储。
         """,
     ),
     picture=picture,
     caption=Bilingual(
         "The same ten random queries and keys of width 256, with the factor and without it.",
-        "同样十个宽度为 256 的随机查询与键：有缩放因子（左）与没有缩放因子（右）。",
+        "同样十个 256 维的随机查询与键：有缩放因子（左）与没有缩放因子（右）。",
     ),
     claims=("attention-formula", "scaling-keeps-variance", "scaling-keeps-gradients", "key-bias-does-nothing"),
     exercises=(weights_of, safe_softmax, row_entropy),

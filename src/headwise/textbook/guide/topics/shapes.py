@@ -10,7 +10,7 @@ from headwise.wording import Bilingual
 
 @exercise(
     "The shapes of Q after the split and the transpose, of the scores, and of the output, as four lists, for `b` sequences of `n` tokens, width `d` and `h` heads.",
-    "对 `b` 个长度为 `n` 的序列、宽度 `d`、`h` 个头，依次返回切分并转置后的 Q、分数、各头输出、层输出这四个形状（列表）。",
+    "对 `b` 个长度为 `n` 的序列、模型维度 `d`、`h` 个头，依次返回切分并转置后的 Q、分数、各头输出、层输出这四个形状（列表）。",
     lambda draw: (draw.size(), draw.size(), (h := draw.size(1, 8)) * draw.size(1, 8), h),
 )
 def shapes_of(b: int, n: int, d: int, h: int) -> list[list[int]]:

@@ -39,7 +39,7 @@ def cosines(heads: Tensor) -> Tensor:
 
 @exercise(
     "Can this matrix be the scores of one head of size `d_k`? Return whether the rank of `scores` `[n, n]` is at most d_k.",
-    "这个矩阵可能是宽度为 `d_k` 的一个头的分数吗？返回 `scores` `[n, n]` 的秩是否不超过 d_k。",
+    "这个矩阵可能是一个 `d_k` 维的头的分数吗？返回 `scores` `[n, n]` 的秩是否不超过 d_k。",
     lambda draw: (
         draw.normal(n := draw.size(1, 6), k := draw.size(1, 6)).round() @ draw.normal(k, n).round(),
         draw.size(1, 6),
@@ -100,11 +100,13 @@ print(f"angles between L1H0 and L1H1: {angles[0]:.0f}° … {angles[-1]:.0f}°")
         """
         Trained heads overlap *more* than random ones, in every layer: all of them read the directions in which the tokens
         differ. They are far from orthogonal and far from equal. Whether several heads can compute more than one is another
-        question; at equal total width and d_k < n they can, since one head's scores have rank d_k at most.
+        question: x_{i−1} − x_{i+1} requires two rows of weights per token. But at equal total width narrow heads cannot do
+        all that a wide one can, since the scores of a head have rank d_k at most.
         """,
         """
         在每一层，训练后的头彼此重叠都*多于*随机子空间：它们都读取词元差异较大的那些方向。它们远非正交，也远不相同。
-        多个头能否计算一个头算不出的东西是另一个问题：总宽度相同且 d_k < n 时可以，因为一个头的分数矩阵的秩最多是 d_k。
+        多个头能否算出一个头算不出的东西，是另一个问题：x_{i−1} − x_{i+1} 就需要每个词元有两行权重。反过来，总维度相同时，小的头也
+        不能完全代替大的头，因为一个头的分数矩阵的秩最多是 d_k。
         """,
     ),
     picture=picture,

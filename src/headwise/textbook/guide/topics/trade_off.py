@@ -12,7 +12,7 @@ from headwise.wording import Bilingual
 
 @exercise(
     "The rank that the score matrix q kᵀ of n tokens can have at most, for heads of size `d_k`.",
-    "头宽为 `d_k` 时，n 个词元的分数矩阵 q kᵀ 的秩最大是多少？",
+    "头维度为 `d_k` 时，n 个词元的分数矩阵 q kᵀ 的秩最大是多少？",
     lambda draw: (draw.size(1, 20), draw.size(1, 20)),
 )
 def largest_rank(n: int, d_k: int) -> int:
@@ -22,7 +22,7 @@ def largest_rank(n: int, d_k: int) -> int:
 
 @exercise(
     "Of the numbers of heads `choices`, the one whose head size d_model / h is nearest to `wanted` (the smaller h if two are), among those that divide d_model.",
-    "在候选头数 `choices` 中选出能整除 d_model、且头宽 d_model / h 最接近 `wanted` 的一个（相同时取较小的 h）。",
+    "在候选头数 `choices` 中选出能整除 d_model、且头维度 d_model / h 最接近 `wanted` 的一个（相同时取较小的 h）。",
     lambda draw: (
         8 * draw.size(1, 16),
         [1] + [draw.size(1, 16) for _ in range(draw.size(1, 5))],
@@ -36,7 +36,7 @@ def choose_heads(d_model: int, choices: list[int], wanted: int) -> int:
 
 @exercise(
     "The best approximation of `scores` `[n, n]` that heads of size `d_k` can reach: its nearest matrix of rank at most d_k (in the Frobenius norm).",
-    "宽度为 `d_k` 的头能达到的对 `scores` `[n, n]` 的最佳逼近：求（Frobenius 范数下）秩不超过 d_k 的最近矩阵。",
+    "`d_k` 维的头对 `scores` `[n, n]` 的最佳逼近：求（Frobenius 范数下）秩不超过 d_k 的最近矩阵。",
     lambda draw: (draw.normal(n := draw.size(1, 6), n), draw.size(1, 6)),
     tolerance=2e-3,
 )
@@ -60,7 +60,7 @@ def picture() -> Curve:
     """How well scores of rank d_k approximate a permutation."""
     return Curve.of(
         Bilingual("Scores of a permutation of 64 tokens", "64 个词元的一个置换的分数矩阵"),
-        Bilingual("head size d_k", "头宽 d_k"), Bilingual("relative error", "相对误差"),
+        Bilingual("head size d_k", "头维度 d_k"), Bilingual("relative error", "相对误差"),
         {Bilingual("best scores of rank d_k", "秩为 d_k 的最佳分数"): errors()},
         {"√(1 − d_k / 64)": {d: math.sqrt(1 - d / 64) for d in errors()}},
         log="x",
@@ -69,7 +69,7 @@ def picture() -> Curve:
 
 TOPIC = Topic(
     place=11,
-    title=Bilingual("Number of heads or size of heads", "头数与头宽的权衡"),
+    title=Bilingual("Number of heads or size of heads", "头数与头维度的权衡"),
     formula=r"d_k = d_{\text{model}} / h, \qquad \operatorname{rank}(Q K^{\top}) \le d_k",
     plain="d_k = d / h,  rank(Q Kᵀ) ≤ d_k",
     intro=Bilingual(
@@ -79,11 +79,11 @@ TOPIC = Topic(
         stores and exponentiates its own n × n scores.
         """,
         """
-        宽度固定时，头越多就越窄。窄的头能力有限：n 个词元的分数矩阵的秩最多是 d_k，所以宽度为 2 的头无法给 64 个查询 64 行互不相关
-        的分数。头多还有别的代价：每个头都有自己的 n × n 分数要存储、要求指数。
+        d_model 固定时，头越多，每个头的维度就越小。小的头能力有限：n 个词元的分数矩阵的秩最多是 d_k，所以 2 维的头无法给 64 个查询
+        64 行互不相关的分数。头多还有别的代价：每个头都有自己的 n × n 分数要存储、要求指数。
         """,
     ),
-    code="headwise plan --design multi_head --d-model 512 --seq 1024 --trade-off",
+    code="headwise plan --design multi_head --d-model 512 --seq 1024 --trade-off{lang}",
     reading=Bilingual(
         """
         Parameters and FLOPs do not depend on h; the exponentials and the stored scores grow with it. A blockwise kernel
@@ -93,14 +93,14 @@ TOPIC = Topic(
         """,
         """
         参数与浮点运算量不随 h 变化；指数运算与需要存储的分数则随之增长。分块计算的内核每行每头只存一个 log-sum-exp。
-        哪个 h 学得最好要靠实验：在我们自己的同条件训练比较中，等宽的多头与单头注意力之差小于随机种子造成的差别
+        哪个 h 学得最好要靠实验：在我们自己的同条件训练比较中，d_model 相同的多头与单头注意力之差，小于随机种子造成的差别
         （见[比较](../../comparison.md)）。
         """,
     ),
     picture=picture,
     caption=Bilingual(
         "The scores that a permutation of 64 tokens needs have full rank: narrow heads can only approximate them.",
-        "64 个词元的置换需要满秩的分数矩阵：窄的头只能近似。",
+        "64 个词元的置换需要满秩的分数矩阵：维度小的头只能近似。",
     ),
     claims=(
         "low-rank-bottleneck",

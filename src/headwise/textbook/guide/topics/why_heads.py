@@ -94,13 +94,13 @@ for layer, head in ((0, 0), (1, 1), (1, 6), (3, 6)):
     reading=Bilingual(
         """
         For the last character, the full stop, the four heads give four different rows of weights. L0H0 spreads its weight
-        over many characters, L1H1 looks at the character before it, L1H6 at the full stops, and L3H6 at the full stops and
-        at 武, which followed the earlier one. One head would have to average the four rows, and the average of
+        over many characters, L1H1 looks at the character before it, L1H6 at the full stops, and L3H6 at the full stops and,
+        a little, at 武, which followed the earlier one. One head would have to average the four rows, and the average of
         "the character before" and "the earlier full stop" is neither.
         """,
         """
         对于最后一个字符“。”，四个头给出了四种不同的答案：L0H0 把权重分散到许多字符上；L1H1 看前一个字符；L1H6 看句号；
-        L3H6 除了看句号，还看上一个句号之后的“武”字。如果只有一个头，就只能把四行平均，而“前一个字符”与
+        L3H6 也看句号，还有少许权重在上一个句号之后的“武”字上。如果只有一个头，就只能把这四行混成一行，而“前一个字符”与
         “前一个句号”的平均，两者都不是。
         """,
     ),

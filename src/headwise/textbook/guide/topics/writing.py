@@ -71,7 +71,7 @@ TOPIC = Topic(
     place=26,
     title=Bilingual("A model that writes", "会写作的模型"),
     formula=r"p(x_{t+1} \mid x_{1 \dots t}) = \operatorname{softmax}(\text{logits}_t / \tau), \qquad \mathcal{L} = -\frac{1}{n} \sum_t \log p(x_{t+1} \mid x_{1 \dots t})",
-    plain="p(x_t+1 | x_1…t) = softmax(logits_t / τ);  L = −mean log p(x_t+1 | x_1…t)",
+    plain="p(x_t+1 | x_1…t) = softmax(logits_t / τ);  L = −(1/n) Σ_t log p(x_t+1 | x_1…t)",
     intro=Bilingual(
         """
         Causal attention, a feed-forward network, residual connections, four times over, and a softmax over the vocabulary: that is
