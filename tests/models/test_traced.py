@@ -57,6 +57,19 @@ def test_heads_are_found_recorded_and_scaled(kind, x):
     torch.testing.assert_close(masked, model(x))
 
 
+def test_sites_print_as_a_table_without_their_modules(x):
+    sites = hw.find_heads(made(hand.Grouped), x)
+    assert repr(sites).splitlines() == [
+        "name         module   kind    heads  KV heads  head_dim  value_dim",
+        "attention.0  Grouped  traced      6         2         4          4",
+        "attention.1  Grouped  traced      6         2         4          4",
+    ]
+    assert "<td>attention.1</td><td>Grouped</td>" in sites._repr_html_()
+    one = "HeadSite('attention.1', Grouped, 'traced', heads=6, KV heads=2, head_dim=4, value_dim=4)"
+    assert repr(sites[1]) == one
+    assert repr(sites[1:]) == f"[{one}]"
+
+
 def bias_of(site):
     return site.output.bias
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headwise.errors import check_declared
 from headwise.nn.layout import Layout, Part, Resizing, no_layout
+from headwise.table.show import as_html, as_text
 
 Change = Callable[[Tensor], Tensor]  # of Concat(head_1 … head_h) [..., n, h·d_v], to the same shape
 
@@ -39,6 +40,10 @@ class HeadSite:
     output: nn.Module | None
     anatomy: "Kind" = field(repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value}" for name, value in zip(_HEAD[3:], _row(self)[3:], strict=True))
+        return f"HeadSite({self.name!r}, {type(self.module).__name__}, {self.kind!r}, {values})"
+
     def weights(self) -> dict[str, Tensor]:
         """The matrices of each head: "q" [h, d_model, d_k], "k" [h_kv, d_model, d_k], "v" [h_kv, d_model, d_v] and
         "o" [h, d_v, d_model] (d_model of keys and values is the context's width in cross attention).
@@ -58,6 +63,24 @@ class HeadSite:
         if not layout.parts:
             raise no_layout(type(self.module).__name__, layout.missing)
         return list(layout.parts)
+
+
+class HeadSites(list[HeadSite]):
+    """Attention modules, as `find_heads` returns them: a list that prints as a table."""
+
+    def __repr__(self) -> str:
+        return as_text(_HEAD, [_row(site) for site in self], words=3, gap="  ") if self else "[]"
+
+    def _repr_html_(self) -> str:
+        return as_html(_HEAD, [_row(site) for site in self])
+
+
+_HEAD = ["name", "module", "kind", "heads", "KV heads", "head_dim", "value_dim"]
+
+
+def _row(site: HeadSite) -> list[str]:
+    sizes = (site.num_heads, site.num_kv_heads, site.head_dim, site.value_dim)
+    return [site.name or "(the model)", type(site.module).__name__, site.kind, *map(str, sizes)]
 
 
 class Kind:

@@ -16,8 +16,8 @@ _WHOLE = "_headwise_whole"  # attribute of an input that was narrowed
 
 
 def narrow(module: nn.Module, maps: Collection[nn.Module], inputs: int) -> None:
-    """Give the code of a module the first `WIDTH` channels of tensors that have `inputs` channels, and these maps all of
-    them. Calling it again changes nothing."""
+    """Give the code of a module the first `WIDTH` channels of tensors that have `inputs` channels, and these maps all
+    of them. Calling it again changes nothing."""
     vars(module)[_INPUTS] = inputs
     if _narrowed not in module._forward_pre_hooks.values():
         module.register_forward_pre_hook(_narrowed, with_kwargs=True)
