@@ -245,8 +245,8 @@ def _extended(site: HeadSite) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, part = weights[name], biases.get(name)
         row = x.new_zeros(len(x), 1, x.shape[-1])
         if part is not None:
-            rows = slice(part.start, part.start + len(x) * part.width)
-            row = part.tensor[rows].detach().double().view(len(x), 1, -1)
+            bias: Tensor = getattr(part.owner, part.name)
+            row = bias.detach().double().narrow(0, part.start, len(x) * part.width).view(len(x), 1, -1)
         weights[name] = torch.cat((x, row), 1)
     return weights["q"], weights["k"], weights["v"], weights["o"]
 
