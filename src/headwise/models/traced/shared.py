@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from headwise.models.traced.kind import Slices, Traced
+from headwise.models.traced.known import Slices, Traced
 
 
 class SharedMaps(nn.Module):
@@ -35,7 +33,7 @@ class SharedMaps(nn.Module):
         return y.unflatten(-1, (-1, self.widths[letter])).repeat_interleave(self.repeats, -2).flatten(-2)
 
 
-def can_share(known: "Traced", module: nn.Module) -> bool:
+def can_share(known: Traced, module: nn.Module) -> bool:
     """Whether the maps of keys and values in a module can be replaced: `nn.Linear`s, with the heads one after another,
     in which no other module is involved."""
     inside = set(module.modules())
@@ -45,7 +43,7 @@ def can_share(known: "Traced", module: nn.Module) -> bool:
     )  # fmt: skip
 
 
-def with_shared_maps(known: "Traced", module: nn.Module) -> "Traced":
+def with_shared_maps(known: Traced, module: nn.Module) -> Traced:
     """Replace the linear maps of a module that make keys or values, with the same results.
 
     Returns:
@@ -78,7 +76,7 @@ def with_shared_maps(known: "Traced", module: nn.Module) -> "Traced":
     return replace(known, slices=tuple(slices), sizes=tuple(sizes), shares=False)
 
 
-def _divided(owner: nn.Linear, slices: "Sequence[Slices]", heads: int) -> dict[str, nn.Linear]:
+def _divided(owner: nn.Linear, slices: Sequence[Slices], heads: int) -> dict[str, nn.Linear]:
     """One linear map for each letter, in their order."""
     found: dict[str, nn.Linear] = {}
     for one in sorted((one for one in slices if one.name == "weight"), key=lambda one: one.start):

@@ -15,7 +15,8 @@ from headwise.models.recognise.frames import line_of_error
 from headwise.models.resizing import pick_heads
 from headwise.models.site import HeadSite
 from headwise.models.taps import scale_heads
-from headwise.models.traced.kind import ROLES, TRACED, Traced, TracedKind, value_of
+from headwise.models.traced.kind import TracedKind
+from headwise.models.traced.known import ROLES, TRACED, Traced, value_of
 from headwise.models.traced.shared import SharedMaps, can_share
 from headwise.models.traced.widths import WIDTH
 

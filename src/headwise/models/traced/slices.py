@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.models.recognise.followed import Lost
-from headwise.models.traced.kind import Slices
+from headwise.models.traced.known import Slices
 
 Names = Mapping[int, Sequence[tuple[nn.Module, str]]]  # id of a parameter → modules that hold it, and its name there
 DIGITS = 128  # labels are below it, exact in every floating dtype
