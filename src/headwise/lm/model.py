@@ -217,6 +217,10 @@ class Decoder(nn.Module):
             maps.append(amap)
         return self.norm(x), maps if return_maps else []
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The embedding of the token ids, under the name that transformers uses."""
+        return self.embedding
+
     @property
     def num_parameters(self) -> int:
         """Number of parameters; the tied embedding counts once."""

@@ -14,7 +14,7 @@ from headwise.lm.loading.remarks import remark
 from headwise.lm.loading.tokenized import TokenizedText
 from headwise.lm.text_files import not_text
 from headwise.map import AttentionMap
-from headwise.models import HeadSite, find_heads, record_heads
+from headwise.models import HeadSite, find_heads, input_embedding, record_heads
 from headwise.publishing import AttentionCall, observe
 from headwise.stats import Measure
 from headwise.wording import Bilingual, Message
@@ -99,6 +99,11 @@ class LoadedModel(ABC):
     def unembedding(self) -> Tensor | None:
         """The matrix [vocabulary, d_model] of next-token logits; None for a model that does not predict them."""
         return None
+
+    @property
+    def embedding(self) -> Tensor | None:
+        """The input embedding of each token id, [vocabulary, d_model]; None if unknown."""
+        return input_embedding(self.model)
 
     @abstractmethod
     def pieces(self, ids: Sequence[int]) -> list[str]:

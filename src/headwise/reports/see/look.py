@@ -50,7 +50,7 @@ def look_at(
     )  # fmt: skip
     maps, found, shown = seen.maps, seen.look, seen.passage
     progress("roles", 0, 1)
-    played = [roles(amap, tokens=seen.ids, pieces=seen.pieces) for amap in maps]
+    played = [roles(amap, tokens=seen.ids, pieces=seen.pieces, embeddings=subject.embedding) for amap in maps]
     progress("roles", 1, 1)
     progress("comparing", 0, 1)
     alike, not_compared = comparisons(found.outputs, maps, places)

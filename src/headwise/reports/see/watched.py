@@ -18,6 +18,7 @@ from headwise.analysis.head_roles import Roles, roles
 from headwise.errors import ConfigError, ShapeError
 from headwise.events import module_name
 from headwise.map import AttentionMap
+from headwise.models import input_embedding
 from headwise.reports.data import Passage, Report
 from headwise.reports.html import write_report
 from headwise.reports.messages import message
@@ -83,7 +84,8 @@ def report(
     size = sum(p.numel() for p in record.model.parameters()) / 1e6
     facts: list[tuple[str, str]] = [(message("model"), message("fact_model", name=name, millions=size))]
     steps: list[tuple[str, str]] = [(message("steps"), message("fact_steps", count=record.totals.steps))]
-    found = of_maps(record.maps, texts, entries, title or name, cells, latest=record.latest, unnamed=name)
+    table = input_embedding(record.model)
+    found = of_maps(record.maps, texts, entries, title or name, cells, latest=record.latest, unnamed=name, table=table)
     found = replace(found, facts=facts + found.facts + steps)
     if path is not None:
         write_report(found, path, lang=lang)
@@ -94,9 +96,10 @@ def report(
 def of_maps(
     maps: Mapping[str, AttentionMap | Picture], texts: tuple[Text | None, Text | None],
     entries: int | Sequence[int] | None, title: str, cells: int, *, latest: Summary | None = None, unnamed: str = "",
+    table: Tensor | None = None,
 ) -> Report:  # fmt: skip
     """The report of maps by the names of their layers. latest: further statistics. unnamed: the name of layers that
-    have none."""
+    have none. table: the model's input embedding."""
     if cells < 1:
         raise ConfigError(f"cells={cells}: expected at least 1")
     groups = groups_of(maps)
@@ -107,7 +110,7 @@ def of_maps(
         for group, name in zip(groups, titles(groups), strict=True)
         for shown in _passages(group, name, texts, groups, places, _entries(group, entries), cells)
     ]
-    columns, patterns, roles_found = _numbers(maps, latest, groups, texts, places)
+    columns, patterns, roles_found = _numbers(maps, latest, groups, texts, places, table)
     heads = [range(count) for count in places.counts]
     statistics = HeadTable(columns, layers=[name or unnamed for name in maps], heads=heads)
     kernels = sorted({amap.kernel for amap in maps.values() if isinstance(amap, AttentionMap)})
@@ -214,7 +217,7 @@ def _from_first_to_last(members: Tensor) -> range:
 
 def _numbers(
     maps: Mapping[str, AttentionMap | Picture], latest: Summary | None, groups: Sequence[Group],
-    texts: tuple[Text | None, Text | None], places: Places,
+    texts: tuple[Text | None, Text | None], places: Places, table: Tensor | None,
 ) -> tuple[dict[str, HeadColumn], list[list[str]], list[list[list[str]]]]:  # fmt: skip
     """Statistics, strongest patterns and roles of all layers."""
     values: dict[str, list[np.ndarray]] = {}
@@ -234,7 +237,7 @@ def _numbers(
             for name, found in amap.measure(*measures).items():
                 put(name, layer, found.mean(0).cpu().numpy())
             if not group.crosses:
-                one = _roles(amap, keys)
+                one = _roles(amap, keys, table)
                 for head in range(amap.shape[1]):
                     patterns[layer][head], roles_found[layer][head] = pattern(one, head), roles_of(one, head)
     names = [module_name(name) for name in maps]
@@ -251,10 +254,11 @@ def _numbers(
     return columns, patterns, roles_found if any(map(any, roles_found)) else []
 
 
-def _roles(amap: AttentionMap, text: Text | None) -> Roles:
+def _roles(amap: AttentionMap, text: Text | None, table: Tensor | None) -> Roles:
     if text is None:
         return roles(amap)
-    return roles(amap, tokens=text.ids, pieces=text.pieces)
+    known = table is not None and text.ids is not None and 0 <= int(text.ids.min()) <= int(text.ids.max()) < len(table)
+    return roles(amap, tokens=text.ids, pieces=text.pieces, embeddings=table if known else None)
 
 
 def _notes(maps: Iterable[str], groups: Sequence[Group], entries: int | Sequence[int] | None) -> list[str]:
