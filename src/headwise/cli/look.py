@@ -150,7 +150,7 @@ def measures(lang: Lang = None) -> None:
 
     from headwise.stats import GIVEN, MEASURES
     from headwise.stats.words import words_of
-    from headwise.wording import language
+    from headwise.wording import in_language, language
 
     console, lang = Console(), language()
     wide = console.width >= WIDE
@@ -160,14 +160,16 @@ def measures(lang: Lang = None) -> None:
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for column in (name, unit, span) if wide else (name,):
         table.add_column(column, no_wrap=True)
-    for column in (about, source) if wide else (f"{about}; {unit}, {span}; {source}",):
+    comma, semicolon = ("，", "；") if lang == "zh" else (", ", "; ")
+    for column in (about, source) if wide else (semicolon.join((about, f"{unit}{comma}{span}", source)),):
         table.add_column(column, overflow="fold")
     kinds: dict[str, Any] = {**MEASURES, **GIVEN}
     for key, kind in kinds.items():
-        words = words_of(kind, lang)
+        words, found = words_of(kind, lang), in_language(kind.source, lang)
         what = Text(words.about)
         if wide:
-            table.add_row(key, words.unit, words.range, what, Text(kind.source, style="dim"))
+            table.add_row(key, words.unit, words.range, what, Text(found, style="dim"))
         else:
-            table.add_row(key, what.append(f"\n{words.unit}, {words.range}; {kind.source}", style="dim"))
+            short = f"{words.unit}{comma}{words.range}{semicolon}{found}"
+            table.add_row(key, what.append(f"\n{short}", style="dim"))
     console.print(table)

@@ -22,13 +22,17 @@ from headwise.map import AttentionMap
 from headwise.masks import HeadWindows, is_causal
 from headwise.stats import RowMeasure
 from headwise.tiles import Tile
+from headwise.wording import Bilingual
 
 
 class OutsideMass(RowMeasure):
     """Σ p_ij over keys that are neither among the first `sinks` nor less than `window` before the query."""
 
     name, unit, range = "outside_mass", "mass", "0 to 1"
-    source = "the mass that a short cache loses: Xiao et al. 2023, 2309.17453"
+    source = Bilingual(
+        "the mass that a short cache loses: Xiao et al. 2023, 2309.17453",
+        "短缓存失去的权重：Xiao et al. 2023, 2309.17453",
+    )
 
     def __init__(self, window: int, sinks: int) -> None:
         self.window, self.sinks = window, sinks
@@ -103,7 +107,7 @@ class Budget:
         )
         return batch * numbers * dtype.itemsize
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         heads = [window for layer in self.windows for window in layer]
         short = sum(window is not None for window in heads)
         first = (
@@ -171,7 +175,7 @@ class Effect:
     short: float
     tokens: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         more = self.short - self.full
         return f"loss {self.full:.4f} → {self.short:.4f} nats per token ({more:+.4f}), {self.tokens:,} tokens"
 

@@ -66,7 +66,7 @@ class Pruned:
         """The number of removed query heads in all modules."""
         return sum(len(cut.removed) for cut in self.cuts.values())
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if not self.cuts:
             return "removed nothing"
         heads = sum(cut.num_heads for cut in self.cuts.values())

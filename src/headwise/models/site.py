@@ -41,8 +41,12 @@ class HeadSite:
     anatomy: "Kind" = field(repr=False, compare=False)
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name}={value}" for name, value in zip(_HEAD[3:], _row(self)[3:], strict=True))
-        return f"HeadSite({self.name!r}, {type(self.module).__name__}, {self.kind!r}, {values})"
+        kv = f", {self.num_kv_heads} KV heads" if self.num_kv_heads != self.num_heads else ""
+        width = "" if self.value_dim == self.head_dim else f", value_dim {self.value_dim}"
+        return (
+            f"HeadSite({self.name!r}: {type(self.module).__name__}, kind {self.kind}, {self.num_heads} heads{kv}, "
+            f"head_dim {self.head_dim}{width})"
+        )
 
     def weights(self) -> dict[str, Tensor]:
         """The matrices of each head: "q" [h, d_model, d_k], "k" [h_kv, d_model, d_k], "v" [h_kv, d_model, d_v] and

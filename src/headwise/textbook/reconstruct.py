@@ -247,7 +247,7 @@ def _notes(dropped: Tensor, lengths: Tensor, taken: str) -> list[str]:
             f"dropout {DROPOUT}. {zero:.1%} of the cells are exactly 0 at random, the others are divided by "
             f"{1 - DROPOUT}, and rows sum to {low:.2f} to {high:.2f} instead of 1: the holes are random.",
             f"第 2 层即教程的图片：第 0 层的权重在训练模式下经过概率为 {DROPOUT} 的 dropout。{zero:.1%} 的格子随机"
-            f"变为 0，其余除以 {1 - DROPOUT}，每行之和为 {low:.2f} 至 {high:.2f} 而不是 1：空格的位置是随机的。",
+            f"变为 0，其余除以 {1 - DROPOUT}，每行之和为 {low:.2f} 至 {high:.2f} 而不是 1；哪些格子为 0 是随机的。",
         ),
         Bilingual(
             f"Without a mask, padding takes {taken} of the weight of the real characters; with it, none.",

@@ -20,6 +20,7 @@ from headwise.reports.html import write_report
 from headwise.reports.messages import message
 from headwise.reports.png import write_pngs
 from headwise.reports.see.look import CELLS, look_at, with_beside
+from headwise.reports.see.tokenizers import inputs_of
 from headwise.reports.see.tokens import text_of
 from headwise.reports.see.watched import of_maps, report
 from headwise.telemetry import Record, watch
@@ -62,7 +63,8 @@ def see(
             None for the embedded decoder. Or any `nn.Module` that `watch` supports: it is called once, without
             gradients, and the report is that of `headwise.report`, without losses and importance.
         file: read the text from a UTF-8 file.
-        tokenizer: of transformers, for an `nn.Module`.
+        tokenizer: for an `nn.Module`: of transformers, tokenizers, sentencepiece or tiktoken, or any object with
+            encode(text) and decode(ids).
         out: write the report there, as one HTML file. png: write heat maps into this folder.
         title: of the report; by default the beginning of the text, or the name of the file.
         cells: longer texts are pooled to this many cells; no n×n tensor is made.
@@ -165,7 +167,7 @@ def _of_module(text: Any, model: nn.Module, tokenizer: Any, title: str, cells: i
     """The report of one forward of a model."""
     if isinstance(text, str) and tokenizer is not None:
         title = title or _start(text)
-        text = dict(tokenizer(text, return_tensors="pt"))
+        text = inputs_of(text, tokenizer)
     if not isinstance(text, Tensor | Mapping):
         raise ConfigError(
             f"text: for an nn.Module expected token ids, the keyword arguments of its forward, or a text with "

@@ -64,7 +64,7 @@ def report(
         pieces: the text of each token, m strings or a list of them for each batch entry; raw tokens of a tokenizer
             (Ġworld, ##ing) become readable.
         decoder_tokens, decoder_pieces: the same for the decoder's input of an encoder-decoder model.
-        tokenizer: converts tokens to pieces; of transformers, or a `CharTokenizer`.
+        tokenizer: converts tokens to pieces; as in `see`.
         entries: indices of batch entries to show; None for the first four. Padding known from the mask is omitted.
         title, lang: of the page; lang is "en" or "zh".
         cells: longer texts are pooled to this many cells.

@@ -38,8 +38,8 @@ def mutual_information(p: Tensor) -> Tensor:
 
 
 @exercise(
-    "A head of size 2 that tells n tokens apart: place n keys on the unit circle, `[n, 2]`, key i at the angle 2πi/n, so that query i (the same vectors) has its largest score with key i.",
-    "只有 2 维的头也能区分 n 个词元：把 n 个键放在单位圆上 `[n, 2]`，键 i 位于角度 2πi/n，使查询 i（同样的向量）与键 i 的分数最大。",
+    "A head of size 2 that tells n tokens apart: place n keys on the unit circle, `[n, 2]`, key i = (cos, sin) of the angle 2πi/n, i from 0, so that query i (the same vectors) has its largest score with key i.",
+    "只有 2 维的头也能区分 n 个词元：把 n 个键放在单位圆上 `[n, 2]`，键 i 是角度 2πi/n 的 (cos, sin)，i 从 0 数起，使查询 i（同样的向量）与键 i 的分数最大。",
     lambda draw: (draw.size(1, 12),),
 )
 def circle_keys(n: int) -> Tensor:
