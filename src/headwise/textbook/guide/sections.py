@@ -92,7 +92,7 @@ _TREATMENT: dict[Key, Shown] = {
     ("5.3.4", "equation", "5.3.3"): _differs("contraction", "stacked in rows", "matrices of the shapes given must stand side by side; stacked in rows the product does not exist", "按给出的形状，各矩阵必须并排放置；按行堆叠时乘积不存在"),
     ("5.3.4", "equation", "5.3.4"): _differs("contraction", "stacked in rows", "holds for [W_1 | … | W_h], the matrices side by side instead of below one another", "对 [W_1 | … | W_h] 成立，即各矩阵左右并排，而不是上下堆叠"),
     ("5.3.5",): Shown("contraction", "equal to the layer"),
-    ("5.3.5", "equation", "5.3.5"): Shown("contraction", "Q        "),
+    ("5.3.5", "equation", "5.3.5"): _differs("contraction", "Q        ", "the index k is printed as a colon on the left, and n is both a position and the length", "左边的下标 k 印作冒号，n 既作位置又作长度"),
     ("5.3.5", "equation", "5.3.6"): Shown("contraction", "O_i"),
     ("5.3.5", "equation", "5.3.7"): Shown("contraction", "O_concat"),
     ("5.3.5", "equation", "5.3.8"): Shown("contraction", "Y        "),
@@ -112,7 +112,7 @@ _TREATMENT: dict[Key, Shown] = {
     ("5.3.14", "equation", "5.3.13"): _differs("mixing", "adds nothing", "the maps within groups fold into the first layer of the MLP: parameters, but no power", "组内映射可并入 MLP 的第一层：增加参数，不增加表达能力"),
     ("5.3.14", "equation", "5.3.14"): _differs("mixing", "head_mixing", "the axis is not given; read as attention over the heads of each token", "未说明沿哪个轴；理解为每个词元的各头之间的注意力"),
     ("5.3.15",): _differs("kv_sharing", "GQA", "LLaMA-2 uses GQA in the 70B model only; g here counts KV heads", "LLaMA-2 只有 70B 使用 GQA；这里 g 表示键值头数"),
-    ("5.3.15", "equation", "5.3.15"): Shown("kv_sharing", "MQA"),
+    ("5.3.15", "equation", "5.3.15"): _differs("kv_sharing", "MQA", "the concatenation and W_O are left out", "省略了拼接与 W_O"),
     ("5.3.16",): _differs("basis_functions", " 8 heads", "universal approximation fails for a single token, where the layer is linear", "只有一个词元时层是线性的，万能逼近不成立"),
     ("5.3.16", "equation", "5.3.16"): Shown("basis_functions", "16 heads"),
     ("5.3.17",): _differs("information", "head of size 2", "d_k bounds the rank of the scores, not bits: a head of size 2 tells 4,096 keys apart", "d_k 限制的是分数的秩，不是信息的位数：2 维的头能区分 4,096 个键"),
@@ -120,7 +120,7 @@ _TREATMENT: dict[Key, Shown] = {
     ("5.3.19",): _differs("cost", "   64 ", "the strengthening is not free: the exponentials and stored scores grow with h", "增强并非“免费”：指数运算与存储的分数随 h 增长"),
 }  # fmt: skip
 _TUTORIAL: dict[Key, Shown] = {
-    ("1",): Shown("why_heads", "L0H0"),
+    ("1",): _differs("why_heads", "L0H0", "“one pattern” is one row of weights per token; that row can be any if d_k ≥ n", "“一种模式”应理解为每个词元只有一行权重；只要 d_k ≥ n，这一行可以任意"),
     ("2",): _differs("shapes", "Y = A W_O", "the steps are right with a transpose before the product and one after it, as in the complete code of part 4", "在乘积之前与之后各加一次转置（如第 4 部分的完整代码），这些步骤才正确"),
     ("2", "listing", "1"): _differs("shapes", "split Q", "W_Q * X must be X W_Q; [batch, seq, h, d_k] still has to be transposed", "W_Q * X 应为 X W_Q；[batch, seq, h, d_k] 之后还须转置"),
     ("2", "listing", "2"): _differs("shapes", "S = Q Kᵀ", "without the transpose the scores are [2, 10, 8, 8]: heads attend to heads", "没有转置时分数是 [2, 10, 8, 8]：变成头关注头"),
