@@ -69,7 +69,8 @@ class Budgeting:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         rows = [
-            {"tokens": n, "full_bytes": self.found.full_nbytes(n), "bytes": self.found.nbytes(n)} for n in self.lengths
+            {"tokens": n, "full_bytes": self.found.full_cache_bytes(n), "bytes": self.found.cache_bytes(n)}
+            for n in self.lengths
         ]
         return {
             "command": "budget", "model": self.source.name, "text": self.texts.name,
@@ -93,7 +94,7 @@ class Budgeting:
     def _bytes(self) -> list[tuple[Value, ...]]:
         rows: list[tuple[Value, ...]] = []
         for n in self.lengths:
-            full, short = self.found.full_nbytes(n), self.found.nbytes(n)
+            full, short = self.found.full_cache_bytes(n), self.found.cache_bytes(n)
             rows.append((n, full, short, 1 - short / full))
         return rows
 
