@@ -76,11 +76,11 @@ def _none_found(model: nn.Module, tried: bool) -> ConfigError:
     if tried:
         return ConfigError(
             f"{what}were found, nor recognised on the batch (hw.models.recognise(model, …) names what came nearest). "
-            f"Known: {known}"
+            f"Known without a batch: {known}"
         )
     return ConfigError(
         f"{what}of a known kind. If its attention is written by hand, call find_heads(model, batch) first, with any "
-        f"batch: it is recognised then. Known: {known}"
+        f"batch: it is recognised then. Known without a batch: {known}"
     )
 
 
