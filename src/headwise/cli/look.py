@@ -63,10 +63,13 @@ def see(
     lang = language()
     check_sort(sort)
     if text is not None and file is not None:
-        raise ConfigError("give a text or --file, not both")
+        raise ConfigError("give a text or --file, not both", "文本与 --file 只能给出其一")
     check_file("--out", out, "report.html", stream=True)
     if open_page and is_stream(out):
-        raise ConfigError("--open: the report goes to standard output; give --out a file, or --no-open")
+        raise ConfigError(
+            "--open: the report goes to standard output; give --out a file, or --no-open",
+            "--open：报告写到了标准输出；请给 --out 一个文件名，或用 --no-open",
+        )
     if png is not None:
         figure_class()  # raises where matplotlib is missing
         check_writable(png, "--png", folder=True)
@@ -74,7 +77,10 @@ def see(
     for name, _, path in others:
         view = view_of(name)
         if not path:
-            raise ConfigError(f"--view {name}: expected NAME=PATH, for example --view {name}=report-{name}")
+            raise ConfigError(
+                f"--view {name}: expected NAME=PATH, for example --view {name}=report-{name}",
+                f"--view {name}：应为 名称=路径，例如 --view {name}=report-{name}",
+            )
         check_writable(path, "--view", folder=view.folder)
     title = ""
     if text == STREAM or is_stream(file):

@@ -102,7 +102,7 @@ _TREATMENT: dict[Key, Shown] = {
     ("5.3.7",): _differs("subspaces", "layer 1", "at equal width F_h does not contain F_1: four heads of size 1 do not replace one of size 4", "d_model 相同时，F_h 并不包含 F_1：四个 1 维的头不能代替一个 4 维的头"),
     ("5.3.8",): Shown("mixtures", "token 0"),
     ("5.3.9",): _differs("head_kinds", "previous", "identical heads are not separated by the noise of minibatches, only by different starts or dropout", "完全相同的头不会被小批量噪声分开，只有起点不同或用 dropout 才会"),
-    ("5.3.9", "equation", "5.3.11"): _differs("information", "cosine", "low cosines do not mean different information: heads have bases of their own; CKA is larger", "余弦低不代表信息不同：各头的基不同；CKA 更大"),
+    ("5.3.9", "equation", "5.3.11"): _differs("information", "heads  ", "low cosines do not mean different information: heads have bases of their own; CKA is larger", "余弦低不代表信息不同：各头的基不同；CKA 更大"),
     ("5.3.10",): _differs("trade_off", " 16   32", "a weight matrix has n(n − 1) degrees of freedom, not n; generalisation by more heads is not found", "权重矩阵有 n(n − 1) 个自由度而不是 n 个；未发现头多带来的泛化提升"),
     ("5.3.11",): _differs("cost", "   64 ", "FLOPs do not depend on h, as stated; but stored scores are h times those of a single head, and the two terms are equal at n = 2·d", "矩阵乘法的计算量确实与 h 无关；但存储的分数是单头的 h 倍，两项到 n = 2·d 才相等"),
     ("5.3.12",): Shown("hardware", "in blocks"),
