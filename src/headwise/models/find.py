@@ -80,7 +80,7 @@ def _none_found(model: nn.Module, tried: bool) -> ConfigError:
         )
     return ConfigError(
         f"{what}of a known kind. If its attention is written by hand, call find_heads(model, batch) first, with any "
-        f"batch: it is recognised then. Known without a batch: {known}"
+        f"batch: it is recognised then, as of the kind {TracedKind.name!r}. Known without a batch: {known}"
     )
 
 
