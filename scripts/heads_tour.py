@@ -102,7 +102,8 @@ def roles(tour: Tour) -> str:
     decoder, tokenizer, _ = tour.model
     ids, maps, _ = tour.run
     pieces = [[tokenizer.decode([i]) for i in row] for row in ids.tolist()]
-    found = hw.analysis.roles(maps, tokens=ids, pieces=pieces)
+    vectors = hw.models.input_embedding(decoder)
+    found = hw.analysis.roles(maps, tokens=ids, pieces=pieces, embeddings=vectors)
     layers, heads = found.shape
     rows = [
         [f"layer {i}", *("<br>".join(map(str, found.labels(i, j)[:2])) or "·" for j in range(heads))]
@@ -115,7 +116,8 @@ def roles(tour: Tour) -> str:
     return "\n\n".join(
         [
             table(["", *(f"head {j}" for j in range(heads))], rows),
-            f"{said} of {layers * heads} heads have a label on this input of {found.rows:,} rows.",
+            f"{said} of {layers * heads} heads have a label on this input of {found.rows:,} rows. Closest to similar "
+            f"meaning: {_best(found['semantic'].mass, 3)} (a label requires {DEFINITIONS['semantic'].threshold:g}).",
             f"On two copies of {length} random characters: " + "; ".join(
                 f"{x.name} {_best(x.mass, 3)} (a uniform head {x.uniform:.3f})"
                 for x in (probe.previous, probe.induction)
@@ -271,9 +273,14 @@ def encoder(tour: Tour) -> str:
     with torch.no_grad(), seen, hw.models.record_heads(hw.find_heads(model)) as outputs:
         model(input_ids=ids)
     pieces = [tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
-    found = hw.analysis.roles(maps, tokens=ids, pieces=pieces)
+    vectors = hw.models.input_embedding(model)
+    assert vectors is not None
+    found = hw.analysis.roles(maps, tokens=ids, pieces=pieces, embeddings=vectors)
+    order = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(0))
+    shuffled = hw.analysis.roles(maps, tokens=ids, pieces=pieces, embeddings=vectors[order])["semantic"]
     layers, heads = found.shape
-    shown = ("previous", "next", "separator", "punctuation", "broad")
+    shown = ("previous", "next", "separator", "punctuation", "broad", "semantic")
+    most = tuple(int(i) for i in np.unravel_index(found["semantic"].mass.argmax(), found.shape))
     kept = [[{x.role for x in found.labels(i, j)} for j in range(heads)] for i in range(layers)]
     body = []
     for i in range(layers):
@@ -294,6 +301,9 @@ def encoder(tour: Tour) -> str:
             f"On {len(ids)} sequences of 128 tokens. Strongest: previous {_best(found['previous'].mass, 2)}; next "
             f"{_best(found['next'].mass, 2)}; separators {_best(found['separator'].mass, 2)}; entropy "
             f"{_best(found['broad'].mass, 2)} nats.",
+            f"Similar meaning: {_best(found['semantic'].mass, 3)}; with the embeddings of the vocabulary shuffled, at "
+            f"most {shuffled.mass.max():.2f}. Pairs of {head_name(*most)} with the largest weight times similarity: "
+            f"{_alike_pairs(maps[most[0]], most[1], ids, pieces, vectors)}.",
             "Most alike by CKA: " + ", ".join(f"{' and '.join(p.names)} {p.value:.2f}" for p in best)
             + f"; mean over all pairs {_mean(said):.3f}.",
         ]
@@ -326,6 +336,21 @@ def pairs(found: dict[str, HeadSimilarity]) -> str:
     """The five most alike by each measure, side by side."""
     cells = [[f"{p.names[0]} and {p.names[1]} {p.value:.2f}" for p in x.pairs(5)] for x in found.values()]
     return table(list(found), list(zip(*cells, strict=True)))
+
+
+def _alike_pairs(amap: hw.AttentionMap, head: int, ids: Tensor, pieces: list[list[str]], vectors: Tensor) -> str:
+    """The ten pairs of words with the largest weight times centred cosine, and the weights."""
+    gains: dict[tuple[str, str], tuple[float, float]] = {}
+    for row, weights in enumerate(amap[:, head]):
+        units = torch.nn.functional.normalize(vectors[ids[row]] - vectors[ids[row]].mean(0), dim=-1)
+        gain = (weights * (units @ units.T)).masked_fill(ids[row][:, None] == ids[row], 0.0)
+        for at in gain.flatten().topk(20).indices.tolist():
+            i, j = divmod(at, len(ids[row]))
+            pair = pieces[row][i], pieces[row][j]
+            if pair[0].isalpha() and pair[1].isalpha():
+                gains[pair] = max(gains.get(pair, (0.0, 0.0)), (float(gain[i, j]), float(weights[i, j])))
+    best = sorted(gains, key=lambda pair: gains[pair], reverse=True)[:10]
+    return ", ".join(f"{query} → {key} {gains[query, key][1]:.2f}" for query, key in best)
 
 
 def _mean(x: HeadSimilarity) -> float:

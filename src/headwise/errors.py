@@ -1,5 +1,6 @@
 """The exceptions of headwise; all are subclasses of `HeadwiseError` with a one-line message."""
 
+import errno
 import shlex
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -57,23 +58,43 @@ class CheckpointError(HeadwiseError):
     """A file that is missing, damaged, of another type or model, or cannot be written."""
 
 
+# What the system says most often, in Chinese.
+REASONS = {
+    errno.ENOENT: "没有这个文件或文件夹", errno.EACCES: "没有权限", errno.EPERM: "不允许此操作",
+    errno.EISDIR: "是文件夹",
+    errno.ENOTDIR: "路径中有一段不是文件夹", errno.EEXIST: "已存在", errno.ENOSPC: "磁盘已满",
+    errno.EROFS: "文件系统只读", errno.ENAMETOOLONG: "文件名太长", errno.EMFILE: "打开的文件太多",
+    errno.EADDRINUSE: "地址已被占用", errno.EIO: "读写出错",
+}  # fmt: skip
+
+
+def reason(error: BaseException) -> tuple[str, str]:
+    """Why the system refused something, in English and in Chinese."""
+    number = getattr(error, "errno", None)
+    why = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return why, REASONS.get(number or 0, getattr(why, "zh", why))
+
+
 def closest(value: object, known: Iterable[str]) -> list[str]:
     """The known names that look like a value, the most similar first: three at most."""
     return get_close_matches(str(value), list(known), n=3, cutoff=0.5)
 
 
-def unknown_name(argument: str, value: object, known: Iterable[str], *, listed: str = "") -> ConfigError:
+def unknown_name(argument: str, value: object, known: Iterable[str], *, listed: str = "", zh: str = "") -> ConfigError:
     """The error for a value that is none of the known names; the message gives the closest ones, if any, and all.
 
     Args:
-        listed: where all names are listed, if they are too many for a message: a sentence that replaces them.
+        listed: where all names are listed, if they are too many for a message: a sentence that replaces them. zh: the
+            same in Chinese.
     """
     names = list(known)
-    close = closest(value, names)
-    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else "unknown; " if listed else ""
-    between = " " if argument.startswith("--") else "="
-    few = " or ".join(map(repr, names)) if len(names) == 2 else f"one of {', '.join(map(repr, names))}"
-    return ConfigError(f"{argument}{between}{value!r}: {meant}{listed or f'expected {few}'}")
+    close, every = list(map(repr, closest(value, names))), list(map(repr, names))
+    meant = f"did you mean {' or '.join(close)}? " if close else "unknown; " if listed else ""
+    chinese = f"是否要用 {' 或 '.join(close)}？" if close else "没有这个名称；" if listed else ""
+    given = f"{argument}{' ' if argument.startswith('--') else '='}{value!r}"
+    few = " or ".join(every) if len(every) == 2 else f"one of {', '.join(every)}"
+    fitting = zh or listed or f"应为 {'、'.join(every)} 之一"
+    return ConfigError(f"{given}: {meant}{listed or f'expected {few}'}", f"{given}：{chinese}{fitting}")
 
 
 def unknown_option(option: str, value: object, owner: str, known: Iterable[str]) -> ConfigError:
@@ -81,7 +102,11 @@ def unknown_option(option: str, value: object, owner: str, known: Iterable[str])
     names = list(known)
     close = closest(option, names)
     meant = f"did you mean {' or '.join(close)}? " if close else ""
-    return ConfigError(f"{option}={value!r}: {meant}{owner} supports {', '.join(names)}")
+    chinese = f"是否要用 {' 或 '.join(close)}？" if close else ""
+    return ConfigError(
+        f"{option}={value!r}: {meant}{owner} supports {', '.join(names)}",
+        f"{option}={value!r}：{chinese}{owner} 支持 {'、'.join(names)}",
+    )
 
 
 def check_choice(argument: str, value: object, known: Iterable[str]) -> None:
@@ -91,15 +116,23 @@ def check_choice(argument: str, value: object, known: Iterable[str]) -> None:
         raise unknown_name(argument, value, names)
 
 
-def not_installed(what: str, *packages: str) -> ConfigError:
-    """The error for a feature that requires packages which are not installed; the message names the first."""
-    return ConfigError(f"{what} requires {packages[0]}: pip install {shlex.join(packages)}")
+def not_installed(what: str, *packages: str, zh: str | None = None) -> ConfigError:
+    """The error for a feature that requires packages which are not installed; the message names the first.
+
+    Args:
+        zh: the feature in Chinese.
+    """
+    install = f"pip install {shlex.join(packages)}"
+    return ConfigError(f"{what} requires {packages[0]}: {install}", f"{zh or what} 需要 {packages[0]}：{install}")
 
 
 def check_whole(owner: str, name: str, value: object, least: int) -> int:
     """Return `value` if it is a whole number of at least `least`; else raise a ConfigError that names it."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{owner}({name}={value!r}): expected a whole number, {name} >= {least}")
+        given = f"{owner}({name}={value!r})"
+        raise ConfigError(
+            f"{given}: expected a whole number, {name} >= {least}", f"{given}：应为整数，且 {name} >= {least}"
+        )
     return value
 
 

@@ -35,6 +35,26 @@ def _matching(ids: Tensor, n: int, shift: int) -> Tensor:
     return meant
 
 
+MEANINGS = 11
+
+
+def embeddings(vocabulary: int, d: int = 19, seed: int = 0) -> Tensor:
+    """[vocabulary, d]: tokens with the same remainder modulo MEANINGS have nearly the same meaning, and a component
+    that all tokens have is larger than any meaning."""
+    generator = torch.Generator().manual_seed(seed)
+    meanings = torch.randn(MEANINGS, d, generator=generator)
+    return 5.0 + meanings[torch.arange(vocabulary) % MEANINGS] + 0.1 * torch.randn(vocabulary, d, generator=generator)
+
+
+def _alike(ids: Tensor, n: int) -> Tensor:
+    """[b, n, m], 1 at the nearest key before the query that is another token of the same meaning; else at key 0."""
+    m = ids.shape[1]
+    position, key = torch.arange(n)[:, None] + m - n, torch.arange(m)
+    query = ids[:, m - n :, None]
+    alike = (query % MEANINGS == ids[:, None] % MEANINGS) & (query != ids[:, None]) & (key < position)
+    return torch.eye(m)[(alike * key).argmax(-1)]
+
+
 # Which keys are meant, [n, m] or [b, n, m], from tokens [b, m] and the number of queries.
 PATTERNS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "previous": lambda ids, n: _near(n, ids.shape[1], range(-1, 0)),
@@ -45,6 +65,7 @@ PATTERNS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "first": lambda ids, n: _near(n, ids.shape[1], range(0)),
     "duplicate": lambda ids, n: _matching(ids, n, 0),
     "induction": lambda ids, n: _matching(ids, n, 1),
+    "semantic": _alike,
 }
 
 

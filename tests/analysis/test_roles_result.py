@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from planted import planted
+from planted import embeddings, planted
 
 import headwise as hw
 from headwise.analysis.head_roles import DEFINITIONS, VERSION, Placed
@@ -92,8 +92,9 @@ def test_merged_inputs_are_one_batch():
                 return_map=True,
             )  # fmt: skip
             one.append(alone)
-        parts.append(hw.analysis.roles(one, tokens=ids[i]))
-    whole, merged = hw.analysis.roles(maps, tokens=ids), parts[0].merge(parts[1]).merge(parts[2])
+        parts.append(hw.analysis.roles(one, tokens=ids[i], embeddings=embeddings(30)))
+    whole = hw.analysis.roles(maps, tokens=ids, embeddings=embeddings(30))
+    merged = parts[0].merge(parts[1]).merge(parts[2])
     for name, score in whole.items():
         for field in ("mass", "uniform", "coverage", "lift"):
             np.testing.assert_allclose(getattr(merged[name], field), getattr(score, field), rtol=1e-5, atol=1e-7)
@@ -177,9 +178,13 @@ def test_definitions_tell_their_sources():
 
 def test_a_role_that_needs_more_than_was_given_is_not_there():
     maps, ids = mixed()
-    assert {"separator", "punctuation", "duplicate", "induction", "rare"} & set(hw.analysis.roles(maps)) == set()
+    given = {name for name, definition in DEFINITIONS.items() if definition.given}
+    assert given == {"separator", "punctuation", "duplicate", "induction", "rare", "semantic"}
+    assert given & set(hw.analysis.roles(maps)) == set()
     assert np.isnan(hw.analysis.roles(maps).olsson).all()
-    assert set(hw.analysis.roles(maps, tokens=ids, pieces="a" * 60, frequencies={})) == set(DEFINITIONS)
+    assert "semantic" not in hw.analysis.roles(maps, tokens=ids)
+    everything = hw.analysis.roles(maps, tokens=ids, pieces="a" * 60, frequencies={}, embeddings=embeddings(30))
+    assert set(everything) == set(DEFINITIONS)
 
 
 @pytest.mark.parametrize(

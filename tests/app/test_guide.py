@@ -226,6 +226,14 @@ def test_code_in_a_narrow_terminal_is_the_same_code(width: int):
     assert wide <= {60: 20, 80: 2}[width]  # what is no list, call or text stays in one line
 
 
+def test_tour_points_out_the_line_of_a_place(headwise: Command):
+    assert (
+        "\n11.4.1，图 1 → right: token 0 = token 0 of heads 0 … 3: True\n"
+        in headwise("tour", "11.4.1，图 1", "--lang", "zh").out
+    )
+    assert "(../" not in headwise("tour", "11.4.1", "--lang", "zh").out
+
+
 def test_tour_says_where_a_section_differs(headwise: Command):
     assert "this is another layer" in headwise("tour", "(5.3.10)").out
     assert "并不替代词嵌入" in headwise("tour", "11.5.2", "--lang", "zh").out

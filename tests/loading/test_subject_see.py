@@ -9,6 +9,7 @@ import torch
 from folders import byte_level, saved, word_piece
 from torch.nn.functional import cross_entropy
 
+import headwise as hw
 from headwise.analysis import Mention, roles
 from headwise.cli import main
 from headwise.corpus import measure_corpus
@@ -201,6 +202,29 @@ def test_it_attends_to_the_cat() -> None:
     found = roles(maps, pieces=pieces, mentions=mentions).coreference
     assert found is not None
     assert (found.count, found.accuracy[5, 11], found.baseline) == (1, 1.0, 0.0)  # the nearest mention is the mat
+
+
+@needs_encoder
+def test_a_head_of_the_encoder_attends_to_similar_meaning() -> None:
+    """In `see`, and in the report of the watched model; not where embeddings are shuffled among the tokens."""
+    loaded = load_model("minilm")
+    text = (
+        "The old man sold his horse to buy bread, and the woman bought a cow. Some soldiers of the army feared a king; "
+        "others, whose armies had been beaten, fear nobody. He runs to the city while they were running to their town. "
+        "Red apples, two green pears and yellow bananas lay on a table. We make what she makes, and you eat what I ate."
+    )
+    reading = loaded.read(text)
+    found = see(text, loaded).roles
+    assert {(i, j) for i in range(6) for j in range(12) if any("similar meaning" in x for x in found[i][j])} == {(1, 1)}
+    with watch(loaded.model, maps="lazy") as record:
+        loaded.model(reading.ids[None])
+    watched = hw.report(record, tokens=reading.ids, pieces=reading.pieces)
+    assert any("similar meaning" in x for x in watched.roles[1][1])
+    assert loaded.embedding is not None
+    order = torch.randperm(len(loaded.embedding), generator=torch.Generator().manual_seed(0))
+    shuffled = roles(list(record.maps.values()), tokens=reading.ids, embeddings=loaded.embedding[order])["semantic"]
+    assert np.abs(shuffled.mass).max() < 0.08
+    assert not shuffled.holds.any()
 
 
 @needs_encoder

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 from watched_models import ids, transformers_model, x
 
@@ -198,3 +198,31 @@ def test_run_that_diverges_without_it_trains_with_it():
     assert large[-5:].max() > 50 * small[-5:].max()  # they grow without end, or stay near τ
     assert wild[-5:].mean() > wild[25:30].mean()  # and the loss rises again
     assert tame[-5:].mean() < 0.95 * tame[25:30].mean()
+
+
+class ByHand(nn.Module):
+    """Attention that is written by hand, of 2 heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 18), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 3).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT * 3**-0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_attention_written_by_hand_is_clipped_once_its_heads_are_found() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(ByHand()), torch.randn(2, 5, 6) * 9
+    with hw.watch(model, measures=["max_logit"]) as record:
+        model(x)
+    assert record.latest["max_logit"].min() > 2.0
+    with pytest.raises(hw.ConfigError, match=r"find_heads\(model, batch\)"):
+        hw.telemetry.qk_clip(model, record, tau=2.0)
+    hw.find_heads(model, x)
+    assert len(hw.telemetry.qk_clip(model, record, tau=2.0)) == 2
+    with record:
+        model(x)
+    torch.testing.assert_close(record.latest["max_logit"], torch.full((1, 2), 2.0), rtol=1e-5, atol=0)

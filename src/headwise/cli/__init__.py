@@ -8,6 +8,7 @@ from rich.console import Console
 from typer.main import get_command
 
 from headwise.cli.change import budget, convert, prune
+from headwise.cli.failures import in_words
 from headwise.cli.judge import claims, doctor, plan
 from headwise.cli.learn import train, write
 from headwise.cli.learner import check, tour
@@ -98,36 +99,26 @@ def _main() -> None:
         # Some versions of typer give the code of an Exit back instead of raising it.
         if code := command_line()(sys.argv[1:] or ["--help"], prog_name="headwise", standalone_mode=False):
             sys.exit(code)
-    except HeadwiseError as error:
-        _fail(error.zh if _speaks_chinese() else str(error))
-    except OSError as error:
-        _fail(f"{error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
     except Exception as error:
-        if not hasattr(error, "format_message"):
+        message = in_words(error, sys.argv[1:], _language())
+        if message is None:
             raise
-        _fail(_of_typer(error))
+        _fail(message)
 
 
-def _of_typer(error: Any) -> str:
-    """An argument error of typer, of any version, in the form of our own errors."""
-    message = " ".join(error.format_message().split()).rstrip(".")
-    context = getattr(error, "ctx", None)
-    return message if context is None else f"{message}; {context.command_path} -h lists the options"
-
-
-def _speaks_chinese() -> bool:
+def _language() -> str:
     try:
-        return language() == "zh"
+        return language()
     except HeadwiseError:  # HEADWISE_LANG is wrong, which the message says
-        return False
+        return "en"
 
 
 def _fail(message: str) -> None:
-    error = SENTENCES["error"][_speaks_chinese()]
+    error = SENTENCES["error"][_language() == "zh"]
     Console(stderr=True).print(f"[bold red]{error}[/bold red] ", end="")
     Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(message)
     sys.exit(2)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 HELP: dict[str, str] = {
     # Commands.
-    "Multi-head attention you can inspect.": "可以查看的多头注意力。",
+    "Multi-head attention you can inspect.": "看得见的多头注意力。",
     "Show what every head attends to in a text, as a table and an HTML report.":
         "查看一段文本上每个注意力头的关注，输出表格和 HTML 报告。",
     "Open a page in the browser that shows all heads on a long text and zooms into each map.\n\n"
@@ -72,6 +72,8 @@ HELP: dict[str, str] = {
     "Longer texts are pooled to this many cells per axis.": "更长的文本池化为每轴这么多单元格。",
     "Tokens per window of a long text, 0 to read it whole; default: the length of the model's training.":
         "长文本每个窗口的词元数，0 表示整体读入；默认为模型的训练长度。",
+    "A second text, or the file of one, to compare side by side; - is standard input.":
+        "并排比较的第二段文本，或含有它的文件；- 表示标准输入。",
     "Open the report in the browser; default: on a desktop, from a terminal.":
         "在浏览器中打开报告；默认仅在桌面环境的终端中打开。",
     # view
@@ -199,12 +201,12 @@ HELP: dict[str, str] = {
     # tour, check
     "A topic, or a section of your book, such as 11.2.1 or 5.3.4; default: a list.":
         "主题名，或书中的章节号，如 11.2.1、5.3.4；默认列出全部。",
-    "An exercise of the guide; default: a list of all.": "指南中的练习；默认列出全部。",
+    "An exercise of the guide, or a topic; default: a list of all.": "指南中的练习或主题；默认列出全部。",
     "Your code, or - for standard input; default: print the task.": "你的代码；- 表示标准输入；默认打印题目。",
     "CPU time that the code may take.": "代码可用的 CPU 时间（秒）。",
     "Of the random inputs.": "随机输入的种子。",
     # claims, doctor
-    "Test only these claims: --only ID,ID; repeatable.": "只检验这些论断：--only 编号,编号；可重复。",
+    "Test only these claims: --only ID,ID; repeatable.": "只检验这些论断：--only ID,ID；可重复。",
     "Include the slow claims.": "包括耗时较长的论断。",
     "Print Markdown, as in docs/claims.md.": "打印 Markdown，与 docs/claims.md 相同。",
     "Also write an HTML page with plots to this file; - is standard output.":

@@ -21,7 +21,6 @@ def tour(
     lang: Lang = None,
 ) -> None:
     """Walk through a topic of multi-head attention: formula, code with its output, claims, exercises."""
-    from headwise.textbook.guide.book import notes_on
     from headwise.textbook.guide.finding import find
     from headwise.textbook.guide.registry import find_topic
     from headwise.textbook.guide.tour import print_places, print_topic, print_topics
@@ -34,11 +33,13 @@ def tour(
     if len(found.topics) > 1:
         print_places(found.rows, console, language())
         return
-    print_topic(find_topic(found.topics[0]), console, language(), notes_on(found.rows))
+    print_topic(find_topic(found.topics[0]), console, language(), found.rows)
 
 
 def check(
-    exercise: Annotated[str | None, typer.Argument(help="An exercise of the guide; default: a list of all.")] = None,
+    exercise: Annotated[
+        str | None, typer.Argument(help="An exercise of the guide, or a topic; default: a list of all.")
+    ] = None,
     file: Annotated[
         Path | None, typer.Argument(help="Your code, or - for standard input; default: print the task.")
     ] = None,
@@ -53,16 +54,20 @@ def check(
     from headwise.lm.text_files import read_text
     from headwise.textbook.guide.grading.grade import grade, lines
     from headwise.textbook.guide.registry import find_exercise, topics
-    from headwise.textbook.guide.tour import print_exercise
+    from headwise.textbook.guide.tour import print_exercise, print_exercises
 
     if not 0.1 <= seconds <= MOST_SECONDS:
-        raise ConfigError(f"--seconds {seconds:g}: expected 0.1 to {MOST_SECONDS:g}")
+        given = f"--seconds {seconds:g}"
+        raise ConfigError(f"{given}: expected 0.1 to {MOST_SECONDS:g}", f"{given}：应为 0.1 到 {MOST_SECONDS:g}")
     if not 0 <= seed < 2**32:
-        raise ConfigError(f"--seed {seed}: expected 0 to 2³² − 1")
+        raise ConfigError(f"--seed {seed}: expected 0 to 2³² − 1", f"--seed {seed}：应为 0 到 2³² − 1")
     console = Console(highlight=False, markup=False)
     if exercise is None:
-        for topic in topics().values():
-            console.print(f"{topic.name}: {', '.join(one.name for one in topic.exercises)}")
+        print_exercises(console, language())
+        return
+    if file is None and exercise.replace("-", "_") in topics():
+        for one in topics()[exercise.replace("-", "_")].exercises:
+            print_exercise(one, console, language())
         return
     wanted = find_exercise(exercise)
     if file is None:

@@ -79,7 +79,9 @@ def find(name: str) -> ModelConfig:
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     if key in CONFIGS:
         return CONFIGS[key]
-    raise unknown_name("config", name, CONFIGS, listed="`headwise plan --list` lists all")
+    raise unknown_name(
+        "config", name, CONFIGS, listed="`headwise plan --list` lists all", zh="`headwise plan --list` 列出全部"
+    )
 
 
 def _heads(heads: int, kv_heads: int | None = None, head_dim: int | None = None, **more: int | str) -> tuple:

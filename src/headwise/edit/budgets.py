@@ -22,13 +22,17 @@ from headwise.map import AttentionMap
 from headwise.masks import HeadWindows, is_causal
 from headwise.stats import RowMeasure
 from headwise.tiles import Tile
+from headwise.wording import Bilingual
 
 
 class OutsideMass(RowMeasure):
     """Σ p_ij over keys that are neither among the first `sinks` nor less than `window` before the query."""
 
     name, unit, range = "outside_mass", "mass", "0 to 1"
-    source = "the mass that a short cache loses: Xiao et al. 2023, 2309.17453"
+    source = Bilingual(
+        "the mass that a short cache loses: Xiao et al. 2023, 2309.17453",
+        "短缓存失去的权重：Xiao et al. 2023, 2309.17453",
+    )
 
     def __init__(self, window: int, sinks: int) -> None:
         self.window, self.sinks = window, sinks
@@ -85,12 +89,12 @@ class Budget:
             found.append(HeadWindows([window for window in windows for _ in range(group)], self.sinks))
         return found
 
-    def nbytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
+    def cache_bytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
         """Return the bytes of the caches after `tokens` tokens: batch · Σ_heads min(tokens, sinks + window − 1) ·
         (d_k + d_v) · bytes per number, the sum of `BudgetCache.nbytes` over layers."""
         return self._bytes(self.windows, tokens, batch, dtype)
 
-    def full_nbytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
+    def full_cache_bytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
         """Return the bytes of caches that keep all tokens."""
         return self._bytes([[None] * len(windows) for windows in self.windows], tokens, batch, dtype)
 
@@ -103,12 +107,12 @@ class Budget:
         )
         return batch * numbers * dtype.itemsize
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         heads = [window for layer in self.windows for window in layer]
         short = sum(window is not None for window in heads)
         first = (
             f"{short} of {len(heads)} KV heads keep {self.sinks} + {self.window} tokens; at {self.tokens} tokens in "
-            f"float32 {change(self.full_nbytes(self.tokens), self.nbytes(self.tokens))} bytes"
+            f"float32 {change(self.full_cache_bytes(self.tokens), self.cache_bytes(self.tokens))} bytes"
         )
         rows = [
             (
@@ -171,7 +175,7 @@ class Effect:
     short: float
     tokens: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         more = self.short - self.full
         return f"loss {self.full:.4f} → {self.short:.4f} nats per token ({more:+.4f}), {self.tokens:,} tokens"
 

@@ -33,7 +33,7 @@ class Healed:
     losses: tuple[float, ...]
     trained: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         tenth = max(1, len(self.losses) // 10)
         first, last = (sum(part) / len(part) for part in (self.losses[:tenth], self.losses[-tenth:]))
         return (

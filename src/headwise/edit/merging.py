@@ -56,7 +56,7 @@ class Merged:
     parameters_before: int
     parameters_after: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         first = f"method {self.method}; parameters {change(self.parameters_before, self.parameters_after)}"
         rows = [
             (

@@ -66,7 +66,7 @@ class Pruned:
         """The number of removed query heads in all modules."""
         return sum(len(cut.removed) for cut in self.cuts.values())
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if not self.cuts:
             return "removed nothing"
         heads = sum(cut.num_heads for cut in self.cuts.values())
@@ -130,10 +130,10 @@ def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
 
 
 def _by_site(sites: list[HeadSite], heads: Heads) -> dict[int, tuple[int, ...]]:
-    """Return the heads to remove, sorted, by the number of their site."""
+    """Return the heads to remove, sorted, by the number of their site, in the order of the model."""
     if not isinstance(heads, Mapping):
         heads = _mapping(sites, heads)
-    return {i: _checked(sites[i], removed) for i, removed in by_site("heads", sites, heads).items()}
+    return {i: _checked(sites[i], removed) for i, removed in sorted(by_site("heads", sites, heads).items())}
 
 
 def _mapping(sites: list[HeadSite], heads: Any) -> Mapping[str | int, Any]:

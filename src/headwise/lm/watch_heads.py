@@ -23,7 +23,7 @@ from headwise.errors import ConfigError
 from headwise.lm.corpus import Corpus
 from headwise.lm.model import Decoder
 from headwise.lm.probes import VERSION, RepeatProbe, frequent_characters, probe_repeats
-from headwise.models import find_heads, record_heads
+from headwise.models import find_heads, input_embedding, record_heads
 
 HEADS_FILE = "heads.jsonl"
 PASSAGE = 1024  # approximate length of the held-out passage in tokens: whole windows, equally many of each file
@@ -92,7 +92,8 @@ class HeadWatcher:
                 )
         finally:
             decoder.train(training)
-        found = roles(maps, tokens=self._ids, pieces=[self._pieces(row) for row in self._ids.tolist()])
+        pieces = [self._pieces(row) for row in self._ids.tolist()]
+        found = roles(maps, tokens=self._ids, pieces=pieces, embeddings=input_embedding(decoder))
         repeats = {} if probe is None else {x.name: x.mass for x in (probe.previous, probe.induction, probe.duplicate)}
         layers, heads = found.shape
         labels = [

@@ -1,6 +1,7 @@
 """The heads of models of any library: find, read, scale, record and observe them."""
 
 from headwise.models.attaching import Attachment, attach
+from headwise.models.embedding import input_embedding
 from headwise.models.find import KINDS, find_heads, register
 from headwise.models.intervening import intervene
 from headwise.models.recognise import NotFollowed, Recognised, Recognition, recognise
@@ -27,6 +28,7 @@ __all__ = [
     "attach",
     "certify",
     "find_heads",
+    "input_embedding",
     "intervene",
     "observe",
     "recognise",

@@ -39,6 +39,14 @@ class HeadSite:
     output: nn.Module | None
     anatomy: "Kind" = field(repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        kv = f", {self.num_kv_heads} KV heads" if self.num_kv_heads != self.num_heads else ""
+        width = "" if self.value_dim == self.head_dim else f", value_dim {self.value_dim}"
+        return (
+            f"HeadSite({self.name!r}: {type(self.module).__name__}, kind {self.kind}, {self.num_heads} heads{kv}, "
+            f"head_dim {self.head_dim}{width})"
+        )
+
     def weights(self) -> dict[str, Tensor]:
         """The matrices of each head: "q" [h, d_model, d_k], "k" [h_kv, d_model, d_k], "v" [h_kv, d_model, d_v] and
         "o" [h, d_v, d_model] (d_model of keys and values is the context's width in cross attention).

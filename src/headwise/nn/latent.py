@@ -50,7 +50,7 @@ class LatentAttention(AttentionLayer):
     outside_attend = "keys and values are computed from the latent inside the attention, in one of two forms"
     refused_options = frozenset({"num_kv_heads", "rotary"})
     notes = Notes(
-        summary=Words("keys and values of all heads from one small latent", "所有头的键和值来自一个低维隐向量"),
+        summary=Words("keys and values of all heads from one small latent", "所有头的键和值来自一个低维潜向量"),
         use=Words("you need many heads with a small cache", "需要许多头而缓存要小时用"),
         source="DeepSeek-AI 2024, 2405.04434, §2.1",
         parameters="d·(d_c + d_r) + h·d_c·(d_k + d_v) + h·(d_k + d_r)·d + h·d_v·d",
@@ -225,7 +225,7 @@ class LatentAttention(AttentionLayer):
         source, letter = x, "X"
         if self.q_down is not None:
             source, letter = _normed(self.q_down(x), self.q_norm), "C_Q"
-            note("q_latent", source, "b n d_q", "C_Q = X W_DQ", "a small latent for the queries", "查询的低维隐向量")
+            note("q_latent", source, "b n d_q", "C_Q = X W_DQ", "a small latent for the queries", "查询的低维潜向量")
         q = note(
             "q_joined", split(self.q_proj(source), self.num_heads), "b h n d_h+d_R",
             f"Q_i = {letter} [W_i^Q ; W_i^QR]", "queries: content, then position", "查询：先内容，后位置",
@@ -234,7 +234,7 @@ class LatentAttention(AttentionLayer):
         c, k_r = _normed(down[..., :d_c], self.kv_norm), down[..., d_c:]
         note(
             "latent", c, "b n d_c", "C = X W_DKV", "one small latent for keys and values, which is cached",
-            "键与值共用的隐向量，缓存的就是它",
+            "键与值共用的潜向量，缓存的就是它",
         )  # fmt: skip
         if self.rotary is not None:
             note("k_rope", k_r, "b n d_R", "K_R = X W_KR", "one rotary key shared by all heads",
@@ -248,9 +248,9 @@ class LatentAttention(AttentionLayer):
                  "对查询的位置部分同样施加旋转位置编码")  # fmt: skip
         k, v = torch.einsum("bmc,hdc->bhmd", c, self.k_up), torch.einsum("bmc,hvc->bhmv", c, self.v_up)
         note("k_up", k, "b h m d_h", "K_i = C W_i^UK", "the keys of each head, from the latent",
-             "由隐向量得到每个头的键")  # fmt: skip
+             "由潜向量得到每个头的键")  # fmt: skip
         note("v_up", v, "b h m d_v", "V_i = C W_i^UV", "the values of each head, from the latent",
-             "由隐向量得到每个头的值")  # fmt: skip
+             "由潜向量得到每个头的值")  # fmt: skip
         if d_r:
             k = torch.cat((k, k_r[:, None].expand(-1, self.num_heads, -1, -1)), -1)
             note("k_joined", k, "b h m d_h+d_R", "[K_i ; K_R]", "content key and rotary key, concatenated",
@@ -264,7 +264,7 @@ class LatentAttention(AttentionLayer):
         note(
             "absorbed", absorbed, "b h n m", "(Q_i W_i^UKᵀ) Cᵀ",
             "the same scores from the latent alone, with W^UK applied to the queries, as in decoding",
-            "将 W^UK 并入查询，仅用隐向量即得到同样的分数；解码时采用这种形式",
+            "将 W^UK 并入查询，仅用潜向量即得到同样的分数；解码时采用这种形式",
         )  # fmt: skip
         note.output(self, note.heads(note.weights(scores), v))
 

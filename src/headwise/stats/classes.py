@@ -18,6 +18,7 @@ from headwise.stats.statistic import MASS, Compiled, Statistic
 from headwise.stats.values import SAME, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
+from headwise.wording import Bilingual
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,10 @@ class ClassMass(RowMeasure):
     """
 
     name, unit, range = "class_mass", "mass", "0 to 1"
-    source = "Clark et al. 2019, 1906.04341 §3.2 (separators and punctuation)"
+    source = Bilingual(
+        "Clark et al. 2019, 1906.04341 §3.2 (separators and punctuation)",
+        "Clark et al. 2019, 1906.04341 §3.2（分隔符与标点）",
+    )
     chinese: ClassVar[Chinese | None] = Chinese("词类权重", "一类词元之键上的 Σ p_ij，对查询取平均。")
     placed = False
     requires = "ClassMass(members) with a boolean [m] or [b, m], or ClassMass.of_tokens(tokens, 'punctuation')"

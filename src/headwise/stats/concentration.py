@@ -12,6 +12,7 @@ from headwise.stats.statistic import Compiled, Join, OfWeights, Statistic
 from headwise.stats.values import INVERSE, SAME, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile, tops
+from headwise.wording import Bilingual
 
 
 class _Squares(Join):
@@ -40,7 +41,7 @@ class EffectiveKeys(RowMeasure):
     """
 
     name, unit, range = "effective_keys", "keys", "1 to keys"
-    source = "inverse Simpson index; Hill number of order 2"
+    source = Bilingual("inverse Simpson index; Hill number of order 2", "逆辛普森指数；二阶 Hill 数")
     chinese = Chinese(
         "有效键数", "(Σ_j p_ij)² / Σ_j p_ij²，对查询取平均：权重分给多少个键（逆参与率）。", range="1 至键数"
     )
@@ -72,7 +73,7 @@ class SquaredWeights(RowMeasure):
     """Σ_j p_ij², mean over queries; over all rows these sum to ‖P‖²_F."""
 
     name, unit, range = "squared_weights", "probability", "0 to 1"
-    source = "‖P‖²_F by rows"
+    source = Bilingual("‖P‖²_F by rows", "‖P‖²_F 按行计")
     chinese = Chinese("权重平方和", "Σ_j p_ij²，对查询取平均；各行之和为 ‖P‖²_F。")
     placed = False
 

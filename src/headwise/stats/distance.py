@@ -12,6 +12,7 @@ from headwise.stats.statistic import Compiled, Join, OfWeights, Part, Statistic
 from headwise.stats.values import SAME, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile, tops
+from headwise.wording import Bilingual
 
 # Σ_j p·|i − j|, i being the query's position on the key axis
 DISTANCE = OfWeights("distance", placed=True, compiled=Compiled("distance"))
@@ -42,7 +43,9 @@ class MeanDistance(RowMeasure):
     """Σ_j p_ij·|i − j| in tokens, mean over queries (positions on the key axis)."""
 
     name, unit, range = "mean_distance", "tokens", "0 to keys − 1"
-    source = "Vig & Belinkov 2019, 1906.04284 (attention distance)"
+    source = Bilingual(
+        "Vig & Belinkov 2019, 1906.04284 (attention distance)", "Vig & Belinkov 2019, 1906.04284（注意力距离）"
+    )
     chinese = Chinese("平均距离", "Σ_j p_ij·|i − j|，以词元计，对查询取平均（位置沿键轴计）。", range="0 至键数 − 1")
     short, placed = "distance", True
     shown: ClassVar[Mapping[str, int]] = {"report": 6, "viewer": 5, "watch": 6, "corpus": 6}
@@ -61,7 +64,7 @@ class DistanceVariance(RowMeasure):
     """
 
     name, unit, range = "distance_variance", "tokens²", "≥ 0"
-    source = "second central moment of the attention distance"
+    source = Bilingual("second central moment of the attention distance", "注意力距离的二阶中心矩")
     chinese = Chinese("距离方差", "Σ_j p_ij·(|i − j| − 平均距离)²，以词元² 计，对查询取平均；距离固定的头为 0。")
     placed = True
 

@@ -13,6 +13,7 @@ from headwise.stats.statistic import Compiled, Join, OfWeights, Statistic
 from headwise.stats.values import SAME, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
+from headwise.wording import Bilingual
 
 
 class _ChainRule(Join):
@@ -51,7 +52,7 @@ class NormalizedEntropy(RowMeasure):
     """H_i / ln(keys that query i may see), mean over the queries that may see at least two."""
 
     name, unit, range = "normalized_entropy", "share", "0 to 1"
-    source = "entropy over its maximum, ln of the allowed keys"
+    source = Bilingual("entropy over its maximum, ln of the allowed keys", "熵除以其最大值，即可见键数的对数")
     chinese = Chinese("归一化熵", "H_i / ln(查询 i 可见的键数)，对至少可见两个键的查询取平均。")
     short, dispensable, placed = "norm.", 6, False
     shown: ClassVar[Mapping[str, int]] = {"report": 2, "viewer": 2}

@@ -12,6 +12,7 @@ from headwise.stats.statistic import Compiled, Join, OfWeights, Part, Statistic
 from headwise.stats.values import LOGIT, SHARE, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
+from headwise.wording import Bilingual
 
 
 class _Largest(Join):
@@ -62,7 +63,7 @@ class Top1Mass(RowMeasure):
     """max_j p_ij, mean over queries: the head's confidence (Voita et al. 2019, 1905.09418 §3)."""
 
     name, unit, range = "top1_mass", "mass", "0 to 1"
-    source = "Voita et al. 2019, 1905.09418 (confidence)"
+    source = Bilingual("Voita et al. 2019, 1905.09418 (confidence)", "Voita et al. 2019, 1905.09418（置信度）")
     chinese = Chinese("最大权重", "max_j p_ij，对查询取平均：注意力头的置信度。")
     short, dispensable, placed = "top 1", 4, False
     shown: ClassVar[Mapping[str, int]] = {"report": 4, "watch": 4, "corpus": 4}

@@ -12,6 +12,7 @@ from headwise.stats.statistic import Statistic
 from headwise.stats.values import LOG_SUM, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
+from headwise.wording import Bilingual
 
 
 class LogSumExp(RowMeasure):
@@ -42,7 +43,9 @@ class LearnedSinkMass(RowMeasure):
     """1 − Σ_j p_ij, mean over queries: what a learned sink (`SinkLogits`) takes of each row; 0 without one."""
 
     name, unit, range = "learned_sink_mass", "mass", "0 to 1"
-    source = "gpt-oss, 2508.10925 (learned logit in the denominator)"
+    source = Bilingual(
+        "gpt-oss, 2508.10925 (learned logit in the denominator)", "gpt-oss, 2508.10925（分母中的可学习分数）"
+    )
     chinese = Chinese("可学习汇聚的权重", "1 − Σ_j p_ij，对查询取平均：可学习的 sink 从每行取走的权重；没有则为 0。")
     placed = False
 

@@ -17,6 +17,7 @@ from headwise.stats.statistic import MASS, Compiled, Statistic
 from headwise.stats.values import SAME, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
+from headwise.wording import Bilingual
 
 FARTHEST = 1 << 40  # no key is as far from any query; numbers near 2⁶³ would overflow
 
@@ -69,7 +70,10 @@ class LocalMass(RowMeasure):
     """Σ p_ij over |i − j| ≤ radius, mean over queries; radius = 8 unless given, as `LocalMass(radius=32)`."""
 
     name, unit, range = "local_mass", "mass", "0 to 1"
-    source = "weight that a window of that size would keep (cf. Beltagy et al. 2020, 2004.05150)"
+    source = Bilingual(
+        "weight that a window of that size would keep (cf. Beltagy et al. 2020, 2004.05150)",
+        "这样大小的窗口能保留的权重（参见 Beltagy et al. 2020, 2004.05150）",
+    )
     chinese = Chinese("邻近权重", "|i − j| ≤ 8 之内的 Σ p_ij，对查询取平均。")
     short, dispensable, placed = "local", 5, True
     shown: ClassVar[Mapping[str, int]] = {"report": 7, "viewer": 6}
@@ -125,7 +129,7 @@ class _Diagonal(RowMeasure, abstract=True):
     offset: int
     blank = True  # a key that a query may not see has no weight
     unit, range = "mass", "0 to 1"
-    source = "Voita et al. 2019, 1905.09418 (positional heads)"
+    source = Bilingual("Voita et al. 2019, 1905.09418 (positional heads)", "Voita et al. 2019, 1905.09418（位置头）")
     placed = True
 
     def row_value(self, rule: Rule) -> RowValue | None:

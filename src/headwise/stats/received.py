@@ -14,6 +14,7 @@ from headwise.stats.rows import queries_of_keys, ranges
 from headwise.stats.statistic import Compiled, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
+from headwise.wording import Bilingual
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ReceivedMass(Measure):
     """
 
     name, unit, range = "received_mass", "mass", "0 to 1"
-    source = "Gu et al. 2024, 2410.10781 (sink metric)"
+    source = Bilingual("Gu et al. 2024, 2410.10781 (sink metric)", "Gu et al. 2024, 2410.10781（汇聚的度量）")
     chinese = Chinese("所受最大权重", "max_j (Σ_i p_ij / 可见 j 的查询数)：得到最多的那个键所受的平均权重。")
     short, dispensable, placed = "received", 7, False
     shown: ClassVar[Mapping[str, int]] = {"report": 12}

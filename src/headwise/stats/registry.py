@@ -104,7 +104,9 @@ def of_tokens(name: str, tokens: Tokens) -> Measure | None:
 
 
 def _unknown(name: object) -> ConfigError:
-    return unknown_name("measure", name, [*MEASURES, *GIVEN], listed="`headwise measures` lists all")
+    return unknown_name(
+        "measure", name, [*MEASURES, *GIVEN], listed="`headwise measures` lists all", zh="`headwise measures` 列出全部"
+    )
 
 
 def known(name: str) -> Any:

@@ -16,6 +16,7 @@ from headwise.stats.rows import allowed_keys, ranges, same_label
 from headwise.stats.statistic import Compiled, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
+from headwise.wording import Bilingual
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +126,9 @@ class DuplicateMass(_Match):
     """Weight on earlier places of the query's own token, per query that has one (duplicate-token heads)."""
 
     name, shift = "duplicate_mass", 0
-    source = "Wang et al. 2022, 2211.00593 (duplicate token heads)"
+    source = Bilingual(
+        "Wang et al. 2022, 2211.00593 (duplicate token heads)", "Wang et al. 2022, 2211.00593（重复词元头）"
+    )
     chinese = Chinese("重复词元权重", "此前相同词元处的权重，对有这样的键的查询取平均（重复词元头）。")
     requires = "DuplicateMass(ids) with integer tokens [m] or [b, m]"
 
@@ -138,6 +141,6 @@ class InductionMass(_Match):
     """
 
     name, shift = "induction_mass", 1
-    source = "Olsson et al. 2022, 2209.11895 (prefix matching)"
+    source = Bilingual("Olsson et al. 2022, 2209.11895 (prefix matching)", "Olsson et al. 2022, 2209.11895（前缀匹配）")
     chinese = Chinese("归纳权重", "此前相同词元之后的那个词元上的权重，对有这样的键的查询取平均（归纳头）。")
     requires = "InductionMass(ids) with integer tokens [m] or [b, m]"

@@ -14,6 +14,7 @@ from headwise.stats.base import RowMeasure
 from headwise.stats.statistic import Compiled, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
+from headwise.wording import Bilingual
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,10 @@ class TopKMass(RowMeasure):
     """Σ of the k largest p_ij of a row, mean over queries; k = 8 unless given, as `TopKMass(k=32)`."""
 
     name, unit, range = "topk_mass", "mass", "0 to 1"
-    source = "weight that a cache of k keys a query could keep (cf. H2O, 2306.14048)"
+    source = Bilingual(
+        "weight that a cache of k keys a query could keep (cf. H2O, 2306.14048)",
+        "每个查询缓存 k 个键时能保留的权重（参见 H2O, 2306.14048）",
+    )
     chinese = Chinese("前 k 大权重之和", "一行中最大的 k 个 p_ij 之和，对查询取平均；k 缺省为 8。")
     placed = False
 

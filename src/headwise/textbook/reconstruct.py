@@ -71,10 +71,16 @@ def reconstruct(
         TextError: if the file is empty, is not text, or contains only white space. ConfigError: for another length.
     """
     if not 1 <= length <= MOST_LENGTH:
-        raise ConfigError(f"length={length}: expected 1 to {MOST_LENGTH} characters; longer lines are split")
+        raise ConfigError(
+            f"length={length}: expected 1 to {MOST_LENGTH} characters; longer lines are split",
+            f"length={length}：应为 1 到 {MOST_LENGTH} 个字符；更长的行会被切分",
+        )
     text = sentences_in(read_text(file), length)
     if not text.used:
-        raise TextError(f"{os.fspath(file)!r} contains only white space; expected one sentence or paragraph on a line")
+        raise TextError(
+            f"{os.fspath(file)!r} contains only white space; expected one sentence or paragraph on a line",
+            f"{os.fspath(file)!r} 只有空白；应每行一个句子或段落",
+        )
     sentences = text.used
     vocabulary = sorted(set("".join(sentences)))
     index = {c: i + 1 for i, c in enumerate(vocabulary)}  # 0 is padding
@@ -247,7 +253,7 @@ def _notes(dropped: Tensor, lengths: Tensor, taken: str) -> list[str]:
             f"dropout {DROPOUT}. {zero:.1%} of the cells are exactly 0 at random, the others are divided by "
             f"{1 - DROPOUT}, and rows sum to {low:.2f} to {high:.2f} instead of 1: the holes are random.",
             f"第 2 层即教程的图片：第 0 层的权重在训练模式下经过概率为 {DROPOUT} 的 dropout。{zero:.1%} 的格子随机"
-            f"变为 0，其余除以 {1 - DROPOUT}，每行之和为 {low:.2f} 至 {high:.2f} 而不是 1：空格的位置是随机的。",
+            f"变为 0，其余除以 {1 - DROPOUT}，每行之和为 {low:.2f} 至 {high:.2f} 而不是 1；哪些格子为 0 是随机的。",
         ),
         Bilingual(
             f"Without a mask, padding takes {taken} of the weight of the real characters; with it, none.",

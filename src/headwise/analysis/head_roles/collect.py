@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.head_roles.definitions import LEFT
+from headwise.analysis.head_roles.semantic import Similarity
 from headwise.analysis.head_roles.sight import Sight
 from headwise.analysis.head_roles.tally import Tally, stack, tally
 from headwise.analysis.head_roles.weights import band, key_weights, match_counts, match_masses
@@ -19,6 +20,7 @@ from headwise.stats import ClassMass
 from headwise.stats.rows import row_mass
 
 MATCHES = {"duplicate": 0, "induction": 1}  # positions from the earlier equal token to the key
+MEANINGLESS = ("separator", "punctuation")  # classes of tokens that are similar to no others
 NEIGHBOURS = {"previous": -1, "self": 0, "next": 1}
 
 
@@ -27,10 +29,12 @@ class Inputs:
     """The checked arguments of `roles` about the tokens.
 
     Attributes:
-        ids: [b or 1, m] or None; classes: name → boolean [b or 1, m]; reach, radius: in tokens.
+        ids: [b or 1, m] or None; vectors: embeddings of these tokens, [b or 1, m, d] or None.
+        classes: name → boolean [b or 1, m]; reach, radius: in tokens.
     """
 
     ids: Tensor | None
+    vectors: Tensor | None
     classes: dict[str, Tensor]
     reach: int
     radius: int
@@ -61,6 +65,7 @@ class Targets:
     Attributes:
         sight: the keys in sight of each query; sees: whether there is any; sees_first: whether the first key is one.
         of: role → `Target`; seen: [b or 1, h or 1, n, 2·wide + 1], which neighbours are in sight.
+        similarity: of the tokens; None without their embeddings.
     """
 
     def __init__(self, rule: Rule, inputs: Inputs) -> None:
@@ -91,6 +96,11 @@ class Targets:
                 same = ids.gather(1, (first - step).clamp_min(0)) == of_query
                 same &= (first >= step) & (first - step < position)
                 self.of[name] = Target(match_counts(inputs.ids, sight, step), same[:, None] & self.sees_first)
+        self.similarity = None
+        if inputs.ids is not None and inputs.vectors is not None:
+            marks = [inputs.classes[name] for name in MEANINGLESS if name in inputs.classes]
+            words = ~torch.stack(marks).any(0) if marks else None
+            self.similarity = Similarity(sight, inputs.ids, inputs.vectors, words)
 
     def eligible(self, name: str) -> tuple[Tensor, Tensor]:
         """Which queries have a key of the role in sight, and the weight of a uniform head on such keys."""
@@ -166,6 +176,8 @@ def _layer(amap: AttentionMap, targets: Targets, inputs: Inputs) -> Collected:
     most = keys.clamp_min(1).log()
     found["broad"] = tally(rows["entropy"], sees, most)
     found["even"] = tally(rows["entropy"] / most.clamp_min(1e-9).to(first), keys >= 2, one)
+    if targets.similarity is not None:
+        found["semantic"] = targets.similarity.tally(amap)
 
     whole = row_mass(amap.rule, amap.lse)
     rest = whole - first

@@ -16,7 +16,7 @@ from headwise.analysis.head_roles.relations import Mention, Placed, coreference,
 from headwise.analysis.head_roles.score import Choice, Label, RoleScore, of_tally
 from headwise.analysis.head_roles.sight import Sight
 from headwise.analysis.head_roles.tally import Tally
-from headwise.analysis.head_roles.tokens import classes_of, rare_keys, texts, token_ids
+from headwise.analysis.head_roles.tokens import classes_of, rare_keys, texts, token_ids, token_vectors
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.files import write_text
 from headwise.map import AttentionMap
@@ -30,6 +30,7 @@ def roles(
     tokens: Any = None,
     pieces: Any = None,
     frequencies: Mapping[int, float] | Tensor | None = None,
+    embeddings: Tensor | None = None,
     arcs: Sequence[Placed] = (),
     mentions: Sequence[Mention] = (),
     reach: int = 8,
@@ -47,6 +48,8 @@ def roles(
         pieces: the text of each token, a list of m strings or one list a batch entry, for separators and punctuation.
         frequencies: of the tokens in some corpus, token → count or one number a token, for rare tokens; requires
             `tokens`.
+        embeddings: the rows of the model's input embedding by token, [vocabulary, d], for similar meaning; requires
+            `tokens`. With `pieces`, separators and punctuation have no meaning.
         arcs: sentences with their trees, as `place_words` returns them, for syntax.
         mentions: of entities, for coreference; with `pieces` or `tokens`, equal head words are another baseline.
         reach: the best offset is searched in −reach … reach. radius: of nearby keys, in tokens.
@@ -70,7 +73,12 @@ def roles(
         if ids is None:
             raise ConfigError("frequencies: requires tokens=, the integers that they are the frequencies of")
         classes["rare"] = rare_keys(ids, Sight(layers[0].rule).seen(), frequencies, rare)
-    collected = collect(layers, Inputs(ids, classes, reach, radius))
+    vectors = None
+    if embeddings is not None:
+        if ids is None:
+            raise ConfigError("embeddings: requires tokens=, the integers that its rows belong to")
+        vectors = token_vectors(embeddings, ids)
+    collected = collect(layers, Inputs(ids, vectors, classes, reach, radius))
     heads = ids.tolist() if rows is None and ids is not None else rows
     return Roles(
         collected,

@@ -88,9 +88,9 @@ class RoleScore(Scored):
 
     @property
     def lift(self) -> np.ndarray:
-        """mass / uniform: 1 is no preference; NaN where the baseline is 0."""
+        """mass / uniform: 1 is no preference; NaN where the baseline is 0, and for an excess over it."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(self.uniform > 0, self.mass / self.uniform, np.nan)
+            return np.where((self.uniform > 0) & (self.definition.unit != "excess"), self.mass / self.uniform, np.nan)
 
     @cached_property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
@@ -110,8 +110,8 @@ class RoleScore(Scored):
 
     @property
     def holds(self) -> np.ndarray:
-        """Whether the score itself is enough, boolean."""
-        return self.definition.holds(self.mass, self.uniform)
+        """Whether the score itself is enough, on enough rows, boolean."""
+        return self.definition.holds(self.mass, self.uniform) & (self.tally.count.sum(1) >= self.definition.rows)
 
     @property
     def _drawn(self) -> tuple[np.ndarray, np.ndarray]:

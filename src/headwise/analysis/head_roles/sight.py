@@ -3,7 +3,7 @@
 If the mask is a few ranges of keys for each query, all counts are O(n); a boolean n×m mask is read in blocks of rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -71,13 +71,15 @@ class Sight:
 
     def by_rows(self, read: Callable[[Tensor, slice], Tensor], axis: int = -1) -> Tensor:
         """Apply `read` to the mask [b or 1, h or 1, r, m] in blocks of rows, and join the results along `axis`."""
+        return torch.cat([read(allowed, rows) for allowed, rows in self.blocks()], axis)
+
+    def blocks(self) -> Iterator[tuple[Tensor, slice]]:
+        """The mask [b or 1, h or 1, r, m] in blocks of rows, and the rows of each."""
         b, h, n, m = self.grid
         height, cols = max(1, TILE_ELEMENTS // max(1, b * h * m)), torch.arange(m)
-        parts = []
         for start in range(0, n, height):
             rows = slice(start, min(start + height, n))
-            parts.append(read(self._mask.allowed(torch.arange(rows.start, rows.stop), cols, self.grid).cpu(), rows))
-        return torch.cat(parts, axis)
+            yield self._mask.allowed(torch.arange(rows.start, rows.stop), cols, self.grid).cpu(), rows
 
 
 def ranges(start: Tensor, stop: Tensor, m: int) -> Tensor:

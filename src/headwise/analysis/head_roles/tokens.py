@@ -27,6 +27,26 @@ def token_ids(tokens: Any, b: int, m: int) -> Tensor:
     return ids.cpu().long()
 
 
+def token_vectors(embeddings: Any, ids: Tensor) -> Tensor:
+    """Check a table of embeddings [vocabulary, d]; return the row of each token, [b or 1, m, d]."""
+    if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
+        came = str(embeddings.dtype) if isinstance(embeddings, Tensor) else type(embeddings).__name__
+        raise DTypeError(f"embeddings: expected a floating-point tensor [vocabulary, d], got {came}")
+    if embeddings.ndim != 2 or 0 in embeddings.shape:
+        raise ShapeError(f"embeddings: shape {tuple(embeddings.shape)}, expected [vocabulary, d]")
+    kinds, at = ids.unique(return_inverse=True)
+    if int(kinds[0]) < 0 or int(kinds[-1]) >= len(embeddings):
+        raise ShapeError(
+            f"embeddings: {len(embeddings)} rows, but tokens holds {int(kinds[0])} to {int(kinds[-1])}; give the input "
+            f"embedding of the model that read these tokens"
+        )
+    rows = embeddings.detach()[kinds.to(embeddings.device)].float().cpu()
+    wrong = ~rows.isfinite().all(-1)
+    if bool(wrong.any()):
+        raise ConfigError(f"embeddings: row {int(kinds[wrong][0])} has non-finite values; expected finite ones")
+    return rows[at]
+
+
 def texts(pieces: Any, b: int, m: int) -> list[list[str]]:
     """Check the texts of the tokens; return one list, or one for each batch entry."""
     rows = [pieces] if all(isinstance(piece, str) for piece in pieces) else list(pieces)

@@ -100,7 +100,7 @@ class HeadImportance:
         most = ", ".join(f"{head_name(*head)} {word}" for head, word in words)
         return f"{self.method} ({self.column.unit}{loss}); most: {most}"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.title}\n{grid(self.table.layers, self.table.heads, self.column)}"
 
     def _repr_html_(self) -> str:

@@ -19,7 +19,9 @@ from headwise.reports.figure import figure_class
 from headwise.reports.html import write_report
 from headwise.reports.messages import message
 from headwise.reports.png import write_pngs
-from headwise.reports.see.look import CELLS, look_at, with_beside
+from headwise.reports.see.images import images_of
+from headwise.reports.see.look import CELLS, check_beside, look_at, with_beside
+from headwise.reports.see.tokenizers import inputs_of
 from headwise.reports.see.tokens import text_of
 from headwise.reports.see.watched import of_maps, report
 from headwise.telemetry import Record, watch
@@ -62,7 +64,8 @@ def see(
             None for the embedded decoder. Or any `nn.Module` that `watch` supports: it is called once, without
             gradients, and the report is that of `headwise.report`, without losses and importance.
         file: read the text from a UTF-8 file.
-        tokenizer: of transformers, for an `nn.Module`.
+        tokenizer: for an `nn.Module`: of transformers, tokenizers, sentencepiece or tiktoken, or any object with
+            encode(text) and decode(ids).
         out: write the report there, as one HTML file. png: write heat maps into this folder.
         title: of the report; by default the beginning of the text, or the name of the file.
         cells: longer texts are pooled to this many cells; no n×n tensor is made.
@@ -95,11 +98,15 @@ def see(
     elif text is None or isinstance(text, str):
         text = SAMPLE if text is None else text
         loaded = model if isinstance(model, LoadedModel) else load_model(model)
+        if beside is not None:
+            check_beside(loaded, beside, window)
         found = look_at(
             text, loaded, title=title or _start(text), cells=cells, window=window, progress=progress or ignored
         )
         if beside is not None:
-            found = with_beside(found, beside, loaded, title=_start(beside), cells=cells)
+            found = with_beside(
+                found, beside, loaded, title=_start(beside), cells=cells, window=window, progress=progress or ignored
+            )
     else:
         raise ConfigError(f"text: a loaded model reads a str, got {type(text).__name__}; token ids need an nn.Module")
     if out is not None:
@@ -117,6 +124,10 @@ def show(
     tokens: Any = None,
     pieces: Any = None,
     entries: int | Sequence[int] | None = None,
+    image: Any = None,
+    grid: tuple[int, int] | None = None,
+    image_start: int | Sequence[int] = 0,
+    side: str = "keys",
     title: str = "",
     cells: int = CELLS,
     lang: str | None = None,
@@ -132,6 +143,7 @@ def show(
         thing: what to show; None for the embedded decoder.
         tokenizer, text: as in `see`; for a record, the tokenizer of `tokens`.
         tokens, pieces, entries: the tokens of a record or a map, as in `report`.
+        image, grid, image_start, side: an image whose patches are tokens of a record or a map, as in `report`.
         title, cells: as in `see`.
         lang: "en" or "zh"; None for the language of the locale.
     Returns:
@@ -143,16 +155,22 @@ def show(
     lang = language() if lang is None else lang
     check_language(lang)
     known = isinstance(thing, Record | AttentionMap)
-    others = {"text": text} if known else {"tokens": tokens, "pieces": pieces, "entries": entries}
+    others = {"text": text} if known else {"tokens": tokens, "pieces": pieces, "entries": entries, "image": image}
     for name, given in others.items():
         if given is not None:
             raise ConfigError(f"show({name}=…): does not apply to {type(thing).__name__}; {_OTHER[known]}")
     options: dict[str, Any] = {"title": title, "cells": cells, "lang": lang}
     if isinstance(thing, Record):
-        found = report(thing, tokens=tokens, pieces=pieces, tokenizer=tokenizer, entries=entries, **options)
+        found = report(
+            thing, tokens=tokens, pieces=pieces, tokenizer=tokenizer, entries=entries, image=image, grid=grid,
+            image_start=image_start, side=side, **options,
+        )  # fmt: skip
     elif isinstance(thing, AttentionMap):
         texts = text_of("", tokens, pieces, tokenizer), None
-        found = of_maps({"": thing.using(thing.named)}, texts, entries, title or message("title_map"), cells)
+        images = images_of(image, grid, image_start, side)
+        found = of_maps(
+            {"": thing.using(thing.named)}, texts, entries, title or message("title_map"), cells, images=images
+        )
     else:
         found = see(text, thing, tokenizer=tokenizer, **options)
     return replace(found, lang=lang)
@@ -165,7 +183,7 @@ def _of_module(text: Any, model: nn.Module, tokenizer: Any, title: str, cells: i
     """The report of one forward of a model."""
     if isinstance(text, str) and tokenizer is not None:
         title = title or _start(text)
-        text = dict(tokenizer(text, return_tensors="pt"))
+        text = inputs_of(text, tokenizer)
     if not isinstance(text, Tensor | Mapping):
         raise ConfigError(
             f"text: for an nn.Module expected token ids, the keyword arguments of its forward, or a text with "

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.head_roles.tokens import is_marker
-from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.errors import DTypeError, ShapeError
 from headwise.lm.loading.characters import readable
 from headwise.lm.loading.tokenized import units_of
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.see.passages import Side
+from headwise.reports.see.tokenizers import decoded
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +63,7 @@ def text_of(name: str, tokens: Any, pieces: Any, tokenizer: Any) -> Text | None:
 
     Args:
         name: "" or "decoder_", the prefix of the arguments' names in messages.
-        tokenizer: of transformers or headwise, to convert tokens to pieces.
+        tokenizer: converts tokens to pieces; see `headwise.reports.see.tokenizers`.
     """
     if tokens is None and pieces is None:
         return None
@@ -81,15 +82,16 @@ def text_of(name: str, tokens: Any, pieces: Any, tokenizer: Any) -> Text | None:
         return Text(ids, None, None, [[False] * ids.shape[1]] * len(ids))
     if isinstance(tokenizer, CharTokenizer):
         return _written(ids, [tokenizer.pieces(row) for row in ids.tolist()], [[False] * ids.shape[1]] * len(ids))
-    if not hasattr(tokenizer, "convert_ids_to_tokens"):
-        raise ConfigError(
-            f"tokenizer: {type(tokenizer).__name__} has no convert_ids_to_tokens; give a tokenizer of transformers or "
-            f"headwise, or pieces=…, the text of each token"
-        )
-    special = set(getattr(tokenizer, "all_special_ids", ()))
-    raw = [[str(token) for token in tokenizer.convert_ids_to_tokens(row)] for row in ids.tolist()]
-    decoder = repr(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None))
-    marks = [[i in special for i in row] for row in ids.tolist()]
+    rows = [decoded(tokenizer, row) for row in ids.tolist()]
+    raw = [pieces for pieces, _ in rows]
+    if not rows[0][1]:
+        return Text(ids, raw, raw, [[is_marker(piece) for piece in row] for row in raw])
+    known = getattr(tokenizer, "all_special_ids", None)
+    marks = [
+        [is_marker(piece) if known is None else i in known for i, piece in zip(row, pieces, strict=True)]
+        for row, pieces in zip(ids.tolist(), raw, strict=True)
+    ]
+    decoder = repr(getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "decoder", None))
     return _written(ids, raw, marks, blanks=decoder.startswith("WordPiece"))
 
 

@@ -52,7 +52,7 @@ def scaling_keeps_variance() -> list[Check | Curve]:
         .beyond(),
         equal(("largest head", "最大的头"), most, 1, 0.05).beyond(),
         equal(("divided by d_k = 64", "除以 d_k = 64"), plain[64] / 64**2, 1 / 64, 0.05).control(scaled[64]),
-        Curve.of(Bilingual("Variance of the logits", "logit 的方差"), "d_k", Bilingual("variance", "方差"), {
+        Curve.of(Bilingual("Variance of the logits", "分数的方差"), "d_k", Bilingual("variance", "方差"), {
             "q·k": plain, "q·k / √d_k": scaled}, {"d_k": {d: d for d in SIZES}}, log="xy"),
     ]  # fmt: skip
 

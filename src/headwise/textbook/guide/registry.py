@@ -50,7 +50,9 @@ def find_exercise(name: str) -> Exercise:
     """The exercise of that name, with hyphens or underscores. ConfigError with the closest names if there is none."""
     written = name.replace("_", "-")
     if written not in exercises():
-        raise unknown_name("exercise", name, exercises(), listed="`headwise check` lists all")
+        raise unknown_name(
+            "exercise", name, exercises(), listed="`headwise check` lists all", zh="`headwise check` 列出全部"
+        )
     return exercises()[written]
 
 

@@ -1,5 +1,6 @@
 """A topic in the terminal: prose, formula, code, what it prints now, the claims and the exercises."""
 
+import re
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -10,7 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from headwise.textbook.guide.book import Row, sections_of
+from headwise.textbook.guide.book import Row, notes_on, result, sections_of
 from headwise.textbook.guide.narrow import narrow
 from headwise.textbook.guide.outputs import COLUMNS, output
 from headwise.textbook.guide.page import WORDS, claims_of
@@ -20,11 +21,17 @@ from headwise.textbook.guide.topic import Exercise, Topic
 from headwise.wording import Bilingual, in_language, joined
 
 SECTIONS = Bilingual("in textbooks", "教材章节")
+MOST_PLACES = 4  # of which the line of the output is repeated
+FITTING = 80  # terminal columns from which on the tables of commands have their rows in one line
 WIDE = 110  # terminal columns from which on the sections have a column of their own
 TOPICS = Bilingual("name", "名称")
 SHOW = Bilingual(
     "headwise tour NAME runs a topic; headwise tour 11.2.1 or 5.3.4 finds the one for a section of your book.",
     "headwise tour 名称 运行一个主题；headwise tour 11.2.1 或 5.3.4 找到与书中某一节对应的主题。",
+)
+GRADE = Bilingual(
+    "headwise check split-heads prints a task; headwise check split-heads answer.py grades your function.",
+    "headwise check split-heads --lang zh 打印题目；headwise check split-heads answer.py --lang zh 批改你的函数。",
 )
 PLACE = Bilingual("place", "位置")
 WHAT = Bilingual("what it is about", "内容")
@@ -64,14 +71,14 @@ def print_places(places: Sequence[Row], console: Console, lang: str) -> None:
     console.print(Text("\n" + wrapped_to(said, console.width), style="dim"))
 
 
-def print_topic(topic: Topic, console: Console, lang: str, notes: Sequence[tuple[Bilingual, Bilingual]] = ()) -> None:
-    """Walk through a topic; its code runs now. notes: where a text differs from what is shown, and how."""
+def print_topic(topic: Topic, console: Console, lang: str, places: Sequence[Row] = ()) -> None:
+    """Walk through a topic; its code runs now. places: of a text, whose results and differences are pointed out."""
     console.rule(Text(f"{topic.name} · {in_language(topic.title, lang)}", style="bold"), align="left")
     colon = "：" if lang == "zh" else ": "
     head = f"{in_language(SECTIONS, lang)}{colon}"
     if sections := _sections(topic, lang, console.width, cell_len(head)):
         console.print(Text(head + sections, style="dim"))
-    for where, differs in notes:
+    for where, differs in notes_on(places):
         said = f"{in_language(where, lang)}{colon}{in_language(differs, lang)}"
         console.print(Text(wrapped_to(said, console.width), style="yellow"))
     console.print()
@@ -81,7 +88,11 @@ def print_topic(topic: Topic, console: Console, lang: str, notes: Sequence[tuple
     kind = "console" if topic.is_command else "python"
     console.print(Syntax(code, kind, background_color="default", word_wrap=True))  # without a frame, to be copied
     console.print()
-    console.print(Text(output(topic, lang, columns=min(console.width, COLUMNS))))
+    printed = output(topic, lang, columns=min(console.width, COLUMNS))
+    console.print(Text(printed))
+    for row in places[:MOST_PLACES] if console.width >= FITTING else ():
+        said = f"{in_language(row.where, lang)} → {result(row, printed)}"
+        console.print(Text(hanging(said, console.width), style="bold green"))
     console.print()
     _print_prose(topic.reading, console, lang)
     if topic.claims:
@@ -107,6 +118,18 @@ def print_exercise(one: Exercise, console: Console, lang: str) -> None:
     console.print(Text(f"    headwise check {one.name} answer.py{option}", style="dim"))
 
 
+def print_exercises(console: Console, lang: str) -> None:
+    """The names of all exercises by topic, and how they are used."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in (WORDS["topic"], WORDS["exercises"]):
+        table.add_column(in_language(head, lang).lower(), overflow="fold")
+    for topic in topics().values():
+        names = ("、" if lang == "zh" else ", ").join(one.name for one in topic.exercises)
+        table.add_row(Text(in_language(topic.title, lang)), Text(names, style="cyan"))
+    console.print(table)
+    console.print(Text("\n" + wrapped_to(in_language(GRADE, lang), console.width), style="dim"))
+
+
 def _sections(topic: Topic, lang: str, width: int, used: int = 0) -> str:
     """The sections of textbooks that a topic shows, in lines broken between them. used: columns of the first line."""
     places = [in_language(place, lang) for place in sections_of(topic.name)]
@@ -121,6 +144,7 @@ def _sections(topic: Topic, lang: str, width: int, used: int = 0) -> str:
 def _print_prose(text: Bilingual, console: Console, lang: str) -> None:
     prose = wrapped_off(in_language(text, lang))
     if lang == "zh":  # rich breaks lines at spaces only
-        console.print(Text(wrapped_to(prose.replace("`", "").replace("**", ""), console.width)))
+        plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", prose)  # links
+        console.print(Text(wrapped_to(plain.replace("`", "").replace("**", ""), console.width)))
     else:
         console.print(Markdown(prose))

@@ -100,7 +100,7 @@ TERMS: dict[str, tuple[str, str]] = {
     "MQA cache": ("MQA cache", "MQA 缓存"),
     "way": ("way", "方式"),
     "forward": ("forward", "前向"),
-    "backward": ("backward", "反向"),
+    "backward": ("backward", "反向传播"),
     "weight gradients": ("weight gradients", "权重梯度"),
     "weights": ("weights", "权重"),
     "kept": ("kept", "保留"),
@@ -135,20 +135,20 @@ TERMS: dict[str, tuple[str, str]] = {
     "cache_of_one_in": ("cache, one token, {dtype}", "缓存，一个词元，{dtype}"),
     "cache_of_all_in": ("cache, all tokens, {dtype}", "缓存，全部词元，{dtype}"),
     "scores_of": ("scores, {stored}, one layer", "分数，{stored}，一层"),
-    "kept_of": ("kept for backward, {stored}", "为反向保留，{stored}"),
-    "kept_of_layers": ("kept for backward, {stored}, {layers} layers", "为反向保留，{stored}，{layers} 层"),
+    "kept_of": ("kept for backward, {stored}", "为反向传播保留，{stored}"),
+    "kept_of_layers": ("kept for backward, {stored}, {layers} layers", "为反向传播保留，{stored}，{layers} 层"),
     # Notes.
     "stated_note": ("The source states {count:,}.", "来源给出的数目为 {count:,}。"),
     "stated_about_note": ("The source states about {count}.", "来源给出的数目约为 {count}。"),
     "memory_note": (
         "An int8 cache has one float32 scale per vector. Kept for backward: attention only, without other layers.",
-        "int8 缓存中每个向量另有一个 float32 缩放因子。为反向保留的内存只计注意力，不含其他层。",
+        "int8 缓存中每个向量另有一个 float32 缩放因子。为反向传播保留的内存只计注意力，不含其他层。",
     ),
     "training_note": (
         "Training (all logits, forward and backward): {flops}.",
-        "训练（全部 logits，前向与反向）：{flops}。",
+        "训练（全部 logits，前向与反向传播）：{flops}。",
     ),
-    "backward_note": ("Backward: {flops}.", "反向：{flops}。"),
+    "backward_note": ("Backward: {flops}.", "反向传播：{flops}。"),
     "plan_note": (
         "A multiply-add is two FLOPs; exps are the softmax's exponentials. Bytes and times are lower bounds: each "
         "step reads its inputs and writes its results once; the steps run one after another, each at the roofline.",
@@ -159,7 +159,7 @@ TERMS: dict[str, tuple[str, str]] = {
         "cache: numbers per token in all layers, source and target in an encoder-decoder; — for encoders. h_kv c: all "
         "heads share one latent vector c.",
         "缓存：每个词元在全部层中的数值个数，编码器-解码器模型计源文本与目标文本；编码器为 —。"
-        "h_kv 为 c：所有头共享一个隐向量 c。",
+        "h_kv 为 c：所有头共享一个潜向量 c。",
     ),
     "compare_note": (
         "met: parameters used per token. FLOPs and exps: one forward pass. cache: numbers per token. step: one "
@@ -190,7 +190,7 @@ TERMS: dict[str, tuple[str, str]] = {
     "devices_note": (
         "Bytes per device: sent in a training step, weights, and memory kept for the backward pass. Weight gradients "
         "are summed where the sequence is partitioned; FSDP can partition those weights.",
-        "均为每个设备的字节数：一个训练步中发送的数据、权重，以及为反向保留的内存。"
+        "均为每个设备的字节数：一个训练步中发送的数据、权重，以及为反向传播保留的内存。"
         "切分序列时需对权重梯度求和；这些权重可用 FSDP 切分。",
     ),
     "ring_note": (

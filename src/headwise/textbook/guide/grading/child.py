@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,18 @@ def main() -> None:
     os.dup2(2, 1)
     sys.stdout, sys.stderr = (os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False),) * 2
 
+    printed = sys.stderr
+    task = json.loads(sys.stdin.readline())
+
     def reply(**said: Any) -> None:
         replies.write(json.dumps(said) + "\n")
         replies.flush()
 
-    task = json.loads(sys.stdin.readline())
+    def mark() -> None:
+        with suppress(OSError, ValueError):  # the code may have closed it
+            printed.flush()
+            os.write(2, task["mark"].encode())
+
     folder = Path(task["folder"])
     force = guards.isolate(folder)
     _imports()
@@ -39,6 +47,7 @@ def main() -> None:
     names: dict[str, Any] = {"__name__": "exercise"}
     error = _tried(lambda: exec(compile(task["source"], task["file"], "exec"), names), task["file"])[1]
     function = names.get(task["function"])
+    mark()
     if error is None and not callable(function):
         defined = sorted(name for name, x in names.items() if callable(x) and not name.startswith("_"))
         reply(missing=task["function"], defined=defined)
@@ -53,6 +62,7 @@ def main() -> None:
             said = {"error": f"returned a value of type {unknown}; expected numbers, lists or tensors"}
         except MemoryError:
             said = {"error": "returned a value that is too large for the memory limit"}
+        mark()
         reply(**said)
 
 
@@ -65,7 +75,8 @@ def _tried(call: Callable[[], Any], file: str) -> tuple[Any, str | None]:
         for frame in traceback.extract_tb(error.__traceback__):
             line = frame.lineno if frame.filename == file else line
         place = "" if line is None else f"line {line}: "
-        said = " ".join(str(error).split())[:400]
+        message = error.msg if isinstance(error, SyntaxError) and error.msg else str(error)  # without the line again
+        said = " ".join(message.split())[:400]
         return None, f"{place}{type(error).__name__}" + (f": {said}" if said else "")
 
 

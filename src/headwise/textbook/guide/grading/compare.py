@@ -1,11 +1,14 @@
 """Whether a reader's value is ours: shapes, numbers within a tolerance, and where they first differ."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.wording import Message
+
+MOST = 2**63 - 1  # the largest whole number in a tensor
 
 
 def difference(theirs: Any, ours: Any, tolerance: float) -> Message | None:
@@ -23,7 +26,8 @@ def difference(theirs: Any, ours: Any, tolerance: float) -> Message | None:
             "shapes-differ", "the shape is {theirs}, expected {ours}", "形状是 {theirs}，应为 {ours}",
             theirs=str(list(other.shape)), ours=str(list(mine.shape)),
         )  # fmt: skip
-    wrong = ~torch.isclose(_wide(other), _wide(mine), rtol=tolerance, atol=tolerance, equal_nan=True)
+    near = 0.0 if _is_whole(mine) and _is_whole(other) else tolerance
+    wrong = ~torch.isclose(_wide(other), _wide(mine), rtol=near, atol=near, equal_nan=True)
     if not wrong.any():
         return None
     at = wrong.nonzero()[0].tolist()
@@ -86,14 +90,22 @@ def _number(value: Tensor) -> str:
 def _tensor(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, int) and abs(value) > MOST:
+        return torch.tensor(math.copysign(math.inf, value))
     if isinstance(value, bool | int | float):
         return torch.tensor(value)
     if isinstance(value, tuple | list):
-        try:
-            return torch.tensor(value)
-        except (TypeError, ValueError, RuntimeError):
-            return None
+        parts = [_tensor(one) for one in value]
+        known = [one for one in parts if one is not None]
+        if not parts:
+            return torch.empty(0)
+        if len(known) == len(parts) and len({one.shape for one in known}) == 1:
+            return torch.stack(known if len({one.dtype for one in known}) == 1 else list(map(_wide, known)))
     return None
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
 def _wide(tensor: Tensor) -> Tensor:

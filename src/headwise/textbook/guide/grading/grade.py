@@ -33,13 +33,14 @@ class Counterexample:
 
     Attributes:
         arguments: each argument's name and value. ours, theirs: values; theirs is None where the function raised.
-        why: where the values differ, or the error.
+        why: where the values differ, or the error. printed: the beginning of what the code printed on this input.
     """
 
     arguments: tuple[tuple[str, str], ...]
     ours: str
     theirs: str | None
     why: Message
+    printed: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Grade:
 
     Attributes:
         cases: inputs on which the functions agree. counterexample: the smallest input found on which they do not.
-        stopped: why the code was ended, or could not begin. printed: what it printed first. guards: those in force.
+        stopped: why the code was ended, or could not begin. guards: those in force.
+        printed: the beginning of what it printed on the counterexample, or on the input on which it was ended.
     """
 
     cases: int
@@ -81,7 +83,7 @@ def grade(
                 found = _tried(exercise, sandbox, draw)
                 if found is not None:
                     smallest = _smaller(exercise, sandbox, seed * CASES + case, draw, found)
-                    return Grade(done, smallest, None, sandbox.printed, tuple(sandbox.guards))
+                    return Grade(done, smallest, None, smallest.printed, tuple(sandbox.guards))
                 done += 1
     except Stopped as end:
         return Grade(done, None, end.message, *_left(sandbox))
@@ -102,9 +104,9 @@ def _tried(exercise: "Exercise", sandbox: Sandbox, draw: Draw) -> Counterexample
     try:
         theirs: Any = sandbox(*args)
     except Raised as error:
-        return Counterexample(shown, described(ours), None, _raised(str(error)))
+        return Counterexample(shown, described(ours), None, _raised(str(error)), sandbox.printed)
     why = difference(theirs, ours, exercise.tolerance)
-    return None if why is None else Counterexample(shown, described(ours), described(theirs), why)
+    return None if why is None else Counterexample(shown, described(ours), described(theirs), why, sandbox.printed)
 
 
 def _smaller(exercise: "Exercise", sandbox: Sandbox, seed: int, draw: Draw, found: Counterexample) -> Counterexample:

@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import secrets
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ PRINTED = 1 << 20  # bytes that the code may print
 REPLY = 256 << 20  # bytes of one value
 MEMORY = 2 << 30  # bytes that the code may allocate
 START_SECONDS = 180.0  # to import PyTorch on a busy machine
+PRINTS_SECONDS = 1.0  # of waiting for what the code has printed
 WALL = 4.0  # seconds of waiting for each second of CPU time, on a busy machine or in a sleep
 
 
@@ -45,7 +47,7 @@ class Sandbox:
         source: the code. file: its name, in messages. function: the name of the function. seconds: of CPU time in all.
     Attributes:
         guards: the guards of `guards.py` that are in force.
-        printed: the beginning of what the code has printed.
+        printed: the beginning of what the code printed in the last call, or while it was read.
     Raises:
         Raised: if the code or the function raises. Stopped: if the process ends, prints too much or takes too long.
     """
@@ -55,6 +57,8 @@ class Sandbox:
         self._seconds, self._memory = seconds, memory
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._printed, self._flooded = bytearray(), threading.Event()
+        self._waits = True
+        self._mark, self._replies = secrets.token_hex(16), 0  # the process prints the mark after each call
         self.guards: list[str] = []
         environment = {
             **os.environ,
@@ -72,12 +76,13 @@ class Sandbox:
         for thread in self._threads:
             thread.start()
         task = {"source": source, "file": file, "function": function, "folder": self._folder.name,
-                "seconds": seconds, "memory": memory}  # fmt: skip
+                "seconds": seconds, "memory": memory, "mark": self._mark}  # fmt: skip
         try:
             self._write(task)
             self.guards = self._reply(START_SECONDS)["force"]
             self._until = time.monotonic() + seconds * WALL
             begun = self._reply(self._left())
+            self._replies += 1
             if "missing" in begun:
                 defined = ", ".join(begun["defined"]) or "-"
                 raise Stopped(
@@ -98,6 +103,7 @@ class Sandbox:
         """The value of the function. Raised, Stopped: as the class."""
         self._write(encoded(list(args)))
         reply = self._reply(self._left())
+        self._replies += 1
         if "error" in reply:
             raise Raised(reply["error"])
         try:
@@ -115,8 +121,14 @@ class Sandbox:
 
     @property
     def printed(self) -> str:
-        """The beginning of what the code has printed."""
-        return bytes(self._printed[:2000]).decode("utf-8", "replace")
+        """The beginning of what the code printed in the last call, or while it was read."""
+        mark, until = self._mark.encode(), time.monotonic() + PRINTS_SECONDS
+        while self._waits and self._printed.count(mark) < self._replies and self._threads[1].is_alive():
+            time.sleep(0.002)  # the reply may be here before the prints
+            self._waits = time.monotonic() < until  # False where the code has closed the stream
+        calls = bytes(self._printed).split(mark)
+        finished = calls[self._replies - 1] if 0 < self._replies <= len(calls) else b""
+        return (calls[-1] or finished)[:2000].decode("utf-8", "replace")
 
     def close(self) -> None:
         """End the process and all that it may have started, and remove its folder."""

@@ -38,7 +38,7 @@ def encoded(value: Any) -> Any:
             "tensor": base64.b64encode(array.tobytes()).decode("ascii"), "dtype": str(array.dtype),
             "shape": list(array.shape),
         }  # fmt: skip
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | range):
         return {"tuple" if isinstance(value, tuple) else "list": [encoded(x) for x in value]}
     if isinstance(value, dict):
         return {"dict": [[encoded(key), encoded(x)] for key, x in value.items()]}

@@ -33,8 +33,8 @@ def head_size(d_model: int, num_heads: int, head_dim: int | None) -> tuple[int, 
 
 
 @exercise(
-    "The parameters of the attention of a whole model: `layers` layers with `num_heads` query and `num_kv_heads` KV heads of size `head_dim`, without biases.",
-    "整个模型的注意力参数量：`layers` 层，每层 `num_heads` 个查询头、`num_kv_heads` 个键值头，头维度 `head_dim`，无偏置。",
+    "The parameters of W_Q, W_K, W_V and W_O of a whole model: `layers` layers of width `d_model` with `num_heads` query and `num_kv_heads` KV heads of size `head_dim`, without biases.",
+    "整个模型中 W_Q、W_K、W_V、W_O 的参数量：`layers` 层，模型维度 `d_model`，每层 `num_heads` 个查询头、`num_kv_heads` 个键值头，头维度 `head_dim`，无偏置。",
     lambda draw: (draw.size(1, 48), draw.size(1, 512), draw.size(1, 64), draw.size(1, 8), draw.size(1, 128)),
 )
 def model_attention(layers: int, d_model: int, num_heads: int, num_kv_heads: int, head_dim: int) -> int:

@@ -12,7 +12,7 @@ from headwise.wording import Bilingual
 
 @exercise(
     "The weights `[n, n]` of a head that attends to the token `offset` places on (negative: back); rows whose target is outside are zero.",
-    "只关注偏移 `offset` 处词元（负数为向前）的头的权重 `[n, n]`；目标越界的行为零。",
+    "只关注偏移 `offset` 处词元（负数表示之前的词元）的头的权重 `[n, n]`；目标越界的行为零。",
     lambda draw: (draw.size(1, 7), draw.size(0, 4) - 2),
 )
 def shift_head(n: int, offset: int) -> Tensor:
@@ -26,8 +26,8 @@ def _shifted(n: int, offset: int) -> Tensor:
 
 
 @exercise(
-    "The matrix `[n, n]` of the convolution (as in deep learning, no flip) with `kernel` `[2r + 1]` and zero padding: y = C x.",
-    "卷积（深度学习的惯例，不翻转）的矩阵 `[n, n]`：核为 `kernel` `[2r + 1]`，补零，y = C x。",
+    "The matrix `[n, n]` of the convolution (as in deep learning, no flip) with `kernel` `[2r + 1]` and zero padding: y = C x is y_i = Σ_j kernel_j x_{i + j − r}, j from 0.",
+    "卷积（深度学习的惯例，不翻转）的矩阵 `[n, n]`：核为 `kernel` `[2r + 1]`，补零；y = C x 即 y_i = Σ_j kernel_j x_{i + j − r}，j 从 0 数起。",
     lambda draw: (draw.normal(2 * draw.size(0, 2) + 1), draw.size(1, 7)),
 )
 def convolution_matrix(kernel: Tensor, n: int) -> Tensor:
@@ -37,8 +37,8 @@ def convolution_matrix(kernel: Tensor, n: int) -> Tensor:
 
 
 @exercise(
-    "A convolution as a sum of heads: `x` `[n, c]` and `w` `[2r + 1, c, o]`; head Δ shifts by Δ − r and has the value-output matrix w[Δ]. Return Σ_Δ A_Δ x w_Δ `[n, o]`.",
-    "把卷积写成各头之和：`x` `[n, c]`，`w` `[2r + 1, c, o]`；第 Δ 个头平移 Δ − r，值-输出矩阵为 w[Δ]。返回 Σ_Δ A_Δ x w_Δ `[n, o]`。",
+    "A convolution as a sum of heads: `x` `[n, c]` and `w` `[2r + 1, c, o]`; head Δ = 0 … 2r has the weights A_Δ of shift-head with the offset Δ − r and the value-output matrix w_Δ. Return Σ_Δ A_Δ x w_Δ `[n, o]`.",
+    "把卷积写成各头之和：`x` `[n, c]`，`w` `[2r + 1, c, o]`；第 Δ = 0 … 2r 个头的权重 A_Δ 即 shift-head 在偏移 Δ − r 处的权重，值-输出矩阵为 w_Δ。返回 Σ_Δ A_Δ x w_Δ `[n, o]`。",
     lambda draw: (
         draw.normal(draw.size(), c := draw.size(1, 3)),
         draw.normal(2 * draw.size(0, 2) + 1, c, draw.size(1, 3)),

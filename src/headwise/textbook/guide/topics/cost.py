@@ -29,8 +29,8 @@ def crossover(d: int) -> int:
 
 
 @exercise(
-    "The bytes of the stored scores of `h` heads on `b` sequences of `n` tokens with `size` bytes a number, and of the log-sum-exp in float32 that a blockwise kernel stores instead.",
-    "`b` 个长 `n` 的序列、`h` 个头，存储分数需要的字节数（每个数 `size` 字节），以及分块内核改存 float32 的 log-sum-exp 所需的字节数。",
+    "The bytes of the stored scores of `h` heads on `b` sequences of `n` tokens with `size` bytes a number, and of the log-sum-exps that a blockwise kernel stores instead, one float32 for each query and head. Return both.",
+    "`b` 个长 `n` 的序列、`h` 个头，存储分数需要的字节数（每个数 `size` 字节），以及分块内核改存 log-sum-exp（每个头的每个查询一个 float32）所需的字节数。返回这两个数。",
     lambda draw: (draw.size(1, 8), draw.size(1, 32), draw.size(1, 8192), draw.size(1, 4)),
 )
 def score_memory(b: int, h: int, n: int, size: int) -> tuple[int, int]:

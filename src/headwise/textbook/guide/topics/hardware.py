@@ -49,8 +49,8 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, size: int) -> Tensor:
 
 
 @exercise(
-    "One decoding step: `q` `[h, d]` of a new token, the cache `k`, `v` `[h, n, d]` and the new token's key and value `new_k`, `new_v` `[h, d]`. Return the output `[h, d]` and the longer cache `[h, n + 1, d]` of both.",
-    "一步解码：新词元的 `q` `[h, d]`，缓存 `k`、`v` `[h, n, d]`，新词元的键和值 `new_k`、`new_v` `[h, d]`。返回输出 `[h, d]` 与两个变长的缓存 `[h, n + 1, d]`。",
+    "One decoding step, softmax(q kᵀ / √d) v over all earlier tokens and the new one: `q` `[h, d]` of the new token, the cache `k`, `v` `[h, n, d]` and the new token's key and value `new_k`, `new_v` `[h, d]`. Return the output `[h, d]` and the longer cache `[h, n + 1, d]` of both.",
+    "一步解码，对所有旧词元与新词元计算 softmax(q kᵀ / √d) v：新词元的 `q` `[h, d]`，缓存 `k`、`v` `[h, n, d]`，新词元的键和值 `new_k`、`new_v` `[h, d]`。返回输出 `[h, d]` 与两个变长的缓存 `[h, n + 1, d]`。",
     lambda draw: (
         draw.normal(h := draw.size(1, 3), d := draw.size(1, 4)), draw.normal(h, n := draw.size(), d), draw.normal(h, n, d),
         draw.normal(h, d), draw.normal(h, d),

@@ -11,8 +11,8 @@ from headwise.wording import Bilingual
 
 
 @exercise(
-    "Weights of a top-k gate: from `logits` `[n, h]` the softmax over all heads, kept for the `k` largest of each token and 0 elsewhere, as in (5.3.12).",
-    "top-k 门控的权重：对 `logits` `[n, h]` 在所有头上做 softmax，每个词元只保留最大的 `k` 个，其余为 0，同 (5.3.12)。",
+    "Weights of a top-k gate: from `logits` `[n, h]` the softmax over all heads, kept for the `k` largest of each token and 0 elsewhere (not renormalised), as in (5.3.12).",
+    "top-k 门控的权重：对 `logits` `[n, h]` 在所有头上做 softmax，每个词元只保留最大的 `k` 个，其余为 0（不再归一化），同 (5.3.12)。",
     lambda draw: (draw.normal(draw.size(), h := draw.size(1, 6)) + torch.arange(h) * 1e-2, draw.size(1, h)),
 )
 def top_k_gate(logits: Tensor, k: int) -> Tensor:
@@ -87,20 +87,27 @@ layer = hw.nn.SparseHeadMixture(768, 12, top_k=3)
 gates = layer(x, return_gates=True)[-1]
 for token in range(3):
     print("token", token, "uses heads", gates.chosen[0, token].nonzero().flatten().tolist())
-for name, options in (("multi_head", {}), ("sparse_mixture", {"top_k": 3}), ("mixture_of_heads", {"shared_heads": 1, "top_k": 2})):
+for gate in ({"top_p": 0.4}, {"threshold": 0.1}):               # a variable number of heads
+    layer = hw.nn.SparseHeadMixture(768, 12, **gate)
+    print(gate, "uses", layer(x, return_gates=True)[-1].chosen[0].sum(-1).tolist(), "heads for the tokens")
+few, own, shared = {"top_k": 3}, {"top_k": 3, "keys": "chosen"}, {"shared_heads": 1, "top_k": 2}
+for name, options in (("multi_head", {}), ("sparse_mixture", few), ("sparse_mixture", own), ("mixture_of_heads", shared)):
     counts = counts_of(name, {"d_model": 768, "num_heads": 12, **options})
     flops = sum(stage.flops for stage in attention_stages(counts, work))
-    print(f"{name:17} {flops / 1e9:5.1f} GFLOP, {counts.parameters:,} parameters")
+    print(f"{name:17}{options.get('keys', ''):7} {flops / 1e9:5.1f} GFLOP, {counts.parameters:,} parameters")
 """,
     reading=Bilingual(
         """
         Three of twelve heads for each token save queries, scores and outputs of the others, and hardly any parameters.
-        The work does not fall to a quarter, since keys and values are needed for all tokens of a head that anyone chose.
+        With `top_p` a token takes the fewest heads whose probabilities together reach p, with `threshold` all heads that
+        reach it. The work does not fall to a quarter, since keys and values are needed for all tokens of a head that anyone
+        chose. It falls below a quarter with `keys="chosen"`, where a token attends only to tokens that chose the same head.
         Standard heads are no experts: every head is computed for every token, and no gate weighs them.
         """,
         """
-        每个词元十二选三，省下的是其余各头的查询、分数与输出，参数几乎不变。计算量不会降到四分之一：只要有词元选了某个头，
-        就需要所有词元在这个头上的键和值。标准的头不是专家：每个词元都要计算每个头，也没有门控为它们加权。
+        每个词元十二选三，省下的是其余各头的查询、分数与输出，参数几乎不变。用 `top_p` 时，每个词元取概率之和达到 p 的最少的头；
+        用 `threshold` 时，取概率达到阈值的所有头，因此头数随词元变化。计算量不会降到四分之一：只要有词元选了某个头，就需要所有
+        词元在这个头上的键和值。用 `keys="chosen"` 则低于四分之一：在每个头中，词元只关注同样选了这个头的词元。标准的头不是专家：每个词元都要计算每个头，也没有门控为它们加权。
         """,
     ),
     picture=picture,

@@ -28,8 +28,8 @@ def contributions(heads: Tensor, wo: Tensor) -> Tensor:
 
 
 @exercise(
-    "The output Concat(heads) W_O without head `i`, by taking its rows of `wo` out and not by setting anything to zero.",
-    "去掉第 `i` 个头后的输出 Concat(heads) W_O：从 `wo` 中取走它的那些行，而不是置零。",
+    "The output Concat(heads) W_O `[n, d]` without head `i`: `heads` `[h, n, d_k]`, `wo` `[h·d_k, d]`; take its rows of `wo` out instead of setting anything to zero.",
+    "去掉第 `i` 个头后的输出 Concat(heads) W_O `[n, d]`：`heads` `[h, n, d_k]`，`wo` `[h·d_k, d]`；从 `wo` 中取走它的那些行，而不是置零。",
     lambda draw: (
         draw.normal(h := draw.size(2, 4), draw.size(), d_k := draw.size(1, 4)),
         draw.normal(h * d_k, draw.size()),

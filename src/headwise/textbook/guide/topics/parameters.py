@@ -8,8 +8,8 @@ from headwise.wording import Bilingual
 
 
 @exercise(
-    "The parameters of a layer with width `d_model`, `num_heads` query heads, `num_kv_heads` KV heads and heads of size `head_dim`, with biases or without.",
-    "一层的参数量：宽度 `d_model`，`num_heads` 个查询头，`num_kv_heads` 个键值头，头维度 `head_dim`，`bias` 表示是否有偏置。",
+    "The parameters of W_Q, W_K, W_V and W_O of a layer with width `d_model`, `num_heads` query heads, `num_kv_heads` KV heads and heads of size `head_dim`; with `bias`, each of the four has a bias vector as well.",
+    "一层中 W_Q、W_K、W_V、W_O 的参数量：模型维度 `d_model`，`num_heads` 个查询头，`num_kv_heads` 个键值头，头维度 `head_dim`；`bias` 为真时，四者各有一个偏置向量。",
     lambda draw: (draw.size(1, 64), draw.size(1, 8), draw.size(1, 8), draw.size(1, 16), draw.size(0, 1) == 1),
 )
 def parameters(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool) -> int:

@@ -43,8 +43,8 @@ def gate_importance(heads: Tensor, grad: Tensor) -> Tensor:
 
 
 @exercise(
-    "The heads to remove: the `count` least important of `importance` `[layers, h]`, as (layer, head) pairs in order of importance, but never the last head of a layer.",
-    "选出要剪掉的头：`importance` `[layers, h]` 中最不重要的 `count` 个，按重要性从低到高，以元组（层，头）返回；但不能剪掉一层的最后一个头。",
+    "The heads to remove: the `count` least important of `importance` `[layers, h]`, as (layer, head) pairs, least important first; a head is skipped if it is the only one left in its layer.",
+    "选出要剪掉的头：`importance` `[layers, h]` 中最不重要的 `count` 个，按重要性从低到高以元组（层，头）返回；若某层只剩这一个头，则跳过它。",
     lambda draw: (
         draw.normal(layers := draw.size(1, 4), h := draw.size(1, 4)).abs()
         + torch.arange(layers * h).view(layers, h) * 1e-3,

@@ -20,8 +20,8 @@ def _tokens(draw: Draw) -> tuple[Tensor]:
 
 
 @exercise(
-    "Layer normalisation of `x` `[n, d]` without scale and shift: each token minus its mean, over the square root of its variance plus 1e-5.",
-    "对 `x` `[n, d]` 做层归一化（不含缩放与平移）：每个词元减去自己的均值，再除以（方差 + 1e-5）的平方根。",
+    "Layer normalisation of `x` `[n, d]` without scale and shift: each token minus its mean, divided by √(variance + 1e-5); the variance is the mean of the squared deviations (divided by d, not d − 1).",
+    "对 `x` `[n, d]` 做层归一化（不含缩放与平移）：每个词元减去自己的均值，再除以 √(方差 + 1e-5)；方差是偏差平方的平均（除以 d，而不是 d − 1）。",
     _tokens,
 )
 def layer_norm(x: Tensor) -> Tensor:
@@ -41,8 +41,8 @@ def post_norm(x: Tensor, y: Tensor) -> Tensor:
 
 
 @exercise(
-    "A stack of pre-norm linear layers: x ← x + LayerNorm(x) W for each `[d, d]` matrix of `ws` `[layers, d, d]`.",
-    "一叠前归一化的线性层：对 `ws` `[layers, d, d]` 中的每个矩阵 W，执行 x ← x + LayerNorm(x) W。",
+    "A stack of pre-norm linear layers: x ← x + LayerNorm(x) W for each `[d, d]` matrix of `ws` `[layers, d, d]`, in order, with LayerNorm as in layer-norm; `x` `[n, d]`.",
+    "一叠前归一化的线性层：对 `x` `[n, d]`，依次用 `ws` `[layers, d, d]` 中的每个矩阵 W 执行 x ← x + LayerNorm(x) W；归一化方法同 layer-norm。",
     lambda draw: (draw.normal(draw.size(), d := draw.size(2, 6)), draw.normal(draw.size(1, 4), d, d) / d),
     tolerance=1e-3,
 )

@@ -39,9 +39,9 @@ def safe_softmax(scores: Tensor) -> Tensor:
 
 
 @exercise(
-    "The entropy in nats of each row of weights `[n, m]`; a weight of 0 contributes 0.",
-    "计算权重 `[n, m]` 每一行的熵（奈特）；权重为 0 的项贡献 0。",
-    lambda draw: (torch.relu(draw.weights(draw.size(), m := draw.size()) - 0.2 / m),),
+    "The entropy in nats of each row of `weights` `[n, m]`; a weight of 0 contributes 0. Return `[n]`.",
+    "计算 `weights` `[n, m]` 每一行的熵（奈特）；权重为 0 的项贡献 0。返回 `[n]`。",
+    lambda draw: ((w := torch.relu(draw.weights(draw.size(), m := draw.size()) - 0.2 / m)) / w.sum(-1, keepdim=True),),
 )
 def row_entropy(weights: Tensor) -> Tensor:
     """Our solution."""

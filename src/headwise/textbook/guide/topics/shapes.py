@@ -9,8 +9,8 @@ from headwise.wording import Bilingual
 
 
 @exercise(
-    "The shapes of Q after the split and the transpose, of the scores, and of the output, as four lists, for `b` sequences of `n` tokens, width `d` and `h` heads.",
-    "对 `b` 个长度为 `n` 的序列、模型维度 `d`、`h` 个头，依次返回切分并转置后的 Q、分数、各头输出、层输出这四个形状（列表）。",
+    "Four shapes, each as a list: of Q after the split and the transpose, of the scores, of the outputs of the heads (before they are merged), and of the output of the layer; for `b` sequences of `n` tokens, width `d` and `h` heads.",
+    "对 `b` 个长度为 `n` 的序列、模型维度 `d`、`h` 个头，依次返回四个形状（各为一个列表）：切分并转置后的 Q、分数、各头的输出（合并之前）、整层的输出。",
     lambda draw: (draw.size(), draw.size(), (h := draw.size(1, 8)) * draw.size(1, 8), h),
 )
 def shapes_of(b: int, n: int, d: int, h: int) -> list[list[int]]:
@@ -19,8 +19,8 @@ def shapes_of(b: int, n: int, d: int, h: int) -> list[list[int]]:
 
 
 @exercise(
-    "All heads of a layer without loops: `x` `[b, n, d]`, `wq`, `wk`, `wv`, `wo` `[d, d]` (used as x @ w), `num_heads` heads.",
-    "不用循环计算整个多头层：`x` `[b, n, d]`，`wq`、`wk`、`wv`、`wo` `[d, d]`（用作 x @ w），共 `num_heads` 个头。",
+    "A multi-head layer without loops, softmax(q kᵀ / √d_k) v in each head, head 0 on the first d/h columns: `x` `[b, n, d]`, `wq`, `wk`, `wv`, `wo` `[d, d]` (used as x @ w), `num_heads` heads.",
+    "不用循环计算整个多头层，每个头算 softmax(q kᵀ / √d_k) v，第 0 个头取前 d/h 列：`x` `[b, n, d]`，`wq`、`wk`、`wv`、`wo` `[d, d]`（用作 x @ w），共 `num_heads` 个头。",
     lambda draw: (
         draw.normal(draw.size(1, 3), draw.size(), d := (h := draw.size(1, 3)) * draw.size(1, 3)),
         *(draw.normal(d, d) / d**0.5 for _ in range(4)), h,
@@ -35,7 +35,7 @@ def multi_head(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, wo: Tensor, num_he
 
 
 @exercise(
-    "Q has the shape `[b, n, h, d_k]`: nobody transposed it. Return the scores that `q @ k.transpose(-2, -1) / √d_k` gives, and say by their shape what attends to what.",
+    "Q has the shape `[b, n, h, d_k]`: nobody transposed it. Return the scores that `q @ k.transpose(-2, -1) / √d_k` gives; their shape shows what attends to what.",
     "Q 的形状是 `[b, n, h, d_k]`，忘了转置。返回 `q @ k.transpose(-2, -1) / √d_k` 得到的分数；从它的形状可以看出是什么在关注什么。",
     lambda draw: (
         draw.normal(b := draw.size(1, 3), n := draw.size(), h := draw.size(1, 4), d := draw.size()),

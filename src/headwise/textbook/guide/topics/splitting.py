@@ -19,8 +19,8 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 @exercise(
-    "To which head (counted from 0) does a channel belong, if `d_model` channels are split into `num_heads` heads?",
-    "把 `d_model` 个通道切分成 `num_heads` 个头时，某个通道属于第几个头（从 0 数起）？",
+    "To which head does `channel` belong (both counted from 0), if `d_model` channels are split into `num_heads` heads?",
+    "把 `d_model` 个通道切分成 `num_heads` 个头时，第 `channel` 个通道属于第几个头（都从 0 数起）？",
     lambda draw: ((c := draw.size(1, 8) * (h := draw.size(1, 8))) and draw.size(0, c - 1), c, h),
 )
 def head_of_channel(channel: int, d_model: int, num_heads: int) -> int:
@@ -29,8 +29,8 @@ def head_of_channel(channel: int, d_model: int, num_heads: int) -> int:
 
 
 @exercise(
-    "Return `x` `[b, n, d]` with head `a` and head `b` exchanged, without splitting the other heads off.",
-    "返回交换了第 `a` 个头与第 `b` 个头之后的 `x` `[b, n, d]`。",
+    "Return `x` `[b, n, d]` with the channels of head `a` and head `b` exchanged (a and b may be equal).",
+    "返回交换了第 `a` 个头与第 `b` 个头的通道之后的 `x` `[b, n, d]`（a 与 b 可能相等）。",
     lambda draw: (
         draw.normal(draw.size(), draw.size(), (h := draw.size(2, 4)) * draw.size(1, 3)), h, draw.size(0, h - 1),
         draw.size(0, h - 1),

@@ -11,10 +11,10 @@ from headwise.wording import Bilingual
 
 
 @exercise(
-    "The largest angle in radians between the column spaces of `a` `[d, k]` and `b` `[d, k]` (k ≤ d, full rank): the arc cosine of the smallest singular value of Q_aᵀ Q_b.",
-    "`a` `[d, k]` 与 `b` `[d, k]`（k ≤ d，满秩）列空间之间的最大夹角（弧度）：Q_aᵀ Q_b 的最小奇异值的反余弦。",
+    "The largest angle in radians between the column spaces of `a` `[d, k]` and `b` `[d, k]` (k < d, full rank): the arc cosine of the smallest singular value of Q_aᵀ Q_b, where the columns of Q_a and Q_b are orthonormal bases of the two.",
+    "`a` `[d, k]` 与 `b` `[d, k]`（k < d，满秩）列空间之间的最大夹角（弧度）：Q_aᵀ Q_b 的最小奇异值的反余弦，其中 Q_a、Q_b 的列是两者的标准正交基。",
     lambda draw: (
-        draw.normal(d := draw.size(2, 7), k := draw.size(1, 2)) + torch.eye(d, k) * 0.1,
+        draw.normal(d := draw.size(3, 7), k := draw.size(1, 2)) + torch.eye(d, k) * 0.1,
         draw.normal(d, k) + torch.eye(d, k) * 0.3,
     ),
     tolerance=2e-3,
@@ -104,7 +104,7 @@ print(f"angles between L1H0 and L1H1: {angles[0]:.0f}° … {angles[-1]:.0f}°")
         all that a wide one can, since the scores of a head have rank d_k at most.
         """,
         """
-        在每一层，训练后的头彼此重叠都*多于*随机子空间：它们都读取词元差异较大的那些方向。它们远非正交，也远不相同。
+        在每一层，训练后的头彼此重叠都多于随机子空间：它们都读取词元差异较大的那些方向。它们远非正交，也远不相同。
         多个头能否算出一个头算不出的东西，是另一个问题：x_{i−1} − x_{i+1} 就需要每个词元有两行权重。反过来，总维度相同时，小的头也
         不能完全代替大的头，因为一个头的分数矩阵的秩最多是 d_k。
         """,

@@ -17,14 +17,14 @@ def _logits(draw: Draw) -> Tensor:
 
 
 @exercise(
-    "The probabilities of the next token at a `temperature`, of the `k` largest `logits` `[vocab]` only; the others are 0.",
-    "温度为 `temperature` 时下一个词元的概率，只保留最大的 `k` 个 `logits` `[vocab]`，其余为 0。",
-    lambda draw: (_logits(draw), draw.size(1, 7), draw.size(1, 20) / 10),
+    "The probabilities of the next token, softmax(logits / temperature) over the `k` largest `logits` `[vocab]` only (k ≤ vocab); the others are 0 and the sum is 1.",
+    "下一个词元的概率：只在最大的 `k` 个 `logits` `[vocab]` 上（k ≤ vocab）计算 softmax(logits / temperature)，其余为 0，总和为 1。",
+    lambda draw: (logits := _logits(draw), draw.size(1, len(logits)), draw.size(1, 20) / 10),
 )
 def top_k(logits: Tensor, k: int, temperature: float) -> Tensor:
     """Our solution."""
     kept = torch.full_like(logits, -torch.inf)
-    at = logits.topk(min(k, len(logits))).indices
+    at = logits.topk(k).indices
     kept[at] = logits[at]
     return (kept / temperature).softmax(0)
 

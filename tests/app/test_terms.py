@@ -1,0 +1,60 @@
+"""Chinese texts: one term for one thing, a space between Chinese and Latin, and Chinese punctuation."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwise.textbook.guide.prose import wrapped_off
+
+SOURCE = Path(__file__).parents[2] / "src" / "headwise"
+HAN = "[一-鿿]"
+# what is not written → the term for it
+TERMS = {
+    "头宽": "头维度", "头大小": "头维度", "KV 头": "键值头", "KV头": "键值头", "缩并": "收缩", "小批次": "小批量",
+    "随机失活": "dropout", "丢弃概率": "dropout 概率", "权重图": "注意力图", "词元嵌入": "词嵌入", "词符": "词元",
+    "热力图": "热图", "隐向量": "潜向量", "潜变量": "潜向量",
+}  # fmt: skip
+FAULTS = {
+    "no space between Chinese and Latin": rf"{HAN}[A-Za-z0-9]|[A-Za-z0-9]{HAN}",
+    "punctuation of English after Chinese": rf"{HAN}[,;:!?](?:\s|{HAN}|$)|{HAN}\.\.\.",
+    "a space beside Chinese punctuation": r"[，。；：！？、] | [，。；：！？、]",
+    "quotation marks of English": rf"\"{HAN}|{HAN}\"",
+}
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Every string of the library in which most letters are Chinese, without docstrings and code, and its place."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
+                continue
+            prose = re.sub(r"`[^`]*`", "·", wrapped_off(node.value))
+            han, latin = len(re.findall(HAN, prose)), len(re.findall(r"[A-Za-z]{3,} [a-z]{2,}", prose))
+            if han > 3 * latin and "import " not in prose:
+                yield f"{path.relative_to(SOURCE)}:{node.lineno}", prose
+
+
+ALL = dict(texts())
+
+
+def test_there_are_texts() -> None:
+    assert len(ALL) > 1000
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_chinese_is_set_as_chinese(fault: str) -> None:
+    quoted = "textbook/claims/model.py"  # a passage of the novel, as printed
+    found = {
+        where: m[0] for where, text in ALL.items() if quoted not in where and (m := re.search(FAULTS[fault], text))
+    }
+    assert found == {}, fault
+
+
+def test_one_term_for_one_thing() -> None:
+    found = {where: (term, TERMS[term]) for where, text in ALL.items() for term in TERMS if term in text}
+    assert found == {}
