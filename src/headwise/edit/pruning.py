@@ -130,10 +130,10 @@ def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
 
 
 def _by_site(sites: list[HeadSite], heads: Heads) -> dict[int, tuple[int, ...]]:
-    """Return the heads to remove, sorted, by the number of their site."""
+    """Return the heads to remove, sorted, by the number of their site, in the order of the model."""
     if not isinstance(heads, Mapping):
         heads = _mapping(sites, heads)
-    return {i: _checked(sites[i], removed) for i, removed in by_site("heads", sites, heads).items()}
+    return {i: _checked(sites[i], removed) for i, removed in sorted(by_site("heads", sites, heads).items())}
 
 
 def _mapping(sites: list[HeadSite], heads: Any) -> Mapping[str | int, Any]:

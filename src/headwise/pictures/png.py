@@ -1,4 +1,4 @@
-"""Matrices as PNG files with one pixel per number.
+"""Matrices and colours as PNG files with one pixel per number or colour.
 
 >>> import numpy as np
 >>> heat_png(np.eye(3))[:4]
@@ -25,8 +25,16 @@ def heat_png(values: np.ndarray, theme: str = "light") -> bytes:
     shades = (np.nan_to_num(values, nan=0.0).clip(0, 1) * (SHADES - 1)).round().astype(np.uint8)
     lines = np.concatenate((np.zeros((len(shades), 1), np.uint8), shades), 1)  # each row begins with its filter, none
     size = struct.pack(">IIBBBBB", shades.shape[1], shades.shape[0], 8, 3, 0, 0, 0)  # 8 bits, with a palette
-    parts = ((b"IHDR", size), (b"PLTE", _palette(theme)), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
+    return _file((b"IHDR", size), (b"PLTE", _palette(theme)), (b"IDAT", zlib.compress(lines.tobytes(), 9)))
+
+
+def rgb_png(colours: np.ndarray) -> bytes:
+    """Colours [rows, columns, 3] of bytes."""
+    rows, columns = colours.shape[:2]
+    above = np.concatenate((np.zeros_like(colours[:1]), colours[:-1]))  # filter 2: each row less the one above
+    lines = np.concatenate((np.full((rows, 1), 2, np.uint8), (colours - above).reshape(rows, -1)), 1)
+    size = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)  # 8 bits, three channels
+    return _file((b"IHDR", size), (b"IDAT", zlib.compress(lines.tobytes(), 9)))
 
 
 def data_url(png: bytes) -> str:
@@ -40,6 +48,10 @@ def _palette(theme: str) -> bytes:
     at = np.linspace(0, 1, SHADES)
     channels = [np.interp(at, np.linspace(0, 1, STOPS), channel) for channel in anchors.T]
     return np.stack(channels, 1).round().astype(np.uint8).tobytes()
+
+
+def _file(*parts: tuple[bytes, bytes]) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in (*parts, (b"IEND", b"")))
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

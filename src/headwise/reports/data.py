@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from headwise.errors import ShapeError
+from headwise.reports.patches import Patches
 from headwise.reports.writes import Writes
 from headwise.shown import Shown
 from headwise.table import HeadTable
@@ -24,6 +25,7 @@ class Passage:
         layers: the layers of the report that the maps belong to; [] for all.
         writes: what the heads write, for exact weights; None if unknown.
         special, special_keys: positions of tokens that are not part of the text, such as [SEP], in `tokens` and `keys`.
+        image: whose patches are tokens of the passage, which the page shows under the weights; None without one.
     """
 
     title: str
@@ -37,6 +39,7 @@ class Passage:
     special: list[int] = field(default_factory=list)
     special_keys: list[int] = field(default_factory=list)
     writes: Writes | None = None
+    image: Patches | None = None
 
     def __post_init__(self) -> None:
         keys = self.tokens if self.keys is None else self.keys
@@ -65,6 +68,10 @@ class Passage:
             if self.cell > 1:
                 raise ShapeError("Passage(writes): requires exact weights, that is cell=1")
             self.writes.check(self.maps.shape)
+        if self.image is not None:
+            self.image.check(len(self.tokens), len(keys))
+            if self.keys is None and self.image.query != self.image.key:
+                raise ShapeError("Passage(image): query and key differ, but both are the same tokens")
 
     @cached_property
     def causal(self) -> bool:

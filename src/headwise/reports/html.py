@@ -8,6 +8,7 @@ PosixPath('report.html')
 import html
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from headwise.wording import check_language, in_language
 
 SCRIPTS = (
     "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "paint.js", "text.js", "state.js", "heatmap.js",
-    "full.js", "grid.js", "table.js", "card.js", "arcs.js", "find.js", "everywhere.js", "writes.js", "sides.js",
-    "compare.js", "pointing.js", "pen.js", "export.js", "link.js", "printing.js", "main.js",
+    "full.js", "grid.js", "table.js", "card.js", "arcs.js", "image.js", "find.js", "everywhere.js", "writes.js",
+    "sides.js", "compare.js", "pointing.js", "pen.js", "export.js", "link.js", "printing.js", "main.js",
 )  # fmt: skip
 
 
@@ -123,6 +124,7 @@ def _passage(index: int, passage: Passage, report: Report) -> tuple[dict[str, An
         "columns": passage.maps.shape[3],
         "causal": passage.causal,
         "sentences": [list(map(int, sentence)) for sentence in passage.sentences],
+        "image": None if passage.image is None else asdict(passage.image),
     }
     blobs = []
     for kind, maps in (("mean", passage.maps), ("peak", passage.peaks)):
@@ -141,17 +143,35 @@ def _passage(index: int, passage: Passage, report: Report) -> tuple[dict[str, An
     return entry, blobs
 
 
-def _liveliest(report: Report) -> list[int]:
-    """Layer, head and query to show first: in the first passage, the head with the sharpest weights except on the first
-    token and the neighbours, and the one of its later queries with the largest such weight."""
-    maps = report.passages[0].maps
+def _liveliest(report: Report) -> list[int | str]:
+    """What to show first, in the first passage with an image or else in the first: layer, head and token, and whether
+    it is a query "q" or a key "k". Without an image, the head with the sharpest weights except on the first token and
+    the neighbours, and the one of its later queries with the largest such weight. With an image, the head and token
+    that have the sharpest weights between text and patches."""
+    at = next((i for i, passage in enumerate(report.passages) if passage.image is not None), 0)
+    shown = report.passages[at]
+    maps = np.nan_to_num(shown.maps)
     i, j = (np.arange(size) for size in maps.shape[2:])
-    away = (np.abs(i[:, None] - j) > 1) & (j > 0)
-    spread = np.array([[np.square(head[away], dtype=np.float64).sum() for head in layer] for layer in maps])
-    layer, head = np.unravel_index(int(np.nan_to_num(spread).argmax()), spread.shape)
-    most = np.where(away, np.nan_to_num(maps[layer, head]), 0).max(1)
-    late = len(i) // 3
-    return [report.shown_in(report.passages[0])[layer], int(head), late + int(most[late:].argmax())]
+    counted, side, since = (np.abs(i[:, None] - j) > 1) & (j > 0), "q", len(i) // 3
+    if shown.image is not None:
+        rows, columns = (
+            np.zeros(len(cells), bool) if first is None else _cells_of(shown, first, cells)
+            for first, cells in ((shown.image.query, i), (shown.image.key, j))
+        )
+        side, since = ("k", 0) if shown.image.key is None else ("q", 0)
+        between = rows[:, None] & ~columns if side == "k" else ~rows[:, None] & columns
+        counted = between if between.any() else np.ones_like(between)
+    spread = np.array([[np.square(head[counted], dtype=np.float64).sum() for head in layer] for layer in maps])
+    layer, head = np.unravel_index(int(spread.argmax()), spread.shape)
+    most = np.where(counted, maps[layer, head], 0).max(1 if side == "q" else 0)
+    return [report.shown_in(shown)[layer], int(head), since + int(most[since:].argmax()), side, at]
+
+
+def _cells_of(passage: Passage, first: int, cells: np.ndarray) -> np.ndarray:
+    """Which cells of a side are of patches, the first of which is that token."""
+    assert passage.image is not None
+    last = first + passage.image.rows * passage.image.columns - 1
+    return np.asarray((cells >= first // passage.cell) & (cells <= last // passage.cell))
 
 
 def _columns(table: HeadTable, lang: str) -> list[dict[str, Any]]:

@@ -13,11 +13,12 @@ from headwise.errors import ConfigError, ShapeError, check_choice
 from headwise.map import AttentionMap
 from headwise.pictures.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, save
+from headwise.reports.patches import SIDES, check_grid
+from headwise.reports.pixels import pixels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SIDES = ("keys", "queries")
 ACROSS = 6  # panels in a row, at most
 
 
@@ -79,7 +80,7 @@ def image_figure(
         amap, count=len(tokens), grid=grid, side=side, image_start=image_start, text_start=text_start, heads=heads,
         batch=batch,
     ).numpy()  # fmt: skip
-    faded = _faded(image)
+    faded = 1 - 0.5 * (1 - pixels(image))  # light enough for weights to stand out
     shape = min(len(tokens), ACROSS), -(-len(tokens) // ACROSS)
     wide = 2.1 * max(0.5, min(2.0, faded.shape[1] / faded.shape[0]))
     figure: Figure = figure_class()(
@@ -118,8 +119,7 @@ def image_weights(
     arguments as in `image_figure`."""
     b, h, n, m = amap.shape
     check_choice("side", side, SIDES)
-    if len(grid) != 2 or min(grid) < 1:
-        raise ConfigError(f"grid={grid!r}: expected the numbers of rows and columns of patches")
+    check_grid(grid)
     if not count:
         raise ConfigError("tokens: got none; expected at least one")
     patches = grid[0] * grid[1]
@@ -139,17 +139,3 @@ def image_weights(
     rows, cols = slice(first_query, first_query + queries), slice(first_key, first_key + keys)
     total = torch.stack([amap[batch, head, rows, cols] for head in chosen]).mean(0).cpu()
     return (total if side == "keys" else total.mT).reshape(count, *grid)
-
-
-def _faded(image: Any) -> np.ndarray:
-    """The image as [H, W, 3] from 0 to 1, light enough for weights to stand out."""
-    values = np.asarray(image.convert("RGB") if hasattr(image, "convert") else image)
-    if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] not in (3, 4)) or 0 in values.shape:
-        raise ShapeError(f"image: shape {values.shape}, expected [H, W, 3] or [H, W]")
-    if values.dtype.kind not in "fiub":
-        raise ConfigError(f"image: {values.dtype}, expected numbers from 0 to 1 or bytes")
-    numbers = values.astype(np.float64) / (255.0 if values.dtype == np.uint8 else 1.0)
-    if not np.isfinite(numbers).all() or numbers.min() < 0 or numbers.max() > 1:
-        raise ConfigError("image: expected numbers from 0 to 1, or bytes")
-    colours = np.repeat(numbers[..., None], 3, 2) if numbers.ndim == 2 else numbers[..., :3]
-    return np.asarray(1 - 0.5 * (1 - colours))

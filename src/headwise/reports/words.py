@@ -149,6 +149,23 @@ REPORT: dict[str, tuple[str, str]] = {
     "looks": ("attends to", "关注"),
     "looked": ("attended by", "被关注"),
     "chosen": ("selected", "选中"),
+    "image_label": ("The image; use the arrow keys to select a patch", "图像；用方向键选择图块"),
+    "image_hint": (
+        "Select a token to see its weights on the patches of the image, or a patch to see which tokens attend to it.",
+        "选择一个词元可查看它与各图块之间的权重；选择一个图块可查看哪些词元关注它。",
+    ),
+    "image_patches": ("image, {rows} × {columns} patches", "图像，{rows} × {columns} 个图块"),
+    "image_sum_looks": (
+        "Weights of “{what}” on the patches, {sum} in all.",
+        "“{what}”对各图块的权重，合计 {sum}。",
+    ),
+    "image_sum_looked": (
+        "Weights of the patches on “{what}”, {sum} on average.",
+        "各图块对“{what}”的权重，平均 {sum}。",
+    ),
+    "image_towards": ("Weights on the image", "图像上的权重"),
+    "image_bar": ("Colour bar of the image", "图像的色标"),
+    "save_image": ("Save the image with its weights (PNG)", "保存图像及其权重（PNG）"),
     "strip_label": ("The text; use the left and right arrow keys to select a token", "文本；用左右方向键选择词元"),
     "queries_text": ("Text of the queries", "查询文本"),
     "keys_text": ("Text of the keys", "键文本"),

@@ -96,8 +96,12 @@ class HeatMap {
       context.fillText(fitted(context, this.label(i, this.passage.q), room), left - 6, top0 + (i - view.r0 + 0.5) * cell);
     }
     const below = top0 + height;
+    let end = -Infinity;  // of the last number of a narrow map, whose numbers must not meet
     for (const j of this.ticks(view.c0, view.c1)) {
       const x = left + (j - view.c0 + 0.5) * cell, label = fitted(context, this.label(j, this.passage.k), room);
+      const half = context.measureText(label).width / 2;
+      if (!this.lettered && x - half < end + 4) continue;
+      end = x + half;
       if (this.turned) {
         context.textAlign = "right";
         writeUpwards(context, label, x, below + 6);

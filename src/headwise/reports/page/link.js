@@ -6,6 +6,7 @@ function remember() {
   const kept = { ...(state.tab === "maps" ? {} : { tab: state.tab }), passage: state.passage, layer: state.layer, head: state.head, kind: state.kind, scale: state.scale, range: state.range };
   if (state.text !== "strip") kept.text = state.text;
   if (state.full) kept.full = 1;
+  if (passage().image && image.towards !== "looks") kept.image = image.towards;
   if (state.sentence >= 0) kept.sentence = state.sentence;
   else if (state.view) kept.view = VIEW.map((name) => state.view[name]).join("-");
   if (pinned) kept[pinned.side === passage().q ? "pin" : "pinkey"] = pinned.index;
@@ -21,10 +22,11 @@ function recall() {
     return Number.isInteger(value) && value >= 0 && value < end ? value : null;
   };
   if (TABS.includes(kept.get("tab")) && !byId(`tab-${kept.get("tab")}`).hidden) state.tab = kept.get("tab");
-  state.passage = number("passage", REPORT.passages.length) ?? 0;
+  const [layer0, head0, token0, side0, passage0] = REPORT.first;  // something to see at once
+  state.passage = number("passage", REPORT.passages.length) ?? passage0;
   byId("passage").value = state.passage;
-  state.layer = number("layer", REPORT.counts.length) ?? REPORT.first[0];
-  state.head = number("head", REPORT.heads) ?? REPORT.first[1];
+  state.layer = number("layer", REPORT.counts.length) ?? layer0;
+  state.head = number("head", REPORT.heads) ?? head0;
   for (const name of ["kind", "scale", "range"]) {
     const known = [...byId(name).options].some((option) => option.value === kept.get(name));
     if (known) state[name] = kept.get(name);
@@ -37,7 +39,8 @@ function recall() {
   const place0 = passage(), pin0 = number("pin", unitsOf(place0.q).length), key0 = number("pinkey", unitsOf(place0.k).length);
   if (pin0 !== null) pinned = unitsOf(place0.q)[pin0];
   else if (key0 !== null) pinned = unitsOf(place0.k)[key0];
-  else if (!location.hash) pointed = unitAt(place0.q, REPORT.first[2]);  // something to see at once
+  else if (!location.hash) pointed = unitAt(place0[side0], token0);
+  if (kept.get("image") === "looked") image.towards = "looked";
   const sentence = number("sentence", place0.sentences.length);
   if (sentence !== null) { byId("sentence").value = sentence; openSentence(sentence); } else state.view = viewIn(kept.get("view"), place0);
   if (kept.get("find")) find.start(kept.get("find"));

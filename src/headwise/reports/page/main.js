@@ -19,7 +19,7 @@ const compared = new Compare((layer, head) => {
   lead();
 });
 const everywhere = new Everywhere((layer, head) => { chooseHead(layer, head); lead(); });
-const arcs = new Arcs(byId("arcs")), find = new Find(), sides = new Sides(), writes = new Writes();
+const arcs = new Arcs(byId("arcs")), image = new PatchedImage(byId("image")), find = new Find(), sides = new Sides(), writes = new Writes();
 
 // Where panels are below one another, the map of the chosen head comes into view.
 function lead() {
@@ -110,6 +110,7 @@ function openPassage() {
   current = null;
   state.sentence = -1;
   pinned = pointed = null;
+  image.open(place0);
   buildStrip(byId("strip"), place0.q);
   if (place0.keys) buildStrip(byId("strip-keys"), place0.k);
   for (const id of ["strip-name", "strip-keys-name", "strip-keys"]) byId(id).hidden = !place0.keys;

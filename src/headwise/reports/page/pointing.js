@@ -19,6 +19,7 @@ function showUnit() {
   }
   heat.cross(unit);
   arcs.point(unit);
+  image.show(unit, shares);
   byId("unpin").hidden = !pinned;
   byId("strip-hint").hidden = Boolean(unit);
   const lists = [];

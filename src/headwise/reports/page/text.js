@@ -48,10 +48,16 @@ function tokenRange(side, c0, c1) {
 }
 
 function buildStrip(strip, side) {
-  const parts = [];
+  const parts = [], { patchOf } = side;
   for (const unit of unitsOf(side)) {
     const span = make("span");
     span.dataset.unit = unit.index;
+    if (patchOf?.has(unit)) {  // shown as the image
+      span.hidden = true;
+      if (unit === side.patches[0]) parts.push(make("span", { className: "image-chip", textContent: fill(T.image_patches, passage().image) }));
+      parts.push(span, " ");
+      continue;
+    }
     if (unit.special) {
       span.append(make("span", { className: "code", textContent: unit.text }));
       parts.push(span, " ");

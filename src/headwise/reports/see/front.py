@@ -19,7 +19,8 @@ from headwise.reports.figure import figure_class
 from headwise.reports.html import write_report
 from headwise.reports.messages import message
 from headwise.reports.png import write_pngs
-from headwise.reports.see.look import CELLS, look_at, with_beside
+from headwise.reports.see.images import images_of
+from headwise.reports.see.look import CELLS, check_beside, look_at, with_beside
 from headwise.reports.see.tokenizers import inputs_of
 from headwise.reports.see.tokens import text_of
 from headwise.reports.see.watched import of_maps, report
@@ -97,11 +98,15 @@ def see(
     elif text is None or isinstance(text, str):
         text = SAMPLE if text is None else text
         loaded = model if isinstance(model, LoadedModel) else load_model(model)
+        if beside is not None:
+            check_beside(loaded, beside, window)
         found = look_at(
             text, loaded, title=title or _start(text), cells=cells, window=window, progress=progress or ignored
         )
         if beside is not None:
-            found = with_beside(found, beside, loaded, title=_start(beside), cells=cells)
+            found = with_beside(
+                found, beside, loaded, title=_start(beside), cells=cells, window=window, progress=progress or ignored
+            )
     else:
         raise ConfigError(f"text: a loaded model reads a str, got {type(text).__name__}; token ids need an nn.Module")
     if out is not None:
@@ -119,6 +124,10 @@ def show(
     tokens: Any = None,
     pieces: Any = None,
     entries: int | Sequence[int] | None = None,
+    image: Any = None,
+    grid: tuple[int, int] | None = None,
+    image_start: int | Sequence[int] = 0,
+    side: str = "keys",
     title: str = "",
     cells: int = CELLS,
     lang: str | None = None,
@@ -134,6 +143,7 @@ def show(
         thing: what to show; None for the embedded decoder.
         tokenizer, text: as in `see`; for a record, the tokenizer of `tokens`.
         tokens, pieces, entries: the tokens of a record or a map, as in `report`.
+        image, grid, image_start, side: an image whose patches are tokens of a record or a map, as in `report`.
         title, cells: as in `see`.
         lang: "en" or "zh"; None for the language of the locale.
     Returns:
@@ -145,16 +155,22 @@ def show(
     lang = language() if lang is None else lang
     check_language(lang)
     known = isinstance(thing, Record | AttentionMap)
-    others = {"text": text} if known else {"tokens": tokens, "pieces": pieces, "entries": entries}
+    others = {"text": text} if known else {"tokens": tokens, "pieces": pieces, "entries": entries, "image": image}
     for name, given in others.items():
         if given is not None:
             raise ConfigError(f"show({name}=…): does not apply to {type(thing).__name__}; {_OTHER[known]}")
     options: dict[str, Any] = {"title": title, "cells": cells, "lang": lang}
     if isinstance(thing, Record):
-        found = report(thing, tokens=tokens, pieces=pieces, tokenizer=tokenizer, entries=entries, **options)
+        found = report(
+            thing, tokens=tokens, pieces=pieces, tokenizer=tokenizer, entries=entries, image=image, grid=grid,
+            image_start=image_start, side=side, **options,
+        )  # fmt: skip
     elif isinstance(thing, AttentionMap):
         texts = text_of("", tokens, pieces, tokenizer), None
-        found = of_maps({"": thing.using(thing.named)}, texts, entries, title or message("title_map"), cells)
+        images = images_of(image, grid, image_start, side)
+        found = of_maps(
+            {"": thing.using(thing.named)}, texts, entries, title or message("title_map"), cells, images=images
+        )
     else:
         found = see(text, thing, tokenizer=tokenizer, **options)
     return replace(found, lang=lang)

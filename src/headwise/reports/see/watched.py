@@ -24,6 +24,7 @@ from headwise.reports.html import write_report
 from headwise.reports.messages import message
 from headwise.reports.see.groups import Group, groups_of, titles
 from headwise.reports.see.heads import alike
+from headwise.reports.see.images import Images, images_of, with_patches
 from headwise.reports.see.look import CELLS
 from headwise.reports.see.numbers import column, wanted
 from headwise.reports.see.passages import Side, passage, picture_passage
@@ -49,6 +50,10 @@ def report(
     decoder_tokens: Any = None,
     decoder_pieces: Any = None,
     tokenizer: Any = None,
+    image: Any = None,
+    grid: tuple[int, int] | None = None,
+    image_start: int | Sequence[int] = 0,
+    side: str = "keys",
     entries: int | Sequence[int] | None = None,
     title: str = "",
     cells: int = CELLS,
@@ -65,6 +70,11 @@ def report(
             (Ġworld, ##ing) become readable.
         decoder_tokens, decoder_pieces: the same for the decoder's input of an encoder-decoder model.
         tokenizer: converts tokens to pieces; as in `see`.
+        image: the image that the model received, whose patches are tokens: the page shows it under the weights of a
+            token. [H, W, 3] or [H, W], numbers from 0 to 1 or bytes; a PIL image; or a list with one for each batch
+            entry. Processors crop images: give what the model saw.
+        grid: rows and columns of its patches, row by row from the position `image_start` on (or a list with one for
+            each entry), among the tokens, or in cross attention among the "keys" or "queries" by `side`.
         entries: indices of batch entries to show; None for the first four. Padding known from the mask is omitted.
         title, lang: of the page; lang is "en" or "zh".
         cells: longer texts are pooled to this many cells.
@@ -84,8 +94,11 @@ def report(
     size = sum(p.numel() for p in record.model.parameters()) / 1e6
     facts: list[tuple[str, str]] = [(message("model"), message("fact_model", name=name, millions=size))]
     steps: list[tuple[str, str]] = [(message("steps"), message("fact_steps", count=record.totals.steps))]
-    table = input_embedding(record.model)
-    found = of_maps(record.maps, texts, entries, title or name, cells, latest=record.latest, unnamed=name, table=table)
+    table, images = input_embedding(record.model), images_of(image, grid, image_start, side)
+    found = of_maps(
+        record.maps, texts, entries, title or name, cells, latest=record.latest, unnamed=name, table=table,
+        images=images,
+    )  # fmt: skip
     found = replace(found, facts=facts + found.facts + steps)
     if path is not None:
         write_report(found, path, lang=lang)
@@ -96,21 +109,22 @@ def report(
 def of_maps(
     maps: Mapping[str, AttentionMap | Picture], texts: tuple[Text | None, Text | None],
     entries: int | Sequence[int] | None, title: str, cells: int, *, latest: Summary | None = None, unnamed: str = "",
-    table: Tensor | None = None,
+    table: Tensor | None = None, images: Images | None = None,
 ) -> Report:  # fmt: skip
     """The report of maps by the names of their layers. latest: further statistics. unnamed: the name of layers that
-    have none. table: the model's input embedding."""
+    have none. table: the model's input embedding. images: of the tokens that are patches."""
     if cells < 1:
         raise ConfigError(f"cells={cells}: expected at least 1")
     groups = groups_of(maps)
     _check(groups, texts)
     places = Places(tuple(amap.shape[1] for amap in maps.values()))
+    over = _images_of_groups(images, groups, texts)
     passages = [
         shown
-        for group, name in zip(groups, titles(groups), strict=True)
-        for shown in _passages(group, name, texts, groups, places, _entries(group, entries), cells)
+        for group, name, image in zip(groups, titles(groups), over, strict=True)
+        for shown in _passages(group, name, texts, groups, places, _entries(group, entries), cells, image)
     ]
-    columns, patterns, roles_found = _numbers(maps, latest, groups, texts, places, table)
+    columns, patterns, roles_found = _numbers(maps, latest, groups, texts, places, table, over)
     heads = [range(count) for count in places.counts]
     statistics = HeadTable(columns, layers=[name or unnamed for name in maps], heads=heads)
     kernels = sorted({amap.kernel for amap in maps.values() if isinstance(amap, AttentionMap)})
@@ -118,6 +132,16 @@ def of_maps(
     notes = [message("explained"), *_notes(maps, groups, entries)]
     compared = alike(groups[0].lazy, places) if len(groups) == 1 and groups[0].lazy else []
     return Report(title, passages, statistics, patterns, facts, notes, roles=roles_found, comparisons=compared)
+
+
+def _images_of_groups(
+    images: Images | None, groups: Sequence[Group], texts: tuple[Text | None, Text | None]
+) -> list[Images | None]:
+    """The images of each group whose tokens are patches."""
+    if images is None:
+        return [None] * len(groups)
+    fitting = [texts == (None, None) or _texts_of(group, texts, groups) != (None, None) for group in groups]
+    return [images if has else None for has in with_patches(images, groups, fitting)]
 
 
 def _check(groups: Sequence[Group], texts: tuple[Text | None, Text | None]) -> None:
@@ -168,7 +192,7 @@ def _entries(group: Group, entries: int | Sequence[int] | None) -> list[int]:
 
 def _passages(
     group: Group, name: str, texts: tuple[Text | None, Text | None], groups: Sequence[Group], places: Places,
-    entries: Sequence[int], cells: int,
+    entries: Sequence[int], cells: int, images: Images | None,
 ) -> list[Passage]:  # fmt: skip
     b, n, m = group.size
     queries, keys = _texts_of(group, texts, groups)
@@ -184,11 +208,16 @@ def _passages(
         if group.crosses or at != cols:
             other = keys.side(entry, cols) if keys else numbered(cols)
         title = joined(part for part in (name, message("title_entry", entry=entry) if b > 1 else "") if part)
+        sides: tuple[Side, Side | None] = side, other
+        patches: tuple[int | None, int | None] = None, None
+        if images is not None:
+            sides, patches = images.named(group, entry, sides, (at.start, cols.start))
         if group.lazy:
             first = rows.start, cols.start
-            found.append(passage(title, group.lazy, entry, (side, other), own, cells, None, layers, first))
+            shown = passage(title, group.lazy, entry, sides, own, cells, None, layers, first)
         else:
-            found.append(picture_passage(title, group.pooled, entry, (side, other), own, layers))
+            shown = picture_passage(title, group.pooled, entry, sides, own, layers)
+        found.append(shown if images is None else images.over(shown, entry, sides, patches))
     return found
 
 
@@ -217,7 +246,7 @@ def _from_first_to_last(members: Tensor) -> range:
 
 def _numbers(
     maps: Mapping[str, AttentionMap | Picture], latest: Summary | None, groups: Sequence[Group],
-    texts: tuple[Text | None, Text | None], places: Places, table: Tensor | None,
+    texts: tuple[Text | None, Text | None], places: Places, table: Tensor | None, over: Sequence[Images | None],
 ) -> tuple[dict[str, HeadColumn], list[list[str]], list[list[list[str]]]]:  # fmt: skip
     """Statistics, strongest patterns and roles of all layers."""
     values: dict[str, list[np.ndarray]] = {}
@@ -229,8 +258,10 @@ def _numbers(
 
     patterns = [[""] * places.most for _ in places.counts]
     roles_found: list[list[list[str]]] = [[[] for _ in range(places.most)] for _ in places.counts]
-    for group in groups:
+    for group, images in zip(groups, over, strict=True):
         keys = _texts_of(group, texts, groups)[1]
+        if images is not None and not group.crosses:
+            keys = images.text(keys)
         tokens = Tokens(keys.ids, keys.pieces, torch.tensor(keys.special)) if keys else Tokens()
         measures = wanted(tokens, causal=group.causal, crosses=group.crosses)
         for amap, layer in zip(group.lazy, group.layers, strict=False):

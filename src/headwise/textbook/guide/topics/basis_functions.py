@@ -99,12 +99,12 @@ for h in (1, 2, 4, 8, 16):
     reading=Bilingual(
         """
         More heads approximate better, even with random ones. This is not a theorem about every input: for a single token
-        the softmax has one entry, its weight is 1, and the whole layer is linear in x, whatever the number of heads. Universal
-        approximation by Transformers needs more than one token, or the feed-forward network, and positions.
+        the softmax has one entry, its weight is 1, and the whole layer is linear in x, whatever the number of heads. The
+        theorems on universal approximation by Transformers use the feed-forward network and positions as well.
         """,
         """
         头越多，逼近越好，即使头是随机的。但这并非对所有输入都成立的定理：只有一个词元时，softmax 只有一项，权重恒为 1，
-        无论多少个头，整个层对 x 都是线性的。Transformer 的万能逼近需要不止一个词元，或者借助前馈网络与位置信息。
+        无论多少个头，整个层对 x 都是线性的。Transformer 的万能逼近定理还用到前馈网络与位置信息。
         """,
     ),
     picture=picture,

@@ -86,26 +86,31 @@ from headwise.textbook.claims.model import PASSAGE     # of a chapter that the m
 subject = hw.load_model()
 with hw.models.record_heads(hw.find_heads(subject.model)) as outputs:
     subject.model(subject.read(PASSAGE).ids[None])
-found = hw.analysis.output_similarities(outputs, corrected=False)
+mixed = [torch.stack([layer[:, i, torch.randperm(252)] for i in range(8)], 1) for layer in outputs]
 pairs = torch.triu(torch.ones(32, 32, dtype=torch.bool), 1)
-for kind in ("cosine", "cka"):
-    values = found[kind].matrix[pairs].abs()
-    print(f"{kind:6} of 496 pairs: median {values.median():.2f}, largest {values.max():.2f}")
-shared = hw.analysis.head_information(outputs, corrected=False)["redundancy"]
-print("predicted from the others:", [f"{min(shared[i]):.0%} … {max(shared[i]):.0%}" for i in range(4)])
-keys = torch.stack([torch.tensor([torch.pi * 2 * i / 4096]).double() for i in range(4096)])
-circle = torch.cat((keys.cos(), keys.sin()), -1)
+print("median of 496 pairs    cosine   CKA   predicted from the other heads of the layer")
+for name, heads in (("heads", outputs), ("with tokens shuffled", mixed)):
+    found = hw.analysis.output_similarities(heads, corrected=False)
+    cosine, cka = (found[kind].matrix[pairs].abs().median() for kind in ("cosine", "cka"))
+    shares = [float(x) for layer in hw.analysis.head_information(heads, corrected=False)["redundancy"] for x in layer]
+    print(f"{name:20}  {cosine:7.2f} {cka:5.2f}   {min(shares):.0%} … {max(shares):.0%}")
+angles = torch.arange(4096).double() * (2 * torch.pi / 4096)
+circle = torch.stack((angles.cos(), angles.sin()), -1)
 print("a head of size 2 picks its own key for", int(((circle @ circle.T).argmax(-1) == torch.arange(4096)).sum()), "of 4096 queries")
 """,
     reading=Bilingual(
         """
-        By the cosine the heads look independent; by CKA they are similar, and most of a head's output can be predicted from the
-        others. And d_k does not bound the information of a head in bits: with two numbers, each of 4,096 queries can pick a
-        key of its own. What d_k bounds is the rank of the scores.
+        By the cosine the heads look independent. By CKA they are more alike than after each head's tokens were shuffled, but
+        far from equal. A large share of a head seems to be predicted from the others; but the share is nearly as large for
+        shuffled tokens, where there is nothing to predict: with 224 predictors and 252 tokens it is mostly chance. Therefore
+        `head_information` requires more tokens, unless `corrected=False`. And d_k does not bound the information of a head in
+        bits: with two numbers, each of 4,096 queries can pick a key of its own. What d_k bounds is the rank of the scores.
         """,
         """
-        按余弦看，各头似乎相互独立；按 CKA 看却相当相似，一个头的大部分输出可以由其他头预测。另外，d_k 限制的并不是一个头的信息位数：
-        用两个数，4,096 个查询就能各自选中自己的键。d_k 限制的是分数矩阵的秩。
+        按余弦看，各头似乎相互独立；按 CKA 看，它们比打乱各头的词元之后更相似，但远不相同。一个头似乎大部分都能由其他头预测，
+        可是打乱词元之后本无可预测，这一比例却几乎一样大：用 224 个数预测 252 个词元，多半是偶然。因此 `head_information`
+        默认要求更多的词元，除非给出 `corrected=False`。另外，d_k 限制的并不是一个头的信息位数：用两个数，4,096 个查询就能各自
+        选中自己的键。d_k 限制的是分数矩阵的秩。
         """,
     ),
     picture=picture,
