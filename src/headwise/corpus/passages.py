@@ -114,6 +114,7 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
     Attributes:
         by: what makes a passage strong, as in `headwise measure --strongest-by`. unit: of the strengths.
         model: name and SHA-256 of the weights. names: of the layers with passages, by number.
+        found: (layer, head) → its passages.
     """
 
     by: str
