@@ -20,6 +20,7 @@ from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder
 from headwise.models import HeadSite, find_heads
 from headwise.progress import Progress, part
+from headwise.stats.words import unit_of
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
 MOST_POINTS = 32  # of the curve, beside the whole model
@@ -152,7 +153,7 @@ class Pruning:
             if kv != heads:
                 count = term("keys_too", before=site.num_heads, after=heads, kv=site.num_kv_heads, kv_after=kv)
             rows.append((str(layer), count, "  ".join(words)))
-        measured = self.importance and term("heads_important", unit=self.importance.column.unit)
+        measured = self.importance and term("heads_important", unit=unit_of(self.importance.column.unit))
         return Table("heads", measured or term("heads_named"), GOING, tuple(rows))
 
     def _curve(self) -> Table:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import check_choice
+from headwise.stats.words import unit_of
 from headwise.table.show import as_text, duration, numbers
 from headwise.wording import Message, in_language, language
 
@@ -80,6 +81,7 @@ def print_measures(
         console.print(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(value), soft_wrap=True)
     console.print()
     header, rows = found.overview()
+    rows = [[name, in_language(unit_of(unit), lang), *rest] for name, unit, *rest in rows]
     _print_table(console, _aligned([_said(name) for name in header], rows, words=2))
     console.print()
     table = found.table if sort is None else found.table.sort(sort)
