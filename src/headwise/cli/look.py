@@ -1,5 +1,7 @@
 """The commands see, trace and measures."""
 
+import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +38,13 @@ def see(
         int | None,
         typer.Option(
             help="Tokens per window of a long text, 0 to read it whole; default: the length of the model's training."
+        ),
+    ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT_OR_FILE",
+            help="A second text, or the file of one, to compare side by side; - is standard input.",
         ),
     ] = None,
     open_page: Annotated[
@@ -82,7 +91,7 @@ def see(
                 f"--view {name}：应为 名称=路径，例如 --view {name}=report-{name}",
             )
         check_writable(path, "--view", folder=view.folder)
-    title = ""
+    title, second = "", _beside(beside, taken=text == STREAM or is_stream(file))
     if text == STREAM or is_stream(file):
         text = stdin_text("TEXT" if file is None else "--file")
     elif file is not None:
@@ -95,7 +104,7 @@ def see(
             if sort is not None:  # which statistics there are depends on the model
                 reading = loaded.read(SAMPLE if text is None else text)
                 check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])
-            report = report_on(text, loaded, title=title, cells=cells, window=window, progress=progress)
+            report = report_on(text, loaded, title=title, cells=cells, window=window, beside=second, progress=progress)
         console = Console(stderr=is_stream(out))
 
         def say(code: str, **values: int | str) -> None:
@@ -121,6 +130,32 @@ def see(
             say("wrote_pictures", count=len(pictures), path=str(png))
         console.print()
         print_report(report, console, sort=sort, lang=lang)
+
+
+def _beside(given: str | None, *, taken: bool) -> str | None:
+    """The text of --beside: of the file of that name if there is one. taken: whether standard input is another text.
+
+    Raises:
+        ConfigError: for a folder, standard input twice, and what can only be the name of a file that is not there.
+        TextError: if the text is empty, or the file is not UTF-8.
+    """
+    from headwise.lm.text_files import read_text
+
+    if given is None:
+        return None
+    if given == STREAM:
+        if taken:
+            raise ConfigError("--beside '-': standard input is the first text already; give one of them as a file")
+        return stdin_text("--beside")
+    if os.path.isdir(given):
+        raise ConfigError(f"--beside {given!r}: is a folder; expected a text, or a file with one")
+    if os.path.isfile(given):
+        return read_text(given)
+    if re.fullmatch(r"\S*[\w/\\]\.(txt|md|csv|json|html?|py)", given):
+        raise ConfigError(
+            f"--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -"
+        )
+    return typed(given)
 
 
 def trace(
