@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import torch
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -28,6 +29,7 @@ LINES = [f"武松{'又' * i}打虎，老虎{HOSTILE}来了，武松便打。" fo
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     tokenizer = CharTokenizer.from_text("".join(LINES), min_count=1)
+    torch.manual_seed(0)
     config = DecoderConfig(tokenizer.vocab_size, d_model=18, num_layers=2, num_heads=3, d_ff=11, context=48)
     save_model(folder / "model.safetensors", Decoder(config).eval(), tokenizer, info={"step": 0})
     return load_model(folder)

@@ -61,7 +61,7 @@ def _line(name: str, passages: Passages, place: tuple[int, int], width: int) -> 
 def _around(one: CorpusPassage, room: int) -> str:
     """The text around the query, which is in the middle."""
     at = one.positions.index(one.query)
-    before, after = ("".join(map(visible, part)) for part in (one.tokens[:at], one.tokens[at:]))
+    before, after = ("".join(map(_plain, part)) for part in (one.tokens[:at], one.tokens[at:]))
     half = room // 2
     while cell_len(before) > half:
         before = before[1:]
@@ -69,7 +69,12 @@ def _around(one: CorpusPassage, room: int) -> str:
 
 
 def _token(text: str) -> str:
-    return f"“{visible(text.strip() or text)}”"
+    return f"“{_plain(text.strip() or text)}”"
+
+
+def _plain(text: str) -> str:
+    """As `visible`, and with nothing that could change the order of a terminal's line."""
+    return "".join(c if c.isprintable() else "·" for c in visible(text.replace("\u3000", " ")))
 
 
 def _where(where: str, lang: str) -> str:
