@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headwise.errors import CheckpointError, HeadwiseError
+from headwise.errors import CheckpointError, HeadwiseError, reason
+from headwise.wording import in_language
 
 LARGEST = (1 << 63) - 1  # the largest whole number of a tensor
 LONGEST = 300  # characters of messages of other libraries
@@ -26,17 +27,21 @@ def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_o
 
     Args:
         what: the kind of file. missing: how to create such a file. way_out: what to do if it cannot be read.
+            In Chinese too, where they are `Bilingual`.
     """
-    more = f"; {way_out}" if way_out else ""
-    name = f"{what} {os.fspath(path)!r}"
+    more, chinese = f"; {way_out}" if way_out else "", f"；{in_language(way_out, 'zh')}" if way_out else ""
+    name, named = f"{what} {os.fspath(path)!r}", f"{in_language(what, 'zh')} {os.fspath(path)!r}"
     try:
         yield
     except FileNotFoundError:
-        raise CheckpointError(f"{name} does not exist" + (f"; {missing}" if missing else more)) from None
+        more, chinese = (f"; {missing}", f"；{in_language(missing, 'zh')}") if missing else (more, chinese)
+        raise CheckpointError(f"{name} does not exist{more}", f"{named} 不存在{chinese}") from None
     except OSError as error:
-        raise CheckpointError(f"{name} cannot be read: {error.strerror or one_line(error)}{more}") from None
+        why, reasons = reason(error)
+        raise CheckpointError(f"{name} cannot be read: {why}{more}", f"{named} 无法读取：{reasons}{chinese}") from None
     except HeadwiseError as error:
-        raise CheckpointError(f"{name} cannot be read: {one_line(error)}{more}") from None
+        why, reasons = one_line(error), " ".join(error.zh.split())[:LONGEST]
+        raise CheckpointError(f"{name} cannot be read: {why}{more}", f"{named} 无法读取：{reasons}{chinese}") from None
 
 
 def text_of(path: str | os.PathLike[str]) -> str:
@@ -44,7 +49,7 @@ def text_of(path: str | os.PathLike[str]) -> str:
     try:
         return Path(path).read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"byte {error.start} is not UTF-8") from None
+        raise CheckpointError(f"byte {error.start} is not UTF-8", f"第 {error.start} 个字节不是 UTF-8") from None
 
 
 def parsed(text: str) -> Any:
@@ -52,7 +57,7 @@ def parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
-        raise CheckpointError(f"not JSON: {one_line(error)}") from None
+        raise CheckpointError(f"not JSON: {one_line(error)}", f"不是 JSON：{one_line(error)}") from None
 
 
 def one_line(error: BaseException) -> str:

@@ -72,7 +72,7 @@ def reason(error: BaseException) -> tuple[str, str]:
     """Why the system refused something, in English and in Chinese."""
     number = getattr(error, "errno", None)
     why = getattr(error, "strerror", None) or " ".join(str(error).split())
-    return why, REASONS.get(number, why) if isinstance(number, int) else why
+    return why, REASONS.get(number or 0, getattr(why, "zh", why))
 
 
 def closest(value: object, known: Iterable[str]) -> list[str]:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from headwise.errors import CheckpointError, ConfigError
+from headwise.errors import CheckpointError, ConfigError, reason
 from headwise.files import fcntl, is_at, is_temporary, lock, short_name, sweep
+from headwise.wording import Bilingual
 
 FOLDER_LOCK = ".headwise.lock"
 
@@ -29,15 +30,25 @@ def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = 
     target = Path(path)
     try:
         if folder and target.is_file():
-            raise _refused(target, option, "it is a file; expected a folder")
+            raise _refused(target, option, "it is a file; expected a folder", "是文件；应为文件夹")
         home, missing = _there(target if folder else target.parent)
         for name in [*missing, *([] if folder else [target.name])]:
             with suppress(FileNotFoundError):
                 os.lstat(home / name)  # raises for a name that is too long
         if missing and os.path.lexists(home / missing[0]):
-            raise _refused(target, option, f"{str(home / missing[0])!r} is a link to nothing")
+            raise _refused(
+                target,
+                option,
+                f"{str(home / missing[0])!r} is a link to nothing",
+                f"{str(home / missing[0])!r} 是失效的链接",
+            )
         if not folder and target.exists() and not target.is_file():
-            raise _refused(target, option, "it is a folder, a pipe or a device; expected a file name")
+            raise _refused(
+                target,
+                option,
+                "it is a folder, a pipe or a device; expected a file name",
+                "是文件夹、管道或设备；应为文件名",
+            )
         if not missing:
             sweep(home)
         handle, probe = tempfile.mkstemp(".headwise.tmp", ".probe.", home)
@@ -46,7 +57,7 @@ def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = 
     except (OSError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise _refused(target, option, getattr(error, "strerror", None) or str(error)) from None
+        raise _refused(target, option, *reason(error)) from None
 
 
 @contextmanager
@@ -91,7 +102,9 @@ def _there(folder: Path) -> tuple[Path, list[str]]:
     while True:
         try:
             if not stat.S_ISDIR(os.stat(folder).st_mode):
-                raise NotADirectoryError(0, f"{str(folder)!r} is not a folder")
+                raise NotADirectoryError(
+                    0, Bilingual(f"{str(folder)!r} is not a folder", f"{str(folder)!r} 不是文件夹")
+                )
             return folder, missing[::-1]
         except FileNotFoundError:
             missing.append(folder.name)
@@ -113,14 +126,16 @@ def _locked(file: Path, home: Path, made: list[Path], target: Path, option: str)
         except FileNotFoundError:  # the folder was just removed by a run that ended
             continue
         except OSError as error:
-            raise _refused(target, option, error.strerror or str(error)) from None
+            raise _refused(target, option, *reason(error)) from None
         got = lock(handle)
         if got is False:
             holder = os.read(handle, 100).decode("utf-8", "replace").strip()
             os.close(handle)
             raise ConfigError(
                 f"{_named(target, option)}: another run{f' ({holder})' * bool(holder)} is writing it; wait "
-                f"until it ends, or give another name"
+                f"until it ends, or give another name",
+                f"{_named(target, option)}：另一个运行{f'（{holder}）' * bool(holder)}正在写入；请等它结束，"
+                "或换一个名称",
             )
         if got is None or is_at(handle, file):
             with suppress(OSError):
@@ -155,5 +170,7 @@ def _named(path: Path, option: str) -> str:
     return f"{option} {str(path)!r}" if option.startswith("--") else f"{option}={str(path)!r}"
 
 
-def _refused(path: Path, option: str, why: str) -> CheckpointError:
-    return CheckpointError(f"{_named(path, option)}: cannot be written: {why}")
+def _refused(path: Path, option: str, why: str, zh: str) -> CheckpointError:
+    return CheckpointError(
+        f"{_named(path, option)}: cannot be written: {why}", f"{_named(path, option)}：无法写入：{zh}"
+    )

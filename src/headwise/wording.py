@@ -18,7 +18,10 @@ _chosen: list[str] = []  # by the command line; the last one counts
 def check_language(lang: str) -> None:
     """Raise ConfigError unless `lang` is "en" or "zh"."""
     if lang not in LANGUAGES:
-        raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
+        raise ConfigError(
+            f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}",
+            f"lang={lang!r}：应为 {' 或 '.join(map(repr, LANGUAGES))}",
+        )
 
 
 def language(environment: Mapping[str, str] = os.environ) -> str:
@@ -31,7 +34,10 @@ def language(environment: Mapping[str, str] = os.environ) -> str:
         return _chosen[-1]
     if chosen := environment.get("HEADWISE_LANG"):
         if chosen not in LANGUAGES:
-            raise ConfigError(f"HEADWISE_LANG={chosen!r}: expected {' or '.join(map(repr, LANGUAGES))}")
+            raise ConfigError(
+                f"HEADWISE_LANG={chosen!r}: expected {' or '.join(map(repr, LANGUAGES))}",
+                f"HEADWISE_LANG={chosen!r}：应为 {' 或 '.join(map(repr, LANGUAGES))}",
+            )
         return chosen
     locale = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
     return "zh" if locale.lower().startswith(("zh", "chinese")) else "en"

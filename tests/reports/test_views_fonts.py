@@ -58,3 +58,10 @@ def test_page_with_every_character_stays_small():
 def test_page_brings_the_characters_of_its_title(tmp_path):
     page = write_report(report_of(passage("abc"), title="重建嵌入"), tmp_path / "page.html").read_text(encoding="utf-8")
     assert set(map(ord, "重建嵌入")) <= drawn(page)["Headwise Han"]
+
+
+def test_the_same_text_gives_the_same_bytes_at_any_time(monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
+    before = font_face("武松")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    assert font_face("武松") == before

@@ -67,7 +67,10 @@ def prune(
     choice = Choice(heads, remove, _share("--share", share), _share("--max-loss", max_loss))
     check_options(by or "ablation", orders, penalty, gate_steps)
     if heads is not None and (by is not None or png is not None):
-        raise ConfigError("--heads cannot be combined with --by or --png: the heads are given, so no curve is computed")
+        raise ConfigError(
+            "--heads cannot be combined with --by or --png: the heads are given, so no curve is computed",
+            "--heads 不能与 --by 或 --png 同用：已指定要移除的头，不计算曲线",
+        )
     check_file("--json", json, "pruned.json")
     _check_answer(file, yes=yes or dry_run)
     check_file("--png", png, "curve.png")
@@ -93,7 +96,9 @@ def prune(
             save_json(json, plan.to_dict())
             raise ConfigError(
                 f"--max-loss {max_loss}: no head can be removed within this limit: removing the least important head "
-                f"already exceeds it; give a larger limit, or --remove N"
+                f"already exceeds it; give a larger limit, or --remove N",
+                f"--max-loss {max_loss}：在此限度内一个头也不能移除：移除最不重要的头就已超出；请放宽限度，或用 "
+                "--remove N",
             )
         change = {"prune": [list(head) for head in plan.heads], "by": plan.by}
         carry_out(job, plan, plan.apply, change, "pruned", yes=yes, dry_run=dry_run, json=json)
@@ -184,7 +189,8 @@ def budget(
         job = replace(job, finished=finished)
         if not (dry_run or finished) and target.exists() and (not force or target.resolve() == source.file.resolve()):
             raise ConfigError(
-                f"--out {str(target)!r}: already exists; give another name, or --force to overwrite a budget"
+                f"--out {str(target)!r}: already exists; give another name, or --force to overwrite a budget",
+                f"--out {str(target)!r}：已存在；请换一个名称，或加 --force 覆盖",
             )
         if is_done(job, json):
             return
@@ -210,7 +216,10 @@ def budget(
 def _check_answer(file: Path, *, yes: bool) -> None:
     """Raise if the text comes from standard input, which then cannot also answer the question whether to write."""
     if is_stream(file) and not yes:
-        raise ConfigError("--file '-': standard input holds the text and cannot confirm; add --yes, or --dry-run")
+        raise ConfigError(
+            "--file '-': standard input holds the text and cannot confirm; add --yes, or --dry-run",
+            "--file '-'：标准输入用于文本，不能再用来确认；请加 --yes 或 --dry-run",
+        )
 
 
 def _share(option: str, text: str | None) -> float | None:
@@ -220,11 +229,16 @@ def _share(option: str, text: str | None) -> float | None:
     try:
         return float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
-        raise ConfigError(f"{option} {text!r}: expected a share such as 0.25 or 25%") from None
+        raise ConfigError(
+            f"{option} {text!r}: expected a share such as 0.25 or 25%", f"{option} {text!r}：应为比例，例如 0.25 或 25%"
+        ) from None
 
 
 def _lengths(text: str | None) -> list[int]:
     try:
         return [int(word) for word in (text or "").split(",") if word.strip()]
     except ValueError:
-        raise ConfigError(f"--lengths {text!r}: expected numbers of tokens, such as 1024,4096") from None
+        raise ConfigError(
+            f"--lengths {text!r}: expected numbers of tokens, such as 1024,4096",
+            f"--lengths {text!r}：应为词元数，例如 1024,4096",
+        ) from None

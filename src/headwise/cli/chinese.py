@@ -72,6 +72,8 @@ HELP: dict[str, str] = {
     "Longer texts are pooled to this many cells per axis.": "更长的文本池化为每轴这么多单元格。",
     "Tokens per window of a long text, 0 to read it whole; default: the length of the model's training.":
         "长文本每个窗口的词元数，0 表示整体读入；默认为模型的训练长度。",
+    "A second text, or the file of one, to compare side by side; - is standard input.":
+        "并排比较的第二段文本，或含有它的文件；- 表示标准输入。",
     "Open the report in the browser; default: on a desktop, from a terminal.":
         "在浏览器中打开报告；默认仅在桌面环境的终端中打开。",
     # view

@@ -43,7 +43,10 @@ def opened(
     from headwise.compress.texts import check_windows
 
     if out is None and not dry_run:
-        raise ConfigError("--out is missing: give a folder for the new checkpoint, or --dry-run to see the plan only")
+        raise ConfigError(
+            "--out is missing: give a folder for the new checkpoint, or --dry-run to see the plan only",
+            "缺少 --out：请给出存放新检查点的文件夹，或用 --dry-run 只看计划",
+        )
     check_healing(options["heal"], options["lr"])
     check_windows(context, windows)
     lock = nullcontext() if out is None or dry_run else taken(out, "--out", folder=True)
@@ -123,7 +126,10 @@ def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
     answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
     if not answer:
         console.print()
-        raise ConfigError("no answer on standard input, so nothing was written; use --yes to skip the question")
+        raise ConfigError(
+            "no answer on standard input, so nothing was written; use --yes to skip the question",
+            "标准输入没有回答，因此没有写入任何文件；加 --yes 可跳过提问",
+        )
     if answer.strip().lower() in ("y", "yes"):
         return True
     say(console, "nothing_written")

@@ -55,9 +55,9 @@ def plan(
     from headwise.textbook.plan import plan_from_options, plot_trade_off, print_plan, to_json, to_markdown
 
     if json and markdown:
-        raise ConfigError("give --json or --markdown, not both")
+        raise ConfigError("give --json or --markdown, not both", "--json 与 --markdown 只能给出其一")
     if plot is not None and not trade_off:
-        raise ConfigError("--plot requires --trade-off")
+        raise ConfigError("--plot requires --trade-off", "--plot 需要 --trade-off")
     check_file("--plot", plot, "heads.png")
     named = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     found = plan_from_options(
@@ -88,9 +88,9 @@ def claims(
 ) -> None:
     """Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected."""
     if as_json and markdown:
-        raise ConfigError("give --json or --markdown, not both")
+        raise ConfigError("give --json or --markdown, not both", "--json 与 --markdown 只能给出其一")
     if only and every:
-        raise ConfigError("give --only or --all, not both")
+        raise ConfigError("give --only or --all, not both", "--only 与 --all 只能给出其一")
     check_file("--html", html, "claims.html", stream=not (as_json or markdown))
     from headwise.table.show import duration
     from headwise.textbook.claims import choose, print_findings, run, to_json, to_markdown, write_page

@@ -75,7 +75,10 @@ def train(
         return
     for option, given in (("--length", length), ("--png", png)):
         if given is not None:
-            raise ConfigError(f"{option}: is an option of --experiment reconstruct only")
+            raise ConfigError(
+                f"{option}: is an option of --experiment reconstruct only",
+                f"{option}：只能与 --experiment reconstruct 同用",
+            )
     from headwise.lm.run import Resumed
     from headwise.lm.train import TrainingStep, train as run
     from headwise.nn.named import read_options
@@ -184,9 +187,14 @@ def _experiment(
     from headwise.wording import Bilingual, in_language
 
     if name != "reconstruct":
-        raise ConfigError(f"--experiment {name!r}: expected 'reconstruct'")
+        raise ConfigError(
+            f"--experiment {name!r}: expected 'reconstruct'", f"--experiment {name!r}：应为 'reconstruct'"
+        )
     if len(files) != 1:
-        raise TextError(f"--experiment reconstruct: expected one file of sentences or paragraphs, got {len(files)}")
+        raise TextError(
+            f"--experiment reconstruct: expected one file of sentences or paragraphs, got {len(files)}",
+            f"--experiment reconstruct：应给出一个包含句子或段落的文件，实际有 {len(files)} 个",
+        )
     lang = language()
     if png is not None:
         figure_class()  # raises where matplotlib is missing

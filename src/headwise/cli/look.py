@@ -1,5 +1,7 @@
 """The commands see, trace and measures."""
 
+import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +40,13 @@ def see(
             help="Tokens per window of a long text, 0 to read it whole; default: the length of the model's training."
         ),
     ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT_OR_FILE",
+            help="A second text, or the file of one, to compare side by side; - is standard input.",
+        ),
+    ] = None,
     open_page: Annotated[
         bool | None,
         typer.Option(
@@ -63,10 +72,13 @@ def see(
     lang = language()
     check_sort(sort)
     if text is not None and file is not None:
-        raise ConfigError("give a text or --file, not both")
+        raise ConfigError("give a text or --file, not both", "文本与 --file 只能给出其一")
     check_file("--out", out, "report.html", stream=True)
     if open_page and is_stream(out):
-        raise ConfigError("--open: the report goes to standard output; give --out a file, or --no-open")
+        raise ConfigError(
+            "--open: the report goes to standard output; give --out a file, or --no-open",
+            "--open：报告写到了标准输出；请给 --out 一个文件名，或用 --no-open",
+        )
     if png is not None:
         figure_class()  # raises where matplotlib is missing
         check_writable(png, "--png", folder=True)
@@ -74,9 +86,12 @@ def see(
     for name, _, path in others:
         view = view_of(name)
         if not path:
-            raise ConfigError(f"--view {name}: expected NAME=PATH, for example --view {name}=report-{name}")
+            raise ConfigError(
+                f"--view {name}: expected NAME=PATH, for example --view {name}=report-{name}",
+                f"--view {name}：应为 名称=路径，例如 --view {name}=report-{name}",
+            )
         check_writable(path, "--view", folder=view.folder)
-    title = ""
+    title, second = "", _beside(beside, taken=text == STREAM or is_stream(file))
     if text == STREAM or is_stream(file):
         text = stdin_text("TEXT" if file is None else "--file")
     elif file is not None:
@@ -89,7 +104,7 @@ def see(
             if sort is not None:  # which statistics there are depends on the model
                 reading = loaded.read(SAMPLE if text is None else text)
                 check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])
-            report = report_on(text, loaded, title=title, cells=cells, window=window, progress=progress)
+            report = report_on(text, loaded, title=title, cells=cells, window=window, beside=second, progress=progress)
         console = Console(stderr=is_stream(out))
 
         def say(code: str, **values: int | str) -> None:
@@ -115,6 +130,32 @@ def see(
             say("wrote_pictures", count=len(pictures), path=str(png))
         console.print()
         print_report(report, console, sort=sort, lang=lang)
+
+
+def _beside(given: str | None, *, taken: bool) -> str | None:
+    """The text of --beside: of the file of that name if there is one. taken: whether standard input is another text.
+
+    Raises:
+        ConfigError: for a folder, standard input twice, and what can only be the name of a file that is not there.
+        TextError: if the text is empty, or the file is not UTF-8.
+    """
+    from headwise.lm.text_files import read_text
+
+    if given is None:
+        return None
+    if given == STREAM:
+        if taken:
+            raise ConfigError("--beside '-': standard input is the first text already; give one of them as a file")
+        return stdin_text("--beside")
+    if os.path.isdir(given):
+        raise ConfigError(f"--beside {given!r}: is a folder; expected a text, or a file with one")
+    if os.path.isfile(given):
+        return read_text(given)
+    if re.fullmatch(r"\S*[\w/\\]\.(txt|md|csv|json|html?|py)", given):
+        raise ConfigError(
+            f"--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -"
+        )
+    return typed(given)
 
 
 def trace(

@@ -51,9 +51,15 @@ def check_file(option: str, path: Path | None, example: str, *, stream: bool = F
     if path is None or (stream and is_stream(path)):
         return
     if is_stream(path):
-        raise ConfigError(f"{option} '-': this output cannot go to standard output; expected a file, such as {example}")
+        raise ConfigError(
+            f"{option} '-': this output cannot go to standard output; expected a file, such as {example}",
+            f"{option} '-'：此输出不能写到标准输出；应为文件名，例如 {example}",
+        )
     if os.path.isdir(path):
-        raise ConfigError(f"{option} {str(path)!r}: is a folder; expected a file name, such as {example}")
+        raise ConfigError(
+            f"{option} {str(path)!r}: is a folder; expected a file name, such as {example}",
+            f"{option} {str(path)!r}：是文件夹；应为文件名，例如 {example}",
+        )
     check_writable(path, option)
 
 

@@ -51,11 +51,14 @@ def is_stream(path: str | os.PathLike[str] | None) -> bool:
 def stdin_bytes(option: str) -> bytes:
     """All of standard input. TextError naming the option if it is closed or empty."""
     if sys.stdin is None or sys.stdin.closed:
-        raise TextError(f"{option} '-': standard input is closed; give a file name, or pipe a text into the command")
+        raise TextError(
+            f"{option} '-': standard input is closed; give a file name, or pipe a text into the command",
+            f"{option} '-'：标准输入已关闭；请给出文件名，或用管道传入文本",
+        )
     buffer = getattr(sys.stdin, "buffer", None)
     data: bytes = sys.stdin.read().encode() if buffer is None else buffer.read()
     if not data:
-        raise TextError(f"{option} '-': standard input is empty")
+        raise TextError(f"{option} '-': standard input is empty", f"{option} '-'：标准输入为空")
     return data
 
 

@@ -11,8 +11,11 @@ from headwise.contents import Entry, number, parsed, reading, text_of, whole
 from headwise.edit.budgets import Budget
 from headwise.errors import CheckpointError
 from headwise.files import write_text
+from headwise.wording import Bilingual
 
 FORMAT = "headwise-budget-1"
+WHAT = Bilingual("budget", "预算")
+MAKES_ONE = Bilingual("`headwise budget --file TEXT` makes one", "`headwise budget --file 文本` 可制作一个")
 
 
 def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, Any] | None = None) -> None:
@@ -33,7 +36,7 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
 
     CheckpointError if the file is missing or is something else.
     """
-    with reading(path, "budget", missing="`headwise budget --file TEXT` makes one"):
+    with reading(path, WHAT, missing=MAKES_ONE):
         content = Entry(parsed(text_of(path)))
         if content.word("format") != FORMAT:
             raise CheckpointError(f"expected the format {FORMAT}, got {content.word('format')!r}")

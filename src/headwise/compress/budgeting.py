@@ -118,7 +118,8 @@ def plan_budget(
     check_options(window, sinks, threshold, lengths)
     if window + sinks >= texts.context:
         raise ConfigError(
-            f"--window {window}, --sinks {sinks}: expected together less than the context of {texts.context} tokens"
+            f"--window {window}, --sinks {sinks}: expected together less than the context of {texts.context} tokens",
+            f"--window {window}、--sinks {sinks}：两者之和应小于 {texts.context} 个词元的上下文",
         )
     decoder = source.decoder
     sites = find_heads(decoder)
@@ -142,8 +143,17 @@ def plan_budget(
 def check_options(window: int, sinks: int, threshold: float, lengths: Sequence[int]) -> None:
     """Raise ConfigError for options of `plan_budget` that no model and no text would make valid."""
     if any(n < 1 for n in lengths):
-        raise ConfigError(f"--lengths: got {min(lengths)}; expected numbers of tokens of at least 1")
+        raise ConfigError(
+            f"--lengths: got {min(lengths)}; expected numbers of tokens of at least 1",
+            f"--lengths：得到 {min(lengths)}；词元数应不小于 1",
+        )
     if window < 1 or sinks < 0:
-        raise ConfigError(f"--window {window}, --sinks {sinks}: expected at least 1 and 0")
+        raise ConfigError(
+            f"--window {window}, --sinks {sinks}: expected at least 1 and 0",
+            f"--window {window}、--sinks {sinks}：应分别不小于 1 与 0",
+        )
     if not 0.0 < threshold <= 1.0:
-        raise ConfigError(f"--threshold {threshold}: expected more than 0 and at most 1")
+        raise ConfigError(
+            f"--threshold {threshold}: expected more than 0 and at most 1",
+            f"--threshold {threshold}：应大于 0 且不超过 1",
+        )

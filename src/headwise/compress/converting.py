@@ -87,7 +87,9 @@ def check_options(num_kv_heads: int, method: str) -> None:
     """Raise ConfigError for options of `plan_conversion` that no model would make valid."""
     check_choice("--method", method, WHAT)
     if num_kv_heads < 1:
-        raise ConfigError(f"--num-kv-heads {num_kv_heads}: expected at least 1")
+        raise ConfigError(
+            f"--num-kv-heads {num_kv_heads}: expected at least 1", f"--num-kv-heads {num_kv_heads}：应不小于 1"
+        )
 
 
 def plan_conversion(

@@ -14,9 +14,11 @@ from headwise.progress import Progress
 def check_healing(steps: int, lr: float) -> None:
     """Raise ConfigError for options of `healed` that are out of range."""
     if steps < 0:
-        raise ConfigError(f"--heal {steps}: expected a number of steps, or 0 for none")
+        raise ConfigError(
+            f"--heal {steps}: expected a number of steps, or 0 for none", f"--heal {steps}：应为步数，0 表示不训练"
+        )
     if not 0.0 < lr < math.inf:
-        raise ConfigError(f"--lr {lr}: expected a finite number above 0")
+        raise ConfigError(f"--lr {lr}: expected a finite number above 0", f"--lr {lr}：应为大于 0 的有限数")
 
 
 def healed(decoder: Decoder, texts: Texts, steps: int, lr: float, progress: Progress, *, seed: int = 0) -> Decoder:

@@ -50,16 +50,23 @@ class Choice:
         given = [f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None]
         if len(given) != 1:
             raise ConfigError(
-                f"{' and '.join(given) or 'nothing'} given; expected one of --heads, --remove, --share and --max-loss"
+                f"{' and '.join(given) or 'nothing'} given; expected one of --heads, --remove, --share and --max-loss",
+                f"给出了{'与'.join(given) or '零个选项'}；应给出 --heads、--remove、--share、--max-loss 之一",
             )
         if self.heads is not None:
             parsed_heads(self.heads)
         if self.remove is not None and self.remove < 1:
-            raise ConfigError(f"--remove {self.remove}: expected at least 1")
+            raise ConfigError(f"--remove {self.remove}: expected at least 1", f"--remove {self.remove}：应不小于 1")
         if self.share is not None and not 0.0 < self.share < 1.0:
-            raise ConfigError(f"--share {self.share:g}: expected more than 0 and less than 1, or 0 % and 100 %")
+            raise ConfigError(
+                f"--share {self.share:g}: expected more than 0 and less than 1, or 0 % and 100 %",
+                f"--share {self.share:g}：应大于 0 且小于 1，或介于 0 % 与 100 % 之间",
+            )
         if self.max_loss is not None and not (self.max_loss > 0.0 and math.isfinite(self.max_loss)):
-            raise ConfigError(f"--max-loss {self.max_loss:g}: expected more than 0, such as 1% or 0.01")
+            raise ConfigError(
+                f"--max-loss {self.max_loss:g}: expected more than 0, such as 1% or 0.01",
+                f"--max-loss {self.max_loss:g}：应大于 0，例如 1% 或 0.01",
+            )
 
 
 @dataclass(frozen=True)

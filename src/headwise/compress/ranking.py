@@ -63,9 +63,12 @@ def check_ranking(by: str, penalty: float, steps: int) -> None:
     """Raise ConfigError for an unknown method, and for numbers of learned gates that are out of range."""
     check_choice("--by", by, METHODS)
     if not 0.0 <= penalty < math.inf:
-        raise ConfigError(f"--penalty {penalty}: expected a finite number of at least 0")
+        raise ConfigError(
+            f"--penalty {penalty}: expected a finite number of at least 0",
+            f"--penalty {penalty}：应为不小于 0 的有限数",
+        )
     if steps < 1:
-        raise ConfigError(f"--gate-steps {steps}: expected at least 1")
+        raise ConfigError(f"--gate-steps {steps}: expected at least 1", f"--gate-steps {steps}：应不小于 1")
 
 
 def units_of(site: HeadSite, layer: int) -> list[Unit]:
@@ -98,7 +101,10 @@ def parsed_heads(text: str) -> list[Head]:
     for word in (word.strip() for word in text.split(",")):
         layer, point, head = word.partition(".")
         if not (point and layer.isdecimal() and head.isdecimal()):
-            raise ConfigError(f"--heads {word!r}: expected LAYER.HEAD, counted from 0, such as 0.1,3.5")
+            raise ConfigError(
+                f"--heads {word!r}: expected LAYER.HEAD, counted from 0, such as 0.1,3.5",
+                f"--heads {word!r}：应为“层.头”，从 0 数起，例如 0.1,3.5",
+            )
         found.append((int(layer), int(head)))
     return found
 
@@ -109,16 +115,23 @@ def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
     for at in parsed_heads(text):
         word = f"{at[0]}.{at[1]}"
         if at[0] >= len(sites):
-            raise ConfigError(f"--heads {word}: there is no layer {at[0]}; expected 0 to {len(sites) - 1}")
+            raise ConfigError(
+                f"--heads {word}: there is no layer {at[0]}; expected 0 to {len(sites) - 1}",
+                f"--heads {word}：没有第 {at[0]} 层；应为 0 到 {len(sites) - 1}",
+            )
         if at[1] >= sites[at[0]].num_heads:
             most = sites[at[0]].num_heads - 1
-            raise ConfigError(f"--heads {word}: layer {at[0]} has no head {at[1]}; expected 0 to {most}")
+            raise ConfigError(
+                f"--heads {word}: layer {at[0]} has no head {at[1]}; expected 0 to {most}",
+                f"--heads {word}：第 {at[0]} 层没有头 {at[1]}；应为 0 到 {most}",
+            )
         if at in found:
-            raise ConfigError(f"--heads {word}: is given twice")
+            raise ConfigError(f"--heads {word}: is given twice", f"--heads {word}：重复给出")
         found.append(at)
     for layer_number, site in enumerate(sites):
         if sum(layer == layer_number for layer, _ in found) == site.num_heads:
             raise ConfigError(
-                f"--heads: all {site.num_heads} heads of layer {layer_number} would be removed; keep at least one"
+                f"--heads: all {site.num_heads} heads of layer {layer_number} would be removed; keep at least one",
+                f"--heads：第 {layer_number} 层的全部 {site.num_heads} 个头都会被移除；至少保留一个",
             )
     return found

@@ -62,14 +62,20 @@ def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = F
     What runs put there while they last does not count."""
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"--out {str(folder)!r}: is a file; expected a new folder")
+        raise CheckpointError(
+            f"--out {str(folder)!r}: is a file; expected a new folder", f"--out {str(folder)!r}：是文件；应为新文件夹"
+        )
     if folder.resolve() == source.file.resolve().parent:
         raise CheckpointError(
             f"--out {str(folder)!r}: contains {source.name}, and the source is never overwritten; expected "
-            f"another folder"
+            f"another folder",
+            f"--out {str(folder)!r}：其中有 {source.name}，原模型绝不会被覆盖；应为另一个文件夹",
         )
     if not force and folder.is_dir() and contents(folder):
-        raise CheckpointError(f"--out {str(folder)!r}: is not empty; expected a new folder, or give --force")
+        raise CheckpointError(
+            f"--out {str(folder)!r}: is not empty; expected a new folder, or give --force",
+            f"--out {str(folder)!r}：不是空的；应为新文件夹，或加 --force",
+        )
 
 
 def write_changed(

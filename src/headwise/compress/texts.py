@@ -49,7 +49,7 @@ def check_windows(context: int | None, windows: int) -> None:
     """Raise ConfigError for sizes that are out of range. context: None for that of the model."""
     for name, value, least in (("--context", context, 2), ("--windows", windows, 1)):
         if value is not None and value < least:
-            raise ConfigError(f"{name} {value}: expected at least {least}")
+            raise ConfigError(f"{name} {value}: expected at least {least}", f"{name} {value}：应不小于 {least}")
 
 
 def split_text(
@@ -63,7 +63,9 @@ def split_text(
     if len(held) < 2:
         raise TextError(
             f"{os.fspath(file)!r}: its last {HELD_OUT:.0%} hold {len(held)} window of {context} tokens; "
-            f"expected at least 2, one to predict and one to evaluate: give a longer text, or a smaller --context"
+            f"expected at least 2, one to predict and one to evaluate: give a longer text, or a smaller --context",
+            f"{os.fspath(file)!r}：末尾 {HELD_OUT:.0%} 只有 {len(held)} 个 {context} 词元的窗口；至少需要 2 个，"
+            "分别用于预测与评估：请给更长的文本，或减小 --context",
         )
     decide = corpus.batch(windows, context, seed=0, step=0)
     parts = [decide, _evenly(held[0::2], windows), _evenly(held[1::2], 4 * windows)]

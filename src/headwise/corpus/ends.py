@@ -58,7 +58,10 @@ def look(given: Sequence[Any], journal: Journal, output: Output, restart: bool, 
     for path in (output.path, output.about):
         check_writable(path, "out")
     if _finished(journal, output, restart) and output.read_about() is None:
-        raise ConfigError(f"{str(output.path)!r} already exists; give another --out, or --restart to measure again")
+        raise ConfigError(
+            f"{str(output.path)!r} already exists; give another --out, or --restart to measure again",
+            f"{str(output.path)!r} 已存在；请给另一个 --out，或加 --restart 重新测量",
+        )
     sources = find_sources(given)
     journal.open()
     return sources
@@ -153,7 +156,8 @@ def _found(work: Work, output: Output, options: Mapping[str, Any], model: Mappin
         sums = Tally.from_dict(about["sums"], len(work.selection.names), len(work.heads)) if not differ else None
     except (KeyError, TypeError, ValueError):
         raise ConfigError(
-            f"{str(output.path)!r} already exists; give another --out, or --restart to measure again"
+            f"{str(output.path)!r} already exists; give another --out, or --restart to measure again",
+            f"{str(output.path)!r} 已存在；请给另一个 --out，或加 --restart 重新测量",
         ) from None
     if sums is None:
         raise refuse(str(output.path), differ, finished=True)

@@ -26,6 +26,7 @@ from headwise.files import atomic_path, sweep
 from headwise.lm.loading import LoadedModel
 from headwise.outputs import taken
 from headwise.tensor_files import CHECKSUM, read_tensors, tensor_like, write_tensors
+from headwise.wording import Bilingual
 
 FORMAT = "headwise-measure-2"
 MANIFEST = "manifest.json"
@@ -70,7 +71,7 @@ class Journal:
     def read(self) -> dict[str, Any]:
         """The manifest. CheckpointError if it is damaged, or of another version."""
         path = self.folder / MANIFEST
-        with reading(path, "manifest", way_out="--restart measures again"):
+        with reading(path, "manifest", way_out=Bilingual("--restart measures again", "--restart 重新测量")):
             found = Entry(parsed(text_of(path)))
             if found.word("format") != FORMAT:
                 raise CheckpointError("it was written by another version of headwise")

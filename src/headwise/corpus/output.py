@@ -35,9 +35,12 @@ class Output:
         """Raise ConfigError for another suffix, a folder, or Parquet without pyarrow."""
         target = Path(path)
         if target.suffix.lower() not in SUFFIXES:
-            raise ConfigError(f"out={str(path)!r}: expected a name that ends in {', '.join(SUFFIXES)}")
+            raise ConfigError(
+                f"out={str(path)!r}: expected a name that ends in {', '.join(SUFFIXES)}",
+                f"out={str(path)!r}：文件名应以 {'、'.join(SUFFIXES)} 结尾",
+            )
         if os.path.isdir(target):
-            raise ConfigError(f"out={str(path)!r}: is a folder")
+            raise ConfigError(f"out={str(path)!r}: is a folder", f"out={str(path)!r}：是文件夹")
         if target.suffix.lower() == ".parquet":
             arrow()
         return cls(target, target.suffix.lower()[1:])

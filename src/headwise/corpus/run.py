@@ -94,7 +94,10 @@ def measure_corpus(
         room = length - len(frame)
         stride = room if stride is None else stride
         if stride > room:
-            raise ConfigError(f"stride={stride}: a window has {room} tokens of the text; expected at most as many")
+            raise ConfigError(
+                f"stride={stride}: a window has {room} tokens of the text; expected at most as many",
+                f"stride={stride}：一个窗口有文本的 {room} 个词元；应不超过此数",
+            )
         options = {
             "measures": list(selection.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
             "field": field, "layers": _numbers(layers), "heads": _numbers(heads),
@@ -196,7 +199,9 @@ def _check(*, per: str, dtype: str | None, **numbers: int | None) -> None:
             check_choice(name, value, known)
     for name, number in numbers.items():
         if number is not None and (type(number) is not int or number < 1):
-            raise ConfigError(f"{name}={number!r}: expected a whole number of at least 1")
+            raise ConfigError(
+                f"{name}={number!r}: expected a whole number of at least 1", f"{name}={number!r}：应为不小于 1 的整数"
+            )
 
 
 def _numbers(given: Sequence[int] | None) -> list[int] | None:

@@ -11,6 +11,7 @@ from headwise.corpus.windows import TextWindow
 from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel
 from headwise.stats import GIVEN, Measure, Tokens, known, of_tokens
+from headwise.wording import in_language
 
 NOTHING = Tokens(torch.zeros(1, 0, dtype=torch.long), [[]], torch.zeros(1, 0, dtype=torch.bool))
 
@@ -29,9 +30,12 @@ class Selection:
         for name in names:
             _made(name, NOTHING)
         if not names:
-            raise ConfigError("measures=(): give at least one; `headwise measures` lists all")
+            raise ConfigError(
+                "measures=(): give at least one; `headwise measures` lists all",
+                "measures=()：至少给出一个；`headwise measures` 列出全部",
+            )
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ConfigError(f"measures: {twice.pop()!r} is given twice")
+            raise ConfigError(f"measures: {min(twice)!r} is given twice", f"measures：{min(twice)!r} 重复给出")
         return cls(tuple(names))
 
     def known(self) -> tuple[OfRows | OfWindows, ...]:
@@ -54,12 +58,13 @@ def _made(name: str, tokens: Tokens) -> Measure:
     if known(name) is not None and of_tokens(name, NOTHING) is None:
         possible = [other for other in GIVEN if of_tokens(other, NOTHING) is not None]
         raise ConfigError(
-            f"measures: {name!r} requires {GIVEN[name].requires}; a corpus supports {', '.join(possible)}"
+            f"measures: {name!r} requires {GIVEN[name].requires}; a corpus supports {', '.join(possible)}",
+            f"measures：{name!r} 需要 {GIVEN[name].requires}；语料支持 {'、'.join(possible)}",
         )
     try:
         found = of_tokens(name, tokens)
     except ConfigError as error:
-        raise ConfigError(f"measures: {error}") from None
+        raise ConfigError(f"measures: {error}", f"measures：{error.zh}") from None
     assert found is not None
     return found
 
@@ -83,7 +88,10 @@ def chosen(loaded: LoadedModel, layers: Sequence[int] | None, heads: Sequence[in
     for what, wanted, there in (("layers", layers, count), ("heads", heads, most)):
         for number in wanted or ():
             if not 0 <= number < there:
-                raise ConfigError(f"{what}: {number} does not exist in {loaded.name}; expected 0 to {there - 1}")
+                raise ConfigError(
+                    f"{what}: {number} does not exist in {loaded.name}; expected 0 to {there - 1}",
+                    f"{what}：{in_language(loaded.name, 'zh')} 没有 {number}；应为 0 到 {there - 1}",
+                )
     kept = [
         Head(i, name, head)
         for i, (name, width) in enumerate(zip(loaded.layers, loaded.heads, strict=True))
@@ -91,5 +99,8 @@ def chosen(loaded: LoadedModel, layers: Sequence[int] | None, heads: Sequence[in
         if (layers is None or i in layers) and (heads is None or head in heads)
     ]
     if not kept:
-        raise ConfigError(f"layers={layers}, heads={heads}: selects no head of {loaded.name}")
+        raise ConfigError(
+            f"layers={layers}, heads={heads}: selects no head of {loaded.name}",
+            f"layers={layers}、heads={heads}：没有选中 {in_language(loaded.name, 'zh')} 的任何头",
+        )
     return kept

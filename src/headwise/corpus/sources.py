@@ -62,7 +62,9 @@ def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
         TextError: naming what is missing, has no texts, or is compressed; or if all are empty.
     """
     if not given:
-        raise ConfigError("files=(): give at least one file, folder or pattern")
+        raise ConfigError(
+            "files=(): give at least one file, folder or pattern", "files=()：至少给出一个文件、文件夹或通配模式"
+        )
     paths = dict.fromkeys(path for one in given for path in _paths(os.fspath(one)))
     seen: set[str] = set()
     found: list[Source] = []
@@ -73,7 +75,10 @@ def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
             found.append(_source(path))
     if not any(source.size for source in found):
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise TextError(f"the corpus is empty: {found[0].path!r}{more} of 0 bytes")
+        raise TextError(
+            f"the corpus is empty: {found[0].path!r}{more} of 0 bytes",
+            f"语料是空的：{found[0].path!r}{more}，共 0 字节",
+        )
     return found
 
 
@@ -139,7 +144,10 @@ def _paths(given: str) -> list[str]:
         files = sorted(str(path) for path in Path(given).rglob("*") if _shown(path, given) and path.is_file())
         found = [path for path in files if Path(path).suffix.lower() in known]
         if not found:
-            raise TextError(f"{given!r}: the folder contains no text files ({', '.join(known)})")
+            raise TextError(
+                f"{given!r}: the folder contains no text files ({', '.join(known)})",
+                f"{given!r}：文件夹中没有文本文件（{', '.join(known)}）",
+            )
         return found
     if os.path.exists(given):
         return [given]
@@ -147,8 +155,8 @@ def _paths(given: str) -> list[str]:
         found = sorted(path for path in glob.glob(given, recursive=True) if os.path.isfile(path))
         if found:
             return found
-        raise TextError(f"{given!r}: no file with this name")
-    raise TextError(f"{given!r} does not exist")
+        raise TextError(f"{given!r}: no file with this name", f"{given!r}：没有匹配的文件")
+    raise TextError(f"{given!r} does not exist", f"{given!r} 不存在")
 
 
 def _shown(path: Path, folder: str) -> bool:
@@ -157,12 +165,21 @@ def _shown(path: Path, folder: str) -> bool:
 
 def _source(path: str) -> Source:
     if not os.path.isfile(path):
-        raise TextError(f"{path!r} is a pipe or a device; give a file: a corpus is read with random access")
+        raise TextError(
+            f"{path!r} is a pipe or a device; give a file: a corpus is read with random access",
+            f"{path!r} 是管道或设备；应为文件：语料需要随机读取",
+        )
     suffix = Path(path).suffix.lower()
     if suffix in PACKED:
-        raise TextError(f"{path!r} is compressed; decompress it first: a corpus is read with random access")
+        raise TextError(
+            f"{path!r} is compressed; decompress it first: a corpus is read with random access",
+            f"{path!r} 是压缩文件；请先解压：语料需要随机读取",
+        )
     if suffix == ".json":
-        raise TextError(f"{path!r}: expected JSON lines (.jsonl), one object per line, or a text")
+        raise TextError(
+            f"{path!r}: expected JSON lines (.jsonl), one object per line, or a text",
+            f"{path!r}：应为 JSON Lines（.jsonl，每行一个对象）或文本",
+        )
     kind = FORMATS.get(suffix, "text")
     if kind == "parquet":
         return Source(path, kind, os.path.getsize(path), row_groups(path))
@@ -185,7 +202,10 @@ def check_column(path: str, field: str) -> None:
     with _reading(path):
         schema = pyarrow.parquet.ParquetFile(path).schema_arrow
     if field not in schema.names:
-        raise TextError(f"{path!r} has no column {field!r}; it has {', '.join(schema.names)}: give --field")
+        raise TextError(
+            f"{path!r} has no column {field!r}; it has {', '.join(schema.names)}: give --field",
+            f"{path!r} 没有列 {field!r}；现有 {'、'.join(schema.names)}：请给出 --field",
+        )
     kind = schema.field(field).type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
         raise TextError(f"{path!r}: column {field!r} contains {kind}, expected strings")

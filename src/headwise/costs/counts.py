@@ -76,7 +76,10 @@ def divided(d_model: int, num_heads: int) -> int:
     """d_model / num_heads, or an error that names both."""
     positive(d_model=d_model, num_heads=num_heads)
     if d_model % num_heads:
-        raise ShapeError(f"d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim")
+        raise ShapeError(
+            f"d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim",
+            f"d_model={d_model} 不能被 num_heads={num_heads} 整除；或给出 head_dim",
+        )
     return d_model // num_heads
 
 
@@ -84,4 +87,4 @@ def positive(*, least: int = 1, **sizes: int) -> None:
     """Raise for the first size below `least`."""
     for name, size in sizes.items():
         if size < least:
-            raise ConfigError(f"{name}={size}: expected at least {least}")
+            raise ConfigError(f"{name}={size}: expected at least {least}", f"{name}={size}：应不小于 {least}")

@@ -16,10 +16,12 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.seeds import seeded
 from headwise.tensor_files import read_tensors, write_tensors
+from headwise.wording import Bilingual
 
 MODEL_FILE = "model.safetensors"
 FORMAT = "headwise-decoder-2"
-WHAT = "checkpoint"
+WHAT = Bilingual("checkpoint", "检查点")
+MAKES_ONE = Bilingual("`headwise train FILE --out DIR` makes one", "`headwise train 文件 --out 文件夹` 可训练一个")
 
 
 def save_model(
@@ -79,7 +81,7 @@ def load_pretrained() -> tuple[Decoder, CharTokenizer, dict[str, Any]]:
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and header of a checkpoint. CheckpointError if it is missing, damaged or not a checkpoint."""
-    with reading(path, WHAT, missing="`headwise train FILE --out DIR` makes one"):
+    with reading(path, WHAT, missing=MAKES_ONE):
         return read_tensors(path, FORMAT)
 
 

@@ -46,14 +46,16 @@ class Corpus:
         own, so the byte tokens would otherwise never be trained.
         """
         if not files:
-            raise ConfigError("train: no files given")
+            raise ConfigError("train: no files given", "train：没有给出文件")
         texts = [read_text(file) for file in files]
         cuts = [len(text) - int(len(text) * HELD_OUT) for text in texts]
         for file, text, cut in zip(files, texts, cuts, strict=True):
             if min(cut, len(text) - cut) <= context:
                 raise TextError(
                     f"{os.fspath(file)!r} has {len(text)} characters; holding out 5 %, a context of {context} needs "
-                    f"at least {(context + 1) * 20}: give a longer text or a smaller --context"
+                    f"at least {(context + 1) * 20}: give a longer text or a smaller --context",
+                    f"{os.fspath(file)!r} 有 {len(text)} 个字符；留出 5 % 后，{context} 的上下文至少需要 "
+                    f"{(context + 1) * 20} 个字符：请给更长的文本，或减小 --context",
                 )
         if tokenizer is None:
             tokenizer = CharTokenizer.from_text("".join(t[:cut] for t, cut in zip(texts, cuts, strict=True)))

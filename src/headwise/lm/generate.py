@@ -50,7 +50,9 @@ def write(
         raise ConfigError(
             f"length={length}: with the prompt that is more than the context of {context} tokens, and the budget's "
             f"first {budget.sinks} tokens would be further back than the model was trained for; give a shorter "
-            f"length, or make the budget with --sinks 0"
+            f"length, or make the budget with --sinks 0",
+            f"length={length}：加上开头的文本超过了 {context} 个词元的上下文，预算保留的前 {budget.sinks} "
+            "个词元会比训练时更远；请减小 length，或用 --sinks 0 重新制作预算",
         )
     caches = _caches(decoder.eval(), budget)
     generator = torch.Generator()
@@ -79,15 +81,17 @@ def write(
 def check_sampling(prompt: str, length: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Raise as `write` does for these arguments, which do not depend on the model."""
     if not prompt:
-        raise TextError("prompt: is empty; give at least one character to begin with")
+        raise TextError(
+            "prompt: is empty; give at least one character to begin with", "prompt：是空的；至少给出一个字符作为开头"
+        )
     if length < 0:
-        raise ConfigError(f"length={length}: expected at least 0")
+        raise ConfigError(f"length={length}: expected at least 0", f"length={length}：应不小于 0")
     if not temperature >= 0:
-        raise ConfigError(f"temperature={temperature}: expected 0 or more")
+        raise ConfigError(f"temperature={temperature}: expected 0 or more", f"temperature={temperature}：应不小于 0")
     if top_k is not None and top_k < 1:
-        raise ConfigError(f"top_k={top_k}: expected at least 1")
+        raise ConfigError(f"top_k={top_k}: expected at least 1", f"top_k={top_k}：应不小于 1")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ConfigError(f"top_p={top_p}: expected 0 < top_p <= 1")
+        raise ConfigError(f"top_p={top_p}: expected 0 < top_p <= 1", f"top_p={top_p}：应满足 0 < top_p <= 1")
 
 
 def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
@@ -97,7 +101,10 @@ def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
         return decoder.new_caches(context)
     expected, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in find_heads(decoder)]
     if expected != has:
-        raise ConfigError(f"budget: was made for layers of {expected} KV heads; this model has {has}")
+        raise ConfigError(
+            f"budget: was made for layers of {expected} KV heads; this model has {has}",
+            f"budget：是为每层 {expected} 个键值头制作的；此模型有 {has} 个",
+        )
     return [
         BudgetCache([context if w is None else min(w, context) for w in windows], budget.sinks)
         for windows in budget.windows

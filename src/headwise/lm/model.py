@@ -62,7 +62,10 @@ class DecoderConfig:
         if self.num_kv_heads is not None:
             _check_size("", "num_kv_heads", self.num_kv_heads)
         if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout={self.dropout!r}: expected 0 <= dropout < 1")
+            raise ConfigError(
+                f"dropout={self.dropout!r}: expected 0 <= dropout < 1",
+                f"dropout={self.dropout!r}：应满足 0 <= dropout < 1",
+            )
         if not isinstance(self.design, str):
             raise ConfigError(f"design={self.design!r}: expected the name of a head design")
         if not isinstance(self.options, Mapping):
@@ -86,7 +89,8 @@ class DecoderConfig:
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(
-                    f"{where}: {name!r} is not an option of {self.design}; expected one of {', '.join(known)}"
+                    f"{where}: {name!r} is not an option of {self.design}; expected one of {', '.join(known)}",
+                    f"{where}：{name!r} 不是 {self.design} 的选项；应为 {'、'.join(known)} 之一",
                 )
             if not isinstance(value, bool | int | float | str | None):
                 raise ConfigError(f"{where}: {name}={value!r}: expected a number, a string or None")
@@ -117,7 +121,8 @@ class DecoderConfig:
         design, options = design_of(self.design), {**self.options, **own}
         if not design.takes_mask:
             raise ConfigError(
-                f"design={self.design!r}: a decoder requires a causal mask, which {design.__name__} does not support"
+                f"design={self.design!r}: a decoder requires a causal mask, which {design.__name__} does not support",
+                f"design={self.design!r}：解码器需要因果掩码，{design.__name__} 不支持",
             )
         if num_kv_heads is not None:
             options["num_kv_heads"] = num_kv_heads
@@ -256,7 +261,10 @@ class Decoder(nn.Module):
 
 def _check_size(where: str, name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
-        raise ConfigError(f"{where}{name}={value!r}: expected a whole number, 1 to {LARGEST}")
+        raise ConfigError(
+            f"{where}{name}={value!r}: expected a whole number, 1 to {LARGEST}",
+            f"{where}{name}={value!r}：应为 1 到 {LARGEST} 的整数",
+        )
 
 
 def _sizes(attention: AttentionLayer) -> dict[str, int]:

@@ -120,7 +120,8 @@ class Run:
             what = ", ".join(differ) or "the model's sizes or its vocabulary"
             raise CheckpointError(
                 f"{str(path)!r} contains a run with different settings ({what}); use the same settings, "
-                f"another --out, or --fresh to overwrite it"
+                f"another --out, or --fresh to overwrite it",
+                f"{str(path)!r} 中的训练设置不同（{what}）；请用相同的设置、另一个 --out，或加 --fresh 覆盖",
             )
         return info
 

@@ -31,9 +31,13 @@ def read_shares(value: float | str) -> list[tuple[int, float]]:
             found.append((int(start) if start else 0, float(share)))
         except ValueError:
             raise ConfigError(
-                f"repeat_share={value!r}: expected a share such as 0.04, or 0.04,0.4@2000 to change it at step 2000"
+                f"repeat_share={value!r}: expected a share such as 0.04, or 0.04,0.4@2000 to change it at step 2000",
+                f"repeat_share={value!r}：应为比例，例如 0.04；或 0.04,0.4@2000，表示第 2000 步起改变",
             ) from None
     starts = [start for start, _ in found]
     if starts[0] != 0 or starts != sorted(set(starts)) or not all(0.0 <= share <= 1.0 for _, share in found):
-        raise ConfigError(f"repeat_share={value}: expected shares from 0 to 1, the first from step 0, steps ascending")
+        raise ConfigError(
+            f"repeat_share={value}: expected shares from 0 to 1, the first from step 0, steps ascending",
+            f"repeat_share={value}：比例应在 0 到 1 之间，第一个从第 0 步开始，步数递增",
+        )
     return found

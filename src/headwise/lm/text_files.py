@@ -13,10 +13,11 @@ def read_text(path: str | os.PathLike[str]) -> str:
     data = Path(path).read_bytes()
     text = decoded(data, path)
     if not text:
-        raise TextError(f"{os.fspath(path)!r} is empty")
+        raise TextError(f"{os.fspath(path)!r} is empty", f"{os.fspath(path)!r} 是空文件")
     if "\0" in text:
         raise TextError(
-            f"{os.fspath(path)!r} is not text: NUL byte at offset {data.index(0)}; expected a UTF-8 text file"
+            f"{os.fspath(path)!r} is not text: NUL byte at offset {data.index(0)}; expected a UTF-8 text file",
+            f"{os.fspath(path)!r} 不是文本：偏移 {data.index(0)} 处有空字节；应为 UTF-8 文本文件",
         )
     return text
 
@@ -36,7 +37,9 @@ def not_utf8(path: str | os.PathLike[str], byte: int, offset: int) -> TextError:
     """The error for a byte that is not UTF-8, at an offset of the file."""
     return TextError(
         f"{os.fspath(path)!r} is not UTF-8: byte 0x{byte:02x} at offset {offset}; convert it, for example with "
-        f"iconv -f GB18030 -t UTF-8"
+        f"iconv -f GB18030 -t UTF-8",
+        f"{os.fspath(path)!r} 不是 UTF-8：偏移 {offset} 处的字节是 0x{byte:02x}；请先转换，例如用 iconv -f "
+        "GB18030 -t UTF-8",
     )
 
 
@@ -44,5 +47,6 @@ def not_text(text: str, error: UnicodeEncodeError) -> TextError:
     """The error for half of a surrogate pair, which cannot be encoded."""
     return TextError(
         f"text: character {error.start} is half of a surrogate pair (U+{ord(text[error.start]):04X}), which is not "
-        f"valid text"
+        f"valid text",
+        f"text：第 {error.start} 个字符是半个代理对（U+{ord(text[error.start]):04X}），不是有效文本",
     )

@@ -107,10 +107,16 @@ def train(
     _positive(steps=steps, batch_size=batch_size, eval_every=eval_every, context=context)
     check_choice("precision", precision, ("bfloat16", "float32"))
     if not save_seconds >= 0:
-        raise ConfigError(f"save_seconds={save_seconds}: expected a number of seconds of at least 0")
+        raise ConfigError(
+            f"save_seconds={save_seconds}: expected a number of seconds of at least 0",
+            f"save_seconds={save_seconds}：应为不小于 0 的秒数",
+        )
     shares = read_shares(repeat_share)
     if lr <= 0 or weight_decay < 0 or warmup < 0:
-        raise ConfigError(f"lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0")
+        raise ConfigError(
+            f"lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0",
+            f"lr={lr}、weight_decay={weight_decay}、warmup={warmup}：应有 lr > 0，其余不小于 0",
+        )
     sizes = d_model, num_layers, num_heads, num_kv_heads, d_ff, context, dropout, design, dict(options or {}), order
     if init is None:
         with torch.device("meta"):  # raises for options that exclude each other, before the texts are read
@@ -199,7 +205,10 @@ def _step(run: Run, batch: Tensor, lr: float, seed: int, precision: str) -> floa
     optimizer.step()
     value = loss.item()
     if not math.isfinite(value):
-        raise ConfigError(f"the loss became {value} at step {run.step}; start again with a smaller --lr than {lr:g}")
+        raise ConfigError(
+            f"the loss became {value} at step {run.step}; start again with a smaller --lr than {lr:g}",
+            f"第 {run.step} 步的损失变成了 {value}；请用比 {lr:g} 更小的 --lr 重新训练",
+        )
     return value
 
 
@@ -227,4 +236,4 @@ def _interruptible() -> Iterator[list[int]]:
 def _positive(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
-            raise ConfigError(f"{name}={value}: expected at least 1")
+            raise ConfigError(f"{name}={value}: expected at least 1", f"{name}={value}：应不小于 1")

@@ -11,6 +11,7 @@ from headwise.contents import Entry, reading
 from headwise.errors import CheckpointError
 from headwise.lm.checkpoint import WHAT
 from headwise.tensor_files import tensor_like
+from headwise.wording import Bilingual
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, each of its parameter's size
 
@@ -41,7 +42,7 @@ def training_state(
     Raises:
         CheckpointError: if something is missing or has another size.
     """
-    with reading(path, WHAT, way_out="--fresh trains anew"):
+    with reading(path, WHAT, way_out=Bilingual("--fresh trains anew", "--fresh 重新训练")):
         entry = Entry(dict(info), "info")
         log = entry.entries("log")
         for one in log:

@@ -83,14 +83,20 @@ class AttentionLayer(Shown, nn.Module):
         d_model, num_heads = size("d_model", d_model), size("num_heads", num_heads)
         if head_dim is None:
             if d_model % num_heads:
-                raise ShapeError(f"d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim")
+                raise ShapeError(
+                    f"d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim",
+                    f"d_model={d_model} 不能被 num_heads={num_heads} 整除；或给出 head_dim",
+                )
             head_dim = d_model // num_heads
         head_dim = size("head_dim", head_dim)
         value_dim = head_dim if value_dim is None else size("value_dim", value_dim)
         context_dim = d_model if context_dim is None else size("context_dim", context_dim)
         num_kv_heads = num_heads if num_kv_heads is None else size("num_kv_heads", num_kv_heads)
         if num_heads % num_kv_heads:
-            raise ShapeError(f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}")
+            raise ShapeError(
+                f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}",
+                f"num_heads={num_heads} 不能被 num_kv_heads={num_kv_heads} 整除",
+            )
         if rotary and context_dim != d_model:
             raise ConfigError("rotary=True: requires self attention, as a context has positions of its own")
         if not 0.0 <= dropout < 1.0:

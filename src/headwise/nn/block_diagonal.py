@@ -63,7 +63,8 @@ class BlockDiagonalAttention(AttentionLayer):
         for name, width in (("d_model", d_model), ("context_dim", self.context_dim)):
             if width % num_heads:
                 raise ShapeError(
-                    f"{name}={width} is not divisible by num_heads={num_heads}, so there are no equal slices"
+                    f"{name}={width} is not divisible by num_heads={num_heads}, so there are no equal slices",
+                    f"{name}={width} 不能被 num_heads={num_heads} 整除，因此没有等宽的切片",
                 )
         x_slice, c_slice = d_model // num_heads, self.context_dim // num_heads
         self.w_q = drawn(num_heads, x_slice, self.head_dim, inputs=x_slice)

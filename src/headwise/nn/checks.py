@@ -20,7 +20,10 @@ def size(name: str, value: object, least: int = 1) -> int:
     except TypeError:
         number = None
     if number is None or number < least:
-        raise ConfigError(f"{name}={value!r}: expected a whole number of at least {least}")
+        raise ConfigError(
+            f"{name}={value!r}: expected a whole number of at least {least}",
+            f"{name}={value!r}：应为不小于 {least} 的整数",
+        )
     return number
 
 

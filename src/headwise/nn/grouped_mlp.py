@@ -96,7 +96,10 @@ class GroupedMLPAttention(ProjectedLayer):
         hidden = d_model if hidden is None else hidden
         positive(num_groups=groups, hidden=hidden)
         if num_heads % groups:
-            raise ShapeError(f"num_heads={num_heads} is not divisible by num_groups={groups}")
+            raise ShapeError(
+                f"num_heads={num_heads} is not divisible by num_groups={groups}",
+                f"num_heads={num_heads} 不能被 num_groups={groups} 整除",
+            )
         output = full.concat**2 // groups + full.concat * hidden + hidden * d_model
         parameters = full.parameters - full.output + output + hidden + d_model
         return replace(full, parameters=parameters, output=output)

@@ -121,7 +121,9 @@ class MultiHeadAttention(ProjectedLayer):
         kv = h if num_kv_heads is None else num_kv_heads
         positive(d_model=d, num_heads=h, num_kv_heads=kv, head_dim=d_k, value_dim=d_v)
         if h % kv:
-            raise ShapeError(f"num_heads={h} is not divisible by num_kv_heads={kv}")
+            raise ShapeError(
+                f"num_heads={h} is not divisible by num_kv_heads={kv}", f"num_heads={h} 不能被 num_kv_heads={kv} 整除"
+            )
         letters = bias if isinstance(bias, str) else "qkvo" if bias else ""
         biases = {"q": h * d_k, "k": kv * d_k, "v": kv * d_v, "o": d}
         if set(letters) - set(biases):

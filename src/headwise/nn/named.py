@@ -13,11 +13,13 @@ from headwise.nn.base import AttentionLayer
 from headwise.nn.checks import check_option, parameters_of
 from headwise.nn.notes import Preset
 from headwise.nn.registry import DESIGNS
+from headwise.wording import Bilingual
 
 # Types of options that a file or a command line can give; others are available in Python only.
 EXPECTED = {
-    int: "a whole number", int | None: "a whole number", float: "a number", float | None: "a number",
-    bool: "true or false", str: "a word",
+    int: Bilingual("a whole number", "整数"), int | None: Bilingual("a whole number", "整数"),
+    float: Bilingual("a number", "数"), float | None: Bilingual("a number", "数"),
+    bool: Bilingual("true or false", "true 或 false"), str: Bilingual("a word", "一个词"),
 }  # fmt: skip
 
 
@@ -73,11 +75,14 @@ def _filled(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with those of the preset."""
     for option, what in preset.needs.items():
         if given.get(option) is None:
-            raise ConfigError(f"{option}: {preset.name} requires it, {what}")
+            raise ConfigError(
+                f"{option}: {preset.name} requires it, {what}", f"{option}：{preset.name} 需要此选项，{what}"
+            )
     for option, value in preset.given.items():
         if given.get(option) not in (None, value):
             raise ConfigError(
-                f"{option}={given[option]}: {preset.name} has {value}; see {preset.instead} for other values"
+                f"{option}={given[option]}: {preset.name} has {value}; see {preset.instead} for other values",
+                f"{option}={given[option]}：{preset.name} 的值是 {value}；其他值请用 {preset.instead}",
             )
     return {**given, **preset.given}
 
@@ -93,7 +98,9 @@ def _check_type(option: str, value: Any, kind: Any) -> None:
     accepted = kind | int if kind in (float, float | None) else kind
     is_flag = isinstance(value, bool) and kind is not bool  # Python's own booleans are numbers too
     if is_flag or not isinstance(value, accepted):
-        raise ConfigError(f"{option}={value!r}: expected {EXPECTED[kind]}")
+        raise ConfigError(
+            f"{option}={value!r}: expected {EXPECTED[kind]}", f"{option}={value!r}：应为{EXPECTED[kind].zh}"
+        )
 
 
 def read_options(assigned: Iterable[str]) -> dict[str, Any]:
@@ -106,7 +113,10 @@ def read_options(assigned: Iterable[str]) -> dict[str, Any]:
     for text in assigned:
         name, sign, value = (part.strip() for part in text.partition("="))
         if not (sign and name and value):
-            raise ConfigError(f"--set {text!r}: expected NAME=VALUE, for example latent_dim=512")
+            raise ConfigError(
+                f"--set {text!r}: expected NAME=VALUE, for example latent_dim=512",
+                f"--set {text!r}：应为 名称=值，例如 latent_dim=512",
+            )
         found[name.replace("-", "_")] = _value(value)
     return found
 

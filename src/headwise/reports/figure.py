@@ -22,7 +22,7 @@ def figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise not_installed("writing pictures", "matplotlib") from None
+        raise not_installed("writing pictures", "matplotlib", zh="绘图") from None
     return Figure
 
 

@@ -48,7 +48,7 @@ def _rule(family: str, points: list[int], span: str) -> str:
     from fontTools.ttLib import TTFont
 
     options = subset.Options(layout_features=[], hinting=False, notdef_outline=True)
-    with TTFont(font_path(), lazy=True) as font:
+    with TTFont(font_path(), lazy=True, recalcTimestamp=False) as font:
         worker = subset.Subsetter(options)
         worker.populate(unicodes=points)
         worker.subset(font)

@@ -64,7 +64,9 @@ def view_of(name: str) -> View:
     """The view of that name; ConfigError with the known views if there is none."""
     if name not in VIEWS:
         known = "; ".join(f"{view.name}: {view.about}" for view in VIEWS.values())
-        raise ConfigError(f"view={name!r}: no such view. Known: {known}")
+        raise ConfigError(
+            f"view={name!r}: no such view. Known: {known}", f"view={name!r}：没有这种视图。现有：{'；'.join(VIEWS)}"
+        )
     return VIEWS[name]
 
 

@@ -71,10 +71,16 @@ def reconstruct(
         TextError: if the file is empty, is not text, or contains only white space. ConfigError: for another length.
     """
     if not 1 <= length <= MOST_LENGTH:
-        raise ConfigError(f"length={length}: expected 1 to {MOST_LENGTH} characters; longer lines are split")
+        raise ConfigError(
+            f"length={length}: expected 1 to {MOST_LENGTH} characters; longer lines are split",
+            f"length={length}：应为 1 到 {MOST_LENGTH} 个字符；更长的行会被切分",
+        )
     text = sentences_in(read_text(file), length)
     if not text.used:
-        raise TextError(f"{os.fspath(file)!r} contains only white space; expected one sentence or paragraph on a line")
+        raise TextError(
+            f"{os.fspath(file)!r} contains only white space; expected one sentence or paragraph on a line",
+            f"{os.fspath(file)!r} 只有空白；应每行一个句子或段落",
+        )
     sentences = text.used
     vocabulary = sorted(set("".join(sentences)))
     index = {c: i + 1 for i, c in enumerate(vocabulary)}  # 0 is padding

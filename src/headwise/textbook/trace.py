@@ -49,11 +49,15 @@ def trace(
     """
     check_language(lang)
     if min(seq, batch, d_model) < 1:
-        raise ConfigError(f"seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each")
+        raise ConfigError(
+            f"seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each",
+            f"seq={seq}、batch={batch}、d_model={d_model}：都应不小于 1",
+        )
     chosen = dict(options or {})
     if chosen.get("context_dim") not in (None, d_model) or chosen.get("out_dim") not in (None, d_model):
         raise ConfigError(
-            "options: trace supports self attention from d_model to d_model only; leave out the other widths"
+            "options: trace supports self attention from d_model to d_model only; leave out the other widths",
+            "options：trace 只支持从 d_model 到 d_model 的自注意力；请去掉其他宽度",
         )
     if num_kv_heads is not None:
         chosen["num_kv_heads"] = num_kv_heads

@@ -17,7 +17,7 @@ from headwise.map import AttentionMap
 from headwise.models import HeadSite, find_heads, input_embedding, record_heads
 from headwise.publishing import AttentionCall, observe
 from headwise.stats import Measure
-from headwise.wording import Bilingual, Message
+from headwise.wording import Bilingual, Message, in_language
 
 OnMap = Callable[[str, AttentionMap], None]  # (name of a layer, its map)
 LossFunction = Callable[[nn.Module, Tensor], Tensor]  # (model, windows [w, tokens + 1]) to nats per token
@@ -175,7 +175,9 @@ class LoadedModel(ABC):
         if self.limit is not None and n > self.limit:
             raise TextError(
                 f"the text has {n:,} tokens, but {self.name} has learned {self.limit:,} positions, which is "
-                f"its maximum; give a shorter text, or measure it in windows with `headwise measure`"
+                f"its maximum; give a shorter text, or measure it in windows with `headwise measure`",
+                f"文本有 {n:,} 个词元，而 {in_language(self.name, 'zh')} 只学过 {self.limit:,} 个位置，"
+                "这是它的上限；请缩短文本，或用 `headwise measure` 分窗口测量",
             )
         self._check_ids(ids)
         if mask is None:
@@ -214,7 +216,7 @@ def described(heads: Sequence[int]) -> Bilingual:
 def text_of(text: str) -> str:
     """Return the text. TextError if it is empty or contains half of a surrogate pair."""
     if not text:
-        raise TextError("the text is empty; give at least one character")
+        raise TextError("the text is empty; give at least one character", "文本是空的；至少给出一个字符")
     try:
         text.encode()
     except UnicodeEncodeError as error:

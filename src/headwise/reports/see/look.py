@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.head_roles import roles
+from headwise.errors import TextError
 from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.lm.loading.base import Look
 from headwise.map import AttentionMap
@@ -85,11 +86,25 @@ def look_at(
     )  # fmt: skip
 
 
+def check_beside(subject: LoadedModel, text: str, window: int | None) -> None:
+    """Raise TextError or ConfigError for a second text that the model cannot read, before the first one is read."""
+    if not text:
+        raise TextError("beside: the second text is empty")
+    check_length(subject, text)
+    size_for(subject, len(subject.read(text)), window)
+
+
 @torch.no_grad()
-def with_beside(report: Report, text: str, subject: LoadedModel, *, title: str, cells: int) -> Report:
-    """The report with the maps of a second text, read as a whole. TextError as in `look_at`."""
-    reading = subject.read(text)
-    seen = _whole(subject, reading, title, [], Places(subject.heads), cells, ignored)
+def with_beside(
+    report: Report, text: str, subject: LoadedModel, *, title: str, cells: int, window: int | None = None,
+    progress: Progress = ignored,
+) -> Report:  # fmt: skip
+    """The report with the maps of a second text, in windows as in `look_at`. Errors as in `check_beside`."""
+    reading, places = subject.read(text), Places(subject.heads)
+    size = size_for(subject, len(reading), window)
+    seen = _whole(subject, reading, title, [], places, cells, progress) if size is None else (
+        _slid(subject, reading, title, size, [], places, cells, progress)
+    )  # fmt: skip
     return replace(report, passages=[*report.passages, seen.passage], notes=[*report.notes, message("beside")])
 
 

@@ -23,6 +23,7 @@ from headwise.reports.see.heads import leading
 from headwise.reports.see.places import Places
 from headwise.stats import Measure, Tokens, of_tokens
 from headwise.table.show import duration
+from headwise.wording import in_language
 
 BATCH = 8  # windows at a time
 MOST = 131_072  # tokens of a text
@@ -61,22 +62,28 @@ def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | Non
     Raises:
         ConfigError: if it is too small, too large for the model, or the model is not causal.
     """
-    if window is not None and window < 0:
-        raise ConfigError(f"window={window}: expected at least 8 tokens, or 0 to read the text whole")
+    if window is not None and window != 0 and window < 8:
+        raise ConfigError(
+            f"window={window}: expected at least 8 tokens, or 0 to read the text whole",
+            f"window={window}：应不少于 8 个词元，或用 0 表示整体读入",
+        )
     if window == 0 or (window is None and (subject.context is None or not subject.causal)):
         return None
     size = subject.context if window is None else window
     assert size is not None
-    if window is not None and size < 8:
-        raise ConfigError(f"window={window}: expected at least 8 tokens, or 0 to read the text whole")
     if window is not None and subject.limit is not None and size > subject.limit:
-        raise ConfigError(f"window={window}: {subject.name} has {subject.limit:,} positions; expected at most as many")
+        raise ConfigError(
+            f"window={window}: {subject.name} has {subject.limit:,} positions; expected at most as many",
+            f"window={window}：{in_language(subject.name, 'zh')} 有 {subject.limit:,} 个位置；应不超过此数",
+        )
     if tokens <= size:
         return None
     if not subject.causal:
         raise ConfigError(
             f"window={window}: {subject.name} is not causal, so a window would hide keys from its tokens; leave it "
-            f"out, or use headwise measure"
+            f"out, or use headwise measure",
+            f"window={window}：{in_language(subject.name, 'zh')} 不是因果模型，分窗口会隐藏一部分键；"
+            "请去掉此选项，或用 headwise measure",
         )
     return size
 
@@ -84,7 +91,10 @@ def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | Non
 def windows_of(tokens: int, size: int, lead: int) -> list[Window]:
     """Windows of `size` tokens over a longer text that begins with `lead` special tokens."""
     if size - lead < 2:
-        raise ConfigError(f"window={size}: expected at least {lead + 2}, two more than the special tokens at the start")
+        raise ConfigError(
+            f"window={size}: expected at least {lead + 2}, two more than the special tokens at the start",
+            f"window={size}：应不小于 {lead + 2}，即比开头的特殊词元多两个",
+        )
     length = size - lead
     found = [Window(lead, size, 0)]
     while found[-1].stop < tokens:
@@ -108,7 +118,9 @@ def check_length(subject: LoadedModel, text: str) -> None:
     raise TextError(
         f"the text has about {tokens:,} tokens and would take about {duration(seconds)}; see reads at most {MOST:,}. "
         f"`headwise view` opens the beginning of a long text at once (--max-tokens), and `headwise measure` measures a "
-        f"corpus of any size"
+        f"corpus of any size",
+        f"文本约有 {tokens:,} 个词元，约需 {duration(seconds, 'zh')}；see 最多读入 {MOST:,} 个。`headwise view` "
+        "可立即打开长文本的开头（--max-tokens），`headwise measure` 可测量任意规模的语料",
     )
 
 

@@ -54,32 +54,39 @@ def plan_from_options(
         _refuse(
             {**others, "devices": devices},
             "--list shows every configuration and every design; leave out {}, or --list",
+            "--list 列出全部配置与设计；请去掉 {}，或去掉 --list",
         )
         return list_all()
     for name, size in (("seq", seq), ("batch", batch)):
         if size < 1:
-            raise ConfigError(f"{name}={size}: expected at least 1")
+            raise ConfigError(f"{name}={size}: expected at least 1", f"{name}={size}：应不小于 1")
     chosen = {name: value for name, value in sizes.items() if value is not None}
     chosen |= _assigned(more, kinds_of(design or STANDARD))
     model = None if config is None else find(config)
     if model is not None:
         if design is not None:
-            raise ConfigError("give --config or --design, not both")
+            raise ConfigError("give --config or --design, not both", "--config 与 --design 只能给出其一")
         _refuse(
             {**dict.fromkeys(chosen, True), "full": not causal, "window": window, "sinks": sinks},
             "--config has its own sizes; leave out {}, or plan a layer with --design",
+            "--config 有自己的大小；请去掉 {}，或用 --design 规划一层",
         )
     if window is not None and not causal:
-        raise ConfigError("--window requires causal attention; leave out --full")
+        raise ConfigError(
+            "--window requires causal attention; leave out --full", "--window 需要因果注意力；请去掉 --full"
+        )
     if sinks and window is None:
-        raise ConfigError("--sinks requires --window")
+        raise ConfigError("--sinks requires --window", "--sinks 需要 --window")
     work = Work(
         batch, seq, seq, causal=causal, window=window, sinks=sinks, materialised=materialised, dtype=dtype, cache=cache
     )
     if link is not None and devices is None:
-        raise ConfigError("--link requires --devices")
+        raise ConfigError("--link requires --devices", "--link 需要 --devices")
     if devices is not None and (designs or trade_off):
-        raise ConfigError("--devices is for one model or layer; leave out --designs and --trade-off, or --devices")
+        raise ConfigError(
+            "--devices is for one model or layer; leave out --designs and --trade-off, or --devices",
+            "--devices 只用于一个模型或一层；请去掉 --designs 与 --trade-off，或去掉 --devices",
+        )
     if designs:
         _refuse(
             {
@@ -87,9 +94,13 @@ def plan_from_options(
                 "peak": peak is not None, "bandwidth": bandwidth is not None, "measure": measure,
             },
             "--designs compares all designs, without bytes and times; leave out {}",
+            "--designs 比较全部设计，不含字节数与时间；请去掉 {}",
         )  # fmt: skip
         if set(chosen) - {"d_model", "num_heads", "num_kv_heads"} or not {"d_model", "num_heads"} <= set(chosen):
-            raise ConfigError("--designs supports --d-model, --num-heads and --num-kv-heads (for gqa) only")
+            raise ConfigError(
+                "--designs supports --d-model, --num-heads and --num-kv-heads (for gqa) only",
+                "--designs 只支持 --d-model、--num-heads 与 --num-kv-heads（用于 gqa）",
+            )
         return compare_designs(chosen["d_model"], chosen["num_heads"], work, num_kv_heads=chosen.get("num_kv_heads"))
     if trade_off:
         return vary_heads(_width(model, chosen, design), work)
@@ -100,20 +111,26 @@ def plan_from_options(
         if devices is None:
             return whole
         if model.decoder_layers:
-            raise ConfigError(f"--devices: {model.name} has cross attention, which is not supported; plan a layer")
+            raise ConfigError(
+                f"--devices: {model.name} has cross attention, which is not supported; plan a layer",
+                f"--devices：{model.name} 含有交叉注意力，不支持；请规划一层",
+            )
         own = load.work(seq, seq, causal=model.causal, window=model.window)
         return _spread(whole, model.design, attention_of(model), own, devices, model.layers, link, machine)
     if design is None and not chosen:
-        raise ConfigError("give --config NAME (headwise plan --list shows them), or --d-model and --num-heads")
+        raise ConfigError(
+            "give --config NAME (headwise plan --list shows them), or --d-model and --num-heads",
+            "请给出 --config 名称（headwise plan --list 列出全部），或 --d-model 与 --num-heads",
+        )
     design = design or STANDARD
     known = sizes_of(design)
     if "num_heads" not in known and chosen.pop("num_heads", 1) != 1:
-        raise ConfigError(f"{design} has one head; leave out --num-heads")
+        raise ConfigError(f"{design} has one head; leave out --num-heads", f"{design} 只有一个头；请去掉 --num-heads")
     for name in set(chosen) - set(known):
         raise unknown_option(name, chosen[name], design, known)
     counts = counts_of(design, chosen)
     if causal and not counts.masked:
-        raise ConfigError(f"{design} does not support masks: add --full")
+        raise ConfigError(f"{design} does not support masks: add --full", f"{design} 不支持掩码：请加 --full")
     layer = plan_design(design, chosen, work, machine=machine)
     return layer if devices is None else _spread(layer, design, counts, work, devices, 1, link, machine)
 
@@ -131,7 +148,7 @@ def _spread(
         )
     for name, value in (("devices", devices), ("link", link)):
         if value is not None and not value > 0:
-            raise ConfigError(f"{name}={value}: expected more than 0")
+            raise ConfigError(f"{name}={value}: expected more than 0", f"{name}={value}：应大于 0")
     table = spread_table(counts, work, devices, layers=layers, link=link, machine=machine)
     return replace(plan, tables=(*plan.tables, table))
 
@@ -149,31 +166,34 @@ def _inseparable(design: str) -> str:
     return ""
 
 
-def _refuse(options: Mapping[str, object], message: str) -> None:
-    """Raise if any of these options is set; `message` gets their names in place of {}."""
+def _refuse(options: Mapping[str, object], message: str, zh: str) -> None:
+    """Raise if any of these options is set; `message`, in Chinese `zh`, gets their names in place of {}."""
     if chosen := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
-        raise ConfigError(message.format(", ".join(chosen)))
+        raise ConfigError(message.format(", ".join(chosen)), zh.format("、".join(chosen)))
 
 
 def _width(model: ModelConfig | None, chosen: Mapping[str, Any], design: str | None) -> int:
     if design not in (None, STANDARD) or set(chosen) - {"d_model"}:
-        raise ConfigError("--trade-off requires --d-model or --config, and varies the number of heads itself")
+        raise ConfigError(
+            "--trade-off requires --d-model or --config, and varies the number of heads itself",
+            "--trade-off 需要 --d-model 或 --config，头数由它自行改变",
+        )
     if model is None and "d_model" not in chosen:
-        raise ConfigError("--trade-off requires --d-model or --config")
+        raise ConfigError("--trade-off requires --d-model or --config", "--trade-off 需要 --d-model 或 --config")
     return chosen["d_model"] if model is None else model.d_model
 
 
 def _machine(peak: float | None, bandwidth: float | None, measure: bool, dtype: str) -> Machine | None:
     if measure:
         if peak is not None or bandwidth is not None:
-            raise ConfigError("--measure excludes --peak and --bandwidth")
+            raise ConfigError("--measure excludes --peak and --bandwidth", "--measure 不能与 --peak、--bandwidth 同用")
         from headwise.textbook.plan.machine import measured_machine
 
         return measured_machine(dtype)
     if peak is None and bandwidth is None:
         return None
     if peak is None or bandwidth is None:
-        raise ConfigError("--peak and --bandwidth must be given together")
+        raise ConfigError("--peak and --bandwidth must be given together", "--peak 与 --bandwidth 必须同时给出")
     return Machine(peak, bandwidth)
 
 
@@ -183,7 +203,10 @@ def _assigned(texts: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
     for text in texts:
         name, sign, value = (part.strip() for part in text.partition("="))
         if not sign or not name or not value:
-            raise ConfigError(f"--set {text!r}: expected NAME=VALUE, for example latent_dim=512")
+            raise ConfigError(
+                f"--set {text!r}: expected NAME=VALUE, for example latent_dim=512",
+                f"--set {text!r}：应为 名称=值，例如 latent_dim=512",
+            )
         name = name.replace("-", "_")
         found[name] = _value(text, name, value, kinds.get(name, int | str))
     return found
@@ -196,8 +219,12 @@ def _value(text: str, name: str, value: str, kind: Any) -> int | str | bool:
     if str in kinds and not value.isdigit():
         return value
     if bool in kinds:
-        raise ConfigError(f"--set {text!r}: expected true or false for {name}")
+        raise ConfigError(
+            f"--set {text!r}: expected true or false for {name}", f"--set {text!r}：{name} 应为 true 或 false"
+        )
     try:
         return int(value)
     except ValueError:
-        raise ConfigError(f"--set {text!r}: expected a whole number for {name}") from None
+        raise ConfigError(
+            f"--set {text!r}: expected a whole number for {name}", f"--set {text!r}：{name} 应为整数"
+        ) from None
