@@ -6,6 +6,7 @@ from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 from headwise import __version__
@@ -65,8 +66,24 @@ def _as_written(app: Sphinx, page: nodes.document) -> None:
         node.parent.remove(node)
 
 
+def _without_guesses(app: Sphinx, page: nodes.document) -> None:
+    """A lower-case name without a dot, such as range, is no name of headwise that happens to end in it."""
+    for node in page.findall(addnodes.pending_xref):
+        target = str(node.get("reftarget", ""))
+        if node.get("refdomain") == "py" and target.islower() and "." not in target and "refspecific" in node:
+            del node["refspecific"]
+
+
+def _without_type(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Napoleon takes what is before a colon in the first line of a property as its type: no colon, no type."""
+    if what in ("attribute", "property"):
+        lines.insert(0, "\u200b")
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("doctree-read", _as_written)
+    app.connect("doctree-read", _without_guesses)
+    app.connect("autodoc-process-docstring", _without_type, priority=400)  # before Napoleon's
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
     app.connect("source-read", _within)

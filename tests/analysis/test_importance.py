@@ -264,7 +264,8 @@ def test_results_print_themselves_and_become_json(method: Callable[..., HeadImpo
     told: list[tuple[int, int]] = []
     found = method(stack(), vectors(), square_loss, progress=lambda _, *done: told.append(done))
     assert told == [(i + 1, len(told)) for i in range(len(told))]
-    lines = str(found).splitlines()
+    lines = repr(found).splitlines()
+    assert str(found).splitlines() == lines
     assert len(lines) == 4
     assert lines[0].startswith(found.method)
     assert len(lines[1]) == len(lines[3]) > len(lines[2])  # the first layer has two heads less

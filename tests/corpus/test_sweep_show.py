@@ -65,6 +65,8 @@ def test_the_result_is_printed_in_chinese(found):
     with speaking("zh"):
         text = shown(found, 80, seconds=61.0)
     assert "用时 1 分 1 秒" in text
+    assert re.search(r"entropy +奈特 ", text)
+    assert not re.search(r" (nats|keys|mass|tokens|logit) ", text)
     assert re.findall(r"^ *(模型|语料|计算内核|表格) ", text, re.MULTILINE) == ["模型", "语料", "计算内核", "表格"]
     assert re.search(rf"模型  {WIDE}：.* 层 × 3 头", text)
     assert max(map(cell_len, text.split("\n\n")[1].splitlines())) <= 80

@@ -83,6 +83,63 @@ class Packed(nn.Module):
         return self.c_proj((att @ v).transpose(1, 2).reshape(B, T, -1))
 
 
+class CausalSelfAttention(nn.Module):
+    """As in nanoGPT: one map, split by an attribute; the width of its input is that of the heads."""
+
+    def __init__(self, n_embd: int = 12, n_head: int = 3, flash: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.n_embd, self.n_head, self.dropout, self.flash = n_embd, n_head, dropout, flash
+        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+        self.attn_dropout, self.resid_dropout = nn.Dropout(dropout), nn.Dropout(dropout)
+        if not flash:
+            self.register_buffer("bias", torch.tril(torch.ones(7, 7)).view(1, 1, 7, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        if self.flash:
+            p = self.dropout if self.training else 0
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=p, is_causal=True)
+        else:
+            att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+            att = F.softmax(att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf")), dim=-1)
+            y = self.attn_dropout(att) @ v
+        y = y.transpose(1, 2).contiguous().view(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class ByInput(CausalSelfAttention):
+    """Split by the width of the input, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.size()
+        q, k, v = (y.view(B, T, self.n_head, -1).transpose(1, 2) for y in self.c_attn(x).split(C, dim=2))
+        att = (q @ k.transpose(-2, -1)) / 2
+        y = F.softmax(att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf")), dim=-1) @ v
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class Constant(CausalSelfAttention):
+    """The number of heads is written in the code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.size()
+        q, k, v = (y.view(B, T, 3, 4).transpose(1, 2) for y in self.c_attn(x).chunk(3, -1))
+        return self.c_proj(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+
+
+class Residual(CausalSelfAttention):
+    """Its input is used for more than its size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.size()
+        q, k, v = (y.view(B, T, self.n_head, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, -1))
+        return x + self.c_proj(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+
+
 class Interleaved(nn.Module):
     """Queries, keys and values of a head side by side in one map; norms of queries and keys."""
 

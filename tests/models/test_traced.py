@@ -1,8 +1,12 @@
 """Heads of hand-written modules: found on a batch, recorded, scaled, removed and merged; or the reason why not."""
 
+import copy
+import io
+
 import hand_written as hand
 import pytest
 import torch
+from torch import nn
 
 import headwise as hw
 from headwise.errors import ConfigError
@@ -25,7 +29,9 @@ def x():
 KINDS = {
     "Split": ({}, 3, 3, True),
     "Merged": ({}, 3, 3, True),
-    "Kept": ({}, 3, 3, False),
+    "Kept": ({}, 3, 3, True),
+    "CausalSelfAttention": ({}, 3, 3, True),
+    "ByInput": ({}, 3, 3, True),
     "Packed": ({}, 3, 3, True),
     "Interleaved": ({}, 3, 3, True),
     "Transposed": ({}, 3, 3, True),
@@ -50,6 +56,17 @@ def test_heads_are_found_recorded_and_scaled(kind, x):
         masked = model(x)
     model.attention[1].register_forward_hook(lambda module, args, y: torch.zeros_like(y) + bias_of(sites[1]))
     torch.testing.assert_close(masked, model(x))
+
+
+def test_sites_print_as_a_table_without_their_modules(x):
+    sites = hw.find_heads(made(hand.Grouped), x)
+    assert repr(sites).splitlines() == [
+        "name         module   kind    heads  KV heads  head_dim  value_dim",
+        "attention.0  Grouped  traced      6         2         4          4",
+        "attention.1  Grouped  traced      6         2         4          4",
+    ]
+    assert "<td>attention.1</td><td>Grouped</td>" in sites._repr_html_()
+    assert repr(sites[1:]) == f"[{sites[1]!r}]"
 
 
 def bias_of(site):
@@ -121,6 +138,76 @@ def test_kv_heads_are_merged_where_the_code_repeats_them(method, x):
     assert [site.num_kv_heads for site in hw.find_heads(merged)] == [1, 1]
 
 
+class Flash(hand.CausalSelfAttention):
+    def __init__(self, **sizes):
+        super().__init__(flash=True, **sizes)
+
+
+@pytest.mark.parametrize("kind", [hand.CausalSelfAttention, Flash])
+@pytest.mark.parametrize("method", ["mean", "first", "svd", "cluster"])
+def test_kv_heads_of_a_packed_map_are_merged_though_the_code_repeats_none(kind, method, x):
+    model = made(kind, n_head=6)
+    for attention in model.attention:  # keys and values of head 0 in 0 to 2, and of head 3 in 3 to 5
+        for p in attention.c_attn.parameters():
+            heads = p.data.view(3, 2, 3, 2, -1)
+            heads[1:, :, 1:] = heads[1:, :, :1]
+    expected = model(x)
+    hw.find_heads(model, x)
+    merged = hw.edit.merge_kv(model, 2, method, copy=True)
+    torch.testing.assert_close(merged.model(x), expected)
+    assert merged.parameters_before - merged.parameters_after == 2 * 2 * 8 * (12 + 1)  # of 2 layers; of k and v
+    assert torch.equal(model(x), expected)
+    sites = hw.find_heads(merged.model)
+    assert [(site.num_heads, site.num_kv_heads) for site in sites] == [(6, 2), (6, 2)]
+    with hw.models.scale_heads(sites, [torch.tensor([1.0, 0, 1, 1, 1, 0]), torch.ones(6)]):
+        masked = merged.model(x)
+    smaller = hw.edit.prune(merged.model, {0: [1, 5]}).model
+    torch.testing.assert_close(smaller(x), masked)
+    again = hw.find_heads(smaller, x)[0]
+    assert (again.num_heads, again.num_kv_heads, again.anatomy.resizing(again).fixed) == (4, 2, "")
+    with hw.attach(smaller, x) as handle:
+        torch.testing.assert_close(smaller(x), masked)
+        assert handle.attached == ("attention.0", "attention.1")
+
+
+def test_separate_maps_are_merged_though_the_code_repeats_none(x):
+    model = made(hand.Split)
+    hw.find_heads(model, x)
+    for attention in model.attention:  # keys and values of head 0 in all
+        for linear in (attention.wk, attention.wv):
+            for p in linear.parameters():
+                p.data.view(3, 4, -1)[1:] = p.data.view(3, 4, -1)[:1]
+    expected = model(x)
+    merged = hw.edit.merge_kv(model, 1).model
+    torch.testing.assert_close(merged(x), expected)
+    assert merged.attention[1].wk.k.weight.shape == (4, 12)
+
+
+def test_a_module_with_fewer_heads_than_its_input_has_channels_trains_copies_and_compiles(x):
+    def trained(run, model):
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimiser.zero_grad()
+            run(x).square().sum().backward()
+            optimiser.step()
+        return [p.detach() for p in model.parameters()]
+
+    model = made(hand.CausalSelfAttention)
+    hw.find_heads(model, x)
+    pruned = hw.edit.prune(model, {0: [1], 1: [0, 2]}).model
+    expected = pruned(x)
+    file = io.BytesIO()
+    torch.save(pruned, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert torch.equal(loaded(x), expected)
+    compiled = torch.compile(copy.deepcopy(pruned), backend="eager")
+    torch.testing.assert_close(compiled(x), expected)
+    assert loaded.state_dict().keys() == made(hand.CausalSelfAttention).state_dict().keys()
+    torch.testing.assert_close(trained(compiled, compiled), trained(pruned, pruned))
+    assert pruned.attention[0].c_attn.weight.grad.norm() > 0
+
+
 def test_rotated_keys_are_merged_but_not_by_a_method_that_turns_them(x):
     model = made(hand.Grouped, rotary=True)
     hw.find_heads(model, x)
@@ -132,10 +219,13 @@ def test_rotated_keys_are_merged_but_not_by_a_method_that_turns_them(x):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("Kept", r"without a head, the code of Kept raises RuntimeError: shape '\[2, 5, 12\]' is invalid"),
+        ("Constant", r"without a head, the code of Constant raises RuntimeError at hand_written.py:\d+: shape "
+                     r"'\[2, 5, 3, 4\]' is invalid .* from attributes of the module; or mask heads with scale_heads$"),
+        ("Residual", r"without a head, the code of Residual raises RuntimeError at hand_written.py:\d+: shape "
+                     r"'\[2, 5, 12\]' is invalid"),
         ("WithTemperatures", "without a head, the result of WithTemperatures differs by"),
     ],
-)
+)  # fmt: skip
 def test_heads_that_the_code_cannot_lose_are_refused_with_the_reason(kind, reason, x):
     model = made(getattr(hand, kind))
     hw.find_heads(model, x)
@@ -202,3 +292,26 @@ def test_a_class_of_a_tutorial_is_found_watched_and_attached(kind, x):
             torch.testing.assert_close(model(x), expected)
         assert handle.attached == tuple(record.layers) == ("attention.0", "attention.1")
         torch.testing.assert_close(again.latest["entropy"], entropy)
+
+
+def test_a_module_that_cannot_be_called_again_keeps_its_heads():
+    """It appends keys to a cache that it is given, which is longer when it is tried without a head."""
+
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_heads = 3
+            self.qkv, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
+
+        def forward(self, x, cache):
+            q, k, v = (y.view(*y.shape[:2], self.num_heads, 4).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+            cache.append((k, v))
+            k, v = (torch.cat(parts, 2) for parts in zip(*cache, strict=True))
+            scores = q @ k.mT / 2 + torch.zeros(x.shape[1], x.shape[1])
+            return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    model = Cached()
+    (site,) = hw.find_heads(model, (torch.randn(1, 5, 12), []))
+    assert site.weights()["o"].shape == (3, 4, 12)
+    with pytest.raises(hw.ConfigError, match="called a second time with the same arguments, the code of Cached raises"):
+        hw.edit.prune(model, {"": [1]})

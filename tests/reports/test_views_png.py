@@ -1,5 +1,6 @@
 """Pictures: what is written, with which characters, and what the pixels say."""
 
+import re
 import sys
 
 import numpy as np
@@ -114,6 +115,12 @@ def test_title_and_bar_say_what_is_shown():
     np.testing.assert_array_equal(shown.filled(0), np.tril(pooled.peaks[1, 0]))
     assert shown.mask[0, 1]
     assert not shown.mask[1, 0]
+
+
+def test_a_title_in_chinese_has_a_chinese_colon():
+    one = passage("水" * 5)
+    title = heat_map(report_of(one), one, 1, 0, "zh").axes[0].get_title(loc="left")
+    assert re.fullmatch(r"第 1 层 · 第 0 头：[^:]*0\.91", title)
 
 
 def test_scale_says_where_it_is_cut():

@@ -101,10 +101,10 @@ SENTENCES: dict[str, tuple[str, str]] = {
 }
 # What a `progress=` callback is called with.
 WORK: dict[str, str] = {
-    "checking the files": "检查文件", "comparing": "比较", "done": "完成", "drawing the curve": "计算曲线",
+    "checking the files": "检查文件", "comparing": "比较", "done": "完成", "computing the curve": "计算曲线",
     "drawing": "绘图", "estimating the loss: the model as it is": "估计原模型的损失",
     "estimating the loss: the merged model": "估计合并后模型的损失", "estimating the loss": "估计损失",
-    "importance": "重要性", "looking at heads": "查看各头", "measuring speed": "测量速度", "measuring": "测量",
+    "importance": "重要性", "measuring heads": "测量各头", "measuring speed": "测量速度", "measuring": "测量",
     "merging": "合并", "pooling (mean)": "池化（平均值）", "pooling (max)": "池化（最大值）", "reading": "读入",
     "roles": "角色", "training": "训练", "healing": "恢复训练", "judging": "评估",
 }  # fmt: skip

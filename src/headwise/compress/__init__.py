@@ -1,8 +1,8 @@
-"""A checkpoint changed on disk: planned, carried out into a new file, and judged before and after.
+"""Changes of a checkpoint on disk: planned, written to a new file, and evaluated before and after.
 
-Three changes: heads go (`pruning`), key heads are shared (`converting`), caches become short (`budgeting`). Each plans
-on one part of a text, and the result is read from the disk again and judged on another part, beside the model that it
-came from. The source is never overwritten.
+Three changes: removing heads (`pruning`), sharing KV heads (`converting`), shortening caches (`budgeting`). Each plans
+on one part of a text; the result is read from disk and evaluated on another part, together with the original model.
+The source is never overwritten.
 """
 
 from headwise.compress.budget_file import read_budget as read_budget, save_budget as save_budget

@@ -1,4 +1,4 @@
-"""A budget of caches as a JSON file: which heads keep all tokens, and which only the first and the last."""
+"""A budget of caches as a JSON file: heads that cache all tokens, and heads that cache only the first and last ones."""
 
 import json
 import os
@@ -19,7 +19,7 @@ MAKES_ONE = Bilingual("`headwise budget --file TEXT` makes one", "`headwise budg
 
 
 def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, Any] | None = None) -> None:
-    """Write a budget, whole or not at all; `read_budget` reads it. more: what else the file is to hold, for JSON."""
+    """Write a budget atomically; `read_budget` reads it. more: further entries of the file, as JSON values."""
     layers = [
         {"windows": list(windows), "kept": [float(x) for x in kept], "key_width": widths[0], "value_width": widths[1]}
         for windows, kept, widths in zip(found.windows, found.kept, found.widths, strict=True)
@@ -32,9 +32,9 @@ def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, 
 
 
 def read_budget(path: str | os.PathLike[str]) -> Budget:
-    """A budget that `save_budget` or `headwise budget` wrote: its `caches()` go into a model.
+    """Read a budget written by `save_budget` or `headwise budget`; pass its `caches()` to a model.
 
-    CheckpointError if the file is missing or is something else.
+    CheckpointError if the file is missing or is not a budget.
     """
     with reading(path, WHAT, missing=MAKES_ONE):
         content = Entry(parsed(text_of(path)))
@@ -51,7 +51,7 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
         for i, (windows, kept) in enumerate(zip(found.windows, found.kept, strict=True)):
             if not windows or len(kept) == 0 or len(kept) % len(windows):
                 raise CheckpointError(f"layers[{i}]: {len(kept)} heads are not a multiple of {len(windows)} KV heads")
-        found.caches()  # says what else is out of range
+        found.caches()  # reports other values out of range
         return found
 
 

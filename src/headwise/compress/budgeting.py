@@ -1,4 +1,4 @@
-"""Caches that become short where heads look only at the first and the last tokens: which, and what that does."""
+"""Shorter caches for heads that attend only to the first and last tokens: planning, and the effect."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ BYTES = (
 
 @dataclass(frozen=True)
 class Budgeting:
-    """A plan: the budget, the bytes of the caches at some lengths, and the loss to be expected."""
+    """A plan: the budget, the bytes of the caches at several lengths, and the expected loss."""
 
     source: Source
     texts: Texts
@@ -110,10 +110,10 @@ def plan_budget(
     threshold: float = 0.95,
     lengths: Sequence[int] = (),
 ) -> Budgeting:
-    """Which key heads may keep a short cache, by the maps of the part of the text to decide on (see `budget`).
+    """Select the KV heads with a short cache, from maps on the part of the text for planning (see `budget`).
 
-    lengths: tokens to tell the bytes at; the context and 4, 16 and 64 times as much by default. ConfigError for what
-    is out of range, windows that hold a whole text, and designs whose caches are not kept by head.
+    lengths: numbers of tokens at which to report bytes; by default the context, and 4, 16 and 64 times as much.
+    ConfigError for values out of range, windows as long as the context, and designs that do not cache keys per head.
     """
     check_options(window, sinks, threshold, lengths)
     if window + sinks >= texts.context:
@@ -131,7 +131,7 @@ def plan_budget(
             )
     maps = []
     for i, batch in enumerate(texts.decide):
-        progress("looking at heads", i, len(texts.decide))
+        progress("measuring heads", i, len(texts.decide))
         maps.append(decoder(batch[:, :-1], return_maps=True)[1])
     found = budget(maps, window, sinks, threshold, value_dim=sites[0].value_dim)
     progress("estimating the loss", 0, 1)
@@ -141,7 +141,7 @@ def plan_budget(
 
 
 def check_options(window: int, sinks: int, threshold: float, lengths: Sequence[int]) -> None:
-    """Raise ConfigError for options of `plan_budget` that no model and no text would make valid."""
+    """Raise ConfigError for options of `plan_budget` that are invalid for any model and text."""
     if any(n < 1 for n in lengths):
         raise ConfigError(
             f"--lengths: got {min(lengths)}; expected numbers of tokens of at least 1",

@@ -1,4 +1,4 @@
-"""Key heads that come to be shared: what is merged, what that loses; and the model that shares them, healed or not."""
+"""Merging KV heads: the plan with its errors, and the merged model, with or without healing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ MERGED = (
 
 @dataclass(frozen=True)
 class Conversion:
-    """A plan: which key heads become one, and what is expected then.
+    """A plan: the KV heads to merge, and the expected effect.
 
-    model: the merged one, not healed. merges: by the name of the layer. losses: now and merged, on the part of the
-    text to foretell.
+    model: the merged one, not healed. merges: by the name of the layer. losses: before and after merging, on the part
+    of the text for prediction.
     """
 
     source: Source
@@ -46,7 +46,7 @@ class Conversion:
 
     @property
     def after(self) -> dict[int, Heads]:
-        """Query heads and key heads of each layer."""
+        """Numbers of query heads and KV heads of each layer."""
         return {i: (site.num_heads, site.num_kv_heads) for i, site in enumerate(find_heads(self.model))}
 
     def shown(self) -> Plan:
@@ -84,7 +84,7 @@ class Conversion:
 
 
 def check_options(num_kv_heads: int, method: str) -> None:
-    """Raise ConfigError for options of `plan_conversion` that no model would make valid."""
+    """Raise ConfigError for options of `plan_conversion` that are invalid for any model."""
     check_choice("--method", method, WHAT)
     if num_kv_heads < 1:
         raise ConfigError(
@@ -95,9 +95,9 @@ def check_options(num_kv_heads: int, method: str) -> None:
 def plan_conversion(
     source: Source, texts: Texts, num_kv_heads: int, progress: Progress, *, method: str = "svd"
 ) -> Conversion:
-    """Merge key and value heads of a copy, and foretell its loss. method: as in `merge_kv`, which says what is refused.
+    """Merge the KV heads of a copy, and predict its loss. method: as in `merge_kv`, which lists what is not supported.
 
-    ConfigError for a number that is no divisor of those there are, or all of them, and for other designs.
+    ConfigError for a number that is not a proper divisor of the present one, and for other designs.
     """
     check_options(num_kv_heads, method)
     merged = merge_kv(source.decoder, num_kv_heads, method, copy=True)

@@ -22,8 +22,8 @@ def check_healing(steps: int, lr: float) -> None:
 
 
 def healed(decoder: Decoder, texts: Texts, steps: int, lr: float, progress: Progress, *, seed: int = 0) -> Decoder:
-    """A trained copy, as `heal` says; on windows of the first 95 % of the text, drawn by `seed` as dropout is.
-    ConfigError as there."""
+    """A trained copy, as returned by `heal`, on windows of the first 95 % of the text. `seed` determines the windows
+    and dropout. Raises ConfigError as `heal` does."""
 
     def watch(done: HealingStep) -> None:
         progress(f"healing, loss {done.loss:.3f}", done.step, done.steps)

@@ -1,4 +1,4 @@
-"""Models beside one another: loss on held-out text, speed turn by turn, parameters, bytes of the cache."""
+"""Comparison of models: loss on held-out text, speed in alternating rounds, parameters, bytes of the cache."""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from headwise.progress import Progress
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
 ROUNDS = 5
-WRITTEN = 32  # tokens written in a round
+WRITTEN = 32  # tokens generated per round
 COLUMNS = (
     Column(term("model")),
     Column(term("loss"), "number"),
@@ -37,18 +37,18 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to be judged, and the budget of its caches, if they have one."""
+    """A model to evaluate, and the budget of its caches, if any."""
 
     name: str
     decoder: Decoder
     budget: Budget | None = None
 
     def caches(self) -> Sequence[Cache]:
-        """New caches, one a layer."""
+        """New caches, one per layer."""
         return self.decoder.new_caches() if self.budget is None else self.budget.caches()
 
     def losses(self, batches: Sequence[Tensor]) -> list[float]:
-        """Mean loss of each batch, in nats a token; with a budget, through its caches, half a window at a time."""
+        """Mean loss of each batch, in nats per token; with a budget, using its caches, half a window at a time."""
         if self.budget is None:
             return heldout_loss(self.decoder, batches)
         half = (batches[0].shape[1] + 1) // 2
@@ -57,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Judged:
-    """What was measured of one model: `losses` of each batch [batches]; tokens a second; numbers and bytes."""
+    """The measurements of one model: `losses` of each batch [batches]; tokens per second; parameters and bytes."""
 
     name: str
     losses: np.ndarray
@@ -68,24 +68,24 @@ class Judged:
 
     @property
     def loss(self) -> float:
-        """Mean over batches, each as long as the others but the last."""
+        """Mean over batches, which all have the same size except the last."""
         return float(self.losses.mean())
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Models beside the first of them."""
+    """Models compared with the first of them."""
 
     models: tuple[Judged, ...]
     note: str
 
     def rise(self, i: int) -> tuple[float, float]:
-        """How much more model i loses than the first, as a share, and the standard error of that."""
+        """The relative increase of the loss of model i over that of the first, and its standard error."""
         first, other = self.models[0], self.models[i]
         return other.loss / first.loss - 1, float(standard_error(other.losses - first.losses)) / first.loss
 
     def shown(self) -> Plan:
-        """As a table."""
+        """The comparison as a table."""
         rows: list[tuple[Value, ...]] = []
         for i, model in enumerate(self.models):
             rise, error = self.rise(i)
@@ -112,7 +112,8 @@ class Verdict:
 
 
 def judge(candidates: Sequence[Candidate], texts: Texts, progress: Progress) -> Verdict:
-    """Losses on the part of the text to judge on; speeds in turn, so that what slows the machine slows all alike."""
+    """Losses on the part of the text for evaluation; speeds in alternating rounds, so that other
+    load affects all models alike."""
     losses = []
     for i, one in enumerate(candidates):
         progress(f"judging {one.name}", i, len(candidates) + ROUNDS)
@@ -139,7 +140,7 @@ def judge(candidates: Sequence[Candidate], texts: Texts, progress: Progress) -> 
 
 @torch.no_grad()
 def _timed(one: Candidate, prompt: Tensor, written: int) -> tuple[float, float, float]:
-    """Seconds to read the prompt, seconds to write, and bytes of the cache for each token that it has seen."""
+    """Seconds to read the prompt, seconds to generate, and bytes of the cache per token."""
     caches = one.caches()
 
     def next_token(ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a result was made of, kept with it: so that a command that is given again knows its own finished result."""
+"""The inputs of a result, stored with it, so that a repeated command recognises its finished result."""
 
 import json
 import os
@@ -17,7 +17,7 @@ Made = Mapping[str, Any]
 
 
 def made_by(command: str, source: Source, text: str | os.PathLike[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """All that the result of a command depends on, but for the machine: plain values, as JSON gives them back."""
+    """Everything that the result of a command depends on, except the machine: plain values, as JSON returns them."""
     found: dict[str, Any] = json.loads(
         json.dumps({
             "command": command, "model": source.sha256, "text": sha256_of(text), "options": dict(options),
@@ -28,12 +28,12 @@ def made_by(command: str, source: Source, text: str | os.PathLike[str], options:
 
 
 def is_made(out: Path, made: Made) -> bool:
-    """Whether a file, or the checkpoint in a folder, is that result."""
+    """Whether a file, or the checkpoint in a folder, is the result of these inputs."""
     return _made_checkpoint(out / MODEL_FILE, made) if out.is_dir() else made_json(out, made)
 
 
 def made_json(file: Path, made: Made) -> bool:
-    """Whether a JSON file is of that result."""
+    """Whether a JSON file belongs to that result."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -44,5 +44,5 @@ def made_json(file: Path, made: Made) -> bool:
 def _made_checkpoint(file: Path, made: Made) -> bool:
     try:
         return file.is_file() and bool(unpack(read(file)[1], file)[2].get(KEY) == made)
-    except CheckpointError:  # it is something else
+    except CheckpointError:  # not a checkpoint
         return False

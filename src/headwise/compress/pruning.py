@@ -1,4 +1,4 @@
-"""Heads that go: which, why, what that is expected to cost; and the model without them."""
+"""Removing heads: which and why, the expected loss, and the model without them."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,9 +20,11 @@ from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder
 from headwise.models import HeadSite, find_heads
 from headwise.progress import Progress, part
+from headwise.stats.words import unit_of
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
+from headwise.wording import joined
 
-MOST_POINTS = 32  # of the curve, beside the whole model
+MOST_POINTS = 32  # of the curve, in addition to the whole model
 GOING = (Column(term("layer")), Column(term("heads")), Column(term("that go"), key="gone"))
 CURVE = (
     Column(term("kept"), "count"),
@@ -38,8 +40,8 @@ CURVE = (
 
 @dataclass(frozen=True)
 class Choice:
-    """How many heads go: one of these. heads: which, such as "0.1,3.5". remove: so many. share: of all. max_loss: as
-    many as the curve allows at this rise of the loss, 0.01 for one hundredth."""
+    """The heads to remove, by one of these. heads: their names, such as "0.1,3.5". remove: their number. share: of all
+    heads. max_loss: as many as the curve allows for this relative increase of the loss, 0.01 for one percent."""
 
     heads: str | None = None
     remove: int | None = None
@@ -71,10 +73,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Pruning:
-    """A plan: which heads go, and what is expected then.
+    """A plan: the heads to remove, and the expected effect.
 
-    heads: those that go, in the order of going. importance: of all heads, None where they were named. curve: the loss
-    in that order beside random ones. order: None where heads were named.
+    heads: those to remove, in order. importance: of all heads, None if heads were named. curve: the loss in that order
+    and in random orders. order: None if heads were named.
     """
 
     source: Source
@@ -87,7 +89,7 @@ class Pruning:
 
     @property
     def after(self) -> dict[int, Heads]:
-        """Query heads and key heads of each layer that loses some."""
+        """Numbers of query heads and KV heads of each layer in which heads are removed."""
         found = {}
         for layer, site in enumerate(find_heads(self.source.decoder)):
             gone = {head for at, head in self.heads if at == layer}
@@ -99,7 +101,7 @@ class Pruning:
 
     @property
     def loss(self) -> float:
-        """Expected: the curve's where so many heads are gone."""
+        """The expected loss: that of the curve with this number of heads removed."""
         return float(self.curve.loss[list(self.curve.removed).index(len(self.heads))])
 
     def apply(self) -> Decoder:
@@ -152,7 +154,7 @@ class Pruning:
             if kv != heads:
                 count = term("keys_too", before=site.num_heads, after=heads, kv=site.num_kv_heads, kv_after=kv)
             rows.append((str(layer), count, "  ".join(words)))
-        measured = self.importance and term("heads_important", unit=self.importance.column.unit)
+        measured = self.importance and term("heads_important", unit=unit_of(self.importance.column.unit))
         return Table("heads", measured or term("heads_named"), GOING, tuple(rows))
 
     def _curve(self) -> Table:
@@ -162,7 +164,7 @@ class Pruning:
         curve = self.curve
         notes: list[str] = []
         if self.order is not None and self.order.skipped:
-            names = ", ".join(f"{layer}.{head}" for unit in self.order.skipped for layer, head in unit)
+            names = joined((f"{layer}.{head}" for unit in self.order.skipped for layer, head in unit), ", ", "、")
             notes.append(term("skipped_note", names=names))
         chance, count = curve.random, len(curve.random)
         if self.order is None:
@@ -190,21 +192,21 @@ def plan_pruning(
     gate_steps: int = 200,
     seed: int = 0,
 ) -> Pruning:
-    """Which heads go: ranked on the part of the text to decide on, their number by `choice`, with the curve on the
-    part to foretell.
+    """Select the heads to remove: ranked on the part of the text for planning, their number by `choice`, with the curve
+    on the part for prediction.
 
-    Heads that share a key head go together, by the sum of their importance; the last head (or group) of a layer never
-    goes. seed: of the random orders, and of learned gates. ConfigError for choices out of range and designs whose heads
-    depend on each other.
+    Heads that share a KV head are removed together, by the sum of their importance; the last head (or group) of a layer
+    is never removed. seed: of the random orders, and of learned gates. ConfigError for choices out of range and designs
+    whose heads depend on each other.
     """
     check_options(by, orders, penalty, gate_steps)
     decoder, sites = source.decoder, find_heads(source.decoder)
     for site in sites:
         check_independent(site)
-    drawing = part(progress, "drawing the curve")
+    drawing = part(progress, "computing the curve")
     if choice.heads is not None:
         named = named_heads(choice.heads, sites)
-        prune(decoder, named, copy=True)  # raises for what is not grouped evenly, before anything takes long
+        prune(decoder, named, copy=True)  # raises for uneven groups, before any long computation
         rest = [(i, head) for i, site in enumerate(sites) for head in range(site.num_heads) if (i, head) not in named]
         curve = pruning_curve(
             decoder, texts.foretell, mean_loss, [*named, *rest], points=[len(named)], random_orders=orders, seed=seed,
@@ -218,7 +220,7 @@ def plan_pruning(
     wanted = None if wanted is None else max((count for count in counts if count <= wanted), default=0)
     if wanted == 0:
         raise ConfigError(
-            f"--share {choice.share or 0:g}, --remove {choice.remove or 0}: heads that share keys are "
+            f"--share {choice.share or 0:g}, --remove {choice.remove or 0}: heads that share a KV head are "
             f"removed together, {counts[0]} at a time; expected at least one such group"
         )
     points = sorted({*_spread(counts), *([wanted] if wanted else [])})
@@ -239,7 +241,7 @@ def plan_pruning(
 
 
 def check_options(by: str, orders: int, penalty: float, gate_steps: int) -> None:
-    """Raise ConfigError for options of `plan_pruning` that no model and no text would make valid."""
+    """Raise ConfigError for options of `plan_pruning` that are invalid for any model and text."""
     check_ranking(by, penalty, gate_steps)
     if orders < 1:
         raise ConfigError(f"--orders {orders}: expected at least 1 random order to compare with")
@@ -260,7 +262,7 @@ def curve_rows(curve: PruningCurve) -> list[tuple[Value, ...]]:
 
 
 def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
-    """Heads to remove at most; None if the curve is to say."""
+    """The largest number of heads to remove; None if it depends on the curve."""
     total = sum(site.num_heads for site in sites)
     if choice.max_loss is not None:
         return None
@@ -281,7 +283,7 @@ def _unit(site: HeadSite) -> int:
 
 
 def _spread(counts: list[int]) -> list[int]:
-    """At most `MOST_POINTS` of them, evenly, the last among them."""
+    """At most `MOST_POINTS` of them, evenly spaced, including the last."""
     if len(counts) <= MOST_POINTS:
         return counts
     return [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]

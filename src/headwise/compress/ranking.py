@@ -1,4 +1,4 @@
-"""The order in which heads are removed: by importance, whole groups where keys are shared, and never a whole layer."""
+"""The order in which heads are removed: by importance, in groups that share KV heads, and never a whole layer."""
 
 import math
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ from headwise.progress import Progress, part
 from headwise.table import HeadColumn
 
 METHODS = {by: term(by) for by in ("ablation", "gradient", "taylor", "gates")}
-Unit = tuple[Head, ...]  # heads that go together
+Unit = tuple[Head, ...]  # heads that are removed together
 
 
 @dataclass(frozen=True)
 class Order:
-    """Units in the order in which they go.
+    """Units in the order of removal.
 
-    going: those that can. last: the one of each layer that stays, whatever its importance; `skipped`: those of them
-    that were less important than some that go.
+    going: those that can be removed. last: the one of each layer that is kept regardless of its importance; `skipped`:
+    those of them that are less important than some removed ones.
     """
 
     going: tuple[Unit, ...]
@@ -60,7 +60,7 @@ def rank(
 
 
 def check_ranking(by: str, penalty: float, steps: int) -> None:
-    """Raise ConfigError for an unknown method, and for numbers of learned gates that are out of range."""
+    """Raise ConfigError for an unknown method, and for options of learned gates that are out of range."""
     check_choice("--by", by, METHODS)
     if not 0.0 <= penalty < math.inf:
         raise ConfigError(
@@ -72,18 +72,18 @@ def check_ranking(by: str, penalty: float, steps: int) -> None:
 
 
 def units_of(site: HeadSite, layer: int) -> list[Unit]:
-    """Heads of a layer that go together: those that share a key head, where there are several key heads."""
+    """Heads of a layer that are removed together: those that share a KV head, if there are several KV heads."""
     group = site.num_heads // site.num_kv_heads if site.num_kv_heads > 1 else 1
     return [tuple((layer, head) for head in range(i, i + group)) for i in range(0, site.num_heads, group)]
 
 
 def order_of(values: HeadColumn, sites: Sequence[HeadSite]) -> Order:
-    """The least important unit first, by the sum over its heads; the last of a layer stays."""
+    """The least important unit first, by the sum over its heads; the last one of a layer is kept."""
     units = [unit for layer, site in enumerate(sites) for unit in units_of(site, layer)]
     by_value = sorted(units, key=lambda unit: sum(float(values[layer][head]) for layer, head in unit))
     left = [sum(unit[0][0] == layer for unit in units) for layer in range(len(sites))]
     going: list[Unit] = []
-    last: list[tuple[int, Unit]] = []  # with how many were to go before it
+    last: list[tuple[int, Unit]] = []  # with the number of units before it
     for unit in by_value:
         layer = unit[0][0]
         if left[layer] == 1:
@@ -110,7 +110,7 @@ def parsed_heads(text: str) -> list[Head]:
 
 
 def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
-    """ "0.1,3.5" as (layer, head) pairs, counted from 0; ConfigError for what is no head, is not there, or is twice."""
+    """ "0.1,3.5" as (layer, head) pairs, counted from 0; ConfigError for names of no head, and for duplicates."""
     found: list[Head] = []
     for at in parsed_heads(text):
         word = f"{at[0]}.{at[1]}"

@@ -1,4 +1,4 @@
-"""Parameters and cache of a decoder by formulas, now and with other numbers of heads."""
+"""Parameters and cache of a decoder by formulas, at present and with other numbers of heads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ COST = (
 
 
 def expected_parameters(decoder: Decoder, heads: Mapping[int, Heads]) -> int:
-    """Of the whole model, if these layers had so many heads."""
+    """Of the whole model, with these numbers of heads in these layers."""
     found = decoder.num_parameters
     for layer, count in heads.items():
         found += counts_in(decoder, layer, count).parameters - counts_in(decoder, layer).parameters
@@ -28,12 +28,12 @@ def expected_parameters(decoder: Decoder, heads: Mapping[int, Heads]) -> int:
 
 
 def expected_cache_bytes(decoder: Decoder, heads: Mapping[int, Heads], size: int = 4) -> int:
-    """Bytes of keys and values that a token leaves in all layers, at `size` bytes a number."""
+    """Bytes of keys and values per token in all layers, at `size` bytes per number."""
     return size * sum(counts_in(decoder, layer, heads.get(layer)).cache for layer in range(len(decoder.blocks)))
 
 
 def expected(decoder: Decoder, heads: Mapping[int, Heads]) -> dict[str, int]:
-    """Parameters, and bytes of a token in float32 caches, of the model with so many heads in these layers."""
+    """Parameters, and bytes per token in float32 caches, of the model with these numbers of heads in these layers."""
     return {
         "parameters": expected_parameters(decoder, heads),
         "cache_bytes": expected_cache_bytes(decoder, heads),
@@ -43,7 +43,7 @@ def expected(decoder: Decoder, heads: Mapping[int, Heads]) -> dict[str, int]:
 def cost_table(
     title: str, decoder: Decoder, name: str, heads: Mapping[int, Heads], losses: tuple[float, float]
 ) -> Table:
-    """The model now and, under `name`, with so many heads: losses that were foretold, the rest by formula."""
+    """The present model and, under `name`, the changed one: predicted losses, the rest by formula."""
     now, then = losses
     rows: tuple[tuple[Value, ...], ...] = (
         (term("now"), f"{now:.4f}", "", decoder.num_parameters, expected_cache_bytes(decoder, {})),
@@ -56,7 +56,7 @@ def cost_table(
 
 
 def counts_in(decoder: Decoder, layer: int, heads: Heads | None = None) -> Counts:
-    """The attention of a layer, with its own heads or with others."""
+    """The attention of a layer, with its own number of heads or another."""
     config = decoder.config
     attention: Any = decoder.blocks[layer].attention
     taken = sizes_of(config.design)

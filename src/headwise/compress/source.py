@@ -1,4 +1,4 @@
-"""The checkpoint that is changed, and the new one that comes of it."""
+"""The checkpoint to change, and the new one."""
 
 import os
 from collections.abc import Mapping
@@ -17,14 +17,15 @@ from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.models import find_heads
 from headwise.outputs import contents
+from headwise.wording import Bilingual, in_language
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model as it was read.
+    """A model as read from its checkpoint.
 
-    name: for people. file: the checkpoint. dtype: of the weights in it; what comes of it is written in the same.
-    info: what the checkpoint tells of itself. sha256: of the file.
+    name: as shown. file: the checkpoint. dtype: of its weights; the result is written in the same dtype.
+    info: the metadata of the checkpoint. sha256: of the file.
     """
 
     name: str
@@ -52,14 +53,14 @@ def open_source(model: str | os.PathLike[str] | None) -> Source:
     """The model of a folder or file, or the embedded one. CheckpointError if it cannot be read."""
     if model is None:
         with as_file(files("headwise.lm") / "pretrained" / MODEL_FILE) as path:
-            return _opened("the embedded model", path)
+            return _opened(Bilingual("the embedded model", "内置模型"), path)
     path = Path(model)
     return _opened(str(path), path / MODEL_FILE if path.is_dir() else path)
 
 
 def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise CheckpointError if the folder `out` is the source's, is in use and not to be replaced, or is no folder.
-    What runs put there while they last does not count."""
+    """Raise CheckpointError if the folder `out` is that of the source, is not empty and must not be replaced, or is not
+    a folder. Temporary files of runs are ignored."""
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(
@@ -69,7 +70,7 @@ def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = F
         raise CheckpointError(
             f"--out {str(folder)!r}: contains {source.name}, and the source is never overwritten; expected "
             f"another folder",
-            f"--out {str(folder)!r}：其中有 {source.name}，原模型绝不会被覆盖；应为另一个文件夹",
+            f"--out {str(folder)!r}：其中有 {in_language(source.name, 'zh')}，原模型绝不会被覆盖；应为另一个文件夹",
         )
     if not force and folder.is_dir() and contents(folder):
         raise CheckpointError(
@@ -81,10 +82,10 @@ def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = F
 def write_changed(
     source: Source, decoder: Decoder, out: str | os.PathLike[str], change: Mapping[str, Any], more: Mapping[str, Any]
 ) -> Decoder:  # fmt: skip
-    """Write a changed model into the folder `out`, and read it again: what is judged is what is on the disk.
+    """Write a changed model into the folder `out`, and read it again, so that the model on disk is evaluated.
 
-    `change` joins the list "changes" of the checkpoint's info, and `more` the info. CheckpointError if it
-    cannot be written.
+    `change` is appended to the list "changes" in the info of the checkpoint, and `more` is added to the info.
+    CheckpointError if it cannot be written.
     """
     file = Path(out) / MODEL_FILE
     info = {**source.info, "changes": [*source.info.get("changes", []), dict(change)], **more}

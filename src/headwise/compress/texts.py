@@ -1,4 +1,4 @@
-"""One text in three parts: to decide on, to foretell the loss on, and to judge on."""
+"""One text in three parts: for planning, for predicting the loss, and for evaluation."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from headwise.errors import ConfigError, TextError
 from headwise.lm.corpus import HELD_OUT, Corpus
 from headwise.lm.tokenizer import CharTokenizer
 
-TOGETHER = 2  # windows in a batch: the unit over which losses vary, so that a difference has a standard error
+TOGETHER = 2  # windows in a batch: the unit of standard errors of differences
 HEAL_BATCH = 8
 
 
@@ -21,8 +21,8 @@ HEAL_BATCH = 8
 class Texts:
     """Batches [up to 2, context + 1] of token ids.
 
-    decide: of the first 95 % of the text, drawn at random. foretell, judge: of the last 5 %, which `headwise train`
-    holds out too, every second window each.
+    decide: of the first 95 % of the text, drawn at random. foretell, judge: alternating windows of the last 5 %, which
+    `headwise train` holds out too.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Texts:
 
     @property
     def described(self) -> str:
-        """Its parts in words."""
+        """A description of the parts."""
         decide, foretell, judge = (sum(map(len, part)) for part in (self.decide, self.foretell, self.judge))
         return term(
             "texts", name=self.name, decide=decide, context=self.context, share=HELD_OUT, foretell=foretell, judge=judge
@@ -55,8 +55,8 @@ def check_windows(context: int | None, windows: int) -> None:
 def split_text(
     file: str | os.PathLike[str], tokenizer: CharTokenizer, *, context: int, windows: int = 16
 ) -> Texts:  # fmt: skip
-    """The parts of a UTF-8 file: `windows` to decide on, at most as many to foretell, at most four times as many to
-    judge. TextError if the text is too short for that; the same file gives the same parts."""
+    """The parts of a UTF-8 file: `windows` for planning, at most as many for prediction, and at most four times as many
+    for evaluation. TextError if the text is too short for that; the same file gives the same parts."""
     check_windows(context, windows)
     corpus = Corpus.read([file], context=context, tokenizer=tokenizer, byte_rate=0.0)
     held = corpus.heldout_windows(context)[0]

@@ -8,8 +8,9 @@ from rich.text import Text
 
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import check_choice
+from headwise.stats.words import UNITS
 from headwise.table.show import as_text, duration, numbers
-from headwise.wording import Message, in_language, language
+from headwise.wording import Message, in_language, joined, language
 
 SHOWN = 12  # heads
 _WIDE = "\ue000"  # a sign that no text has
@@ -80,6 +81,8 @@ def print_measures(
         console.print(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(value), soft_wrap=True)
     console.print()
     header, rows = found.overview()
+    units = UNITS if lang == "zh" else {}
+    rows = [[name, units.get(unit, unit), *cells] for name, unit, *cells in rows]
     _print_table(console, _aligned([_said(name) for name in header], rows, words=2))
     console.print()
     table = found.table if sort is None else found.table.sort(sort)
@@ -90,7 +93,7 @@ def print_measures(
     _print_table(console, _aligned([head[i] for i in fits], [[row[i] for i in fits] for row in body]))
     rest = [_said("more_heads", count=len(found.heads) - SHOWN)] if len(found.heads) > SHOWN else []
     hidden = [name for i, name in enumerate(head) if i not in fits]
-    rest += [", ".join(hidden)] if hidden else []
+    rest += [in_language(joined(hidden, ", ", "、"), lang)] if hidden else []
     if rest:
         console.print(
             Text(

@@ -1,10 +1,11 @@
-"""What attention costs: parameters, FLOPs, bytes, memory and the least time, by formulas and without running it.
+"""The cost of attention by formulas, without running it: parameters, FLOPs, bytes, memory and the least time.
 
-    counts   what a layer costs a token and a pair           configs  published models
-    work     how many queries and keys, and what they see    stages   both together: FLOPs, bytes, memory, time
+    counts   costs of a layer per token and per pair         configs  published models
+    work     numbers of queries and keys, and the mask       stages   both combined: FLOPs, bytes, memory, time
     model    a whole published Transformer                   communication  between devices
 
-What one head design costs is in the design's own file, `costs` of its class; `headwise.nn.counts` finds it by name.
+The costs of a head design are in its own file, as the method `costs` of its class; `headwise.nn.counts` finds it by
+name.
 
 >>> from headwise.costs import Work, attention_stages
 >>> from headwise.nn.counts import counts_of

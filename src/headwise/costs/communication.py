@@ -1,8 +1,8 @@
-"""What one attention layer sends when many devices compute it together, in three ways and mixtures of two.
+"""Communication of one attention layer on several devices, by three methods and combinations of two.
 
-    head-parallel   each device its heads; two all-reduces of the activations     Shoeybi et al. 2019, 1909.08053
-    Ulysses         sequence to heads and back, by all-to-alls                    Jacobs et al. 2023, 2309.14509
-    ring            keys and values go round                                      Liu et al. 2023, 2310.01889
+    head-parallel   heads split over devices; two all-reduces of activations      Shoeybi et al. 2019, 1909.08053
+    Ulysses         from sequence to heads and back, by all-to-alls               Jacobs et al. 2023, 2309.14509
+    ring            keys and values are passed around in a ring                   Liu et al. 2023, 2310.01889
     hybrid          Ulysses inside of groups, a ring between them                 Fang & Zhao 2024, 2405.07719
     heads by ring   head-parallel inside of groups, a ring between them
 
@@ -12,10 +12,10 @@
 >>> [(way.name, way.forward, way.backward) for way in ways(counts, work, 8)]
 [('head-parallel', 117440512, 117440512), ('Ulysses', 18350080, 18350080), ('ring', 27525120, 82575360)]
 
-Letters: b sequences of n tokens, width d, h query heads and h_kv key heads of sizes d_k and d_v, P devices, e bytes a
-number. All is for one layer and one device, self attention over n tokens that P divides; where it does not, devices
-differ, and the numbers are their mean. An all-reduce of S bytes sends 2·S·(P − 1)/P, as the reduce-scatter and the
-all-gather that it is (Patarasuk & Yuan 2009, 10.1016/j.jpdc.2008.09.002): what no algorithm undercuts.
+Symbols: b sequences of n tokens, width d, h query heads and h_kv KV heads of sizes d_k and d_v, P devices, e bytes per
+number. All numbers are for one layer and one device, and self attention over n tokens. If P does not divide n, devices
+differ, and the numbers are their mean. An all-reduce of S bytes sends 2·S·(P − 1)/P: it is a reduce-scatter and an
+all-gather, and this is a lower bound for any algorithm (Patarasuk & Yuan 2009, 10.1016/j.jpdc.2008.09.002).
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from headwise.costs.stages import LSE_BYTES
 from headwise.costs.work import Work
 from headwise.errors import ConfigError, check_choice
 
-SUM_BYTES = 4  # gradients of keys and values that a ring adds up are float32
+SUM_BYTES = 4  # gradients of keys and values are accumulated in float32 in a ring
 BACKWARD = 2.5  # FLOPs of blockwise attention's backward pass, in forward passes, if d_k = d_v
 
 
@@ -37,12 +37,12 @@ class Way:
     Attributes:
         name: "head-parallel", "Ulysses", "ring", "hybrid U × R" or "heads H × R".
         forward, backward: bytes of activations and their gradients that a device sends in each pass.
-        gradients: bytes of weight gradients that it sends a step, to add them up: with the sequence cut, every device
-            has all weights; with the heads cut, each has its own.
-        rounds: transfers that follow one another in a forward pass, each of which waits a latency.
-        hops: those of them that run while the device computes with what it has; passed: the bytes sent in them.
-        weights: bytes of the layer's weights on a device. kept: of what its backward pass needs of the forward.
-        buffers: of what is under way in a forward pass.
+        gradients: bytes of weight gradients that it sends per step to sum them. If the sequence is split, every device
+            has all weights; if the heads are split, each device has its own.
+        rounds: sequential transfers in a forward pass; each takes one latency.
+        hops: the transfers that overlap with computation; passed: the bytes sent in them.
+        weights: bytes of the layer's weights on a device. kept: bytes that the forward saves for the backward pass.
+        buffers: bytes of communication buffers in a forward pass.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Way:
 
 
 def ways(counts: Counts, work: Work, devices: int) -> list[Way]:
-    """Those of head-parallel, Ulysses and ring that so many devices allow; a ring allows any."""
+    """Those of head-parallel, Ulysses and ring that support this number of devices; a ring supports any number."""
     found = []
     for way in (head_parallel, ulysses, ring):
         try:
@@ -74,9 +74,9 @@ def ways(counts: Counts, work: Work, devices: int) -> list[Way]:
 
 
 def head_parallel(counts: Counts, work: Work, devices: int) -> Way:
-    """Forward an all-reduce of y, backward one of the gradient of x: 2·b·n·d·e·(P − 1)/P each.
+    """An all-reduce of y in the forward pass, and of the gradient of x in the backward pass: 2·b·n·d·e·(P − 1)/P each.
 
-    P divides h. With h_kv < P, P / h_kv devices share a key head: each computes some of its channels, and they gather
+    P divides h. If h_kv < P, P / h_kv devices share a KV head: each computes some of its channels, and they gather
     it, b·n·(d_k + d_v)·e·(1 − h_kv/P), and scatter its gradient back.
 
     Raises:
@@ -86,14 +86,14 @@ def head_parallel(counts: Counts, work: Work, devices: int) -> Way:
 
 
 def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
-    """A mesh of H × R devices: the heads over H of them, and a ring of R for the sequence, as large models are trained
-    on long texts (with an all-gather in the place of the ring: Llama 3, 2407.21783, §3.3.2).
+    """A mesh of H × R devices: heads are split over H of them, and the sequence over a ring of R, as in the training of
+    large models on long texts (with an all-gather instead of the ring: Llama 3, 2407.21783, §3.3.2).
 
-    The all-reduces are of n/R tokens, over H devices; a device sends its own h_kv/H key heads round; weights and the
-    sums of their gradients are an H-th.
+    The all-reduces are of n/R tokens, over H devices; a device sends its own h_kv/H KV heads around the ring; weights
+    and sums of their gradients are 1/H of the whole.
 
     Args:
-        heads: H; it divides the devices and h, and h_kv or is a multiple of it.
+        heads: H, a divisor of devices and h, and a divisor or multiple of h_kv.
     Raises:
         ConfigError: naming both numbers, if not.
     """
@@ -110,7 +110,7 @@ def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
     tokens = work.batch * work.queries // around
     reduced = 2 * tokens * counts.width * size * (heads - 1) // heads
     shared = tokens * _head(counts) * size * (heads - h_kv) // heads if heads > h_kv else 0
-    part = tokens * max(1, h_kv // heads) * _head(counts)  # numbers of a device's keys and values
+    part = tokens * max(1, h_kv // heads) * _head(counts)  # numbers in the keys and values of a device
     pieces, hops = _hops(work, around, "zigzag")
     passed = part * hops // pieces
     kept = (tokens * (counts.width + (counts.query + counts.concat) // heads) + part) * size
@@ -129,8 +129,7 @@ def ulysses(counts: Counts, work: Work, devices: int) -> Way:
     """Four all-to-alls, of q, k, v and the result: b·n/P·(h + h_kv)·(d_k + d_v)·e·(P − 1)/P in each pass, the backward
     one with their gradients.
 
-    A key head goes to every device whose query heads read it: with h_kv < P, which divides h, P of them go instead of
-    h_kv.
+    A KV head is sent to every device whose query heads read it: if h_kv < P, P are sent instead of h_kv.
 
     Raises:
         ConfigError: naming both numbers, if there are fewer heads than devices.
@@ -139,13 +138,13 @@ def ulysses(counts: Counts, work: Work, devices: int) -> Way:
 
 
 def ring(counts: Counts, work: Work, devices: int, *, layout: str = "zigzag") -> Way:
-    """P − 1 times the keys and values of n/P tokens, b·n/P·h_kv·(d_k + d_v)·e; backward the same again, and with them
-    their gradients in float32.
+    """P − 1 times the keys and values of n/P tokens, b·n/P·h_kv·(d_k + d_v)·e; in the backward pass the same, and their
+    gradients in float32.
 
-    Any P, any heads. Each piece of keys goes as far as a query sees it. layout: under a causal mask "zigzag" shares the
-    work evenly (Striped Attention, Brandon et al. 2023, 2311.09431, by chunks), and all keys but the last chunk go all
-    the way: (2P − 1)/2P of the above. "contiguous" sends half, and the last device computes 2P − 1 times what the first
-    does; under a window its keys go no farther than that reaches.
+    Any P and any number of heads. Each chunk of keys is sent only as far as a query attends to it. layout: under a
+    causal mask, "zigzag" balances the work (Striped Attention, Brandon et al. 2023, 2311.09431, by chunks), and all
+    keys but the last chunk pass all devices: (2P − 1)/2P of the above. "contiguous" sends half, and the last device
+    computes 2P − 1 times as much as the first; under a window its keys are sent only as far as the window reaches.
     """
     _check(counts, work, devices)
     check_choice("layout", layout, ("zigzag", "contiguous"))
@@ -153,13 +152,13 @@ def ring(counts: Counts, work: Work, devices: int, *, layout: str = "zigzag") ->
 
 
 def hybrid(counts: Counts, work: Work, devices: int, heads: int) -> Way:
-    """A mesh of U × R devices: Ulysses over U of them, which share the heads of n/R tokens, and a ring of R.
+    """A mesh of U × R devices: Ulysses over U of them, which split the heads of n/R tokens, and a ring of R.
 
-    Each all-to-all stays within U devices, and each device sends the keys of h_kv/U heads round: so U fits the fast
-    links of a machine, and R the slow ones between machines (Fang & Zhao 2024, 2405.07719).
+    Each all-to-all is among U devices, and each device sends the keys of h_kv/U heads around the ring: U suits the fast
+    links within a machine, and R the slower ones between machines (Fang & Zhao 2024, 2405.07719).
 
     Args:
-        heads: U; it divides the devices, and there are as many heads.
+        heads: U, a divisor of devices, and at most the number of heads.
     Raises:
         ConfigError: naming both numbers, if not.
     """
@@ -173,14 +172,15 @@ def hybrid(counts: Counts, work: Work, devices: int, heads: int) -> Way:
 
 
 def hiding_tokens(counts: Counts, work: Work, peak: float, link: float, *, backward: bool = False) -> float:
-    """Tokens n/P of each device from which on a ring hides what it sends behind what it computes.
+    """The least number of tokens n/P per device for which the communication of a ring is hidden by its computation.
 
-    A hop takes 2·b·(n/P)²·h·(d_k + d_v) FLOPs, half of that under a causal mask, and b·(n/P)·h_kv·(d_k + d_v)·e bytes:
-    n/P ≥ e·h_kv/(2·h) · peak/link, twice that if causal (Liu et al. 2023, §3, of one head). Backward there are 2.5
-    times the FLOPs and (e + 4)/e times the bytes. It depends neither on P nor on the size of a head.
+    Computation during a hop takes 2·b·(n/P)²·h·(d_k + d_v) FLOPs, half of that under a causal mask, and the hop
+    sends b·(n/P)·h_kv·(d_k + d_v)·e bytes: n/P ≥ e·h_kv/(2·h) · peak/link, twice that if causal (Liu et al. 2023, §3,
+    for one head). In the backward pass there are 2.5 times the FLOPs and (e + 4)/e times the bytes. The number does not
+    depend on P or the head size.
 
     Args:
-        peak: FLOP/s of a device. link: bytes/s that it sends.
+        peak: FLOP/s of a device. link: bytes/s that a device sends.
     """
     _rates(peak=peak, link=link)
     size, work_share = work.size, 0.5 if work.causal else 1.0
@@ -192,11 +192,11 @@ def hiding_tokens(counts: Counts, work: Work, peak: float, link: float, *, backw
 def exposed_seconds(
     way: Way, counts: Counts, work: Work, devices: int, *, peak: float, link: float, latency: float = 0.0
 ) -> float:
-    """Seconds of a forward pass in which a device waits for others: all that it sends, but of a ring's hops only what
-    outlasts the computation beside it.
+    """Seconds of a forward pass in which a device waits for communication: all transfers, except that hops of a
+    ring only count as far as they take longer than the overlapping computation.
 
     Args:
-        peak, link: as in `hiding_tokens`. latency: seconds before a transfer begins.
+        peak, link: as in `hiding_tokens`. latency: seconds of overhead per transfer.
     """
     _rates(peak=peak, link=link)
     around = way.passed
@@ -208,18 +208,18 @@ def exposed_seconds(
 
 
 def attention_flops(counts: Counts, work: Work) -> int:
-    """FLOPs of scores and weighted sum of a forward pass, all devices together."""
+    """FLOPs of scores and weighted sum in a forward pass, summed over all devices."""
     return 2 * work.batch * work.pairs * (counts.scores + counts.weighted_sum)
 
 
 def _hybrid(counts: Counts, work: Work, heads: int, around: int, layout: str) -> Way:
-    """Ulysses over `heads` devices, a ring over `around`."""
+    """Ulysses over `heads` devices and a ring over `around`."""
     devices, size = heads * around, work.size
     tokens = work.batch * work.queries
     keys = tokens * _read(counts, heads) * _head(counts)  # of all devices
     part = keys // devices
     pieces, hops = _hops(work, around, layout)
-    passed = keys // heads * hops // (pieces * around)  # numbers that a device passes on, in the mean
+    passed = keys // heads * hops // (pieces * around)  # numbers that a device sends on, on average
     shuffled = _shuffled(counts, work, devices, heads)
     own = tokens * (counts.width + counts.query + counts.concat) // devices
     name = "ring" if heads == 1 else "Ulysses" if around == 1 else f"hybrid {heads} × {around}"
@@ -236,18 +236,18 @@ def _hybrid(counts: Counts, work: Work, heads: int, around: int, layout: str) ->
 
 
 def _hops(work: Work, around: int, layout: str) -> tuple[int, int]:
-    """Into how many pieces the keys are cut, and how many hops they travel, all together: each as far as a query of
-    some device sees a key of it."""
+    """The number of chunks of the keys, and the total number of hops of all chunks: each is sent as far as some device
+    has a query that attends to one of its keys."""
     if not work.causal:
         return around, around * (around - 1)
     pieces = around if layout == "contiguous" else 2 * around
     length = -(-work.queries // pieces)
     ahead = pieces if work.window is None else 0 if work.window == 1 else 1 + (work.window - 2) // length
-    seen = [pieces if piece * length < work.sinks else ahead for piece in range(pieces)]  # by so many pieces after it
+    seen = [pieces if piece * length < work.sinks else ahead for piece in range(pieces)]  # later chunks
     if layout == "contiguous":
         return pieces, sum(min(around - 1 - s, seen[s]) for s in range(around))
-    # Device s holds the pieces s and 2R − 1 − s. What comes after the first lies on devices s + 1 … R − 1, then back to
-    # s, and at last on s − 1, which is R − 1 hops away; what comes after the second begins there.
+    # Device s holds the chunks s and 2R − 1 − s. The chunks after the first are on devices s + 1 … R − 1, then back to
+    # s, and finally on s − 1, which is R − 1 hops away; the chunks after the second begin there.
     total = 0
     for s in range(around):
         total += around - 1 if s and seen[s] >= 2 * (around - s) else min(around - 1 - s, seen[s])
@@ -262,7 +262,7 @@ def _shuffled(counts: Counts, work: Work, devices: int, heads: int) -> int:
 
 
 def _read(counts: Counts, devices: int) -> int:
-    """Key heads that the query heads of each device read, all devices together."""
+    """The number of KV heads that the query heads of each device read, summed over all devices."""
     h, group = counts.heads, counts.heads // _kv(counts)
     cuts = [device * h // devices for device in range(devices + 1)]
     return sum((stop - 1) // group - start // group + 1 for start, stop in pairwise(cuts))

@@ -1,11 +1,11 @@
-"""Published Transformers as data: the sizes that decide what a model costs, each with where it was read.
+"""Published Transformers as data: the sizes that determine the cost of a model, with their sources.
 
 >>> find("Llama-2-70B").size("num_kv_heads")
 8
 
-`published` is the number of parameters that the source states, or that its released weights hold, norms and biases
-included; `headwise.costs.model` computes it from the sizes, and tests hold the two together. Where a source only
-rounds (Vaswani et al. 2017, Brown et al. 2020), `rounded` says how far off the rounding may be.
+`published` is the number of parameters stated by the source, or that of its released weights, norms and biases
+included. `headwise.costs.model` computes it from the sizes, and tests compare the two. If a source only gives a rounded
+number (Vaswani et al. 2017, Brown et al. 2020), `rounded` is the largest rounding error.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from headwise.errors import unknown_name
 class ModelConfig:
     """The sizes of one Transformer.
 
-    design, sizes: the attention's design and what it needs beside d_model, as in `headwise.nn.counts`.
-    layers: blocks of attention and feed-forward; decoder_layers: blocks of a decoder on top that also attends to the
-        first ones' output (then `layers` is the encoder), 0 for none.
-    causal: whether `layers` attend causally. window: keys a query sees, its own among them; None for all.
+    design, sizes: the design of the attention and its sizes besides d_model, as in `headwise.nn.counts`.
+    layers: number of blocks of attention and feed-forward; decoder_layers: number of blocks of a decoder with cross
+        attention (`layers` is then the encoder), 0 for none.
+    causal: whether `layers` attend causally. window: number of keys per query, its own included; None for all.
     gated: feed-forward of three matrices (act(x W_1) ∘ x W_3) W_2, Shazeer 2020, 2002.05202; else two.
-    norm: "layer" (scale and shift) or "rms" (scale). norms: a block's norms; one for each sub-layer if None.
+    norm: "layer" (scale and shift) or "rms" (scale). norms: number of norms per block; one for each sub-layer if None.
     output: the vocabulary projection is "tied" to the embedding, its "own" matrix, or "none".
-    positions, segments: rows of learned position and segment embeddings. extra: what is left, explained at its place.
-    experts: feed-forwards a block, of which a token uses active_experts, and shared_experts beside; the first
-        dense_layers blocks have a single one, of width dense_d_ff.
-    context: the longest sequence it was trained for. published, rounded: parameters; see above.
+    positions, segments: rows of learned position and segment embeddings. extra: other parameters.
+    experts: feed-forward networks per block, of which a token uses active_experts, in addition to shared_experts; the
+        first dense_layers blocks have a single one, of width dense_d_ff.
+    context: the longest sequence in training. published, rounded: parameters; see above.
     """
 
     name: str
@@ -75,7 +75,7 @@ class ModelConfig:
 
 
 def find(name: str) -> ModelConfig:
-    """The configuration of that name, whatever the case, `_` or `-`; ConfigError with close names if there is none."""
+    """The configuration of that name; case is ignored, and `_` equals `-`. ConfigError with close names if unknown."""
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     if key in CONFIGS:
         return CONFIGS[key]
@@ -93,7 +93,7 @@ def _vaswani(name: str, d_model: int, d_ff: int, heads: int, published: int) -> 
     return ModelConfig(
         name, d_model, 6, d_ff, 37_000, _heads(heads), published, "Vaswani et al. 2017, 1706.03762, Table 3 and §5.1",
         decoder_layers=6, causal=False, ff_bias=True, norm="layer", final_norm=False, output="tied", context=512,
-        # "about 37,000" tokens; and 65 and 213 million fit no one vocabulary. Differences between rows do fit.
+        # "about 37,000" tokens; and 65 and 213 million fit no single vocabulary, but differences between rows fit.
         rounded=0.04,
     )  # fmt: skip
 
@@ -139,7 +139,7 @@ _ALL = [
     ModelConfig(
         "t5-base", 768, 12, 3072, 32_128, _heads(12), 222_903_552, "Raffel et al. 2019, 1910.10683; t5-base weights",
         decoder_layers=12, causal=False, output="tied", context=512,
-        extra=2 * 32 * 12 + 768,  # relative biases, 32 buckets a head in encoder and decoder; the encoder's last norm
+        extra=2 * 32 * 12 + 768,  # relative biases, 32 buckets per head in encoder and decoder; the encoder's last norm
     ),
     _gpt("gpt-2-small", 768, 12, 12, 124_439_808),
     _gpt("gpt-2-medium", 1024, 24, 16, 354_823_168),

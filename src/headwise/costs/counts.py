@@ -1,4 +1,4 @@
-"""What a layer costs a token and a pair: the few numbers from which FLOPs, bytes, memory and times all follow."""
+"""Costs of a layer per token and per pair: the few numbers that determine FLOPs, bytes, memory and times."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from headwise.errors import ConfigError, ShapeError
 class Counts:
     """One attention layer. Work is in multiply-adds, sizes are in numbers (not bytes).
 
-    parameters: learned numbers; used: those that one token meets, if not all (mixtures).
-    width: d_model. heads: softmaxes of a (query, key) pair.
+    parameters: number of parameters; used: those used for one token, if not all (mixtures).
+    width: d_model. heads: number of softmaxes per (query, key) pair.
     per_query, per_key: work to project a token to its queries, and to its keys and values.
-    scores, weighted_sum: work of a pair, all heads: h·d_k and h·d_v. mixing: of a pair, between heads.
-    output: work of a token after the weighted sum; output_weights: weights there, if not as many.
-    query, keys, values, concat: numbers of a token that pass from step to step: its queries, its keys, its values,
-        its heads side by side. key_vectors, value_vectors: into how many vectors keys and values are cut.
-    cached: whether keys and values are kept between decoding steps. masked: whether it takes a mask.
-    decoding: the same layer as it is best computed against a cache, if that differs.
+    scores, weighted_sum: work per pair in all heads: h·d_k and h·d_v. mixing: work per pair between heads.
+    output: work per token after the weighted sum; output_weights: number of weights there, if different.
+    query, keys, values, concat: numbers per token that one step passes to the next: queries, keys, values, and the
+        concatenated heads. key_vectors, value_vectors: number of vectors that keys and values are split into.
+    cached: whether keys and values are kept between decoding steps. masked: whether masks are supported.
+    decoding: the counts of the same layer when computed with a cache, if they differ.
     """
 
     parameters: int
@@ -43,17 +43,17 @@ class Counts:
 
     @property
     def met(self) -> int:
-        """Parameters that one token meets."""
+        """Parameters used for one token."""
         return self.parameters if self.used is None else self.used
 
     @property
     def out_parameters(self) -> int:
-        """Parameters that stand after the weighted sum; biases and norms all count as before it."""
+        """Parameters after the weighted sum; biases and norms all count as before it."""
         return self.output if self.output_weights is None else self.output_weights
 
     @property
     def met_before(self) -> int:
-        """Parameters that one token meets before the weighted sum."""
+        """Parameters used for one token before the weighted sum."""
         return self.parameters - self.out_parameters if self.used is None else self.used - self.output
 
     @property
@@ -63,12 +63,12 @@ class Counts:
 
     @property
     def cache(self) -> int:
-        """Numbers of a token that stay between decoding steps."""
+        """Numbers per token that are kept between decoding steps."""
         return self.at_decoding.keys + self.at_decoding.values if self.cached else 0
 
     @property
     def cached_vectors(self) -> int:
-        """Vectors of a token in the cache; an int8 cache keeps one scale for each."""
+        """Vectors per token in the cache; an int8 cache stores one scale for each."""
         return self.at_decoding.key_vectors + self.at_decoding.value_vectors if self.cached else 0
 
 

@@ -1,6 +1,6 @@
-"""A whole Transformer: where its parameters are, and what a pass over a text or one more token takes.
+"""A whole Transformer: its parameters by part, and the cost of a forward pass or of one decoding step.
 
-`attention` is one attention layer of it, as `headwise.nn.counts.attention_of` counts it.
+`attention` is the counts of one attention layer, as returned by `headwise.nn.counts.attention_of`.
 
 >>> from headwise.costs.configs import find
 >>> from headwise.nn.counts import attention_of
@@ -20,7 +20,7 @@ from headwise.errors import ConfigError
 
 @dataclass(frozen=True)
 class Load:
-    """What a model is asked for: b texts of so many tokens (encoder-decoder: source and target of that length each).
+    """The input of a model: b texts of `tokens` tokens (encoder-decoder: source and target of that length each).
 
     materialised, dtype, cache: as in `Work`.
     """
@@ -40,16 +40,16 @@ class Load:
 
 
 def attention_layers(config: ModelConfig) -> int:
-    """How many there are; each decoder layer of an encoder-decoder has two."""
+    """The number of attention layers; each decoder layer of an encoder-decoder has two."""
     return config.layers + 2 * config.decoder_layers
 
 
 def parameter_parts(config: ModelConfig, attention: Counts) -> dict[str, int]:
-    """Learned numbers by part; parts that the model lacks are left out. An output that is tied counts as embedding."""
+    """Parameters by part, without parts that the model lacks. A tied output matrix counts as embedding."""
     c, norm = config, config.d_model * (2 if config.norm == "layer" else 1)
     dense, sparse = _feed_forward(c, c.dense_d_ff), _feed_forward(c, c.d_ff)
     if c.experts:
-        sparse = c.experts * (sparse + c.d_model) + c.shared_experts * sparse  # a router: d_model weights an expert
+        sparse = c.experts * (sparse + c.d_model) + c.shared_experts * sparse  # a router: d_model weights per expert
     norms = c.layers * (2 if c.norms is None else c.norms) + c.decoder_layers * 3 + c.final_norm + c.embedding_norm
     parts = {
         "embedding": c.vocab * c.d_model,
@@ -65,14 +65,14 @@ def parameter_parts(config: ModelConfig, attention: Counts) -> dict[str, int]:
 
 
 def active_parameters(config: ModelConfig, attention: Counts) -> int:
-    """Parameters that one token meets: all but the experts that it is not sent to."""
+    """Parameters used for one token: all but those of unselected experts."""
     idle = config.experts - config.active_experts
     sparse_layers = config.layers + config.decoder_layers - config.dense_layers
     return sum(parameter_parts(config, attention).values()) - sparse_layers * idle * _feed_forward(config, config.d_ff)
 
 
 def pass_stages(config: ModelConfig, attention: Counts, load: Load, *, logits: str = "last") -> list[Stage]:
-    """One forward pass over all tokens; the vocabulary's logits of the "last" position of each text, or of "all"."""
+    """One forward pass over all tokens, with the logits of the "last" position of each text, or of "all"."""
     n = load.tokens
     works = [(config.layers, load.work(n, n, causal=config.causal, window=config.window))]
     if config.decoder_layers:
@@ -87,9 +87,9 @@ def pass_stages(config: ModelConfig, attention: Counts, load: Load, *, logits: s
 
 
 def step_stages(config: ModelConfig, attention: Counts, load: Load) -> list[Stage]:
-    """One decoding step: the last of `tokens` tokens in each text, its own key among the keys that it sees."""
+    """One decoding step: the last of `tokens` tokens in each text, which attends to its own key too."""
     if not decodes(config):
-        raise ConfigError(f"config={config.name!r}: an encoder alone does not decode")
+        raise ConfigError(f"config={config.name!r}: an encoder without a decoder does not generate text")
     n = load.tokens
     works = [(config.decoder_layers or config.layers, load.work(1, n, causal=True, window=config.window))]
     if config.decoder_layers:
@@ -100,7 +100,7 @@ def step_stages(config: ModelConfig, attention: Counts, load: Load) -> list[Stag
 
 
 def decodes(config: ModelConfig) -> bool:
-    """Whether the model writes token by token."""
+    """Whether the model generates token by token."""
     return config.causal or config.decoder_layers > 0
 
 
@@ -111,13 +111,13 @@ def training_flops(config: ModelConfig, attention: Counts, load: Load) -> int:
 
 
 def cached_numbers(config: ModelConfig, attention: Counts) -> int:
-    """Numbers that a token leaves in the caches of all layers; in an encoder-decoder, one of the source and one of the
+    """Numbers per token in the caches of all layers; in an encoder-decoder, of one token of the source and one of the
     target."""
     return attention.cache * (2 * config.decoder_layers or config.layers) if decodes(config) else 0
 
 
 def model_cache_bytes(config: ModelConfig, attention: Counts, load: Load) -> int:
-    """Keys and values of all layers after all tokens; an encoder-decoder keeps those of source and target."""
+    """Keys and values of all layers after all tokens; in an encoder-decoder, those of source and target."""
     if not decodes(config):
         return 0
     layers = 2 * config.decoder_layers or config.layers
@@ -152,7 +152,7 @@ def _dense_stages(config: ModelConfig, load: Load, tokens: int, passes: int, row
 
 
 def _added(stages: list[Stage]) -> list[Stage]:
-    """Stages of one name as one, in the order in which they first come."""
+    """Stages of the same name combined, in order of first appearance."""
     sums: dict[str, Stage] = {}
     for stage in stages:
         old = sums.get(stage.name, Stage(stage.name, 0, 0))

@@ -1,9 +1,10 @@
-"""FLOPs and bytes of each step of attention, the memory that it takes, and the time that it needs at least.
+"""FLOPs and bytes of each step of attention, its memory, and a lower bound of its time.
 
 A multiply and an add are two FLOPs, as usual. Only matrix products are counted; the exponentials of the softmax are
-told on their own; norms, biases, rotary angles and activations not at all. Bytes are those that *must* move if each
-step reads what it needs and writes its results once. The roofline (Williams et al. 2009, 10.1145/1498765.1498785)
-makes times of both: a step takes at least FLOPs / peak, and at least bytes / bandwidth. Real kernels need more.
+reported separately; norms, biases, rotary angles and activations are ignored. Bytes are those that *must* be
+transferred if each step reads its inputs and writes its results once. The roofline model (Williams et al. 2009,
+10.1145/1498765.1498785) gives times: a step takes at least FLOPs / peak, and at least bytes / bandwidth. Actual kernels
+take longer.
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ LSE_BYTES = SCALE_BYTES = 4  # float32
 
 @dataclass(frozen=True)
 class Stage:
-    """One step: its FLOPs, the bytes that it must move, and the exponentials of its softmax."""
+    """One step: its FLOPs, the bytes that it must transfer, and the exponentials of its softmax."""
 
     name: str
     flops: int
@@ -27,17 +28,17 @@ class Stage:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity, FLOPs a byte."""
+        """Arithmetic intensity, in FLOPs per byte."""
         return self.flops / self.bytes if self.bytes else 0.0
 
     def times(self, count: int) -> "Stage":
-        """The same step `count` times over."""
+        """The same step `count` times."""
         return Stage(self.name, count * self.flops, count * self.bytes, count * self.exponentials)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a roofline needs: peak in FLOP/s and memory bandwidth in bytes/s; by: where they come from."""
+    """The parameters of a roofline: peak in FLOP/s and memory bandwidth in bytes/s; by: their source."""
 
     peak: float
     bandwidth: float
@@ -50,23 +51,23 @@ class Machine:
 
     @property
     def ridge(self) -> float:
-        """FLOPs a byte above which arithmetic, and below which memory, sets the pace."""
+        """FLOPs per byte above which arithmetic, and below which memory, is the limit."""
         return self.peak / self.bandwidth
 
     def seconds(self, stages: Iterable[Stage]) -> float:
-        """The least time for the steps one after another."""
+        """A lower bound of the time of the steps in sequence."""
         return sum(max(stage.flops / self.peak, stage.bytes / self.bandwidth) for stage in stages)
 
     def limit(self, stage: Stage) -> str:
-        """What sets the pace of a step: "arithmetic" or "memory"."""
+        """What limits a step: "arithmetic" or "memory"."""
         return "arithmetic" if stage.intensity >= self.ridge else "memory"
 
 
 def attention_stages(counts: Counts, work: Work) -> list[Stage]:
     """The forward pass of one layer: projections, scores, softmax, head mixing, weighted sum, output.
 
-    Materialised, the scores are written, the softmax reads them and writes the weights, the weighted sum reads those,
-    and each of the two mixings reads and writes once more. Blockwise, none of them leaves the chip.
+    If materialised, the scores are written, the softmax reads them and writes the weights, the weighted sum reads
+    these, and each of the two mixings reads and writes once more. If blockwise, none of them is written to memory.
     """
     if work.causal and not counts.masked:
         raise ConfigError("causal=True: this design does not support masks, so attention is always full")
@@ -76,7 +77,7 @@ def attention_stages(counts: Counts, work: Work) -> list[Stage]:
     inputs = b * n + (b * new if work.cross else 0)
     weights = _read(counts.parameters - counts.out_parameters, counts.met_before, b * max(n, new))
     if not new:
-        weights -= min(counts.per_key, weights)  # keys of a context, projected before
+        weights -= min(counts.per_key, weights)  # keys of a context, already projected
     read_keys, read_values = _read_cache(counts, work)
     found = [
         Stage(
@@ -94,13 +95,13 @@ def attention_stages(counts: Counts, work: Work) -> list[Stage]:
 
 
 def linear_stage(name: str, weights: int, used: int, tokens: int, reads: int, writes: int, size: int) -> Stage:
-    """A linear map of which each token uses `used` of all weights, reads and writes so many numbers of `size` bytes."""
+    """A linear map: each token uses `used` of all weights, and reads and writes these numbers of `size` bytes."""
     return Stage(name, 2 * used * tokens, size * (_read(weights, used, tokens) + tokens * (reads + writes)))
 
 
 def backward_flops(forward: Iterable[Stage], *, materialised: bool) -> int:
-    """FLOPs of the gradients: each product has two, for its two factors. What was not kept is computed again:
-    blockwise attention repeats the scores (2.5 times its forward pass if d_k = d_v), as FlashAttention does."""
+    """FLOPs of the gradients: each product has two, for its two factors. What was not saved is recomputed:
+    blockwise attention recomputes the scores (2.5 times its forward pass if d_k = d_v), as FlashAttention does."""
     return sum(
         2 * stage.flops + (stage.flops if stage.name in ("scores", "head mixing") and not materialised else 0)
         for stage in forward
@@ -108,14 +109,14 @@ def backward_flops(forward: Iterable[Stage], *, materialised: bool) -> int:
 
 
 def score_bytes(counts: Counts, work: Work) -> int:
-    """Memory of the scores of one layer: b·h·n·m numbers, or blockwise one float32 log-sum-exp a query and head."""
+    """Memory of the scores of one layer: b·h·n·m numbers, or blockwise one float32 log-sum-exp per query and head."""
     rows = work.batch * counts.heads * work.queries
     return rows * work.keys * work.size if work.materialised else rows * LSE_BYTES
 
 
 def kept_bytes(counts: Counts, work: Work) -> int:
-    """What one layer's backward pass needs of the forward: x, q, k, v, the heads side by side, and the weights
-    (materialised) or the log-sum-exps (blockwise). Self attention."""
+    """Memory that the forward of one layer saves for its backward pass: x, q, k, v, the concatenated heads, and the
+    weights (materialised) or the log-sum-exps (blockwise). Self attention."""
     tokens = work.queries * (counts.width + counts.query + counts.concat) + work.new_keys * (
         counts.keys + counts.values
     )
@@ -125,19 +126,19 @@ def kept_bytes(counts: Counts, work: Work) -> int:
 def cache_bytes(
     counts: Counts, tokens: int, *, batch: int = 1, dtype: str = "bfloat16", window: int | None = None, sinks: int = 0
 ) -> int:
-    """Bytes of one layer's cache after so many tokens; int8 has a float32 scale for each key and value vector."""
+    """Bytes of the cache of one layer after `tokens` tokens; int8 has a float32 scale for each key and value vector."""
     check_choice("dtype", dtype, CACHE_BYTES)
     scales = counts.cached_vectors * SCALE_BYTES if dtype == "int8" else 0
     return batch * kept_tokens(tokens, window, sinks) * (counts.cache * CACHE_BYTES[dtype] + scales)
 
 
 def _read(weights: int, used: int, tokens: int) -> int:
-    """Weights read by so many tokens: those that differ between tokens at most once each."""
+    """Weights read for `tokens` tokens: those that differ between tokens at most once each."""
     return min(weights, used * tokens)
 
 
 def _read_cache(counts: Counts, work: Work) -> tuple[int, int]:
-    """Bytes of keys and of values that are read: new ones as they were computed, older ones as the cache has them."""
+    """Bytes of keys and of values that are read: new ones in the computation's dtype, cached ones in the cache's."""
     new = min(work.new_keys, work.seen_keys)
     old = work.seen_keys - new
     dtype = work.cache or work.dtype

@@ -1,4 +1,4 @@
-"""What attention is asked for: how many queries and keys, what they may see, and in which numbers.
+"""The size of an attention call: numbers of queries and keys, the mask, and the dtypes.
 
 >>> allowed_pairs(4, 4), allowed_pairs(1, 4), allowed_pairs(4, 4, window=2)
 (10, 4, 7)
@@ -14,14 +14,15 @@ CACHE_BYTES = {**BYTES, "int8": 1}
 
 @dataclass(frozen=True)
 class Work:
-    """b sequences, and in each n queries that stand at the end of m keys.
+    """b sequences of n queries, aligned to the end of m keys.
 
-    causal: a query sees no key after it. window: so many keys, its own among them, and before them the `sinks` first
-        keys; both need causal. projected: keys that are computed in this call, the others come from a cache; n if None.
+    causal: queries do not attend to later keys. window: number of keys per query, its own included, in addition to the
+        `sinks` first keys; both require causal. projected: keys that are computed in this call, while the others come
+        from a cache; n if None.
     cross: the projected keys come from another sequence than the queries.
-    materialised: the n×m scores are written to memory, all of them whatever the mask.
-    dtype: of weights and activations. cache: of what is kept between steps, the same by default; int8 has a float32
-        scale a vector.
+    materialised: whether all n×m scores are written to memory, regardless of the mask.
+    dtype: of weights and activations. cache: of cached keys and values, the same by default; int8 has a float32
+        scale per vector.
     """
 
     batch: int
@@ -55,7 +56,7 @@ class Work:
 
     @property
     def pairs(self) -> int:
-        """(query, key) pairs of one sequence and head that are computed: those that the mask allows, or all n·m."""
+        """(query, key) pairs of one sequence and head that are computed: those allowed by the mask, or all n·m."""
         n, m = self.queries, self.keys
         return n * m if self.materialised or not self.causal else allowed_pairs(n, m, self.window, self.sinks)
 
@@ -66,12 +67,12 @@ class Work:
 
     @property
     def seen_keys(self) -> int:
-        """Keys of one sequence that any query may see."""
+        """Keys of one sequence that any query may attend to."""
         return self.keys if self.window is None else min(self.keys, self.window + self.queries - 1 + self.sinks)
 
     @property
     def size(self) -> int:
-        """Bytes of a weight or an activation."""
+        """Bytes per weight or activation."""
         return BYTES[self.dtype]
 
 
@@ -89,5 +90,5 @@ def _triangle(positions: int, most: int) -> int:
 
 
 def kept_tokens(tokens: int, window: int | None = None, sinks: int = 0) -> int:
-    """Tokens that a cache holds after `tokens`: all, or sinks + window − 1, for the next token is its own last key."""
+    """Tokens in a cache after `tokens` tokens: all, or sinks + window − 1, since the next token adds its own key."""
     return tokens if window is None else min(tokens, sinks + window - 1)

@@ -81,7 +81,9 @@ def merge_kv(
     affect the output.
 
     Args:
-        model: a `MultiHeadAttention` or a model with them, such as `Decoder`; or a Llama-like one of transformers.
+        model: a `MultiHeadAttention` or a model with them, such as `Decoder`; a Llama-like one of transformers; or
+            attention that is written by hand, after `find_heads(model, batch)`. Where its code repeats no KV heads, the
+            linear maps of keys and values are replaced by a module that does.
         num_kv_heads: number of KV heads afterwards, a divisor of the current number; or a mapping from sites, which
             leaves the others unchanged.
         method: how a group is merged, and how groups are formed unless `groups` is given.
@@ -120,6 +122,8 @@ def merge_kv(
     before = count_parameters(model)
     result = deepcopy(model) if copy else model
     own = find_heads(result) if copy else sites
+    for i in found:
+        own[i].anatomy.share(own[i])
     merges = {own[i].name: _merge(own[i], each, method) for i, each in found.items()}
     _update_config(result)
     return Merged(result, method, merges, before, count_parameters(result))
@@ -235,11 +239,14 @@ def _similarity(site: HeadSite, method: str) -> Tensor:
 
 def _extended(site: HeadSite) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return Q, K, V with a row for the bias (0 without one), and O, all in float64."""
-    maps = _maps(site)
     weights = {name: x.double() for name, x in site.weights().items()}
+    biases = {part.letter: part for part in site.parts() if part.name == "bias"}
     for name in "qkv":
-        x, bias = weights[name], maps[name].bias
-        row = x.new_zeros(len(x), 1, x.shape[-1]) if bias is None else bias.detach().double().view(len(x), 1, -1)
+        x, part = weights[name], biases.get(name)
+        row = x.new_zeros(len(x), 1, x.shape[-1])
+        if part is not None:
+            bias: Tensor = getattr(part.owner, part.name)
+            row = bias.detach().double().narrow(0, part.start, len(x) * part.width).view(len(x), 1, -1)
         weights[name] = torch.cat((x, row), 1)
     return weights["q"], weights["k"], weights["v"], weights["o"]
 

@@ -10,7 +10,7 @@ from headwise.models.four_maps import BartKind, DistilBertKind, T5Kind, ViTKind
 from headwise.models.gpt2 import Gpt2Kind
 from headwise.models.headwise_designs import HeadwiseKind
 from headwise.models.llama import LlamaKind
-from headwise.models.site import HeadSite, Kind
+from headwise.models.site import HeadSite, HeadSites, Kind
 from headwise.models.torch_attention import TorchKind
 from headwise.models.traced import TracedKind
 
@@ -34,7 +34,7 @@ def register(kind: Kind) -> Kind:
     return kind
 
 
-def find_heads(model: nn.Module, batch: Any = None) -> list[HeadSite]:
+def find_heads(model: nn.Module, batch: Any = None) -> HeadSites:
     """Every attention module of a model whose kind is registered, in the order of registration in the model.
 
     >>> import headwise as hw
@@ -42,7 +42,7 @@ def find_heads(model: nn.Module, batch: Any = None) -> list[HeadSite]:
     ['attention']
 
     They are recognised by class or by structure; transformers is not imported. A module that occurs twice is listed
-    once.
+    once. The list prints as a table.
 
     Args:
         batch: a tensor, a tuple of arguments or a mapping of keyword arguments with which the model is called once, in
@@ -80,11 +80,11 @@ def _none_found(model: nn.Module, tried: bool) -> ConfigError:
         )
     return ConfigError(
         f"{what}of a known kind. If its attention is written by hand, call find_heads(model, batch) first, with any "
-        f"batch: it is recognised then. Known without a batch: {known}"
+        f"batch: it is recognised then, as of the kind {TracedKind.name!r}. Known without a batch: {known}"
     )
 
 
-def _sites(model: nn.Module) -> list[HeadSite]:
+def _sites(model: nn.Module) -> HeadSites:
     """The sites of a model, one for each module: of its class, or else traced, or else of its structure."""
     found: dict[nn.Module, HeadSite] = {}
     for name, module in model.named_modules():
@@ -92,4 +92,4 @@ def _sites(model: nn.Module) -> list[HeadSite]:
             site = kind.site(name, module)
             if site is not None and site.module not in found:
                 found[site.module] = site
-    return list(found.values())
+    return HeadSites(found.values())

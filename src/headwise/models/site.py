@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headwise.errors import check_declared
 from headwise.nn.layout import Layout, Part, Resizing, no_layout
+from headwise.table.show import as_html, as_text
 
 Change = Callable[[Tensor], Tensor]  # of Concat(head_1 … head_h) [..., n, h·d_v], to the same shape
 
@@ -68,6 +69,24 @@ class HeadSite:
         return list(layout.parts)
 
 
+class HeadSites(list[HeadSite]):
+    """Attention modules, as `find_heads` returns them: a list that prints as a table."""
+
+    def __repr__(self) -> str:
+        return as_text(_HEAD, [_row(site) for site in self], words=3, gap="  ") if self else "[]"
+
+    def _repr_html_(self) -> str:
+        return as_html(_HEAD, [_row(site) for site in self])
+
+
+_HEAD = ["name", "module", "kind", "heads", "KV heads", "head_dim", "value_dim"]
+
+
+def _row(site: HeadSite) -> list[str]:
+    sizes = (site.num_heads, site.num_kv_heads, site.head_dim, site.value_dim)
+    return [site.name or "(the model)", type(site.module).__name__, site.kind, *map(str, sizes)]
+
+
 class Kind:
     """One kind of attention modules: how to find them, the layout of their heads, and how to resize them. Registered in
     `find.KINDS`.
@@ -111,6 +130,9 @@ class Kind:
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
         """Set the sizes that the module's code reads, for parameters that already have this number of heads."""
         raise NotImplementedError
+
+    def share(self, site: HeadSite) -> None:
+        """Prepare a module for KV heads that several query heads share, with the same results."""
 
     def weights(self, site: HeadSite) -> dict[str, Tensor]:
         """As in `HeadSite`, from the parts named q, k, v and o."""

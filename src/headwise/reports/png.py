@@ -18,7 +18,7 @@ from headwise.reports.figure import INK, MUTED, drawable, figure_class, font, qu
 from headwise.reports.messages import message
 from headwise.reports.ranges import finite
 from headwise.reports.words import words
-from headwise.wording import check_language, in_language
+from headwise.wording import check_language, in_language, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,8 @@ def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str 
     axes.set_xlabel(text["key_axis"], color=MUTED, fontproperties=font(10))
     axes.set_ylabel(text["query_axis"], color=MUTED, fontproperties=font(10))
     pattern = in_language(report.patterns[layer][head], lang)
-    title = text["head_name"].format(layer=layer, head=head) + (f": {pattern}" if pattern else "")
+    name = text["head_name"].format(layer=layer, head=head)
+    title = in_language(joined([name, pattern], ": ", "："), lang) if pattern else name
     axes.set_title(drawable(title), loc="left", pad=10, color=INK, fontproperties=font(12))
     if size <= WITH_VALUES and passage.cell == 1:
         numbers(axes, image, weights, inches / size, passage.causal)

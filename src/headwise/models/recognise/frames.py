@@ -43,6 +43,17 @@ def user_line() -> str:
     return ""
 
 
+def line_of_error(error: BaseException) -> str:
+    """file:line of the innermost frame of an error that is neither PyTorch's nor headwise's; "" if there is none."""
+    found, at = "", error.__traceback__
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        if not file.startswith(_INSIDE) and not file.startswith("<"):
+            found = f"{Path(file).name}:{at.tb_lineno}"
+        at = at.tb_next
+    return found
+
+
 def in_checkpoint() -> bool:
     """Whether a part of a module's forward is running under torch.utils.checkpoint, not a whole module."""
     frame: FrameType | None = sys._getframe(1)

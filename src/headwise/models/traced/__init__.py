@@ -5,11 +5,13 @@ queries, keys and values of head i depend on these outputs of a linear map and o
 output projection receives are exactly those of the heads, in their order. Which attributes hold the number of heads
 is found by removing a head and comparing the module with the one in which that head is masked.
 
-kind     what is known of a module, and its kind     tracing  the forward pass in which it is found
+known    what is known of a module; kind: its kind   tracing  the forward pass in which it is found
 slices   derivatives as slices of parameters         arrival  the projection that receives the heads
-sizes    attributes that hold numbers of heads
+sizes    attributes that hold numbers of heads            widths   code that takes the width of all heads from its input
+shared   maps that repeat KV heads for code that does not
 """
 
-from headwise.models.traced.kind import Traced, TracedKind
+from headwise.models.traced.kind import TracedKind
+from headwise.models.traced.known import Traced
 
 __all__ = ["Traced", "TracedKind"]

@@ -11,10 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from headwise.models.recognise.frames import line_of_error
 from headwise.models.resizing import pick_heads
 from headwise.models.site import HeadSite
 from headwise.models.taps import scale_heads
-from headwise.models.traced.kind import ROLES, TRACED, Traced, TracedKind, value_of
+from headwise.models.traced.kind import TracedKind
+from headwise.models.traced.known import ROLES, TRACED, Traced, value_of
+from headwise.models.traced.shared import SharedMaps, can_share
+from headwise.models.traced.widths import WIDTH
 
 TRIES = 128  # assignments of roles to attributes
 Size = tuple[nn.Module, str, str]  # module, attribute, role
@@ -46,7 +50,8 @@ def with_sizes(known: Traced, module: nn.Module, running: Sequence[tuple[nn.Modu
     if group > 1:
         tests.append(_Test([i for i in range(h) if i % group], list(range(kv))))
     factor = next((p for p in range(2, kv + 1) if kv % p == 0), 1)
-    merging = _Test(list(range(h)), list(range(0, kv, factor))) if factor > 1 and _separate(known) else None
+    fewer = _Test(list(range(h)), list(range(0, kv, factor))) if factor > 1 else None
+    merging = fewer if _separate(known) else None
     trial = _Trial(known, module, whole, call)
     found = None
     reason = ""
@@ -56,9 +61,19 @@ def with_sizes(known: Traced, module: nn.Module, running: Sequence[tuple[nn.Modu
             reason = reason or why
             if not why:
                 found = found or sizes
-                if merging is None or not trial.differs(sizes, merging):
-                    return replace(known, sizes=sizes, merges=merging is not None)
-    return replace(known, fixed=reason) if found is None else replace(known, sizes=found)
+                if merging is None:
+                    break
+                if not trial.differs(sizes, merging):
+                    return replace(known, sizes=sizes, merges=True)
+        if found is None:
+            way_out = "the code may read its sizes from attributes of the module; or mask heads with scale_heads"
+            return replace(known, fixed=f"{reason}; {way_out}")
+        known = replace(known, sizes=found)
+        if fewer is not None and can_share(known, module):
+            shared = replace(known, merges=True, shares=True)
+            if not _Trial(shared, module, whole, call).differs(found, fewer):
+                return shared
+        return known
 
 
 class _Test(NamedTuple):
@@ -82,34 +97,51 @@ class _Trial:
         """Which attributes may have which roles, those that give most attributes a role first."""
         after = [replace(self.known, num_heads=len(test.query), num_kv_heads=len(test.key)) for test in tests]
         places: list[list[Size | None]] = []
-        holders = {self.module, self.whole, *(one for one in self.whole.modules() if self.module in one.children())}
+        inside = list(self.whole.modules())
+        holders = {self.module, self.whole, *(one for one in inside if self.module in one.children())}
+        holders |= {one for one in inside if isinstance(one, SharedMaps)}
         for holder in holders:
             for name, value in vars(holder).items():
                 if type(value) is not int or name.startswith("_"):
                     continue
-                options: dict[tuple[int, ...], Size] = {}
-                for role in ROLES:
-                    values = tuple(value_of(role, one) for one in after)
-                    if value_of(role, self.known) == value and any(one != value for one in values):
-                        options.setdefault(values, (holder, name, role))
-                if options:
-                    places.append([*options.values(), None])
-        for chosen in islice(product(*places), TRIES):
-            yield tuple(one for one in chosen if one is not None)
+                if options := self._options(holder, name, value, after):
+                    places.append([*options, None])
+        for width in self._widths(after):
+            for chosen in islice(product(*places), TRIES):
+                yield tuple(one for one in (*chosen, width) if one is not None)
+
+    def _options(self, holder: nn.Module, name: str, value: int, after: Sequence[Traced]) -> list[Size]:
+        """The roles that an attribute with this value may have, of those that give it the same values only one."""
+        found: dict[tuple[int, ...], Size] = {}
+        for role in ROLES:
+            values = tuple(value_of(role, one) for one in after)
+            if value_of(role, self.known) == value and any(one != value for one in values):
+                found.setdefault(values, (holder, name, role))
+        return list(found.values())
+
+    def _widths(self, after: Sequence[Traced]) -> list[Size | None]:
+        """The roles that the width of the inputs may have in the code; None if it has none."""
+        if WIDTH in vars(self.whole):
+            return [*self._options(self.whole, WIDTH, vars(self.whole)[WIDTH], after)]
+        return [None, *self._options(self.whole, WIDTH, self.known.width_of_inputs(), after)]
 
     def differs(self, sizes: tuple[Size, ...], test: _Test) -> str:
         """Why the module with these heads does not compute what it computes with the others masked; "" if it does."""
         known = self.known
-        expected = self._masked(test)
+        try:
+            expected = self._masked(test)
+        except Exception as error:  # such as a cache that the first call has filled
+            vars(self.module).pop(TRACED, None)
+            return f"called a second time with the same arguments, {_raises(self.module, error)}"
         vars(self.module)[TRACED] = replace(known, sizes=sizes)
         removed = "without a head" if len(test.query) < known.num_heads else "with fewer KV heads"
         try:
             with _restored(self.whole):
+                TracedKind().share(_site(self.module))
                 pick_heads(_site(self.module), test.query, test.key)
                 found = tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
         except Exception as error:  # whatever the user's code raises
-            first = (str(error) or "-").splitlines()[0]
-            return f"{removed}, the code of {type(self.module).__name__} raises {type(error).__name__}: {first}"
+            return f"{removed}, {_raises(self.module, error)}"
         finally:
             vars(self.module).pop(TRACED, None)
         apart = _apart(found, expected, test.query, known.num_heads)
@@ -141,6 +173,12 @@ class _Trial:
             vars(self.module)[TRACED] = known
             with scale_heads([_site(self.module)], [gates]):
                 return tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
+
+
+def _raises(module: nn.Module, error: Exception) -> str:
+    first, line = (str(error) or "-").splitlines()[0], line_of_error(error)
+    at = f" at {line}" if line else ""
+    return f"the code of {type(module).__name__} raises {type(error).__name__}{at}: {first}"
 
 
 def _site(module: nn.Module) -> HeadSite:
@@ -205,15 +243,14 @@ def _separate(known: Traced) -> bool:
 
 @contextmanager
 def _restored(whole: nn.Module) -> Iterator[None]:
-    """Afterwards all attributes, parameters and buffers are the same objects as before."""
-    before = [(one, dict(vars(one)), dict(one._parameters), dict(one._buffers)) for one in whole.modules()]
+    """Afterwards all attributes, parameters, buffers, modules and hooks are the same objects as before."""
+    before = [(vars(one), dict(vars(one))) for one in whole.modules()]
+    before += [(held, dict(held)) for one in whole.modules() for held in vars(one).values() if isinstance(held, dict)]
     try:
         yield
     finally:
-        for one, attributes, parameters, buffers in before:
-            replaced(vars(one), attributes)
-            replaced(one._parameters, parameters)
-            replaced(one._buffers, buffers)
+        for held, values in before:
+            replaced(held, values)
 
 
 def replaced(held: MutableMapping[str, Any], values: Mapping[str, Any]) -> None:

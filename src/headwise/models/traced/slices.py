@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.models.recognise.followed import Lost
-from headwise.models.traced.kind import Slices
+from headwise.models.traced.known import Slices
 
 Names = Mapping[int, Sequence[tuple[nn.Module, str]]]  # id of a parameter → modules that hold it, and its name there
 DIGITS = 128  # labels are below it, exact in every floating dtype
@@ -45,7 +45,10 @@ def sources_of(x: Tensor, sources: Sequence[Source]) -> list[Source]:
         return []
     leaves = [source.leaf for source in sources]
     grads = torch.autograd.grad(x, leaves, torch.ones_like(x), retain_graph=True, allow_unused=True)
-    return [source for source, grad in zip(sources, grads, strict=True) if grad is not None]
+    found = [(source, grad) for source, grad in zip(sources, grads, strict=True) if grad is not None]
+    if len(found) > 1:  # outputs that were joined, of which x is a part
+        found = [(source, grad) for source, grad in found if bool((grad != 0).any())]
+    return [source for source, _ in found]
 
 
 def heads_in(x: Tensor, source: Source, what: str) -> Span:

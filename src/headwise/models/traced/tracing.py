@@ -22,9 +22,10 @@ from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import NAMES as PRODUCTS, Contraction, contraction
 from headwise.models.recognise.tracked import Tracked
 from headwise.models.traced.arrival import Result
-from headwise.models.traced.kind import TRACED, Slices, Traced
+from headwise.models.traced.known import TRACED, Slices, Traced
 from headwise.models.traced.sizes import Call, replaced, with_sizes
 from headwise.models.traced.slices import Source, heads_in, is_plain, owner_of, slices_of, sources_of
+from headwise.models.traced.widths import whole
 from headwise.rule import own_dtypes
 
 
@@ -234,7 +235,7 @@ def _running(modules: Mapping[nn.Module, str]) -> list[tuple[nn.Module, Call]]:
 
 
 def _copied(x: Any) -> Any:
-    return x.detach().clone() if isinstance(x, Tensor) else x
+    return whole(x).detach().clone() if isinstance(x, Tensor) else x
 
 
 @contextmanager
