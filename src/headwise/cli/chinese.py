@@ -1,5 +1,7 @@
 """The help of the command line in Chinese: one entry for each English text, found by that text."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.columns import Columns
@@ -219,6 +221,25 @@ MARKS = {
     "ARGUMENTS_PANEL_TITLE": "参数", "OPTIONS_PANEL_TITLE": "选项", "COMMANDS_PANEL_TITLE": "命令",
     "ERRORS_PANEL_TITLE": "错误", "DEFAULT_STRING": "[默认：{}]", "REQUIRED_LONG_STRING": "[必填]",
 }  # fmt: skip
+
+
+@contextmanager
+def lines_of_characters() -> Iterator[None]:
+    """Within the block, rich breaks lines between any two Chinese characters, and before no closing mark: it knows
+    spaces only."""
+    import rich.text as module
+
+    from headwise.textbook.guide.prose import breaks
+
+    before = getattr(module, "divide_line", None)  # private to rich: without it, lines stay as rich breaks them
+    if before is None:
+        yield
+        return
+    module.divide_line = breaks
+    try:
+        yield
+    finally:
+        module.divide_line = before
 
 
 def translate(group: Any) -> Any:
