@@ -206,6 +206,14 @@ def weights_at(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, batch: range, heads: range, rows: range, cols: range
 ) -> Tensor:
     """The weights at these indices, [len(batch), len(heads), len(rows), len(cols)]."""
+    return scores_at(q, k, lse, rule, batch, heads, rows, cols, less_lse=True).exp_()
+
+
+def scores_at(
+    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, batch: range, heads: range, rows: range, cols: range, *,
+    less_lse: bool = False,
+) -> Tensor:  # fmt: skip
+    """The scores at these indices, −∞ where masked; or ln of the weights, which are the scores less the log-sum-exp."""
     i, j = (torch.tensor(list(x), dtype=torch.long, device=q.device) for x in (rows, cols))
     b_at, h_at = (torch.tensor(list(x), dtype=torch.long, device=q.device) for x in (batch, heads))
     h_kv = h_at // (q.shape[1] // k.shape[1])
@@ -215,12 +223,12 @@ def weights_at(
 
     lse = lse[b_at][:, h_at][:, :, i]
     terms = rule.terms(lse)
-    minus = lse.masked_fill(lse == -torch.inf, torch.inf)
+    minus = lse.masked_fill(lse == -torch.inf, torch.inf) if less_lse else None
     added = map(pick, terms.added_at(i, j))
     logs = score_tile(
         q[b_at][:, h_at][:, :, i], k[b_at][:, h_kv][:, :, j], rule.scale, terms.soft_cap, added, minus=minus
     )
-    return logs.masked_fill_(~pick(rule.mask.allowed(i, j, rule.grid)), -torch.inf).exp_()
+    return logs.masked_fill_(~pick(rule.mask.allowed(i, j, rule.grid)), -torch.inf)
 
 
 def stream(

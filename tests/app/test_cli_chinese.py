@@ -81,3 +81,18 @@ def test_an_error_keeps_its_chinese_and_has_the_english_text_otherwise():
     for one in (made, copy.copy(made), pickle.loads(pickle.dumps(made))):
         assert (str(one), one.zh, type(one)) == ("heads=3: expected 1 or 2", "heads=3：应为 1 或 2", ConfigError)
     assert TextError("empty").zh == "empty"
+
+
+@pytest.mark.thorough
+def test_the_plan_of_a_change_names_the_model_and_units_in_chinese(headwise: Command, tmp_path: Path):
+    (tmp_path / "text.txt").write_text("话说武松在路上行了几日，来到阳谷县地面。\n" * 300, encoding="utf-8")
+    options = ["--file", tmp_path / "text.txt", "--windows", "1", "--context", "16", "--lang", "zh"]
+    pruned = headwise("prune", *options, "--remove", "1", "--orders", "1", "--dry-run").out
+    assert "内置模型" in pruned
+    assert "及其重要性（损失）" in pruned
+    measured = headwise(
+        "measure", "--file", tmp_path / "text.txt", "--out", tmp_path / "o.csv", "--max-tokens", "40",
+        "--measures", "entropy,max_logit", "--lang", "zh",
+    ).out  # fmt: skip
+    assert re.search(r"entropy +奈特", measured)
+    assert re.search(r"max_logit +分数", measured)

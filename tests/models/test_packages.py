@@ -93,3 +93,50 @@ def test_scores_in_a_torchscript_function_are_opaque() -> None:
     model, args, _ = x_decoder(attn_softclamp_logits=True)()
     with pytest.raises(hw.ConfigError, match=r"no attention in TransformerWrapper.*attend\.py:\d+"):
         hw.models.recognise(model, *args)
+
+
+def lens(kind: str, tmp_path: Any) -> Any:
+    """TransformerLens's bridge of a tiny model."""
+    import json
+
+    from tokenizers import Tokenizer, models
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    sizes = {"hidden_size": 24, "intermediate_size": 29, "num_hidden_layers": 2, "num_key_value_heads": 3}
+    made = {
+        "GPT-2": lambda: GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=3, n_embd=24, vocab_size=97, n_positions=64)),
+        "Llama": lambda: LlamaForCausalLM(LlamaConfig(vocab_size=97, num_attention_heads=6, **sizes)),
+    }[kind]()
+    made.save_pretrained(tmp_path)
+    vocab = {str(i): i for i in range(96)} | {"<s>": 96}
+    named = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocab, [])), bos_token="<s>",
+                                    eos_token="<s>", pad_token="<s>")  # fmt: skip
+    named.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())
+    return TransformerBridge.boot_transformers(str(tmp_path), device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["GPT-2", "Llama"])
+def test_a_record_has_what_transformer_lens_has(kind: str, tmp_path: Any) -> None:
+    pytest.importorskip("transformer_lens")
+    torch.manual_seed(0)
+    bridge, ids = lens(kind, tmp_path), torch.randint(96, (2, 11))
+    hw.find_heads(bridge, ids)  # for the output projection of GPT-2, which is one of the bridge's own modules
+    bridge.set_use_attn_result(True)
+    with torch.no_grad():
+        _, cache = bridge.run_with_cache(ids)
+        with hw.watch(bridge, maps="lazy", values=True) as record:
+            bridge(ids)
+    names = ["pattern", "attn_scores", "v", "z", "result", *(("q", "k") if kind == "GPT-2" else ("rot_q", "rot_k"))]
+    for layer in range(2):
+        for name in names:
+            hook = f"blocks.{layer}.attn.hook_{name}"
+            ours, theirs = record.maps[hook], cache[hook]
+            ours = ours if isinstance(ours, torch.Tensor) else ours[:]
+            theirs = theirs.masked_fill(theirs < -1e30, -torch.inf)  # masked scores
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    if kind == "Llama":
+        with pytest.raises(KeyError, match="the queries are changed after their projection"):
+            record.maps["blocks.0.attn.hook_q"]

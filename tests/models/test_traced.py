@@ -6,6 +6,7 @@ import io
 import hand_written as hand
 import pytest
 import torch
+from torch import nn
 
 import headwise as hw
 from headwise.errors import ConfigError
@@ -291,3 +292,26 @@ def test_a_class_of_a_tutorial_is_found_watched_and_attached(kind, x):
             torch.testing.assert_close(model(x), expected)
         assert handle.attached == tuple(record.layers) == ("attention.0", "attention.1")
         torch.testing.assert_close(again.latest["entropy"], entropy)
+
+
+def test_a_module_that_cannot_be_called_again_keeps_its_heads():
+    """It appends keys to a cache that it is given, which is longer when it is tried without a head."""
+
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_heads = 3
+            self.qkv, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
+
+        def forward(self, x, cache):
+            q, k, v = (y.view(*y.shape[:2], self.num_heads, 4).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+            cache.append((k, v))
+            k, v = (torch.cat(parts, 2) for parts in zip(*cache, strict=True))
+            scores = q @ k.mT / 2 + torch.zeros(x.shape[1], x.shape[1])
+            return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    model = Cached()
+    (site,) = hw.find_heads(model, (torch.randn(1, 5, 12), []))
+    assert site.weights()["o"].shape == (3, 4, 12)
+    with pytest.raises(hw.ConfigError, match="called a second time with the same arguments, the code of Cached raises"):
+        hw.edit.prune(model, {"": [1]})

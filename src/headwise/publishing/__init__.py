@@ -43,11 +43,15 @@ class AttentionCall:
             for one image after the other, is reported as often, under the same name; see `events.call_name`.
         map: the call's weights, [b, h, n, m], detached, before dropout; O(n) memory, so keep it as long as you like.
             In self attention, queries that are padding are fully masked in it, whatever the model computes for them.
+        values: of the call, [b, h_kv, m, d_v], detached; None for headwise's own layers. heads: the output of each head
+            before the output projection, [b, h, n, d_v], detached; None for layers that do not concatenate heads.
     """
 
     name: str
     module: nn.Module
     map: AttentionMap
+    values: Tensor | None = None
+    heads: Tensor | None = None
 
     @property
     def measured(self) -> Measurements | None:
@@ -97,19 +101,21 @@ def attended(
         return compute(return_map=return_map)
     named = any(events.crosses(one.name(module)) for one in events.subscribers_of(module))
     to_itself = to_itself and not named
-    out, amap = published(module, compute, mask=options.get("mask"), to_itself=to_itself, return_map=return_map)
+    mask = options.get("mask")
+    out, amap = published(module, compute, mask=mask, to_itself=to_itself, return_map=return_map, values=v)
     return out, amap
 
 
 @eager
 def published(
     module: nn.Module, compute: Callable[..., tuple[Any, ...]], *, mask: Mask | None, to_itself: bool,
-    return_map: bool = False, measures: Sequence[str | Measure] = (),
+    return_map: bool = False, measures: Sequence[str | Measure] = (), values: Tensor | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """compute(return_map=…, measures=…) → (output, map or None, …) of a module that has subscribers, published.
+    """compute(return_map=…, measures=…) of a module that has subscribers, published.
 
     Args:
-        to_itself: whether it is self attention.
+        compute: returns (output of each head, map or None), or (output, map or None, concatenated heads or None).
+        to_itself: whether it is self attention. values: of the call, if they are known.
         return_map, measures: what the caller of the module requested, and gets as without subscribers.
     """
     seen_by = [(one, one.name(module)) for one in events.subscribers_of(module)]
@@ -137,8 +143,9 @@ def published(
     # holds it to; but it is not published.
     if not events.in_backward():
         seen = token_map(amap, wanted, asked) if apart else copy(amap) if return_map else amap
+        given = None if values is None else values.detach()
         for on_call, name in calls:
-            on_call(AttentionCall(name, module, seen))
+            on_call(AttentionCall(name, module, seen, given, _heads(out, seen.shape[1], *rest)))
     if not return_map:
         return out, None, *rest
     if own and own.keys() != {measure.name for measure in together}:
@@ -146,3 +153,13 @@ def published(
     elif not own:
         amap.measured = None
     return out, amap, *rest
+
+
+def _heads(out: Tensor, num_heads: int, *concat: Tensor | None) -> Tensor | None:
+    """The output of each head, [b, h, n, d_v], or None."""
+    if not concat:
+        return out.detach()
+    (joined,) = concat
+    if joined is None or joined.shape[-1] % num_heads:
+        return None
+    return joined.detach().unflatten(-1, (num_heads, -1)).transpose(1, 2)

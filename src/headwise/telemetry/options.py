@@ -27,6 +27,7 @@ class Options:
     every: int
     heads: tuple[int, ...] | None
     maps: str
+    values: bool
     history: int
     steps: str
     during: str
@@ -34,8 +35,8 @@ class Options:
 
 
 def options(
-    *, measures: Sequence[str | Measure] | None, every: int, heads: Sequence[int] | None, maps: str, history: int,
-    steps: str, during: str, alarms: Sequence[Alarm],
+    *, measures: Sequence[str | Measure] | None, every: int, heads: Sequence[int] | None, maps: str, values: bool,
+    history: int, steps: str, during: str, alarms: Sequence[Alarm],
 ) -> Options:  # fmt: skip
     """The validated options; raises a ConfigError that names the invalid one."""
     for name, value in (("maps", maps), ("steps", steps), ("during", during)):
@@ -43,6 +44,10 @@ def options(
     for name, number in (("every", every), ("history", history)):
         if type(number) is not int or number < 1:
             raise ConfigError(f"{name}={number!r}: expected an integer of at least 1")
+    if type(values) is not bool or (values and maps != "lazy"):
+        raise ConfigError(
+            f"values={values!r} with maps={maps!r}: expected True or False; values=True needs maps='lazy'"
+        )
     chosen = None if heads is None else tuple(heads)
     if chosen is not None and (
         not chosen or len(set(chosen)) < len(chosen) or any(type(head) is not int or head < 0 for head in chosen)
@@ -60,4 +65,4 @@ def options(
         raise ConfigError("measures=(): give at least one; `headwise measures` lists them")
     found = tuple(resolve(asked))
     names = tuple(measure.name for measure in found)
-    return Options(names, found, every, chosen, maps, history, steps, during, tuple(alarms))
+    return Options(names, found, every, chosen, maps, values, history, steps, during, tuple(alarms))

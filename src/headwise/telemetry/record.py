@@ -24,6 +24,7 @@ from headwise.shown import Shown
 from headwise.table import HeadTable
 from headwise.telemetry.alarms import Alarm, Alarms
 from headwise.telemetry.ledger import Ledger
+from headwise.telemetry.lens import Projections
 from headwise.telemetry.maps import Maps
 from headwise.telemetry.options import Options
 from headwise.telemetry.pictures import Picture, picture
@@ -44,7 +45,8 @@ class Record(Shown):
         model: the watched model. layers: names of the watched layers, in the order of registration.
         unwatched: name → why a module cannot be watched.
         maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls; repeated calls
-            of a layer are named name#2, name#3, … TransformerLens's names, blocks.3.attn.hook_pattern, work as well.
+            of a layer are named name#2, name#3, … TransformerLens's names, blocks.3.attn.hook_pattern, work as well
+            (`headwise.telemetry.lens`).
         ledger: the accumulated numbers.
     """
 
@@ -54,6 +56,7 @@ class Record(Shown):
         self.model, self.unwatched, self._how = model, unwatched, how
         self.layers = tuple(place.name for place in places)
         self.maps: dict[str, AttentionMap | Picture] = Maps(how.maps)
+        self._projections = Projections()
         self._places, self._targets = places, targets
         self._entrances = entrances(model, places)
         self._writers, self._alarms = Writers(), Alarms(how.alarms)
@@ -78,6 +81,8 @@ class Record(Shown):
         if self.active:
             return self
         take_over(self._targets)
+        if self._how.values:
+            self._handles += self._projections.follow(self.model)
         for entrance in self._entrances:
             self._handles += [
                 entrance.register_forward_pre_hook(self._before),
@@ -226,6 +231,7 @@ class Record(Shown):
         return during == "always" or self.model.training == (during == "training")
 
     def _begin_forward(self) -> None:
+        self._projections.clear()
         self._open, self._forward, self._seen = True, Running(), Maps(self._how.maps)
         modules = {place.module: place.name for place in self._places}
         self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules))
@@ -234,6 +240,7 @@ class Record(Shown):
         if not self._open:
             return
         self._open = False
+        self._projections.clear()
         if keep:
             self.maps = self._seen
             self.ledger.add(self._forward)
@@ -248,7 +255,10 @@ class Record(Shown):
         with _seeing, own_dtypes(call.map.q):
             self._forward.add(call.name, layer_of(call, self._how.measures))
             if self._how.maps == "lazy":
-                self._seen[call_name(call.name, self._seen)] = call.map
+                name = call_name(call.name, self._seen)
+                self._seen[name] = call.map
+                if self._how.values:
+                    self._seen.kept_of[name] = self._projections.kept(call)
             elif self._how.maps == "pooled":
                 self._seen[call_name(call.name, self._seen)] = picture(call.map)
 

@@ -19,6 +19,7 @@ def watch(
     layers: Iterable[int | str] | None = None,
     heads: Sequence[int] | None = None,
     maps: str = "none",
+    values: bool = False,
     history: int = 1000,
     steps: str = "forward",
     during: str = "always",
@@ -49,6 +50,8 @@ def watch(
         heads: numbers of the heads to keep, in every layer; None for all.
         maps: "lazy" keeps the `AttentionMap` of every call of the last measured forward (q, k and log-sum-exp), and
             "pooled" small pictures of them.
+        values: with maps="lazy", also keep the values and the outputs of all heads, for TransformerLens's names such as
+            `record.maps["blocks.0.attn.hook_z"]`.
         history: the number of measured steps to keep one by one.
         steps: "forward": each call of the model is a step. "manual": a step is all calls between two calls of
             `record.step()`, such as the micro-batches of an optimiser's step; maxima are taken over all of them.
@@ -61,8 +64,8 @@ def watch(
             the first forward raises it, with what came nearest.
     """
     how = options(
-        measures=measures, every=every, heads=heads, maps=maps, history=history, steps=steps, during=during,
-        alarms=alarms,
+        measures=measures, every=every, heads=heads, maps=maps, values=values, history=history, steps=steps,
+        during=during, alarms=alarms,
     )  # fmt: skip
     what = chosen(model, layers, "watch")
     if what.rest:

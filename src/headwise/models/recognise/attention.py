@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import log
+from math import inf, log
 
 import torch
 from torch import Tensor, nn
 
 from headwise.map import AttentionMap
-from headwise.models.recognise.axes import Axes, Dim
+from headwise.models.recognise.axes import Axes, Dim, axes_of
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Product, learned, unexpected
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import Call
@@ -53,15 +53,19 @@ class Attention(Call):
             every: compare the weights of all rows too; else only if there was dropout, and then of some rows.
             rows: compare about so many rows of the output, evenly spaced; None for all.
         """
-        seen = amap.lse > -torch.inf
-        finite = amap.lse[seen].abs()
+        seen: Tensor | None = None
+        finite = amap.lse.abs()
+        if not finite.numel() or not float(finite.max()) < inf:  # no queries, or fully masked ones
+            seen = amap.lse > -torch.inf
+            finite = amap.lse[seen].abs()
         size = float(finite.max()) + log(amap.shape[3]) if finite.numel() else 0.0
         unit = torch.finfo(self.dtype).eps / 2
         allowed = FLOOR[self.dtype] + unit * (1 + size) * (16 if self.dtype.itemsize > 2 else 4)
         worst = 0.0
         if not self.dropout_p or self.weights is None:
             step = max(1, out.shape[2] // rows) if rows else 1
-            worst = _difference(out[:, :, ::step], self.out[:, :, ::step], seen[:, :, ::step])
+            rows_seen = None if seen is None else seen[:, :, ::step]
+            worst = _difference(out[:, :, ::step], self.out[:, :, ::step], rows_seen)
         if self.weights is not None and (every or self.dropout_p):
             b, h, n, m = amap.shape
             weights = self.weights()
@@ -71,7 +75,7 @@ class Attention(Call):
                 mine, theirs = amap[:, :, part], weights[:, :, part].to(amap.lse.dtype)
                 if self.dropout_p:
                     mine, theirs = mine * (theirs != 0), theirs * (1 - self.dropout_p)
-                worst = max(worst, _difference(mine, theirs, seen[:, :, part]))
+                worst = max(worst, _difference(mine, theirs, None if seen is None else seen[:, :, part]))
         return worst, allowed
 
 
@@ -102,7 +106,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
     own, other = (pv.a, pv.b)[:: 1 if at == 0 else -1]
     if learned(operands[side]):
         raise Lost("its keys are a parameter, as in a mixture of experts or a layer with softmax as its activation")
-    axes = Axes(product, queries, x.softmax.keys, [x.layout, *(step.layout for step in x.steps)])
+    axes = axes_of(product, queries, x.softmax.keys, (x.layout, *(step.layout for step in x.steps)))
     b, h, n, m = axes.groups
     q = axes.arranged(operands[queries], _dims(letters[queries], first, axes), [b, h, n], full=3)
     k = axes.arranged(operands[side], _dims(letters[side], first, axes), [b, h, m], full=3)
@@ -172,11 +176,17 @@ def _dim(letter: str, of_letter: dict[str, list[tuple[int, int]]]) -> Dim:
     return [] if letter == "1" else of_letter.get(letter, letter)
 
 
-def _difference(mine: Tensor, theirs: Tensor, rows: Tensor) -> float:
-    """The largest relative difference of the rows [b, h, n] that count, in the Frobenius norm."""
-    theirs = theirs.to(torch.promote_types(mine.dtype, torch.float32))
-    apart = (mine.to(theirs.dtype) - theirs).norm(dim=-1)
-    size = theirs.norm(dim=-1)
+def _difference(mine: Tensor, theirs: Tensor, rows: Tensor | None) -> float:
+    """The largest relative difference of the rows [b, h, n] that count, all if None, in the Frobenius norm."""
+    if mine.dtype != theirs.dtype or mine.dtype.itemsize < 4:
+        theirs = theirs.to(torch.promote_types(mine.dtype, torch.float32))
+        mine = mine.to(theirs.dtype)
+    apart, size = torch.linalg.vector_norm(mine - theirs, dim=-1), torch.linalg.vector_norm(theirs, dim=-1)
+    if rows is None and apart.numel():
+        worst = float((apart / size).max())  # NaN where both are 0, or one is no number
+        if worst == worst:
+            return worst
+    rows = torch.ones_like(size, dtype=torch.bool) if rows is None else rows
     relative = torch.where(size > 0, apart / size, torch.where(apart > 0, torch.inf, 0.0))
     found = relative.masked_select(rows.to(relative.device))
     return float(found.nan_to_num(nan=torch.inf).max()) if found.numel() else 0.0
@@ -185,10 +195,14 @@ def _difference(mine: Tensor, theirs: Tensor, rows: Tensor) -> float:
 def _grouped(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values [b, h, m, d] without repeated heads, if consecutive ones are equal."""
     h = k.shape[1]
-    first = (k[:, :, :1], v[:, :, :1])
+    if h == 1 or not k.shape[2] or not k.shape[0]:
+        return k, v
+    first = k[0, :, 0]
+    if not bool((first[1:] == first[:-1]).all(-1).any()):  # no two neighbours are equal
+        return k, v
     for group in range(h, 1, -1):
         if h % group == 0 and all(
-            bool((x.unflatten(1, (-1, group)) == x[:, ::group].unsqueeze(2)).all()) for x in (*first, k, v)
+            bool((x.unflatten(1, (-1, group)) == x[:, ::group].unsqueeze(2)).all()) for x in (k, v)
         ):
             return k[:, ::group], v[:, ::group]
     return k, v

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import prod
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -10,6 +11,24 @@ from headwise.models.recognise.followed import Followed, Lost, Product
 from headwise.models.recognise.layout import Factor, Layout, whole
 
 Dim = list[Factor] | str  # atoms of a dimension, or the letter of one that stays last
+_KEPT = 512
+_made: "dict[Any, Axes]" = {}
+
+
+def axes_of(product: Product, queries: int, keys: tuple[Factor, ...], layouts: tuple[Layout, ...]) -> "Axes":
+    """`Axes` of these arguments, kept for the next product of the same form."""
+    inputs = [
+        None if x is None or x.origin is None or x.lost else (x.layout, x.origin.shape, x.origin.features)
+        for x in product.inputs
+    ]
+    of = product.of
+    key = (product.shape, of.a, of.b, of.out, product.heads, *inputs, queries, keys, layouts)
+    found = _made.get(key)
+    if found is None:
+        if len(_made) >= _KEPT:
+            _made.clear()
+        found = _made[key] = Axes(product, queries, keys, layouts)
+    return found
 
 
 class Axes:
@@ -81,6 +100,7 @@ class Axes:
             else:
                 self.groups[1 if letter == leading[-1] else 0] += self._atoms[i]
         self.sizes = tuple(prod(size for size, _ in group) for group in self.groups)
+        self._plans: dict[Any, _Plan] = {}
 
     def _marks(self, i: int, inside: list[tuple[int, bool]] | None) -> list[bool]:
         """Which atoms of dimension i are heads."""
@@ -125,9 +145,26 @@ class Axes:
         Args:
             dims: of x. full: groups to which x is expanded; the others have size 1 where x has none of their atoms.
         """
+        shape = tuple(x.shape)
+        key = shape, tuple(dim if isinstance(dim, str) else tuple(dim) for dim in dims), tuple(map(tuple, groups)), full
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._planned(shape, dims, groups, full)
+        if plan.divided != shape:
+            x = x.reshape(plan.divided)
+        x = x.permute(plan.order)
+        if plan.ones != plan.wide or plan.ones != plan.sizes:
+            x = x.reshape(plan.ones).expand(plan.wide).reshape(plan.sizes)
+        elif x.shape != plan.sizes:
+            x = x.reshape(plan.sizes)
+        return x
+
+    def _planned(
+        self, sizes_of_x: Sequence[int], dims: Sequence[Dim], groups: Sequence[list[Factor]], full: int
+    ) -> "_Plan":
         shape: list[int] = []
         tags: list[Factor | str] = []
-        for size, dim in zip(x.shape, dims, strict=True):
+        for size, dim in zip(sizes_of_x, dims, strict=True):
             if isinstance(dim, str):
                 shape.append(size)
                 tags.append(dim)
@@ -136,13 +173,11 @@ class Axes:
                     raise Lost("its axes do not fit those of the scores")
                 shape += [part for part, _ in dim]
                 tags += dim
-        x = x.reshape(shape)
         last = sorted(tag for tag in tags if isinstance(tag, str))
         order = [tags.index(atom) for group in groups for atom in group if atom in tags]
         if len(order) + len(last) != len(tags):
             raise Lost("the values differ from query to query, as in a mixture of experts or a gate")
-        x = x.permute(*order, *(tags.index(letter) for letter in last))
-        tail = x.shape[len(order) :]
+        tail = [shape[tags.index(letter)] for letter in last]
         there = [[atom in tags for atom in group] for group in groups]
         ones = [atom[0] if here else 1 for group, row in zip(groups, there, strict=True)
                 for atom, here in zip(group, row, strict=True)]  # fmt: skip
@@ -152,7 +187,10 @@ class Axes:
             prod(atom[0] for atom in group) if any(row) or i < full else 1
             for i, (group, row) in enumerate(zip(groups, there, strict=True))
         ]
-        return x.reshape(*ones, *tail).expand(*wide, *tail).reshape(*sizes, *([prod(tail)] if last else []))
+        return _Plan(
+            tuple(shape), (*order, *(tags.index(letter) for letter in last)), (*ones, *tail), (*wide, *tail),
+            (*sizes, *([prod(tail)] if last else [])),
+        )  # fmt: skip
 
     def restored(
         self, x: Tensor, *, shape: Sequence[int], dims: Sequence[Dim], groups: Sequence[list[Factor]]
@@ -172,6 +210,16 @@ class Axes:
         order += last
         x = x.reshape([sizes[tag] for tag in order])
         return x.permute([order.index(tag) for tag in tags]).reshape(tuple(shape))
+
+
+class _Plan(NamedTuple):
+    """How a tensor is arranged: its shape in atoms, their order, and the shapes before, in and after broadcasting."""
+
+    divided: tuple[int, ...]
+    order: tuple[int, ...]
+    ones: tuple[int, ...]
+    wide: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 def _divided(dim: Sequence[Factor], cuts: Iterable[int]) -> list[Factor]:

@@ -27,13 +27,18 @@ class Layout:
 
     def through(self, view: View) -> "Layout | None":
         """The layout of a view of the tensor that has this one; None if it cannot be written in factors."""
-        sizes, strides, offset = view
-        modes = [factor for dim in self.dims for factor in dim]
-        start = _place(modes, offset)
-        dims = [_composed(modes, size, stride) for size, stride in zip(sizes, strides, strict=True)]
-        if start is None or any(dim is None for dim in dims):
-            return None
-        return Layout(tuple(dim for dim in dims if dim is not None), self.offset + start)
+        return _through(self, view)
+
+
+@lru_cache(maxsize=4096)
+def _through(layout: Layout, view: View) -> Layout | None:
+    sizes, strides, offset = view
+    modes = [factor for dim in layout.dims for factor in dim]
+    start = _place(modes, offset)
+    dims = [_composed(modes, size, stride) for size, stride in zip(sizes, strides, strict=True)]
+    if start is None or any(dim is None for dim in dims):
+        return None
+    return Layout(tuple(dim for dim in dims if dim is not None), layout.offset + start)
 
 
 @lru_cache(maxsize=1024)

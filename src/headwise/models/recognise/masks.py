@@ -8,7 +8,7 @@ from torch import Tensor
 from headwise.mask_tensors import both, of_boolean, of_padding
 from headwise.masks import Causal, Documents, Grid, Mask, Span, Window
 
-ROWS = 1024  # compared at once
+CELLS = 1 << 21  # compared at once
 
 Rows = Callable[[Span], Tensor]  # which keys some queries may attend to, boolean [b or 1, h or 1, r, m]
 Sizes = tuple[int, int, int, int]
@@ -32,13 +32,15 @@ def mask_of_rows(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor] | None = 
     Args:
         whole: returns all rows.
     """
-    b, _, n, _ = sizes
+    b, _, n, m = sizes
+    if 1 < n <= m and allows(Causal(), rows, sizes):  # the most frequent one: a pass that ends at the first difference
+        return Causal()
     found = _Found(rows, sizes)
     if found.everything:
         return None
     if found.same_heads:
         for mask, keys in found.candidates():
-            if all(_same(mask, keys, rows(span)[:, 0], sizes, span) for span in blocks(sizes)):
+            if _hides_alike(mask, keys, rows, sizes):
                 return both(mask, None if keys is None else of_padding(keys.expand(b, -1), n))
     allowed = whole() if whole is not None else torch.cat([rows(span) for span in blocks(sizes)], 2)
     allowed = allowed[: 1 if found.same_batch else None, : 1 if found.same_heads else None]
@@ -116,17 +118,36 @@ class _Found:
 
 def blocks(sizes: Sizes) -> Iterator[Span]:
     """The queries, some at a time."""
-    n = sizes[2]
-    for start in range(0, n, ROWS):
-        yield Span(start, min(start + ROWS, n))
-
-
-def _same(mask: Mask | None, keys: Tensor | None, allowed: Tensor, sizes: Sizes, rows: Span) -> bool:
-    """Whether some rows `allowed` [b or 1, r, m] allow the keys of both the mask and `keys` [b or 1, m]."""
     b, _, n, m = sizes
-    expected = torch.ones(1, 1, m, dtype=torch.bool, device=allowed.device) if keys is None else keys[:, None]
-    if mask is not None:
-        i, j = (torch.arange(*span, device=allowed.device) for span in (rows, (0, m)))
-        expected = expected & mask.allowed(i, j, Grid(b, 1, n, m))[:, 0]
-    shape = torch.broadcast_shapes(expected.shape, allowed.shape)
-    return torch.equal(expected.expand(shape), allowed.expand(shape))
+    step = max(1, CELLS // max(1, b * m))
+    for start in range(0, n, step):
+        yield Span(start, min(start + step, n))
+
+
+def allows(mask: Mask, rows: Rows, sizes: Sizes) -> bool:
+    """Whether rows, of all heads, allow exactly what the mask allows."""
+    for span in blocks(sizes):
+        allowed = rows(span)
+        i, j = (torch.arange(*one, device=allowed.device) for one in (span, (0, sizes[3])))
+        if not _equal(mask.allowed(i, j, Grid(*sizes)), allowed):
+            return False
+    return True
+
+
+def _hides_alike(mask: Mask | None, keys: Tensor | None, rows: Rows, sizes: Sizes) -> bool:
+    """Whether the rows of the first head allow exactly the keys of both the mask and `keys` [b or 1, m]."""
+    b, _, n, m = sizes
+    for span in blocks(sizes):
+        allowed = rows(span)[:, 0]
+        expected = torch.ones(1, 1, m, dtype=torch.bool, device=allowed.device) if keys is None else keys[:, None]
+        if mask is not None:
+            i, j = (torch.arange(*one, device=allowed.device) for one in (span, (0, m)))
+            expected = expected & mask.allowed(i, j, Grid(b, 1, n, m))[:, 0]
+        if not _equal(expected, allowed):
+            return False
+    return True
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    shape = torch.broadcast_shapes(one.shape, other.shape)
+    return torch.equal(one.expand(shape), other.expand(shape))

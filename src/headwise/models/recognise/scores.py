@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from headwise.mask_tensors import both
-from headwise.masks import Mask
+from headwise.masks import Mask, Span
 from headwise.models.recognise.axes import Axes
 from headwise.models.recognise.followed import Lost, Step
-from headwise.models.recognise.masks import Sizes, named_mask
+from headwise.models.recognise.masks import Sizes, allows, mask_of_rows
 from headwise.scores import Score
 
+KEPT = 1 << 20  # numbers of a mask that are kept to be compared
 HIDES = -9000.0  # exp of this is 0 in every dtype: an addition of so little is a mask
 
 
@@ -24,7 +25,7 @@ class Changes:
         q_factor, k_factor: [b or 1, h or 1, n or m, 1], or None.
         biases: what is added, each [b or 1, h or 1, n or 1, m or 1]. hidden: what is masked, likewise boolean.
         masks, scores: those of a function that defines them. zeroed: where scores were multiplied by 0, boolean.
-        named: what is hidden in other layers, and the mask that hides it.
+        named: what is hidden in other layers, if that is small, and the mask that hides it.
     """
 
     scale: float = 1.0
@@ -36,7 +37,7 @@ class Changes:
     masks: list[Mask] = field(default_factory=list)
     zeroed: list[Tensor] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
-    named: list[tuple[Sizes, Tensor, Mask | None]] = field(default_factory=list)
+    named: list[tuple[Sizes, torch.device, Tensor | None, Mask | None]] = field(default_factory=list)
 
     def mask(self, axes: Axes) -> Mask | None:
         """All that is masked, as the shortest mask."""
@@ -50,11 +51,21 @@ class Changes:
 
     def _named(self, hidden: Tensor, sizes: Sizes) -> Mask | None:
         """The mask that hides these keys; that of another layer if it hides the same."""
-        for same_sizes, same, mask in self.named:
-            if same_sizes == sizes and same.device == hidden.device and torch.equal(same, hidden):
+        whole = hidden.expand(-1, -1, *sizes[2:])
+
+        def rows(span: Span) -> Tensor:
+            return ~whole[:, :, span.start : span.stop]
+
+        for same_sizes, device, same, mask in self.named:
+            if (same_sizes, device) != (sizes, hidden.device):
+                continue
+            if torch.equal(same, hidden) if same is not None else mask is not None and allows(mask, rows, sizes):
                 return mask
-        mask = named_mask(~hidden, sizes)
-        self.named.append((sizes, hidden.clone(), mask))  # the code may change its own
+        mask = mask_of_rows(rows, sizes, lambda: ~whole)
+        small = hidden.numel() <= KEPT
+        self.named.append(
+            (sizes, hidden.device, hidden.clone() if small else None, mask)
+        )  # the code may change its own
         return mask
 
     def take(self, step: Step, axes: Axes) -> None:

@@ -128,7 +128,11 @@ class _Trial:
     def differs(self, sizes: tuple[Size, ...], test: _Test) -> str:
         """Why the module with these heads does not compute what it computes with the others masked; "" if it does."""
         known = self.known
-        expected = self._masked(test)
+        try:
+            expected = self._masked(test)
+        except Exception as error:  # such as a cache that the first call has filled
+            vars(self.module).pop(TRACED, None)
+            return f"called a second time with the same arguments, {_raises(self.module, error)}"
         vars(self.module)[TRACED] = replace(known, sizes=sizes)
         removed = "without a head" if len(test.query) < known.num_heads else "with fewer KV heads"
         try:
@@ -137,9 +141,7 @@ class _Trial:
                 pick_heads(_site(self.module), test.query, test.key)
                 found = tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
         except Exception as error:  # whatever the user's code raises
-            first, line = (str(error) or "-").splitlines()[0], line_of_error(error)
-            at = f" at {line}" if line else ""
-            return f"{removed}, the code of {type(self.module).__name__} raises {type(error).__name__}{at}: {first}"
+            return f"{removed}, {_raises(self.module, error)}"
         finally:
             vars(self.module).pop(TRACED, None)
         apart = _apart(found, expected, test.query, known.num_heads)
@@ -171,6 +173,12 @@ class _Trial:
             vars(self.module)[TRACED] = known
             with scale_heads([_site(self.module)], [gates]):
                 return tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
+
+
+def _raises(module: nn.Module, error: Exception) -> str:
+    first, line = (str(error) or "-").splitlines()[0], line_of_error(error)
+    at = f" at {line}" if line else ""
+    return f"the code of {type(module).__name__} raises {type(error).__name__}{at}: {first}"
 
 
 def _site(module: nn.Module) -> HeadSite:

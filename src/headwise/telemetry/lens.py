@@ -1,0 +1,167 @@
+"""What a record has of a layer, by TransformerLens's names and in its layouts.
+
+record.maps["blocks.3.attn.hook_pattern"]        # the AttentionMap of the fourth call, weights [b, h, n, m]
+record.maps["blocks.3.attn.hook_attn_scores"]    # AttentionScores [b, h, n, m], computed where they are read
+record.maps["blocks.3.attn.hook_rot_q"]          # queries as they are multiplied, [b, n, h, d]; hook_rot_k: keys
+# with hw.watch(…, maps="lazy", values=True):
+record.maps["blocks.3.attn.hook_q"]              # queries as they are projected, if they are not changed afterwards
+record.maps["blocks.3.attn.hook_v"]              # values, [b, m, h_kv, d_v]
+record.maps["blocks.3.attn.hook_z"]              # the output of each head, [b, n, h, d_v]
+record.maps["blocks.3.attn.hook_result"]         # what each head adds, [b, n, h, d_model]: z W_O, without bias
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from headwise import map_index
+from headwise.errors import ConfigError
+from headwise.map import AttentionMap
+from headwise.models import find_heads
+from headwise.publishing import AttentionCall
+from headwise.tiles import scores_at
+
+_NAME = re.compile(r"blocks\.(\d+)\.attn\.(hook_\w+)")
+OF_MAPS = "hook_pattern", "hook_attn_scores", "hook_rot_q", "hook_rot_k"
+OF_VALUES = "hook_q", "hook_k", "hook_v", "hook_z", "hook_result"
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What a record keeps of a call beside its map.
+
+    Attributes:
+        call: with values and outputs of heads. projected: whether queries, and keys, are outputs of a linear map as
+            they are.
+    """
+
+    call: AttentionCall
+    projected: tuple[bool, bool]
+
+
+class AttentionScores:
+    """The scores of a map before the softmax: scaled, with soft cap and biases, −∞ where masked. Only the tiles that
+    are read are computed."""
+
+    def __init__(self, amap: AttentionMap) -> None:
+        self.map = amap
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(b, h, n, m)"""
+        return self.map.shape
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """The scores of a tile, as `AttentionMap` is indexed."""
+        amap, parts = self.map, map_index.parts(index)
+        tile = scores_at(amap.q, amap.k, amap.lse, amap.rule, *map_index.ranges(parts, amap.shape))
+        return tile.squeeze(tuple(axis for axis, part in enumerate(parts) if isinstance(part, int)))
+
+    def __repr__(self) -> str:
+        return f"AttentionScores(of {self.map!r})"
+
+
+def hook_and_layer(name: str) -> tuple[str, int] | None:
+    """The hook and the number of the layer that a name of TransformerLens is for; None if it is no such name."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else (found[2], int(found[1]))
+
+
+def hook(name: str, of: Any, kept: Kept | None) -> Any:
+    """What TransformerLens's hook of this name has.
+
+    Args:
+        of: what the record has of the layer, an `AttentionMap` or a `Picture`.
+    Raises:
+        KeyError: with the reason why the record does not have it.
+    """
+    if name == "hook_pattern":
+        return of
+    if name not in (*OF_MAPS, *OF_VALUES):
+        raise KeyError(f"expected one of {', '.join((*OF_MAPS, *OF_VALUES))}")
+    if not isinstance(of, AttentionMap):
+        raise KeyError("the record has pictures only; give hw.watch(…, maps='lazy')")
+    if name == "hook_attn_scores":
+        return AttentionScores(of)
+    letter = name[-1]
+    if name in ("hook_rot_q", "hook_rot_k"):
+        return (of.q if letter == "q" else of.k).transpose(1, 2)
+    if kept is None:
+        raise KeyError("the record keeps no values and outputs; give hw.watch(…, maps='lazy', values=True)")
+    if name in ("hook_q", "hook_k"):
+        if not kept.projected["qk".index(letter)]:
+            what = {"q": "queries", "k": "keys"}[letter]
+            raise KeyError(
+                f"the {what} are changed after their projection, by rotary positions, a norm, a scale or a cache; "
+                f"hook_rot_{letter} has them as they are multiplied"
+            )
+        return (of.q if letter == "q" else of.k).transpose(1, 2)
+    call = kept.call
+    if name == "hook_v":
+        if call.values is None:
+            raise KeyError(f"{type(call.module).__name__} does not publish its values")
+        return call.values.transpose(1, 2)
+    if call.heads is None:
+        raise KeyError(f"{type(call.module).__name__} has no output of each head before its output projection")
+    z = call.heads.transpose(1, 2)
+    return z if name == "hook_z" else torch.einsum("bnhd,hde->bnhe", z, _output_weights(call.module).to(z.dtype))
+
+
+def _output_weights(module: nn.Module) -> Tensor:
+    """W_O of each head, [h, d_v, d_model]."""
+    try:
+        return next(site for site in find_heads(module) if site.module is module).weights()["o"]
+    except ConfigError as error:
+        raise KeyError(f"its output projection is not known: {error}") from None
+
+
+class Projections:
+    """Outputs of a model's linear maps since its last attention call, and whether queries and keys are among them."""
+
+    def __init__(self) -> None:
+        self._outputs: list[Tensor] = []
+
+    def follow(self, model: nn.Module) -> list[RemovableHandle]:
+        """Keep the outputs of its linear maps from now on."""
+        maps = WeakSet(
+            module for module in model.modules()
+            if getattr(getattr(module, "weight", None), "ndim", 0) == 2 and not isinstance(module, nn.Embedding)
+        )  # fmt: skip
+
+        def made(module: nn.Module, args: Any, out: Any) -> None:
+            if module in maps and isinstance(out, Tensor) and out.ndim == 3:  # a copy of the model has the hooks too
+                self._outputs.append(out.detach())
+
+        return [module.register_forward_hook(made) for module in maps]
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._outputs = []
+
+    def kept(self, call: AttentionCall) -> Kept:
+        """What to keep of a call."""
+        outputs, self._outputs = self._outputs, []
+        q, k = (any(_heads_of(y, x) for y in reversed(outputs)) for x in (call.map.q, call.map.k))
+        return Kept(call, (q, k))
+
+
+def _heads_of(y: Tensor, x: Tensor) -> bool:
+    """Whether x [b, h, n, d] is a part of y [b, n, …], evenly spaced."""
+    b, h, n, d = x.shape
+    if y.shape[:2] != (b, n) or y.shape[-1] % d or y.dtype != x.dtype or not x.numel():
+        return False
+    pieces = y.unflatten(-1, (-1, d))
+    firsts, seconds = (
+        [int(i) for i in (pieces[0, -1] == x[0, head, -1]).all(-1).nonzero()] for head in (0, min(1, h - 1))
+    )
+    for start in firsts:
+        for step in {1} if h == 1 else {one - start for one in seconds if one > start}:
+            part = pieces[:, :, start::step][:, :, :h]
+            if part.shape[2] == h and torch.equal(part.transpose(1, 2), x):
+                return True
+    return False
