@@ -40,6 +40,10 @@ def see(
             help="Tokens per window of a long text, 0 to read it whole; default: the length of the model's training."
         ),
     ] = None,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(help="Table of `headwise measure` of this model: show the strongest passages of each head."),
+    ] = None,
     beside: Annotated[
         str | None,
         typer.Option(
@@ -56,6 +60,7 @@ def see(
     lang: Lang = None,
 ) -> None:
     """Show what every head attends to in a text, as a table and an HTML report."""
+    from headwise.corpus.passages import Passages
     from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.figure import figure_class
@@ -73,6 +78,7 @@ def see(
     check_sort(sort)
     if text is not None and file is not None:
         raise ConfigError("give a text or --file, not both", "文本与 --file 只能给出其一")
+    passages = None if sweep is None else Passages.load(sweep)
     check_file("--out", out, "report.html", stream=True)
     if open_page and is_stream(out):
         raise ConfigError(
@@ -104,7 +110,10 @@ def see(
             if sort is not None:  # which statistics there are depends on the model
                 reading = loaded.read(SAMPLE if text is None else text)
                 check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])
-            report = report_on(text, loaded, title=title, cells=cells, window=window, beside=second, progress=progress)
+            report = report_on(
+                text, loaded, title=title, cells=cells, window=window, beside=second, sweep=passages,
+                progress=progress,
+            )  # fmt: skip
         console = Console(stderr=is_stream(out))
 
         def say(code: str, **values: int | str) -> None:

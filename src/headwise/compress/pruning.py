@@ -22,6 +22,7 @@ from headwise.models import HeadSite, find_heads
 from headwise.progress import Progress, part
 from headwise.stats.words import unit_of
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
+from headwise.wording import joined
 
 MOST_POINTS = 32  # of the curve, in addition to the whole model
 GOING = (Column(term("layer")), Column(term("heads")), Column(term("that go"), key="gone"))
@@ -163,7 +164,7 @@ class Pruning:
         curve = self.curve
         notes: list[str] = []
         if self.order is not None and self.order.skipped:
-            names = ", ".join(f"{layer}.{head}" for unit in self.order.skipped for layer, head in unit)
+            names = joined((f"{layer}.{head}" for unit in self.order.skipped for layer, head in unit), ", ", "、")
             notes.append(term("skipped_note", names=names))
         chance, count = curve.random, len(curve.random)
         if self.order is None:

@@ -17,6 +17,11 @@ UNUSED = ("warn", "raise", "ignore")
 RECOGNISED = "hw.intervene(hw.attach(model, batch=…), …)"
 
 
+def model_of(model: nn.Module | Attachment) -> nn.Module:
+    """The model itself, for what supports both it and its handle."""
+    return model.model if isinstance(model, Attachment) else model
+
+
 @contextmanager
 def intervene(
     model: nn.Module | Attachment,

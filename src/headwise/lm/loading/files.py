@@ -14,6 +14,7 @@ from headwise.trust import WEIGHTS, check_config, check_folder
 
 PICKLED = "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack"
 INDEX = WEIGHTS[1]
+TOKENIZER = ("*token*", "vocab*", "merges.txt", "*.model")  # files of a tokenizer
 
 
 @contextmanager
@@ -143,14 +144,21 @@ def read_config(folder: Path) -> Any:
 def read_tokenizer(folder: Path) -> Any:
     """Load the tokenizer. CheckpointError if there is none."""
     auto = library("models.auto")
-    with theirs(folder, "it has no tokenizer that can be read"), quiet():
-        tokenizer = auto.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        empty = not len(tokenizer) > len(tokenizer.added_tokens_decoder)
+    missing = CheckpointError(
+        f"{str(folder)!r}: no tokenizer found, such as tokenizer.json or vocab.txt; save one with "
+        f"tokenizer.save_pretrained(…). In Python, hw.show(model, text=ids) requires none",
+        f"{str(folder)!r}：没有分词器，例如 tokenizer.json 或 vocab.txt；可用 tokenizer.save_pretrained(…) "
+        "保存一个。在 Python 中，hw.show(model, text=ids) 不需要分词器",
+    )
+    try:
+        with theirs(folder, "it has no tokenizer that can be read"), quiet():
+            tokenizer = auto.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            empty = not len(tokenizer) > len(tokenizer.added_tokens_decoder)
+    except CheckpointError:
+        # Some tokenizers have no files. Where others lack theirs, the error of transformers is about packages.
+        if any(path for pattern in TOKENIZER for path in folder.glob(pattern)):
+            raise
+        raise missing from None
     if empty:
-        raise CheckpointError(
-            f"{str(folder)!r}: no tokenizer found, such as tokenizer.json or vocab.txt; save one with "
-            f"tokenizer.save_pretrained(…)",
-            f"{str(folder)!r}：没有分词器，例如 tokenizer.json 或 vocab.txt；可用 tokenizer.save_pretrained(…) "
-            "保存一个",
-        )
+        raise missing
     return tokenizer
