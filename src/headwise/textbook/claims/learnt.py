@@ -183,7 +183,8 @@ def outputs_are_dissimilar() -> list[Check | Curve]:
     ],
     also="Clark et al. 2019, 1906.04341; Voita et al. 2019, 1905.09418",
     control=("before training no head is of these kinds", "训练前没有一个头属于这些种类"),
-    note="有些头显然属于这些种类；我们模型中的大多数头不是。语法头与指代头需要标注文本，语义头由 `roles` 的 semantic 度量，这里都不判断。",
+    note="有些头显然属于这些种类；我们模型中的大多数头不是。语法头与指代头需要标注文本，语义头由 `roles` 的 semantic "
+         "度量，这里都不判断。",
     expected=Verdict.CONDITIONS,
     slow=True,
 )  # fmt: skip
