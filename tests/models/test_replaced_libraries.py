@@ -1,6 +1,7 @@
 """Functions of other packages that compute a whole attention, computed by `attach` instead: the same results and
 gradients, and nothing that is not understood."""
 
+import contextlib
 import sys
 from typing import Any
 
@@ -218,6 +219,35 @@ def test_another_call_of_the_same_line_is_compared_first(flash):
         more.clear()
         model(x)
         assert handle.skipped == {}
+
+
+@pytest.mark.parametrize("attached_first", [True, False])
+def test_a_call_that_is_replaced_is_watched(attached_first, flash, monkeypatch):
+    model, x = (
+        Model(lambda q, k, v: flash.flash_attn_func(q, k, v, causal=True)).double(),
+        torch.randn(B, N, E).double(),
+    )
+    calls: list[int] = []
+    expected = model(x)
+    monkeypatch.setattr(fused, "dense", counted(fused.dense, calls))
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        opened = [lambda: hw.attach(model), lambda: hw.watch(model, maps="lazy")]
+        found = [stack.enter_context(one()) for one in (opened if attached_first else opened[::-1])]
+        record = found[1 if attached_first else 0]
+        model(x)
+        assert record.maps[""].shape == (B, H, N, N)
+        calls.clear()
+        torch.testing.assert_close(model(x), expected, rtol=1e-10, atol=1e-12)
+        assert not calls
+        assert repr(record.maps[""].mask) == "Causal()"
+    assert record.totals["entropy"].shape == (1, H)
+
+
+def test_certify_says_which_functions_attach_keeps(flash):
+    model = Model(lambda q, k, v: flash.flash_attn_func(q, k, v, return_attn_probs=True)[0]).double()
+    (verdict,) = hw.models.certify(model, torch.randn(B, N, E).double())
+    assert verdict.same
+    assert verdict.remarks == ("attach keeps flash_attn_func: it returns more than its output",)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

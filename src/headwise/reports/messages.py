@@ -11,6 +11,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "text": ("text", "文本"),
     "model": ("model", "模型"),
     "kernel": ("kernel", "计算内核"),
+    "corpus": ("corpus", "语料"),
+    "fact_corpus": ("{tokens:,} tokens in {windows:,} windows", "{windows:,} 个窗口中的 {tokens:,} 个词元"),
     "steps": ("steps", "步数"),
     "loss": ("loss", "损失"),
     "fact_characters": ("{count:,} characters", "{count:,} 个字符"),

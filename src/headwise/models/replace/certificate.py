@@ -14,7 +14,8 @@ class Verdict:
 
     Attributes:
         name: the module's qualified name; name#2, name#3, … from its second call on.
-        same: whether it is the same function, so that `attach` computes it.
+        same: whether it is the same function, so that `attach` computes it, unless a remark says that it keeps a
+            function of another package.
         function: the call of `attend` that it is, or is closest to; "" if there is none.
         reason: what is different, if it is not the same.
         difference: the largest relative difference between a row of its result and that of `function`; None if there
