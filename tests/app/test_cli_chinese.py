@@ -52,7 +52,10 @@ WRONG = [
     ["convert", "--file", "short.txt", "--num-kv-heads", "1", "--heal", "-1", "--dry-run"],
     ["budget", "--file", "short.txt", "--threshold", "3"], ["budget", "--file", "short.txt", "--lengths", "x"],
     ["budget", "--file", "short.txt", "--window", "0"], ["view", "--port", "99999"], ["view", "--file", "absent.txt"],
-    ["doctor", "--wings"], ["measures", "extra"],
+    ["doctor", "--wings"], ["measures", "extra"], ["see", "武", "--model", "folder"],
+    ["see", "武", "--model", "short.txt"], ["write", "--model", "short.txt"], ["see", "武", "--beside", "folder"],
+    ["plan", "--d-model", "7", "--trade-off"], ["plan", "--config", "bert-base", "--sinks", "1"],
+    ["measure", "--file", "folder", "--out", "o.csv"], ["measure", "--file", "*.nothing", "--out", "o.csv"],
 ]  # fmt: skip
 
 
@@ -69,7 +72,8 @@ def test_an_error_is_one_line_in_chinese(
     done = headwise(*args, "--lang", "zh")
     assert (done.code, done.out) == (2, "")
     assert re.fullmatch("错误： .*[一-鿿].*\n", done.err)
-    said = re.sub(r"`[^`]*`|hf download .*?（|\(.*?\)|pip install [\w ]*", "", done.err)
+    # Without commands, and without what another library says about a file.
+    said = re.sub(r"`[^`]*`|hf download .*?（|\(.*?\)|pip install [\w ]*|已损坏：.*", "", done.err)
     assert re.findall(r"[A-Za-z]+ (?:[a-z]+ )+[a-z]+", said) == []
     english = headwise(*args, "--lang", "en")
     assert english.code == 2

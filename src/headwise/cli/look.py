@@ -154,15 +154,22 @@ def _beside(given: str | None, *, taken: bool) -> str | None:
         return None
     if given == STREAM:
         if taken:
-            raise ConfigError("--beside '-': standard input is the first text already; give one of them as a file")
+            raise ConfigError(
+                "--beside '-': standard input is the first text already; give one of them as a file",
+                "--beside '-'：标准输入已是第一段文本；请把其中一段放进文件",
+            )
         return stdin_text("--beside")
     if os.path.isdir(given):
-        raise ConfigError(f"--beside {given!r}: is a folder; expected a text, or a file with one")
+        raise ConfigError(
+            f"--beside {given!r}: is a folder; expected a text, or a file with one",
+            f"--beside {given!r}：是文件夹；应为文本，或含有文本的文件",
+        )
     if os.path.isfile(given):
         return read_text(given)
     if re.fullmatch(r"\S*[\w/\\]\.(txt|md|csv|json|html?|py)", given):
         raise ConfigError(
-            f"--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -"
+            f"--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -",
+            f"--beside {given!r}：没有这个文件；要与这段文字本身比较，请用管道传给 --beside -",
         )
     return typed(given)
 

@@ -221,7 +221,9 @@ def plan_pruning(
     if wanted == 0:
         raise ConfigError(
             f"--share {choice.share or 0:g}, --remove {choice.remove or 0}: heads that share a KV head are "
-            f"removed together, {counts[0]} at a time; expected at least one such group"
+            f"removed together, {counts[0]} at a time; expected at least one such group",
+            f"--share {choice.share or 0:g}、--remove {choice.remove or 0}：共享键值头的头一起移除，每次 "
+            f"{counts[0]} 个；至少应为这样的一组",
         )
     points = sorted({*_spread(counts), *([wanted] if wanted else [])})
     curve = pruning_curve(
@@ -244,7 +246,10 @@ def check_options(by: str, orders: int, penalty: float, gate_steps: int) -> None
     """Raise ConfigError for options of `plan_pruning` that are invalid for any model and text."""
     check_ranking(by, penalty, gate_steps)
     if orders < 1:
-        raise ConfigError(f"--orders {orders}: expected at least 1 random order to compare with")
+        raise ConfigError(
+            f"--orders {orders}: expected at least 1 random order to compare with",
+            f"--orders {orders}：至少需要 1 种随机顺序用于对照",
+        )
 
 
 def curve_rows(curve: PruningCurve) -> list[tuple[Value, ...]]:
@@ -271,10 +276,14 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
     if count > most:
         raise ConfigError(
             f"--remove {count}: of {total} heads in {len(sites)} layers at most {most} can be removed, as "
-            f"each layer keeps one"
+            f"each layer keeps one",
+            f"--remove {count}：{len(sites)} 层的 {total} 个头中最多可移除 {most} 个，每层保留一个",
         )
     if count < 1:
-        raise ConfigError(f"--share {choice.share:g}: of {total} heads this is none; expected at least 1")
+        raise ConfigError(
+            f"--share {choice.share:g}: of {total} heads this is none; expected at least 1",
+            f"--share {choice.share:g}：{total} 个头的这个比例不足一个；至少应为 1 个",
+        )
     return count
 
 

@@ -118,7 +118,8 @@ def finish(
     work = begun.work
     if changed := changes(begun.manifest):
         raise TextError(
-            f"the corpus changed while it was being measured: {'; '.join(changed)}; use --restart to measure again"
+            f"the corpus changed while it was being measured: {'; '.join(changed)}; use --restart to measure again",
+            f"测量期间语料发生了变化：{'；'.join(changed)}；加 --restart 重新测量",
         )
     sums, hows, collected = work.nothing(), [], work.no_passages()
     for number in range(len(begun.units)):
@@ -130,7 +131,10 @@ def finish(
         collected.add(journal.passages(number, collected))
     if not sums.windows:
         journal.remove()
-        raise TextError("the corpus is empty: the model's tokenizer produced no tokens from its files")
+        raise TextError(
+            "the corpus is empty: the model's tokenizer produced no tokens from its files",
+            "语料是空的：模型的分词器没有从这些文件得到词元",
+        )
     about = {
         "model": begun.manifest["model"], "options": dict(options), "how": hows, "kernels": sorted(sums.kernels),
         "files": begun.manifest["files"], "windows": sums.windows, "tokens": sums.tokens, "units": len(begun.units),

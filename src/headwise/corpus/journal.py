@@ -77,10 +77,12 @@ class Journal:
         with reading(path, "manifest", way_out=Bilingual("--restart measures again", "--restart 重新测量")):
             found = Entry(parsed(text_of(path)))
             if found.word("format") != FORMAT:
-                raise CheckpointError("it was written by another version of headwise")
+                raise CheckpointError("it was written by another version of headwise", "由另一版本的 headwise 写出")
             manifest = {name: found.raw(name) for name in found if name not in ("format", CHECKSUM)}
             if found.word(CHECKSUM) != _checksum(manifest):
-                raise CheckpointError("it is damaged: its contents do not match its checksum")
+                raise CheckpointError(
+                    "it is damaged: its contents do not match its checksum", "已损坏：内容与校验和不符"
+                )
             return manifest
 
     def begin(self, manifest: Mapping[str, Any]) -> None:

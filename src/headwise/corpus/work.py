@@ -126,7 +126,8 @@ class Work:
             if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
                 raise ConfigError(
                     f"batch={self.batch}: out of memory with windows of {self.length} tokens; the same "
-                    f"command with a smaller --batch resumes"
+                    f"command with a smaller --batch resumes",
+                    f"batch={self.batch}：{self.length} 个词元的窗口内存不足；用更小的 --batch 运行同一命令即可继续",
                 ) from None
             raise
 
