@@ -17,7 +17,7 @@ depend on the corpus, and both merge: those of two parts of a corpus, joined, ar
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,8 +156,8 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
         heads = [
             {
                 "layer": layer, "module": self.names[layer], "head": head,
-                "strongest": [asdict(one) for one in found.strongest],
-                "sampled": [asdict(one) for one in found.sampled],
+                "strongest": [vars(one) for one in found.strongest],
+                "sampled": [vars(one) for one in found.sampled],
             }
             for (layer, head), found in self.found.items()
         ]  # fmt: skip
@@ -234,8 +234,8 @@ class Collected:
     def to_json(self) -> str:
         """For a file of the journal."""
         plain = {
-            "strongest": [[asdict(one) for one in head] for head in self.strongest],
-            "sampled": [[at, [None if one is None else asdict(one) for one in heads]] for at, heads in self.sampled],
+            "strongest": [[vars(one) for one in head] for head in self.strongest],
+            "sampled": [[at, [None if one is None else vars(one) for one in heads]] for at, heads in self.sampled],
         }
         return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 

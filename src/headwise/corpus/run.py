@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from headwise.corpus.collecting import Floors
 from headwise.corpus.ends import Begun, begin, finish, look
 from headwise.corpus.journal import Journal
 from headwise.corpus.output import Output
@@ -140,8 +141,11 @@ def _measure(begun: Begun, journal: Journal, ranks: Ranks, progress: Progress) -
     """Measure units while any are left, then wait until the other processes have finished theirs."""
     done = _Done(begun, ranks, progress)
     done.report()
+    floors = Floors(begun.work.no_passages())
     while (number := ranks.take(begun.left)) is not None:
-        journal.write(number, *begun.work.measure(begun.units[number], done.add), begun.work.how())
+        tallies, passages = begun.work.measure(begun.units[number], done.add, floors)
+        journal.write(number, tallies, passages, begun.work.how())
+        floors.raise_by(passages)
         done.report()
         ranks.count("units", 1)
     while ranks.first and ranks.count("units", 0) < len(begun.left):

@@ -17,7 +17,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "loss": ("loss", "损失"),
     "fact_characters": ("{count:,} characters", "{count:,} 个字符"),
     "fact_tokens": ("{count:,} characters, {tokens:,} tokens", "{count:,} 个字符，{tokens:,} 个词元"),
-    "fact_model": ("{name}, {millions:.1f} M weights", "{name}，{millions:.1f} M 参数"),
+    "fact_model": ("{name}, {size} weights", "{name}，{size} 参数"),
     "fact_steps": ("{count:,} measured; the last of them is shown", "已测量 {count:,} 步，此处显示最后一步"),
     "heldout": ("held-out loss", "留出集损失"),
     "fact_heldout": (
