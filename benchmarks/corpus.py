@@ -1,8 +1,9 @@
-"""The cost of measuring a corpus: `measure_corpus` compared with the model's forward pass on the same windows.
+"""The cost of measuring a corpus: `measure_corpus` with and without passages, and the model's forward pass on the same
+windows.
 
     python -m benchmarks.corpus FILE --model DIR     # a Markdown row; --quick for a small size, which says nothing
 
-Both go in turns in one process. Measuring reads, cuts and tokenises the files and writes the table; the forward is
+They go in turns in one process. Measuring reads, cuts and tokenises the files and writes the table; the forward is
 given its ids, and does nothing else.
 """
 
@@ -45,15 +46,16 @@ def main() -> None:
         begun = time.perf_counter()
         found = measured()
         estimate = time.perf_counter() - begun
-        calls = {"forward": partial(_forward, subject, batches), "measured": measured}
+        plainly = partial(measured, passages=0)
+        calls = {"forward": partial(_forward, subject, batches), "measured": measured, "without": plainly}
         median, spread = medians(calls, estimate=estimate, seconds=args.seconds)
-    plain, whole = median["forward"], median["measured"]
+    plain, whole, without = (median[name] for name in ("forward", "measured", "without"))
     print(f"{machine.cpu}, {machine.threads} threads, torch {machine.torch}; medians, turn by turn.\n")
     print(f"{subject.about}; {len(ids):,} tokens, {len(shown_in('corpus'))} measures of {len(found.heads)} heads.\n")
-    print("| window | batch | forward, tokens/s | measured, tokens/s | ratio | spread |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| window | batch | forward, tokens/s | measured, tokens/s | ratio | ratio without passages | spread |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     rates = f"{len(ids) / plain:,.0f} | {len(ids) / whole:,.0f}"
-    print(f"| {window} | {args.batch} | {rates} | {whole / plain:.2f} | {spread:.0%} |")
+    print(f"| {window} | {args.batch} | {rates} | {whole / plain:.2f} | {without / plain:.2f} | {spread:.0%} |")
     if args.quick:
         print("\nSmall sizes: these times say nothing.")
 

@@ -30,7 +30,7 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.train import heldout_loss, train
 from headwise.nn.named import design_of, names
 from headwise.nn.registry import DESIGNS, STANDARD
-from headwise.reports.figure import figure_class
+from headwise.reports.figure import INK, LINE, MUTED, figure_class, font, quiet
 
 ROOT = Path(__file__).parent.parent
 WRITTEN = 48  # tokens, to measure the speed of writing
@@ -287,21 +287,24 @@ def draw(outcomes: list[Outcome], path: Path) -> None:
     loss.axvspan(min(chance), max(chance), color=CHANCE, linewidth=0)
     loss.scatter([o.loss for o in shown], rows, color=colours, s=42, zorder=3)
     loss.set_yticks(rows, [o.label for o in shown])
-    loss.set_title("Held-out loss, nats per token", loc="left", fontsize=11)
-    loss.set_xlabel(f"shaded: multi_head with {len(chance)} seeds", color="#666")
+    _titled(loss, "Held-out loss, nats per token", f"shaded: multi_head with {len(chance)} seeds")
     cache.barh(rows, [o.cache for o in shown], color=colours, height=0.55)
-    cache.set_title("Cache, bytes per token", loc="left", fontsize=11)
-    cache.set_xlabel("all layers, float32", color="#666")
+    _titled(cache, "Cache, bytes per token", "all layers, float32")
     speed.barh(rows, [o.speeds["training"] / base.speeds["training"] for o in shown], color=colours, height=0.55)
-    speed.set_title("Speed of training", loc="left", fontsize=11)
-    speed.set_xlabel("multi_head = 1", color="#666")
+    _titled(speed, "Speed of training", "multi_head = 1")
     for axes in panels:
-        axes.grid(axis="x", color="#e6e4dc", linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(axis="y", length=0)
+        quiet(axes)
+        axes.grid(visible=False, axis="y")
+        axes.grid(axis="x", color=LINE, linewidth=0.7)
+    for label in loss.get_yticklabels():
+        label.set(color=INK, fontproperties=font(10))
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png", dpi=130)
+
+
+def _titled(axes: Any, title: str, below: str) -> None:
+    axes.set_title(title, loc="left", color=INK, fontproperties=font(11))
+    axes.set_xlabel(below, color=MUTED, fontproperties=font(9.5))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Every model type of the installed transformers, tiny and random: headwise's attention against the model's own.
 
-    python scripts/all_families.py                     # all of them, about 20 minutes of CPU; a stopped run resumes
+    python scripts/all_families.py                     # all of them, about 11 minutes of CPU; a stopped run resumes
     python scripts/all_families.py --only llama --only bert
     python scripts/all_families.py --fast              # the 70 types that the tests run, about a minute
     python scripts/all_families.py --write             # what has been run goes into docs/models.md

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import headwise as hw
+from headwise.models.attaching import Attachment
 
 
 class Change(NamedTuple):
@@ -50,14 +51,15 @@ CHANGES = {
     "telemetry.qk_clip": Change(clipped),
 }  # fmt: skip
 
-# Functions of a model that leave it as it is; `watch` and `gate_gradients` until their end, and gradients are no state.
+# Functions of a model that leave it as it is; `watch`, `intervene` and `gate_gradients` until their end, and gradients
+# are no state.
 READS = {
     "analysis.ablation_importance", "analysis.attention_knockout", "analysis.direct_effects",
     "analysis.gradient_importance", "analysis.learn_gates", "analysis.losses_without", "analysis.pruning_curve",
     "analysis.taylor_importance", "analysis.value_norms", "edit.budget_effect", "edit.save_pruned",
-    "models.certify", "models.find_heads", "models.input_embedding", "models.recognise", "parallel.clip_gradients",
-    "parallel.held_heads", "parallel.sum_gradients", "parallel.whole_state", "telemetry.gate_gradients",
-    "telemetry.watch",
+    "models.certify", "models.find_heads", "models.input_embedding", "models.intervene", "models.recognise",
+    "parallel.clip_gradients", "parallel.held_heads", "parallel.sum_gradients", "parallel.whole_state",
+    "telemetry.gate_gradients", "telemetry.watch",
 }  # fmt: skip
 
 
@@ -99,7 +101,7 @@ def test_every_public_function_of_a_model_changes_it_or_leaves_it() -> None:
     takes_model = {
         name
         for name, function in functions.items()
-        if next(iter(inspect.get_annotations(function).values()), None) is nn.Module
+        if next(iter(inspect.get_annotations(function).values()), None) in (nn.Module, nn.Module | Attachment)
     }
     takes_copy = {name for name, function in functions.items() if "copy" in inspect.signature(function).parameters}
     assert takes_copy == CHANGES.keys()

@@ -2,6 +2,8 @@
 
 import errno
 import shlex
+import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
@@ -73,6 +75,17 @@ def reason(error: BaseException) -> tuple[str, str]:
     number = getattr(error, "errno", None)
     why = getattr(error, "strerror", None) or " ".join(str(error).split())
     return why, REASONS.get(number or 0, getattr(why, "zh", why))
+
+
+_BETWEEN = ("headwise", "torch", "contextlib")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the caller's code: the innermost one outside of headwise and PyTorch."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 def closest(value: object, known: Iterable[str]) -> list[str]:

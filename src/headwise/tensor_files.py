@@ -37,20 +37,26 @@ def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Ten
     """Read tensors and header of a file written by `write_tensors`; for use in a `reading` block. CheckpointError if
     the format in the header is not `form`, or if any byte has changed."""
     if os.path.isdir(path):
-        raise CheckpointError("it is a folder")
+        raise CheckpointError("it is a folder", "是文件夹")
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             found = header.get("format")
             if found != form:
-                raise CheckpointError(f"it is not of the format {form}; its header says {found!r}")
+                raise CheckpointError(
+                    f"it is not of the format {form}; its header says {found!r}",
+                    f"格式不是 {form}；文件头写的是 {found!r}",
+                )
             # Copies, because the tensors of safetensors are mapped to the file and change with it.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:
-        raise CheckpointError(f"it is truncated or damaged: {error}") from None
+        raise CheckpointError(f"it is truncated or damaged: {error}", f"被截断或已损坏：{error}") from None
     written = header.pop(CHECKSUM, None)
     if written is None or written != _checksum(tensors, header):
-        raise CheckpointError(f"it is damaged: its contents do not match the {CHECKSUM} in its header")
+        raise CheckpointError(
+            f"it is damaged: its contents do not match the {CHECKSUM} in its header",
+            f"已损坏：内容与文件头中的 {CHECKSUM} 不符",
+        )
     return tensors, header
 
 

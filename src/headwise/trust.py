@@ -48,7 +48,8 @@ def check_folder(folder: Path) -> None:
     if (folder / ADAPTER).exists():
         raise CheckpointError(
             f"{str(folder)!r} contains an adapter ({ADAPTER}); merge it into its model and save the result, "
-            f"or remove the file"
+            f"or remove the file",
+            f"{str(folder)!r} 中有适配器（{ADAPTER}）；请把它合并进模型再保存，或删除该文件",
         )
 
 

@@ -99,3 +99,15 @@ def test_models_of_transformers_are_read_or_refused(kind):
     effects = found(model, matrix)
     assert [tuple(layer.shape) for layer in effects.next_token] == [(config.num_attention_heads, N)] * 2
     assert all(torch.isfinite(layer[:, :-1]).all() for layer in effects.next_token)
+
+
+def test_they_show_themselves_as_a_table_and_find_the_heads():
+    model, tokens = decoder(), ids()
+    effects = direct_effects(model, lambda: model(tokens[None]), tokens, model.embedding.weight.detach())
+    means = [row[:, :-1].mean(1) for row in effects.next_token]
+    for column, row in zip(effects.table["direct effect"], means, strict=True):
+        torch.testing.assert_close(column, row.to(column))
+    lines = repr(effects).splitlines()
+    assert lines[0] == "Direct effect on the logit of the next token, mean over the text"
+    assert len(lines) == 2 + sum(len(row) for row in means)
+    assert "<table" in effects._repr_html_()

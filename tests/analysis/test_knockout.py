@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
+from by_hand import ByHand
 from headwise.analysis import attention_knockout
 from headwise.interventions import Forbid
 
@@ -85,3 +86,28 @@ def test_tokens_may_depend_on_the_batch():
 def test_bad_input(options: dict[str, Any], message: str):
     with pytest.raises(hw.ConfigError, match=message):
         attention_knockout(model(), batches(), loss_fn, **{"queries": 6, "keys": 4, **options})
+
+
+def without(layer: ByHand, x: Tensor, head: int) -> Tensor:
+    """The output of attention without the weight of token 2 on token 0 in a head, by definition."""
+    q, k, v = layer.split(x)
+    scores = q @ k.mT * 3**-0.5
+    scores[:, head, 2, 0] = -torch.inf
+    return layer.joined(scores.softmax(-1) @ v)
+
+
+def test_attention_written_by_hand_is_knocked_out_by_its_handle():
+    torch.manual_seed(0)
+    layer, x = ByHand(), torch.randn(2, 5, 6)
+    made = nn.Sequential(layer).eval()
+    hw.find_heads(made, x)
+    with pytest.raises(hw.ConfigError, match=r"hw\.attach\(model, batch"):
+        attention_knockout(made, [x], lambda m, x: m(x).sum(), queries=2, keys=0)
+    with hw.attach(made, batch=x) as handle:
+        found = attention_knockout(handle, [x], lambda m, x: m(x).square().sum(), queries=2, keys=0)
+        norms = hw.analysis.value_norms(handle, lambda: made(x))
+    with torch.no_grad():
+        expected = [float(without(layer, x, i).square().sum() - made(x).square().sum()) for i in range(2)]
+        wide = torch.einsum("bhnd,ehd->bhne", layer.split(x)[2], layer.out.weight.view(6, 2, 3))
+    torch.testing.assert_close(torch.from_numpy(found.flat).float(), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(norms["0"].float(), wide.norm(dim=-1), rtol=1e-5, atol=1e-6)

@@ -52,7 +52,10 @@ WRONG = [
     ["convert", "--file", "short.txt", "--num-kv-heads", "1", "--heal", "-1", "--dry-run"],
     ["budget", "--file", "short.txt", "--threshold", "3"], ["budget", "--file", "short.txt", "--lengths", "x"],
     ["budget", "--file", "short.txt", "--window", "0"], ["view", "--port", "99999"], ["view", "--file", "absent.txt"],
-    ["doctor", "--wings"], ["measures", "extra"],
+    ["doctor", "--wings"], ["measures", "extra"], ["see", "武", "--model", "folder"],
+    ["see", "武", "--model", "short.txt"], ["write", "--model", "short.txt"], ["see", "武", "--beside", "folder"],
+    ["plan", "--d-model", "7", "--trade-off"], ["plan", "--config", "bert-base", "--sinks", "1"],
+    ["measure", "--file", "folder", "--out", "o.csv"], ["measure", "--file", "*.nothing", "--out", "o.csv"],
 ]  # fmt: skip
 
 
@@ -69,7 +72,8 @@ def test_an_error_is_one_line_in_chinese(
     done = headwise(*args, "--lang", "zh")
     assert (done.code, done.out) == (2, "")
     assert re.fullmatch("错误： .*[一-鿿].*\n", done.err)
-    said = re.sub(r"`[^`]*`|hf download .*?（|\(.*?\)|pip install [\w ]*", "", done.err)
+    # Without commands, and without what another library says about a file.
+    said = re.sub(r"`[^`]*`|hf download .*?（|\(.*?\)|pip install [\w ]*|已损坏：.*", "", done.err)
     assert re.findall(r"[A-Za-z]+ (?:[a-z]+ )+[a-z]+", said) == []
     english = headwise(*args, "--lang", "en")
     assert english.code == 2
@@ -81,3 +85,18 @@ def test_an_error_keeps_its_chinese_and_has_the_english_text_otherwise():
     for one in (made, copy.copy(made), pickle.loads(pickle.dumps(made))):
         assert (str(one), one.zh, type(one)) == ("heads=3: expected 1 or 2", "heads=3：应为 1 或 2", ConfigError)
     assert TextError("empty").zh == "empty"
+
+
+@pytest.mark.thorough
+def test_the_plan_of_a_change_names_the_model_and_units_in_chinese(headwise: Command, tmp_path: Path):
+    (tmp_path / "text.txt").write_text("话说武松在路上行了几日，来到阳谷县地面。\n" * 300, encoding="utf-8")
+    options = ["--file", tmp_path / "text.txt", "--windows", "1", "--context", "16", "--lang", "zh"]
+    pruned = headwise("prune", *options, "--remove", "1", "--orders", "1", "--dry-run").out
+    assert "内置模型" in pruned
+    assert "及其重要性（损失）" in pruned
+    measured = headwise(
+        "measure", "--file", tmp_path / "text.txt", "--out", tmp_path / "o.csv", "--max-tokens", "40",
+        "--measures", "entropy,max_logit", "--lang", "zh",
+    ).out  # fmt: skip
+    assert re.search(r"entropy +奈特", measured)
+    assert re.search(r"max_logit +分数", measured)

@@ -1,14 +1,17 @@
 """The command line in English and in Chinese: help, sentences and errors; and what shells complete."""
 
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import rich.text
 from commands import Command
+from rich.cells import cell_len
 from typer.main import get_command
 
-from headwise.cli import app
+from headwise.cli import app, main
 from headwise.cli.chinese import HELP
 from headwise.cli.words import WORK, work
 from headwise.wording import language, speaking
@@ -54,6 +57,21 @@ def test_help_in_chinese_has_no_english_sentence(headwise: Command, locale: Any,
     assert "选项" in done.out
     assert re.findall(r"[A-Z][a-z]+ (?:[a-z]+ ){2,}", done.out) == []
     assert "…" not in done.out  # nothing is cut
+
+
+@pytest.mark.parametrize("columns", ["80", "66"])
+@pytest.mark.parametrize("args", [["see", "-h"], ["prune", "-h"], ["measures"], ["plan", "--config", "llama-2-7b"]])
+def test_chinese_lines_end_between_characters_and_begin_with_no_closing_mark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], columns: str
+):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.argv", ["headwise", *args, "--lang", "zh"])
+    with contextlib.suppress(SystemExit):
+        main()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(cell_len, lines)) <= int(columns)
+    assert [line for line in lines if re.match(r"[│\s]*[，。、；：？！）》”]", line)] == []
+    assert rich.text.divide_line.__module__.startswith("rich.")  # as before
 
 
 def test_lang_counts_more_than_the_locale_wherever_it_stands(headwise: Command, locale: Any):

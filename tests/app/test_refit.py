@@ -16,6 +16,7 @@ import headwise as hw
 from headwise.compress import read_budget, split_text
 from headwise.compress.ranking import order_of
 from headwise.compress.sizes import counts_in, expected_cache_bytes, expected_parameters
+from headwise.compress.source import open_source
 from headwise.lm.checkpoint import load_checkpoint, save_model
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
@@ -447,3 +448,8 @@ def test_a_change_is_described_in_chinese(headwise, model_folder, text, tmp_path
     assert "评估：" in done.out
     plain = done.out.replace(str(tmp_path), "").replace(str(model_folder), "").replace("headwise write --model", "")
     assert re.findall(r"[a-z]{3,}(?: [a-z]{2,}){2,}", plain) == []
+
+
+def test_the_embedded_model_is_named_in_both_languages():
+    named = open_source(None).described
+    assert (named[:18], named.zh[:5]) == ("the embedded model", "内置模型，")

@@ -16,6 +16,7 @@ import headwise.corpus.ranks as ranks
 from forked import Program
 from headwise.cli import main
 from headwise.corpus.journal import Journal
+from headwise.corpus.passages import passages_path
 
 HERE = Path(__file__).parent
 PROGRAM = str(HERE / "sweep_samples.py")
@@ -101,6 +102,7 @@ def test_three_processes_give_the_bits_of_one(options, alone, run, tmp_path):
     assert out.count("mean of heads") == 1  # the first process alone speaks
     assert not Journal(many).folder.exists()
     assert one.read_bytes() == many.read_bytes()
+    assert passages_path(one).read_bytes() == passages_path(many).read_bytes()
     assert len(one.read_bytes().splitlines()) == 1 + 3 * 6 * 3
 
 
@@ -123,6 +125,7 @@ def test_killed_in_the_middle_and_started_again(options, alone, run, tmp_path):
     assert before < Journal(parts).so_far()[0] < of
     alone(*options, "--out", parts)
     assert parts.read_bytes() == whole.read_bytes()
+    assert passages_path(parts).read_bytes() == passages_path(whole).read_bytes()
 
 
 @pytest.mark.thorough

@@ -10,6 +10,7 @@ from sweep_samples import WINDOW, make_model, said
 import headwise.corpus.run as run
 from headwise.corpus import measure_corpus
 from headwise.corpus.journal import Journal
+from headwise.corpus.passages import passages_path
 from headwise.errors import CheckpointError, ConfigError, TextError
 
 OPTIONS = {"measures": ["entropy", "max_logit"], "window": WINDOW, "device": "cpu", "batch": 3}
@@ -61,6 +62,7 @@ def test_it_goes_on_with_the_same_bits(model_folder, corpus, tmp_path, per):
     assert measured[0][1] > 0  # it says that some is done
     assert whole.read_bytes() == parts.read_bytes()
     assert torch.equal(once.total.numbers, twice.total.numbers)
+    assert passages_path(whole).read_bytes() == passages_path(parts).read_bytes()
     assert not Journal(parts).folder.exists()
 
 

@@ -216,7 +216,10 @@ def _own_code(folder: Path) -> None:
 
 
 SPOILED: dict[str, tuple[Any, str]] = {
-    "no tokenizer": (_no_tokenizer, "no tokenizer"),
+    "no tokenizer": (_no_tokenizer, r"no tokenizer found, such as tokenizer\.json.*hw\.show\(model, text=ids\)"),
+    "broken tokenizer": (
+        lambda folder: (folder / "tokenizer.json").write_text("{"), "it has no tokenizer that can be read: ",
+    ),
     "pickled": (_pickled, "pytorch_model.bin.*pickled"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
     "a part is missing": (lambda folder: _sharded(folder, "model-1-of-2.safetensors"), "1-of-2.*missing"),

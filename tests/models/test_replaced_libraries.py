@@ -1,6 +1,7 @@
 """Functions of other packages that compute a whole attention, computed by `attach` instead: the same results and
 gradients, and nothing that is not understood."""
 
+import contextlib
 import sys
 from typing import Any
 
@@ -220,6 +221,35 @@ def test_another_call_of_the_same_line_is_compared_first(flash):
         assert handle.skipped == {}
 
 
+@pytest.mark.parametrize("attached_first", [True, False])
+def test_a_call_that_is_replaced_is_watched(attached_first, flash, monkeypatch):
+    model, x = (
+        Model(lambda q, k, v: flash.flash_attn_func(q, k, v, causal=True)).double(),
+        torch.randn(B, N, E).double(),
+    )
+    calls: list[int] = []
+    expected = model(x)
+    monkeypatch.setattr(fused, "dense", counted(fused.dense, calls))
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        opened = [lambda: hw.attach(model), lambda: hw.watch(model, maps="lazy")]
+        found = [stack.enter_context(one()) for one in (opened if attached_first else opened[::-1])]
+        record = found[1 if attached_first else 0]
+        model(x)
+        assert record.maps[""].shape == (B, H, N, N)
+        calls.clear()
+        torch.testing.assert_close(model(x), expected, rtol=1e-10, atol=1e-12)
+        assert not calls
+        assert repr(record.maps[""].mask) == "Causal()"
+    assert record.totals["entropy"].shape == (1, H)
+
+
+def test_certify_says_which_functions_attach_keeps(flash):
+    model = Model(lambda q, k, v: flash.flash_attn_func(q, k, v, return_attn_probs=True)[0]).double()
+    (verdict,) = hw.models.certify(model, torch.randn(B, N, E).double())
+    assert verdict.same
+    assert verdict.remarks == ("attach keeps flash_attn_func: it returns more than its output",)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 class TestFlex:
     """PyTorch's flex_attention itself, whose first call imports PyTorch's compiler."""
@@ -330,6 +360,9 @@ class TestFlex:
             (lambda b, h, i, j: (i >= j) & (i - j < width), 1),
             (lambda b, h, i, j: (i >= j) & (i - j < listed[0]), 1),
             (lambda b, h, i, j: (i >= j) & (i - j < self.width), 4),
+            (lambda b, h, i, j: (i >= j) & (i - j < TestFlex.width), 4),
+            (lambda b, h, i, j: (i >= j) & (i - j < fused.WIDTH), 4),
+            (lambda b, h, i, j: torch.where(i >= j, i - j < int(width), False), 1),
         ):
             evaluated.clear()
             model = Model(self.function(None, mask_mod)).double()

@@ -182,6 +182,8 @@ def test_on_a_phone_and_on_paper(show) -> None:
     page.do(SETTLED)
     assert page.do("document.querySelector('#image-canvas').getBoundingClientRect().height") > 50
     assert shades(page).mean() > 128  # light
+    bar = "(([c]) => c.width / c.height / (c.clientWidth / c.clientHeight))(document.querySelectorAll('#image-bar'))"
+    assert page.do(bar) == pytest.approx(1, abs=0.02)
 
 
 def test_patches_are_tokens_of_their_own() -> None:

@@ -285,10 +285,10 @@ def test_paper_shows_everything_in_light_colours(show, theme):
     assert page.do("document.documentElement.dataset.theme") == "light"
     assert not page.do("document.querySelector('#compare').hidden || document.querySelector('#maps').hidden")
     ratios = page.do(
-        "[...document.querySelectorAll('#map-base, #matrix')]"
+        "[...document.querySelectorAll('#map-base, #bar, #matrix')]"
         ".map((c) => c.width / c.height / (c.clientWidth / c.clientHeight))"
     )
-    assert ratios == pytest.approx([1, 1], abs=0.01)
+    assert ratios == pytest.approx([1, 1, 1], abs=0.02)
     assert page.do(
         "document.querySelector('#table').scrollWidth <= document.querySelector('#table').parentElement.clientWidth"
     )

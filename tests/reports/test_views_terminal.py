@@ -1,6 +1,7 @@
 """The table in terminals of several widths, in colour and through a pipe."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def test_sorting_puts_the_largest_first_and_the_unknown_last():
     known = sorted((at for at in np.ndindex(2, 3) if at != (0, 2)), key=lambda at: -sink[at])
     found = [(int(row[0]), int(row[1])) for row in rows(printed(report, 120, sort="sink_mass"))]
     assert found == [*known, (0, 2)]
-    with pytest.raises(ConfigError, match=r"'entropi'.*'entropy', 'sink_mass'"):
+    with pytest.raises(ConfigError, match=r"'entropi'.*'entropy' or 'sink_mass'"):
         printed(report, 80, sort="entropi")
 
 
@@ -88,3 +89,13 @@ def test_no_statistics_and_no_patterns():
     text = printed(Report("r", [passage("ab")], heads_of(3, 3), [[""] * 3] * 2), 80)
     assert len(rows(text)) == 6
     assert "pattern" not in text
+
+
+def test_long_facts_are_broken_at_blanks_beside_their_names():
+    report = replace(wide(), facts=[("loss", "one two three four five six seven"), ("file", "/a" * 20)])
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=30, force_terminal=True, color_system=None))
+    assert [line.rstrip() for line in out.getvalue().splitlines()[:4]] == [
+        "loss  one two three four five", "      six seven", f"file  {'/a' * 20}", "",
+    ]  # fmt: skip
+    assert "one two three four five six seven\n" in printed(report, 30)

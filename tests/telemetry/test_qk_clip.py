@@ -1,10 +1,11 @@
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 from watched_models import ids, transformers_model, x
 
 import headwise as hw
+from by_hand import ByHand
 
 OPTIONS = {"measures": ["max_logit"]}
 
@@ -198,19 +199,6 @@ def test_run_that_diverges_without_it_trains_with_it():
     assert large[-5:].max() > 50 * small[-5:].max()  # they grow without end, or stay near τ
     assert wild[-5:].mean() > wild[25:30].mean()  # and the loss rises again
     assert tame[-5:].mean() < 0.95 * tame[25:30].mean()
-
-
-class ByHand(nn.Module):
-    """Attention that is written by hand, of 2 heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(6, 18), nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 3).permute(2, 0, 3, 1, 4)
-        weights = (q @ k.mT * 3**-0.5).softmax(-1)
-        return self.out((weights @ v).transpose(1, 2).flatten(2))
 
 
 def test_attention_written_by_hand_is_clipped_once_its_heads_are_found() -> None:

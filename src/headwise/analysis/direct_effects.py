@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
-from headwise.models import HeadSite, record_heads
+from headwise.models import HeadSite, find_heads, record_heads
+from headwise.table import HeadColumn, HeadTable
 
 LEAST = 2  # tokens: the last one has none that follows
 TOLERANCE = 1e-3  # of the largest number, for what must be equal
+_MEAN = "Direct effect on the logit of the next token, mean over the text"
 WORK = 2e12  # operations for the tokens that a head makes more likely
 
 
@@ -34,6 +36,18 @@ class DirectEffects:
     values: list[Tensor]
     tokens: list[Tensor]
 
+    @property
+    def table(self) -> HeadTable:
+        """The effect of each head on the logit of the token that follows, mean over the text."""
+        column = HeadColumn([row[:, :-1].mean(1) for row in self.next_token], unit="logit", description=_MEAN)
+        return HeadTable({"direct effect": column}, title=_MEAN)
+
+    def __repr__(self) -> str:
+        return repr(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
 
 @torch.no_grad()
 def direct_effects(
@@ -42,7 +56,7 @@ def direct_effects(
     ids: Tensor,
     unembedding: Tensor,
     *,
-    sites: Sequence[HeadSite],
+    sites: Sequence[HeadSite] | None = None,
     top: int = 3,
 ) -> DirectEffects:
     """The direct effect of every head on the logits at every position: norm(o_i W_O) · W_U, with the scale of the final
@@ -55,7 +69,7 @@ def direct_effects(
         model: a decoder whose attention adds to a residual stream.
         run: a function that runs the model once on `ids`, with a batch of one. ids: [n].
         unembedding: W_U, [vocabulary, d_model].
-        sites: of `find_heads(model)`, in the order of the layers.
+        sites: of `find_heads(model)`, in the order of the layers; all by default.
         top: tokens to return with the largest effects.
     Returns:
         `DirectEffects`.
@@ -65,6 +79,7 @@ def direct_effects(
     """
     if len(ids) < LEAST:
         raise ConfigError(f"ids: {len(ids)} tokens; direct effects require at least {LEAST}")
+    sites = find_heads(model) if sites is None else sites
     with _Stream(model, sites).followed() as stream, record_heads(sites) as outputs:
         run()
         outputs = [out[0].float() for out in outputs]  # [h, n, d_v]
@@ -105,7 +120,7 @@ class _Pass:
 
 @dataclass
 class _Stream:
-    """The residual stream of a model: inputs and outputs of the blocks, and of all that stands in and behind them."""
+    """The residual stream of a model: inputs and outputs of the blocks, and of all modules in and after them."""
 
     model: nn.Module
     sites: Sequence[HeadSite]

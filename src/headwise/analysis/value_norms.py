@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from headwise import events
 from headwise.errors import ConfigError
 from headwise.interventions import Arguments, Edit
+from headwise.models.attaching import Attachment
 from headwise.models.find import find_heads
-from headwise.models.intervening import intervene
+from headwise.models.intervening import intervene, model_of
 from headwise.models.site import HeadSite
 from headwise.rule import compute
 
 
 def value_norms(
-    model: nn.Module, run: Callable[[], Any], *, sites: Sequence[HeadSite] | None = None
+    model: nn.Module | Attachment, run: Callable[[], Any], *, sites: Sequence[HeadSite] | None = None
 ) -> dict[str, Tensor]:
     """‖v_j W_O^h‖ of every head h and token j: the length of what a weight of 1 on it adds to the residual stream.
 
@@ -36,7 +37,8 @@ def value_norms(
     `rollout(maps, value_norms=…)`.
 
     Args:
-        model: any that `hw.intervene` and `find_heads` support.
+        model: any that `hw.intervene` and `find_heads` support, or for attention that is written by hand the handle of
+            `hw.attach(model, batch=…)`.
         run: a function that runs the model once, without a KV cache, as the maps' run did.
         sites: of `find_heads(model)`; all by default.
     Returns:
@@ -49,7 +51,7 @@ def value_norms(
     """
     if events.editing:
         raise ConfigError("value_norms: the attention of a model is edited (hw.intervene); call it outside of that")
-    places = {site.name: site for site in (find_heads(model) if sites is None else sites)}
+    places = {site.name: site for site in (find_heads(model_of(model)) if sites is None else sites)}
     keep = _Keep()
     with torch.no_grad(), intervene(model, keep, layers=list(places)):
         run()

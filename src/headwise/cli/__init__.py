@@ -1,6 +1,7 @@
 """The command line: every command is one call into the library."""
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -71,7 +72,7 @@ def _top(
 
 def main() -> None:
     """Run the command line; errors that the user can fix are printed as one line, with exit code 2."""
-    with standard_streams(), speaking(_wanted(sys.argv[1:])):
+    with standard_streams(), speaking(_wanted(sys.argv[1:])), _lines():
         _main()
 
 
@@ -108,6 +109,15 @@ def _main() -> None:
         if message is None:
             raise
         _fail(message)
+
+
+def _lines() -> AbstractContextManager[None]:
+    """How rich breaks lines in the user's language."""
+    if _language() != "zh":
+        return nullcontext()
+    from headwise.cli.chinese import lines_of_characters
+
+    return lines_of_characters()
 
 
 def _language() -> str:

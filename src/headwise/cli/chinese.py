@@ -1,5 +1,7 @@
 """The help of the command line in Chinese: one entry for each English text, found by that text."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.columns import Columns
@@ -76,6 +78,8 @@ HELP: dict[str, str] = {
         "并排比较的第二段文本，或含有它的文件；- 表示标准输入。",
     "Open the report in the browser; default: on a desktop, from a terminal.":
         "在浏览器中打开报告；默认仅在桌面环境的终端中打开。",
+    "Table of `headwise measure` of this model: show the strongest passages of each head.":
+        "`headwise measure` 为此模型写出的表格：显示每个头在语料中最强的段落。",
     # view
     "Open this UTF-8 text file; - is standard input.": "打开此 UTF-8 文本文件；- 表示标准输入。",
     "Port; 0 selects a free one.": "端口；0 表示自动选取空闲端口。",
@@ -132,6 +136,12 @@ HELP: dict[str, str] = {
     "Tokens from one window to the next; default: the window, without overlap.":
         "相邻窗口起点之间的词元数；默认等于窗口长度，不重叠。",
     "Windows per batch.": "每批的窗口数。",
+    "Also write an HTML page: heads by any two statistics, and their passages.":
+        "同时写出 HTML 页面：按任意两个统计量排列各头，并显示各头的段落。",
+    "Passages to keep of each head: the strongest, and as many sampled ones; 0 for none.":
+        "每个头保留的段落数：最强的若干段，以及同样多的抽样段落；0 表示不保留。",
+    "What makes a passage strong: weight, or a measure of queries such as induction_mass.":
+        "以什么衡量段落的强弱：weight（权重），或某个按查询计算的统计量，例如 induction_mass。",
     "Stop after this many tokens.": "处理这么多词元后停止。",
     "all, or file for separate numbers per file.": "all，或 file（按文件分别统计）。",
     "Field of JSON lines, or column of Parquet, that contains the text.":
@@ -219,6 +229,25 @@ MARKS = {
     "ARGUMENTS_PANEL_TITLE": "参数", "OPTIONS_PANEL_TITLE": "选项", "COMMANDS_PANEL_TITLE": "命令",
     "ERRORS_PANEL_TITLE": "错误", "DEFAULT_STRING": "[默认：{}]", "REQUIRED_LONG_STRING": "[必填]",
 }  # fmt: skip
+
+
+@contextmanager
+def lines_of_characters() -> Iterator[None]:
+    """Within the block, rich breaks lines between any two Chinese characters, and before no closing mark: it knows
+    spaces only."""
+    import rich.text as module
+
+    from headwise.textbook.guide.prose import breaks
+
+    before = getattr(module, "divide_line", None)  # private to rich: without it, lines stay as rich breaks them
+    if before is None:
+        yield
+        return
+    module.divide_line = breaks
+    try:
+        yield
+    finally:
+        module.divide_line = before
 
 
 def translate(group: Any) -> Any:

@@ -40,6 +40,10 @@ def see(
             help="Tokens per window of a long text, 0 to read it whole; default: the length of the model's training."
         ),
     ] = None,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(help="Table of `headwise measure` of this model: show the strongest passages of each head."),
+    ] = None,
     beside: Annotated[
         str | None,
         typer.Option(
@@ -56,6 +60,7 @@ def see(
     lang: Lang = None,
 ) -> None:
     """Show what every head attends to in a text, as a table and an HTML report."""
+    from headwise.corpus.passages import Passages
     from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.figure import figure_class
@@ -73,6 +78,7 @@ def see(
     check_sort(sort)
     if text is not None and file is not None:
         raise ConfigError("give a text or --file, not both", "文本与 --file 只能给出其一")
+    passages = None if sweep is None else Passages.load(sweep)
     check_file("--out", out, "report.html", stream=True)
     if open_page and is_stream(out):
         raise ConfigError(
@@ -104,7 +110,10 @@ def see(
             if sort is not None:  # which statistics there are depends on the model
                 reading = loaded.read(SAMPLE if text is None else text)
                 check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])
-            report = report_on(text, loaded, title=title, cells=cells, window=window, beside=second, progress=progress)
+            report = report_on(
+                text, loaded, title=title, cells=cells, window=window, beside=second, sweep=passages,
+                progress=progress,
+            )  # fmt: skip
         console = Console(stderr=is_stream(out))
 
         def say(code: str, **values: int | str) -> None:
@@ -145,15 +154,22 @@ def _beside(given: str | None, *, taken: bool) -> str | None:
         return None
     if given == STREAM:
         if taken:
-            raise ConfigError("--beside '-': standard input is the first text already; give one of them as a file")
+            raise ConfigError(
+                "--beside '-': standard input is the first text already; give one of them as a file",
+                "--beside '-'：标准输入已是第一段文本；请把其中一段放进文件",
+            )
         return stdin_text("--beside")
     if os.path.isdir(given):
-        raise ConfigError(f"--beside {given!r}: is a folder; expected a text, or a file with one")
+        raise ConfigError(
+            f"--beside {given!r}: is a folder; expected a text, or a file with one",
+            f"--beside {given!r}：是文件夹；应为文本，或含有文本的文件",
+        )
     if os.path.isfile(given):
         return read_text(given)
     if re.fullmatch(r"\S*[\w/\\]\.(txt|md|csv|json|html?|py)", given):
         raise ConfigError(
-            f"--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -"
+            f"--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -",
+            f"--beside {given!r}：没有这个文件；要与这段文字本身比较，请用管道传给 --beside -",
         )
     return typed(given)
 

@@ -40,6 +40,12 @@ def measure(
     ] = "text",
     layers: Annotated[str | None, typer.Option(help="Layers to include: 0,4-7.")] = None,
     heads: Annotated[str | None, typer.Option(help="Heads of each layer to include: 0,4-7.")] = None,
+    passages: Annotated[
+        int, typer.Option(help="Passages to keep of each head: the strongest, and as many sampled ones; 0 for none.")
+    ] = 8,
+    strongest_by: Annotated[
+        str, typer.Option(help="What makes a passage strong: weight, or a measure of queries such as induction_mass.")
+    ] = "weight",
     device: Annotated[str | None, typer.Option(help="cpu, cuda …; default: a GPU if there is one.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16; default: float32.")
@@ -47,6 +53,9 @@ def measure(
     restart: Annotated[bool, typer.Option("--restart", help="Discard earlier results and start again.")] = False,
     sort: Annotated[str | None, typer.Option(help="Sort the printed table by this measure, largest first.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also plot every measure as layers × heads.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write an HTML page: heads by any two statistics, and their passages.")
+    ] = None,
     lang: Lang = None,
 ) -> None:
     """Measure every head on a corpus of any size. Resumable; torchrun divides the work."""
@@ -63,9 +72,10 @@ def measure(
     try:
         with _signals():
             _measure(
-                ranks, files, out, sort, png, model=model, measures=measures, window=window, stride=stride, batch=batch,
-                max_tokens=max_tokens, per=per, field=field, layers=_numbers("layers", layers),
-                heads=_numbers("heads", heads), device=device, dtype=dtype, restart=restart,
+                ranks, files, out, sort, png, page, model=model, measures=measures, window=window, stride=stride,
+                batch=batch, max_tokens=max_tokens, per=per, field=field, layers=_numbers("layers", layers),
+                heads=_numbers("heads", heads), passages=passages,
+                strongest_by=strongest_by, device=device, dtype=dtype, restart=restart,
             )  # fmt: skip
     except KeyboardInterrupt as stop:
         if ranks.first:
@@ -84,13 +94,17 @@ def measure(
 
 
 def _measure(
-    ranks: Any, files: list[str], out: Path, sort: str | None, png: Path | None, *, model: Path | None,
+    ranks: Any, files: list[str], out: Path, sort: str | None, png: Path | None, page: Path | None, *,
+    model: Path | None,
     measures: str | None, **options: Any,
 ) -> None:  # fmt: skip
     from headwise.corpus import measure_corpus
     from headwise.corpus.printing import check_sort, print_measures
+    from headwise.reports.corpus_page import write_corpus_page
+    from headwise.reports.corpus_passages import print_passages
     from headwise.reports.corpus_picture import check_picture, write_picture
     from headwise.stats import shown_in
+    from headwise.wording import language
 
     names = (
         shown_in("corpus") if measures is None else tuple(name.strip() for name in measures.split(",") if name.strip())
@@ -100,6 +114,7 @@ def _measure(
         check_picture(png)
     if ranks.first:
         check_file("--png", png, "measures.png")
+        check_file("--page", page, "heads.html")
     since = time.monotonic()
     with progress_bar() if ranks.first else nullcontext() as progress:
         found = measure_corpus(model, files, out, measures=names, ranks=ranks, progress=progress, **options)
@@ -107,10 +122,13 @@ def _measure(
         return
     console = Console()
     print_measures(found, console, sort=sort, seconds=time.monotonic() - since if found.new else None)
+    print_passages(found.passages, console)
     if not found.new:
         say(console, "finished_table", path=out)
     if png is not None:
         say(console, "wrote_measures", path=write_picture(found, png))
+    if page is not None:
+        say(console, "wrote_corpus_page", path=write_corpus_page(found, page, lang=language()))
 
 
 class _Terminated(KeyboardInterrupt):

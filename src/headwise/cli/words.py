@@ -70,6 +70,10 @@ SENTENCES: dict[str, tuple[str, str]] = {
         "Wrote a plot of every measure to [bold]{path}[/bold].",
         "各统计量的图已写入 [bold]{path}[/bold]。",
     ),
+    "wrote_corpus_page": (
+        "Wrote the heads and their passages to [bold]{path}[/bold]; open it in a browser.",
+        "各头及其段落已写入 [bold]{path}[/bold]，请用浏览器打开。",
+    ),
     "wrote_roles": (
         "Wrote the roles of all heads at each evaluation to [bold]{path}[/bold].",
         "各次评估时全部头的角色已写入 [bold]{path}[/bold]。",

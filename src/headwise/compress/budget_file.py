@@ -39,7 +39,10 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
     with reading(path, WHAT, missing=MAKES_ONE):
         content = Entry(parsed(text_of(path)))
         if content.word("format") != FORMAT:
-            raise CheckpointError(f"expected the format {FORMAT}, got {content.word('format')!r}")
+            raise CheckpointError(
+                f"expected the format {FORMAT}, got {content.word('format')!r}",
+                f"格式应为 {FORMAT}，实际是 {content.word('format')!r}",
+            )
         layers = content.entries("layers")
         found = Budget(
             tuple(tuple(layer.each("windows", _window)) for layer in layers),

@@ -20,7 +20,9 @@ from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder
 from headwise.models import HeadSite, find_heads
 from headwise.progress import Progress, part
+from headwise.stats.words import unit_of
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
+from headwise.wording import joined
 
 MOST_POINTS = 32  # of the curve, in addition to the whole model
 GOING = (Column(term("layer")), Column(term("heads")), Column(term("that go"), key="gone"))
@@ -152,7 +154,7 @@ class Pruning:
             if kv != heads:
                 count = term("keys_too", before=site.num_heads, after=heads, kv=site.num_kv_heads, kv_after=kv)
             rows.append((str(layer), count, "  ".join(words)))
-        measured = self.importance and term("heads_important", unit=self.importance.column.unit)
+        measured = self.importance and term("heads_important", unit=unit_of(self.importance.column.unit))
         return Table("heads", measured or term("heads_named"), GOING, tuple(rows))
 
     def _curve(self) -> Table:
@@ -162,7 +164,7 @@ class Pruning:
         curve = self.curve
         notes: list[str] = []
         if self.order is not None and self.order.skipped:
-            names = ", ".join(f"{layer}.{head}" for unit in self.order.skipped for layer, head in unit)
+            names = joined((f"{layer}.{head}" for unit in self.order.skipped for layer, head in unit), ", ", "、")
             notes.append(term("skipped_note", names=names))
         chance, count = curve.random, len(curve.random)
         if self.order is None:
@@ -219,7 +221,9 @@ def plan_pruning(
     if wanted == 0:
         raise ConfigError(
             f"--share {choice.share or 0:g}, --remove {choice.remove or 0}: heads that share a KV head are "
-            f"removed together, {counts[0]} at a time; expected at least one such group"
+            f"removed together, {counts[0]} at a time; expected at least one such group",
+            f"--share {choice.share or 0:g}、--remove {choice.remove or 0}：共享键值头的头一起移除，每次 "
+            f"{counts[0]} 个；至少应为这样的一组",
         )
     points = sorted({*_spread(counts), *([wanted] if wanted else [])})
     curve = pruning_curve(
@@ -242,7 +246,10 @@ def check_options(by: str, orders: int, penalty: float, gate_steps: int) -> None
     """Raise ConfigError for options of `plan_pruning` that are invalid for any model and text."""
     check_ranking(by, penalty, gate_steps)
     if orders < 1:
-        raise ConfigError(f"--orders {orders}: expected at least 1 random order to compare with")
+        raise ConfigError(
+            f"--orders {orders}: expected at least 1 random order to compare with",
+            f"--orders {orders}：至少需要 1 种随机顺序用于对照",
+        )
 
 
 def curve_rows(curve: PruningCurve) -> list[tuple[Value, ...]]:
@@ -269,10 +276,14 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
     if count > most:
         raise ConfigError(
             f"--remove {count}: of {total} heads in {len(sites)} layers at most {most} can be removed, as "
-            f"each layer keeps one"
+            f"each layer keeps one",
+            f"--remove {count}：{len(sites)} 层的 {total} 个头中最多可移除 {most} 个，每层保留一个",
         )
     if count < 1:
-        raise ConfigError(f"--share {choice.share:g}: of {total} heads this is none; expected at least 1")
+        raise ConfigError(
+            f"--share {choice.share:g}: of {total} heads this is none; expected at least 1",
+            f"--share {choice.share:g}：{total} 个头的这个比例不足一个；至少应为 1 个",
+        )
     return count
 
 

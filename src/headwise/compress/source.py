@@ -17,6 +17,7 @@ from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.models import find_heads
 from headwise.outputs import contents
+from headwise.wording import Bilingual, in_language
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def open_source(model: str | os.PathLike[str] | None) -> Source:
     """The model of a folder or file, or the embedded one. CheckpointError if it cannot be read."""
     if model is None:
         with as_file(files("headwise.lm") / "pretrained" / MODEL_FILE) as path:
-            return _opened("the embedded model", path)
+            return _opened(Bilingual("the embedded model", "内置模型"), path)
     path = Path(model)
     return _opened(str(path), path / MODEL_FILE if path.is_dir() else path)
 
@@ -69,7 +70,7 @@ def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = F
         raise CheckpointError(
             f"--out {str(folder)!r}: contains {source.name}, and the source is never overwritten; expected "
             f"another folder",
-            f"--out {str(folder)!r}：其中有 {source.name}，原模型绝不会被覆盖；应为另一个文件夹",
+            f"--out {str(folder)!r}：其中有 {in_language(source.name, 'zh')}，原模型绝不会被覆盖；应为另一个文件夹",
         )
     if not force and folder.is_dir() and contents(folder):
         raise CheckpointError(

@@ -19,10 +19,12 @@ from headwise.corpus.journal import (
     weights_print,
 )
 from headwise.corpus.output import Columns, Output, columns
+from headwise.corpus.passages import Passages, passages_path
 from headwise.corpus.pieces import Limit, Unit, units
 from headwise.corpus.ranks import Ranks
 from headwise.corpus.result import CorpusMeasures
 from headwise.corpus.sources import Advance, Print, Source, check, find_sources
+from headwise.corpus.strength import unit_of
 from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work
 from headwise.errors import CheckpointError, ConfigError, TextError
@@ -55,7 +57,7 @@ def look(given: Sequence[Any], journal: Journal, output: Output, restart: bool, 
     """
     if not ranks.first:
         return []
-    for path in (output.path, output.about):
+    for path in (output.path, output.about, passages_path(output.path)):
         check_writable(path, "out")
     if _finished(journal, output, restart) and output.read_about() is None:
         raise ConfigError(
@@ -94,7 +96,7 @@ def begin(
     else:
         decided = ranks.wait_for("plan")
         if decided is None:
-            return CorpusMeasures.of(work, output.path, work.nothing(), {}, new=False)
+            return CorpusMeasures.of_nothing(work, output.path)
         manifest = _followed(journal, decided["manifest"], model)
         left = decided["left"]
     work = replace(work, sources=sources_of(manifest), step=manifest["step"], limit=limit_of(manifest))
@@ -116,25 +118,35 @@ def finish(
     work = begun.work
     if changed := changes(begun.manifest):
         raise TextError(
-            f"the corpus changed while it was being measured: {'; '.join(changed)}; use --restart to measure again"
+            f"the corpus changed while it was being measured: {'; '.join(changed)}; use --restart to measure again",
+            f"测量期间语料发生了变化：{'；'.join(changed)}；加 --restart 重新测量",
         )
-    sums, hows = work.nothing(), []
+    sums, hows, collected = work.nothing(), [], work.no_passages()
     for number in range(len(begun.units)):
         progress("merging", number, len(begun.units))
         found, how = journal.tallies(number, work.nothing())
         for tally in found.values():
             sums.add(tally)
         hows += [how] if how not in hows else []
+        collected.add(journal.passages(number, collected))
     if not sums.windows:
         journal.remove()
-        raise TextError("the corpus is empty: the model's tokenizer produced no tokens from its files")
+        raise TextError(
+            "the corpus is empty: the model's tokenizer produced no tokens from its files",
+            "语料是空的：模型的分词器没有从这些文件得到词元",
+        )
     about = {
         "model": begun.manifest["model"], "options": dict(options), "how": hows, "kernels": sorted(sums.kernels),
         "files": begun.manifest["files"], "windows": sums.windows, "tokens": sums.tokens, "units": len(begun.units),
         "troubles": [str(trouble) for trouble in sums.troubles], "sums": sums.to_dict(),
         "given": [{"path": one["path"]} for one in begun.manifest["given"]], "checked": begun.manifest["checked"],
     }  # fmt: skip
-    result = CorpusMeasures.of(work, output.path, sums, about)
+    model = {name: str(begun.manifest["model"][name]) for name in ("name", "sha256")}
+    passages = Passages.nothing(work.by)
+    if work.passages:
+        passages = collected.of_heads(work.heads, work.by, unit_of(work.by), model)
+    about["passages"] = output.write_passages(passages)
+    result = CorpusMeasures.of(work, output.path, sums, passages, about)
     parts = _by_file(begun, journal, result) if work.by_file else iter([result.columns()])
     output.write(parts, about)
     journal.remove()
@@ -154,6 +166,9 @@ def _found(work: Work, output: Output, options: Mapping[str, Any], model: Mappin
             raise KeyError
         differ = differences(about, options, model, work.sources) or changes(about)
         sums = Tally.from_dict(about["sums"], len(work.selection.names), len(work.heads)) if not differ else None
+        passages = (
+            output.read_passages(about["passages"]) if work.passages and not differ else Passages.nothing(work.by)
+        )
     except (KeyError, TypeError, ValueError):
         raise ConfigError(
             f"{str(output.path)!r} already exists; give another --out, or --restart to measure again",
@@ -161,7 +176,7 @@ def _found(work: Work, output: Output, options: Mapping[str, Any], model: Mappin
         ) from None
     if sums is None:
         raise refuse(str(output.path), differ, finished=True)
-    return CorpusMeasures.of(work, output.path, sums, about, new=False)
+    return CorpusMeasures.of(work, output.path, sums, passages, about, new=False)
 
 
 def _by_file(begun: Begun, journal: Journal, result: CorpusMeasures) -> Iterator[Columns]:
@@ -243,7 +258,7 @@ def _limit(work: Work, max_tokens: int) -> Limit | None:
     for i, source in enumerate(work.sources):
         for piece in range(pieces.count(source, work.step)):
             there = 0
-            for _, ids, _ in work.texts(i, piece):
+            for _, ids, *_ in work.texts(i, piece):
                 there += len(ids)
                 if there >= left:
                     return Limit(i, piece, left)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from headwise.contents import Entry, parsed, reading, text_of, whole, word
+from headwise.corpus.passages import Collected, Passages
 from headwise.corpus.pieces import Limit
 from headwise.corpus.sources import Print, Source, changed
 from headwise.corpus.tally import Tally, Trouble
@@ -28,7 +30,8 @@ from headwise.outputs import taken
 from headwise.tensor_files import CHECKSUM, read_tensors, tensor_like, write_tensors
 from headwise.wording import Bilingual
 
-FORMAT = "headwise-measure-2"
+FORMAT = "headwise-measure-3"
+PASSAGES = "passages"
 MANIFEST = "manifest.json"
 
 
@@ -74,10 +77,12 @@ class Journal:
         with reading(path, "manifest", way_out=Bilingual("--restart measures again", "--restart 重新测量")):
             found = Entry(parsed(text_of(path)))
             if found.word("format") != FORMAT:
-                raise CheckpointError("it was written by another version of headwise")
+                raise CheckpointError("it was written by another version of headwise", "由另一版本的 headwise 写出")
             manifest = {name: found.raw(name) for name in found if name not in ("format", CHECKSUM)}
             if found.word(CHECKSUM) != _checksum(manifest):
-                raise CheckpointError("it is damaged: its contents do not match its checksum")
+                raise CheckpointError(
+                    "it is damaged: its contents do not match its checksum", "已损坏：内容与校验和不符"
+                )
             return manifest
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
@@ -95,9 +100,10 @@ class Journal:
         """The numbers of finished units and of all units; None if there is no sweep."""
         return (len(self.finished()), int(self.read()["units"])) if self.exists else None
 
-    def write(self, unit: int, found: Mapping[int, Tally], how: Mapping[str, Any]) -> None:
+    def write(self, unit: int, found: Mapping[int, Tally], passages: Collected, how: Mapping[str, Any]) -> None:
         """Write a finished unit. how: settings that may differ between units, such as the batch size."""
-        tensors, sums = {}, {}
+        packed = bytearray(zlib.compress(passages.to_json().encode()))
+        tensors, sums = {PASSAGES: torch.frombuffer(packed, dtype=torch.uint8)}, {}
         for source, tally in found.items():
             tensors[f"{source}.numbers"], tensors[f"{source}.lost"] = tally.numbers, tally.lost
             sums[source] = {
@@ -110,10 +116,7 @@ class Journal:
 
     def tallies(self, unit: int, like: Tally) -> tuple[dict[int, Tally], dict[str, Any]]:
         """The tallies of a unit, and the settings that it was measured with. like: a tally of the same size."""
-        path = self._path(unit)
-        again = "the same command measures this unit again"
-        with reading(path, "finished unit", missing=again, way_out=f"remove it, and {again}"):
-            tensors, header = read_tensors(path, FORMAT)
+        with self._reading(unit) as (tensors, header):
             text = Entry(dict(header))
             sums = Entry(parsed(text.word("sums")), "sums")
             found = {}
@@ -122,6 +125,15 @@ class Journal:
                     raise CheckpointError(f"sums: {source!r} is not the number of a file")
                 found[int(source)] = _tally(sums.entry(source), source, tensors, like)
             return found, Entry(parsed(text.word("how")), "how").plain()
+
+    def passages(self, unit: int, like: Collected) -> Collected:
+        """The passages of a unit. like: passages of as many heads."""
+        with self._reading(unit) as (tensors, _):
+            try:
+                text = zlib.decompress(tensors[PASSAGES].numpy().tobytes()).decode()
+            except (KeyError, zlib.error, UnicodeDecodeError):
+                raise CheckpointError("its passages are missing or damaged") from None
+            return Collected.from_json(text, like.most, len(like.strongest))
 
     def remove(self) -> None:
         """Remove the folder after the result is written."""
@@ -140,6 +152,13 @@ class Journal:
 
     def _path(self, unit: int) -> Path:
         return self.folder / f"unit-{unit:06}.safetensors"
+
+    @contextlib.contextmanager
+    def _reading(self, unit: int) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, str]]]:
+        path = self._path(unit)
+        again = "the same command measures this unit again"
+        with reading(path, "finished unit", missing=again, way_out=f"remove it, and {again}"):
+            yield read_tensors(path, FORMAT)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -179,6 +198,15 @@ def weights_print(loaded: LoadedModel) -> str:
         if flat.numel():
             digest.update(flat.view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def check_model(passages: Passages, loaded: LoadedModel) -> None:
+    """Raise ConfigError unless passages were measured with the weights of this model."""
+    if passages.model["sha256"] != weights_print(loaded):
+        raise ConfigError(
+            f"sweep: its passages are of {passages.model.get('name', 'another model')!r}, whose weights differ from "
+            f"those of {loaded.name!r}; give the sweep of this model, or --model the model of the sweep"
+        )
 
 
 def differences(

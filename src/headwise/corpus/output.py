@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headwise.corpus.moments import OfRows, OfWindows
+from headwise.corpus.passages import Passages, passages_path
 from headwise.corpus.selection import Head
 from headwise.corpus.tally import Tally
 from headwise.errors import CheckpointError, ConfigError
@@ -64,6 +65,33 @@ class Output:
             return None
         return found if isinstance(found, dict) else None
 
+    def write_passages(self, passages: Passages) -> str | None:
+        """Write the passages beside the table, and return the SHA-256 of the file; without passages, remove a file of
+        an earlier sweep. CheckpointError if it cannot be written."""
+        path = passages_path(self.path)
+        try:
+            if not len(passages):
+                path.unlink(missing_ok=True)
+                return None
+            passages.save(path)
+        except (CheckpointError, OSError) as error:
+            raise CheckpointError(f"{error}; {self._kept}") from None
+        return sha256_of(path)
+
+    def read_passages(self, sha256: str) -> Passages:
+        """The passages that `write_passages` wrote. ValueError if they are missing, or were changed afterwards."""
+        path = passages_path(self.path)
+        try:
+            if sha256_of(path) != sha256:
+                raise ValueError
+            return Passages.load(path)
+        except (OSError, CheckpointError):
+            raise ValueError from None
+
+    @property
+    def _kept(self) -> str:
+        return f"all measurements are kept in {str(self.path) + '.partial'!r}, and the same command resumes"
+
     def write(self, parts: Iterable[Columns], about: Mapping[str, Any]) -> None:
         """Write the table part by part. about: the description of the sweep, for JSON. CheckpointError if it cannot be
         written."""
@@ -74,9 +102,7 @@ class Output:
                 about = {**about, "sha256": sha256_of(self.path)}
                 write_text(self.about, json.dumps(about, ensure_ascii=False, indent=1) + "\n")
         except CheckpointError as error:
-            raise CheckpointError(
-                f"{error}; all measurements are kept in {str(self.path) + '.partial'!r}, and the same command resumes"
-            ) from None
+            raise CheckpointError(f"{error}; {self._kept}") from None
 
 
 def _parquet(path: Path, parts: Iterator[Columns], about: Mapping[str, Any]) -> None:

@@ -88,13 +88,22 @@ def _text(line: str, path: str, where: str, field: str) -> str:
     except CheckpointError as error:
         raise TextError(f"{path!r}, line at {where}: {error}") from None
     if not isinstance(entry, dict):
-        raise TextError(f"{path!r}, line at {where}: expected a JSON object, got {type(entry).__name__}")
+        raise TextError(
+            f"{path!r}, line at {where}: expected a JSON object, got {type(entry).__name__}",
+            f"{path!r}，{where} 处的行：应为 JSON 对象，实际是 {type(entry).__name__}",
+        )
     if field not in entry:
         known = ", ".join(map(repr, list(entry)[:8])) or "nothing"
-        raise TextError(f"{path!r}, line at {where}: no field {field!r}; it has {known}: give --field")
+        raise TextError(
+            f"{path!r}, line at {where}: no field {field!r}; it has {known}: give --field",
+            f"{path!r}，{where} 处的行：没有字段 {field!r}；现有 {known}：请给出 --field",
+        )
     found = entry[field]
     if found is not None and not isinstance(found, str):
-        raise TextError(f"{path!r}, line at {where}: field {field!r} is {type(found).__name__}, expected a string")
+        raise TextError(
+            f"{path!r}, line at {where}: field {field!r} is {type(found).__name__}, expected a string",
+            f"{path!r}，{where} 处的行：字段 {field!r} 是 {type(found).__name__}，应为字符串",
+        )
     if found and HALVES.search(found):
         raise TextError(
             f"{path!r}, line at {where}: field {field!r} contains half of a surrogate pair, which is not valid text"

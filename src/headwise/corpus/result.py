@@ -12,6 +12,7 @@ import torch
 from headwise.analysis.checks import head_name
 from headwise.corpus.moments import OfRows, OfWindows
 from headwise.corpus.output import columns, finished
+from headwise.corpus.passages import Passages
 from headwise.corpus.selection import Head
 from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work
@@ -27,6 +28,7 @@ class CorpusMeasures:
     Attributes:
         path: of the table on disk. heads: the selected ones. measures: with their units.
         total: the sums over all files.
+        passages: the strongest of each head, and a sample; empty if none were kept.
         about: model, options, files, versions, and the numbers of windows and tokens.
         new: whether this call measured them; False if the table with the same files and options existed.
     """
@@ -35,15 +37,21 @@ class CorpusMeasures:
     heads: tuple[Head, ...]
     measures: tuple[OfRows | OfWindows, ...]
     total: Tally
+    passages: Passages
     about: dict[str, Any]
     new: bool = True
 
     @classmethod
     def of(
-        cls, work: Work, path: Path, total: Tally, about: Mapping[str, Any], *, new: bool = True
+        cls, work: Work, path: Path, total: Tally, passages: Passages, about: Mapping[str, Any], *, new: bool = True
     ) -> "CorpusMeasures":
-        """The result of the sums of a sweep."""
-        return cls(path, tuple(work.heads), work.selection.known(), total, dict(about), new)
+        """The result of the sums and passages of a sweep."""
+        return cls(path, tuple(work.heads), work.selection.known(), total, passages, dict(about), new)
+
+    @classmethod
+    def of_nothing(cls, work: Work, path: Path) -> "CorpusMeasures":
+        """The result of a process that is not the first one."""
+        return cls.of(work, path, work.nothing(), Passages.nothing(work.by), {}, new=False)
 
     @cached_property
     def table(self) -> HeadTable:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from headwise.corpus.collecting import Floors
 from headwise.corpus.ends import Begun, begin, finish, look
 from headwise.corpus.journal import Journal
 from headwise.corpus.output import Output
@@ -13,6 +14,7 @@ from headwise.corpus.pieces import step_for
 from headwise.corpus.ranks import Ranks
 from headwise.corpus.result import CorpusMeasures
 from headwise.corpus.selection import Selection, chosen
+from headwise.corpus.strength import WEIGHT, check_strength
 from headwise.corpus.windows import Frame, length_of
 from headwise.corpus.work import Work
 from headwise.errors import ConfigError, check_choice
@@ -23,6 +25,7 @@ from headwise.stats import shown_in
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PER = ("all", "file")
 BATCH = 8
+PASSAGES = 8
 WAIT = 0.2  # seconds between two reports of progress among processes
 
 
@@ -40,6 +43,8 @@ def measure_corpus(
     field: str = "text",
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    passages: int = PASSAGES,
+    strongest_by: str = WEIGHT,
     device: str | None = None,
     dtype: str | None = None,
     restart: bool = False,
@@ -66,6 +71,10 @@ def measure_corpus(
         per: "all", or "file" for numbers of each file.
         field: of JSON lines, or column of Parquet files, that holds the text.
         layers, heads: numbers of those to measure; None for all.
+        passages: how many passages of each head to keep: those in which it is strongest, and as many that are sampled
+            from all windows; 0 for none. They are written beside `out`, as OUT.passages.json.
+        strongest_by: what makes a passage strong: "weight", the largest weight of a query on a token of the text other
+            than the first of the window and the query itself; or the name of a measure of queries, by its value.
         device: "cpu", "cuda", …; None for a GPU if there is one, or the device of a given `LoadedModel`, which is
             otherwise moved. dtype: of the weights, "float32", "bfloat16" or "float16"; None leaves it.
         restart: discard an existing table or journal.
@@ -78,8 +87,11 @@ def measure_corpus(
             CheckpointError: for an unreadable model, and for a folder that cannot be written.
     """
     output = Output.of(out)
+    check_strength(strongest_by)
     selection = Selection.of(shown_in("corpus") if measures is None else measures)
     _check(batch=batch, window=window, stride=stride, max_tokens=max_tokens, per=per, dtype=dtype)
+    if type(passages) is not int or passages < 0:
+        raise ConfigError(f"passages={passages!r}: expected a whole number of at least 0")
     _on(device, lambda where: torch.empty(0, device=where))
     own = ranks is None
     ranks = Ranks.joined() if ranks is None else ranks
@@ -101,18 +113,19 @@ def measure_corpus(
         options = {
             "measures": list(selection.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
             "field": field, "layers": _numbers(layers), "heads": _numbers(heads),
-            "dtype": _dtype(loaded),
+            "dtype": _dtype(loaded), "passages": passages, "strongest_by": strongest_by,
         }  # fmt: skip
         work = Work(
             loaded=loaded, sources=sources, selection=selection, heads=chosen(loaded, layers, heads), frame=frame,
             step=step_for(length), length=length, stride=stride, batch=batch, field=field, by_file=per == "file",
+            passages=passages, by=strongest_by,
         )  # fmt: skip
         begun = begin(work, journal, output, options, max_tokens, restart, ranks, progress)
         if isinstance(begun, CorpusMeasures):
             return begun
         _measure(begun, journal, ranks, progress)
         if not ranks.first:
-            return CorpusMeasures.of(begun.work, output.path, work.nothing(), {})
+            return CorpusMeasures.of_nothing(begun.work, output.path)
         return finish(begun, journal, output, options, progress)
     except Exception as error:
         if own:
@@ -128,8 +141,11 @@ def _measure(begun: Begun, journal: Journal, ranks: Ranks, progress: Progress) -
     """Measure units while any are left, then wait until the other processes have finished theirs."""
     done = _Done(begun, ranks, progress)
     done.report()
+    floors = Floors(begun.work.no_passages())
     while (number := ranks.take(begun.left)) is not None:
-        journal.write(number, begun.work.measure(begun.units[number], done.add), begun.work.how())
+        tallies, passages = begun.work.measure(begun.units[number], done.add, floors)
+        journal.write(number, tallies, passages, begun.work.how())
+        floors.raise_by(passages)
         done.report()
         ranks.count("units", 1)
     while ranks.first and ranks.count("units", 0) < len(begun.left):

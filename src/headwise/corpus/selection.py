@@ -42,15 +42,15 @@ class Selection:
         """The measures made for no tokens, for their names, units and what they are per."""
         return tuple(varied(_made(name, NOTHING)) for name in self.names)
 
-    def measures(self, ids: Tensor, batch: Sequence[TextWindow]) -> list[OfRows | OfWindows]:
-        """The measures for a batch of windows with ids [b, n]; padding has no text."""
+    def measures(self, ids: Tensor, batch: Sequence[TextWindow]) -> tuple[Tokens, list[OfRows | OfWindows]]:
+        """The tokens of a batch of windows with ids [b, n], and the measures for them; padding has no text."""
         width = ids.shape[1]
         special = torch.zeros(ids.shape, dtype=torch.bool)
         for i, window in enumerate(batch):
             special[i, : len(window.ids)] = window.special
         pieces = [[*window.pieces, *[""] * (width - len(window.ids))] for window in batch]
         tokens = Tokens(ids, pieces, special)
-        return [varied(_made(name, tokens)) for name in self.names]
+        return tokens, [varied(_made(name, tokens)) for name in self.names]
 
 
 def _made(name: str, tokens: Tokens) -> Measure:

@@ -208,7 +208,10 @@ def check_column(path: str, field: str) -> None:
         )
     kind = schema.field(field).type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise TextError(f"{path!r}: column {field!r} contains {kind}, expected strings")
+        raise TextError(
+            f"{path!r}: column {field!r} contains {kind}, expected strings",
+            f"{path!r}：列 {field!r} 的类型是 {kind}，应为字符串",
+        )
 
 
 def parquet_rows(path: str, group: int, field: str) -> Iterator[tuple[int, str]]:
@@ -237,4 +240,7 @@ def _reading(path: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (arrow().ArrowException, OSError, ValueError, OverflowError) as error:
-        raise TextError(f"{path!r} is not a valid Parquet file: {one_line(error)}") from None
+        raise TextError(
+            f"{path!r} is not a valid Parquet file: {one_line(error)}",
+            f"{path!r} 不是有效的 Parquet 文件：{one_line(error)}",
+        ) from None

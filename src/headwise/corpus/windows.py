@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel
+from headwise.wording import in_language
 
 POOL = 16  # batches whose windows are sorted by length together
 
@@ -24,8 +25,9 @@ class TextWindow:
     Attributes:
         ids: [n] int64 with special tokens. content: the number of its tokens that are in no earlier window.
         source: the number of the file. where: the place of the text in it; first: its first token in the text.
-        pieces: the text of each token, "" for special ones. special: [n] boolean, the tokens outside the text.
-        share: bytes of the corpus in it.
+        pieces: the text of each token, "" for special ones. words: the same, with the blanks between tokens.
+        special: [n] boolean, the tokens outside the text.
+        share: bytes of the corpus in it. room: tokens of the text in a full window. number: in the order of a unit.
     """
 
     ids: Tensor
@@ -34,8 +36,11 @@ class TextWindow:
     where: str
     first: int
     pieces: Sequence[str]
+    words: Sequence[str]
     special: Tensor
     share: float
+    room: int
+    number: int = 0
 
     def __str__(self) -> str:
         return f"the text at {self.where}, window from token {self.first:,}"
@@ -72,22 +77,29 @@ def length_of(window: int | None, loaded: LoadedModel, frame: Frame) -> int:
     """
     length = window if window is not None else loaded.context or loaded.limit
     if length is None:
-        raise ConfigError(f"window: {loaded.name} does not specify its training length; give --window N, in tokens")
+        raise ConfigError(
+            f"window: {loaded.name} does not specify its training length; give --window N, in tokens",
+            f"window：{in_language(loaded.name, 'zh')} 未给出训练长度；请用 --window N 指定词元数",
+        )
     if loaded.limit is not None and length > loaded.limit:
-        raise ConfigError(f"window={length}: {loaded.name} supports at most {loaded.limit} positions")
+        raise ConfigError(
+            f"window={length}: {loaded.name} supports at most {loaded.limit} positions",
+            f"window={length}：{in_language(loaded.name, 'zh')} 最多支持 {loaded.limit} 个位置",
+        )
     if length <= len(frame):
         raise ConfigError(
-            f"window={length}: {len(frame)} special tokens are added to every window; expected a larger window"
+            f"window={length}: {len(frame)} special tokens are added to every window; expected a larger window",
+            f"window={length}：每个窗口都要加上 {len(frame)} 个特殊词元；窗口应更大",
         )
     return length
 
 
 def windows(
     ids: Tensor, pieces: Sequence[str], frame: Frame, length: int, stride: int, source: int, where: str,
-    size: int,
+    size: int, words: Sequence[str] | None = None,
 ) -> Iterator[TextWindow]:  # fmt: skip
     """The windows of the tokens [n] of a text, given without special tokens. pieces: the text of each token. size:
-    bytes of the whole text."""
+    bytes of the whole text. words: as of `TextWindow`; pieces by default."""
     content = length - len(frame)
     head, tail = ([""] * len(part) for part in (frame.head, frame.tail))
     done = 0
@@ -98,8 +110,8 @@ def windows(
         special = torch.ones(len(whole), dtype=torch.bool)
         special[len(head) : len(whole) - len(tail)] = False
         new = stop - max(done, first)
-        here = [*head, *pieces[first:stop], *tail]
-        yield TextWindow(whole, new, source, where, first, here, special, size * new / len(ids))
+        here, shown = ([*head, *texts[first:stop], *tail] for texts in (pieces, words or pieces))
+        yield TextWindow(whole, new, source, where, first, here, shown, special, size * new / len(ids), content)
         done = stop
         if stop == len(ids):
             return

@@ -89,7 +89,10 @@ def pass_stages(config: ModelConfig, attention: Counts, load: Load, *, logits: s
 def step_stages(config: ModelConfig, attention: Counts, load: Load) -> list[Stage]:
     """One decoding step: the last of `tokens` tokens in each text, which attends to its own key too."""
     if not decodes(config):
-        raise ConfigError(f"config={config.name!r}: an encoder without a decoder does not generate text")
+        raise ConfigError(
+            f"config={config.name!r}: an encoder without a decoder does not generate text",
+            f"config={config.name!r}：没有解码器的编码器不生成文本",
+        )
     n = load.tokens
     works = [(config.decoder_layers or config.layers, load.work(1, n, causal=True, window=config.window))]
     if config.decoder_layers:

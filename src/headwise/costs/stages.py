@@ -47,7 +47,10 @@ class Machine:
     def __post_init__(self) -> None:
         for name in ("peak", "bandwidth"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name}={getattr(self, name)}: expected a finite number above 0")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)}: expected a finite number above 0",
+                    f"{name}={getattr(self, name)}：应为大于 0 的有限数",
+                )
 
     @property
     def ridge(self) -> float:

@@ -40,16 +40,24 @@ class Work:
     def __post_init__(self) -> None:
         for name in ("batch", "queries", "keys"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected at least 1")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)}: expected at least 1", f"{name}={getattr(self, name)}：应不小于 1"
+                )
         if self.causal and self.queries > self.keys:
             raise ConfigError(
                 f"queries={self.queries}, keys={self.keys}: causal attention requires queries <= keys, as "
                 f"queries are aligned to the end of the keys"
             )
         if self.window is not None and (self.window < 1 or not self.causal):
-            raise ConfigError(f"window={self.window}: expected at least 1, and causal attention")
+            raise ConfigError(
+                f"window={self.window}: expected at least 1, and causal attention",
+                f"window={self.window}：应不小于 1，并且使用因果注意力",
+            )
         if self.sinks < 0 or (self.sinks and self.window is None):
-            raise ConfigError(f"sinks={self.sinks}: expected at least 0, and a window")
+            raise ConfigError(
+                f"sinks={self.sinks}: expected at least 0, and a window",
+                f"sinks={self.sinks}：应不小于 0，并且给出窗口",
+            )
         for name, value, known in (("dtype", self.dtype, BYTES), ("cache", self.cache, CACHE_BYTES)):
             if value is not None:
                 check_choice(name, value, known)

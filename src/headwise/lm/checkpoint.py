@@ -104,7 +104,10 @@ def unpack(
         config = DecoderConfig.from_dict(Entry(parsed(text.word("config")), "config").plain())
         tokenizer = CharTokenizer.from_json(text.word("tokenizer"))
         if tokenizer.vocab_size > config.vocab_size:
-            raise CheckpointError(f"{tokenizer.vocab_size} tokens, but embeddings for {config.vocab_size}")
+            raise CheckpointError(
+                f"{tokenizer.vocab_size} tokens, but embeddings for {config.vocab_size}",
+                f"词表有 {tokenizer.vocab_size} 个词元，嵌入却有 {config.vocab_size} 个",
+            )
         return config, tokenizer, Entry(parsed(text.word("info")), "info").plain()
 
 
@@ -112,16 +115,22 @@ def _check_sizes(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError if these are not the weights of such a decoder, before memory is allocated for it."""
     if config.num_layers > len(tensors):
         raise CheckpointError(
-            f"{config.num_layers} layers in the configuration, but {len(tensors)} tensors in the file"
+            f"{config.num_layers} layers in the configuration, but {len(tensors)} tensors in the file",
+            f"配置中有 {config.num_layers} 层，文件中却有 {len(tensors)} 个张量",
         )
     try:
         with torch.device("meta"):
             expected = {name: tuple(x.shape) for name, x in Decoder(config).state_dict().items()}
     except (RuntimeError, OverflowError) as error:  # raised by PyTorch for impossible sizes
-        raise CheckpointError(f"invalid sizes: {one_line(error)}") from None
+        raise CheckpointError(f"invalid sizes: {one_line(error)}", f"尺寸无效：{one_line(error)}") from None
     for name, shape in expected.items():
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != shape:
-            raise CheckpointError(f"{name} is {'missing' if found is None else found}; the sizes require {shape}")
+            raise CheckpointError(
+                f"{name} is {'missing' if found is None else found}; the sizes require {shape}",
+                f"{name} {'缺失' if found is None else f'是 {found}'}；按尺寸应为 {shape}",
+            )
     if strange := next((name for name in tensors if name not in expected), None):
-        raise CheckpointError(f"{strange} is not a weight of a decoder of these sizes")
+        raise CheckpointError(
+            f"{strange} is not a weight of a decoder of these sizes", f"{strange} 不是这种尺寸的解码器的权重"
+        )

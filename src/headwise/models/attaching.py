@@ -1,6 +1,5 @@
 """`attach(model)`: compute the attention of a model with headwise until it is detached."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -8,7 +7,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, warn
 from headwise.models.adapters.huggingface.attention import always_weights
 from headwise.models.adapters.places import find, give_back, has_transformers, nothing_found, take_over, taken_anew
 from headwise.models.replace import Replacement
@@ -100,7 +99,7 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
     if skipped:
         listed = "; ".join(f"{name or type(model).__name__}: {why}" for name, why in skipped.items())
         out = "; attach(model, batch=…) recognises attention of any code" if batch is None else ""
-        warnings.warn(f"attach(model): not attached: {listed}{out}", UserWarning, stacklevel=2)
+        warn(f"attach(model): not attached: {listed}{out}")
     if weights:
         always_weights.update(place.module for place in places if place.kind == "transformers")
     names = {place.name: place.module for place in taken}

@@ -1,13 +1,12 @@
 """`intervene(model, …)`: the attention of a model with edits."""
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
 
 from headwise import events
-from headwise.errors import ConfigError, check_choice
+from headwise.errors import ConfigError, check_choice, warn
 from headwise.interventions.edit import Edit, Placed
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.models.adapters.selecting import named, select
@@ -15,6 +14,11 @@ from headwise.models.attaching import Attachment
 
 UNUSED = ("warn", "raise", "ignore")
 RECOGNISED = "hw.intervene(hw.attach(model, batch=…), …)"
+
+
+def model_of(model: nn.Module | Attachment) -> nn.Module:
+    """The model itself, for what supports both it and its handle."""
+    return model.model if isinstance(model, Attachment) else model
 
 
 @contextmanager
@@ -78,4 +82,4 @@ def intervene(
             what = f"{one.edit!r}: none of the {len(one.applied)} calls had a token of each set, so it changed nothing"
             if unused == "raise":
                 raise ConfigError(what)
-            warnings.warn(what, UserWarning, stacklevel=3)
+            warn(what)

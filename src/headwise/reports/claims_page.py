@@ -26,7 +26,7 @@ LEAD = Bilingual(
     "is not: the verdict follows from these checks. ⇄ marks controls: the same measurement where the result must be "
     "another one, or on a baseline. Dashed lines were not measured: they are what was claimed, or what a formula says. "
     "Errors are the largest difference over the largest entry, in float64 unless stated otherwise.",
-    "关于多头注意力，教科书和教程提出了许多论断。这里逐条实测：用随机数、小型的层，或 headwise 自带的训练好的模型，再"
+    "关于多头注意力，教科书和教程提出了许多论断。这里逐条实测：用随机数、小型的层，或 headwise 内置的训练好的模型，再"
     "依测得的数值判断。"
     "✓ 相符，✗ 不符，结论由这些检验得出。⇄ 标出对照：在结果必须不同的情形下、或在基线上做同样的测量。虚线不是测得的，"
     "而是所述的或公式给出的。"

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
+from headwise.corpus.passages import Passages
 from headwise.errors import ShapeError
 from headwise.reports.patches import Patches
 from headwise.reports.writes import Writes
@@ -117,6 +118,7 @@ class Report(Shown):
         comparisons: of the heads with one another.
         importance: a column per method, larger for more important heads; without columns if not computed.
         facts: (name, value) pairs shown under the title. notes: sentences shown below.
+        corpus: passages of the heads in a corpus, None without them.
         lang: language in notebooks, "" for that of the locale.
     """
 
@@ -129,6 +131,7 @@ class Report(Shown):
     roles: list[list[list[str]]] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     importance: HeadTable = field(default_factory=lambda: HeadTable({}))
+    corpus: Passages | None = None
     lang: str = ""
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from headwise.files import atomic_path
 from headwise.reports.colours import role_colours
+from headwise.reports.corpus_passages import passages_data
 from headwise.reports.data import Passage, Report
 from headwise.reports.fonts import font_face
 from headwise.reports.pack import blob, packed, planes
@@ -28,7 +29,7 @@ from headwise.wording import check_language, in_language
 SCRIPTS = (
     "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "paint.js", "text.js", "state.js", "heatmap.js",
     "full.js", "grid.js", "table.js", "card.js", "arcs.js", "image.js", "find.js", "everywhere.js", "writes.js",
-    "sides.js", "compare.js", "pointing.js", "pen.js", "export.js", "link.js", "printing.js", "main.js",
+    "passages.js", "sides.js", "compare.js", "pointing.js", "pen.js", "export.js", "link.js", "printing.js", "main.js",
 )  # fmt: skip
 
 
@@ -55,11 +56,15 @@ def page(report: Report, lang: str, *, embed_font: bool = True, still: str = "")
     table = words(lang, "report")
     data, blobs = _data(report, lang)
     data["words"] = table
+    read = ""
+    if report.corpus is not None:
+        data["corpus"], element, read = passages_data(report.corpus, lang)
+        blobs.append(element)
     code = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    style = source("base.css") + source("report.css")
+    style = source("base.css") + source("report.css") + source("passages.css")
     title = _printable(in_language(report.title, lang))
     if embed_font:
-        style = font_face(code + title) + style
+        style = font_face(code + title + read) + style
     parts = {
         "lang": lang,
         "title": html.escape(title),
@@ -105,6 +110,7 @@ def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
         "first": _liveliest(report),
         "levels": LEVELS,
         "colours": COLOURS,
+        "corpus": None,
         "roleColours": role_colours(lang),
     }
     return data, blobs

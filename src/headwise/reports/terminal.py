@@ -1,5 +1,7 @@
 """The table of all heads for a terminal: readable on dark and light backgrounds, at 80 columns, and through a pipe."""
 
+from textwrap import wrap
+
 import numpy as np
 from rich.cells import cell_len
 from rich.console import Console
@@ -33,7 +35,10 @@ def print_report(report: Report, console: Console, *, sort: str | None = None, l
     facts = [(in_language(name, lang), in_language(value, lang)) for name, value in report.facts]
     margin = max((cell_len(name) for name, _ in facts), default=0)
     for name, value in facts:
-        console.print(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(value), soft_wrap=True)
+        first, *others = _lines(value, console, margin + 2)
+        console.print(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(first), soft_wrap=True)
+        for line in others:
+            console.print(Text(" " * (margin + 2) + line), soft_wrap=True)
     if facts:
         console.print()
     table, missing = _fitting(report, console, sort, lang)
@@ -45,6 +50,14 @@ def print_report(report: Report, console: Console, *, sort: str | None = None, l
         console.print()
     for note in report.notes:
         console.print(Text(in_language(note, lang), style="dim"))
+
+
+def _lines(value: str, console: Console, indent: int) -> list[str]:
+    """The lines of a value beside its name in a terminal, broken at blanks alone, so that a path can be copied; through
+    a pipe one line."""
+    if not console.is_terminal:
+        return [value]
+    return wrap(value, max(20, console.width - indent), break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _fitting(report: Report, console: Console, sort: str | None, lang: str) -> tuple[Table, list[str]]:

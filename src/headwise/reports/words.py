@@ -6,6 +6,7 @@ Sentences that Python fills in are in `messages`; statistics, roles, designs and
 ('头', '熵')
 """
 
+from headwise.reports.corpus_words import CORPUS, PASSAGES
 from headwise.stats import describe
 from headwise.stats.words import UNITS
 from headwise.table import HeadColumn
@@ -358,11 +359,15 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "gradient": ("gradient", "梯度"),
     "padding_mass": ("padding mass", "填充权重"),
 }
-PAGES = {"report": REPORT, "viewer": VIEWER, "notebook": NOTEBOOK}
+CORPUS_PAGE = {name: REPORT[name] for name in ("noscript", "layer", "head", "footer", "failure")}
+PAGES = {
+    "report": REPORT | PASSAGES, "viewer": VIEWER, "notebook": NOTEBOOK, "corpus": CORPUS_PAGE | PASSAGES | CORPUS,
+}  # fmt: skip
 
 
 def words(lang: str, page: str) -> dict[str, str]:
-    """The words of the page "report" or "viewer", or of the "notebook", those of all included, in "en" or "zh"."""
+    """The words of the page "report", "viewer" or "corpus", or of the "notebook", those of all included, in "en" or
+    "zh"."""
     check_language(lang)
     return {key: both[lang == "zh"] for key, both in {**SHARED, **PAGES[page]}.items()}
 

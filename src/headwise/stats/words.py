@@ -3,11 +3,18 @@
 import re
 from typing import Any, NamedTuple
 
+from headwise.wording import Bilingual
+
 UNITS = {
     "nats": "奈特", "share": "比例", "keys": "个键", "logit": "分数", "tokens": "个词元", "tokens²": "词元²",
-    "mass": "权重", "probability": "概率",
+    "mass": "权重", "probability": "概率", "loss": "损失",
 }  # fmt: skip
 RANGES = {"any": "任意", "0 to 1": "0 至 1", "≥ 0": "≥ 0"}
+
+
+def unit_of(unit: str) -> Bilingual:
+    """A unit in both languages."""
+    return Bilingual(unit, UNITS.get(unit, unit))
 
 
 class Chinese(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, ShapeError, not_installed
+from headwise.errors import ConfigError, ShapeError, not_installed, unknown_name
 from headwise.table.columns import HeadColumn
 from headwise.table.files import Content, check_names, content_of, load, save
 from headwise.table.rows import Place, Rows
@@ -114,8 +114,7 @@ class HeadTable(Mapping[str, HeadColumn]):
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             if key not in self._columns:
-                known = f"there are {', '.join(self._columns)}" if self._columns else "the table has no columns"
-                raise ConfigError(f"column {key!r} is not in the table; {known}")
+                raise unknown_name("column", key, self._columns, listed="" if self._columns else "the table is empty")
             return self._columns[key]
         if isinstance(key, tuple):
             at = self._rows.row(*key)

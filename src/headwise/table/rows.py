@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, unknown_name
 
 MOST_HEADS = 1 << 16  # of a layer
 Place = tuple[int, int]  # layer and head
@@ -42,7 +42,7 @@ class Rows:
         """The number of a layer given by name or by number; ConfigError if the table has no such layer."""
         if isinstance(layer, str):
             if layer not in self.layers:
-                raise ConfigError(f"layer {layer!r} is not in the table; there are {_listed(self.layers)}")
+                raise unknown_name("layer", layer, self.layers, listed=f"the table has {_listed(self.layers)}")
             return self.layers.index(layer)
         if not -len(self.layers) <= layer < len(self.layers):
             raise ConfigError(f"layer {layer} is not in the table; it has {len(self.layers)} layers, counted from 0")

@@ -1,6 +1,5 @@
 """Alarms on the statistics of heads, reported once when they begin."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from headwise.errors import ConfigError, HeadwiseError
+from headwise.errors import ConfigError, HeadwiseError, warn
 from headwise.telemetry.summary import NONFINITE, Summary
 
 Then = Literal["warn", "raise"] | Callable[["Finding"], Any]
@@ -202,7 +201,7 @@ class Alarms:
             heads = tuple(summary.places[i] for i in new)
             finding = Finding(alarm, summary, heads, _message(alarm, summary, new))
             if alarm.then == "warn":
-                warnings.warn(finding.message, AttentionWarning, stacklevel=2)
+                warn(finding.message, AttentionWarning)
             elif alarm.then == "raise":
                 raised = raised or AttentionAlarm(finding.message)
             else:

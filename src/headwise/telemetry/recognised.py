@@ -1,7 +1,6 @@
 """The record of a model that headwise has no adapter for, or only for some of its modules: the attention of the others
 is recognised while they run."""
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, warn
 from headwise.events import in_backward
 from headwise.kernels.eager import eager
 from headwise.models.adapters.places import Place, find
@@ -193,11 +192,10 @@ def _warn_of(compiled: list[str], model: nn.Module, caller: str) -> None:
         name = compiled.pop(0) or type(model).__name__
         compiled.clear()
         more = "; watch(every=…) measures fewer" if caller == "watch" else ""
-        warnings.warn(
+        warn(
             f"{caller}(model): {name} is compiled. Attention is recognised in the code that was compiled, so that in "
             f"measured forwards it runs uncompiled{more}",
-            UserWarning, stacklevel=5,
-        )  # fmt: skip
+        )
 
 
 def may_have_more(others: list[Place], unwatched: dict[str, str]) -> bool:

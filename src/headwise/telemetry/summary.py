@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError
+from headwise.errors import unknown_name
 from headwise.stats import describe
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import plain
@@ -102,7 +102,7 @@ class Summary(Mapping[str, Tensor]):
 
     def _column(self, name: str) -> int:
         if name not in self.names:
-            raise ConfigError(f"{name!r} was not measured; there are {', '.join(self.names) or 'no measures'}")
+            raise unknown_name("measure", name, self.names, listed="" if self.names else "nothing was measured")
         return self.names.index(name)
 
 

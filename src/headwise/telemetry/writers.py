@@ -2,12 +2,11 @@
 
 import json
 import os
-import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, warn
 from headwise.telemetry.summary import NONFINITE, Summary
 
 
@@ -144,11 +143,11 @@ class Writers:
                 if i not in self._reported:
                     self._reported.add(i)
                     target = getattr(writer, "target", type(writer).__name__)
-                    warnings.warn(
+                    warn(
                         f"step {summary.step} could not be written to {target}: {type(error).__name__}: {error}. The "
                         f"run continues; later failures of this writer are not reported",
-                        RuntimeWarning, stacklevel=2,
-                    )  # fmt: skip
+                        RuntimeWarning,
+                    )
 
 
 def _library(module: str, package: str) -> Any:

@@ -9,9 +9,10 @@ from torch import nn
 
 from headwise.analysis.importance.losses import Losses, LossFunction, checked_inputs, held_still
 from headwise.analysis.importance.values import HeadImportance, standard_error
-from headwise.errors import ConfigError, check_whole, unknown_name
+from headwise.errors import ConfigError, check_choice, check_whole
 from headwise.interventions import Forbid, Tokens
-from headwise.models.intervening import intervene
+from headwise.models.attaching import Attachment
+from headwise.models.intervening import intervene, model_of
 from headwise.models.site import HeadSite
 from headwise.progress import Progress
 
@@ -20,7 +21,7 @@ BY = ("head", "layer")
 
 
 def attention_knockout(
-    model: nn.Module,
+    model: nn.Module | Attachment,
     batches: Iterable[Any],
     loss_fn: LossFunction,
     queries: TokensOf,
@@ -44,7 +45,8 @@ def attention_knockout(
         torch.Size([3])
 
     Args:
-        model: any that `hw.intervene` and `find_heads` support; it runs in eval mode and is unchanged afterwards.
+        model: any that `hw.intervene` and `find_heads` support, or for attention that is written by hand the handle of
+            `hw.attach(model, batch=…)`. It runs in eval mode and is unchanged afterwards.
         batches: each runs once unchanged, and once for every head or layer.
         loss_fn: (model, batch) → the batch's mean loss, a tensor of one number.
         queries, keys: the two sets of tokens (`headwise.interventions`), or functions batch → set.
@@ -59,9 +61,9 @@ def attention_knockout(
         ConfigError, ShapeError: naming the argument; also if a batch has none of the tokens.
     Source: Geva et al. 2023, 2304.14767, §4 (their figures use windows of 9 layers).
     """
-    kept, places = checked_inputs(model, batches, sites)
-    if by not in BY:
-        raise unknown_name("by", by, BY)
+    subject = model_of(model)
+    kept, places = checked_inputs(subject, batches, sites)
+    check_choice("by", by, BY)
     check_whole("attention_knockout", "window", window, 1)
     if window % 2 == 0 or (by == "head" and window > 1):
         raise ConfigError(f"window={window}: expected an odd number of layers, with by='layer'")
@@ -73,9 +75,9 @@ def attention_knockout(
     else:
         sets = [(names[max(0, i - window // 2) : i + window // 2 + 1], None) for i in range(len(names))]
         counts = [1] * len(names)
-    losses = Losses(model, loss_fn, places, len(kept) * (1 + len(sets)), progress)
+    losses = Losses(subject, loss_fn, places, len(kept) * (1 + len(sets)), progress)
     samples, whole = np.empty((len(kept), len(sets))), np.empty(len(kept))
-    with held_still(model), torch.no_grad():
+    with held_still(subject), torch.no_grad():
         for number, batch in enumerate(kept):
             pair = [tokens(batch) if callable(tokens) else tokens for tokens in (queries, keys)]
             whole[number] = float(losses.of(batch, number))

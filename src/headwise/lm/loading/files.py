@@ -14,6 +14,7 @@ from headwise.trust import WEIGHTS, check_config, check_folder
 
 PICKLED = "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack"
 INDEX = WEIGHTS[1]
+TOKENIZER = ("*token*", "vocab*", "merges.txt", "*.model")  # files of a tokenizer
 
 
 @contextmanager
@@ -48,7 +49,10 @@ def check_weights(folder: Path, config: Any) -> None:
     tensors = sum(_tensors(folder / name) for name in _files(folder))
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > tensors:
-        raise CheckpointError(f"{str(folder)!r}: {layers} layers in config.json, but {tensors} weights")
+        raise CheckpointError(
+            f"{str(folder)!r}: {layers} layers in config.json, but {tensors} weights",
+            f"{str(folder)!r}：config.json 中有 {layers} 层，权重却有 {tensors} 个",
+        )
 
 
 def _files(folder: Path) -> list[str]:
@@ -60,7 +64,8 @@ def _files(folder: Path) -> list[str]:
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise CheckpointError(
-                    f"{str(index)!r} refers to {name!r}, which is not a safetensors file in this folder"
+                    f"{str(index)!r} refers to {name!r}, which is not a safetensors file in this folder",
+                    f"{str(index)!r} 指向 {name!r}，它不是此文件夹中的 safetensors 文件",
                 )
             if not (folder / name).is_file():
                 raise CheckpointError(
@@ -90,14 +95,17 @@ def _tensors(path: Path) -> int:
             with safe_open(path, framework="pt") as file:
                 return len(list(file.keys()))
         except SafetensorError as error:
-            raise CheckpointError(f"truncated or damaged, so the model cannot be loaded: {error}") from None
+            raise CheckpointError(
+                f"truncated or damaged, so the model cannot be loaded: {error}",
+                f"被截断或已损坏，无法加载模型：{error}",
+            ) from None
 
 
 def _parts(index: Path) -> set[str]:
     with reading(index, "index"):
         parts = Entry(parsed(text_of(index))).named("weight_map", word)
         if not parts:
-            raise CheckpointError("weight_map lists no files")
+            raise CheckpointError("weight_map lists no files", "weight_map 中没有列出文件")
         return set(parts.values())
 
 
@@ -117,7 +125,9 @@ def read_config(folder: Path) -> Any:
         if "auto_map" in values and str(values.get("model_type")) not in auto.CONFIG_MAPPING:
             raise CheckpointError(
                 f"{str(path)!r}: auto_map={values['auto_map']!r} refers to custom code for a model that "
-                f"this version of transformers does not know; headwise does not run code from model folders"
+                f"this version of transformers does not know; headwise does not run code from model folders",
+                f"{str(path)!r}：auto_map={values['auto_map']!r} 指向自定义代码，此版本的 transformers "
+                "不认识该模型；headwise 不运行模型文件夹中的代码",
             )
     unknown = "its config.json cannot be read, or its model is unknown to this version of transformers"
     with theirs(folder, unknown), quiet():
@@ -134,14 +144,21 @@ def read_config(folder: Path) -> Any:
 def read_tokenizer(folder: Path) -> Any:
     """Load the tokenizer. CheckpointError if there is none."""
     auto = library("models.auto")
-    with theirs(folder, "it has no tokenizer that can be read"), quiet():
-        tokenizer = auto.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        empty = not len(tokenizer) > len(tokenizer.added_tokens_decoder)
+    missing = CheckpointError(
+        f"{str(folder)!r}: no tokenizer found, such as tokenizer.json or vocab.txt; save one with "
+        f"tokenizer.save_pretrained(…). In Python, hw.show(model, text=ids) requires none",
+        f"{str(folder)!r}：没有分词器，例如 tokenizer.json 或 vocab.txt；可用 tokenizer.save_pretrained(…) "
+        "保存一个。在 Python 中，hw.show(model, text=ids) 不需要分词器",
+    )
+    try:
+        with theirs(folder, "it has no tokenizer that can be read"), quiet():
+            tokenizer = auto.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            empty = not len(tokenizer) > len(tokenizer.added_tokens_decoder)
+    except CheckpointError:
+        # Some tokenizers have no files. Where others lack theirs, the error of transformers is about packages.
+        if any(path for pattern in TOKENIZER for path in folder.glob(pattern)):
+            raise
+        raise missing from None
     if empty:
-        raise CheckpointError(
-            f"{str(folder)!r}: no tokenizer found, such as tokenizer.json or vocab.txt; save one with "
-            f"tokenizer.save_pretrained(…)",
-            f"{str(folder)!r}：没有分词器，例如 tokenizer.json 或 vocab.txt；可用 tokenizer.save_pretrained(…) "
-            "保存一个",
-        )
+        raise missing
     return tokenizer

@@ -71,7 +71,10 @@ class TransformersModel(LoadedModel):
             special = [bool(mark) for mark in found["special_tokens_mask"]]
             unknown = tokenizer.unk_token_id, str(tokenizer.unk_token)
         if not ids:
-            raise TextError("text: the tokenizer produces no tokens; give a text with letters")
+            raise TextError(
+                "text: the tokenizer produces no tokens; give a text with letters",
+                "text：分词器没有产生词元；请给出含有文字的文本",
+            )
         if fast:
             pieces, spans = by_offsets(whole, tokens, [tuple(span) for span in found["offset_mapping"]], special)
         else:
@@ -135,7 +138,8 @@ class TransformersModel(LoadedModel):
             maps, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
         if not maps:
             raise CheckpointError(
-                f"{self._folder!r}: {type(self.model).__name__} has no attention that headwise can compute"
+                f"{self._folder!r}: {type(self.model).__name__} has no attention that headwise can compute",
+                f"{self._folder!r}：{type(self.model).__name__} 没有 headwise 能计算的注意力",
             )
         return maps
 

@@ -38,20 +38,27 @@ def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
 
         return TransformersModel(folder, name)
     if folder.is_dir() and not (folder / MODEL_FILE).is_file():
-        raise CheckpointError(_nothing_in(folder))
+        raise CheckpointError(*_nothing_in(folder))
     try:
         decoder, tokenizer, info = load_checkpoint(folder)
     except CheckpointError as error:
         if folder.is_dir() and "not of the format" in str(error):
-            raise CheckpointError(f"{error}; a transformers folder requires config.json") from None
+            raise CheckpointError(
+                f"{error}; a transformers folder requires config.json",
+                f"{error.zh}；transformers 的文件夹须有 config.json",
+            ) from None
         raise
     return DecoderModel(decoder, tokenizer, name, info)
 
 
-def _nothing_in(folder: Path) -> str:
+def _nothing_in(folder: Path) -> tuple[str, str]:
+    """What a folder without a model holds, in English and in Chinese."""
     found = sorted(entry.name for entry in folder.iterdir())
-    there = f"it holds {', '.join(found[:6])}{', …' if len(found) > 6 else ''}" if found else "it is empty"
+    some = f"{', '.join(found[:6])}{', …' if len(found) > 6 else ''}"
+    there, chinese = (f"it holds {some}", f"其中有 {some}") if found else ("it is empty", "它是空的")
     return (
         f"{str(folder)!r} is no model: expected {MODEL_FILE} of `headwise train`, or config.json, *.safetensors and a "
-        f"tokenizer of transformers; {there}"
+        f"tokenizer of transformers; {there}",
+        f"{str(folder)!r} 不是模型：应有 `headwise train` 的 {MODEL_FILE}，或 transformers 的 config.json、"
+        f"*.safetensors 与分词器；{chinese}",
     )

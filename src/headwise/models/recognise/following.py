@@ -129,18 +129,21 @@ def _library(
     module: str, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A call of a function of another package, of which nothing inside is followed."""
-    mode = next((one for one in reversed(_get_current_function_mode_stack()) if isinstance(one, Following)), None)
-    if mode is None:
+    modes = [one for one in _get_current_function_mode_stack() if isinstance(one, Following)]
+    if not modes:
         return function(*args, **kwargs)
     library = _READERS[module, name]
-    with _without(mode), _stance("default"):
+    with _without(modes[0]), _stance("default"):
         try:
             given = arguments(function, args, kwargs)
         except TypeError:  # which it raises itself
             return function(*args, **kwargs)
-        out = mode.instead(library, name, function, given)
-        if out is None:
-            out = function(*args, **kwargs)
+        for mode in modes:
+            out = mode.instead(library, name, function, given)
+            if out is not None:  # and published, to those who watch
+                return out
+        out = function(*args, **kwargs)
+        for mode in modes:
             mode.note(library, name, function, given, out)
     return out
 

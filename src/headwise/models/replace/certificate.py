@@ -14,7 +14,8 @@ class Verdict:
 
     Attributes:
         name: the module's qualified name; name#2, name#3, … from its second call on.
-        same: whether it is the same function, so that `attach` computes it.
+        same: whether it is the same function, so that `attach` computes it, unless a remark says that it keeps a
+            function of another package.
         function: the call of `attend` that it is, or is closest to; "" if there is none.
         reason: what is different, if it is not the same.
         difference: the largest relative difference between a row of its result and that of `function`; None if there
@@ -22,7 +23,7 @@ class Verdict:
         gradients: the largest relative difference of the gradients of queries, keys and values, in the Frobenius norm;
             None if they were not compared: with dropout, or where gradients are not recorded.
         remarks: what is unusual, though it may be intended: another scale, an inverted mask, fully masked queries.
-        line: file:line of the code.
+        line: `file:line` of the code.
     """
 
     name: str

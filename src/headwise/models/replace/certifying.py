@@ -117,7 +117,7 @@ class _Calls:
             reason = "its gradients are not those of attention: they do not flow through all of it, or are not finite"
         self.found.append(Verdict(
             "" if place is None else place[1], not reason, _call(a), reason, apart, allowed, gradients,
-            remarks_of(a, amap), user_line(),
+            (*remarks_of(a, amap), *([f"attach keeps {x.softmax.function}: {x.own}"] if x.own else [])), user_line(),
         ))  # fmt: skip
         return True
 

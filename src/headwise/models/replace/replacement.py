@@ -1,6 +1,5 @@
 """Attention of one model, computed by `attend` at the places where that was certified."""
 
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.attention import attend, attend_to
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, warn
 from headwise.events import here as settings, in_backward
 from headwise.kernels.eager import eager
 from headwise.models.batches import arguments
@@ -87,7 +86,7 @@ class Replacement:
                 f"{listed}"
             )
         if listed:
-            warnings.warn(f"attach(model): not attached: {listed}", UserWarning, stacklevel=4)
+            warn(f"attach(model): not attached: {listed}")
 
     def open(self) -> None:
         """Follow every forward pass from now on."""

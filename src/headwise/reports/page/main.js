@@ -20,6 +20,7 @@ const compared = new Compare((layer, head) => {
 });
 const everywhere = new Everywhere((layer, head) => { chooseHead(layer, head); lead(); });
 const arcs = new Arcs(byId("arcs")), image = new PatchedImage(byId("image")), find = new Find(), sides = new Sides(), writes = new Writes();
+const corpus = new CorpusPassages(REPORT.corpus, byId("corpus-list"));
 
 // Where panels are below one another, the map of the chosen head comes into view.
 function lead() {
@@ -71,6 +72,7 @@ async function refresh() {
   byId("unzoom").hidden = !state.view;
   grid.show({ passage: place0, index: state.passage, kind: state.kind, scale: state.scale, top: topOf });
   remember();
+  corpus.show(state.layer, state.head).catch(fail);
   try {
     const map = await mapOf(state.passage, state.layer, state.head, state.kind);
     if (mine !== turn) return;
@@ -189,6 +191,8 @@ function fail(error) {
 function start() {
   if (typeof DecompressionStream === "undefined") { fail(new Error("DecompressionStream")); return; }
   byId("facts").replaceChildren(...REPORT.facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
+  byId("corpus-panel").hidden = !REPORT.corpus;
+  if (REPORT.corpus) byId("corpus-by").textContent = corpus.strengthIn();
   byId("notes-panel").hidden = !REPORT.notes.length;
   byId("notes").replaceChildren(...REPORT.notes.map((note) => make("li", { textContent: note })));
   controls();

@@ -40,6 +40,7 @@ const hex = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16
 
 // The colour bar below a picture; `cut`: whether there are weights above its end.
 function drawBar(canvas, top, scale, cut, low) {
+  canvas.style.setProperty("--ratio", `${canvas.clientWidth} / ${canvas.clientHeight}`);  // kept on paper, where it has another width
   paintBar(fitCanvas(canvas), { left: 14, right: canvas.clientWidth - 26, y: 0 }, top, scale, cut, low);
 }
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.corpus.journal import check_model
+from headwise.corpus.passages import Passages
 from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.lm.text_files import read_text
@@ -46,6 +48,7 @@ def see(
     cells: int = CELLS,
     window: int | None = None,
     beside: str | None = None,
+    sweep: str | os.PathLike[str] | Passages | None = None,
     lang: str = "en",
     progress: Progress | None = None,
 ) -> Report:
@@ -73,13 +76,15 @@ def see(
             gives another length in tokens, 0 reads the text whole. Not for an `nn.Module`.
         beside: a second text for a loaded model, whose maps the page shows beside those of the first, with their
             difference. Statistics, roles and comparisons are those of the first.
+        sweep: the table of `headwise measure` of the same model, or its passages: the page shows the passages of each
+            head in which it is strongest.
         lang: language of the page and the pictures, "en" or "zh".
         progress: called with (what, done, of) as the work proceeds.
     Returns:
         The `Report`.
     Raises:
         ConfigError: naming the argument. TextError: if the text is empty, or longer than the model can read.
-        CheckpointError: if there is no model at the path.
+        CheckpointError: if there is no model at the path, or the sweep has no passages.
     """
     check_language(lang)
     if text is not None and file is not None:
@@ -92,17 +97,23 @@ def see(
     if isinstance(model, nn.Module):
         if beside is not None:
             raise ConfigError("beside: requires a loaded model; for an nn.Module, give both texts as one batch")
+        if sweep is not None:
+            raise ConfigError("sweep: requires a loaded model, whose weights are compared with those of the sweep")
         if window is not None:
             raise ConfigError("window: applies to a loaded model; an nn.Module is called once, with the whole input")
         found = _of_module(text, model, tokenizer, title, cells)
     elif text is None or isinstance(text, str):
         text = SAMPLE if text is None else text
+        passages = sweep if sweep is None or isinstance(sweep, Passages) else Passages.load(sweep)
         loaded = model if isinstance(model, LoadedModel) else load_model(model)
+        if passages is not None:
+            check_model(passages, loaded)
         if beside is not None:
             check_beside(loaded, beside, window)
         found = look_at(
             text, loaded, title=title or _start(text), cells=cells, window=window, progress=progress or ignored
         )
+        found = replace(found, corpus=passages)
         if beside is not None:
             found = with_beside(
                 found, beside, loaded, title=_start(beside), cells=cells, window=window, progress=progress or ignored

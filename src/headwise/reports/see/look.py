@@ -89,7 +89,7 @@ def look_at(
 def check_beside(subject: LoadedModel, text: str, window: int | None) -> None:
     """Raise TextError or ConfigError for a second text that the model cannot read, before the first one is read."""
     if not text:
-        raise TextError("beside: the second text is empty")
+        raise TextError("beside: the second text is empty", "beside：第二段文本是空的")
     check_length(subject, text)
     size_for(subject, len(subject.read(text)), window)
 

@@ -91,8 +91,9 @@ def report(
         raise ConfigError(f"report(record): the record {why}")
     texts = text_of("", tokens, pieces, tokenizer), text_of("decoder_", decoder_tokens, decoder_pieces, tokenizer)
     name = type(record.model).__name__
-    size = sum(p.numel() for p in record.model.parameters()) / 1e6
-    facts: list[tuple[str, str]] = [(message("model"), message("fact_model", name=name, millions=size))]
+    count = sum(p.numel() for p in record.model.parameters())
+    size = f"{count:,}" if count < 100_000 else f"{count / 1e6:.1f} M"
+    facts: list[tuple[str, str]] = [(message("model"), message("fact_model", name=name, size=size))]
     steps: list[tuple[str, str]] = [(message("steps"), message("fact_steps", count=record.totals.steps))]
     table, images = input_embedding(record.model), images_of(image, grid, image_start, side)
     found = of_maps(

@@ -99,7 +99,7 @@ def degrees_of_freedom() -> list[Check | Curve]:
     note="这句话本身是关于足够丰富的函数族的定理；文中把它用于多头注意力，却没有说明后者是否足够丰富，其实并不是。n "
          "= 1 时 softmax 恒为 1，不论多少个头，输出都是 x "
          "的线性函数；"
-    "没有位置信息时，它对词元的排列等变，只作用于第一个词元的函数也做不到。Transformer 的逼近定理需要前馈层与位"
+    "没有位置信息时，它对词元的排列等变，只作用于第一个词元的函数也做不到。Transformer 的逼近定理需要前馈网络与位"
     "置（Yun et al. 2020）。",
     also="Yun et al. 2020, 1912.10077",
     expected=Verdict.FAILS,

@@ -27,7 +27,7 @@ Paragraphs are counted within a section, without formulas and list items.
 Errors are the largest difference over the largest entry, in float64 unless stated otherwise."""
 CHINESE = """# 书中的论断
 
-关于多头注意力，教科书和教程提出了许多论断。这里逐条实测：用随机数、小型的层，或 headwise 自带的训练好的模型，
+关于多头注意力，教科书和教程提出了许多论断。这里逐条实测：用随机数、小型的层，或 headwise 内置的训练好的模型，
 再依测得的数值判断。本页由 `headwise claims --all --markdown --lang zh` 生成；`--html claims.html` 生成带图的网页。
 `headwise claims` 只运行快的，`--only ID` 运行一条；若有结论与预期不符，命令以失败结束。
 

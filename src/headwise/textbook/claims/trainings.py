@@ -151,7 +151,7 @@ def heads_as_ensemble() -> list[Check]:
     at=[place("chapter", "11.8.3", "Heads can be pruned, but keeping more usually makes the model more robust.",
               "头可以剪掉，但保留更多头通常鲁棒性更好。", item=3)],
     control=("twice the disturbance does show in the same measurement", "扰动加倍时，同样的测量看得出来"),
-    note="鲁棒性读作对输入扰动的稳健：把十分之一的字换成文中别的字，看其余的字的损失增加多少。自带模型去掉 8 个最不重"
+    note="鲁棒性读作对输入扰动的稳健：把十分之一的字换成文中别的字，看其余的字的损失增加多少。内置模型去掉 8 个最不重"
          "要的头，几乎一样；"
     "四个头与一个头的小模型也没有差别。对失去头本身的稳健，见 heads-can-be-pruned。",
     expected=Verdict.FAILS,

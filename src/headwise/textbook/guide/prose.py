@@ -7,12 +7,14 @@
 """
 
 import re
+from itertools import pairwise
 
 from rich.cells import cell_len
 
 _WIDE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\u3000-\u303f“”‘’"
 _MARKS = "，。、；：？！）》」』”’"  # no line begins with one
 _OPENING = "（《「『“‘"  # no line ends with one
+_PIECES = re.compile(rf"(?:[{_OPENING}]*(?:[{_WIDE}]|[^\s{_WIDE}]+)[{_MARKS}]*)\s*|\s+")
 
 
 def wrapped_off(text: str) -> str:
@@ -24,15 +26,33 @@ def wrapped_off(text: str) -> str:
 
 def wrapped_to(text: str, width: int) -> str:
     """A text with Chinese characters in lines of at most `width` columns, broken between characters or at spaces."""
-    lines = [""]
-    for piece in re.findall(rf"[{_OPENING}]*(?:[{_WIDE}]|[^\s{_WIDE}]+)[{_MARKS}]*|\s", text):
-        if piece == "\n":
-            lines.append("")
-        elif cell_len(lines[-1] + piece) <= width or not lines[-1]:
-            lines[-1] += piece
-        else:
-            lines.append(piece.lstrip())
-    return "\n".join(line.rstrip() for line in lines)
+    lines = []
+    for line in text.split("\n"):
+        ends = [0, *breaks(line, width), len(line)]
+        lines += [line[start:end].rstrip() for start, end in pairwise(ends)]
+    return "\n".join(lines)
+
+
+def breaks(text: str, width: int, fold: bool = False) -> list[int]:
+    """Where a line is to be broken so that its parts have at most `width` columns.
+
+    Args:
+        fold: whether words that are longer than a line are broken too.
+    """
+    found, used = [], 0
+    for piece in _PIECES.finditer(text):
+        word = piece[0].rstrip()
+        if used and used + cell_len(word) > width:
+            found.append(piece.start())
+            used = 0
+        for at, sign in enumerate(word if fold and cell_len(word) > width else ""):
+            if used + cell_len(sign) > width:
+                found.append(piece.start() + at)
+                used = 0
+            used += cell_len(sign)
+            word = ""
+        used += cell_len(word) + len(piece[0]) - len(piece[0].rstrip())
+    return found
 
 
 def hanging(text: str, width: int, by: int = 4) -> str:

@@ -27,12 +27,18 @@ def trade_off(d_model: int, work: Work) -> Plan:
         ConfigError: if no h above 1 divides d_model.
     """
     if d_model < 2:
-        raise ConfigError(f"d_model={d_model}: expected at least 2, as one dimension cannot be divided")
+        raise ConfigError(
+            f"d_model={d_model}: expected at least 2, as one dimension cannot be divided",
+            f"d_model={d_model}：应不小于 2，一维无法再分",
+        )
     rows: list[tuple[Value, ...]] = []
     while d_model % (heads := 2 ** len(rows)) == 0:
         rows.append(_row(d_model, heads, work))
     if len(rows) == 1:
-        raise ConfigError(f"d_model={d_model}: is odd, so no power of two above 1 divides it")
+        raise ConfigError(
+            f"d_model={d_model}: is odd, so no power of two above 1 divides it",
+            f"d_model={d_model}：是奇数，没有大于 1 的 2 的幂能整除它",
+        )
     table = Table("trade_off", term("vary_table_title"), COLUMNS, tuple(rows), note=term("vary_note"))
     rest = joined([masked(work), work.dtype])
     size = term("input_of", batch=work.batch, tokens=term("tokens", n=work.queries), rest=rest)

@@ -110,7 +110,7 @@ TERMS: dict[str, tuple[str, str]] = {
     "embedding": ("embedding", "词嵌入"),
     "positions, segments": ("positions, segments", "位置与段嵌入"),
     "attention": ("attention", "注意力"),
-    "feed-forward": ("feed-forward", "前馈层"),
+    "feed-forward": ("feed-forward", "前馈网络"),
     "norms": ("norms", "归一化"),
     "output": ("output", "输出投影"),
     "output_part": ("output", "输出层"),

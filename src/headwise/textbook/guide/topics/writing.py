@@ -80,7 +80,7 @@ TOPIC = Topic(
         characters are kept in a cache.
         """,
         """
-        因果注意力、前馈网络、残差连接，叠四层，再对词表做 softmax：这就是一个语言模型。headwise 自带的模型逐字读写《水浒传》与莎士比亚；
+        因果注意力、前馈网络、残差连接，叠四层，再对词表做 softmax：这就是一个语言模型。headwise 内置的模型逐字读写《水浒传》与莎士比亚；
         `headwise train 文件 --out 文件夹` 可以用你自己的文本训练一个。写作时，之前字符的键与值都保存在缓存中。
         """,
     ),
