@@ -181,7 +181,7 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
             "headwise measure writes it, unless with --passages 0",
             "它由 headwise measure 写出（除非加了 --passages 0）",
         )
-        with reading(file, "passages", missing=again, way_out=again):
+        with reading(file, Bilingual("passages", "段落文件"), missing=again, way_out=again):
             whole_file = Entry(parsed(text_of(file)))
             if whole_file.word("format") != FORMAT:
                 raise CheckpointError(f"it is not of the format {FORMAT}")
