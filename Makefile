@@ -91,7 +91,7 @@ format: $(READY)
 
 # The documentation site, in build/docs.
 docs: $(DOCS_READY)
-	$(RUN) sphinx -b html docs build/docs $(ARGS)
+	$(RUN) sphinx -W --keep-going -b html docs build/docs $(ARGS)
 
 bench: native-if-possible
 	$(RUN) benchmarks $(ARGS)

@@ -13,7 +13,7 @@ from headwise.lowering import lowered
 from headwise.masks import Span
 from headwise.progress import Progress
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
-from headwise.tiles import Tile, stream
+from headwise.tiles import stream
 
 
 class Squares(NamedTuple):
@@ -80,19 +80,13 @@ def top_keys(
     logs = lse.new_full((b, h, n, count), -torch.inf)
     keys = torch.full((b, h, n, count), -1, dtype=torch.long, device=lse.device)
     for tile in stream(q, k, lse, rule, progress=progress):
-        add_top(logs, keys, tile)
+        rows = slice(tile.rows.start, tile.rows.stop)
+        both = torch.cat((logs[:, :, rows], tile.log_weights), -1)
+        names = torch.cat((keys[:, :, rows], tile.keys.expand(tile.shape)), -1)
+        best, order = both.sort(dim=-1, descending=True, stable=True)
+        logs[:, :, rows], keys[:, :, rows] = best[..., :count], names.gather(-1, order[..., :count])
     bad = lse.isnan()[..., None]
     return logs.exp().masked_fill(bad, torch.nan), keys.masked_fill(bad, -1)
-
-
-def add_top(logs: Tensor, keys: Tensor, tile: Tile) -> None:
-    """Add a tile to the logarithms of the largest weights of each row, [b, h, n, count], and their keys, in place."""
-    rows = slice(tile.rows.start, tile.rows.stop)
-    both = torch.cat((logs[:, :, rows], tile.log_weights), -1)
-    names = torch.cat((keys[:, :, rows], tile.keys.expand(tile.shape)), -1)
-    best, order = both.sort(dim=-1, descending=True, stable=True)
-    count = logs.shape[-1]
-    logs[:, :, rows], keys[:, :, rows] = best[..., :count], names.gather(-1, order[..., :count])
 
 
 def column_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:

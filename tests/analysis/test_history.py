@@ -80,7 +80,7 @@ def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
     [
         (lambda lines: [], "line 1: not JSON"),
         (lambda lines: ["3"], "line 1: the file: expected an object"),
-        (lambda lines: [lines[1]], "its first line says otherwise"),
+        (lambda lines: [lines[1]], "its first line has another one"),
         (lambda lines: ["{"], "line 1: not JSON"),
         (lambda lines: [*lines[:3], lines[3][:50]], "line 4: not JSON"),
         (lambda lines: [lines[0], "[]"], "line 2: the file: expected an object"),

@@ -173,9 +173,9 @@ def test_what_is_better_is_said_point_by_point() -> None:
     assert curve.better_than_all.tolist() == [False, False, False, False]
     assert curve.better_everywhere
     assert [curve.removable(rise) for rise in (0.001, 0.01, 0.02, 0.5, 1.0)] == [0, 2, 4, 4, 8]
-    said = "2 of 8 heads can go with the loss less than 1 % up; better than the average random order at 2 of 2 points, "
-    assert f"{said}and than all of them at 0" in curve.title
-    assert "; all 8 heads can go with the loss less than" in replace(curve, losses=losses[[0] * 4]).title
+    said = "2 of 8 heads can be removed for less than 1 % more loss; better than the average random order at 2 of 2 "
+    assert f"{said}points, and than all of them at 0" in curve.title
+    assert "; all 8 heads can be removed for less than" in replace(curve, losses=losses[[0] * 4]).title
     words = [line.split()[-1] for line in str(curve).splitlines()[2:]]
     assert words == ["—", "mean", "mean", "—"]
     assert "<table>" in curve._repr_html_()

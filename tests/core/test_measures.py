@@ -373,7 +373,7 @@ def test_what_cannot_be_measured_is_named() -> None:
     q, k, v = qkv()
     _, amap = attend(q, k, v, return_map=True)
     for wanted, words in (
-        (("entropi",), "'entropi'.*max_logit"),
+        (("entropi",), "measure='entropi': did you mean 'entropy'"),
         (("entropy", "entropy"), "'entropy' is asked for twice"),
         (("class_mass",), "ClassMass"),
         (("induction_mass",), "InductionMass"),

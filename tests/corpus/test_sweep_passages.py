@@ -11,9 +11,10 @@ from test_sweep_resume import begun
 import headwise as hw
 from headwise.corpus import Passages, measure_corpus
 from headwise.corpus.passages import passages_path
-from headwise.corpus.strength import KEYS, Strongest, strengths
+from headwise.corpus.strength import KEYS, largest_keys, strengths, strongest
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.loading import load_model
+from headwise.map import AttentionMap
 from headwise.stats import Tokens
 
 OPTIONS = {"measures": ["entropy", "max_logit"], "window": WINDOW, "device": "cpu", "batch": 3, "passages": 5}
@@ -90,7 +91,8 @@ def test_a_passage_has_the_exact_weights_and_the_text(model_folder, swept, lines
             np.testing.assert_allclose([key.weight for key in one.keys], weights[known], rtol=1e-5)
             assert list(one.tokens) == [text[one.first + i] for i in one.positions]
             assert one.token == text[one.first + one.query]
-            assert one.strength == max(key.weight for key in one.keys if key.position not in (0, one.query))
+            others = [key.weight for key in one.keys if key.position not in (0, one.query)]
+            assert one.strength == pytest.approx(max(others), rel=1e-5)
 
 
 def test_the_sample_is_of_the_same_windows_for_all_heads(swept):
@@ -184,8 +186,8 @@ def test_wrong_options_are_named_before_anything_is_read(tmp_path):
     assert {"weight", "entropy", "induction_mass", "previous_mass"} <= set(strengths())
 
 
-@pytest.mark.parametrize("kernel", ["reference", "torch_blocks", "cpu"])
-def test_special_tokens_and_padding_are_no_passages(kernel):
+@pytest.mark.parametrize("way", ["reference", "torch_blocks", "cpu", "tiles"])
+def test_special_tokens_and_padding_are_no_passages(way):
     """Both ways, with tokens that are not of the text before, within and after it."""
     torch.manual_seed(0)
     b, h, n = 2, 3, 17
@@ -194,10 +196,13 @@ def test_special_tokens_and_padding_are_no_passages(kernel):
     special[0, [0, 11, 16]] = special[1, [0, 9]] = True
     mask = torch.ones(b, n, dtype=torch.bool)
     mask[1, 13:] = False
-    measure = Strongest("weight", Tokens(torch.zeros(b, n, dtype=torch.long), [[""] * n] * b, special), mask)
     lengths = mask.sum(-1)
-    _, amap = hw.attend(q, k, v, mask=hw.Lengths(lengths, lengths), kernel=kernel, return_map=True, measures=[measure])
-    found = measure.found(amap.measured.states[measure.name])
+    kernel = "auto" if way == "tiles" else way
+    _, amap = hw.attend(q, k, v, mask=hw.Lengths(lengths, lengths), kernel=kernel, return_map=True)
+    if way == "tiles":
+        amap.__class__ = type("OtherMap", (AttentionMap,), {})  # as that of a design whose weights are mixed
+    tokens = Tokens(torch.zeros(b, n, dtype=torch.long), [[""] * n] * b, special)
+    strength, query = strongest(amap, "weight", tokens, mask)
     weights = amap.to_dense().numpy()
     for entry in range(b):
         for head in range(h):
@@ -205,10 +210,25 @@ def test_special_tokens_and_padding_are_no_passages(kernel):
             kept[:, 0] = kept[:, special[entry]] = kept[special[entry]] = 0
             np.fill_diagonal(kept, 0)
             row, key = np.unravel_index(kept.argmax(), kept.shape)
-            assert int(found.query[entry, head]) == row
-            assert float(found.strength[entry, head]) == pytest.approx(kept[row, key], rel=1e-5)
+            assert int(query[entry, head]) == row
+            assert float(strength[entry, head]) == pytest.approx(kept[row, key], rel=1e-5)
+            keys, largest = largest_keys(amap[entry, head, int(row)])
             order = np.argsort(-weights[entry, head, row], kind="stable")[:KEYS]
-            assert found.keys[entry, head].tolist() == order.tolist()
+            assert keys.tolist() == order.tolist()
+            np.testing.assert_allclose(largest, weights[entry, head, row, order], rtol=1e-6)
+
+
+def test_a_mask_that_is_no_ranges_has_the_same_strengths():
+    torch.manual_seed(1)
+    q, k, v = torch.randn(3, 1, 2, 19, 5)
+    tokens = Tokens(torch.zeros(1, 19, dtype=torch.long), [[""] * 19], torch.zeros(1, 19, dtype=torch.bool))
+    dense = hw.Dense(torch.ones(19, 19, dtype=torch.bool).tril())
+    (one, at), (other, there) = (
+        strongest(hw.attend(q, k, v, mask=mask, return_map=True)[1], "weight", tokens, None)
+        for mask in (hw.Causal(), dense)
+    )
+    torch.testing.assert_close(one, other)
+    assert torch.equal(at, there)
 
 
 def test_a_window_with_few_keys_has_no_strength(model_folder, tmp_path):

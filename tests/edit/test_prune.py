@@ -207,7 +207,7 @@ def test_pairs_of_site_and_head_are_what_the_mapping_is(pairs: Any) -> None:
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
-        ([(0, 1), 2], r"heads: 2 beside \(0, 1\); expected pairs"),
+        ([(0, 1), 2], r"heads: 2 with \(0, 1\); expected pairs"),
         ([(3, 0)], "no site 3; expected 0 to 2"),
         ([(0, 6)], "0 has no head 6"),
         ([(0, 1), (0, np.int64(1))], "head 1 is given twice"),

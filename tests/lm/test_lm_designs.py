@@ -188,7 +188,7 @@ def test_headers_that_cannot_be_are_told(changes: dict[str, Any], words: str, tm
         ("multi_haed", {}, "did you mean 'multi_head'"),
         ("gqa", {"num_kv_heads": None}, "num_kv_heads: gqa requires it"),
         ("mqa", {"num_kv_heads": 3}, "num_kv_heads=3: mqa has 1"),
-        ("latent", {"num_kv_heads": 2}, "num_kv_heads=2: .*latent takes"),
+        ("latent", {"num_kv_heads": 2}, "num_kv_heads=2: .*latent supports"),
         ("block_diagonal", {"num_kv_heads": 2}, "num_kv_heads=2"),
         ("sparse_mixture", {"options": {"per": "sequence"}}, "per='sequence' lets the gate read later tokens"),
         ("sparse_mixture", {"options": {"top_k": 7}}, "top_k=7"),

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from ways import D, E, H
 
+WIDTH = 3
+
 
 def dense(q, k, v, scale, allowed, cap=0.0, slopes=None, p=0.0):
     """[n, h, d] of one sequence → [n, h, e] and the weights [h, n, m]; the last query is at the last key."""

@@ -360,6 +360,9 @@ class TestFlex:
             (lambda b, h, i, j: (i >= j) & (i - j < width), 1),
             (lambda b, h, i, j: (i >= j) & (i - j < listed[0]), 1),
             (lambda b, h, i, j: (i >= j) & (i - j < self.width), 4),
+            (lambda b, h, i, j: (i >= j) & (i - j < TestFlex.width), 4),
+            (lambda b, h, i, j: (i >= j) & (i - j < fused.WIDTH), 4),
+            (lambda b, h, i, j: torch.where(i >= j, i - j < int(width), False), 1),
         ):
             evaluated.clear()
             model = Model(self.function(None, mask_mod)).double()

@@ -100,6 +100,16 @@ def test_values_need_maps(options):
         hw.watch(model(), **options)
 
 
+def test_outputs_of_linear_maps_are_kept_in_measured_forwards_only():
+    watched, held = nn.Sequential(*model(), nn.Linear(8, 7)), []
+    with hw.watch(watched, maps="lazy", values=True, every=2) as record:
+        watched[2].register_forward_hook(lambda *call: held.append(record._projections.held))
+        for _ in range(3):
+            watched(torch.randn(1, 5, 8))
+            assert record._projections.held == 0
+    assert held == [1, 0, 1]  # the last layer
+
+
 def test_nothing_is_kept_without_values():
     watched = model()
     with hw.watch(watched, maps="lazy") as record:

@@ -120,7 +120,7 @@ class _Pass:
 
 @dataclass
 class _Stream:
-    """The residual stream of a model: inputs and outputs of the blocks, and of all that stands in and behind them."""
+    """The residual stream of a model: inputs and outputs of the blocks, and of all modules in and after them."""
 
     model: nn.Module
     sites: Sequence[HeadSite]

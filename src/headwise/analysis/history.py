@@ -101,8 +101,8 @@ class HeadLook:
 
 
 class HeadHistory(Printed):
-    """Looks at the heads of one run, by ascending step. Prints itself as a table of the step since which each head has
-    its role.
+    """The recorded looks at the heads of one run, in order of steps. Prints itself as a table of the step since which
+    each head has its role.
 
     Attributes:
         about: the run, as plain values; looks: `HeadLook`s; shape: (layers, heads).
@@ -213,7 +213,7 @@ class HeadHistory(Printed):
             first, *looks = text_of(path).splitlines() or [""]
             about = _at_line(1, lambda: Entry(parsed(first)).plain())
             if about.pop("format", None) != FORMAT:
-                raise CheckpointError(f"it is not of the format {FORMAT}: its first line says otherwise")
+                raise CheckpointError(f"it is not of the format {FORMAT}: its first line has another one")
             read = [_at_line(i, partial(HeadLook.from_json, line)) for i, line in enumerate(looks, 2)]
             if len({look.shape for look in read}) > 1:
                 raise CheckpointError("its looks have different numbers of layers and heads")

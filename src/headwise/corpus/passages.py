@@ -17,7 +17,7 @@ depend on the corpus, and both merge: those of two parts of a corpus, joined, ar
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from headwise.contents import Entry, each, number, parsed, reading, text_of, who
 from headwise.corpus.selection import Head
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import write_text
+from headwise.wording import Bilingual
 
 FORMAT = "headwise-passages-1"
 
@@ -156,8 +157,8 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
         heads = [
             {
                 "layer": layer, "module": self.names[layer], "head": head,
-                "strongest": [asdict(one) for one in found.strongest],
-                "sampled": [asdict(one) for one in found.sampled],
+                "strongest": [vars(one) for one in found.strongest],
+                "sampled": [vars(one) for one in found.sampled],
             }
             for (layer, head), found in self.found.items()
         ]  # fmt: skip
@@ -176,7 +177,10 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
         """
         file = Path(path)
         file = file if file.suffix.lower() == ".json" else passages_path(file)
-        again = "headwise measure writes it, unless with --passages 0"
+        again = Bilingual(
+            "headwise measure writes it, unless with --passages 0",
+            "它由 headwise measure 写出（除非加了 --passages 0）",
+        )
         with reading(file, "passages", missing=again, way_out=again):
             whole_file = Entry(parsed(text_of(file)))
             if whole_file.word("format") != FORMAT:
@@ -234,8 +238,8 @@ class Collected:
     def to_json(self) -> str:
         """For a file of the journal."""
         plain = {
-            "strongest": [[asdict(one) for one in head] for head in self.strongest],
-            "sampled": [[at, [None if one is None else asdict(one) for one in heads]] for at, heads in self.sampled],
+            "strongest": [[vars(one) for one in head] for head in self.strongest],
+            "sampled": [[at, [None if one is None else vars(one) for one in heads]] for at, heads in self.sampled],
         }
         return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 

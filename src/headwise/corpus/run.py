@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from headwise.corpus.collecting import Floors
 from headwise.corpus.ends import Begun, begin, finish, look
 from headwise.corpus.journal import Journal
 from headwise.corpus.output import Output
@@ -90,7 +91,10 @@ def measure_corpus(
     selection = Selection.of(shown_in("corpus") if measures is None else measures)
     _check(batch=batch, window=window, stride=stride, max_tokens=max_tokens, per=per, dtype=dtype)
     if type(passages) is not int or passages < 0:
-        raise ConfigError(f"passages={passages!r}: expected a whole number of at least 0")
+        raise ConfigError(
+            f"passages={passages!r}: expected a whole number of at least 0",
+            f"passages={passages!r}：应为不小于 0 的整数",
+        )
     _on(device, lambda where: torch.empty(0, device=where))
     own = ranks is None
     ranks = Ranks.joined() if ranks is None else ranks
@@ -140,8 +144,11 @@ def _measure(begun: Begun, journal: Journal, ranks: Ranks, progress: Progress) -
     """Measure units while any are left, then wait until the other processes have finished theirs."""
     done = _Done(begun, ranks, progress)
     done.report()
+    floors = Floors(begun.work.no_passages())
     while (number := ranks.take(begun.left)) is not None:
-        journal.write(number, *begun.work.measure(begun.units[number], done.add), begun.work.how())
+        tallies, passages = begun.work.measure(begun.units[number], done.add, floors)
+        journal.write(number, tallies, passages, begun.work.how())
+        floors.raise_by(passages)
         done.report()
         ranks.count("units", 1)
     while ranks.first and ranks.count("units", 0) < len(begun.left):

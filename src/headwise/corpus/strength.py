@@ -6,19 +6,17 @@ the value of any measure of queries, such as `induction_mass`. Queries that may 
 strength: with little choice, every weight is large.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
+import numpy as np
 import torch
 from torch import Tensor
 
 from headwise.corpus.selection import NOTHING
 from headwise.errors import unknown_name
-from headwise.masks import Grid
-from headwise.pooling import add_top
+from headwise.map import AttentionMap
+from headwise.masks import Forbidden, Grid, Mask, Span, State, spans
 from headwise.rule import Rule
-from headwise.stats import GIVEN, MEASURES, Measure, RowMeasure, Statistic, Tokens, TopKeys, TopWeights, of_tokens
+from headwise.stats import GIVEN, MEASURES, MaxLogit, RowMeasure, Tokens, of_tokens
+from headwise.stats.rows import allowed_keys, ranges
 from headwise.tiles import Tile
 
 KEYS = 8  # of a query that are kept
@@ -47,93 +45,93 @@ def _of_rows(name: str, tokens: Tokens) -> RowMeasure | None:
     return found if isinstance(found, RowMeasure) and type(found).update is RowMeasure.update else None
 
 
-@dataclass
-class State:
-    """The largest weights of each query and their keys, [b, h, n, KEYS] (−1 beyond the keys that it may attend to), and
-    the state of a measure of queries."""
+class Elsewhere(Mask):
+    """A query may not attend to itself."""
 
-    weights: Tensor
-    keys: Tensor
-    inner: Any = None
+    holds = {}
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        return ((rows + grid.shift)[:, None] != cols)[None, None]
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        first, last = rows.start + grid.shift, rows.stop - 1 + grid.shift
+        return State.FULL if cols.stop <= first or cols.start > last else State.MIXED
+
+    def spans(self, grid: Grid) -> Tensor:
+        at = grid.positions()
+        start, stop = torch.stack((0 * at, at + 1), -1), torch.stack((at, 0 * at + grid.m), -1)
+        return spans.tidy(start[None], stop[None]).int()
+
+    def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
+        return self
 
 
-@dataclass(frozen=True)
-class Found:
-    """The strongest query of each batch entry and head, [b, h]: its strength (−∞ if no query has one), its position,
-    and its largest weights and their keys [b, h, KEYS]."""
+class LargestOther(RowMeasure):
+    """The largest weight of a query on keys other than itself and the hidden ones, by tiles."""
 
-    strength: Tensor
-    query: Tensor
-    weights: Tensor
-    keys: Tensor
+    name, unit, range, source = "largest_other", "mass", "0 to 1", "headwise"
+
+    def __init__(self, hidden: Tensor) -> None:
+        self._hidden = hidden  # [b, m]
+
+    def partial(self, tile: Tile) -> Tensor:
+        hidden = self._hidden.to(tile.lse.device)[:, None, None, tile.cols.start : tile.cols.stop]
+        return tile.weights.masked_fill(hidden | (tile.positions[:, None] == tile.keys), 0.0).amax(-1)
+
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.maximum(one, other)
 
 
-class Strongest(Measure):
-    """The strongest query of each head in each window; `found` returns it from a state.
+def strongest(amap: AttentionMap, by: str, tokens: Tokens, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The strongest query of each window and head: its strength, −∞ if no query has one, and its position, both [b, h].
+    Of equally strong ones the first.
 
     Args:
-        by: a name as in `strengths()`. tokens: of a batch of windows. mask: [b, n], True for tokens and False for
-            padding; None without padding.
+        amap: of self attention. by: a name as in `strengths()`. tokens: of the windows. mask: [b, n], True for
+            tokens and False for padding; None without padding.
     """
-
-    name, unit, range, source = "strongest_query", "", "any", "headwise"
-
-    def __init__(self, by: str, tokens: Tokens, mask: Tensor | None) -> None:
-        self._inner = None if by == WEIGHT else _of_rows(by, tokens)
-        assert tokens.special is not None
-        self._special = tokens.special if mask is None else tokens.special | ~mask.to(tokens.special.device)
-
-    def start(self, grid: Grid, like: Tensor) -> State:
-        shape = grid.b, grid.h, grid.n, min(KEYS, grid.m)
-        keys = torch.full(shape, -1, dtype=torch.long, device=like.device)
-        inner = None if self._inner is None else self._inner.start(grid, like, keep_rows=True)
-        return State(like.new_full(shape, -torch.inf), keys, inner)  # logarithms until the last tile
-
-    def update(self, state: State, tile: Tile) -> None:
-        add_top(state.weights, state.keys, tile)
-        if tile.last:
-            rows = slice(tile.rows.start, tile.rows.stop)
-            state.weights[:, :, rows] = state.weights[:, :, rows].exp()
-        if self._inner is not None:
-            self._inner.update(state.inner, tile)
-
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        count = min(KEYS, rule.grid.m)
-        inner = () if self._inner is None else self._inner.needs(rule)
-        return None if inner is None else (TopWeights(count), TopKeys(count), *inner)
-
-    def take(self, state: State, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
-        count = min(KEYS, rule.grid.m)
-        state.weights, state.keys = found[TopWeights(count)], found[TopKeys(count)].long()
-        if self._inner is not None:
-            self._inner.take(state.inner, found, lse, rule)
-
-    def merge(self, one: State, other: State) -> State:
-        raise NotImplementedError("windows are kept apart")
-
-    def finish(self, state: State) -> Tensor:
-        return state.weights.new_zeros(state.weights.shape[:2])
-
-    def found(self, state: State) -> Found:
-        """The strongest query of each window and head; of equally strong ones the first."""
-        b, _, n, count = state.keys.shape
-        if count < KEYS:  # a short window
-            state = State(_wider(state.weights, 0.0), _wider(state.keys, -1), state.inner)
-        special = self._special.to(state.keys.device)[:, None]  # [b, 1, n]
-        if self._inner is None:
-            query = torch.arange(n, device=state.keys.device)[:, None]
-            keys = state.keys.clamp_min(0)
-            hidden = special[:, :, None].expand(-1, keys.shape[1], n, -1).gather(3, keys)
-            counts = (state.keys > 0) & (state.keys != query) & ~hidden
-            strength = state.weights.masked_fill(~counts, -torch.inf).amax(-1)
-        else:
-            strength = state.inner.rows.clone()
-        strength = strength.masked_fill(special | strength.isnan() | (state.keys[..., -1] < 0), -torch.inf)
-        most = strength.amax(-1, keepdim=True)
-        first = torch.where(strength == most, torch.arange(n, device=most.device), n).amin(-1)
-        at = first[..., None, None].expand(b, -1, 1, KEYS)
-        return Found(most[..., 0], first, *(x.gather(2, at)[:, :, 0] for x in (state.weights, state.keys)))
+    assert tokens.special is not None
+    special = tokens.special if mask is None else tokens.special | ~mask.to(tokens.special.device)
+    if by == WEIGHT:
+        strength = _largest(amap, special)
+    else:
+        inner = _of_rows(by, tokens)
+        assert inner is not None  # checked by `check_strength`
+        strength = amap.measure(inner, rows=True).rows[inner.name]
+    device = strength.device
+    blank = special[:, None].to(device) | (_choice(amap.rule, amap.lse) < KEYS) | strength.isnan()
+    strength = strength.masked_fill(blank, -torch.inf)
+    most = strength.amax(-1)
+    n = strength.shape[-1]
+    return most, torch.where(strength == most[..., None], torch.arange(n, device=device), n).amin(-1)
 
 
-def _wider(x: Tensor, value: float) -> Tensor:
-    return torch.nn.functional.pad(x, (0, KEYS - x.shape[-1]), value=value)
+def largest_keys(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The keys of the `KEYS` largest weights of a row [m] that are above 0, and these weights, largest first."""
+    found, keys = weights.cpu().sort(descending=True, stable=True)
+    found, keys = found[:KEYS], keys[:KEYS]
+    return keys[found > 0].numpy(), found[found > 0].numpy()
+
+
+def _largest(amap: AttentionMap, special: Tensor) -> Tensor:
+    """The largest weight of each query on the text, without the first token and itself, [b, h, n]."""
+    hidden = special.clone()
+    hidden[:, 0] = True
+    if type(amap) is not AttentionMap:  # its weights are not those of its scores
+        return amap.measure(LargestOther(hidden), rows=True).rows[LargestOther.name]
+    rule = amap.rule
+    every = torch.ones(rule.grid.n, dtype=torch.bool)
+    others = Rule(rule.mask & Elsewhere() & Forbidden(every, hidden.cpu()), rule.scale, rule.grid, rule.scores)
+    seen = AttentionMap(amap.q, amap.k, amap.lse, others, kernel=amap.kernel, named=amap.named)
+    return (seen.measure(MaxLogit(), rows=True).rows[MaxLogit.name] - amap.lse).clamp_max(0.0).exp()
+
+
+def _choice(rule: Rule, like: Tensor) -> Tensor:
+    """How many keys each query may attend to, [b or 1, h or 1, n]."""
+    if ranges(rule) is not None:
+        return allowed_keys(rule, like)
+    count = like.new_zeros(rule.grid.b, rule.grid.h, rule.grid.n)
+    for rows in rule.row_blocks():
+        for cols, _ in rule.tiles(rows):
+            count[:, :, rows.start : rows.stop] += rule.allowed(rows, cols, like.device).sum(-1)
+    return count

@@ -2,22 +2,24 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from headwise.corpus.collecting import Collector, of_batch
+from headwise.corpus.collecting import Collector, Floors, OfWindow
 from headwise.corpus.passages import Collected
 from headwise.corpus.pieces import Document, Limit, Unit, documents
 from headwise.corpus.selection import Head, Selection
 from headwise.corpus.sources import Source
-from headwise.corpus.strength import WEIGHT, Strongest
+from headwise.corpus.strength import WEIGHT, largest_keys, strongest
 from headwise.corpus.tally import Batch, Tally, Trouble, counted
 from headwise.corpus.windows import Frame, TextWindow, batches, stacked, windows
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel
 from headwise.lm.loading.base import Maps
+from headwise.stats import Tokens
 
 ALL = -1  # in place of a file's number: all files
 Advance = Callable[[float, int], None]  # called with the bytes and tokens done since the last call
@@ -48,11 +50,12 @@ class Work:
     by: str = WEIGHT
     limit: Limit | None = None
 
-    def measure(self, unit: Unit, advance: Advance) -> tuple[dict[int, Tally], Collected]:
-        """The sums of a unit, for each of its files (by number, in order) or for `ALL`, and its passages."""
+    def measure(self, unit: Unit, advance: Advance, floors: Floors) -> tuple[dict[int, Tally], Collected]:
+        """The sums of a unit, for each of its files (by number, in order) or for `ALL`, and its passages, without those
+        below the floors."""
         found: dict[int, Tally] = {}
         collector = Collector(
-            self.passages, len(self.heads), lines=lambda source: self.sources[source].kind != "text",
+            floors, lines=lambda source: self.sources[source].kind != "text",
             path=lambda source: self.sources[source].path, piece=lambda token: self.loaded.pieces([token])[0],
         )  # fmt: skip
         done = 0.0
@@ -133,33 +136,31 @@ class Work:
         ids, mask = stacked(batch)
         ids, mask = ids.to(self._device), None if mask is None else mask.to(self._device)
         tokens, measures = self.selection.measures(ids, batch)
-        strongest = Strongest(self.by, tokens, mask) if self.passages else None
         sums = Batch(self.loaded.layers, self.heads, measures)
-        asked = measures if strongest is None else [*measures, strongest]
-        maps = self.loaded.maps(ids, mask, measures=asked)
+        maps = self.loaded.maps(ids, mask, measures=measures)
         for name, amap in maps.items():
             sums.add(name, amap)
-        arrays = None if strongest is None else self._strongest(strongest, maps)
+        strongest_of = self._strongest(maps, tokens, mask) if self.passages else None
         for i, (window, one) in enumerate(zip(batch, sums.windows(), strict=True)):
             kept, lost = counted(one.numbers, one.rows)
-            if arrays is not None:
-                arrays[0][i, one.rows.numpy() > 0] = -np.inf
-                collector.add(window, of_batch(arrays, i))
+            if strongest_of is not None:
+                strength, query = (x[i] for x in strongest_of)
+                strength[one.rows.numpy() > 0] = -np.inf
+                collector.add(window, OfWindow(strength, query, cache(partial(self._keys, maps, i, query))))
             place = window.source if self.by_file else ALL
             tally = found.setdefault(place, self.nothing())
             trouble = [] if one.bad is None else [Trouble(self.sources[window.source].path, str(window), *one.bad)]
             tally.add(Tally(kept, lost, 1, window.content, trouble, frozenset(sums.kernels)))
 
-    def _strongest(self, strongest: Strongest, maps: Maps) -> list[np.ndarray]:
-        """Strength, query, keys and weights of the selected heads in each window, [b, heads, …]."""
-        found = []
-        for name in self.loaded.layers:
-            measured = maps[name].measured
-            assert measured is not None  # it was requested
-            found.append(strongest.found(measured.states[strongest.name]))
+    def _strongest(self, maps: Maps, tokens: Tokens, mask: torch.Tensor | None) -> tuple[np.ndarray, np.ndarray]:
+        """Strength and position of the strongest query of the selected heads in each window, [b, heads]."""
+        found = [strongest(maps[name], self.by, tokens, mask) for name in self.loaded.layers]
         starts = np.cumsum([0, *self.loaded.heads])
         kept = [int(starts[head.layer]) + head.head for head in self.heads]
-        return [
-            torch.cat([getattr(one, name) for one in found], 1)[:, kept].cpu().numpy()
-            for name in ("strength", "query", "keys", "weights")
-        ]
+        strength, query = (torch.cat(part, 1)[:, kept].cpu().numpy() for part in zip(*found, strict=True))
+        return strength, query
+
+    def _keys(self, maps: Maps, entry: int, query: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray]:
+        """The keys with the largest weights of the strongest query of the selected head `at`, and these weights."""
+        head = self.heads[at]
+        return largest_keys(maps[head.name][entry, head.head, int(query[at])])

@@ -143,7 +143,7 @@ def _mapping(sites: list[HeadSite], heads: Any) -> Mapping[str | int, Any]:
     found: dict[str | int, list[object]] = {}
     for each, pair in zip(given, pairs, strict=True):
         if (pair is None) != (pairs[0] is None):
-            raise ConfigError(f"heads: {each!r} beside {given[0]!r}; expected pairs (site, head), or head numbers")
+            raise ConfigError(f"heads: {each!r} with {given[0]!r}; expected pairs (site, head), or head numbers")
         if pair is not None:
             number = whole(pair[0])
             found.setdefault(pair[0] if number is None else number, []).append(pair[1])

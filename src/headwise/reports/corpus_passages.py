@@ -1,7 +1,6 @@
 """Passages of a corpus as data of a page, and as lines in a terminal."""
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -24,7 +23,7 @@ def passages_data(passages: Passages, lang: str) -> tuple[dict[str, Any], str, s
     """What a page says of the strengths, the passages of all heads as a compressed element, and their characters."""
     heads = {
         f"{layer}-{head}": {
-            part: [asdict(one) | {"where": _where(one.where, lang)} for one in getattr(found, part)]
+            part: [vars(one) | {"where": _where(one.where, lang)} for one in getattr(found, part)]
             for part in ("strongest", "sampled")
         }
         for (layer, head), found in passages.items()

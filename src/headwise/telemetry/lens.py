@@ -124,28 +124,39 @@ class Projections:
     """Outputs of a model's linear maps since its last attention call, and whether queries and keys are among them."""
 
     def __init__(self) -> None:
-        self._outputs: list[Tensor] = []
+        self._outputs: list[Tensor] | None = None  # outside of measured forwards
 
     def follow(self, model: nn.Module) -> list[RemovableHandle]:
-        """Keep the outputs of its linear maps from now on."""
+        """Keep the outputs of its linear maps between `open` and `close`, until the hooks are removed."""
         maps = WeakSet(
             module for module in model.modules()
             if getattr(getattr(module, "weight", None), "ndim", 0) == 2 and not isinstance(module, nn.Embedding)
         )  # fmt: skip
 
         def made(module: nn.Module, args: Any, out: Any) -> None:
-            if module in maps and isinstance(out, Tensor) and out.ndim == 3:  # a copy of the model has the hooks too
+            if self._outputs is None or module not in maps:  # a copy of the model has the hooks too
+                return
+            if isinstance(out, Tensor) and out.ndim == 3:
                 self._outputs.append(out.detach())
 
         return [module.register_forward_hook(made) for module in maps]
 
-    def clear(self) -> None:
-        """Forget them."""
+    def open(self) -> None:
+        """Keep the outputs of this forward."""
         self._outputs = []
+
+    def close(self) -> None:
+        """Forget them, and keep none until the next `open`."""
+        self._outputs = None
+
+    @property
+    def held(self) -> int:
+        """The number of outputs that are kept now."""
+        return len(self._outputs or ())
 
     def kept(self, call: AttentionCall) -> Kept:
         """What to keep of a call."""
-        outputs, self._outputs = self._outputs, []
+        outputs, self._outputs = self._outputs or [], []
         q, k = (any(_heads_of(y, x) for y in reversed(outputs)) for x in (call.map.q, call.map.k))
         return Kept(call, (q, k))
 

@@ -231,7 +231,7 @@ class Record(Shown):
         return during == "always" or self.model.training == (during == "training")
 
     def _begin_forward(self) -> None:
-        self._projections.clear()
+        self._projections.open()
         self._open, self._forward, self._seen = True, Running(), Maps(self._how.maps)
         modules = {place.module: place.name for place in self._places}
         self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules))
@@ -240,7 +240,7 @@ class Record(Shown):
         if not self._open:
             return
         self._open = False
-        self._projections.clear()
+        self._projections.close()
         if keep:
             self.maps = self._seen
             self.ledger.add(self._forward)

@@ -205,7 +205,7 @@ def _hits(amap: AttentionMap, largest: Tensor, scores: Tensor, seen: Tensor) -> 
     """Rows whose largest weight is the one at an offset, [b, h, n, offsets] of 0 and 1. Rows in which two of these keys
     have it count for neither."""
     seen = seen.to(scores.device)
-    # Both are sums of d products in different orders, and kernels keep the largest beside the log-sum-exp with sinks.
+    # Both are sums of d products in different orders, and kernels store the largest with the log-sum-exp of sinks.
     eps = 16 * torch.finfo(scores.dtype).eps
     q, k = compute(amap.q).norm(dim=-1), compute(amap.k).norm(dim=-1)
     longest = torch.where(torch.isfinite(k), k, 0.0).amax(-1, keepdim=True)

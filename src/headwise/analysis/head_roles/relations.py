@@ -1,5 +1,5 @@
 """Relations between words of the text: whether a head attends along dependency arcs (Voita et al. 2019), or from a
-mention to an earlier one of the same entity (Clark et al. 2019 §4.3), beside the simple rule that is right most often.
+mention to an earlier one of the same entity (Clark et al. 2019 §4.3), compared with the best simple rule.
 """
 
 import unicodedata

@@ -276,7 +276,7 @@ def _check_copying(
     for layer, (value, output) in enumerate(zip(values, outputs, strict=True)):
         if value.ndim != 4 or (value.shape[0], value.shape[2]) != tuple(ids.shape) or heads % value.shape[1]:
             raise ShapeError(
-                f"values[{layer}]: shape {tuple(value.shape)}, expected [{ids.shape[0]}, key heads, {ids.shape[1]}, "
+                f"values[{layer}]: shape {tuple(value.shape)}, expected [{ids.shape[0]}, KV heads, {ids.shape[1]}, "
                 f"d_v] for {heads} heads"
             )
         wanted = heads, value.shape[3], unembedding.shape[1]

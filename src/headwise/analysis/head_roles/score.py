@@ -173,8 +173,8 @@ def of_tally(definition: Definition, tally: Tally, rows: Tally) -> RoleScore:
 
 @dataclass(frozen=True, repr=False)
 class Choice(Scored):
-    """How often each head gives most weight to the right one of a few candidates, beside simple rules that use no
-    weights.
+    """How often each head gives most weight to the right one of a few candidates, compared with simple rules that
+    use no weights.
 
     Attributes:
         right: right answers [layers, groups, heads]; cases: [groups], cases with something to choose from; the

@@ -1,7 +1,7 @@
 """Exact weights of chosen pairs without the n×m matrix: one key a query, the keys around the diagonal, and the keys
 that match a query's token.
 
-For matches, the keys are sorted by the token that they stand for, and within a token by position. The keys that match a
+For matches, the keys are sorted by the token that they represent, and within a token by position. The keys that match a
 query are then one range (for each range of its mask), so the weight on all of them is exp(LSE over the range − LSE of
 the row): one call of `attend` in which each query is allowed its matches only, and blocks without a match are never
 computed. `DuplicateMass` and `InductionMass` compute the same from tiles; they are used where the order of the keys
@@ -180,7 +180,7 @@ def _taken(x: Tensor, order: Tensor, axis: int) -> Tensor:
 
 
 def _tokens(ids: Tensor, grid: Grid, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens numbered 0, 1, 2 …: of the queries [b or 1, n] (−2 before the first key), those that the keys stand for
+    """Tokens numbered 0, 1, 2 …: of the queries [b or 1, n] (−2 before the first key), those that the keys represent
     [b or 1, m] (−1 for none), and the positions of the queries [n]."""
     token = torch.unique(ids.cpu(), return_inverse=True)[1]
     of_key = torch.full_like(token, -1)
@@ -195,7 +195,7 @@ def _query_order(ids: Tensor, grid: Grid) -> Tensor:
 
 
 def _sorted(ids: Tensor, sight: Sight, shift: int) -> tuple[Tensor, Tensor]:
-    """The order of keys by the token they stand for [b or 1, m], and of each query the ranges of matching keys in that
+    """The order of keys by the token they represent [b or 1, m], and of each query the ranges of matching keys in that
     order, [b or 1, n, K, 2]."""
     assert sight.spans is not None
     of_query, of_key, position = _tokens(ids, sight.grid, shift)

@@ -113,9 +113,9 @@ class PruningCurve(Printed):
         count, points, gone = len(self.random_losses), int(self._between.sum()), self.removable()
         heads = f"all {gone} heads" if gone == self.total else f"{gone} of {self.total} heads"
         return (
-            f"heads removed by {self.method} (by={self.by!r}), and in {count} random orders; {heads} can go with the "
-            f"loss less than 1 % up; better than the average random order at {int(self.better.sum())} of {points} "
-            f"points, and than all of them at {int(self.better_than_all.sum())}"
+            f"heads removed by {self.method} (by={self.by!r}), and in {count} random orders; {heads} can be "
+            f"removed for less than 1 % more loss; better than the average random order at "
+            f"{int(self.better.sum())} of {points} points, and than all of them at {int(self.better_than_all.sum())}"
         )
 
 

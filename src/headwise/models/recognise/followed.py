@@ -49,7 +49,7 @@ class Product:
     """A product of two tensors that may be queries and keys.
 
     Attributes:
-        modules: the modules that were running, the innermost first. line: file:line of the user's code.
+        modules: the modules that were running, the innermost first. line: `file:line` of the user's code.
         inputs: what is known of the two operands.
         learned: whether one of them is a parameter.
         heads: the letters of its dimensions that are heads, if the function defines them; None if they have to be

@@ -25,7 +25,7 @@ def modules_in_call(modules: Mapping[nn.Module, str]) -> list[nn.Module]:
             module = original(frame.f_locals["self"], modules)
             if module in modules:
                 found.append(module)
-        elif (node := node_running(frame)) is not None:
+        elif frame.f_code.co_filename[:1] == "<" and (node := node_running(frame)) is not None:
             found += [module for module in modules_of(node, frame.f_locals["self"]) if module in modules]
         frame = frame.f_back
     return found

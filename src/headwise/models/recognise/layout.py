@@ -68,6 +68,8 @@ def views(func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict
     not their place in memory, defines what a reshape is.
     """
     shape = tuple(x.shape)
+    if not kwargs and all(type(one) is int for one in args):
+        return _cached(func, shape, ("tuple", *args), ("tuple",))
     try:
         return _cached(func, shape, _frozen(args), _frozen(tuple(sorted(kwargs.items()))))
     except TypeError:  # arguments that cannot be hashed

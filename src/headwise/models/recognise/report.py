@@ -50,7 +50,7 @@ class Recognised(Call):
         map: the weights, before dropout.
         error: the largest relative difference between a row of the map and of the code's own weights, where it made
             any, and between rows of the outputs, where there was no dropout.
-        line: file:line of the code that multiplies weights and values.
+        line: `file:line` of the code that multiplies weights and values.
     """
 
     name: str
@@ -78,7 +78,7 @@ class NotFollowed:
     """A softmax, or something close to attention, that is no attention or is not followed.
 
     Attributes:
-        name: the module's qualified name. reason: what it is, or what is not followed. line: file:line of the code.
+        name: the module's qualified name. reason: what it is, or what is not followed. line: `file:line` of the code.
     """
 
     name: str

@@ -23,7 +23,7 @@ class Verdict:
         gradients: the largest relative difference of the gradients of queries, keys and values, in the Frobenius norm;
             None if they were not compared: with dropout, or where gradients are not recorded.
         remarks: what is unusual, though it may be intended: another scale, an inverted mask, fully masked queries.
-        line: file:line of the code.
+        line: `file:line` of the code.
     """
 
     name: str

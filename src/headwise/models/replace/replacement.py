@@ -28,6 +28,10 @@ from headwise.publishing import attended
 from headwise.rule import own_dtypes
 
 Key = tuple[Any, ...]
+IN_GRAPH = (
+    "attach(model): the attached model is called by a module that was compiled with fullgraph=True, in which attention "
+    "cannot be recognised; attach the module that torch.compile returned, which then runs uncompiled"
+)
 READ = "its scores or weights are read before they are multiplied by values"
 
 
@@ -119,9 +123,15 @@ class Replacement:
             here.close()
         self.check(here.seen)
 
-    @eager
     def _before(self, module: nn.Module, args: Any) -> None:
-        """Runs before a call of a module; an outermost call begins a forward, or its repetition in a backward pass."""
+        """Runs before a call of a module."""
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(msg=IN_GRAPH)  # the error of fullgraph=True
+        self._begin(module)
+
+    @eager
+    def _begin(self, module: nn.Module) -> None:
+        """An outermost call begins a forward, or its repetition in a backward pass."""
         if module not in self.modules:  # a copy of the model has the hooks too
             return
         here = self._open.get(get_ident())

@@ -183,13 +183,14 @@ def outputs_are_dissimilar() -> list[Check | Curve]:
     ],
     also="Clark et al. 2019, 1906.04341; Voita et al. 2019, 1905.09418",
     control=("before training no head is of these kinds", "训练前没有一个头属于这些种类"),
-    note="有些头显然属于这些种类；我们模型中的大多数头不是。语法头、语义头、指代头需要标注文本，这里不判断。",
+    note="有些头显然属于这些种类；我们模型中的大多数头不是。语法头与指代头需要标注文本，语义头由 `roles` 的 semantic "
+         "度量，这里都不判断。",
     expected=Verdict.CONDITIONS,
     slow=True,
 )  # fmt: skip
 def heads_have_kinds() -> list[Check]:
-    """Some heads are clearly of these kinds; most heads of our model are not. Syntactic, semantic and coreference heads
-    require annotated texts and are not judged here.
+    """Some heads are clearly of these kinds; most heads of our model are not. Syntactic and coreference heads require
+    annotated texts, and semantic heads are measured by the role semantic; none of them is judged here.
     """
     with seeded(0):
         fresh = observed(Decoder(trained().decoder.config).eval(), trained().tokenizer)

@@ -3,6 +3,7 @@
 topic      a topic and its exercises       registry   all of them
 topics/    a module for each topic         outputs    what the code of a topic prints
 page       a topic as a page of docs/guide tour       a topic in the terminal
-texts/     sections and equations of textbooks, and what in headwise shows each of them
+sections   what shows each place of a text book       the table of all places
+finding    from a reader's words to places narrow     code in lines of a given width
 grading/   runs a reader's function and compares it with ours
 """

@@ -13,6 +13,10 @@ from headwise.models.adapters.huggingface.library import library
 from headwise.models.adapters.huggingface.masks import make_mask
 
 NAME = "headwise"
+OUTSIDE = (
+    "headwise computes attention and its masks outside of the graphs of torch.compile; compile this model without "
+    "fullgraph=True, or detach it"
+)
 _BEFORE = "_headwise_before"  # on a converted model: its configurations with their former implementation
 
 
@@ -28,8 +32,8 @@ def install() -> None:
     models = library("modeling_utils")
     if NAME in models.ALL_ATTENTION_FUNCTIONS.valid_keys():
         return
-    models.AttentionInterface.register(NAME, torch.compiler.disable(attention_forward))
-    library("masking_utils").AttentionMaskInterface.register(NAME, torch.compiler.disable(make_mask))
+    models.AttentionInterface.register(NAME, torch.compiler.disable(attention_forward, reason=OUTSIDE))
+    library("masking_utils").AttentionMaskInterface.register(NAME, torch.compiler.disable(make_mask, reason=OUTSIDE))
 
 
 def left(model: nn.Module) -> dict[str, str]:

@@ -9,7 +9,13 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from torch import Tensor
 
 Made = TypeVar("Made")
-_PLAIN = (int, float, str, bool, type(None), types.ModuleType, types.BuiltinFunctionType, type)
+_PLAIN = (int, float, str, bool, type(None), types.BuiltinFunctionType)
+_FIXED = (
+    "torch",
+    "math",
+    "operator",
+    "builtins",
+)  # packages whose names nobody changes, unlike those of a user's module
 State = tuple[Any, ...]
 
 
@@ -64,7 +70,9 @@ def state_of(function: Any, depth: int = 8) -> State | None:
 def _state(value: Any, depth: int) -> Any:
     if isinstance(value, Tensor):
         return None if value.is_inference() else (_Same(value), value._version)
-    if isinstance(value, _PLAIN):
+    package = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    fixed = isinstance(value, types.ModuleType | type) and str(package).partition(".")[0] in _FIXED
+    if fixed or isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, tuple | list):
         parts = tuple(_state(one, depth) for one in value)

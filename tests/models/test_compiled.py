@@ -1,0 +1,74 @@
+"""Attached models and torch.compile: what is compiled, what runs uncompiled, and the errors of fullgraph=True."""
+
+import hand_written as hand
+import pytest
+import torch
+
+import headwise as hw
+
+B, N = 2, 5
+
+
+@pytest.fixture(autouse=True)
+def _without_compiled_code():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def gradients(run, model, ids):
+    model.zero_grad()
+    run(ids)[0].square().mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks there for any argument of a frame
+@pytest.mark.parametrize("kind", ["Llama", "GPT2", "Bert"])
+def test_a_training_step_of_transformers_is_compiled_around_attention_and_not_in_one_graph(kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
+    if kind == "GPT2":
+        sizes |= {"eos_token_id": 0, "bos_token_id": 0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    elif kind == "Llama":
+        sizes |= {"intermediate_size": 7}
+    else:
+        sizes |= {"intermediate_size": 7, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**sizes))
+    ids = torch.randint(11, (B, N))
+    expected = gradients(model, model, ids)
+    with hw.attach(model):
+        torch.testing.assert_close(gradients(torch.compile(model, backend="eager"), model, ids), expected)
+        torch.compiler.reset()  # or that code is used
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="computes attention and its masks outside of the gra"):
+            torch.compile(model, backend="eager", fullgraph=True)(ids)
+    torch.compiler.reset()
+    one_graph = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(gradients(one_graph, model, ids), expected)
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_module_that_was_compiled_is_attached_and_runs_uncompiled(fullgraph):
+    torch.manual_seed(0)
+    model, x = hand.Model(hand.CausalSelfAttention).double(), torch.randn(B, N, 12, dtype=torch.float64)
+    compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
+    expected, calls = gradients(lambda x: [compiled(x)], model, x), []
+    with hw.attach(compiled, x) as handle, hw.models.observe(calls.append, model=model):
+        found = gradients(lambda x: [compiled(x)], model, x)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    assert [call.name for call in calls] == ["attention.0", "attention.1"]
+    assert len(handle.attached) == 0  # detached
+
+
+def test_an_attached_model_that_is_compiled_to_one_graph_later_is_refused_with_the_way_out():
+    model, x = hand.Model(hand.CausalSelfAttention), torch.randn(B, N, 12)
+    expected = model(x)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with hw.attach(model, x) as handle:
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"attach the module that torch\.compile returned"):
+            compiled(x)
+        torch.testing.assert_close(model(x), expected)
+        assert handle.attached == ("attention.0", "attention.1")
+    assert torch.equal(compiled(x), expected)
