@@ -25,6 +25,7 @@ from headwise.contents import Entry, each, number, parsed, reading, text_of, who
 from headwise.corpus.selection import Head
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import write_text
+from headwise.wording import Bilingual
 
 FORMAT = "headwise-passages-1"
 
@@ -176,7 +177,10 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
         """
         file = Path(path)
         file = file if file.suffix.lower() == ".json" else passages_path(file)
-        again = "headwise measure writes it, unless with --passages 0"
+        again = Bilingual(
+            "headwise measure writes it, unless with --passages 0",
+            "它由 headwise measure 写出（除非加了 --passages 0）",
+        )
         with reading(file, "passages", missing=again, way_out=again):
             whole_file = Entry(parsed(text_of(file)))
             if whole_file.word("format") != FORMAT:

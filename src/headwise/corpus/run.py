@@ -91,7 +91,10 @@ def measure_corpus(
     selection = Selection.of(shown_in("corpus") if measures is None else measures)
     _check(batch=batch, window=window, stride=stride, max_tokens=max_tokens, per=per, dtype=dtype)
     if type(passages) is not int or passages < 0:
-        raise ConfigError(f"passages={passages!r}: expected a whole number of at least 0")
+        raise ConfigError(
+            f"passages={passages!r}: expected a whole number of at least 0",
+            f"passages={passages!r}：应为不小于 0 的整数",
+        )
     _on(device, lambda where: torch.empty(0, device=where))
     own = ranks is None
     ranks = Ranks.joined() if ranks is None else ranks

@@ -98,7 +98,10 @@ def see(
         if beside is not None:
             raise ConfigError("beside: requires a loaded model; for an nn.Module, give both texts as one batch")
         if sweep is not None:
-            raise ConfigError("sweep: requires a loaded model, whose weights are compared with those of the sweep")
+            raise ConfigError(
+                "sweep: requires a loaded model, whose weights are compared with those of the sweep",
+                "sweep：需要已加载的模型，以便与测量时的权重比较",
+            )
         if window is not None:
             raise ConfigError("window: applies to a loaded model; an nn.Module is called once, with the whole input")
         found = _of_module(text, model, tokenizer, title, cells)
