@@ -12,6 +12,7 @@ from ways import B, D, E, H, N
 
 import headwise as hw
 from headwise.errors import ConfigError
+from headwise.models.recognise import masks, scores
 from headwise.models.recognise.masks import named_mask
 
 HALF = D**-0.5
@@ -434,3 +435,25 @@ def test_encoder_decoder_and_cross_attention_of_t5_are_recognised():
     weights = [*found.output.encoder_attentions, *found.output.decoder_attentions, *found.output.cross_attentions]
     for call, theirs in zip(found, weights, strict=True):
         torch.testing.assert_close(call.map[:], theirs, rtol=2e-6, atol=1e-7)
+
+
+def test_a_causal_mask_is_named_in_one_pass_of_small_blocks_which_ends_at_the_first_difference(monkeypatch):
+    monkeypatch.setattr(masks, "CELLS", 26)  # of 13 keys: two rows
+    allowed, read = torch.ones(13, 13, dtype=torch.bool).tril(), []
+
+    def rows(span):
+        read.append(tuple(span))
+        return allowed[None, None, span.start : span.stop]
+
+    assert repr(masks.mask_of_rows(rows, (1, 3, 13, 13))) == "Causal()"
+    assert read == [(i, min(i + 2, 13)) for i in range(0, 13, 2)]
+    allowed[3, 0] = False
+    assert not masks.allows(hw.Causal(), rows, (1, 3, 13, 13))
+    assert read[7:] == [(0, 2), (2, 4)]
+
+
+def test_layers_share_a_mask_that_is_too_large_to_be_kept(monkeypatch, x):
+    monkeypatch.setattr(scores, "KEPT", 0)
+    found = hw.models.recognise(nn.Sequential(*(ways.SplitAfterProjection() for _ in range(3))).double(), x)
+    assert [repr(call.mask) for call in found] == ["Causal()"] * 3
+    assert found[0].mask is found[1].mask is found[2].mask

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,28 @@ def test_blanks_around_words_are_no_part_of_their_labels(show) -> None:
     assert labels[:6] == ["The", "tiger", "␣␣", "↵", "is", "⍽"]
     listed = page.do("[...document.querySelectorAll('#tops h3')].map((e) => e.textContent)")
     assert listed == ["“tiger” attends most to", "“tiger” is attended most by"]
+
+
+@pytest.mark.browser
+@pytest.mark.thorough
+def test_numbers_below_a_narrow_map_do_not_meet(show) -> None:
+    rows = [str(i) for i in range(120)]
+    shown = Passage("t", rows, np.full((1, 2, 120, 4), 0.25, np.float32), keys=list("abcd"))
+    page = show(report_of(shown), "layer=0&head=0")
+    labels = page.do("""new Promise((done) => {
+      const canvas = document.querySelector("#map-base"), found = [], kind = CanvasRenderingContext2D.prototype;
+      const write = kind.fillText, number = /^\\d+$/;
+      kind.fillText = function (text, x, ...more) {
+        const half = this.measureText(text).width / 2;
+        const below = this.canvas === canvas && this.textAlign === "center" && number.test(text);
+        if (below) found.push([x - half, x + half]);
+        return write.call(this, text, x, ...more);
+      };
+      document.querySelector("#theme").click();
+      setTimeout(() => done(found), 300);
+    })""")
+    assert len(labels) >= 2
+    assert all(one[1] < other[0] for one, other in pairwise(labels))
 
 
 @pytest.mark.browser
