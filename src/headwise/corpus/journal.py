@@ -206,7 +206,8 @@ def check_model(passages: Passages, loaded: LoadedModel) -> None:
         raise ConfigError(
             f"sweep: its passages are of {passages.model.get('name', 'another model')!r}, whose weights differ from "
             f"those of {loaded.name!r}; give the sweep of this model, or --model the model of the sweep",
-            f"sweep：其中的段落属于 {passages.model.get('name', '另一个模型')!r}，其权重与 {in_language(loaded.name, 'zh')!r} 不同；"
+            f"sweep：其中的段落属于 {passages.model.get('name', '另一个模型')!r}，"
+            f"其权重与 {in_language(loaded.name, 'zh')!r} 不同；"
             f"请给出此模型的测量结果，或用 --model 给出测量时的模型",
         )
 
