@@ -139,6 +139,10 @@ def test_tour_points_out_the_line_of_a_place(headwise: Command):
     assert "(../" not in headwise("tour", "11.4.1", "--lang", "zh").out
 
 
+def test_a_place_of_several_words_needs_no_quotation_marks(headwise: Command):
+    assert headwise("tour", "notes", "6").out == headwise("tour", "notes 6").out
+
+
 def test_tour_says_where_a_section_differs(headwise: Command):
     assert "this is another layer" in headwise("tour", "(5.3.10)").out
     assert "并不替代词嵌入" in headwise("tour", "11.5.2", "--lang", "zh").out

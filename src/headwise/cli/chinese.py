@@ -35,7 +35,7 @@ HELP: dict[str, str] = {
     "Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected.":
         "用测量检验教科书中的论断。若有结论与预期不符，退出码为 1。",
     "Walk through a topic of multi-head attention: formula, code with its output, claims, exercises.":
-        "逐一讲解多头注意力的一个主题：公式、代码及其输出、论断、练习。",
+        "讲解多头注意力的一个主题：公式、代码及其输出、论断、练习。",
     "Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result.\n\n"
     "The code runs in a process of its own, with limits, without network, and cannot change your files.":
         "批改练习：在随机输入上运行你的函数，显示结果错误的最小输入。\n\n"

@@ -16,7 +16,8 @@ MOST_SECONDS = 600.0
 
 def tour(
     section: Annotated[
-        str | None, typer.Argument(help="A topic, or a section of your book, such as 11.2.1 or 5.3.4; default: a list.")
+        list[str] | None,
+        typer.Argument(help="A topic, or a section of your book, such as 11.2.1 or 5.3.4; default: a list."),
     ] = None,
     lang: Lang = None,
 ) -> None:
@@ -26,10 +27,10 @@ def tour(
     from headwise.textbook.guide.tour import print_places, print_topic, print_topics
 
     console = Console(highlight=False)
-    if section is None:
+    if not section:
         print_topics(console, language())
         return
-    found = find(section)
+    found = find(" ".join(section))
     if len(found.topics) > 1:
         print_places(found.rows, console, language())
         return

@@ -55,6 +55,13 @@ def open_source(model: str | os.PathLike[str] | None) -> Source:
         with as_file(files("headwise.lm") / "pretrained" / MODEL_FILE) as path:
             return _opened(Bilingual("the embedded model", "内置模型"), path)
     path = Path(model)
+    if path.is_dir() and (path / "config.json").is_file():
+        raise CheckpointError(
+            f"--model {str(path)!r}: is a model of transformers; expected a checkpoint of headwise. In Python, "
+            "hw.edit.prune, hw.edit.merge_kv and hw.edit.save_pruned change models of transformers",
+            f"--model {str(path)!r}：是 transformers 的模型；应为 headwise 的检查点。在 Python 中，hw.edit.prune、"
+            "hw.edit.merge_kv 与 hw.edit.save_pruned 可以修改 transformers 的模型",
+        )
     return _opened(str(path), path / MODEL_FILE if path.is_dir() else path)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import ConfigError
-from headwise.events import call_name, in_backward
+from headwise.events import call_name, here, in_backward
 from headwise.files import write_text
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
@@ -227,8 +227,9 @@ class Record(Shown):
             self.step()
 
     def _counts(self) -> bool:
+        """Whether a forward is measured: not one that only shows how the model is written, as `find_heads` runs."""
         during = self._how.during
-        return during == "always" or self.model.training == (during == "training")
+        return not here().own_code and (during == "always" or self.model.training == (during == "training"))
 
     def _begin_forward(self) -> None:
         self._projections.open()

@@ -13,7 +13,7 @@ function drawCard(box, layer, head) {
   }
   const parts = [make("h3", { textContent: fill(T.card, { layer, head }) })];
   if (REPORT.roles.length) {
-    const roles = REPORT.roles[layer][head].join(", ") || T.no_role;
+    const roles = REPORT.roles[layer][head].join(T.list_comma) || T.no_role;
     parts.push(make("p", { className: "hint", textContent: fill(T.roles_hint, { roles }), title: T.role_tip }));
   }
   box.replaceChildren(...parts, list, make("p", { className: "hint", textContent: T.card_hint }));

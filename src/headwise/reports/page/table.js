@@ -13,7 +13,7 @@ class Numbers {
       })),
     ];
     if (PATTERNS.size) columns.push({ name: T.pattern, tip: T.pattern_tip, value: (l, h) => REPORT.patterns[l][h], word: true });
-    if (REPORT.roles.length) columns.push({ name: T.role, tip: T.role_tip, value: (l, h) => REPORT.roles[l][h].join(", "), word: true });
+    if (REPORT.roles.length) columns.push({ name: T.role, tip: T.role_tip, value: (l, h) => REPORT.roles[l][h].join(T.list_comma), word: true });
     this.columns = columns;
     this.heads = columns.map((column) => this.header(column));
     this.body = make("tbody");

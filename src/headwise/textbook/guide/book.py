@@ -27,7 +27,7 @@ HEAD = {
     ),
     "zh": (
         "书中章节与命令对照表", "位置", "内容", "命令", "结果", "与原文相符？", "相符", "不同",
-        "五篇多头注意力文字的每一节、公式、表、代码与图：显示它的命令、输出中的一行，以及是否与原文相符。"
+        "五篇关于多头注意力的文章：每一节、公式、表、代码与图，各有显示它的命令、输出中的一行，以及是否与原文相符。"
         "括号中是论断检验的结论（[论断](../../claims.zh.md)）。由 `python scripts/guide.py` 生成。",
     ),
 }  # fmt: skip
@@ -137,13 +137,10 @@ def table(outputs: dict[str, str], lang: str) -> str:
         for row in (row for row in rows() if row.text is text):
             what = in_language(row.section.title, lang) if row.kind == "section" else ""
             out = cell(result(row, outputs[row.shown.topic]))
-            verdicts = "; ".join(f"{one.id}: {in_language(one.expected.words, lang)}" for one in row.claims)
-            said = (
-                f"{differs}{'：' if lang == 'zh' else ': '}{cell(in_language(row.shown.differs, lang))}"
-                if row.shown.differs
-                else works
-            )
-            said += f" ({verdicts})" if verdicts else ""
+            colon, semicolon, brackets = ("：", "；", "（{}）") if lang == "zh" else (": ", "; ", " ({})")
+            verdicts = semicolon.join(f"{one.id}{colon}{in_language(one.expected.words, lang)}" for one in row.claims)
+            said = f"{differs}{colon}{cell(in_language(row.shown.differs, lang))}" if row.shown.differs else works
+            said += brackets.format(verdicts) if verdicts else ""
             link = f"[`{in_language(row.command, lang)}{option}`]({row.shown.topic}.md)"
             lines.append(f"| {in_language(row.where, lang)} | {what} | {link} | `{out}` | {said} |")
         name = in_language(text.title, lang)

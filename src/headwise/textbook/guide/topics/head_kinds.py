@@ -76,8 +76,14 @@ def picture() -> Matrices:
 TOPIC = Topic(
     place=12,
     title=Bilingual("Kinds of heads", "头的类型"),
-    formula=r"\text{score}_i = \frac{1}{|R|} \sum_{t \in R} \sum_{j \in K(t)} A^{(i)}_{tj}, \qquad \text{lift} = \text{score} / \text{score of a uniform head}",
-    plain="score = mean weight on the keys K(t) of the kind;  lift = score / score of a uniform head",
+    formula=Bilingual(
+        r"\text{score}_i = \frac{1}{|R|} \sum_{t \in R} \sum_{j \in K(t)} A^{(i)}_{tj}, \qquad \text{lift} = \text{score} / \text{score of a uniform head}",
+        r"\text{得分}_i = \frac{1}{|R|} \sum_{t \in R} \sum_{j \in K(t)} A^{(i)}_{tj}, \qquad \text{提升} = \text{得分} / \text{均匀头的得分}",
+    ),
+    plain=Bilingual(
+        "score = mean weight on the keys K(t) of the kind;  lift = score / score of a uniform head",
+        "得分 = 该类型的键 K(t) 上的平均权重；  提升 = 得分 / 均匀头的得分",
+    ),
     intro=Bilingual(
         """
         "Head 1 attends to syntax, head 2 to neighbours" is a hypothesis until it is measured. A kind of head is defined by

@@ -80,8 +80,12 @@ TOPIC = Topic(
     ),
     code="""
 from headwise.nn.counts import counts_of
-variants = {"MHA": ("multi_head", {}), "GQA, 8 KV heads": ("multi_head", {"num_kv_heads": 8}),
-            "MQA": ("multi_head", {"num_kv_heads": 1}), "MLA": ("latent", {"latent_dim": 512, "rope_dim": 64})}
+variants = {
+    "MHA": ("multi_head", {}),
+    "GQA, 8 KV heads": ("multi_head", {"num_kv_heads": 8}),
+    "MQA": ("multi_head", {"num_kv_heads": 1}),
+    "MLA": ("latent", {"latent_dim": 512, "rope_dim": 64}),
+}
 print("32 heads, d_model 4096  QKV parameters  numbers cached  tokens in 1 GiB")
 for name, (design, options) in variants.items():
     c = counts_of(design, {"d_model": 4096, "num_heads": 32, **options})
