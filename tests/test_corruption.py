@@ -21,6 +21,7 @@ from headwise.analysis.head_roles.conllu import read_conllu
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
 from headwise.compress import read_budget, save_budget
 from headwise.corpus.journal import Journal
+from headwise.corpus.passages import Collected, CorpusPassage
 from headwise.corpus.pieces import count, documents
 from headwise.corpus.sources import check, find_sources
 from headwise.corpus.tally import Tally, Trouble
@@ -123,16 +124,24 @@ def _tally() -> Tally:
     return Tally(torch.rand(2, 5, 3).double(), torch.zeros(2, 3).double(), 3, 17, [trouble], frozenset({"cpu"}))
 
 
+def _passages() -> Collected:
+    tokens, weights = tuple("武松打虎"), (None, 0.5, 0.25, None)
+    one = CorpusPassage(0.5, "a.txt", "line 1", 0, 5, (4, 5, 6, 9), tokens, weights)
+    return Collected(2, [[one], []], [(7, [None, one])])
+
+
 def _unit(folder: Path) -> Path:
     journal = Journal(folder / "out.csv")
     journal.folder.mkdir()
-    journal.write(0, {0: _tally(), 4: _tally()}, {"batch": 3})
+    journal.write(0, {0: _tally(), 4: _tally()}, _passages(), {"batch": 3})
     return journal.folder / "unit-000000.safetensors"
 
 
 def _read_unit(path: Path) -> Any:
-    found, how = Journal(path.parent.with_suffix("")).tallies(0, _tally())
-    return {source: (x.numbers, x.lost, x.windows, x.troubles, x.kernels) for source, x in found.items()}, how
+    journal = Journal(path.parent.with_suffix(""))
+    found, how = journal.tallies(0, _tally())
+    numbers = {source: (x.numbers, x.lost, x.windows, x.troubles, x.kernels) for source, x in found.items()}
+    return numbers, how, journal.passages(0, Collected.nothing(2, 2))
 
 
 def _manifest(folder: Path) -> Path:

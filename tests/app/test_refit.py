@@ -371,10 +371,10 @@ def test_bad_input_is_one_clear_line(headwise, model_folder, text, tmp_path, mon
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "short.txt"]
 
 
-def test_a_model_of_transformers_is_refused_with_the_way_out(headwise, tmp_path):
+def test_a_model_of_transformers_is_refused_with_the_way_out(headwise, text, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     for command in (["prune", "--remove", "1"], ["convert", "--num-kv-heads", "1"], ["budget", "--window", "5"]):
-        done = headwise(*command, "--model", tmp_path, "--out", tmp_path / "new")
+        done = headwise(*command, "--file", text, "--model", tmp_path, "--out", tmp_path / "new")
         assert (done.code, "hw.edit.prune" in done.err, len(done.err.strip().splitlines())) == (2, True, 1)
 
 

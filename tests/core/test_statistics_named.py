@@ -26,6 +26,7 @@ KINDS_NAMED = {
     "analysis/head_roles/collect.py": "roles are defined by the weight on classes of tokens",
     "analysis/head_roles/tokens.py": "separators and punctuation are found by the same rule as in the measures of them",
     "analysis/head_roles/weights.py": "the roles of duplicate tokens and induction are defined by these two measures",
+    "corpus/strength.py": "the largest weight on other keys is this statistic under a mask that hides the rest",
     "kernels/cpu/reads.py": "the largest weights and the sums of columns of a map are these statistics",
     "kernels/triton_gpu/__init__.py": "the sums of columns of a map are this statistic",
     "textbook/claims/learnt.py": "the claim is about weight on punctuation",

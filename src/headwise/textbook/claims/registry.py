@@ -60,7 +60,10 @@ def choose(only: Sequence[str] = (), *, slow: bool = False) -> list[Claim]:
     every = {claim.id: claim for claims in grouped().values() for claim in claims}
     for name in only:
         if name not in every:
-            raise unknown_name("claim", name, every)
+            raise unknown_name(
+                "claim", name, every, listed="docs/claims.md lists all",
+                zh="docs/claims.zh.md 列出全部",
+            )  # fmt: skip
     if only:
         return [every[name] for name in dict.fromkeys(only)]
     return [claim for claim in every.values() if slow or not claim.slow]
