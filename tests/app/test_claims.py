@@ -535,7 +535,7 @@ def test_command_fails_if_a_verdict_is_not_the_expected_one(
     ("args", "words"),
     [
         (["--only", "split"], "claim='split': did you mean 'splitting'"),
-        (["--only", "qqqq"], "expected one of 'attention-formula'"),
+        (["--only", "qqqq"], "docs/claims.md lists all"),
         (["--json", "--markdown"], "not both"),
         (["--only", "splitting", "--all"], "not both"),
     ],

@@ -5,17 +5,18 @@ import builtins
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from settled import SETTLED
 from test_over_image import COLUMNS, ROWS, WORDS, patches, picture
 
 import headwise as hw
-from chromium import Browser, Page
+from chromium import Page
 from headwise.reports.data import Passage, Report
 from headwise.reports.html import write_report
 from headwise.reports.patches import Patches
@@ -23,7 +24,6 @@ from headwise.reports.pixels import SIDE, embedded, pixels
 from headwise.reports.see.watched import of_maps
 from parameters import thorough
 
-SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))"
 PATCHES = ROWS * COLUMNS
 PIECES = ["<s>", *["<image>"] * PATCHES, *WORDS]
 
@@ -49,24 +49,16 @@ def of_sequence(**options: Any) -> Report:
 
 
 @pytest.fixture
-def show(chromium: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
-    """Open a report: show(report, "layer=0&head=0", theme="dark", …) -> Page. The console stays silent."""
-    pages = []
+def show(show: Callable[..., Page]) -> Callable[..., Page]:
+    """As `show`; the image is drawn."""
 
-    def opened(report: Report, fragment: str = "", lang: str = "en", **options: Any) -> Page:
-        path = write_report(report, tmp_path / "report.html", lang=lang)
-        page = chromium.page(**{"width": 1400, "height": 1000, **options})
-        pages.append(page)
-        page.open(path.as_uri() + ("#" + fragment if fragment else ""))
+    def opened(*args: Any, **options: Any) -> Page:
+        page = show(*args, **options)
         page.wait("document.querySelector('#image-canvas').width !== 300")
         page.do(SETTLED)
         return page
 
-    yield opened
-    for page in pages:
-        said = page.said()
-        page.close()
-        assert said == []
+    return opened
 
 
 def at(page: Page, row: int, column: int) -> tuple[float, float]:

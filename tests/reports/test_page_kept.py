@@ -1,7 +1,6 @@
 """What holds on every page, in a real browser: files that open, labels, colours of roles, and sizes."""
 
 import json
-from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,33 +8,9 @@ import numpy as np
 import pytest
 from view_samples import compared, passage, report_of
 
-from chromium import Browser, Page
+from chromium import Page
 from headwise.reports.data import Passage, Report
 from headwise.reports.html import write_report
-
-SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))"
-KEPT = "window.files = []; URL.createObjectURL = (blob) => { files.push(blob); return 'data:,'; };"
-
-
-@pytest.fixture
-def show(chromium: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
-    """Open a report: show(report, "layer=1&head=1", theme="dark", …) -> Page. The console stays silent."""
-    pages = []
-
-    def opened(report: Report, fragment: str = "", **options: object) -> Page:
-        path = write_report(report, tmp_path / "report.html")
-        page = chromium.page(**{"width": 1400, "height": 1000, **options})
-        pages.append(page)
-        page.before(KEPT)
-        page.open(path.as_uri() + ("#" + fragment if fragment else ""))
-        page.do(SETTLED)
-        return page
-
-    yield opened
-    for page in pages:
-        said = page.said()
-        page.close()
-        assert said == []
 
 
 def colours(page: Page, script: str) -> np.ndarray:

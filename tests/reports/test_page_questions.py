@@ -5,45 +5,15 @@ import csv
 import io
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from settled import SETTLED
 from view_samples import HOSTILE, compared, passage, report_of
 
-from chromium import Browser, Page
-from headwise.reports.data import Report
-from headwise.reports.html import write_report
+from chromium import Page
 
 pytestmark = pytest.mark.browser
-SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))"
-# Files are kept instead of offered.
-KEPT = """
-window.files = [];
-URL.createObjectURL = (blob) => { files.push(blob); return "data:,"; };
-window.fileText = async () => new TextDecoder("utf-8", { ignoreBOM: true }).decode(await files.at(-1).arrayBuffer());
-"""
-
-
-@pytest.fixture
-def show(chromium: Browser, tmp_path) -> Iterator[Callable[..., Page]]:
-    """Open a report: show(report, "layer=0&head=1", theme="dark", …) -> Page. The console stays silent."""
-    pages = []
-
-    def opened(report: Report, fragment: str = "", lang: str = "en", **options) -> Page:
-        path = write_report(report, tmp_path / "report.html", lang=lang)
-        page = chromium.page(**{"width": 1400, "height": 1000, **options})
-        pages.append(page)
-        page.before(KEPT)
-        page.open(path.as_uri() + ("#" + fragment if fragment else ""))
-        page.do(SETTLED)
-        return page
-
-    yield opened
-    for page in pages:
-        said = page.said()
-        page.close()
-        assert said == []
 
 
 def texts(page: Page, css: str) -> list[str]:

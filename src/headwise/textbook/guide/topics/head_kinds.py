@@ -82,7 +82,7 @@ TOPIC = Topic(
     ),
     plain=Bilingual(
         "score = mean weight on the keys K(t) of the kind;  lift = score / score of a uniform head",
-        "得分 = 该类型的键 K(t) 上的平均权重；  提升 = 得分 / 均匀头的得分",
+        "得分 = 该类型的键 K(t) 上的平均权重；提升 = 得分 / 均匀头的得分",
     ),
     intro=Bilingual(
         """
