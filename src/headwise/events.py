@@ -51,15 +51,22 @@ _here: ContextVar[Here] = ContextVar("headwise", default=Here())  # noqa: B039  
 here = _here.get
 listening = 0  # open `listen` contexts of all threads: torch.compile can read a number, but no context variable
 editing = 0  # subscribers with edits
+own_code = (
+    0  # open contexts of all threads in which models compute their attention by their own code, for the same reason
+)
 
 
 @contextmanager
 def within(**changes: Any) -> Iterator[None]:
     """Change fields of `here()` for a block of code."""
+    global own_code
+    own = bool(changes.get("own_code"))
     token = _here.set(_here.get()._replace(**changes))
+    own_code += own
     try:
         yield
     finally:
+        own_code -= own
         _here.reset(token)
 
 

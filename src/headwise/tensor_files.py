@@ -35,7 +35,26 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], he
 
 def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read tensors and header of a file written by `write_tensors`; for use in a `reading` block. CheckpointError if
-    the format in the header is not `form`, or if any byte has changed."""
+    the format in the header is not `form`, or if any byte has changed.
+
+    safetensors opens a file twice, for the header and for the tensors. If another process replaces it in between, it is
+    read again.
+    """
+    while True:
+        before = _identity(path)
+        try:
+            return _read(path, form)
+        except CheckpointError:
+            if before == _identity(path):
+                raise
+
+
+def _identity(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     if os.path.isdir(path):
         raise CheckpointError("it is a folder", "是文件夹")
     try:

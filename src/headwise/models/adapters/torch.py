@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from headwise import events
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.events import here
 from headwise.mask_tensors import both, of_additive, of_boolean, of_padding
 from headwise.masks import Causal, Lengths, Mask, Sinks
 from headwise.models.adapters.weights import AttentionWeights
@@ -96,7 +96,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         Raises:
             ShapeError, DTypeError, ConfigError: naming the argument, what came and what fits.
         """
-        if here().own_code and was_converted(self):
+        if events.own_code and events.here().own_code and was_converted(self):
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
