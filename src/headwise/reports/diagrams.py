@@ -71,7 +71,7 @@ class Matrices:
 Picture = Matrices | Curve
 
 
-def diagram(picture: Picture, lang: str = "en") -> str:
+def diagram(picture: Picture, lang: str) -> str:
     """The picture as one SVG document, with a light background of its own."""
     return _plot(picture, lang) if isinstance(picture, Curve) else _matrices(picture, lang)
 
