@@ -2,7 +2,7 @@
 
 >>> import torch
 >>> picture = Matrices((Matrix("weights", torch.eye(3), columns="abc"),))
->>> diagram(picture).startswith("<svg")
+>>> diagram(picture, "en").startswith("<svg")
 True
 """
 
