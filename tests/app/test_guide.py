@@ -59,6 +59,13 @@ def test_a_notebook_has_what_its_page_has(name: str, lang: str):
     assert (GUIDE / "notebooks" / lang / f"{name}.ipynb").read_text("utf-8") == made, "python scripts/guide.py"
 
 
+@pytest.mark.parametrize(("lang", "title"), [("en", "mathematical section"), ("zh", "数学推导")])
+def test_a_page_with_numbers_of_equations_names_their_text(lang: str, title: str):
+    citing = {name for name in topics() if re.search(r"\(5\.3\.\d+\)", written(lang, name))}
+    assert len(citing) > 5
+    assert {name for name in topics() if title in written(lang, name).split("$$")[0]} == citing
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "lang"), [("splitting", "zh")])
 def test_a_notebook_runs(name: str, lang: str, tmp_path: Path):

@@ -21,7 +21,9 @@ def notebook(topic: Topic, lang: str, output: str) -> dict[str, Any]:
         code = "import sys\n!{sys.executable} -m " + code
     formula = f"$$\n{in_language(topic.formula, lang).strip()}\n$$"
     cells = [
-        _text(f"# {in_language(topic.title, lang)}\n\n{wrapped_off(in_language(topic.intro, lang))}\n\n{formula}"),
+        _text(
+            f"# {in_language(topic.title, lang)}\n\n{wrapped_off(in_language(topic.introduction, lang))}\n\n{formula}"
+        ),
         _code(code, output),
         _text(wrapped_off(in_language(topic.reading, lang))),
         _text(f"![](../../pictures/{topic.name}.{lang}.svg)\n\n*{in_language(topic.caption, lang)}*"),

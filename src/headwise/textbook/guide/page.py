@@ -62,7 +62,7 @@ def page(topic: Topic, lang: str, output: str) -> str:
     parts = [
         f"# {in_language(topic.title, lang)}",
         _neighbours(topic, lang),
-        wrapped_off(in_language(topic.intro, lang)),
+        wrapped_off(in_language(topic.introduction, lang)),
         f"$$\n{in_language(topic.formula, lang).strip()}\n$$",
         f"## {_word('run', lang)}",
         f"```{kind}\n{shown}\n```",

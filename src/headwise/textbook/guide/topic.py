@@ -1,6 +1,7 @@
 """A topic of the guide: its prose in both languages, its code, its picture, its claims and its exercises."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,10 +9,17 @@ from typing import Any
 from headwise.errors import ConfigError
 from headwise.reports.diagrams import Picture
 from headwise.textbook.guide.grading.draw import Draw
+from headwise.textbook.texts import everything
 from headwise.wording import Bilingual
 
 TOLERANCE = 1e-4  # of numbers in float32
 EXERCISES = 3  # of a topic
+CITED = Bilingual(
+    "Numbers such as ({number}) are equations of the *{text}*, one of the five texts whose claims are tested; "
+    '`headwise tour "({number})"` finds each.',
+    "像 ({number}) 这样的编号，是“{text}”中公式的编号，该文是论断检验所涉及的五篇文章之一；"
+    '用 `headwise tour "({number})" --lang zh` 可找到对应的主题。',
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,17 @@ class Topic:
     def is_command(self) -> bool:
         """Whether the code is a command."""
         return self.code.lstrip().startswith("headwise ")
+
+    @property
+    def introduction(self) -> Bilingual:
+        """The prose before the code: `intro`, and the name of the text whose equations the page cites by number."""
+        prose = "\n".join((self.intro, self.code, self.reading, *(one.task for one in self.exercises)))
+        numbers = re.findall(r"\((\d+(?:\.\d+)+)\)", prose)
+        for text, _, kind, number in everything():
+            if kind == "equation" and numbers[:1] == [number]:
+                said = CITED.format(number=number, text=text.title), CITED.zh.format(number=number, text=text.title.zh)
+                return Bilingual(f"{self.intro}\n\n{said[0]}", f"{self.intro.zh}\n\n{said[1]}")
+        return self.intro
 
     def code_in(self, lang: str) -> str:
         """The code as a reader of that language runs it."""

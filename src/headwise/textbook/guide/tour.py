@@ -82,7 +82,7 @@ def print_topic(topic: Topic, console: Console, lang: str, places: Sequence[Row]
         said = f"{in_language(where, lang)}{colon}{in_language(differs, lang)}"
         console.print(Text(wrapped_to(said, console.width), style="yellow"))
     console.print()
-    _print_prose(topic.intro, console, lang)
+    _print_prose(topic.introduction, console, lang)
     console.print(Padding(Text(in_language(topic.plain, lang), style="bold cyan"), (1, 4)))
     code = topic.code_in(lang) if topic.is_command else narrow(topic.code_in(lang), console.width)
     kind = "console" if topic.is_command else "python"
