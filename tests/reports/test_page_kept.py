@@ -141,6 +141,17 @@ def test_marks_that_turn_the_line_are_shown_as_codes_in_every_view(show) -> None
 
 
 @pytest.mark.thorough
+def test_the_page_of_250_characters_over_the_32_heads_of_the_embedded_decoder_is_small(tmp_path: Path) -> None:
+    import headwise as hw
+
+    sample = "".join(hw.see().passages[0].tokens)
+    text = (sample + sample[::-1])[:250]
+    report = hw.see(text, out=tmp_path / "see.html")
+    assert (len(report.passages[0].tokens), len(report.heads)) == (250, 32)
+    assert (tmp_path / "see.html").stat().st_size <= SEEN
+
+
+@pytest.mark.thorough
 def test_the_page_of_250_tokens_over_32_heads_and_that_of_35_000_characters_are_small(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     text = "".join(chr(0x4E00 + int(c)) for c in rng.integers(0, 3000, 35_000))
