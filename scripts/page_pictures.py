@@ -26,7 +26,10 @@ from headwise.reports import write_report  # noqa: E402
 PICTURES = ROOT / "docs" / "pictures"
 TOKENS = 20_000  # characters of the text in the viewer
 DRAWN = "document.querySelector('#map canvas').width > 300 && document.querySelector('#card').children.length"
-PINNED = "#passage=0&layer=1&head=6&kind=mean&scale=sqrt&range=own&pin=74"
+PINNED = {
+    "en": "#passage=0&layer=1&head=5&kind=mean&scale=sqrt&range=own&pin=126",
+    "zh": "#passage=0&layer=1&head=6&kind=mean&scale=sqrt&range=own&pin=74",
+}
 COMPARED = "#tab=compare&passage=0&layer=1&head=6"
 ZOOMED = "&layer=1&head=6&reduce=mean&scale=log&x=3478&y=3475&zoom=24&row=3482&col=3478"
 
@@ -94,10 +97,15 @@ def main() -> None:
 
 def documentation(browser: Browser, folder: Path, text: Path) -> None:
     """The pictures of the documentation."""
-    report = write_report(hw.see(), folder / "report.html")
-    for name, fragment, height in (("report", PINNED, 960), ("report_compare", COMPARED, 1090)):
+    reports = {lang: write_report(hw.see(lang=lang), folder / f"{lang}.html", lang=lang) for lang in ("en", "zh")}
+    shown = (
+        ("en", "report", PINNED["en"], 960),
+        ("zh", "report.zh", PINNED["zh"], 960),
+        ("en", "report_compare", COMPARED, 1090),
+    )
+    for lang, name, fragment, height in shown:
         page = browser.page(1400, height)
-        show_report(page, report, fragment)
+        show_report(page, reports[lang], fragment)
         page.picture(PICTURES / f"{name}.png")
         page.close()
     with viewer(text, "en") as address:
@@ -113,14 +121,13 @@ def documentation(browser: Browser, folder: Path, text: Path) -> None:
 def looks(browser: Browser, folder: Path, text: Path, out: Path) -> None:
     """Every page in both languages and themes, wide and narrow."""
     out.mkdir(parents=True, exist_ok=True)
-    report = hw.see()
     sizes = {"wide": (1400, 960), "narrow": (390, 844)}
     for lang in ("en", "zh"):
-        path = write_report(report, folder / f"{lang}.html", lang=lang)
+        path = write_report(hw.see(lang=lang), folder / f"{lang}.html", lang=lang)
         with viewer(text, lang) as address:
             for theme, (size, (width, height)) in product(("light", "dark"), sizes.items()):
                 page = browser.page(width, height, theme=theme, touch=size == "narrow")
-                for name, fragment in (("report", PINNED), ("compare", COMPARED)):
+                for name, fragment in (("report", PINNED[lang]), ("compare", COMPARED)):
                     show_report(page, path, fragment)
                     page.picture(out / f"{name}-{lang}-{theme}-{size}.png")
                 show_viewer(page, address)

@@ -120,7 +120,7 @@ def page(text: str) -> str:
     """The page's text with tables as they are now."""
     for make in TABLES:
         begin, end = BEGIN.format(make.__name__), END.format(make.__name__)
-        text = replaced(text, begin, end, f"\n{markdown_table(make())}", DOC)
+        text = replaced(text, begin, end, f"\n{markdown_table(make(), 'en')}", DOC)
     return text
 
 
@@ -186,7 +186,7 @@ def main() -> None:
             temporary.write_text(text, encoding="utf-8")
         draw(given.picture)
         return
-    sys.stdout.write("\n".join(f"{make.__name__}\n\n{markdown_table(make())}" for make in TABLES))
+    sys.stdout.write("\n".join(f"{make.__name__}\n\n{markdown_table(make(), 'en')}" for make in TABLES))
 
 
 if __name__ == "__main__":

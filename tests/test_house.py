@@ -168,6 +168,12 @@ def test_model_batches_and_loss_are_the_first_arguments_in_that_order():
     assert sum(names[:3] == wanted for names in calls.values()) > 5
 
 
+def test_words_are_in_the_language_of_the_locale_by_default():
+    lang = {where: call.parameters["lang"] for where, call in public_calls().items() if "lang" in call.parameters}
+    assert len(lang) > 5
+    assert not {where for where, one in lang.items() if one.default not in (None, one.empty)}
+
+
 def test_progress_callbacks_have_one_type_and_one_name():
     found = {
         f"{where}({name})": str(parameter.annotation)

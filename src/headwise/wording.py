@@ -43,6 +43,14 @@ def language(environment: Mapping[str, str] = os.environ) -> str:
     return "zh" if locale.lower().startswith(("zh", "chinese")) else "en"
 
 
+def language_of(lang: str | None) -> str:
+    """The language of an argument `lang`: None for `language()`. ConfigError unless it is "en", "zh" or None."""
+    if lang is None:
+        return language()
+    check_language(lang)
+    return lang
+
+
 @contextmanager
 def speaking(lang: str | None) -> Iterator[None]:
     """Within the block, `language()` is this one; None changes nothing. For command lines, which speak to one user."""

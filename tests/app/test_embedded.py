@@ -22,7 +22,7 @@ def test_its_heads_look_back() -> None:
     decoder, tokenizer, _ = load_pretrained()
     assert decoder.config.num_layers >= 3
     assert decoder.config.num_heads >= 8
-    probe = probe_repeats(decoder, tokenizer, frequent_characters(SAMPLE, tokenizer), length=64, sequences=8)
+    probe = probe_repeats(decoder, tokenizer, frequent_characters(SAMPLE.zh, tokenizer), length=64, sequences=8)
     assert probe.previous.mass.max() > 0.8
     assert probe.induction.mass.max() > 8 * probe.induction.uniform
     assert probe.second_loss.mean() < probe.first_loss.mean() - 1
@@ -31,7 +31,7 @@ def test_its_heads_look_back() -> None:
 @pytest.mark.thorough
 def test_it_foretells_the_novel_better_than_chance_and_writes_it() -> None:
     decoder, tokenizer, _ = load_pretrained()
-    report = see(SAMPLE, DecoderModel(decoder, tokenizer))
+    report = see(SAMPLE.zh, DecoderModel(decoder, tokenizer))
     loss = float(dict(report.facts)["loss"].split()[0])
     assert loss < 5.0  # a unigram model of the same characters stands at 7.2
     assert report.shape == (decoder.config.num_layers, decoder.config.num_heads)

@@ -8,6 +8,9 @@ import torch
 from torch import nn
 
 import headwise as hw
+from headwise.lm.checkpoint import load_pretrained
+from headwise.reports.see.front import SAMPLE
+from headwise.wording import in_language
 
 TEXT = "武松打虎，再来一碗。"
 
@@ -30,8 +33,30 @@ def test_text_path_and_loaded_model_give_one_report(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_sample_is_shown_without_a_text():
-    assert "鲁智深" in "".join(hw.see().passages[0].tokens)
+@pytest.mark.parametrize(("lang", "words"), [("en", "I know it is the moon."), ("zh", "鲁智深是关西汉子")])
+def test_without_a_text_readers_see_a_passage_in_their_language_that_the_model_knows(lang, words, monkeypatch):
+    monkeypatch.setenv("HEADWISE_LANG", "zh" if lang == "en" else "en")  # lang= counts more
+    loaded = hw.load_model()
+    report = hw.see(model=loaded, lang=lang)
+    assert words in "".join(report.passages[0].tokens).replace("␣", " ")
+    assert set(in_language(SAMPLE, lang)) <= set(load_pretrained()[1].characters)
+    assert not any("UTF-8" in note for note in report.notes)
+    monkeypatch.setenv("HEADWISE_LANG", lang)
+    assert equal(hw.see(model=loaded), report)
+
+
+def test_a_page_is_in_the_language_of_the_locale_unless_lang_is_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWISE_LANG", "zh")
+    loaded = hw.load_model()
+    hw.see(TEXT, loaded, out=tmp_path / "see.html")
+    decoder, _, _ = load_pretrained()
+    with hw.watch(decoder, maps="lazy") as record, torch.no_grad():
+        decoder(torch.arange(7)[None])
+    hw.report(record, tmp_path / "report.html")
+    for page in ("see.html", "report.html"):
+        assert '<html lang="zh' in (tmp_path / page).read_text(encoding="utf-8")
+    hw.see(TEXT, loaded, out=tmp_path / "see.html", lang="en")
+    assert '<html lang="en' in (tmp_path / "see.html").read_text(encoding="utf-8")
 
 
 def test_files_are_written(model_folder, tmp_path):

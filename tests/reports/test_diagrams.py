@@ -32,10 +32,10 @@ def test_latin_text_needs_none():
 def test_a_plot_names_both_axes():
     curve = Curve.of("t", Bilingual("heads", "头数"), Bilingual("millions", "百万"), {"a": {1: 1.0, 2: 3.0}})
     assert {"百万", "头数"} <= {word for _, word in drawn(diagram(curve, "zh"))[1]}
-    assert {"millions", "heads"} <= {word for _, word in drawn(diagram(curve))[1]}
+    assert {"millions", "heads"} <= {word for _, word in drawn(diagram(curve, "en"))[1]}
 
 
 def test_eight_columns_have_room_for_two_digits():
     values = torch.full((3, 8), 0.02)
-    shown = [word for _, word in drawn(diagram(Matrices((Matrix("t", values, numbers=True),))))[1]]
+    shown = [word for _, word in drawn(diagram(Matrices((Matrix("t", values, numbers=True),)), "en"))[1]]
     assert "0.02" in shown

@@ -64,7 +64,7 @@ HELP: dict[str, str] = {
     "Sequences.": "序列数。",
     "Print JSON with unrounded numbers.": "打印未舍入的数值（JSON）。",
     # see
-    "The text, or - for standard input; default: a passage of Water Margin.":
+    "The text, or - for standard input; default: a passage of Shakespeare.":
         "文本；- 表示标准输入；默认为《水浒传》中的一段。",
     "Read the text from a UTF-8 file; - is standard input.": "从 UTF-8 文件读取文本；- 表示标准输入。",
     "HTML report to write; - is standard output.": "要写出的 HTML 报告；- 表示标准输出。",

@@ -21,7 +21,7 @@ WIDE = 110  # terminal columns from which on all columns of the list of measures
 
 def see(
     text: Annotated[
-        str | None, typer.Argument(help="The text, or - for standard input; default: a passage of Water Margin.")
+        str | None, typer.Argument(help="The text, or - for standard input; default: a passage of Shakespeare.")
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Read the text from a UTF-8 file; - is standard input.")] = None,
     model: AnyModel = None,
@@ -108,7 +108,7 @@ def see(
         with progress_bar() as progress:
             loaded = load_model(model)
             if sort is not None:  # which statistics there are depends on the model
-                reading = loaded.read(SAMPLE if text is None else text)
+                reading = loaded.read(in_language(SAMPLE, lang) if text is None else text)
                 check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])
             report = report_on(
                 text, loaded, title=title, cells=cells, window=window, beside=second, sweep=passages,

@@ -49,7 +49,7 @@ PLOT, NUMBERS = Bilingual("plot", "图"), Bilingual("numbers", "数值")
 FOOT = Bilingual("Written by {}; verdicts and plots are from one run.", "由 {} 生成；结论与图出自同一次运行。")
 
 
-def claims_page(groups: Mapping[Bilingual, Sequence[Any]], summary: Sequence[str], lang: str = "en") -> str:
+def claims_page(groups: Mapping[Bilingual, Sequence[Any]], summary: Sequence[str], lang: str) -> str:
     """The whole page: a summary, then a table and the plots of each group. groups: findings by title."""
     findings = [finding for part in groups.values() for finding in part]
     count = Counter(finding.verdict for finding in findings)

@@ -16,7 +16,7 @@ from headwise.reports.fonts import font_face
 from headwise.reports.messages import message
 from headwise.reports.template import COLOURS, document, inert, source
 from headwise.reports.words import description, label, unit, words
-from headwise.wording import check_language, in_language
+from headwise.wording import in_language, language_of
 
 SCRIPTS = (
     "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "text.js", "passages.js", "scatter.js",
@@ -24,13 +24,15 @@ SCRIPTS = (
 )  # fmt: skip
 
 
-def write_corpus_page(found: CorpusMeasures, path: str | os.PathLike[str], *, lang: str = "en") -> Path:
+def write_corpus_page(found: CorpusMeasures, path: str | os.PathLike[str], *, lang: str | None = None) -> Path:
     """Write the page of a sweep to `path`: it contains everything and loads nothing. Returns the path.
+
+    `lang` is "en", "zh" or None, the language of the locale.
 
     Raises:
         ConfigError: for an unknown language. CheckpointError: if the file cannot be written.
     """
-    check_language(lang)
+    lang = language_of(lang)
     with atomic_path(path) as temporary:
         temporary.write_text(corpus_page(found, lang), encoding="utf-8")
     return Path(path)

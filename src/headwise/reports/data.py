@@ -119,7 +119,7 @@ class Report(Shown):
         importance: a column per method, larger for more important heads; without columns if not computed.
         facts: (name, value) pairs shown under the title. notes: sentences shown below.
         corpus: passages of the heads in a corpus, None without them.
-        lang: language in notebooks, "" for that of the locale.
+        lang: language in notebooks, None for that of the locale.
     """
 
     title: str
@@ -132,7 +132,7 @@ class Report(Shown):
     comparisons: list[Comparison] = field(default_factory=list)
     importance: HeadTable = field(default_factory=lambda: HeadTable({}))
     corpus: Passages | None = None
-    lang: str = ""
+    lang: str | None = None
 
     def __post_init__(self) -> None:
         if not self.passages:

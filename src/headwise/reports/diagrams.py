@@ -2,7 +2,7 @@
 
 >>> import torch
 >>> picture = Matrices((Matrix("weights", torch.eye(3), columns="abc"),))
->>> diagram(picture).startswith("<svg")
+>>> diagram(picture, "en").startswith("<svg")
 True
 """
 
@@ -71,7 +71,7 @@ class Matrices:
 Picture = Matrices | Curve
 
 
-def diagram(picture: Picture, lang: str = "en") -> str:
+def diagram(picture: Picture, lang: str) -> str:
     """The picture as one SVG document, with a light background of its own."""
     return _plot(picture, lang) if isinstance(picture, Curve) else _matrices(picture, lang)
 

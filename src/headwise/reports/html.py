@@ -25,7 +25,7 @@ from headwise.reports.ranges import LEVELS, coded, colour_top, finite, halves
 from headwise.reports.template import COLOURS, document, inert, source
 from headwise.reports.words import description, label, unit, words
 from headwise.table import HeadTable
-from headwise.wording import check_language, in_language
+from headwise.wording import in_language, language_of
 
 SCRIPTS = (
     "elements.js", "numbers.js", "signs.js", "data.js", "codes.js", "palette.js", "paint.js", "text.js", "state.js",
@@ -35,18 +35,20 @@ SCRIPTS = (
 )  # fmt: skip
 
 
-def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "en", embed_font: bool = True) -> Path:
+def write_report(
+    report: Report, path: str | os.PathLike[str], *, lang: str | None = None, embed_font: bool = True
+) -> Path:
     """Write `report` to `path`. Returns the path.
 
     Weights are stored in ten bits: of a head whose largest weight is 1, the error is 0.001 at most, and √weight / 1023
-    (see `ranges.coded`). `lang` is "en" or "zh". With `embed_font`, the page contains a font with its Chinese
-    characters.
+    (see `ranges.coded`). `lang` is "en", "zh" or None, the language of the locale. With `embed_font`, the page contains
+    a font with its Chinese characters.
 
     Raises:
         ConfigError: for an unknown language.
         OSError: if the file cannot be written; an existing file is then left unchanged.
     """
-    check_language(lang)
+    lang = language_of(lang)
     content = page(report, lang, embed_font=embed_font).encode()
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)

@@ -17,7 +17,7 @@ from headwise.reports.figure import INK, MUTED, drawable, figure_class, font, sa
 from headwise.reports.messages import message
 from headwise.reports.ranges import finite
 from headwise.reports.words import words
-from headwise.wording import check_language, in_language
+from headwise.wording import in_language, language_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,14 +28,14 @@ LEAST = 5.2  # inches of a panel, which its title requires
 
 def write_panels(
     report: Report, folder: str | os.PathLike[str], *, views: Sequence[int], progress: Progress | None = None,
-    lang: str = "en",
+    lang: str | None = None,
 ) -> list[Path]:  # fmt: skip
     """Write sentence-S-head-H.png, numbered from 1, for each passage and head, with the layers `views` side by side.
 
     Raises:
-        ConfigError: if matplotlib is missing, and for another language than "en" and "zh".
+        ConfigError: if matplotlib is missing, and for another language than "en", "zh" and None, that of the locale.
     """
-    check_language(lang)
+    lang = language_of(lang)
     figure_class()
     written: list[Path] = []
     heads = report.shape[1]
@@ -49,7 +49,7 @@ def write_panels(
     return written
 
 
-def panels(report: Report, passage: Passage, head: int, views: Sequence[int], title: str, lang: str = "en") -> "Figure":
+def panels(report: Report, passage: Passage, head: int, views: Sequence[int], title: str, lang: str) -> "Figure":
     """The maps of one head in the layers `views`, without special tokens, each under the name of its layer.
 
     Weights that are exactly 0 are written as 0, others with two decimals.

@@ -18,7 +18,7 @@ from headwise.reports.figure import INK, MUTED, drawable, figure_class, font, qu
 from headwise.reports.messages import message
 from headwise.reports.ranges import finite
 from headwise.reports.words import words
-from headwise.wording import check_language, in_language, joined
+from headwise.wording import in_language, joined, language_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,14 +28,14 @@ WITH_VALUES = 40  # tokens at most to write the weight into each cell
 
 
 def write_pngs(
-    report: Report, folder: str | os.PathLike[str], *, progress: Progress | None = None, lang: str = "en"
+    report: Report, folder: str | os.PathLike[str], *, progress: Progress | None = None, lang: str | None = None
 ) -> list[Path]:
     """Write all-heads.png and layer-L-head-H.png (for each passage, if there are several) into `folder`.
 
     Returns the files in the order they were written. Raises ConfigError if matplotlib is missing, and for another
-    language than "en" and "zh".
+    language than "en" and "zh"; None is that of the locale.
     """
-    check_language(lang)
+    lang = language_of(lang)
     figure_class()
     folder = Path(folder)
     heads = [[(i, h) for i, h in report.heads if i in report.shown_in(passage)] for passage in report.passages]
@@ -51,11 +51,12 @@ def write_pngs(
     return written
 
 
-def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str = "en") -> "Figure":
+def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str | None = None) -> "Figure":
     """One head: axes with the characters, colour bar and, for short texts, the weight in each cell.
 
     Pooled maps show the largest weight of each cell, as the colour bar states.
     """
+    lang = language_of(lang)
     text = words(lang, "report")
     weights = finite(shown(passage)[report.shown_in(passage).index(layer), head])
     queries, keys = sides(passage)
@@ -79,8 +80,9 @@ def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str 
     return figure
 
 
-def overview(report: Report, passage: Passage, lang: str = "en") -> "Figure":
+def overview(report: Report, passage: Passage, lang: str | None = None) -> "Figure":
     """All heads, layer by head, each on its own scale; beneath each its strongest pattern."""
+    lang = language_of(lang)
     text, between = words(lang, "report"), "，" if lang == "zh" else ","
     layers, heads = report.shown_in(passage), report.shape[1]
     maps = shown(passage)

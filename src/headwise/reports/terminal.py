@@ -14,22 +14,22 @@ from headwise.reports.data import Report
 from headwise.reports.messages import message
 from headwise.reports.words import label, words
 from headwise.stats import known
-from headwise.wording import check_language, in_language
+from headwise.wording import in_language, language_of
 
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def print_report(report: Report, console: Console, *, sort: str | None = None, lang: str = "en") -> None:
+def print_report(report: Report, console: Console, *, sort: str | None = None, lang: str | None = None) -> None:
     """Print the facts, then one row per head with its statistics, each with a bar from the minimum to the maximum of
     the column, and the strongest pattern; then the notes. Columns that do not fit are listed at the end.
 
     Args:
         sort: a statistic to sort by, in descending order with NaN last; by layer and head if None.
-        lang: "en" or "zh".
+        lang: "en" or "zh"; None for that of the locale.
     Raises:
         ConfigError: if `sort` is not a statistic of this report, or for an unknown language.
     """
-    check_language(lang)
+    lang = language_of(lang)
     if sort is not None:
         check_choice("sort", sort, report.statistics)
     facts = [(in_language(name, lang), in_language(value, lang)) for name, value in report.facts]

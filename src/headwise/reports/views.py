@@ -17,7 +17,7 @@ from headwise.errors import ConfigError, check_declared
 from headwise.reports.data import Report
 from headwise.reports.html import write_report
 from headwise.reports.png import write_pngs
-from headwise.wording import check_language
+from headwise.wording import language_of
 
 
 class View(ABC):
@@ -70,13 +70,14 @@ def view_of(name: str) -> View:
     return VIEWS[name]
 
 
-def write_view(report: Report, name: str, path: str | os.PathLike[str], *, lang: str = "en") -> Path:
-    """Write a report by the view of that name, in the language `lang` ("en" or "zh"). Returns the path.
+def write_view(report: Report, name: str, path: str | os.PathLike[str], *, lang: str | None = None) -> Path:
+    """Write a report by the view of that name, in the language `lang` ("en" or "zh"; None for the
+    locale's). Returns the path.
 
     Raises:
         ConfigError: for an unknown view or language. OSError: where the path cannot be written.
     """
-    check_language(lang)
+    lang = language_of(lang)
     view_of(name).write(report, Path(path), lang=lang)
     return Path(path)
 

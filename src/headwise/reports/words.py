@@ -387,7 +387,7 @@ def unit(text: str, lang: str) -> str:
 
 def description(name: str, column: HeadColumn, lang: str) -> str:
     """What a column is; that of a known statistic in its own words."""
-    english, found = describe(name), describe(name, lang)
+    english, found = describe(name, "en"), describe(name, lang)
     if english is not None and found is not None and column.description == english.summary:
         return found.summary
     return in_language(column.description, lang)

@@ -30,6 +30,7 @@ from headwise.stats.statistic import Statistic
 from headwise.stats.values import RowValue, declares_value
 from headwise.stats.words import Chinese, Words, words_of
 from headwise.tiles import Tile
+from headwise.wording import language_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +95,9 @@ class Measure(ABC):
         """The measure for an input with these tokens; None if they do not say what it `requires`."""
         return cls()
 
-    def words(self, lang: str = "en") -> Words:
-        """What it is called and what it is, in English ("en") or Chinese ("zh")."""
-        return words_of(self, lang)
+    def words(self, lang: str | None = None) -> Words:
+        """What it is called and what it is, in English ("en") or Chinese ("zh"); None for the locale's."""
+        return words_of(self, language_of(lang))
 
     @abstractmethod
     def start(self, grid: Grid, like: Tensor) -> Any:

@@ -16,6 +16,7 @@ from headwise.stats.received import ReceivedMass
 from headwise.stats.tokens import DuplicateMass, InductionMass
 from headwise.stats.top import TopKMass
 from headwise.stats.words import Words, words_of
+from headwise.wording import language_of
 
 MEASURES: dict[str, Callable[[], Measure]] = {}
 # Known by name, but in need of something that only the caller has: the tokens.
@@ -114,11 +115,11 @@ def known(name: str) -> Any:
     return _known(name) if name in MEASURES or name in GIVEN else None
 
 
-def describe(name: str, lang: str = "en") -> Words | None:
-    """What the measure of that name is called and what it is, in English ("en") or Chinese ("zh"); None for an unknown
-    one."""
+def describe(name: str, lang: str | None = None) -> Words | None:
+    """What the measure of that name is called and what it is, in English ("en") or Chinese ("zh"), by default in
+    the language of the locale; None for an unknown one."""
     found = known(name)
-    return None if found is None else words_of(found, lang)
+    return None if found is None else words_of(found, language_of(lang))
 
 
 def _known(name: str) -> Any:

@@ -69,7 +69,7 @@ def plain(x: np.ndarray) -> Any:
     return values.tolist()
 
 
-def duration(seconds: float, lang: str = "en") -> str:
+def duration(seconds: float, lang: str) -> str:
     """A duration: 1.5 s, 2 min 12 s, 3 h 4 min; in Chinese 1.5 秒, 2 分 12 秒, 3 小时 4 分."""
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

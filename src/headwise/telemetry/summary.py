@@ -108,7 +108,7 @@ class Summary(Mapping[str, Tensor]):
 
 def _column(name: str, values: Tensor) -> HeadColumn:
     """The column of a measure, with unit and description if its name is registered."""
-    if (words := describe(name)) is None:
+    if (words := describe(name, "en")) is None:
         return HeadColumn([values])
     return HeadColumn([values], unit=words.unit, description=words.summary, range=words.range)
 

@@ -6,6 +6,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from headwise.costs import Work
 from headwise.errors import ConfigError
@@ -20,7 +21,7 @@ TITLES = {
 D_MODEL, HEADS, TOKENS = 768, 12, 2048  # of the comparison
 
 
-def which(lang: str = "en") -> str:
+def which(lang: str) -> str:
     """All designs: class, description, when to use it, and source."""
     if lang not in TITLES:
         raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, TITLES))}")
@@ -40,7 +41,7 @@ def takes() -> str:
 
 def compared() -> str:
     """All designs at one width, as counted by `headwise plan --designs`."""
-    return markdown_table(compare_designs(D_MODEL, HEADS, Work(1, TOKENS, TOKENS)).tables[0])
+    return markdown_table(compare_designs(D_MODEL, HEADS, Work(1, TOKENS, TOKENS)).tables[0], "en")
 
 
 def limits() -> str:
@@ -53,7 +54,12 @@ def limits() -> str:
     return _table(("design", "does not support", "because"), rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"which": which, "takes": takes, "compared": compared, "limits": limits}
+TABLES: dict[str, Callable[[], str]] = {
+    "which": partial(which, "en"),
+    "takes": takes,
+    "compared": compared,
+    "limits": limits,
+}
 
 
 def filled(page: str) -> str:

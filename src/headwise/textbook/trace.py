@@ -13,7 +13,7 @@ from headwise.masks import Causal
 from headwise.nn.named import build
 from headwise.nn.registry import CONTRACT, STANDARD
 from headwise.nn.steps import Step, Steps
-from headwise.wording import check_language
+from headwise.wording import language_of
 
 MOST_ROWS, MOST_COLS = 6, 8  # printed of each matrix
 
@@ -29,7 +29,7 @@ def trace(
     batch: int = 1,
     causal: bool = False,
     seed: int = 0,
-    lang: str = "en",
+    lang: str | None = None,
 ) -> list[Step]:
     """Compute self attention of a design on a random input by its definition, and return every step.
 
@@ -40,14 +40,14 @@ def trace(
         design: the name of a design, as in `headwise.nn.named`. options: its own options, such as {"top_k": 1}.
         causal: whether to apply a causal mask.
         seed: of the weights and the input.
-        lang: the language of the explanations, "en" or "zh".
+        lang: the language of the explanations, "en" or "zh"; None for that of the locale.
     Returns:
         One `Step` for each step: its formula, tensor and explanation.
     Raises:
         ConfigError: naming an argument or option that is unknown or out of range; and for a design whose `steps`
             do not compute what its call computes.
     """
-    check_language(lang)
+    lang = language_of(lang)
     if min(seq, batch, d_model) < 1:
         raise ConfigError(
             f"seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each",

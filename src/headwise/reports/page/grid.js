@@ -73,9 +73,9 @@ class Grid {
     if (this.thumbs.length <= ALL_DRAWN) this.rest(this.turn);
   }
 
-  // The others when there is nothing else to do, so that they are there when the page is printed.
+  // The others when there is nothing else to do, but soon: they must be there when the page is printed at once.
   async rest(turn) {
-    const pause = () => new Promise((done) => (window.requestIdleCallback ?? setTimeout)(done));
+    const pause = () => new Promise((done) => window.requestIdleCallback ? requestIdleCallback(done, { timeout: 50 }) : setTimeout(done));
     for (const thumb of this.thumbs) {
       await pause();
       if (turn !== this.turn) return;

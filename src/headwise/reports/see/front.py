@@ -27,12 +27,17 @@ from headwise.reports.see.tokenizers import inputs_of
 from headwise.reports.see.tokens import text_of
 from headwise.reports.see.watched import of_maps, report
 from headwise.telemetry import Record, watch
-from headwise.wording import check_language, language
+from headwise.wording import Bilingual, in_language, language_of
 
-SAMPLE = (
-    "话说鲁智深回到丛林选佛场中禅床上扑倒头便睡。上下肩两个禅和子推他起来，说道：“使不得，既要出家，如何不学坐禅？”"
-    "智深道：“洒家自睡，干你甚事？”禅和子道：“善哉！”智深裸袖道：“团鱼洒家也吃，甚么‘鳝哉’？”"
-    "禅和子道：“却是苦也！”智深便道：“团鱼大腹，又肥甜了，好吃，那得‘苦也’？”"
+# Of the held-out parts of the embedded model's training: The Taming of the Shrew, and chapter 119 of Water Margin.
+SAMPLE = Bilingual(
+    "KATHARINA:\nI know it is the moon.\n\n"
+    "PETRUCHIO:\nNay, then you lie: it is the blessed sun.\n\n"
+    "KATHARINA:\nThen, God be bless'd, it is the blessed sun:\nBut sun it is not, when you say it is not;\n"
+    "And the moon changes even as your mind.",
+    "是夜月白风清，水天共碧，二人正在僧房里，睡至半夜，忽听得江上潮声雷响。鲁智深是关西汉子，不曾省得浙江潮信，只道是战鼓响，"
+    "贼人生发，跳将起来，摸了禅杖，大喝着，便抢出来。众僧吃了一惊，都来问道：“师父何为如此？赶出何处去？”"
+    "鲁智深道：“洒家听得战鼓响，待要出去杀。”众僧都笑将起来道：“师父错听了！不是战鼓响，乃是钱塘江潮信响。”",
 )
 
 
@@ -49,7 +54,7 @@ def see(
     window: int | None = None,
     beside: str | None = None,
     sweep: str | os.PathLike[str] | Passages | None = None,
-    lang: str = "en",
+    lang: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Report what every head of a model attends to in a text: maps, statistics, roles, similarity and importance.
@@ -61,8 +66,9 @@ def see(
     The same as the command `headwise see`, without printing. `headwise.reports` writes reports as pages and pictures.
 
     Args:
-        text: the text; a passage of Water Margin if neither text nor file is given. For an `nn.Module`: the token ids
-            [n] or [b, n], the keyword arguments of its forward, or a text if there is a tokenizer.
+        text: the text; if neither text nor file is given, a passage of Shakespeare, in Chinese of Water Margin. For
+            an `nn.Module`: the token ids [n] or [b, n], the keyword arguments of its forward, or a text if there is a
+            tokenizer.
         model: a `LoadedModel`; the path of a headwise checkpoint or of a folder of transformers (see `load_model`);
             None for the embedded decoder. Or any `nn.Module` that `watch` supports: it is called once, without
             gradients, and the report is that of `headwise.report`, without losses and importance.
@@ -78,7 +84,7 @@ def see(
             difference. Statistics, roles and comparisons are those of the first.
         sweep: the table of `headwise measure` of the same model, or its passages: the page shows the passages of each
             head in which it is strongest.
-        lang: language of the page and the pictures, "en" or "zh".
+        lang: language of the page, the pictures and the passage, "en" or "zh"; None for that of the locale.
         progress: called with (what, done, of) as the work proceeds.
     Returns:
         The `Report`.
@@ -86,7 +92,7 @@ def see(
         ConfigError: naming the argument. TextError: if the text is empty, or longer than the model can read.
         CheckpointError: if there is no model at the path, or the sweep has no passages.
     """
-    check_language(lang)
+    lang = language_of(lang)
     if text is not None and file is not None:
         raise ConfigError("give text or file=, not both")
     if png is not None:
@@ -106,7 +112,7 @@ def see(
             raise ConfigError("window: applies to a loaded model; an nn.Module is called once, with the whole input")
         found = _of_module(text, model, tokenizer, title, cells)
     elif text is None or isinstance(text, str):
-        text = SAMPLE if text is None else text
+        text = str(in_language(SAMPLE, lang)) if text is None else text
         passages = sweep if sweep is None or isinstance(sweep, Passages) else Passages.load(sweep)
         loaded = model if isinstance(model, LoadedModel) else load_model(model)
         if passages is not None:
@@ -159,15 +165,14 @@ def show(
         tokens, pieces, entries: the tokens of a record or a map, as in `report`.
         image, grid, image_start, side: an image whose patches are tokens of a record or a map, as in `report`.
         title, cells: as in `see`.
-        lang: "en" or "zh"; None for the language of the locale.
+        lang: "en" or "zh"; None for that of the locale.
     Returns:
         The `Report`, which a notebook shows as its page: offline, in a frame of its own, with pictures below for
         notebooks without JavaScript.
     Raises:
         ConfigError: for arguments that do not belong to `thing`, and as in `see` and `report`.
     """
-    lang = language() if lang is None else lang
-    check_language(lang)
+    lang = language_of(lang)
     known = isinstance(thing, Record | AttentionMap)
     others = {"text": text} if known else {"tokens": tokens, "pieces": pieces, "entries": entries, "image": image}
     for name, given in others.items():

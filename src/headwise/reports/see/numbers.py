@@ -38,7 +38,7 @@ def statistics(results: Sequence[Mapping[str, Tensor]], layers: Sequence[str]) -
 
 def column(name: str, values: Sequence[Any]) -> HeadColumn:
     """A measure, [heads] for each layer, with its unit, range and description."""
-    words = describe(name)
+    words = describe(name, "en")
     if words is None:
         return HeadColumn(values)
     return HeadColumn(values, unit=words.unit, description=words.summary, range=words.range)

@@ -36,7 +36,7 @@ from headwise.table import HeadColumn, HeadTable
 from headwise.telemetry import Record
 from headwise.telemetry.pictures import Picture
 from headwise.telemetry.summary import Summary
-from headwise.wording import check_language, joined
+from headwise.wording import joined, language_of
 
 ENTRIES = 4  # of a batch are shown by default
 
@@ -57,7 +57,7 @@ def report(
     entries: int | Sequence[int] | None = None,
     title: str = "",
     cells: int = CELLS,
-    lang: str = "en",
+    lang: str | None = None,
 ) -> Report:
     """Report the last measured forward pass of a record: every map with its tokens, statistics, patterns and roles.
 
@@ -76,14 +76,14 @@ def report(
         grid: rows and columns of its patches, row by row from the position `image_start` on (or a list with one for
             each entry), among the tokens, or in cross attention among the "keys" or "queries" by `side`.
         entries: indices of batch entries to show; None for the first four. Padding known from the mask is omitted.
-        title, lang: of the page; lang is "en" or "zh".
+        title, lang: of the page; lang is "en" or "zh", None for the language of the locale.
         cells: longer texts are pooled to this many cells.
     Returns:
         The report, which `headwise.reports` writes as a page, pictures or a table.
     Raises:
         ConfigError: if nothing was measured, or the record keeps no maps. ShapeError: if tokens do not fit the maps.
     """
-    check_language(lang)
+    lang = language_of(lang)
     if not isinstance(record, Record):
         raise ConfigError(f"report(record): expected the record of headwise.watch, got {type(record).__name__}")
     if not record.maps:

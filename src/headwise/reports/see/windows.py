@@ -116,9 +116,9 @@ def check_length(subject: LoadedModel, text: str) -> None:
     subject.look(head.ids[:size])
     seconds = (time.monotonic() - begun) * SLOWER * 2 * tokens / size
     raise TextError(
-        f"the text has about {tokens:,} tokens and would take about {duration(seconds)}; see reads at most {MOST:,}. "
-        f"`headwise view` opens the beginning of a long text at once (--max-tokens), and `headwise measure` measures a "
-        f"corpus of any size",
+        f"the text has about {tokens:,} tokens and would take about {duration(seconds, 'en')}; see reads at most "
+        f"{MOST:,}. `headwise view` opens the beginning of a long text at once (--max-tokens), and `headwise measure` "
+        f"measures a corpus of any size",
         f"文本约有 {tokens:,} 个词元，约需 {duration(seconds, 'zh')}；see 最多读入 {MOST:,} 个。`headwise view` "
         "可立即打开长文本的开头（--max-tokens），`headwise measure` 可测量任意规模的语料",
     )

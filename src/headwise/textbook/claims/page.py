@@ -14,10 +14,11 @@ from headwise.files import write_text
 from headwise.reports.claims_page import claims_page
 from headwise.textbook.claims.claim import Finding
 from headwise.textbook.claims.show import by_group, summary
+from headwise.wording import language_of
 
 
-def write_page(findings: Sequence[Finding], path: str | os.PathLike[str], *, lang: str = "en") -> Path:
-    """Write the page to `path` and return the path. lang: "en" or "zh".
+def write_page(findings: Sequence[Finding], path: str | os.PathLike[str], *, lang: str | None = None) -> Path:
+    """Write the page to `path` and return the path. lang: "en" or "zh"; None for the locale's.
 
     Raises:
         ConfigError: if `path` is a folder.
@@ -29,6 +30,6 @@ def write_page(findings: Sequence[Finding], path: str | os.PathLike[str], *, lan
     return Path(path)
 
 
-def to_html(findings: Sequence[Finding], lang: str = "en") -> str:
+def to_html(findings: Sequence[Finding], lang: str | None = None) -> str:
     """The whole page: a summary, then a table and the plots of each group."""
-    return claims_page(by_group(findings), summary(findings), lang)
+    return claims_page(by_group(findings), summary(findings), language_of(lang))

@@ -17,7 +17,7 @@ from headwise.textbook.claims.evidence import Check, Role, Verdict
 from headwise.textbook.claims.introduction import INTRODUCTION
 from headwise.textbook.claims.registry import group_of
 from headwise.textbook.texts import Place
-from headwise.wording import Bilingual, in_language, joined
+from headwise.wording import Bilingual, in_language, joined, language_of
 
 STYLES = {
     Verdict.HOLDS: "green", Verdict.CONDITIONS: "yellow", Verdict.FAILS: "red", Verdict.MISLEADING: "magenta",
@@ -30,12 +30,13 @@ MARK = "⇄"  # of a control
 _COLON = {"en": ": ", "zh": "："}
 
 
-def print_findings(findings: Sequence[Finding], console: Console, *, skipped: int = 0, lang: str = "en") -> None:
+def print_findings(findings: Sequence[Finding], console: Console, *, skipped: int = 0, lang: str | None = None) -> None:
     """Print each claim with its checks, controls and sources, by groups, then a summary.
 
     Args:
-        skipped: number of claims that were not run. lang: "en" or "zh".
+        skipped: number of claims that were not run. lang: "en" or "zh"; None for that of the locale.
     """
+    lang = language_of(lang)
     for number, (title, part) in enumerate(by_group(findings).items()):
         for at, finding in enumerate(part):
             table = Table(
@@ -83,8 +84,9 @@ def summary(findings: Sequence[Finding], skipped: int = 0) -> list[Bilingual]:
     return lines
 
 
-def to_json(findings: Sequence[Finding], lang: str = "en") -> str:
+def to_json(findings: Sequence[Finding], lang: str | None = None) -> str:
     """The findings as JSON with unrounded numbers, words in one language; `places` as in `headwise.textbook.texts`."""
+    lang = language_of(lang)
     content = [
         {
             "id": finding.claim.id, "statement": finding.claim.statement, "source": finding.claim.source,
@@ -102,8 +104,9 @@ def to_json(findings: Sequence[Finding], lang: str = "en") -> str:
     return json.dumps(words, ensure_ascii=False, indent=2) + "\n"
 
 
-def to_markdown(findings: Sequence[Finding], lang: str = "en") -> str:
+def to_markdown(findings: Sequence[Finding], lang: str | None = None) -> str:
     """The findings as Markdown, as in docs/claims.md: an introduction, a summary, and a table for each group."""
+    lang = language_of(lang)
     lines = [*in_language(INTRODUCTION, lang).splitlines(), ""]
     lines += [in_language(joined(summary(findings), " ", ""), lang), ""]
     heads = [in_language(name, lang) for name in (CLAIM, VERDICT, MEASURED)]

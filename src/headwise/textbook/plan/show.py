@@ -9,7 +9,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from headwise.textbook.plan.tables import Plan, Table, written
-from headwise.wording import in_language, language
+from headwise.wording import in_language, language, language_of
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -37,8 +37,9 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(Text(in_language(note, lang), style="dim"))
 
 
-def to_markdown(plan: Plan, lang: str = "en") -> str:
-    """Return the plan as Markdown. lang: "en" or "zh"."""
+def to_markdown(plan: Plan, lang: str | None = None) -> str:
+    """Return the plan as Markdown. lang: "en" or "zh"; None for that of the locale."""
+    lang = language_of(lang)
     lines = [f"## {in_language(plan.title, lang)}", ""]
     colon = "：" if lang == "zh" else ": "
     lines += [f"- {in_language(name, lang)}{colon}{in_language(value, lang)}" for name, value in plan.facts]
@@ -50,8 +51,9 @@ def to_markdown(plan: Plan, lang: str = "en") -> str:
     return "\n".join(lines) + "\n"
 
 
-def markdown_table(table: Table, lang: str = "en") -> str:
-    """Return a table as Markdown with numbers aligned to the right. lang: "en" or "zh"."""
+def markdown_table(table: Table, lang: str | None = None) -> str:
+    """Return a table as Markdown with numbers aligned to the right. lang: "en" or "zh"; None for the locale's."""
+    lang = language_of(lang)
     rows = [[column.name for column in table.columns], ["---:" if c.unit else "---" for c in table.columns]]
     every = [*rows, *_cells(table)]
     return "".join("| " + " | ".join(in_language(cell, lang) for cell in row) + " |\n" for row in every)
