@@ -72,6 +72,25 @@ def test_page_holds_every_weight(tmp_path, cell):
             close(weights_of(page, data, 1, layer, kind), maps[layer])
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 7), (2, 1), (5, 13), (13, 5), (11, 11)])
+@pytest.mark.parametrize("above", [False, True])
+def test_page_holds_maps_of_every_shape_with_and_without_weights_above_the_diagonal(tmp_path, rows, columns, above):
+    maps = np.random.default_rng(rows * columns).uniform(size=(2, 3, rows, columns)).astype(np.float32) ** 5
+    maps = maps if above else np.tril(maps)
+    one = Passage("two texts", list("q" * rows), maps, keys=list("k" * columns))
+    page = page_of(report_of(one), tmp_path)
+    data = data_of(page)
+    assert data["passages"][0]["mean"]["lower"] is (not np.triu(maps, 1).any())
+    for layer in range(2):
+        close(weights_of(page, data, 0, layer, "mean"), maps[layer])
+
+
+def test_peaks_above_the_diagonal_are_kept_where_means_have_none(tmp_path):
+    exact = passage("abcdefgh", cell=2, causal=False)
+    page = page_of(report_of(Passage("p", exact.tokens, np.tril(exact.maps), 2, exact.peaks)), tmp_path)
+    close(weights_of(page, data_of(page), 0, 1, "peak"), exact.peaks[1])
+
+
 def test_small_weights_keep_their_digits(tmp_path):
     one = passage("abcdefgh", layers=1, heads=1)
     small = Passage("small", one.tokens, one.maps * np.float32(1e-7))
