@@ -15,7 +15,9 @@ from headwise.wording import language
 
 
 def plan(
-    config: Annotated[str | None, typer.Option(help="A published model; --list shows all.")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="A published model (--list shows all), or a folder with config.json.")
+    ] = None,
     design: Annotated[str | None, typer.Option(help="An attention design; default: multi_head.")] = None,
     d_model: Annotated[int | None, typer.Option(help="Model width.")] = None,
     num_heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,

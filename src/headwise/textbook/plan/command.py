@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 from headwise.costs import Counts, Machine, Work
@@ -62,7 +63,7 @@ def plan_from_options(
             raise ConfigError(f"{name}={size}: expected at least 1", f"{name}={size}：应不小于 1")
     chosen = {name: value for name, value in sizes.items() if value is not None}
     chosen |= _assigned(more, kinds_of(design or STANDARD))
-    model = None if config is None else find(config)
+    model = None if config is None else _model(config)
     if model is not None:
         if design is not None:
             raise ConfigError("give --config or --design, not both", "--config 与 --design 只能给出其一")
@@ -133,6 +134,16 @@ def plan_from_options(
         raise ConfigError(f"{design} does not support masks: add --full", f"{design} 不支持掩码：请加 --full")
     layer = plan_design(design, chosen, work, machine=machine)
     return layer if devices is None else _spread(layer, design, counts, work, devices, 1, link, machine)
+
+
+def _model(config: str) -> ModelConfig:
+    """A published configuration by name, or that of a folder."""
+    folder = Path(config)
+    if not folder.is_dir():
+        return find(config)
+    from headwise.textbook.plan.folder import config_of  # imports much of headwise.lm
+
+    return config_of(folder)
 
 
 def _spread(
