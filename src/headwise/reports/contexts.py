@@ -21,7 +21,7 @@ def sorted_codes(codes: np.ndarray, *, lower: bool) -> bytes:
     """
     context = _contexts(codes)
     if lower:
-        kept = np.tri(*codes.shape[1:], dtype=bool)
+        kept = np.tri(*codes.shape[1:], dtype=np.bool_)
         codes, context = codes[:, kept], context[:, kept]
     context = context.ravel()
     counts = np.bincount(context, minlength=CONTEXTS).astype(">u4")
