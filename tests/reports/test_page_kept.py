@@ -11,6 +11,15 @@ from view_samples import compared, passage, report_of
 from chromium import Page
 from headwise.reports.data import Passage, Report
 from headwise.reports.html import write_report
+from headwise.reports.see import see
+
+OPENING = (
+    "《水浒传》施耐庵\n\n楔子 张天师祈禳瘟疫 洪太尉误走妖魔\n\n话说大宋仁宗天子在位，嘉佑三年三月三日五"
+    "更三点，天子驾坐紫哀殿，受百官朝贺。但见：\n\n祥云迷凤阁，瑞气罩龙楼。含烟御柳拂篮旗，带露宫花迎剑戟"
+    "。天香影里，玉吞珠履聚丹墀；仙乐声中，绣袄锦衣扶御驾。珍珠帘卷，黄金殿上现金舆；凤羽扇开，白王阶前停"
+    "宝辇。隐隐净鞭三下响，层层文武两班齐。\n\n当有殿头官喝道：“有事出班早奏，无事卷帘退朝。”只见班部丛"
+    "中，宰相赵哲、参政文彦博出班奏曰：“目今京师瘟疫盛行，伤损军民甚多。伏望陛下释罪宽恩，省刑薄税，祈禳"
+)  # of Water Margin, 250 characters
 
 
 def colours(page: Page, script: str) -> np.ndarray:
@@ -138,6 +147,13 @@ def test_marks_that_turn_the_line_are_shown_as_codes_in_every_view(show) -> None
     assert not set("\u202e\u200f\x1b\x00") & set(saved)
     assert "\x1b" not in table
     assert json.dumps("\x1b").strip('"') in table
+
+
+@pytest.mark.thorough
+def test_the_page_of_250_characters_over_the_32_heads_of_the_embedded_decoder_is_small(tmp_path: Path) -> None:
+    report = see(OPENING, out=tmp_path / "see.html")
+    assert (len(report.passages[0].tokens), len(report.heads)) == (250, 32)
+    assert (tmp_path / "see.html").stat().st_size <= 1_460_000
 
 
 @pytest.mark.thorough

@@ -26,17 +26,33 @@ def data_of(page: str) -> dict:
 
 
 def weights_of(page: str, data: dict, index: int, layer: int, kind: str) -> np.ndarray:
-    """Undo the packing as data.js does."""
-    code = re.search(rf'id="w-{index}-{layer}-{kind}">([^<]*)<', page)[1]
-    planes = (
-        np.frombuffer(zlib.decompress(base64.b85decode(code.translate(str.maketrans(",.:", "<>&")))), np.uint8)
-        .astype(np.uint16)
-        .reshape(2, -1)
-    )
-    shares = (((planes[0] << 8) | planes[1]) / data["levels"]) ** 2
+    """Undo the packing as data.js and codes.js do."""
+    letters = re.search(rf'id="w-{index}-{layer}-{kind}">([^<]*)<', page)[1]
+    packed = zlib.decompress(base64.b85decode(letters.translate(str.maketrans(",.:", "<>&"))))
     rows, columns = data["passages"][index]["rows"], data["passages"][index]["columns"]
-    tops = np.array(data["passages"][index][kind]["most"][layer])
-    return shares.reshape(data["heads"], rows, columns) * tops[:, None, None]
+    scale = data["passages"][index][kind]
+    tops = np.array(scale["most"][layer])
+    codes = codes_of(packed, (len(tops), rows, columns), scale["lower"])
+    return (codes / data["levels"]) ** 2 * tops[:, None, None]
+
+
+def codes_of(packed: bytes, shape: tuple[int, int, int], lower: bool) -> np.ndarray:
+    """Cell by cell: the next code of the context that the cells above and to the left determine."""
+    counts = np.frombuffer(packed, ">u4", 41).astype(int)
+    high, low = np.frombuffer(packed, np.uint8, offset=4 * 41).reshape(2, counts.sum())
+    following = np.cumsum(counts) - counts
+    codes = np.zeros((shape[0], shape[1] + 2, shape[2] + 2), int)  # with two zeros above and to the left
+    for head, r, c in np.ndindex(shape):
+        if lower and c > r:
+            continue
+        at = codes[head, r : r + 3, c : c + 3]
+        near = int(8 + 3 * at[1, 2] + at[0, 2] + 3 * at[2, 1] + at[2, 0])
+        power = near.bit_length() - 1
+        context = 4 * (power - 3) + (near >> (power - 2) & 3)
+        at[2, 2] = int(high[following[context]]) << 8 | int(low[following[context]])
+        following[context] += 1
+    np.testing.assert_array_equal(following, np.cumsum(counts))
+    return codes[:, 2:, 2:]
 
 
 def close(found: np.ndarray, maps: np.ndarray) -> None:
@@ -54,6 +70,25 @@ def test_page_holds_every_weight(tmp_path, cell):
     for kind, maps in (("mean", shown.maps), ("peak", shown.peaks)):
         for layer in range(2 if maps is not None else 0):
             close(weights_of(page, data, 1, layer, kind), maps[layer])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 7), (2, 1), (5, 13), (13, 5), (11, 11)])
+@pytest.mark.parametrize("above", [False, True])
+def test_page_holds_maps_of_every_shape_with_and_without_weights_above_the_diagonal(tmp_path, rows, columns, above):
+    maps = np.random.default_rng(rows * columns).uniform(size=(2, 3, rows, columns)).astype(np.float32) ** 5
+    maps = maps if above else np.tril(maps)
+    one = Passage("two texts", list("q" * rows), maps, keys=list("k" * columns))
+    page = page_of(report_of(one), tmp_path)
+    data = data_of(page)
+    assert data["passages"][0]["mean"]["lower"] is (not np.triu(maps, 1).any())
+    for layer in range(2):
+        close(weights_of(page, data, 0, layer, "mean"), maps[layer])
+
+
+def test_peaks_above_the_diagonal_are_kept_where_means_have_none(tmp_path):
+    exact = passage("abcdefgh", cell=2, causal=False)
+    page = page_of(report_of(Passage("p", exact.tokens, np.tril(exact.maps), 2, exact.peaks)), tmp_path)
+    close(weights_of(page, data_of(page), 0, 1, "peak"), exact.peaks[1])
 
 
 def test_small_weights_keep_their_digits(tmp_path):

@@ -47,7 +47,7 @@ def _rule(family: str, points: list[int], span: str) -> str:
     from fontTools import subset
     from fontTools.ttLib import TTFont
 
-    options = subset.Options(layout_features=[], hinting=False, notdef_outline=True)
+    options = subset.Options(layout_features=[], hinting=False, desubroutinize=True, notdef_outline=True)
     with TTFont(font_path(), lazy=True, recalcTimestamp=False) as font:
         worker = subset.Subsetter(options)
         worker.populate(unicodes=points)

@@ -16,10 +16,11 @@ import numpy as np
 
 from headwise.files import atomic_path
 from headwise.reports.colours import role_colours
+from headwise.reports.contexts import sorted_codes
 from headwise.reports.corpus_passages import passages_data
 from headwise.reports.data import Passage, Report
 from headwise.reports.fonts import font_face
-from headwise.reports.pack import blob, packed, planes
+from headwise.reports.pack import blob, packed
 from headwise.reports.ranges import LEVELS, coded, colour_top, finite, halves
 from headwise.reports.template import COLOURS, document, inert, source
 from headwise.reports.words import description, label, unit, words
@@ -27,9 +28,10 @@ from headwise.table import HeadTable
 from headwise.wording import in_language, language_of
 
 SCRIPTS = (
-    "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "paint.js", "text.js", "state.js", "heatmap.js",
-    "full.js", "grid.js", "table.js", "card.js", "arcs.js", "image.js", "find.js", "everywhere.js", "writes.js",
-    "passages.js", "sides.js", "compare.js", "pointing.js", "pen.js", "export.js", "link.js", "printing.js", "main.js",
+    "elements.js", "numbers.js", "signs.js", "data.js", "codes.js", "palette.js", "paint.js", "text.js", "state.js",
+    "heatmap.js", "full.js", "grid.js", "table.js", "card.js", "arcs.js", "image.js", "find.js", "everywhere.js",
+    "writes.js", "passages.js", "sides.js", "compare.js", "pointing.js", "pen.js", "export.js", "link.js",
+    "printing.js", "main.js",
 )  # fmt: skip
 
 
@@ -139,12 +141,14 @@ def _passage(index: int, passage: Passage, report: Report) -> tuple[dict[str, An
         if maps is None:
             continue
         maps = finite(maps)
+        lower = not np.triu(maps, 1).any()
         scales: dict[str, list[list[float] | None]] = {name: [None] * report.shape[0] for name in ("own", "most")}
         for layer, block in zip(layers, maps, strict=True):
             scales["own"][layer] = [colour_top(*halves(head)) for head in block]
             scales["most"][layer] = block.max(axis=(1, 2)).astype(float).tolist()
-            blobs.append(blob(f"w-{index}-{layer}-{kind}", planes(np.stack([coded(head) for head in block]))))
-        entry[kind] = {**scales, "all": float(maps.max()) or 1.0}
+            codes = np.stack([coded(head) for head in block])
+            blobs.append(blob(f"w-{index}-{layer}-{kind}", sorted_codes(codes, lower=lower)))
+        entry[kind] = {**scales, "lower": lower, "all": float(maps.max()) or 1.0}
     if passage.writes is not None:
         entry["writes"], more = packed(passage.writes, index, layers, report.shape[0])
         blobs += more

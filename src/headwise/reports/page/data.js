@@ -24,10 +24,10 @@ function weightsOf(passage, layer, kind) {
     layers.set(key, found);  // now the newest
     return found;
   }
-  const { rows, columns } = REPORT.passages[passage];
+  const { rows, columns, [kind]: { most, lower } } = REPORT.passages[passage], tops = most[layer];
   const keep = Math.max(2, Math.floor(CACHE_BYTES / (4 * REPORT.heads * rows * columns)));
   while (layers.size >= keep) layers.delete(layers.keys().next().value);
-  const promise = decoded(`w-${key}`).then((bytes) => weightsIn(bytes, REPORT.passages[passage][kind].most[layer]));
+  const promise = decoded(`w-${key}`).then((bytes) => weightsIn(codesIn(bytes, tops.length, rows, columns, lower), tops));
   layers.set(key, promise);
   return promise;
 }
@@ -49,13 +49,12 @@ async function decoded(id) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// Codes of two bytes, all high ones first, as weights; `tops`: the largest weight of each head.
-function weightsIn(bytes, tops) {
-  const count = bytes.length / 2, each = count / tops.length;
+// Codes as weights; `tops`: the largest weight of each head.
+function weightsIn(codes, tops) {
+  const each = codes.length / tops.length, out = new Float32Array(codes.length);
   const shares = Float64Array.from({ length: REPORT.levels + 1 }, (_, code) => (code / REPORT.levels) ** 2);
-  const out = new Float32Array(count);
   tops.forEach((top, head) => {
-    for (let i = head * each; i < (head + 1) * each; i++) out[i] = top * shares[(bytes[i] << 8) | bytes[count + i]];
+    for (let i = head * each; i < (head + 1) * each; i++) out[i] = top * shares[codes[i]];
   });
   return out;
 }
