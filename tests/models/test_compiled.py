@@ -72,3 +72,24 @@ def test_an_attached_model_that_is_compiled_to_one_graph_later_is_refused_with_t
         torch.testing.assert_close(model(x), expected)
         assert handle.attached == ("attention.0", "attention.1")
     assert torch.equal(compiled(x), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Llama", "nn.TransformerEncoder"])
+def test_a_model_that_was_compiled_and_called_before_is_attached_from_within(kind):
+    torch.manual_seed(0)
+    if kind == "Llama":
+        transformers = pytest.importorskip("transformers")
+        sizes = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
+        model = transformers.LlamaModel(transformers.LlamaConfig(**sizes, intermediate_size=7))
+        x = torch.randint(11, (B, N))
+    else:
+        layer = torch.nn.TransformerEncoderLayer(12, 3, 7, dropout=0.0)
+        model, x = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(N, B, 12)
+    compiled, calls = torch.compile(model, backend="eager"), []
+    expected = compiled(x)[0]
+    with hw.attach(model), hw.models.observe(calls.append, model=model):
+        torch.testing.assert_close(compiled(x)[0], expected)
+    assert len(calls) == 2
+    assert torch.equal(compiled(x)[0], expected)
+    assert len(calls) == 2

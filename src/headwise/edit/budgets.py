@@ -78,7 +78,12 @@ class Budget:
     tokens: int
 
     def caches(self, *, stored: str | None = None) -> list[BudgetCache]:
-        """Return new caches, one per layer; layers mask dropped tokens automatically."""
+        """Return new caches, one per layer, for headwise's layers (`layer(x, cache=…)`) and `Decoder`, which mask
+        dropped tokens automatically.
+
+        They are no `past_key_values` for transformers: its models make one mask for all layers and heads, and these
+        caches keep different tokens for each head. docs/models.md names what shortens the caches of these models.
+        """
         return [BudgetCache(windows, self.sinks, stored=stored) for windows in self.windows]
 
     def masks(self) -> list[HeadWindows]:
