@@ -457,3 +457,16 @@ def test_layers_share_a_mask_that_is_too_large_to_be_kept(monkeypatch, x):
     found = hw.models.recognise(nn.Sequential(*(ways.SplitAfterProjection() for _ in range(3))).double(), x)
     assert [repr(call.mask) for call in found] == ["Causal()"] * 3
     assert found[0].mask is found[1].mask is found[2].mask
+
+
+def test_masks_are_the_same_where_every_value_is_whatever_their_memory():
+    """Rows of 8 and of 7 keys, at offsets of any number of bytes, and with strides."""
+    memory = torch.rand(3, 4, 16, generator=torch.Generator().manual_seed(0)) > 0.5
+    for mask in (memory, memory[..., :8], memory[1:], memory[..., 3:10], memory.mT, memory.flatten()[5:45]):
+        assert masks.same(mask, mask.clone())
+        for place in (0, mask.numel() // 2, mask.numel() - 1):
+            other = mask.clone(memory_format=torch.contiguous_format)
+            other.view(-1)[place] ^= True
+            assert not masks.same(mask, other)
+            assert not masks.same(other, mask)
+    assert not masks.same(memory, memory[:1])

@@ -101,7 +101,10 @@ def layer_of(call: AttentionCall, measures: Sequence[Measure]) -> Layer:
     measured, amap = call.measured, call.map
     assert measured is not None  # a record has measures
     grid = replace(amap.rule.grid, b=1)
-    states = [m.merge(m.start(grid, amap.lse), measured.states[m.name]) for m in measures]  # pools the batch
+    found = measured.states
+    states = [found[m.name] for m in measures]
+    if len(amap.lse) != 1:  # pool the batch
+        states = [m.merge(m.start(grid, amap.lse), state) for m, state in zip(measures, states, strict=True)]
     heads = amap.shape[1]
     nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=amap.lse.device)
     nonfinite[0] = measured.nonfinite.sum(0)

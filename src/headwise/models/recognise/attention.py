@@ -54,11 +54,12 @@ class Attention(Call):
             rows: compare about so many rows of the output, evenly spaced; None for all.
         """
         seen: Tensor | None = None
-        finite = amap.lse.abs()
-        if not finite.numel() or not float(finite.max()) < inf:  # no queries, or fully masked ones
+        largest = float(amap.lse.abs().max()) if amap.lse.numel() else inf
+        if not largest < inf:  # no queries, or fully masked ones
             seen = amap.lse > -torch.inf
             finite = amap.lse[seen].abs()
-        size = float(finite.max()) + log(amap.shape[3]) if finite.numel() else 0.0
+            largest = float(finite.max()) if finite.numel() else -inf
+        size = max(0.0, largest + log(max(1, amap.shape[3])))
         unit = torch.finfo(self.dtype).eps / 2
         allowed = FLOOR[self.dtype] + unit * (1 + size) * (16 if self.dtype.itemsize > 2 else 4)
         worst = 0.0

@@ -151,3 +151,12 @@ def _hides_alike(mask: Mask | None, keys: Tensor | None, rows: Rows, sizes: Size
 def _equal(one: Tensor, other: Tensor) -> bool:
     shape = torch.broadcast_shapes(one.shape, other.shape)
     return torch.equal(one.expand(shape), other.expand(shape))
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two boolean tensors have the same shape and values; eight values at a time where memory allows."""
+    if one.shape != other.shape:
+        return False
+    if one.numel() % 8 == 0 and all(x.is_contiguous() and x.storage_offset() % 8 == 0 for x in (one, other)):
+        one, other = (x.view(-1).view(torch.int64) for x in (one, other))
+    return torch.equal(one, other)

@@ -9,7 +9,7 @@ from headwise.mask_tensors import both
 from headwise.masks import Mask, Span
 from headwise.models.recognise.axes import Axes
 from headwise.models.recognise.followed import Lost, Step
-from headwise.models.recognise.masks import Sizes, allows, mask_of_rows
+from headwise.models.recognise.masks import Sizes, allows, mask_of_rows, same
 from headwise.scores import Score
 
 KEPT = 1 << 20  # numbers of a mask that are kept to be compared
@@ -56,10 +56,10 @@ class Changes:
         def rows(span: Span) -> Tensor:
             return ~whole[:, :, span.start : span.stop]
 
-        for same_sizes, device, same, mask in self.named:
+        for same_sizes, device, kept, mask in self.named:
             if (same_sizes, device) != (sizes, hidden.device):
                 continue
-            if torch.equal(same, hidden) if same is not None else mask is not None and allows(mask, rows, sizes):
+            if same(kept, hidden) if kept is not None else mask is not None and allows(mask, rows, sizes):
                 return mask
         mask = mask_of_rows(rows, sizes, lambda: ~whole)
         small = hidden.numel() <= KEPT
