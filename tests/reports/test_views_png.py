@@ -83,7 +83,7 @@ def test_panels_show_one_head_in_several_layers_without_padding():
     one = Passage("padded", one.tokens, one.maps, special=[4])
     one.maps[1, 2, 0, 1] = 0
     statistics = report_of(one, layers=["plain", "dropped"])
-    figure = panels(statistics, one, 2, (1, 0), "a title")
+    figure = panels(statistics, one, 2, (1, 0), "a title", "en")
     left, right = figure.axes[0], figure.axes[1]
     assert figure.get_suptitle() == "a title"
     assert [axes.get_title(loc="left").splitlines()[0] for axes in (left, right)] == ["dropped", "plain"]
