@@ -35,6 +35,7 @@ from headwise.models.recognise.libraries.sdpa import scaled_dot_product_attentio
 from headwise.models.recognise.multiplied import multiplied
 from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer
 from headwise.models.recognise.tracked import Tracked, weak
+from headwise.models.recognise.uncompiled import uncompiled
 
 # PyTorch's function without its first lines, which would hand the whole of it to the mode again.
 _mha = F.multi_head_attention_forward
@@ -116,7 +117,7 @@ class Following(TorchFunctionMode):
 def following(seen: Tracked, mode: Callable[[Tracked], Following] = Following) -> Iterator[None]:
     """Within it, tensors are followed. Compiled models run uncompiled, so that their functions are seen."""
     try:
-        with _stance("force_eager"), intercepted(list(_READERS), _library), mode(seen):
+        with uncompiled(), intercepted(list(_READERS), _library), mode(seen):
             yield
     finally:
         seen.forget()
@@ -133,7 +134,7 @@ def _library(
     if not modes:
         return function(*args, **kwargs)
     library = _READERS[module, name]
-    with _without(modes[0]), _stance("default"):
+    with _without(modes[0]), _compiled():
         try:
             given = arguments(function, args, kwargs)
         except TypeError:  # which it raises itself
@@ -148,8 +149,8 @@ def _library(
     return out
 
 
-def _stance(name: str) -> AbstractContextManager[Any]:
-    return torch.compiler.set_stance(name) if "torch._dynamo" in sys.modules else nullcontext()
+def _compiled() -> AbstractContextManager[Any]:
+    return torch.compiler.set_stance("default") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager
