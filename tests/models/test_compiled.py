@@ -1,5 +1,8 @@
 """Attached models and torch.compile: what is compiled, what runs uncompiled, and the errors of fullgraph=True."""
 
+from contextlib import ExitStack
+from threading import Event, Thread
+
 import hand_written as hand
 import pytest
 import torch
@@ -93,3 +96,58 @@ def test_a_model_that_was_compiled_and_called_before_is_attached_from_within(kin
     assert len(calls) == 2
     assert torch.equal(compiled(x)[0], expected)
     assert len(calls) == 2
+
+
+def compiles(x):
+    """Whether torch.compile compiles now, rather than to run a function as it is."""
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compile(lambda x: x + 1, backend=backend, fullgraph=True)(x)
+    return len(graphs) == 1
+
+
+@pytest.mark.parametrize("attached_first", [True, False])
+def test_torch_compile_compiles_after_a_model_was_attached_and_watched(attached_first):
+    model, x = hand.Model(hand.CausalSelfAttention), torch.randn(B, N, 12)
+    both = [lambda: hw.attach(model, x), lambda: hw.watch(model, measures=["entropy"])]
+    with ExitStack() as stack:
+        for enter in both if attached_first else both[::-1]:
+            stack.enter_context(enter())
+        model(x)
+        assert compiles(x)
+    assert compiles(x)
+
+
+class Waiting(torch.nn.Module):
+    """A model whose forward sets an event and ends only after another one is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.model, self.runs, self.may_end = hand.Model(hand.CausalSelfAttention), Event(), Event()
+
+    def forward(self, x):
+        y = self.model(x)
+        self.runs.set()
+        assert self.may_end.wait(30)
+        return y
+
+
+@pytest.mark.parametrize("before", ["default", "eager_on_recompile"])
+@pytest.mark.parametrize("ended_first", [0, 1])
+def test_the_stance_of_torch_compile_is_what_it_was_after_forwards_of_two_threads(ended_first, before):
+    x, models = torch.randn(B, N, 12), [Waiting(), Waiting()]
+    threads = [Thread(target=hw.models.recognise, args=(model, x)) for model in models]
+    with torch.compiler.set_stance(before):
+        for model, thread in zip(models, threads, strict=True):
+            thread.start()
+            assert model.runs.wait(30)
+        for i in (ended_first, 1 - ended_first):
+            assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+            models[i].may_end.set()
+            threads[i].join()
+        assert torch._dynamo.eval_frame._stance.stance == before
+    assert compiles(x)

@@ -1,6 +1,5 @@
 """recognise, certify and find_heads of a model that is attached: they follow its own code, and it stays attached."""
 
-from contextlib import ExitStack
 from threading import Thread
 
 import hand_written as hand
@@ -10,7 +9,6 @@ from torch import nn
 
 import headwise as hw
 from headwise.errors import ConfigError
-from headwise.models.recognise.uncompiled import uncompiled
 
 B, N, E = 2, 5, 12
 
@@ -145,27 +143,3 @@ def test_attention_that_headwise_computes_by_an_interface_is_named_as_that(way):
     with hw.attach(model), pytest.raises(ConfigError, match=r"headwise computes the attention of .*detach it first$"):
         WAYS[way](model, ids)
     assert WAYS[way](model, ids)[0] == said
-
-
-def test_what_is_compiled_later_is_compiled_though_contexts_ended_in_another_order(x):
-    import torch._dynamo
-
-    compiled = []
-
-    def backend(graph, inputs):
-        compiled.append(graph)
-        return graph.forward
-
-    model = made()
-    handle = hw.attach(model, batch=x)
-    with hw.watch(model), torch.no_grad():
-        model(x)
-        handle.detach()
-    with ExitStack() as first, ExitStack() as second:
-        first.enter_context(uncompiled())
-        second.enter_context(uncompiled())
-        first.close()
-        torch.compile(torch.sin, backend=backend)(x)
-        assert not compiled
-    torch.compile(torch.sin, backend=backend)(x)
-    assert len(compiled) == 1

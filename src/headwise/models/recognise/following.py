@@ -1,9 +1,8 @@
 """The mode that sees every function of PyTorch while a model runs."""
 
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +33,8 @@ from headwise.models.recognise.libraries.intercepted import arguments, intercept
 from headwise.models.recognise.libraries.sdpa import scaled_dot_product_attention
 from headwise.models.recognise.multiplied import multiplied
 from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer
+from headwise.models.recognise.stance import stance
 from headwise.models.recognise.tracked import Tracked, weak
-from headwise.models.recognise.uncompiled import uncompiled
 
 # PyTorch's function without its first lines, which would hand the whole of it to the mode again.
 _mha = F.multi_head_attention_forward
@@ -117,7 +116,7 @@ class Following(TorchFunctionMode):
 def following(seen: Tracked, mode: Callable[[Tracked], Following] = Following) -> Iterator[None]:
     """Within it, tensors are followed. Compiled models run uncompiled, so that their functions are seen."""
     try:
-        with uncompiled(), intercepted(list(_READERS), _library), mode(seen):
+        with stance("force_eager"), intercepted(list(_READERS), _library), mode(seen):
             yield
     finally:
         seen.forget()
@@ -134,7 +133,7 @@ def _library(
     if not modes:
         return function(*args, **kwargs)
     library = _READERS[module, name]
-    with _without(modes[0]), _compiled():
+    with _without(modes[0]), stance("default"):
         try:
             given = arguments(function, args, kwargs)
         except TypeError:  # which it raises itself
@@ -147,10 +146,6 @@ def _library(
         for mode in modes:
             mode.note(library, name, function, given, out)
     return out
-
-
-def _compiled() -> AbstractContextManager[Any]:
-    return torch.compiler.set_stance("default") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager
