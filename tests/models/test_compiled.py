@@ -98,6 +98,35 @@ def test_a_model_that_was_compiled_and_called_before_is_attached_from_within(kin
     assert len(calls) == 2
 
 
+def compiled_calls(model, kind):
+    """What calls the model: compiled around it, in place, or a compiled function of the user that calls it."""
+    if kind == "in place":
+        model.compile(backend="eager")
+        return model
+    return torch.compile(model if kind == "around" else lambda x: model(x + 0) * 1, backend="eager")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("with_batch", [True, False])
+@pytest.mark.parametrize("called_before", [True, False])
+@pytest.mark.parametrize("kind", ["around", "in place", "from a function"])
+def test_a_compiled_model_whose_attention_is_recognised_runs_uncompiled_from_within(kind, called_before, with_batch):
+    torch.manual_seed(0)
+    model, x = hand.Model(hand.CausalSelfAttention).double(), torch.randn(B, N, 12, dtype=torch.float64)
+    expected, compiled, calls = model(x), compiled_calls(model, kind), []
+    if called_before:
+        compiled(x)
+        if kind == "from a function":  # which contains the model's code without its hooks
+            torch.compiler.reset()
+    with hw.attach(model, x if with_batch else None) as handle, hw.models.observe(calls.append, model=model):
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), expected, rtol=1e-9, atol=1e-11)
+        assert handle.attached == ("attention.0", "attention.1")
+    assert len(calls) == (4 if with_batch else 2)  # the first forward without a batch is the model's own
+    torch.testing.assert_close(compiled(x), expected)
+    assert compiles(x)
+
+
 def compiles(x):
     """Whether torch.compile compiles now, rather than to run a function as it is."""
     graphs = []

@@ -38,8 +38,9 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
     In any other model, attention is recognised in each forward pass by what it computes, as `headwise.models.recognise`
     does. The first pass, or one with `batch`, computes it both ways and compares; from then on headwise computes each
     call that is the same function, and no n×m product is made unless your code reads it. A copy of such a model is not
-    attached. Attach the module that `torch.compile` returned, not the one inside it: calls of one that was compiled and
-    called before may compute recognised attention with its own code.
+    attached. Compiled models run uncompiled while they are attached. With fullgraph=True, attach the module that
+    `torch.compile` returned; functions that call the model, and were compiled and called before, compute recognised
+    attention with its own code until `torch.compiler.reset()`.
 
     Args:
         model: any module with attention: `nn.MultiheadAttention`, models of transformers (>= 5), headwise's layers, or

@@ -1,10 +1,12 @@
-"""Modules that torch.compile has compiled."""
+"""Modules that torch.compile has compiled, and hooks that leave its code."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 
 def compiled_parts(modules: Iterable[tuple[str, nn.Module]]) -> list[str]:
@@ -16,3 +18,22 @@ def compiled_parts(modules: Iterable[tuple[str, nn.Module]]) -> list[str]:
         ".".join(part for part in name.split(".") if part != "_orig_mod") for name, module in modules
         if isinstance(module, kind) or getattr(module, "_compiled_call_impl", None) is not None
     ]  # fmt: skip
+
+
+def uncompiled(hook: Callable[..., Any]) -> None:
+    """Never compile this function: torch.compile would set its callback again after it, where `compile_with` had set
+    another one."""
+    from torch._dynamo.eval_frame import skip_code  # its import takes as long as that of PyTorch
+
+    skip_code(hook.__code__)
+
+
+def compile_with(callback: Any) -> Any:
+    """Set the callback that compiles the frames of this thread; None for none.
+
+    `torch.compiler.set_stance` and `disable` hold for whole calls, not from a hook before a call to a hook after it.
+
+    Returns:
+        The callback until now.
+    """
+    return set_eval_frame(callback)

@@ -13,9 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from headwise.attention import attend, attend_to
 from headwise.errors import ConfigError, warn
 from headwise.events import here as settings, in_backward
-from headwise.kernels.eager import eager
 from headwise.models.batches import arguments
 from headwise.models.recognise.attention import assembled, names
+from headwise.models.recognise.compiled import compile_with, uncompiled
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, unexpected
 from headwise.models.recognise.following import following
 from headwise.models.recognise.frames import in_checkpoint, modules_in_call
@@ -90,6 +90,8 @@ class Replacement:
 
     def open(self) -> None:
         """Follow every forward pass from now on."""
+        for hook in (self._before, self._after):
+            uncompiled(hook)
         for module in self.modules:
             if module is self.model or not type(module).__module__.startswith("torch.nn."):
                 self._handles += [
@@ -124,29 +126,29 @@ class Replacement:
         self.check(here.seen)
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        """Runs before a call of a module."""
-        if torch.compiler.is_compiling():
-            torch._dynamo.graph_break(msg=IN_GRAPH)  # the error of fullgraph=True
-        self._begin(module)
+        """Runs before a call of a module: an outermost call begins a forward, or its repetition in a backward pass."""
+        _refuse_one_graph()
+        callback = compile_with(None)
+        if self._begins(module):
+            self._open[get_ident()] = _Open(self, callback)
+        else:
+            compile_with(callback)
 
-    @eager
-    def _begin(self, module: nn.Module) -> None:
-        """An outermost call begins a forward, or its repetition in a backward pass."""
+    def _begins(self, module: nn.Module) -> bool:
         if module not in self.modules:  # a copy of the model has the hooks too
-            return
+            return False
         here = self._open.get(get_ident())
         if here is not None:
             here.depth += 1
-            return
+            return False
         if settings().own_code:
-            return
+            return False
         if not in_backward():
             self._certified = {
                 place: frozenset(key for key, why in keys.items() if not why) for place, keys in self._verdicts.items()
             }
-        self._open[get_ident()] = _Open(self)
+        return True
 
-    @eager
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
         here = self._open.get(get_ident())
         if module not in self.modules or here is None:
@@ -155,10 +157,13 @@ class Replacement:
         if here.depth:
             return
         del self._open[get_ident()]
-        here.close()
-        if module is self.model and result is not None and not self._checked:
-            self._checked = True
-            self.check(here.seen)
+        try:
+            here.close()
+            if module is self.model and result is not None and not self._checked:
+                self._checked = True
+                self.check(here.seen)
+        finally:
+            compile_with(here.callback)
 
     def certified(self) -> Mapping[Place, frozenset[Key]]:
         """Place of a product → what was certified of its chains before this forward."""
@@ -246,6 +251,12 @@ class Replacement:
             return a.restore(made).to(out.dtype)
 
 
+def _refuse_one_graph() -> None:
+    """Raise if the code that is compiled must be one graph."""
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=IN_GRAPH)  # the error of fullgraph=True
+
+
 def _computed(*given: Tensor, **options: Any) -> tuple[Tensor, Any]:
     """`attend_to`; Lost if these are no arguments of it. What subscribers raise is raised through the model."""
     try:
@@ -255,10 +266,10 @@ def _computed(*given: Tensor, **options: Any) -> tuple[Tensor, Any]:
 
 
 class _Open:
-    """A forward pass of one thread."""
+    """A forward pass of one thread, with torch.compile's callback from before it."""
 
-    def __init__(self, of: Replacement) -> None:
-        self.depth = 1
+    def __init__(self, of: Replacement, callback: Any = None) -> None:
+        self.depth, self.callback = 1, callback
         self.stack = ExitStack()
         self.seen = Tracked(of.modules, lambda *call: of.values(self, *call))
         made: list[Deferring] = []
