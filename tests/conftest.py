@@ -4,13 +4,14 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from chromium import BROWSER, Browser
+from chromium import BROWSER, Browser, Page
 from parameters import without_repeated_pairs
 from processes import processor_time
 
@@ -41,6 +42,22 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser = Browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
+
+
+@pytest.fixture
+def new_page(chromium: Browser) -> Iterator[Callable[..., Page]]:
+    """A page of the browser: new_page(width=1400, theme="dark", …) -> Page. The console stays silent."""
+    pages = []
+
+    def made(**options: Any) -> Page:
+        pages.append(chromium.page(**options))
+        return pages[-1]
+
+    yield made
+    for page in pages:
+        said = page.said()
+        page.close()
+        assert said == []
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

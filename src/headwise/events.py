@@ -51,9 +51,7 @@ _here: ContextVar[Here] = ContextVar("headwise", default=Here())  # noqa: B039  
 here = _here.get
 listening = 0  # open `listen` contexts of all threads: torch.compile can read a number, but no context variable
 editing = 0  # subscribers with edits
-own_code = (
-    0  # open contexts of all threads in which models compute their attention by their own code, for the same reason
-)
+own_code = 0  # open contexts of all threads with `Here.own_code`, a number for the same reason
 
 
 @contextmanager

@@ -7,6 +7,7 @@ knows the context of the next cell, and takes the next code of that context: see
 
 import numpy as np
 
+from headwise.reports.pack import planes
 from headwise.reports.ranges import LEVELS
 
 NEIGHBOURS = ((1, 0, 3), (2, 0, 1), (0, 1, 3), (0, 2, 1))  # rows above, columns to the left, share in eighths
@@ -26,7 +27,7 @@ def sorted_codes(codes: np.ndarray, *, lower: bool) -> bytes:
     context = context.ravel()
     counts = np.bincount(context, minlength=CONTEXTS).astype(">u4")
     ordered = codes.ravel()[np.argsort(context, kind="stable")].astype(np.uint16)
-    return counts.tobytes() + (ordered >> 8).astype(np.uint8).tobytes() + (ordered & 255).astype(np.uint8).tobytes()
+    return counts.tobytes() + planes(ordered)
 
 
 def _contexts(codes: np.ndarray) -> np.ndarray:

@@ -22,11 +22,9 @@ def planes(codes: np.ndarray) -> bytes:
 def blob(name: str, data: bytes) -> str:
     """Compressed bytes as an element of the page, in base 85: four bytes as five letters."""
     # Of numbers, zlib finds many short repetitions that take more bits than the numbers; Z_FILTERED ignores them.
-    code = (
-        base64.b85encode(min(_compressed(data, zlib.Z_FILTERED), _compressed(data, zlib.Z_DEFAULT_STRATEGY), key=len))
-        .decode("ascii")
-        .translate(LETTERS)
-    )
+    strategies = (zlib.Z_FILTERED, zlib.Z_DEFAULT_STRATEGY)
+    shortest = min((_compressed(data, strategy) for strategy in strategies), key=len)
+    code = base64.b85encode(shortest).decode("ascii").translate(LETTERS)
     return f'<script type="application/octet-stream" id="{name}">{code}</script>'
 
 

@@ -150,7 +150,7 @@ def _hides_alike(mask: Mask | None, keys: Tensor | None, rows: Rows, sizes: Size
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     shape = torch.broadcast_shapes(one.shape, other.shape)
-    return torch.equal(one.expand(shape), other.expand(shape))
+    return same(one.expand(shape), other.expand(shape))
 
 
 def same(one: Tensor, other: Tensor) -> bool:
