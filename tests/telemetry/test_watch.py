@@ -345,7 +345,7 @@ def test_checkpointed_calls_are_counted_once(reentrant, kernel):
     assert record.ledger.index == 1
     assert len(record.maps) == 3
     assert torch.equal(record.totals.numbers, plain.totals.numbers)
-    rows = [layer.states[1].count for layer in record.ledger.total.layers.values()]
+    rows = [layer.pooled.counts[1] for layer in record.ledger.total.layers.values()]
     assert all(torch.equal(count, torch.full_like(count, 22)) for count in rows)  # 2 entries of 11 queries, once
 
 

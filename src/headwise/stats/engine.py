@@ -12,7 +12,7 @@ from headwise.stats.base import Measure, RowMeasure
 from headwise.stats.registry import resolve
 from headwise.stats.states import with_tensors
 from headwise.stats.statistic import Statistic
-from headwise.stats.together import goes_together, reduce_together, states_of, take_together
+from headwise.stats.together import StateOf, goes_together, reduce_together, states_of, take_together
 from headwise.stats.values import Reduce, Reduced
 from headwise.stats.words import words_of
 from headwise.table import HeadColumn, HeadTable
@@ -68,6 +68,16 @@ class Measurements(Mapping[str, Tensor]):
     def states(self) -> dict[str, Any]:
         """name → what was added up, to be merged by the measure that made it."""
         return {measure.name: state for measure, state in zip(self._measures, self._states, strict=True)}
+
+    def stacked(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """The totals and the counts of measures of rows, each [measures, b, h] in float64."""
+        given = {measure.name: state for measure, state in zip(self._measures, self._given, strict=True)}
+        parts = [given[name] for name in names]
+        if all(isinstance(x, StateOf) and x.reduced is parts[0].reduced and x.at == i for i, x in enumerate(parts)):
+            totals, counts = parts[0].reduced.totals, parts[0].reduced.counts
+            return totals[: len(parts)], counts[: len(parts)]
+        states = [self.states[name] for name in names]
+        return torch.stack([x.total for x in states]), torch.stack([x.count for x in states])
 
     def merge(self, other: "Measurements") -> "Measurements":
         """Both inputs as one: batches are pooled, so values become [1, h]. Exact, in any order of merging."""

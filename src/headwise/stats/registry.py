@@ -72,6 +72,8 @@ def resolve(wanted: Sequence[str | Measure]) -> list[Measure]:
     for item in wanted:
         if isinstance(item, Measure):
             found.append(item)
+        elif not isinstance(item, str):
+            raise ConfigError(f"measures: expected names or Measures, each its own argument or item; got {item!r}")
         elif item in MEASURES:
             found.append(MEASURES[item]())
         elif item in GIVEN:

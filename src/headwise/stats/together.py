@@ -2,6 +2,7 @@
 a small call."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeGuard
 
@@ -47,11 +48,18 @@ def reduce_together(
 def states_of(names: Sequence[str], reduced: Reduced) -> dict[str, tuple[Callable[[], RowState], Tensor]]:
     """The state, created on request, and the value of each."""
     values = reduced.values.unbind()
-    return {name: (partial(_state_of, reduced, i), values[i]) for i, name in enumerate(names)}
+    return {name: (StateOf(reduced, i), values[i]) for i, name in enumerate(names)}
 
 
-def _state_of(reduced: Reduced, i: int) -> RowState:
-    return RowState(reduced.totals[i], reduced.counts[i])
+@dataclass(frozen=True)
+class StateOf:
+    """Creates the state of measure `at` of those that were reduced together."""
+
+    reduced: Reduced
+    at: int
+
+    def __call__(self) -> RowState:
+        return RowState(self.reduced.totals[self.at], self.reduced.counts[self.at])
 
 
 def take_together(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headwise.errors import ConfigError
-from headwise.stats.states import side_by_side, with_tensors
+from headwise.stats.states import side_by_side
 from headwise.telemetry.running import Layer, Running
 
 
@@ -70,10 +70,13 @@ def _joined(layers: Sequence[Layer]) -> Layer:
         raise ConfigError(f"reduce(): the ranks of the group hold the heads {held} of {first.of}, with gaps")
     counts = [len(part.heads) for part in parts]
     states = [
-        side_by_side(measure, [part.states[i] for part in parts], counts) for i, measure in enumerate(first.measures)
+        side_by_side(measure, [part.states[i] for part in parts], counts)
+        for i, measure in enumerate(first.pooling.others)
     ]
+    pooled = [part.pooled for part in parts if part.pooled is not None]
     return replace(
         first, grid=replace(first.grid, h=sum(counts)), states=states,
+        pooled=pooled[0].beside(*pooled[1:]) if pooled else None,
         heads=range(first.heads.start, others[-1].heads.stop),
         nonfinite=torch.cat([part.nonfinite for part in parts], 1),
     )  # fmt: skip
@@ -95,8 +98,7 @@ def _rebuilt(runnings: list[Running], numbers: Tensor) -> list[Running]:
         return here
 
     def layer(one: Layer) -> Layer:
-        states = [with_tensors(state, take) for state in one.states]
-        nonfinite, first = take(one.nonfinite), int(take(_first(one)))
-        return replace(one, states=states, nonfinite=nonfinite, heads=range(first, first + len(one.heads)))
+        rebuilt, first = one.with_tensors(take), int(take(_first(one)))
+        return replace(rebuilt, heads=range(first, first + len(one.heads)))
 
     return [Running({name: layer(x) for name, x in one.layers.items()}) for one in runnings]

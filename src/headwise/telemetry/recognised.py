@@ -79,15 +79,34 @@ class RecognisedRecord(Record):
     """
 
     def __init__(self, model: nn.Module, what: Chosen, how: Options) -> None:
+        self._left: dict[str, str] | None = None
         self._modules = {module: name for name, module in model.named_modules()}
         super().__init__(model, [*what.known, *what.rest], what.targets, dict(what.unwatched), how)
         self.layers = tuple(place.name for place in what.known)
         self._what, self._follows = what, True
         self._following = ExitStack()
-        self._tracked: Tracked | None = None
+        self._tracked: Tracked | None = None  # of the last forward, and of the last one that was measured
+        self._measured: Tracked | None = None
         self._compared: set[nn.Module] = set()
         self._compiled = compiled_parts(model.named_modules())
         self._in_graph = False
+
+    @property
+    def unwatched(self) -> dict[str, str]:
+        """name → why it was not watched in the last measured forward."""
+        if self._left is None:  # found on request: no forward takes the time
+            assert self._measured is not None
+            left = {one.name: one.reason_and_line for one in not_followed(self._measured)}
+            given = {
+                name: why for name, why in self._what.unwatched.items()
+                if not any(layer == name or layer.startswith(f"{name}.") for layer in self.layers)
+            }  # fmt: skip
+            self._left = {**left, **given}
+        return self._left
+
+    @unwatched.setter
+    def unwatched(self, left: dict[str, str]) -> None:
+        self._left = left
 
     def modules(self) -> dict[str, nn.Module]:
         """name → attention module of every layer so far."""
@@ -111,14 +130,10 @@ class RecognisedRecord(Record):
         self._following.close()
         if keep and self._open and self._tracked is not None:
             new = [name for name in self._forward.layers if name not in self.layers]
-            self.layers = (*self.layers, *new)
-            left = {one.name: one.reason_and_line for one in not_followed(self._tracked)}
-            given = {
-                name: why for name, why in self._what.unwatched.items()
-                if not any(layer == name or layer.startswith(f"{name}.") for layer in self.layers)
-            }  # fmt: skip
-            self.unwatched = {**left, **given}
-            if self._what.known and not (left or given or set(self.layers) - {one.name for one in self._what.known}):
+            if new:
+                self.layers = (*self.layers, *new)
+            self._left, self._measured = None, self._tracked
+            if (known := self._what.known) and not (self.unwatched or set(self.layers) - {one.name for one in known}):
                 self._follows = False
         super()._end_forward(keep)
 

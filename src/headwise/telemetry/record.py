@@ -21,6 +21,7 @@ from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
 from headwise.shown import Shown
+from headwise.stats.pooled import Pooling
 from headwise.table import HeadTable
 from headwise.telemetry.alarms import Alarm, Alarms
 from headwise.telemetry.ledger import Ledger
@@ -60,6 +61,7 @@ class Record(Shown):
         self._places, self._targets = places, targets
         self._entrances = entrances(model, places)
         self._writers, self._alarms = Writers(), Alarms(how.alarms)
+        self._pooling = Pooling(how.measures)
         self._handles: list[RemovableHandle] = []
         self._observing = ExitStack()
         self._open, self._depth = False, 0
@@ -254,7 +256,7 @@ class Record(Shown):
         if not self._open:
             return
         with _seeing, own_dtypes(call.map.q):
-            self._forward.add(call.name, layer_of(call, self._how.measures))
+            self._forward.add(call.name, layer_of(call, self._pooling))
             if self._how.maps == "lazy":
                 name = call_name(call.name, self._seen)
                 self._seen[name] = call.map

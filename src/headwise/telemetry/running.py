@@ -1,6 +1,6 @@
 """Mergeable states of measures, of constant size: over batches, forwards, steps and ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,24 +10,25 @@ from torch import Tensor
 from headwise.masks import Grid
 from headwise.parallel.heads_held import held_heads
 from headwise.publishing import AttentionCall
-from headwise.stats import Measure
+from headwise.stats.pooled import Pooled, Pooling
 from headwise.stats.states import tensors_of, with_tensors
 
 
 @dataclass
 class Layer:
-    """The states of one layer.
+    """The states of one layer, batches pooled.
 
     Attributes:
         grid: the size of its latest attention matrix, for one batch entry.
-        measures: the measures of the states.
-        states: one for each measure, batches pooled.
+        pooling: the measures of the states.
+        pooled: the states of those that are pooled; None if there are none. states: of the others.
         nonfinite: [4, heads] float64 counts, as in `Summary`.
         heads: the numbers of these heads in the layer; of: how many heads it has on all ranks together.
     """
 
     grid: Grid
-    measures: tuple[Measure, ...]
+    pooling: Pooling
+    pooled: Pooled | None
     states: list[Any]
     nonfinite: Tensor
     heads: range
@@ -35,22 +36,22 @@ class Layer:
 
     def merged(self, other: "Layer") -> "Layer":
         """Merge two."""
-        device = self.nonfinite.device  # replicas of a module have others
-        theirs = other.states
-        if other.nonfinite.device != device:
-            theirs = [with_tensors(state, lambda x: x.to(device)) for state in theirs]
-        states = [m.merge(one, two) for m, one, two in zip(self.measures, self.states, theirs, strict=True)]
-        nonfinite = self.nonfinite + other.nonfinite.to(self.nonfinite.device)
-        return replace(self, grid=other.grid, states=states, nonfinite=nonfinite)
-
-    def columns(self) -> Tensor:
-        """The finished measures and the counts, [heads, measures + 4]."""
-        values = [measure.finish(state)[0] for measure, state in zip(self.measures, self.states, strict=True)]
-        return torch.stack([*values, *self.nonfinite.float()], -1)
+        device = self.nonfinite.device
+        if other.nonfinite.device != device:  # of a replica of the module
+            other = other.with_tensors(lambda x: x.to(device))
+        states = [m.merge(one, two) for m, one, two in zip(self.pooling.others, self.states, other.states, strict=True)]
+        pooled = None if self.pooled is None or other.pooled is None else self.pooled.merged(other.pooled)
+        nonfinite = self.nonfinite + other.nonfinite
+        return replace(self, grid=other.grid, pooled=pooled, states=states, nonfinite=nonfinite)
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the states."""
-        return [x for state in self.states for x in tensors_of(state)] + [self.nonfinite]
+        return [*tensors_of(self.pooled), *tensors_of(self.states), self.nonfinite]
+
+    def with_tensors(self, take: Callable[[Tensor], Tensor]) -> "Layer":
+        """The same with `take(x)` in place of each tensor x, in the order of `tensors`."""
+        pooled, states = with_tensors(self.pooled, take), with_tensors(self.states, take)
+        return replace(self, pooled=pooled, states=states, nonfinite=take(self.nonfinite))
 
     def trusted(self) -> "Layer":
         """The same, with empty states if there are NaN or infinity among the scores, which would spoil a sum for
@@ -58,7 +59,21 @@ class Layer:
         if not bool(self.nonfinite[0].any()):
             return self
         like = torch.empty(0, device=self.nonfinite.device)
-        return replace(self, states=[measure.start(self.grid, like) for measure in self.measures])
+        pooled = None if self.pooled is None else self.pooled.empty()
+        return replace(self, pooled=pooled, states=[measure.start(self.grid, like) for measure in self.pooling.others])
+
+
+def columns(layers: Sequence[Layer]) -> Tensor:
+    """The finished measures and the counts of layers on one device, [heads of all, measures + 4] float32."""
+    first, *more = layers
+    pooling, known = first.pooling, {}
+    if first.pooled is not None:
+        pooled = first.pooled.beside(*(layer.pooled for layer in more if layer.pooled is not None))
+        known = dict(zip(pooling.names, pooled.finished(), strict=True))
+    for i, measure in enumerate(pooling.others):
+        known[measure.name] = torch.cat([measure.finish(layer.states[i])[0] for layer in layers])
+    counts = torch.cat([layer.nonfinite for layer in layers], 1).float()
+    return torch.stack([*(known[measure.name] for measure in pooling.measures), *counts], -1)
 
 
 @dataclass
@@ -75,7 +90,7 @@ class Running:
     def summary(
         self, names: tuple[str, ...], order: Mapping[str, range], heads: Sequence[int] | None
     ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Tensor, Tensor]:
-        """The last four fields of a `Summary`, with one transfer from the device for each layer.
+        """The last four fields of a `Summary`, with one transfer from each device.
 
         Args:
             names: of the measures.
@@ -83,39 +98,40 @@ class Running:
                 not run.
             heads: those of each layer to keep; None for all.
         """
-        places: list[tuple[str, int]] = []
-        numbers, counts = [torch.empty(0, len(names))], [torch.empty(0, 4)]
-        for name, here in order.items():
-            chosen = [head for head in (here if heads is None else heads) if head in here]
-            places += [(name, head) for head in chosen]
-            wanted = [head - here.start for head in chosen]
-            layer = self.layers.get(name)
-            columns = torch.full((len(here), len(names) + 4), torch.nan) if layer is None else layer.columns().cpu()
-            numbers.append(columns[wanted, : len(names)])
-            counts.append(columns[wanted, len(names) :].nan_to_num(0.0))
-        return tuple(places), names, torch.cat(numbers), torch.cat(counts)
+        table = torch.full((sum(map(len, order.values())), len(names) + 4), torch.nan)
+        for device in {layer.nonfinite.device for layer in self.layers.values()}:
+            here = {name: x for name in order if (x := self.layers.get(name)) and x.nonfinite.device == device}
+            if here:
+                rows = torch.tensor([one for name in order for one in [name in here] * len(order[name])])
+                table[rows] = columns(list(here.values())).cpu()
+        places = [(name, head) for name, here in order.items() for head in here]
+        if heads is not None:
+            wanted = [(name, head) for name, here in order.items() for head in heads if head in here]
+            table = table[[places.index(place) for place in wanted]]
+            places = wanted
+        return tuple(places), names, table[:, : len(names)].contiguous(), table[:, len(names) :].nan_to_num(0.0)
 
 
-def layer_of(call: AttentionCall, measures: Sequence[Measure]) -> Layer:
+def layer_of(call: AttentionCall, pooling: Pooling) -> Layer:
     """The states of one call."""
     measured, amap = call.measured, call.map
     assert measured is not None  # a record has measures
-    grid = replace(amap.rule.grid, b=1)
-    found = measured.states
-    states = [found[m.name] for m in measures]
-    if len(amap.lse) != 1:  # pool the batch
-        states = [m.merge(m.start(grid, amap.lse), state) for m, state in zip(measures, states, strict=True)]
+    grid, states = replace(amap.rule.grid, b=1), []
+    if pooling.others:
+        states = [measured.states[m.name] for m in pooling.others]
+        if len(amap.lse) != 1:
+            states = [m.merge(m.start(grid, amap.lse), x) for m, x in zip(pooling.others, states, strict=True)]
     heads = amap.shape[1]
     nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=amap.lse.device)
-    nonfinite[0] = measured.nonfinite.sum(0)
     if bool(measured.nonfinite.any()):
+        nonfinite[0] = measured.nonfinite.sum(0)
         nonfinite[1] = _bad(amap.q, heads)
         nonfinite[2] = _bad(amap.k, heads)
     if amap.nonfinite_values is not None:
         nonfinite[3] = amap.nonfinite_values.sum(0).repeat_interleave(heads // amap.nonfinite_values.shape[1])
     held = held_heads(call.module)
     numbers, of = (range(heads), heads) if held is None else (held.heads, held.num_heads)
-    return Layer(grid, tuple(measures), states, nonfinite, numbers, of)
+    return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of)
 
 
 def _bad(x: Tensor, heads: int) -> Tensor:

@@ -4,18 +4,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf, log
+from operator import eq
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from headwise.map import AttentionMap
-from headwise.models.recognise.axes import Axes, Dim, axes_of
+from headwise.models.recognise.axes import Axes, Dim, Plan, of_product
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Product, learned, unexpected
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import Call
 from headwise.models.recognise.scores import Changes
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 
+KEPT = 512  # forms of calls
 # Beside the rounding of scores: twice what the accuracy contract allows, as two implementations are compared.
 FLOOR = {torch.float64: 1e-12, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
@@ -54,7 +57,7 @@ class Attention(Call):
             rows: compare about so many rows of the output, evenly spaced; None for all.
         """
         seen: Tensor | None = None
-        largest = float(amap.lse.abs().max()) if amap.lse.numel() else inf
+        largest = float(torch.linalg.vector_norm(amap.lse, inf)) if amap.lse.numel() else inf
         if not largest < inf:  # no queries, or fully masked ones
             seen = amap.lse > -torch.inf
             finite = amap.lse[seen].abs()
@@ -101,19 +104,14 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
     assert product is not None
     queries = 1 - side
     assert x.softmax is not None
-    first, letters = product.of, (product.of.a, product.of.b)
-    operands = (first.left, first.right)
+    operands = (product.of.left, product.of.right)
     weights, values = (pv.left, pv.right)[:: 1 if at == 0 else -1]
     own, other = (pv.a, pv.b)[:: 1 if at == 0 else -1]
     if learned(operands[side]):
         raise Lost("its keys are a parameter, as in a mixture of experts or a layer with softmax as its activation")
-    axes = axes_of(product, queries, x.softmax.keys, (x.layout, *(step.layout for step in x.steps)))
-    b, h, n, m = axes.groups
-    q = axes.arranged(operands[queries], _dims(letters[queries], first, axes), [b, h, n], full=3)
-    k = axes.arranged(operands[side], _dims(letters[side], first, axes), [b, h, m], full=3)
-    of_letter = {letter: axes.atoms(dim) for letter, dim in zip(own, x.layout.dims, strict=True) if letter != "1"}
-    v = axes.arranged(values, [_dim(letter, of_letter) for letter in other], [b, h, m], full=3)
-    dims_out = [_dim(letter, of_letter) for letter in pv.out]
+    form = _form(product, x, queries, pv, (own, other), (operands[queries], operands[side], values, out))
+    axes = form.axes
+    q, k, v = form.q.arranged(operands[queries]), form.k.arranged(operands[side]), form.v.arranged(values)
     changes = Changes(named=x.softmax.kept.setdefault("masks", []))
     for step in x.steps:
         changes.take(step, axes)
@@ -136,7 +134,8 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
     scores += [*changes.scores, *(Bias(bias) for bias in changes.biases)]
     if x.sink is not None:
         scores.append(SinkLogits(_sink(x.sink[0], x, axes)))
-    q, k, v = (one.to(dtype) for one in (q, k, v))
+    if not q.dtype == k.dtype == v.dtype == dtype:
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if not (k.requires_grad or v.requires_grad):  # else the first of each group would get the gradients of all
         k, v = _grouped(k, v)
     matrix = None if weights.is_meta else partial(axes.matrix, weights, x.layout)
@@ -151,11 +150,58 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
         axes.traced,
         min(dtype, x.softmax.dtype, key=lambda one: one.itemsize),
         _one_source(product),
-        axes.arranged(out, dims_out, [b, h, n], full=3),
+        form.out.arranged(out),
         matrix,
-        partial(axes.arranged, dims=dims_out, groups=[b, h, n], full=3),
-        partial(axes.restored, shape=tuple(out.shape), dims=dims_out, groups=[b, h, n]),
+        form.out.arranged,
+        partial(axes.restored, shape=tuple(out.shape), dims=form.dims_out, groups=axes.groups[:3]),
     )
+
+
+class _Form(NamedTuple):
+    """How the tensors of a call are arranged, which is the same for all calls of one form."""
+
+    axes: Axes
+    q: Plan
+    k: Plan
+    v: Plan
+    out: Plan
+    dims_out: list[Dim]
+
+
+_forms: dict[Any, _Form] = {}
+
+
+def _form(
+    product: Product, x: Followed, queries: int, pv: Contraction, letters_pv: tuple[str, str],
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+) -> _Form:  # fmt: skip
+    """The form of a call.
+
+    Args:
+        letters_pv: of the weights and of the values. tensors: queries, keys, values and output.
+    """
+    assert x.softmax is not None
+    of, layouts = product.of, (x.layout, *(step.layout for step in x.steps))
+    key = (of_product(product, queries, x.softmax.keys, layouts), letters_pv, pv.out, *(one.shape for one in tensors))
+    found = _forms.get(key)
+    if found is None:
+        axes = Axes(product, queries, x.softmax.keys, layouts)
+        b, h, n, m = axes.groups
+        of_weights, of_values = letters_pv
+        of_q, of_k = (of.a, of.b)[:: 1 if queries == 0 else -1]
+        of_letter = {one: axes.atoms(dim) for one, dim in zip(of_weights, x.layout.dims, strict=True) if one != "1"}
+        dims_out = [_dim(letter, of_letter) for letter in pv.out]
+        if len(_forms) >= KEPT:
+            _forms.clear()
+        found = _forms[key] = _Form(
+            axes,
+            axes.plan(tensors[0].shape, _dims(of_q, of, axes), [b, h, n], full=3),
+            axes.plan(tensors[1].shape, _dims(of_k, of, axes), [b, h, m], full=3),
+            axes.plan(tensors[2].shape, [_dim(letter, of_letter) for letter in of_values], [b, h, m], full=3),
+            axes.plan(tensors[3].shape, dims_out, [b, h, n], full=3),
+            dims_out,
+        )
+    return found
 
 
 def names(product: Product, now: list[nn.Module], modules: Mapping[nn.Module, str]) -> tuple[nn.Module, str] | None:
@@ -198,8 +244,8 @@ def _grouped(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     h = k.shape[1]
     if h == 1 or not k.shape[2] or not k.shape[0]:
         return k, v
-    first = k[0, :, 0]
-    if not bool((first[1:] == first[:-1]).all(-1).any()):  # no two neighbours are equal
+    first = k[0, :, 0, 0].tolist() if k.shape[3] else []
+    if first and not any(map(eq, first, first[1:])):  # no two neighbours begin alike
         return k, v
     for group in range(h, 1, -1):
         if h % group == 0 and all(

@@ -11,24 +11,18 @@ from headwise.models.recognise.followed import Followed, Lost, Product
 from headwise.models.recognise.layout import Factor, Layout, whole
 
 Dim = list[Factor] | str  # atoms of a dimension, or the letter of one that stays last
-_KEPT = 512
-_made: "dict[Any, Axes]" = {}
 
 
-def axes_of(product: Product, queries: int, keys: tuple[Factor, ...], layouts: tuple[Layout, ...]) -> "Axes":
-    """`Axes` of these arguments, kept for the next product of the same form."""
+def of_product(
+    product: Product, queries: int, keys: tuple[Factor, ...], layouts: tuple[Layout, ...]
+) -> tuple[Any, ...]:
+    """All that `Axes` of these arguments depends on, as a key."""
     inputs = [
         None if x is None or x.origin is None or x.lost else (x.layout, x.origin.shape, x.origin.features)
         for x in product.inputs
     ]
     of = product.of
-    key = (product.shape, of.a, of.b, of.out, product.heads, *inputs, queries, keys, layouts)
-    found = _made.get(key)
-    if found is None:
-        if len(_made) >= _KEPT:
-            _made.clear()
-        found = _made[key] = Axes(product, queries, keys, layouts)
-    return found
+    return (product.shape, of.a, of.b, of.out, product.heads, *inputs, queries, keys, layouts)
 
 
 class Axes:
@@ -100,7 +94,7 @@ class Axes:
             else:
                 self.groups[1 if letter == leading[-1] else 0] += self._atoms[i]
         self.sizes = tuple(prod(size for size, _ in group) for group in self.groups)
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[Any, Plan] = {}
 
     def _marks(self, i: int, inside: list[tuple[int, bool]] | None) -> list[bool]:
         """Which atoms of dimension i are heads."""
@@ -149,19 +143,13 @@ class Axes:
         key = shape, tuple(dim if isinstance(dim, str) else tuple(dim) for dim in dims), tuple(map(tuple, groups)), full
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._planned(shape, dims, groups, full)
-        if plan.divided != shape:
-            x = x.reshape(plan.divided)
-        x = x.permute(plan.order)
-        if plan.ones != plan.wide or plan.ones != plan.sizes:
-            x = x.reshape(plan.ones).expand(plan.wide).reshape(plan.sizes)
-        elif x.shape != plan.sizes:
-            x = x.reshape(plan.sizes)
-        return x
+            plan = self._plans[key] = self.plan(shape, dims, groups, full=full)
+        return plan.arranged(x)
 
-    def _planned(
-        self, sizes_of_x: Sequence[int], dims: Sequence[Dim], groups: Sequence[list[Factor]], full: int
-    ) -> "_Plan":
+    def plan(
+        self, sizes_of_x: Sequence[int], dims: Sequence[Dim], groups: Sequence[list[Factor]], *, full: int
+    ) -> "Plan":
+        """How `arranged` arranges a tensor of these sizes."""
         shape: list[int] = []
         tags: list[Factor | str] = []
         for size, dim in zip(sizes_of_x, dims, strict=True):
@@ -187,10 +175,10 @@ class Axes:
             prod(atom[0] for atom in group) if any(row) or i < full else 1
             for i, (group, row) in enumerate(zip(groups, there, strict=True))
         ]
-        return _Plan(
-            tuple(shape), (*order, *(tags.index(letter) for letter in last)), (*ones, *tail), (*wide, *tail),
-            (*sizes, *([prod(tail)] if last else [])),
-        )  # fmt: skip
+        order += [tags.index(letter) for letter in last]
+        sizes += [prod(tail)] if last else []
+        same = sizes == list(sizes_of_x) and order == sorted(order) and [*ones, *tail] == [*wide, *tail]
+        return Plan(tuple(sizes_of_x), tuple(shape), tuple(order), (*ones, *tail), (*wide, *tail), tuple(sizes), same)
 
     def restored(
         self, x: Tensor, *, shape: Sequence[int], dims: Sequence[Dim], groups: Sequence[list[Factor]]
@@ -212,14 +200,28 @@ class Axes:
         return x.permute([order.index(tag) for tag in tags]).reshape(tuple(shape))
 
 
-class _Plan(NamedTuple):
-    """How a tensor is arranged: its shape in atoms, their order, and the shapes before, in and after broadcasting."""
+class Plan(NamedTuple):
+    """How a tensor is arranged: its shape, the one in atoms, their order, the shapes before, in and after broadcasting,
+    and whether that changes nothing."""
 
+    shape: tuple[int, ...]
     divided: tuple[int, ...]
     order: tuple[int, ...]
     ones: tuple[int, ...]
     wide: tuple[int, ...]
     sizes: tuple[int, ...]
+    as_it_is: bool
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """A tensor of that shape."""
+        if self.as_it_is:
+            return x
+        if self.divided != self.shape:
+            x = x.reshape(self.divided)
+        x = x.permute(self.order)
+        if self.ones != self.wide:
+            x = x.reshape(self.ones).expand(self.wide)
+        return x if x.shape == self.sizes else x.reshape(self.sizes)
 
 
 def _divided(dim: Sequence[Factor], cuts: Iterable[int]) -> list[Factor]:

@@ -8,7 +8,7 @@ tensor in row-major order. `[b·h, n, m]` as a view of `[b, h, n, m]` has the di
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -24,6 +24,13 @@ class Layout:
 
     dims: tuple[tuple[Factor, ...], ...]
     offset: int = 0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # of nested tuples, it takes longer than all else that is done with a key
+        return hash((self.dims, self.offset))
 
     def through(self, view: View) -> "Layout | None":
         """The layout of a view of the tensor that has this one; None if it cannot be written in factors."""

@@ -16,6 +16,14 @@ from headwise.models.recognise.products import Contraction
 OnValues = Callable[[Contraction, Followed, int, int, Tensor], None]
 
 
+class _Known(weakref.ref):
+    """A tensor that is followed, its id, and what is known of it."""
+
+    __slots__ = ("key", "what")
+    key: int
+    what: Followed
+
+
 class Tracked:
     """What is known of tensors, as long as they live.
 
@@ -37,23 +45,22 @@ class Tracked:
         self.ready: list[tuple[Contraction, Followed, int, int, Tensor]] = []
         self.kept: dict[Any, Any] = {}
         self.on_refused: Callable[[Contraction, Followed, int, Tensor], None] | None = None
-        self._known: dict[int, tuple[Callable[[], Any], Followed]] = {}
+        self._known: dict[int, _Known] = {}
 
     def known(self, x: Any) -> Followed | None:
         """What is known of a tensor."""
         entry = self._known.get(id(x))
-        return entry[1] if entry is not None and entry[0]() is x else None
+        return entry.what if entry is not None and entry() is x else None
 
     def remember(self, x: Tensor, what: Followed) -> None:
         """Keep what is known of a tensor, until it is freed."""
-        key, known = id(x), self._known
+        entry = _Known(x, self._freed)
+        entry.key, entry.what = id(x), what
+        self._known[entry.key] = entry
 
-        def forget(reference: Any) -> None:
-            entry = known.get(key)
-            if entry is not None and entry[0] is reference:
-                del known[key]
-
-        known[key] = (weakref.ref(x, forget), what)
+    def _freed(self, entry: "_Known") -> None:
+        if self._known.get(entry.key) is entry:
+            del self._known[entry.key]
 
     def forget(self) -> None:
         """Forget all tensors."""
