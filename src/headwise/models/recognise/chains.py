@@ -1,6 +1,7 @@
 """What views, functions of each number, and softmax do to a tensor that is followed."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -59,10 +60,11 @@ def pointwise(
         dim, keepdim = (*args[1:], *(kwargs[one] for one in ("dim",) if one in kwargs), None, False)[:2]
         if dim is not None and summed(seen, x, dim, bool(kwargs.get("keepdim", keepdim)), out):
             return
-    plain = name.rstrip("_") if not name.startswith("__") else name
-    if name.startswith("__i"):
-        plain = "__" + name[3:]
-    kind = ARITHMETIC.get(plain, plain)
+    kind = _kind(name)
+    if x.stage == "input" and kind not in ("mul", "div"):
+        if out.shape == first.shape:
+            seen.remember(out, x if x.factor == 1 and x.outer is None else x.but(factor=1.0, outer=None))
+        return
     if x.stage == "exp" and kind == "sum" and (out.numel() < first.numel() or first.shape[-1] == 1):
         seen.remember(out, x.but(stage="total"))
         return
@@ -118,6 +120,15 @@ def pointwise(
     seen.remember(out, changed)
 
 
+@lru_cache(maxsize=1024)
+def _kind(name: str) -> str:
+    """The name of a function without what says that it changes its argument; one of `ARITHMETIC` by its kind."""
+    plain = name.rstrip("_") if not name.startswith("__") else name
+    if name.startswith("__i"):
+        plain = "__" + name[3:]
+    return ARITHMETIC.get(plain, plain)
+
+
 def _factor(before: float, kind: str, other: Any, swapped: bool) -> float:
     """The number by which a tensor was multiplied, after another function; 1 after any but a multiplication."""
     if kind not in ("mul", "div") or swapped:
@@ -151,8 +162,9 @@ def chosen(seen: Tracked, args: Sequence[Any], out: Any) -> None:
         return
 
 
-def written(seen: Tracked, first: Tensor, index: Any, value: Any) -> None:
+def written(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """first[index] = value."""
+    first, index, value = args
     x = seen.known(first)
     if x is None:
         return
@@ -180,7 +192,7 @@ def one_number(value: Any) -> float | None:
     return float(least) if bool(least == most) else None
 
 
-def joined(seen: Tracked, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
+def joined(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
     """A column appended to the scores, as learned sinks are."""
     tensors = args[0] if args else kwargs.get("tensors", ())
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,7 @@ def unexpected(error: Exception) -> str:
     return f"it cannot be analysed ({type(error).__name__}: {(str(error) or '-').splitlines()[0]})"
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """The tensor that a view is traced back to.
 
     Attributes:
@@ -141,6 +140,9 @@ class Followed:
         new = object.__new__(Followed)  # dataclasses.replace takes ten times as long, and this is done for every call
         new.__dict__.update(self.__dict__, **changes)
         return new
+
+
+INPUT = Followed("input", Layout(()))  # to be changed by `but`: a dataclass of so many fields is created slowly
 
 
 def learned(x: Tensor) -> bool:

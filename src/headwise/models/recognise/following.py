@@ -13,7 +13,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from headwise.models.recognise.chains import chosen, joined, pointwise, softmaxed, viewed, written
-from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Origin, Softmax, unexpected
+from headwise.models.recognise.followed import INPUT, UNEXPECTED, Lost, Origin, Softmax, unexpected
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.functions import (
     ARITHMETIC,
@@ -58,7 +58,7 @@ class Following(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs = dict(kwargs) if kwargs else {}
         name = name_of(func)
         if name == "__get__":
             name = func.__self__.__name__
@@ -68,7 +68,7 @@ class Following(TorchFunctionMode):
             with self:
                 return _OPENED(*args, **kwargs)
         out = self.call(func, name, args, kwargs)
-        if name in OPAQUE or (isinstance(func, OpOverload | OpOverloadPacket) and opaque(name)):
+        if name in OPAQUE or (isinstance(func, _OPERATORS) and opaque(name)):
             compiled_operator(self.seen, func)
         elif name not in IGNORED and (isinstance(out, Tensor) or name in RETURN_OTHERS):
             seen = self.seen
@@ -122,6 +122,7 @@ def following(seen: Tracked, mode: Callable[[Tracked], Following] = Following) -
         seen.forget()
 
 
+_OPERATORS = (OpOverload, OpOverloadPacket)
 _READERS = {(library.module, name): library for library in LIBRARIES for name in library.names}
 
 
@@ -163,28 +164,16 @@ def _without(mode: TorchFunctionMode) -> Iterator[None]:
 
 def compiled_operator(seen: Tracked, func: Any) -> None:
     """An operator that computes attention, and whose parts are not seen."""
-    called = str(func) if isinstance(func, OpOverload | OpOverloadPacket) else f"torch.{name_of(func)}"
+    called = str(func) if isinstance(func, _OPERATORS) else f"torch.{name_of(func)}"
     reason = f"computed by the operator {called} in compiled code, whose parts are not seen"
     seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), torch.float32, seen.kept, reason=reason))
 
 
 def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """Take note of one call."""
-    if name in PRODUCTS:
-        multiplied(seen, name, args, kwargs, out)
-        return
-    if name == "scaled_dot_product_attention":
-        scaled_dot_product_attention(seen, args, kwargs, out)
-        return
-    if name in LAYERS:
-        origin = Origin(tuple(out.shape), (LAYERS[name] % out.ndim,), name, weak(args[0] if args else None))
-        seen.remember(out, Followed("input", whole(origin.shape), origin))
-        return
-    if name in ("cat", "concat"):
-        joined(seen, args, kwargs, out)
-        return
-    if name == "__setitem__":
-        written(seen, *args)
+    take = _OF_SEVERAL.get(name)
+    if take is not None:
+        take(seen, name, args, kwargs, out)
         return
     first: Any = args[0] if args else kwargs.get("input")
     x = seen.known(first)
@@ -196,7 +185,7 @@ def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[
         elif name in SOFTMAX and out.ndim > 1:
             softmaxed(seen, name, None, first, args, kwargs, out)
         elif ARITHMETIC.get(name) == "mul" and len(args) > 1 and is_outer("mul", first, args[1], out):
-            seen.remember(out, Followed("input", whole(tuple(out.shape)), outer=(first, args[1])))
+            seen.remember(out, INPUT.but(layout=whole(tuple(out.shape)), outer=(first, args[1])))
     elif name in VIEWS:
         viewed(seen, func, x, first, args[1:], kwargs, out)
     elif name in SAME:
@@ -206,3 +195,21 @@ def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[
     else:
         other = args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("mask"))
         pointwise(seen, name, x, first, other, kwargs, out, args=args)
+
+
+def _made_by_layer(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
+    """The output of a layer, which heads are parts of."""
+    shape = tuple(out.shape)
+    origin = Origin(shape, (LAYERS[name] % out.ndim,), name, weak(args[0] if args else None))
+    seen.remember(out, INPUT.but(layout=whole(shape), origin=origin))
+
+
+# What takes note of functions of more than one tensor that is followed.
+_OF_SEVERAL: dict[str, Callable[[Tracked, str, Sequence[Any], dict[str, Any], Any], None]] = {
+    **dict.fromkeys(PRODUCTS, multiplied),
+    **dict.fromkeys(LAYERS, _made_by_layer),
+    "scaled_dot_product_attention": lambda seen, name, *call: scaled_dot_product_attention(seen, *call),
+    "cat": joined,
+    "concat": joined,
+    "__setitem__": written,
+}
