@@ -27,7 +27,10 @@ Size = tuple[int, int, int, int]  # layers, d_model, heads, n
 
 
 class Attention(nn.Module):
-    """One map for queries, keys and values, a causal buffer, softmax of masked scores; or the fused function."""
+    """One map for queries, keys and values, a causal buffer, softmax of masked scores; or the fused function. If it has
+    `measures`, it computes them too, by its own call of `attend`."""
+
+    measures: tuple[str, ...] = ()
 
     def __init__(self, d: int, heads: int, n: int, fused: bool) -> None:
         super().__init__()
@@ -44,6 +47,8 @@ class Attention(nn.Module):
             att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
             att = att.masked_fill(self.mask[:n, :n] == 0, float("-inf"))
             y = F.softmax(att, dim=-1) @ v
+        if self.measures:
+            hw.attend(q, k, v, mask=hw.Causal(), measures=self.measures, return_map=True)
         return self.c_proj(y.transpose(1, 2).contiguous().view(b, n, d))
 
 

@@ -2,24 +2,24 @@
 
     python -m benchmarks.recognised                    # Markdown tables; --quick for small sizes, which say nothing
 
-"Measures" is the time of `attend` with the measures on the same queries, keys and values, and "beyond" what else a
-watched forward takes: following tensors, naming masks, and comparing outputs. Time is measured turn by turn in one
+"By hand" is the same model with a line in each layer that calls `attend` with the measures on the queries, keys and
+values there. "Beyond" is what a watched forward takes in addition to that: following tensors, naming masks, comparing
+outputs, and keeping the record. Time is measured turn by turn in one
 process, and with one thread it is CPU time. `benchmarks.any_model` has long sequences, and memory.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import headwise as hw
-from benchmarks.any_model import NAMES, made
+from benchmarks.any_model import NAMES, Attention, made
 from benchmarks.machine import examine
 
 Size = tuple[int, int, int]  # layers, d_model, heads
@@ -38,7 +38,7 @@ def main() -> None:
     print(
         f"{size[0]} layers × {size[2]} heads, d_model {size[1]}, batch 1, causal, float32; {len(MEASURES)} measures.\n"
     )
-    print("| attention | n | forward, ms | watched, ms | measures, ms | beyond, ms | of the forward | spread |")
+    print("| attention | n | forward, ms | by hand, ms | watched, ms | beyond, ms | of the forward | spread |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
     for n in (64, 128) if args.quick else (512, 1024):
         for sdpa in (False, True):
@@ -50,28 +50,28 @@ def main() -> None:
 @torch.no_grad()
 def _row(size: Size, n: int, sdpa: bool, seconds: float) -> None:
     nets = {}
-    for name in ("plain", "watched"):
+    for name in ("plain", "by hand", "watched"):
         nets[name], x = made((*size, n), NAMES[sdpa], ExitStack())
-    calls = [(call.q, call.k, call.v) for call in hw.models.recognise(nets["plain"], x)]
+    for module in nets["by hand"].modules():
+        if isinstance(module, Attention):
+            module.measures = MEASURES
     with hw.watch(nets["watched"]) as record:
-        steps: dict[str, Callable[[], Any]] = {name: partial(net, x) for name, net in nets.items()}
-        steps["measures"] = partial(_measures, calls)
+        steps = {name: partial(net, x) for name, net in nets.items()}
         assert torch.equal(steps["plain"](), steps["watched"]())
         times = _turn_by_turn(steps, seconds)
         assert len(record.layers) == size[0]
-    plain, watched, measures = (median(times[name]) * 1e3 for name in ("plain", "watched", "measures"))
-    rounds = zip(*(times[name] for name in ("plain", "watched", "measures")), strict=True)
-    beyond = median(two - one - three for one, two, three in rounds) * 1e3
+    plain, by_hand, watched = (median(times[name]) * 1e3 for name in nets)
+    beyond = median(two - one for one, two in zip(times["by hand"], times["watched"], strict=True)) * 1e3
     first, _, third = quantiles(times["plain"], n=4)
     spread = (third - first) / median(times["plain"])
     what = "F.scaled_dot_product_attention" if sdpa else "written out"
     print(
-        f"| {what} | {n} | {plain:.4g} | {watched:.4g} | {measures:.4g} | {beyond:.3g} | {beyond / plain:.1%} | "
+        f"| {what} | {n} | {plain:.4g} | {by_hand:.4g} | {watched:.4g} | {beyond:.3g} | {beyond / plain:.1%} | "
         f"{spread:.0%} |", flush=True,
     )  # fmt: skip
 
 
-def _turn_by_turn(steps: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+def _turn_by_turn(steps: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
     """Seconds of each round. On a CPU with one thread they are of CPU time, as other programs may run too."""
     clock = time.perf_counter if torch.get_num_threads() > 1 else time.process_time
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -82,11 +82,6 @@ def _turn_by_turn(steps: dict[str, Callable[[], Any]], seconds: float) -> dict[s
             step()
             times[name].append(clock() - begun)
     return times
-
-
-def _measures(calls: list[tuple[Tensor, Tensor, Tensor]]) -> None:
-    for q, k, v in calls:
-        hw.attend(q, k, v, mask=hw.Causal(), measures=MEASURES, return_map=True)
 
 
 if __name__ == "__main__":
