@@ -43,8 +43,7 @@ class Origin(NamedTuple):
     source: Callable[[], Tensor | None]
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """A product of two tensors that may be queries and keys.
 
     Attributes:
@@ -65,8 +64,7 @@ class Product:
     heads: str | None = None
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One change of the scores between the product and the softmax.
 
     Attributes:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from headwise.models.recognise.axes import are_of, own_dims
-from headwise.models.recognise.followed import Followed, Origin, Product, Softmax, Step, learned
+from headwise.models.recognise.followed import INPUT, Followed, Origin, Product, Softmax, Step, learned
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.layout import Factor, Layout, merged, whole
 from headwise.models.recognise.products import Contraction, contraction, outer
@@ -87,7 +87,7 @@ def combined(seen: Tracked, found: Contraction, out: Tensor, name: str, factors:
     if found.added is not None:
         steps = (*steps, Step("add", found.added, here, found.beta))
     steps = (*steps, *(Step("times", factor, here) for factor in factors))
-    seen.remember(out, Followed("scores", here, origin, product, steps))
+    seen.remember(out, INPUT.but(stage="scores", layout=here, origin=origin, product=product, steps=steps))
 
 
 def _with_values(seen: Tracked, found: Contraction, x: Followed, at: int, out: Tensor, name: str) -> None:

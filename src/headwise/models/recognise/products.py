@@ -1,17 +1,15 @@
 """Products of two tensors, however they are written: one letter for each dimension, as in einsum."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from string import ascii_letters
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 NAMES = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "mm", "addmm", "mv", "einsum", "dot"})
 
 
-@dataclass(frozen=True)
-class Contraction:
+class Contraction(NamedTuple):
     """alpha · Σ left · right + beta · added.
 
     Attributes:

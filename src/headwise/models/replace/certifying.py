@@ -136,7 +136,7 @@ def _closest(product: Contraction, x: Followed, at: int) -> tuple[Followed, int]
 
 
 def _masking(step: Step) -> Step:
-    return replace(step, coef=-torch.inf) if step.kind == "fill" and not step.coef <= HIDES else step
+    return step._replace(coef=-torch.inf) if step.kind == "fill" and not step.coef <= HIDES else step
 
 
 def _gradients(a: Attention, mine: Tensor, out: Tensor, inputs: list[Tensor], amap: AttentionMap) -> float | None:

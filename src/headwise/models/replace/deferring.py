@@ -1,7 +1,6 @@
 """The mode in which scores are deferred where attention was certified, and `attend` computes it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -179,7 +178,7 @@ def without_shifts(x: Followed) -> Followed | None:
     for step in x.steps:
         value = step.value
         if not isinstance(value, Deferred) or value.made:
-            steps.append(replace(step, value=value.dense()) if isinstance(value, Deferred) else step)
+            steps.append(step._replace(value=value.dense()) if isinstance(value, Deferred) else step)
             continue
         if step.kind != "add" or value.reduced is None:
             return None

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.masks import Mask
-from headwise.models.recognise.followed import Followed, Product, Softmax, Step
+from headwise.models.recognise.followed import INPUT, Followed, Product, Softmax, Step
 from headwise.models.recognise.layout import views, whole
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.tracked import Tracked
@@ -99,9 +100,17 @@ def take(seen: Tracked, call: FusedCall, record: Softmax) -> None:
     )  # fmt: skip
     record.keys, record.single = here.dims[-1], shape[-1] == 1
     steps = tuple(Step(kind, value, here, *coef) for kind, value, *coef in call.steps)
-    found = Followed("weights", here, None, product, steps, record, dropout_p=call.dropout_p, own=call.own)
-    values = Contraction(torch.empty(shape, device="meta"), call.v, scores, c, o)
+    found = INPUT.but(
+        stage="weights", layout=here, product=product, steps=steps, softmax=record, dropout_p=call.dropout_p,
+        own=call.own,
+    )  # fmt: skip
+    values = Contraction(_without_numbers(shape), call.v, scores, c, o)
     seen.ready.append((values, found, 0, 1, plain))
+
+
+@lru_cache(maxsize=64)
+def _without_numbers(shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, device="meta")
 
 
 def first_of(out: Any) -> Tensor:
