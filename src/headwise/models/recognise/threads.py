@@ -1,12 +1,12 @@
 """Modules that a forward pass calls in other threads, such as the replicas of `nn.DataParallel`."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
 
+import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from headwise.events import original
 from headwise.models.recognise.compiled import compiled_parts
@@ -22,7 +22,7 @@ def in_other_threads(seen: Tracked, follow: Callable[[Tracked], Any]) -> Iterato
         follow: what is known of tensors in another thread → the context manager that follows them there.
     """
     if compiled_parts((name, module) for module, name in seen.modules.items()):
-        yield  # PyTorch's compiler does not support hooks of all modules
+        yield  # what torch.compile has compiled has no hooks that are registered later
         return
     home = get_ident()
     running: dict[int, tuple[nn.Module, Any, Tracked]] = {}
@@ -42,9 +42,16 @@ def in_other_threads(seen: Tracked, follow: Callable[[Tracked], Any]) -> Iterato
             mode.__exit__(None, None, None)
             seen.join(other)
 
-    handles = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
-    try:
+    with ExitStack() as hooks:
+        for module in seen.modules:
+            if _may_compute(module):
+                hooks.callback(module.register_forward_pre_hook(before).remove)
+                hooks.callback(module.register_forward_hook(after, always_call=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _may_compute(module: nn.Module) -> bool:
+    """Whether its own code may compute attention, unlike that of most modules of PyTorch."""
+    place = type(module).__module__
+    own = place.startswith("torch.nn.modules.") and not place.endswith(".transformer")
+    return (not own or isinstance(module, nn.MultiheadAttention)) and not isinstance(module, torch.jit.ScriptModule)
