@@ -4,8 +4,8 @@
 
 "By hand" is the same model with a line in each layer that calls `attend` with the measures on the queries, keys and
 values there. "Beyond" is what a watched forward takes in addition to that: following tensors, naming masks, comparing
-outputs, and keeping the record. Times are the shortest of many rounds, turn by turn in one process, since other programs
-only add to them; "spread" is the interquartile range over the median. With one thread they are CPU time.
+outputs, and keeping the record. Times are the shortest of many rounds, turn by turn in one process, since other
+programs only add to them; "spread" is the interquartile range over the median. With one thread they are CPU time.
 `benchmarks.any_model` has long sequences, and memory.
 """
 
