@@ -16,6 +16,7 @@ from headwise.kernels.eager import eager
 from headwise.models.adapters.places import Place, find
 from headwise.models.adapters.selecting import select
 from headwise.models.recognise.compiled import compiled_parts
+from headwise.models.recognise.frames import was_interrupted
 from headwise.models.recognise.publisher import recognising
 from headwise.models.recognise.recogniser import not_followed, nothing
 from headwise.models.recognise.tracked import Tracked
@@ -169,6 +170,9 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
         if module in gates and not in_backward() and torch.is_grad_enabled():
             if in_graph:
                 _refuse_graph(model, caller, known=bool(what.known))
+            if running and running[0] is module and was_interrupted(module):
+                following.close()
+                running.clear()
             running.append(module)
             if len(running) == 1 and not in_graph:
                 _warn_of(compiled, model, caller)

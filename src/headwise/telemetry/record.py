@@ -18,6 +18,7 @@ from headwise.files import write_text
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import Place, give_back, take_over
+from headwise.models.recognise.frames import was_interrupted
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
 from headwise.shown import Shown
@@ -65,6 +66,7 @@ class Record(Shown):
         self._handles: list[RemovableHandle] = []
         self._observing = ExitStack()
         self._open, self._depth = False, 0
+        self._first: nn.Module = model  # the module that a forward began with
         self._error: BaseException | None = None
         self._forward, self._seen = Running(), Maps(how.maps)
         self.clear()
@@ -206,7 +208,12 @@ class Record(Shown):
         """Runs before a call of the model or a part of it; an outermost call begins a forward."""
         if module not in self._entrances or in_backward():  # a copy of a watched model has the hooks too
             return
+        if self._depth and module is self._first and was_interrupted(module):
+            self._end_forward(keep=False)
+            self._depth = 0
         self._depth += 1
+        if self._depth == 1:
+            self._first = module
         if self._depth == 1 and self._counts():
             self._error = sys.exc_info()[1]
             # Not at the end of a forward but before the next one: gradient checkpointing repeats calls in between,

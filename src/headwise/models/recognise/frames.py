@@ -31,6 +31,17 @@ def modules_in_call(modules: Mapping[nn.Module, str]) -> list[nn.Module]:
     return found
 
 
+def was_interrupted(module: nn.Module) -> bool:
+    """In a hook before a call of a module whose earlier call has not ended: whether that is not running any more. Hooks
+    after a call do not run if a KeyboardInterrupt ends it, such as that of a notebook."""
+    calls = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        calls += frame.f_code is _CALL and frame.f_locals["self"] is module
+        frame = frame.f_back
+    return calls == 1
+
+
 def user_line() -> str:
     """file:line of the innermost frame that is neither PyTorch's nor headwise's."""
     frame: FrameType | None = sys._getframe(1)

@@ -18,7 +18,7 @@ from headwise.models.recognise.attention import assembled, names
 from headwise.models.recognise.compiled import compile_with, uncompiled
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, unexpected
 from headwise.models.recognise.following import following
-from headwise.models.recognise.frames import in_checkpoint, modules_in_call
+from headwise.models.recognise.frames import in_checkpoint, modules_in_call, was_interrupted
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.recogniser import explained, nothing
 from headwise.models.recognise.tracked import Tracked
@@ -115,7 +115,7 @@ class Replacement:
             ConfigError: if that is nothing.
         """
         args, kwargs = arguments(batch)
-        here = self._open[get_ident()] = _Open(self)
+        here = self._open[get_ident()] = _Open(self, self.model)
         self._checked = True
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -130,7 +130,7 @@ class Replacement:
         _refuse_one_graph()
         callback = compile_with(None)
         if self._begins(module):
-            self._open[get_ident()] = _Open(self, callback)
+            self._open[get_ident()] = _Open(self, module, callback)
         else:
             compile_with(callback)
 
@@ -138,6 +138,9 @@ class Replacement:
         if module not in self.modules:  # a copy of the model has the hooks too
             return False
         here = self._open.get(get_ident())
+        if here is not None and here.module is module and was_interrupted(module):
+            self._open.pop(get_ident()).close()
+            here = None
         if here is not None:
             here.depth += 1
             return False
@@ -266,10 +269,10 @@ def _computed(*given: Tensor, **options: Any) -> tuple[Tensor, Any]:
 
 
 class _Open:
-    """A forward pass of one thread, with torch.compile's callback from before it."""
+    """A forward pass of one thread: the module that it began with, and torch.compile's callback from before it."""
 
-    def __init__(self, of: Replacement, callback: Any = None) -> None:
-        self.depth, self.callback = 1, callback
+    def __init__(self, of: Replacement, module: nn.Module, callback: Any = None) -> None:
+        self.depth, self.module, self.callback = 1, module, callback
         self.stack = ExitStack()
         self.seen = Tracked(of.modules, lambda *call: of.values(self, *call))
         made: list[Deferring] = []
