@@ -1,4 +1,5 @@
-"""Forward passes that a KeyboardInterrupt ends, after which PyTorch runs no hooks: the next one is seen whole."""
+"""Forward passes that end with an error, which is raised as it is, or with a KeyboardInterrupt, after which PyTorch
+runs no hooks; and the next one, which is seen whole."""
 
 import pytest
 import torch
@@ -63,6 +64,25 @@ def test_a_record_measures_the_forward_after_it(made, x):
         assert record.layers == ("first", "second")
         assert record.ledger.steps == record.ledger.index == 3
         assert torch.equal(record.latest.numbers, whole.latest.numbers)
+
+
+@pytest.mark.parametrize("how", ["watch", "attach", "gate_gradients"])
+def test_an_error_of_the_model_is_raised_as_it_is(how, x):
+    class Failing(Interrupted):
+        def forward(self, x):
+            return super().forward(x) + torch.ones(N + 2)
+
+    model = Failing(Written)
+    watching = {
+        "watch": lambda: hw.watch(model, measures=["entropy"]),
+        "attach": lambda: hw.attach(model),
+        "gate_gradients": lambda: hw.telemetry.gate_gradients(model),
+    }[how]
+    with pytest.raises(RuntimeError, match="must match the size"):
+        model(x)
+    with watching(), pytest.raises(RuntimeError, match="must match the size"):
+        model(x)
+    assert _get_current_function_mode_stack() == []
 
 
 def test_an_attached_model_computes_the_forward_after_it(x):

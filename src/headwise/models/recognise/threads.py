@@ -1,12 +1,12 @@
 """Modules that a forward pass calls in other threads, such as the replicas of `nn.DataParallel`."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
-import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from headwise.events import original
 from headwise.models.recognise.compiled import compiled_parts
@@ -22,7 +22,7 @@ def in_other_threads(seen: Tracked, follow: Callable[[Tracked], Any]) -> Iterato
         follow: what is known of tensors in another thread → the context manager that follows them there.
     """
     if compiled_parts((name, module) for module, name in seen.modules.items()):
-        yield  # what torch.compile has compiled has no hooks that are registered later
+        yield  # PyTorch's compiler does not support hooks of all modules
         return
     home = get_ident()
     running: dict[int, tuple[nn.Module, Any, Tracked]] = {}
@@ -42,16 +42,10 @@ def in_other_threads(seen: Tracked, follow: Callable[[Tracked], Any]) -> Iterato
             mode.__exit__(None, None, None)
             seen.join(other)
 
-    with ExitStack() as hooks:
-        for module in seen.modules:
-            if _may_compute(module):
-                hooks.callback(module.register_forward_pre_hook(before).remove)
-                hooks.callback(module.register_forward_hook(after, always_call=True).remove)
+    # Hooks of each module could not be removed where a forward ends with an error, as PyTorch iterates over them there.
+    handles = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
+    try:
         yield
-
-
-def _may_compute(module: nn.Module) -> bool:
-    """Whether its own code may compute attention, unlike that of most modules of PyTorch."""
-    place = type(module).__module__
-    own = place.startswith("torch.nn.modules.") and not place.endswith(".transformer")
-    return (not own or isinstance(module, nn.MultiheadAttention)) and not isinstance(module, torch.jit.ScriptModule)
+    finally:
+        for handle in handles:
+            handle.remove()
