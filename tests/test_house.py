@@ -418,12 +418,13 @@ def test_making_one_is_no_switch(line):
 
 # Hooks for other ends than to capture attention, which is published: where a forward begins and ends, heads that are
 # scaled, PyTorch's fused path that is kept away, collectives, readings that are given up, the residual stream, the
-# width of an input, and outputs of linear maps, with which published queries are compared.
+# width of an input, outputs of linear maps, with which published queries are compared, and where other threads of a
+# model begin and end.
 HOOKS = {
     "headwise.telemetry.record", "headwise.telemetry.recognised", "headwise.models.site",
     "headwise.models.adapters.torch", "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
     "headwise.models.replace.replacement", "headwise.analysis.direct_effects",
-    "headwise.models.traced.widths", "headwise.telemetry.lens",
+    "headwise.models.traced.widths", "headwise.telemetry.lens", "headwise.models.recognise.threads",
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -370,7 +370,67 @@ def test_replicas_in_threads_are_seen(kind, x):
     assert len(record.maps) == 2 * len(names)
     torch.testing.assert_close(record.latest["entropy"], whole.latest["entropy"])
     assert modes() == 0
-    assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert not any(one._forward_pre_hooks or one._forward_hooks for one in model.modules())
+
+
+def test_a_thread_that_a_forward_left_running_ends_as_it_began(x):
+    """Its module ends after the forward that called it."""
+    left, go, after = Event(), Event(), []
+
+    def hold(*given):
+        left.set()
+        assert go.wait(60)
+
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = Attention(), Attention()
+            self.two.dropout.register_forward_pre_hook(hold)
+
+        def forward(self, x):
+            self.thread = Thread(target=lambda: (self.two(x), after.append(modes())))
+            self.thread.start()
+            left.wait(60)
+            return self.one(x)
+
+    model = Late()
+    with hw.watch(model, measures=["entropy"]) as record:
+        for step in range(2):
+            model(x)
+            assert modes() == 0
+            assert record.ledger.steps == step  # until the calls of both threads have ended
+            go.set()
+            model.thread.join()
+            go.clear()
+            assert record.ledger.steps == step + 1
+        assert after == [0, 0]
+        assert sorted(record.layers) == ["one", "two"]
+        assert record.unwatched == {}
+
+
+def test_forwards_of_two_threads_at_once_are_one_step(x):
+    model, inside, go = model_of(), [Event(), Event()], Event()
+    waits, found = iter([*inside, Event()]), []
+
+    def hold(*given):
+        next(waits).set()
+        assert go.wait(60)
+
+    model[0].register_forward_pre_hook(hold)
+    threads = [Thread(target=lambda: found.append((model(x), modes()))) for _ in inside]
+    with hw.watch(model, measures=["entropy"]) as record:
+        for thread, event in zip(threads, inside, strict=True):
+            thread.start()
+            assert event.wait(60)
+        go.set()
+        for thread in threads:
+            thread.join()
+    assert [left for _, left in found] == [0, 0]
+    assert record.ledger.steps == record.ledger.index == 1
+    with hw.watch(model, measures=["entropy"]) as alone:
+        model(x)
+    torch.testing.assert_close(record.latest["entropy"], alone.latest["entropy"])
+    assert modes() == 0
 
 
 def test_what_is_not_followed_in_a_thread_is_named_too(x):

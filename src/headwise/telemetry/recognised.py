@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from threading import Thread, current_thread
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,14 +17,15 @@ from headwise.kernels.eager import eager
 from headwise.models.adapters.places import Place, find
 from headwise.models.adapters.selecting import select
 from headwise.models.recognise.compiled import compiled_parts
-from headwise.models.recognise.frames import was_interrupted
-from headwise.models.recognise.publisher import recognising
+from headwise.models.recognise.frames import is_outermost
+from headwise.models.recognise.publisher import Publisher
 from headwise.models.recognise.recogniser import not_followed, nothing
 from headwise.models.recognise.tracked import Tracked
 from headwise.telemetry.options import Options
 from headwise.telemetry.places import entrances
 from headwise.telemetry.record import Record
 
+Self = TypeVar("Self", bound="RecognisedRecord")
 Layers = Iterable[int | str] | int | str | None
 _WRITTEN_ELSEWHERE = ("torch", "headwise", "transformers")  # packages whose attention is found without running it
 
@@ -88,7 +90,7 @@ class RecognisedRecord(Record):
         self._following = ExitStack()
         self._tracked: Tracked | None = None  # of the last forward, and of the last one that was measured
         self._measured: Tracked | None = None
-        self._compared: set[nn.Module] = set()
+        self._publisher, self._hooks = Publisher(self._modules, what.aside), ExitStack()
         self._compiled = compiled_parts(model.named_modules())
         self._in_graph = False
 
@@ -114,6 +116,17 @@ class RecognisedRecord(Record):
         named = super().modules()
         return {name: named[name] for name in self.layers}
 
+    def start(self: Self) -> Self:
+        """Watch from now on, in addition to the numbers so far."""
+        if not self.active:
+            self._hooks.enter_context(self._publisher.hooks())
+        return super().start()
+
+    def stop(self) -> None:
+        """Stop watching, end the current step, and restore the model: its own attention, no hooks."""
+        super().stop()
+        self._hooks.close()
+
     def _before(self, module: nn.Module, args: Any) -> None:
         self._in_graph = torch.compiler.is_compiling()  # in code that torch.compile traces, unlike what this calls
         super()._before(module, args)
@@ -125,10 +138,11 @@ class RecognisedRecord(Record):
         if not self._follows or self._in_graph:
             return
         _warn_of(self._compiled, self.model, "watch")
-        self._tracked = self._following.enter_context(recognising(self._modules, self._what.aside, self._compared))
+        self._tracked = self._following.enter_context(self._publisher.forward())
 
     def _end_forward(self, keep: bool) -> None:
-        self._following.close()
+        if self._home is current_thread():
+            self._following.close()
         if keep and self._open and self._tracked is not None:
             new = [name for name in self._forward.layers if name not in self.layers]
             if new:
@@ -141,6 +155,8 @@ class RecognisedRecord(Record):
     @eager
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
         measured = self._open
+        if module is self._first and self._home is current_thread() and is_outermost(module):
+            self._following.close()  # in its thread; the forward ends when what it called in others has ended
         super()._after(module, args, result)
         if measured and not self._open and module is self.model and not self.layers and result is not None:
             assert self._tracked is not None
@@ -157,9 +173,9 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
     modules = {module: name for name, module in model.named_modules()}
     gates = entrances(model, [*what.known, *what.rest])
     running: list[nn.Module] = []
+    home: list[Thread] = []
     seen: list[Tracked] = []
-    compared: set[nn.Module] = set()
-    following = ExitStack()
+    publisher, following = Publisher(modules, what.aside), ExitStack()
     compiled = compiled_parts(model.named_modules())
 
     def before(module: nn.Module, args: Any) -> None:
@@ -170,23 +186,27 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
         if module in gates and not in_backward() and torch.is_grad_enabled():
             if in_graph:
                 _refuse_graph(model, caller, known=bool(what.known))
-            if running and running[0] is module and was_interrupted(module):
-                following.close()
+            if running and home[0] is not current_thread():
+                return
+            if running and running[0] is module and is_outermost(module):
+                following.close()  # after a KeyboardInterrupt
                 running.clear()
             running.append(module)
+            home[:] = [current_thread()]
             if len(running) == 1 and not in_graph:
                 _warn_of(compiled, model, caller)
-                seen[:] = [following.enter_context(recognising(modules, what.aside, compared))]
+                seen[:] = [following.enter_context(publisher.forward())]
 
     @eager
     def after(module: nn.Module, args: Any, result: Any) -> None:
-        if running and running[-1] is module and not in_backward():
+        if running and running[-1] is module and not in_backward() and home[0] is current_thread():
             running.pop()
             if not running:
                 following.close()
 
     with ExitStack() as hooks:
         hooks.callback(following.close)
+        hooks.enter_context(publisher.hooks())
         for gate in gates:
             for handle in (
                 gate.register_forward_pre_hook(before), gate.register_forward_hook(after, always_call=True),

@@ -5,7 +5,7 @@ import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, Thread, current_thread
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ from headwise.files import write_text
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import Place, give_back, take_over
-from headwise.models.recognise.frames import was_interrupted
+from headwise.models.recognise.frames import is_outermost
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
 from headwise.shown import Shown
@@ -66,7 +66,8 @@ class Record(Shown):
         self._handles: list[RemovableHandle] = []
         self._observing = ExitStack()
         self._open, self._depth = False, 0
-        self._first: nn.Module = model  # the module that a forward began with
+        self._first: nn.Module = model  # the module that a forward began with, and the thread
+        self._home: Thread | None = None
         self._error: BaseException | None = None
         self._forward, self._seen = Running(), Maps(how.maps)
         self.clear()
@@ -208,12 +209,12 @@ class Record(Shown):
         """Runs before a call of the model or a part of it; an outermost call begins a forward."""
         if module not in self._entrances or in_backward():  # a copy of a watched model has the hooks too
             return
-        if self._depth and module is self._first and was_interrupted(module):
-            self._end_forward(keep=False)
+        if self._depth and module is self._first and self._home is current_thread() and is_outermost(module):
+            self._end_forward(keep=False)  # a KeyboardInterrupt ended it, such as that of a notebook, and ran no hooks
             self._depth = 0
         self._depth += 1
         if self._depth == 1:
-            self._first = module
+            self._first, self._home = module, current_thread()
         if self._depth == 1 and self._counts():
             self._error = sys.exc_info()[1]
             # Not at the end of a forward but before the next one: gradient checkpointing repeats calls in between,

@@ -31,9 +31,8 @@ def modules_in_call(modules: Mapping[nn.Module, str]) -> list[nn.Module]:
     return found
 
 
-def was_interrupted(module: nn.Module) -> bool:
-    """In a hook before a call of a module whose earlier call has not ended: whether that is not running any more. Hooks
-    after a call do not run if a KeyboardInterrupt ends it, such as that of a notebook."""
+def is_outermost(module: nn.Module) -> bool:
+    """In a hook of a module: whether this call of it is not within another one, in this thread."""
     calls = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,7 +1,7 @@
 """Attention that is recognised, published to the subscribers of `headwise.events`."""
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from headwise.models.recognise.following import Following, following
 from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.recogniser import explained
-from headwise.models.recognise.threads import in_other_threads
+from headwise.models.recognise.threads import OtherThreads
 from headwise.models.recognise.tracked import Tracked
 from headwise.models.replace.deferred import Deferred
 from headwise.publishing import attended
@@ -26,35 +26,48 @@ from headwise.rule import own_dtypes
 SOME = 64  # rows
 
 
-@contextmanager
-def recognising(
-    modules: Mapping[nn.Module, str], aside: Container[nn.Module] = (), compared: set[nn.Module] | None = None
-) -> Iterator[Tracked]:
-    """Within it, attention of these modules that has subscribers is recognised, computed by headwise with the measures
-    of the subscribers, compared with the result of the code, and published, with δ in the backward pass. What the model
-    computes does not change. Modules that it calls in other threads, as `nn.DataParallel` does, are seen too.
+class Publisher:
+    """Recognises attention of these modules that has subscribers, computes it with the measures of the subscribers,
+    compares it with the result of the code, and publishes it, with δ in the backward pass. What the model computes does
+    not change. Modules that it calls in other threads, as `nn.DataParallel` does, are seen too.
 
     Args:
         aside: those of the modules whose attention headwise computes, with all modules in them.
-        compared: modules of which a whole output was compared before; of their calls some rows are compared.
-    Returns:
-        What was seen; `not_followed` lists what is no attention.
     """
 
-    whole = set() if compared is None else compared
+    def __init__(self, modules: Mapping[nn.Module, str], aside: Container[nn.Module] = ()) -> None:
+        self._modules, self._aside = modules, aside
+        self._whole: set[nn.Module] = set()  # modules of which a whole output was compared
+        self._threads = OtherThreads(modules, Following)
 
-    def on_values(product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
+    def hooks(self) -> AbstractContextManager[None]:
+        """Within it, forwards can be seen."""
+        return self._threads.hooks()
+
+    @contextmanager
+    def forward(self) -> Iterator[Tracked]:
+        """One forward pass of the model, within `hooks()`.
+
+        Returns:
+            What was seen; `not_followed` lists what is no attention.
+        """
+        seen = Tracked(self._modules, self._publish, self._aside)
+        with following(seen), self._threads.followed(seen):
+            yield seen
+
+    def _publish(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
+        """Weights are multiplied by values."""
         record = x.softmax
         assert record is not None
         assert x.product is not None
-        now = modules_in_call(modules)
-        place = names(x.product, now, modules)
+        now = modules_in_call(self._modules)
+        place = names(x.product, now, self._modules)
         replaced = isinstance((product.left, product.right)[at], Deferred)  # it was computed, and published, by attach
-        if place is None or replaced or now[0] in aside or not subscribed(place[0]) or in_backward():
+        if place is None or replaced or now[0] in self._aside or not subscribed(place[0]) or in_backward():
             record.done = True  # nobody wants to know
             return
         made: list[Tensor] = []
-        rows = SOME if place[0] in whole else None
+        rows = SOME if place[0] in self._whole else None
         try:
             with torch.no_grad(), own_dtypes(out):
                 a = assembled(product, x, at, side, out)
@@ -64,7 +77,7 @@ def recognising(
                     score=a.scores,
                 )  # fmt: skip
             record.done = True
-            whole.add(place[0])
+            self._whole.add(place[0])
         except Lost as reason:
             record.reason = explained(x, str(reason))
             return
@@ -72,10 +85,6 @@ def recognising(
         if receivers and out.requires_grad:
             result = a.out.detach().clone() if a.dropout_p else made[0]
             out.register_hook(partial(_publish_delta, receivers, result, a.arrange))
-
-    seen = Tracked(modules, on_values, aside)
-    with following(seen), in_other_threads(seen, Following):
-        yield seen
 
 
 def _publish_delta(

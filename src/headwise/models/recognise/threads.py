@@ -1,51 +1,75 @@
 """Modules that a forward pass calls in other threads, such as the replicas of `nn.DataParallel`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from threading import get_ident
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from threading import Thread, current_thread
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from headwise.events import original
 from headwise.models.recognise.compiled import compiled_parts
 from headwise.models.recognise.tracked import Tracked
 
 
-@contextmanager
-def in_other_threads(seen: Tracked, follow: Callable[[Tracked], Any]) -> Iterator[None]:
-    """Within it, calls of the modules of `seen` and of replicas of them are followed in other threads too, since a
+class OtherThreads:
+    """Follows calls of these modules and of replicas of them in other threads than that of the forward pass, since a
     `TorchFunctionMode` belongs to one thread.
+
+    The hooks stay for as long as the model is watched: PyTorch iterates over them where a forward ends with an error,
+    so that they could not be removed there.
 
     Args:
         follow: what is known of tensors in another thread → the context manager that follows them there.
     """
-    if compiled_parts((name, module) for module, name in seen.modules.items()):
-        yield  # PyTorch's compiler does not support hooks of all modules
-        return
-    home = get_ident()
-    running: dict[int, tuple[nn.Module, Any, Tracked]] = {}
 
-    def before(module: nn.Module, args: Any) -> None:
-        here = get_ident()
-        if here != home and here not in running and original(module, seen.modules) in seen.modules:
+    def __init__(self, modules: Mapping[nn.Module, str], follow: Callable[[Tracked], Any]) -> None:
+        self._modules, self._follow = modules, follow
+        self._seen: Tracked | None = None  # of the forward that is running
+        self._home: Thread | None = None
+        self._running: WeakKeyDictionary[Thread, tuple[nn.Module, Any, Tracked, Tracked]] = WeakKeyDictionary()
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Within it, forwards can be followed."""
+        with ExitStack() as hooks:
+            # What torch.compile has compiled has no hooks that are registered later.
+            if not compiled_parts((name, module) for module, name in self._modules.items()):
+                for module in filter(_may_compute, self._modules):
+                    hooks.callback(module.register_forward_pre_hook(self._before).remove)
+                    hooks.callback(module.register_forward_hook(self._after, always_call=True).remove)
+            yield
+
+    @contextmanager
+    def followed(self, seen: Tracked) -> Iterator[None]:
+        """Within it, the forward that `seen` belongs to runs in this thread."""
+        self._seen, self._home = seen, current_thread()
+        try:
+            yield
+        finally:
+            self._seen = None
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        seen = self._seen  # None in most code that torch.compile traces
+        if seen is None or (here := current_thread()) == self._home or here in self._running:
+            return
+        if original(module, self._modules) in self._modules:  # which a copy of it, with its hooks, is not
             other = Tracked(seen.modules, seen.on_values, seen.aside)
-            mode = follow(other)
+            mode = self._follow(other)
             mode.__enter__()
-            running[here] = module, mode, other
+            self._running[here] = module, mode, other, seen
 
-    def after(module: nn.Module, args: Any, result: Any) -> None:
-        here = get_ident()
-        if here in running and running[here][0] is module:
-            _, mode, other = running.pop(here)
+    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
+        if self._running and (here := current_thread()) in self._running and self._running[here][0] is module:
+            _, mode, other, seen = self._running.pop(here)
             mode.__exit__(None, None, None)
             seen.join(other)
 
-    # Hooks of each module could not be removed where a forward ends with an error, as PyTorch iterates over them there.
-    handles = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+def _may_compute(module: nn.Module) -> bool:
+    """Whether its own code may compute attention, unlike that of most modules of PyTorch."""
+    place = type(module).__module__
+    own = place.startswith("torch.nn.modules.") and not place.endswith(".transformer")
+    return (not own or isinstance(module, nn.MultiheadAttention)) and not isinstance(module, torch.jit.ScriptModule)

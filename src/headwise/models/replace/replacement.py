@@ -18,7 +18,7 @@ from headwise.models.recognise.attention import assembled, names
 from headwise.models.recognise.compiled import compile_with, uncompiled
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, unexpected
 from headwise.models.recognise.following import following
-from headwise.models.recognise.frames import in_checkpoint, modules_in_call, was_interrupted
+from headwise.models.recognise.frames import in_checkpoint, is_outermost, modules_in_call
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.recogniser import explained, nothing
 from headwise.models.recognise.tracked import Tracked
@@ -138,7 +138,7 @@ class Replacement:
         if module not in self.modules:  # a copy of the model has the hooks too
             return False
         here = self._open.get(get_ident())
-        if here is not None and here.module is module and was_interrupted(module):
+        if here is not None and here.module is module and is_outermost(module):  # after a KeyboardInterrupt
             self._open.pop(get_ident()).close()
             here = None
         if here is not None:
