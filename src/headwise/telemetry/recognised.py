@@ -90,7 +90,7 @@ class RecognisedRecord(Record):
         self._following = ExitStack()
         self._tracked: Tracked | None = None  # of the last forward, and of the last one that was measured
         self._measured: Tracked | None = None
-        self._publisher, self._hooks = Publisher(self._modules, what.aside), ExitStack()
+        self._publisher = Publisher(self._modules, what.aside)
         self._compiled = compiled_parts(model.named_modules())
         self._in_graph = False
 
@@ -119,13 +119,9 @@ class RecognisedRecord(Record):
     def start(self: Self) -> Self:
         """Watch from now on, in addition to the numbers so far."""
         if not self.active:
-            self._hooks.enter_context(self._publisher.hooks())
-        return super().start()
-
-    def stop(self) -> None:
-        """Stop watching, end the current step, and restore the model: its own attention, no hooks."""
-        super().stop()
-        self._hooks.close()
+            super().start()
+            self._handles += self._publisher.hooks()
+        return self
 
     def _before(self, module: nn.Module, args: Any) -> None:
         self._in_graph = torch.compiler.is_compiling()  # in code that torch.compile traces, unlike what this calls
@@ -206,7 +202,8 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
 
     with ExitStack() as hooks:
         hooks.callback(following.close)
-        hooks.enter_context(publisher.hooks())
+        for handle in publisher.hooks():
+            hooks.callback(handle.remove)
         for gate in gates:
             for handle in (
                 gate.register_forward_pre_hook(before), gate.register_forward_hook(after, always_call=True),

@@ -1,6 +1,7 @@
 """Which axes of a product are batch, heads, queries and keys, and tensors laid out by them."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
@@ -277,14 +278,20 @@ def _dimension(stride: int, places: Sequence[tuple[Factor, ...]]) -> int | None:
     return None
 
 
-def own_dims(product: Product, side: int) -> list[tuple[Factor, ...]]:
+def own_dims(product: Product, side: int) -> tuple[tuple[Factor, ...], ...]:
     """The dimensions of the product that only one operand has."""
     own, other = (product.of.a, product.of.b)[:: 1 if side == 0 else -1]
-    dims = zip(product.of.out, whole(product.shape).dims, strict=True)
-    return [dim for letter, dim in dims if letter in own and letter not in other and dim]
+    return _own_dims(own, other, product.of.out, product.shape)
 
 
-def are_of(factors: Sequence[Factor], dims: Sequence[tuple[Factor, ...]]) -> bool:
+@lru_cache(maxsize=1024)
+def _own_dims(own: str, other: str, out: str, shape: tuple[int, ...]) -> tuple[tuple[Factor, ...], ...]:
+    dims = zip(out, whole(shape).dims, strict=True)
+    return tuple(dim for letter, dim in dims if letter in own and letter not in other and dim)
+
+
+@lru_cache(maxsize=1024)
+def are_of(factors: tuple[Factor, ...], dims: tuple[tuple[Factor, ...], ...]) -> bool:
     """Whether these factors are some of these dimensions, all of each."""
     inside = [dim for dim in dims if _within(dim, factors)]
     return bool(factors) and prod(dim[0][0] for dim in inside) == prod(size for size, _ in factors)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.models.recognise.exponentials import changed_total, log_of
-from headwise.models.recognise.followed import Followed, Step
+from headwise.models.recognise.followed import INPUT, Followed, Step
 from headwise.models.recognise.frames import user_line
 from headwise.models.recognise.functions import ARITHMETIC, OTHERS, REDUCTIONS, dropout_of, drops_last, steps_of
 from headwise.models.recognise.layout import merged, views, whole
@@ -60,7 +60,7 @@ def pointwise(
         dim, keepdim = (*args[1:], *(kwargs[one] for one in ("dim",) if one in kwargs), None, False)[:2]
         if dim is not None and summed(seen, x, dim, bool(kwargs.get("keepdim", keepdim)), out):
             return
-    kind = _kind(name)
+    kind = kind_of(name)
     if x.stage == "input" and kind not in ("mul", "div"):
         if out.shape == first.shape:
             seen.remember(out, x if x.factor == 1 and x.outer is None else x.but(factor=1.0, outer=None))
@@ -78,7 +78,7 @@ def pointwise(
     if (x.stage == "input" or (x.stage == "weights" and larger)) and is_outer(kind, first, other, out):
         if x.stage == "weights":
             seen.lose(x, f"its result goes through {name} at {user_line()}")
-        like = Followed("input", whole(tuple(out.shape))) if larger else x.but(factor=1.0)
+        like = INPUT.but(layout=whole(tuple(out.shape))) if larger else x.but(factor=1.0)
         seen.remember(out, like.but(outer=(other, first) if swapped else (first, other)))
         return
     if out.shape != first.shape:
@@ -121,7 +121,7 @@ def pointwise(
 
 
 @lru_cache(maxsize=1024)
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
     """The name of a function without what says that it changes its argument; one of `ARITHMETIC` by its kind."""
     plain = name.rstrip("_") if not name.startswith("__") else name
     if name.startswith("__i"):
@@ -220,9 +220,9 @@ def softmaxed(
             if isinstance(dim, int) and out.shape[dim] == 1:
                 what = "softmax of single numbers, which is always 1"
         record = seen.record(out, what)
-        seen.remember(out, Followed(stage, whole(tuple(out.shape)), softmax=record, lost=what))
+        seen.remember(out, INPUT.but(stage=stage, layout=whole(tuple(out.shape)), softmax=record, lost=what))
         return
-    record = seen.record(out)
+    record = seen.record(out, like=x.product.modules)
     if x.lost:
         record.reason = x.lost
     elif not isinstance(dim, int):

@@ -140,9 +140,14 @@ class Followed:
         return new
 
 
-INPUT = Followed("input", Layout(()))  # to be changed by `but`: a dataclass of so many fields is created slowly
+INPUT = object.__new__(Followed)  # to be changed by `but`, which copies only what is not as in the class
+INPUT.__dict__.update(stage="input", layout=Layout(()))
 
 
 def learned(x: Tensor) -> bool:
     """Whether it is a parameter, or a view of one, such as its transpose."""
-    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
+    return _is_parameter(x) or _is_parameter(x._base)
+
+
+def _is_parameter(x: Tensor | None) -> bool:
+    return x is not None and type(x) is not Tensor and isinstance(x, nn.Parameter)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from headwise.models.recognise.chains import chosen, joined, pointwise, softmaxed, viewed, written
-from headwise.models.recognise.followed import INPUT, UNEXPECTED, Lost, Origin, Softmax, unexpected
+from headwise.models.recognise.chains import chosen, joined, kind_of, pointwise, softmaxed, viewed, written
+from headwise.models.recognise.followed import INPUT, UNEXPECTED, Lost, Softmax, unexpected
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.functions import (
     ARITHMETIC,
@@ -34,7 +34,7 @@ from headwise.models.recognise.libraries.sdpa import scaled_dot_product_attentio
 from headwise.models.recognise.multiplied import multiplied
 from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer
 from headwise.models.recognise.stance import stance
-from headwise.models.recognise.tracked import Tracked, weak
+from headwise.models.recognise.tracked import Tracked
 
 # PyTorch's function without its first lines, which would hand the whole of it to the mode again.
 _mha = F.multi_head_attention_forward
@@ -176,10 +176,15 @@ def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[
         take(seen, name, args, kwargs, out)
         return
     first: Any = args[0] if args else kwargs.get("input")
+    kind = kind_of(name)
+    if kind not in _ASKING and seen.passed_on(first, out):
+        return
     x = seen.known(first)
     if name == "where" and len(args) == 3:
         chosen(seen, args, out)
     elif x is None:
+        if len(args) > 1 and kind not in _ASKING and seen.passed_on(args[1], out):
+            return
         if len(args) > 1 and (y := seen.known(args[1])) is not None and isinstance(out, Tensor):
             pointwise(seen, name, y, args[1], first, kwargs, out, swapped=True)
         elif name in SOFTMAX and out.ndim > 1:
@@ -197,17 +202,11 @@ def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[
         pointwise(seen, name, x, first, other, kwargs, out, args=args)
 
 
-def _made_by_layer(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
-    """The output of a layer, which heads are parts of."""
-    shape = tuple(out.shape)
-    origin = Origin(shape, (LAYERS[name] % out.ndim,), name, weak(args[0] if args else None))
-    seen.remember(out, INPUT.but(layout=whole(shape), origin=origin))
-
-
+_ASKING = VIEWS | SOFTMAX | {"mul", "div", "where"}  # those that do more with an input than a function of each number
 # What takes note of functions of more than one tensor that is followed.
 _OF_SEVERAL: dict[str, Callable[[Tracked, str, Sequence[Any], dict[str, Any], Any], None]] = {
     **dict.fromkeys(PRODUCTS, multiplied),
-    **dict.fromkeys(LAYERS, _made_by_layer),
+    **dict.fromkeys(LAYERS, lambda seen, name, args, kwargs, out: seen.remember_layer(name, (*args, None)[0], out)),
     "scaled_dot_product_attention": lambda seen, name, *call: scaled_dot_product_attention(seen, *call),
     "cat": joined,
     "concat": joined,

@@ -16,14 +16,20 @@ _CHECKPOINT = str(Path("torch", "utils", "checkpoint.py"))
 _CALL = nn.Module._call_impl.__code__
 
 
-def modules_in_call(modules: Mapping[nn.Module, str]) -> list[nn.Module]:
-    """Those of the modules whose forward, or that of a replica, is running, the innermost first."""
+def modules_in_call(modules: Mapping[nn.Module, str], like: list[nn.Module] | None = None) -> list[nn.Module]:
+    """Those of the modules whose forward, or that of a replica, is running, the innermost first.
+
+    Args:
+        like: what was found before, in the same call if that has the same innermost module.
+    """
     found: list[nn.Module] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _CALL:
             module = original(frame.f_locals["self"], modules)
             if module in modules:
+                if like and not found and module is like[0]:
+                    return like
                 found.append(module)
         elif frame.f_code.co_filename[:1] == "<" and (node := node_running(frame)) is not None:
             found += [module for module in modules_of(node, frame.f_locals["self"]) if module in modules]

@@ -1,6 +1,7 @@
 """Products: of queries and keys, and of weights and values."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -70,7 +71,7 @@ def combined(seen: Tracked, found: Contraction, out: Tensor, name: str, factors:
             _without_softmax(seen, found, x, at)
             break
     fixed = [learned(operand) for operand in (found.left, found.right)]
-    if all(fixed):
+    if all(fixed) or _of_each_number(found.a, found.b):
         return
     origin = None
     if any(fixed):
@@ -78,8 +79,6 @@ def combined(seen: Tracked, found: Contraction, out: Tensor, name: str, factors:
         features = tuple(i for i, one in enumerate(found.out) if one in own and one not in other)
         origin = Origin(tuple(out.shape), features, name, weak((found.left, found.right)[fixed[0]]))
     product = Product(found, tuple(out.shape), out.dtype, modules_in_call(seen.modules), user_line(), both, any(fixed))
-    if set(found.a) - {"1"} <= set(found.b) and set(found.b) - {"1"} <= set(found.a):
-        return  # the product of each number
     if not any(fixed):
         seen.products += 1
     here = whole(product.shape)
@@ -144,6 +143,16 @@ def _without_softmax(seen: Tracked, found: Contraction, x: Followed, at: int) ->
 
 def summed_factors(found: Contraction, x: Followed, at: int) -> tuple[Factor, ...]:
     """The factors of the dimensions of operand `at` that the product sums over."""
-    letters = (found.a, found.b)[at]
-    factors = [factor for one, dim in zip(letters, x.layout.dims, strict=True) if one in found.summed for factor in dim]
+    return _summed_factors((found.a, found.b)[at], found.summed, x.layout)
+
+
+@lru_cache(maxsize=1024)
+def _summed_factors(letters: str, summed: str, layout: Layout) -> tuple[Factor, ...]:
+    factors = [factor for one, dim in zip(letters, layout.dims, strict=True) if one in summed for factor in dim]
     return merged(sorted(factors, key=lambda factor: -factor[1]))
+
+
+@lru_cache(maxsize=1024)
+def _of_each_number(a: str, b: str) -> bool:
+    """Whether two operands of these letters have the same dimensions, so that a product sums over none."""
+    return set(a) - {"1"} <= set(b) and set(b) - {"1"} <= set(a)

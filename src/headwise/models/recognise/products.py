@@ -1,6 +1,7 @@
 """Products of two tensors, however they are written: one letter for each dimension, as in einsum."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from string import ascii_letters
 from typing import Any, NamedTuple
 
@@ -29,7 +30,13 @@ class Contraction(NamedTuple):
     @property
     def summed(self) -> str:
         """The letters that the result does not have."""
-        return "".join(letter for letter in self.a if letter not in self.out and letter != "1")
+        return summed_letters(self.a, self.out)
+
+
+@lru_cache(maxsize=1024)
+def summed_letters(a: str, out: str) -> str:
+    """The letters of an operand that the result does not have."""
+    return "".join(letter for letter in a if letter not in out and letter != "1")
 
 
 def contraction(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Contraction | None:
@@ -52,14 +59,20 @@ def contraction(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Contr
 
 
 def _matmul(left: Tensor, right: Tensor) -> Contraction | None:
-    if left.ndim == 0 or right.ndim == 0:
+    letters = _letters(left.shape, right.shape)
+    return None if letters is None else Contraction(left, right, *letters)
+
+
+@lru_cache(maxsize=1024)
+def _letters(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[str, str, str] | None:
+    """Those of matmul of two tensors of these shapes, and of its result; None for a scalar."""
+    if not left or not right:
         return None
-    rows, cols = ("N" if left.ndim > 1 else ""), ("M" if right.ndim > 1 else "")
-    one, two = left.shape[:-2] if rows else (), right.shape[:-2] if cols else ()
-    count = max(len(one), len(two))
-    letters = ascii_letters[:count]
+    rows, cols = ("N" if len(left) > 1 else ""), ("M" if len(right) > 1 else "")
+    one, two = left[:-2] if rows else (), right[:-2] if cols else ()
+    letters = ascii_letters[: max(len(one), len(two))]
     a, b = _broadcast(letters, one, two)
-    return Contraction(left, right, a + rows + "D", b + ("D" + cols if cols else "D"), letters + rows + cols)
+    return a + rows + "D", b + ("D" + cols if cols else "D"), letters + rows + cols
 
 
 def _einsum(args: Sequence[Any]) -> Contraction | None:

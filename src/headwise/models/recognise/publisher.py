@@ -1,12 +1,13 @@
 """Attention that is recognised, published to the subscribers of `headwise.events`."""
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from headwise.attention import attend_to
 from headwise.events import in_backward, subscribed, subscribers_of
@@ -40,13 +41,13 @@ class Publisher:
         self._whole: set[nn.Module] = set()  # modules of which a whole output was compared
         self._threads = OtherThreads(modules, Following)
 
-    def hooks(self) -> AbstractContextManager[None]:
-        """Within it, forwards can be seen."""
+    def hooks(self) -> list[RemovableHandle]:
+        """Register the hooks with which forwards are seen in all threads."""
         return self._threads.hooks()
 
     @contextmanager
     def forward(self) -> Iterator[Tracked]:
-        """One forward pass of the model, within `hooks()`.
+        """One forward pass of the model.
 
         Returns:
             What was seen; `not_followed` lists what is no attention.
@@ -60,7 +61,7 @@ class Publisher:
         record = x.softmax
         assert record is not None
         assert x.product is not None
-        now = modules_in_call(self._modules)
+        now = modules_in_call(self._modules, x.product.modules)
         place = names(x.product, now, self._modules)
         replaced = isinstance((product.left, product.right)[at], Deferred)  # it was computed, and published, by attach
         if place is None or replaced or now[0] in self._aside or not subscribed(place[0]) or in_backward():

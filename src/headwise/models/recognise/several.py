@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.models.recognise.followed import Followed, Origin, learned
+from headwise.models.recognise.followed import INPUT, Origin, learned
 from headwise.models.recognise.layout import whole
 from headwise.models.recognise.products import Contraction, pair, terms
 from headwise.models.recognise.tracked import Tracked, weak
@@ -85,5 +85,5 @@ def _folded(seen: Tracked, x: Factor, by: Factor, rest: set[str]) -> Factor:
     features = tuple(i for i, one in enumerate(kept) if one in by[1] and one not in x[1])
     if features:
         origin = Origin(tuple(made.shape), features, "einsum", weak(x[0]))
-        seen.remember(made, Followed("input", whole(origin.shape), origin))
+        seen.remember(made, INPUT.but(layout=whole(origin.shape), origin=origin))
     return made, kept

@@ -1,13 +1,14 @@
 """Modules that a forward pass calls in other threads, such as the replicas of `nn.DataParallel`."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from threading import Thread, current_thread
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from headwise.events import original
 from headwise.models.recognise.compiled import compiled_parts
@@ -31,16 +32,13 @@ class OtherThreads:
         self._home: Thread | None = None
         self._running: WeakKeyDictionary[Thread, tuple[nn.Module, Any, Tracked, Tracked]] = WeakKeyDictionary()
 
-    @contextmanager
-    def hooks(self) -> Iterator[None]:
-        """Within it, forwards can be followed."""
-        with ExitStack() as hooks:
-            # What torch.compile has compiled has no hooks that are registered later.
-            if not compiled_parts((name, module) for module, name in self._modules.items()):
-                for module in filter(_may_compute, self._modules):
-                    hooks.callback(module.register_forward_pre_hook(self._before).remove)
-                    hooks.callback(module.register_forward_hook(self._after, always_call=True).remove)
-            yield
+    def hooks(self) -> list[RemovableHandle]:
+        """Register those that follow calls."""
+        if compiled_parts((name, module) for module, name in self._modules.items()):
+            return []  # what torch.compile has compiled has no hooks that are registered later
+        own = [module for module in self._modules if _may_compute(module)]
+        before = [module.register_forward_pre_hook(self._before) for module in own]
+        return [*before, *(module.register_forward_hook(self._after, always_call=True) for module in own)]
 
     @contextmanager
     def followed(self, seen: Tracked) -> Iterator[None]:

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.models.recognise.followed import Followed, Softmax
+from headwise.models.recognise.followed import INPUT, Followed, Origin, Softmax
 from headwise.models.recognise.frames import modules_in_call, user_line
+from headwise.models.recognise.functions import LAYERS
+from headwise.models.recognise.layout import whole
 from headwise.models.recognise.products import Contraction
 
 # Called with a product of weights and values: the product, what is known of the weights, which operand they are, the
@@ -16,12 +18,15 @@ from headwise.models.recognise.products import Contraction
 OnValues = Callable[[Contraction, Followed, int, int, Tensor], None]
 
 
-class _Known(weakref.ref):
-    """A tensor that is followed, its id, and what is known of it."""
+class _Held(weakref.ref):
+    """A tensor of which so much is known that this is forgotten as soon as it is freed, and its id."""
 
-    __slots__ = ("key", "what")
+    __slots__ = ("key",)
     key: int
-    what: Followed
+
+
+_Layer = tuple[str, Callable[[], Tensor | None], tuple[int, ...]]  # its function, its input, the shape of its output
+_Known = tuple[Callable[[], Tensor | None], Followed | _Layer]  # a tensor, and what is known of it
 
 
 class Tracked:
@@ -50,17 +55,44 @@ class Tracked:
     def known(self, x: Any) -> Followed | None:
         """What is known of a tensor."""
         entry = self._known.get(id(x))
-        return entry.what if entry is not None and entry() is x else None
+        if entry is None or entry[0]() is not x:
+            return None
+        what = entry[1]
+        if isinstance(what, tuple):
+            name, source, shape = what
+            origin = Origin(shape, (LAYERS[name] % len(shape),), name, source)
+            what = INPUT.but(layout=whole(shape), origin=origin)
+            self._known[id(x)] = entry[0], what
+        return what
 
     def remember(self, x: Tensor, what: Followed) -> None:
         """Keep what is known of a tensor, until it is freed."""
-        entry = _Known(x, self._freed)
-        entry.key, entry.what = id(x), what
-        self._known[entry.key] = entry
+        held = _Held(x, self._freed)
+        held.key = id(x)
+        self._known[held.key] = held, what
 
-    def _freed(self, entry: "_Known") -> None:
-        if self._known.get(entry.key) is entry:
-            del self._known[entry.key]
+    def remember_layer(self, name: str, source: Any, out: Tensor) -> None:
+        """Keep that a tensor is the output of a layer, which heads are parts of; of most nothing more is asked.
+
+        Args:
+            name: of its function, one of `LAYERS`. source: its input.
+        """
+        self._known[id(out)] = weakref.ref(out), (name, weak(source), out.shape)
+
+    def passed_on(self, x: Any, out: Any) -> bool:
+        """Whether x is the output of a layer of which nothing was asked yet; then as much is known of `out`, a function
+        of each of its numbers, if it has the same shape."""
+        entry = self._known.get(id(x))
+        if entry is None or not isinstance(entry[1], tuple) or entry[0]() is not x:
+            return False
+        if isinstance(out, Tensor) and out.shape == entry[1][2]:
+            self._known[id(out)] = weakref.ref(out), entry[1]
+        return True
+
+    def _freed(self, held: _Held) -> None:
+        entry = self._known.get(held.key)
+        if entry is not None and entry[0] is held:
+            del self._known[held.key]
 
     def forget(self) -> None:
         """Forget all tensors."""
@@ -80,9 +112,14 @@ class Tracked:
         if out is not None:
             self.remember(out, x.but(lost=x.lost or reason))
 
-    def record(self, out: Tensor, reason: str = "") -> Softmax:
-        """A softmax whose result is `out`, and why it is no attention, if that is known."""
-        record = Softmax(modules_in_call(self.modules), user_line(), getattr(out, "dtype", torch.float32), self.kept)
+    def record(self, out: Tensor, reason: str = "", like: list[nn.Module] | None = None) -> Softmax:
+        """A softmax whose result is `out`, and why it is no attention, if that is known.
+
+        Args:
+            like: the modules of its product, as in `modules_in_call`.
+        """
+        running = modules_in_call(self.modules, like)
+        record = Softmax(running, user_line(), getattr(out, "dtype", torch.float32), self.kept)
         if reason:
             record.reason = reason
         self.softmaxes.append(record)
