@@ -148,13 +148,11 @@ class RecognisedRecord(Record):
                 self._follows = False
         super()._end_forward(keep)
 
-    @eager
-    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
-        measured = self._open
-        if module is self._first and self._home is current_thread() and is_outermost(module):
-            self._following.close()  # in its thread; the forward ends when what it called in others has ended
-        super()._after(module, args, result)
-        if measured and not self._open and module is self.model and not self.layers and result is not None:
+    def _end_here(self) -> None:
+        self._following.close()
+
+    def _check(self, module: nn.Module, result: Any) -> None:
+        if module is self.model and not self.layers and result is not None:
             assert self._tracked is not None
             raise nothing(self.model, self._tracked, "watch")
 

@@ -228,13 +228,18 @@ class Record(Shown):
         """Runs after such a call, or after its failure."""
         if module not in self._entrances or in_backward() or not self._depth:
             return
+        if module is self._first and self._home is current_thread() and is_outermost(module):
+            self._end_here()
         self._depth -= 1
         if self._depth:
             return
         failed = sys.exc_info()[1] not in (None, self._error)
+        measured = self._open
         self._end_forward(keep=not failed)
         if self._how.steps == "forward" and not failed and self._counts():
             self.step()
+        if measured:
+            self._check(module, result)
 
     def _counts(self) -> bool:
         """Whether a forward is measured: not one that only shows how the model is written, as `find_heads` runs."""
@@ -246,6 +251,12 @@ class Record(Shown):
         self._open, self._forward, self._seen = True, Running(), Maps(self._how.maps)
         modules = {place.module: place.name for place in self._places}
         self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules))
+
+    def _end_here(self) -> None:
+        """Runs at the end of a forward in the thread that began it, before that of what it called in others."""
+
+    def _check(self, module: nn.Module, result: Any) -> None:
+        """Runs after a measured forward; what it raises is raised through the model."""
 
     def _end_forward(self, keep: bool) -> None:
         if not self._open:

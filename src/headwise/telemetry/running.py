@@ -42,7 +42,7 @@ class Layer:
         states = [m.merge(one, two) for m, one, two in zip(self.pooling.others, self.states, other.states, strict=True)]
         pooled = None if self.pooled is None or other.pooled is None else self.pooled.merged(other.pooled)
         nonfinite = self.nonfinite + other.nonfinite
-        return replace(self, grid=other.grid, pooled=pooled, states=states, nonfinite=nonfinite)
+        return Layer(other.grid, self.pooling, pooled, states, nonfinite, self.heads, self.of)
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the states."""
@@ -116,7 +116,8 @@ def layer_of(call: AttentionCall, pooling: Pooling) -> Layer:
     """The states of one call."""
     measured, amap = call.measured, call.map
     assert measured is not None  # a record has measures
-    grid, states = replace(amap.rule.grid, b=1), []
+    whole, states = amap.rule.grid, []
+    grid = Grid(1, whole.h, whole.n, whole.m, whole.first)
     if pooling.others:
         states = [measured.states[m.name] for m in pooling.others]
         if len(amap.lse) != 1:

@@ -4,7 +4,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,7 @@ from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer
 from headwise.models.recognise.stance import stance
 from headwise.models.recognise.tracked import Tracked
 
+KEPT = 4096  # functions
 # PyTorch's function without its first lines, which would hand the whole of it to the mode again.
 _mha = F.multi_head_attention_forward
 _OPENED = types.FunctionType(
@@ -46,6 +47,30 @@ _OPENED = types.FunctionType(
 def name_of(func: Any) -> str:
     """The name of a function; of an operator of a graph, such as aten.add.Tensor, that of the function it overloads."""
     return str(getattr(func, "__name__", "")).partition(".")[0]
+
+
+Kind = Literal["attribute", "heads", "operator", "ignored", "seen"]
+_kinds: dict[Any, tuple[str, Kind]] = {}
+
+
+def _kind(func: Any) -> tuple[str, Kind]:
+    """The name of a function, and whether it reads an attribute that is not followed, is that of nn.MultiheadAttention,
+    computes a whole attention, or is ignored; kept, as it is asked for at each call."""
+    name = name_of(func)
+    kind: Kind = "seen"
+    if name == "__get__":
+        name = func.__self__.__name__
+        kind = "seen" if name in VIEWS or name in SAME else "attribute"
+    elif func is _mha:
+        kind = "heads"
+    elif name in OPAQUE or (isinstance(func, _OPERATORS) and opaque(name)):
+        kind = "operator"
+    elif name in IGNORED:
+        kind = "ignored"
+    if len(_kinds) >= KEPT:
+        _kinds.clear()
+    _kinds[func] = name, kind
+    return name, kind
 
 
 class Following(TorchFunctionMode):
@@ -59,18 +84,16 @@ class Following(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs) if kwargs else {}
-        name = name_of(func)
-        if name == "__get__":
-            name = func.__self__.__name__
-            if name not in VIEWS and name not in SAME:
-                return func(*args, **kwargs)
-        if func is _mha:
+        name, kind = _kinds.get(func) or _kind(func)
+        if kind == "attribute":
+            return func(*args, **kwargs)
+        if kind == "heads":
             with self:
                 return _OPENED(*args, **kwargs)
         out = self.call(func, name, args, kwargs)
-        if name in OPAQUE or (isinstance(func, _OPERATORS) and opaque(name)):
+        if kind == "operator":
             compiled_operator(self.seen, func)
-        elif name not in IGNORED and (isinstance(out, Tensor) or name in RETURN_OTHERS):
+        elif kind == "seen" and (isinstance(out, Tensor) or name in RETURN_OTHERS):
             seen = self.seen
             try:
                 _see(seen, func, name, args, kwargs, out)

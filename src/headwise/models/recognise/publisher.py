@@ -24,7 +24,7 @@ from headwise.models.replace.deferred import Deferred
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
 
-SOME = 64  # rows
+SOME = 16  # rows
 
 
 class Publisher:
