@@ -1,4 +1,4 @@
-"""Attached models and torch.compile: what is compiled, what runs uncompiled, and the errors of fullgraph=True."""
+"""Attached and watched models with torch.compile: what is compiled, what is not, and the errors of fullgraph=True."""
 
 from contextlib import ExitStack
 from threading import Event, Thread
@@ -70,7 +70,7 @@ def test_an_attached_model_that_is_compiled_to_one_graph_later_is_refused_with_t
     expected = model(x)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with hw.attach(model, x) as handle:
-        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"attach the module that torch\.compile returned"):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"give the module that torch\.compile returned"):
             compiled(x)
         torch.testing.assert_close(model(x), expected)
         assert handle.attached == ("attention.0", "attention.1")
@@ -98,12 +98,12 @@ def test_a_model_that_was_compiled_and_called_before_is_attached_from_within(kin
     assert len(calls) == 2
 
 
-def compiled_calls(model, kind):
+def compiled_calls(model, kind, backend="eager"):
     """What calls the model: compiled around it, in place, or a compiled function of the user that calls it."""
     if kind == "in place":
-        model.compile(backend="eager")
+        model.compile(backend=backend)
         return model
-    return torch.compile(model if kind == "around" else lambda x: model(x + 0) * 1, backend="eager")
+    return torch.compile(model if kind == "around" else lambda x: model(x + 0) * 1, backend=backend)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
@@ -125,6 +125,62 @@ def test_a_compiled_model_whose_attention_is_recognised_runs_uncompiled_from_wit
     assert len(calls) == (4 if with_batch else 2)  # the first forward without a batch is the model's own
     torch.testing.assert_close(compiled(x), expected)
     assert compiles(x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("kind", ["around", "in place", "from a function"])
+def test_a_watched_model_runs_uncompiled_from_within_in_measured_forwards(kind, every):
+    torch.manual_seed(0)
+    model, x = hand.Model(hand.CausalSelfAttention).double(), torch.randn(B, N, 12, dtype=torch.float64)
+    with hw.watch(model, measures=["entropy"]) as whole:
+        expected = model(x)
+    ran = []
+
+    def backend(graph, example_inputs):
+        return lambda *inputs: ran.append(len(graph.graph.nodes)) or graph.forward(*inputs)
+
+    compiled, nodes = compiled_calls(model, kind, backend), []
+
+    def run():
+        ran.clear()
+        torch.testing.assert_close(compiled(x), expected)
+        nodes.append(sum(ran))
+
+    with hw.watch(model, measures=["entropy"], every=every) as record:
+        with pytest.warns(UserWarning, match=r"Model is (compiled|called by compiled code)\. .* runs uncompiled"):
+            run()
+        for _ in range(2):  # it is said once
+            run()
+    assert record.layers == ("attention.0", "attention.1")
+    assert (record.ledger.steps, record.ledger.index) == (3 if every == 1 else 2, 3)
+    torch.testing.assert_close(record.totals["entropy"], whole.latest["entropy"])
+    assert nodes[0] == nodes[2] < 10
+    assert nodes[1] == nodes[0] if every == 1 else nodes[1] > 20  # the attention too
+    torch.testing.assert_close(compiled(x), expected)
+    assert compiles(x)
+
+
+def test_gradients_of_heads_are_accumulated_in_a_model_that_compiled_code_calls():
+    torch.manual_seed(0)
+    model, x = hand.Model(hand.CausalSelfAttention).double(), torch.randn(B, N, 12, dtype=torch.float64)
+    with hw.telemetry.gate_gradients(model) as own:
+        model(x).square().mean().backward()
+    compiled = compiled_calls(model, "from a function")
+    with hw.telemetry.gate_gradients(model) as gates, pytest.warns(UserWarning, match="is called by compiled code"):
+        compiled(x).square().mean().backward()
+    assert gates.layers == own.layers == ("attention.0", "attention.1")
+    torch.testing.assert_close(gates.importance().column, own.importance().column)
+    assert compiles(x)
+
+
+@pytest.mark.parametrize("watching", [hw.watch, hw.telemetry.gate_gradients])
+def test_a_watched_model_in_one_graph_is_refused_with_the_way_out(watching):
+    model, x = hand.Model(hand.CausalSelfAttention), torch.randn(B, N, 12)
+    compiled = torch.compile(lambda x: model(x), backend="eager", fullgraph=True)
+    refused = pytest.raises(torch._dynamo.exc.Unsupported, match=r"give the module that torch\.compile returned")
+    with watching(model), refused:
+        compiled(x)
 
 
 def compiles(x):

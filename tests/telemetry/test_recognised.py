@@ -128,14 +128,6 @@ def test_a_compiled_model_is_watched(inside, x):
     torch.testing.assert_close(compiled(x), expected)
 
 
-def test_a_model_within_a_compiled_one_is_refused(x, monkeypatch):
-    model = model_of().eval()
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # as in code that the compiler traces
-    refused = pytest.raises(hw.ConfigError, match=r"watch\(model\): Sequential is called by a compiled module")
-    with hw.watch(model), refused:
-        model(x)
-
-
 def test_a_report_is_made_of_a_record(x, tmp_path):
     model = model_of()
     with hw.watch(model, maps="lazy") as record:

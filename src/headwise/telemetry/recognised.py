@@ -16,7 +16,7 @@ from headwise.events import in_backward
 from headwise.kernels.eager import eager
 from headwise.models.adapters.places import Place, find
 from headwise.models.adapters.selecting import select
-from headwise.models.recognise.compiled import compiled_parts
+from headwise.models.recognise.compiled import compile_with, compiled_parts, not_in_one_graph, uncompiled
 from headwise.models.recognise.frames import is_outermost
 from headwise.models.recognise.publisher import Publisher
 from headwise.models.recognise.recogniser import not_followed, nothing
@@ -91,8 +91,8 @@ class RecognisedRecord(Record):
         self._tracked: Tracked | None = None  # of the last forward, and of the last one that was measured
         self._measured: Tracked | None = None
         self._publisher = Publisher(self._modules, what.aside)
-        self._compiled = compiled_parts(model.named_modules())
-        self._in_graph = False
+        self._compiled = _Compiled(model, "watch")
+        self._inside, self._callback = False, None  # a forward that is followed, and what compiled code until then
 
     @property
     def unwatched(self) -> dict[str, str]:
@@ -119,26 +119,39 @@ class RecognisedRecord(Record):
     def start(self: Self) -> Self:
         """Watch from now on, in addition to the numbers so far."""
         if not self.active:
+            for hook in (RecognisedRecord._before, RecognisedRecord._after):
+                uncompiled(hook)
             super().start()
             self._handles += self._publisher.hooks()
         return self
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        self._in_graph = torch.compiler.is_compiling()  # in code that torch.compile traces, unlike what this calls
-        super()._before(module, args)
+        not_in_one_graph("watch")
+        callback = compile_with(None)
+        if self._enter(module):
+            self._callback = callback
+            self._compiled.warn(callback)
+        else:
+            compile_with(callback)
 
-    def _begin_forward(self) -> None:
-        if self._in_graph:
-            _refuse_graph(self.model, "watch", known=bool(self._what.known))
+    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
+        inside = self._inside
+        try:
+            self._leave(module, result)
+        finally:
+            if inside and not self._inside and self._home is current_thread():
+                compile_with(self._callback)
+
+    def _begin_forward(self) -> bool:
         super()._begin_forward()
-        if not self._follows or self._in_graph:
-            return
-        _warn_of(self._compiled, self.model, "watch")
-        self._tracked = self._following.enter_context(self._publisher.forward())
+        if self._follows:
+            self._tracked = self._following.enter_context(self._publisher.forward())
+            self._inside = True
+        return self._follows
 
     def _end_forward(self, keep: bool) -> None:
         if self._home is current_thread():
-            self._following.close()
+            self._end_here()
         if keep and self._open and self._tracked is not None:
             new = [name for name in self._forward.layers if name not in self.layers]
             if new:
@@ -150,6 +163,7 @@ class RecognisedRecord(Record):
 
     def _end_here(self) -> None:
         self._following.close()
+        self._inside = False
 
     def _check(self, module: nn.Module, result: Any) -> None:
         if module is self.model and not self.layers and result is not None:
@@ -168,36 +182,50 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
     gates = entrances(model, [*what.known, *what.rest])
     running: list[nn.Module] = []
     home: list[Thread] = []
+    callbacks: list[Any] = []  # what compiled code until the forward that is followed
     seen: list[Tracked] = []
     publisher, following = Publisher(modules, what.aside), ExitStack()
-    compiled = compiled_parts(model.named_modules())
+    compiled = _Compiled(model, caller)
 
     def before(module: nn.Module, args: Any) -> None:
-        begin(module, torch.compiler.is_compiling())  # in code that torch.compile traces
+        not_in_one_graph(caller)
+        callback = compile_with(None)
+        if begin(module):
+            callbacks[:] = [callback]
+            compiled.warn(callback)
+        else:
+            compile_with(callback)
 
     @eager
-    def begin(module: nn.Module, in_graph: bool) -> None:
+    def begin(module: nn.Module) -> bool:
         if module in gates and not in_backward() and torch.is_grad_enabled():
-            if in_graph:
-                _refuse_graph(model, caller, known=bool(what.known))
             if running and home[0] is not current_thread():
-                return
+                return False
             if running and running[0] is module and is_outermost(module):
                 following.close()  # after a KeyboardInterrupt
                 running.clear()
             running.append(module)
             home[:] = [current_thread()]
-            if len(running) == 1 and not in_graph:
-                _warn_of(compiled, model, caller)
+            if len(running) == 1:
                 seen[:] = [following.enter_context(publisher.forward())]
+                return True
+        return False
+
+    def after(module: nn.Module, args: Any, result: Any) -> None:
+        if end(module):
+            compile_with(callbacks.pop())
 
     @eager
-    def after(module: nn.Module, args: Any, result: Any) -> None:
+    def end(module: nn.Module) -> bool:
         if running and running[-1] is module and not in_backward() and home[0] is current_thread():
             running.pop()
             if not running:
                 following.close()
+                return True
+        return False
 
+    for hook in (before, after):
+        uncompiled(hook)
     with ExitStack() as hooks:
         hooks.callback(following.close)
         for handle in publisher.hooks():
@@ -210,25 +238,24 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
         yield seen
 
 
-def _refuse_graph(model: nn.Module, caller: str, *, known: bool) -> None:
-    """Raise if attention must be recognised in a graph of torch.compile; known layers are seen there."""
-    if not known:
-        name = type(model).__name__
-        raise ConfigError(
-            f"{caller}(model): {name} is called by a compiled module, in which attention cannot be recognised; give "
-            f"the module that torch.compile returned, which then runs uncompiled"
-        )
+class _Compiled:
+    """Says once that a model that is compiled, or called by compiled code, runs uncompiled."""
 
+    def __init__(self, model: nn.Module, caller: str) -> None:
+        parts = compiled_parts(model.named_modules())
+        self._name = (parts[0] if parts else "") or type(model).__name__
+        self._part, self._caller, self._said = bool(parts), caller, False
 
-def _warn_of(compiled: list[str], model: nn.Module, caller: str) -> None:
-    """Say once that compiled modules run uncompiled."""
-    if compiled:
-        name = compiled.pop(0) or type(model).__name__
-        compiled.clear()
-        more = "; watch(every=…) measures fewer" if caller == "watch" else ""
+    def warn(self, callback: Any) -> None:
+        """A forward is followed. `callback` compiled the code until then; None if there is none."""
+        if self._said or not (self._part or callback):
+            return
+        self._said = True
+        how = "compiled" if self._part else "called by compiled code"
+        more = "; watch(every=…) measures fewer" if self._caller == "watch" else ""
         warn(
-            f"{caller}(model): {name} is compiled. Attention is recognised in the code that was compiled, so that in "
-            f"measured forwards it runs uncompiled{more}",
+            f"{self._caller}(model): {self._name} is {how}. Attention is recognised in the code that was compiled, so "
+            f"that in measured forwards it runs uncompiled{more}",
         )
 
 

@@ -204,11 +204,19 @@ class Record(Shown):
         measured = f"{self.ledger.steps} of {self.ledger.index} steps measured"
         return f"Record({len(self.layers)} layers{left}; {measured}; {'watching' if self.active else 'not watching'})"
 
-    @eager
     def _before(self, module: nn.Module, args: Any) -> None:
-        """Runs before a call of the model or a part of it; an outermost call begins a forward."""
+        """Runs before a call of the model or a part of it."""
+        self._enter(module)
+
+    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
+        """Runs after such a call, or after its failure."""
+        self._leave(module, result)
+
+    @eager
+    def _enter(self, module: nn.Module) -> bool:
+        """A call of that begins; an outermost one begins a forward. Returns what `_begin_forward` returns."""
         if module not in self._entrances or in_backward():  # a copy of a watched model has the hooks too
-            return
+            return False
         if self._depth and module is self._first and self._home is current_thread() and is_outermost(module):
             self._end_forward(keep=False)  # a KeyboardInterrupt ended it, such as that of a notebook, and ran no hooks
             self._depth = 0
@@ -221,11 +229,12 @@ class Record(Shown):
             # which must be computed as they were.
             self._observing.close()
             if self.ledger.index % self._how.every == 0:
-                self._begin_forward()
+                return self._begin_forward()
+        return False
 
     @eager
-    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
-        """Runs after such a call, or after its failure."""
+    def _leave(self, module: nn.Module, result: Any) -> None:
+        """It ends, or fails."""
         if module not in self._entrances or in_backward() or not self._depth:
             return
         if module is self._first and self._home is current_thread() and is_outermost(module):
@@ -246,11 +255,13 @@ class Record(Shown):
         during = self._how.during
         return not here().own_code and (during == "always" or self.model.training == (during == "training"))
 
-    def _begin_forward(self) -> None:
+    def _begin_forward(self) -> bool:
+        """A measured forward begins. Returns whether it must not be compiled."""
         self._projections.open()
         self._open, self._forward, self._seen = True, Running(), Maps(self._how.maps)
         modules = {place.module: place.name for place in self._places}
         self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules))
+        return False
 
     def _end_here(self) -> None:
         """Runs at the end of a forward in the thread that began it, before that of what it called in others."""

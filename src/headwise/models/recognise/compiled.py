@@ -8,6 +8,11 @@ import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 
+IN_GRAPH = (
+    "{}(model): the model is called by a module that was compiled with fullgraph=True, in which attention cannot be "
+    "recognised; give the module that torch.compile returned, which then runs uncompiled"
+)
+
 
 def compiled_parts(modules: Iterable[tuple[str, nn.Module]]) -> list[str]:
     """The names of those of these modules that torch.compile has compiled."""
@@ -26,6 +31,12 @@ def uncompiled(hook: Callable[..., Any]) -> None:
     from torch._dynamo.eval_frame import skip_code  # its import takes as long as that of PyTorch
 
     skip_code(hook.__code__)
+
+
+def not_in_one_graph(caller: str) -> None:
+    """In such a hook: raise if the code that is compiled must be one graph."""
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=IN_GRAPH.format(caller))  # the error of fullgraph=True
 
 
 def compile_with(callback: Any) -> Any:

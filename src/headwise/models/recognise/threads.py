@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from threading import Thread, current_thread
+from threading import Lock, Thread, current_thread
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from headwise.events import original
 from headwise.models.recognise.compiled import compiled_parts
 from headwise.models.recognise.tracked import Tracked
+
+_lock = Lock()
 
 
 class OtherThreads:
@@ -31,6 +33,7 @@ class OtherThreads:
         self._seen: Tracked | None = None  # of the forward that is running
         self._home: Thread | None = None
         self._running: WeakKeyDictionary[Thread, tuple[nn.Module, Any, Tracked, Tracked]] = WeakKeyDictionary()
+        self._count = 0  # of them: torch.compile can trace a number
 
     def hooks(self) -> list[RemovableHandle]:
         """Register those that follow calls."""
@@ -57,11 +60,17 @@ class OtherThreads:
             other = Tracked(seen.modules, seen.on_values, seen.aside)
             mode = self._follow(other)
             mode.__enter__()
-            self._running[here] = module, mode, other, seen
+            with _lock:
+                self._running[here] = module, mode, other, seen
+                self._count += 1
 
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
-        if self._running and (here := current_thread()) in self._running and self._running[here][0] is module:
-            _, mode, other, seen = self._running.pop(here)
+        if not self._count:
+            return
+        if (here := current_thread()) in self._running and self._running[here][0] is module:
+            with _lock:
+                _, mode, other, seen = self._running.pop(here)
+                self._count -= 1
             mode.__exit__(None, None, None)
             seen.join(other)
 

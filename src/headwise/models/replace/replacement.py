@@ -15,7 +15,7 @@ from headwise.errors import ConfigError, warn
 from headwise.events import here as settings, in_backward
 from headwise.models.batches import arguments
 from headwise.models.recognise.attention import assembled, names
-from headwise.models.recognise.compiled import compile_with, uncompiled
+from headwise.models.recognise.compiled import compile_with, not_in_one_graph, uncompiled
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, unexpected
 from headwise.models.recognise.following import following
 from headwise.models.recognise.frames import in_checkpoint, is_outermost, modules_in_call
@@ -28,10 +28,6 @@ from headwise.publishing import attended
 from headwise.rule import own_dtypes
 
 Key = tuple[Any, ...]
-IN_GRAPH = (
-    "attach(model): the attached model is called by a module that was compiled with fullgraph=True, in which attention "
-    "cannot be recognised; attach the module that torch.compile returned, which then runs uncompiled"
-)
 READ = "its scores or weights are read before they are multiplied by values"
 
 
@@ -127,7 +123,7 @@ class Replacement:
 
     def _before(self, module: nn.Module, args: Any) -> None:
         """Runs before a call of a module: an outermost call begins a forward, or its repetition in a backward pass."""
-        _refuse_one_graph()
+        not_in_one_graph("attach")
         callback = compile_with(None)
         if self._begins(module):
             self._open[get_ident()] = _Open(self, module, callback)
@@ -252,12 +248,6 @@ class Replacement:
                 score=a.scores, dropout_p=max(a.dropout_p, dropout_p),
             )  # fmt: skip
             return a.restore(made).to(out.dtype)
-
-
-def _refuse_one_graph() -> None:
-    """Raise if the code that is compiled must be one graph."""
-    if torch.compiler.is_compiling():
-        torch._dynamo.graph_break(msg=IN_GRAPH)  # the error of fullgraph=True
 
 
 def _computed(*given: Tensor, **options: Any) -> tuple[Tensor, Any]:
