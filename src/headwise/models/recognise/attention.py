@@ -6,7 +6,6 @@ from functools import partial
 from math import inf, log
 from operator import eq
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -147,12 +146,8 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
         scores.append(SinkLogits(_sink(x.sink[0], x, axes)))
     if not q.dtype == k.dtype == v.dtype == dtype:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    module = product.modules[0] if product.modules else None
-    if not (k.requires_grad or v.requires_grad or module in form.apart):  # with gradients the first would get all
-        heads = k.shape[1]
+    if not (k.requires_grad or v.requires_grad):  # else the first of each group would get the gradients of all
         k, v = _grouped(k, v)
-        if module is not None and heads > 1 and k.shape[1] == heads:
-            form.apart.add(module)
     matrix = None if weights.is_meta else partial(axes.matrix, weights, x.layout)
     return Attention(
         q,
@@ -173,11 +168,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
 
 
 class _Form(NamedTuple):
-    """How the tensors of a call are arranged, which is the same for all calls of one form.
-
-    Attributes:
-        apart: modules in which no two heads of keys and values are equal, which is looked at once.
-    """
+    """How the tensors of a call are arranged, which is the same for all calls of one form."""
 
     axes: Axes
     q: Plan
@@ -185,7 +176,6 @@ class _Form(NamedTuple):
     v: Plan
     out: Plan
     dims_out: list[Dim]
-    apart: "WeakSet[nn.Module]"
 
 
 _forms: dict[Any, _Form] = {}
@@ -220,7 +210,6 @@ def _form(
             axes.plan(tensors[2].shape, [_dim(letter, of_letter) for letter in of_values], [b, h, m], full=3),
             axes.plan(tensors[3].shape, dims_out, [b, h, n], full=3),
             dims_out,
-            WeakSet(),
         )
     return found
 
