@@ -1,6 +1,9 @@
 """`hw.watch` of models that headwise has no adapter for: their attention is recognised while they run."""
 
+import copy
 import math
+import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
 
@@ -400,13 +403,16 @@ def test_a_thread_that_a_forward_left_running_ends_as_it_began(x):
         assert record.unwatched == {}
 
 
-def test_forwards_of_two_threads_at_once_are_one_step(x):
-    model, inside, go = model_of(), [Event(), Event()], Event()
-    waits, found = iter([*inside, Event()]), []
+@pytest.mark.parametrize("first", [0, 1])
+def test_forwards_of_two_threads_at_once_are_one_step(first, x):
+    model, inside, go = model_of(), [Event(), Event()], [Event(), Event(), Event()]
+    waits, found = iter(zip([*inside, Event()], go, strict=True)), []
+    go[2].set()
 
     def hold(*given):
-        next(waits).set()
-        assert go.wait(60)
+        here, wait = next(waits)
+        here.set()
+        assert wait.wait(60)
 
     model[0].register_forward_pre_hook(hold)
     threads = [Thread(target=lambda: found.append((model(x), modes()))) for _ in inside]
@@ -414,9 +420,9 @@ def test_forwards_of_two_threads_at_once_are_one_step(x):
         for thread, event in zip(threads, inside, strict=True):
             thread.start()
             assert event.wait(60)
-        go.set()
-        for thread in threads:
-            thread.join()
+        for i in (first, 1 - first):
+            go[i].set()
+            threads[i].join()
     assert [left for _, left in found] == [0, 0]
     assert record.ledger.steps == record.ledger.index == 1
     with hw.watch(model, measures=["entropy"]) as alone:
@@ -450,6 +456,88 @@ def test_a_module_that_a_thread_of_the_model_calls_is_seen(x):
     with hw.watch(model) as record:
         model(x)
     assert sorted(record.layers) == ["one", "two"]
+
+
+class Queries(nn.Module):
+    """Weights of heads in the batch, and the values beside them."""
+
+    def forward(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (y.view(*y.shape[:2], H, D).transpose(1, 2).reshape(-1, y.shape[1], D) for y in qkv.chunk(3, -1))
+        return (q @ k.mT / 2).softmax(-1), v
+
+
+class Values(nn.Module):
+    def forward(self, given: tuple[Tensor, Tensor]) -> Tensor:
+        weights, v = given
+        return (weights @ v).unflatten(0, (-1, H)).transpose(1, 2).flatten(2)
+
+
+def test_a_thread_that_begins_with_a_sequence_of_modules_is_followed_from_there(x):
+    model = InThreads(nn.Sequential(nn.Linear(E, 3 * E), nn.Sequential(Queries(), Values()), nn.Linear(E, E)))
+    with hw.watch(model.module, measures=["entropy"]) as whole:
+        model.module(x)
+    with hw.watch(model, measures=["entropy"]) as record:
+        model(x)
+    assert record.layers == ("module.1",)
+    assert record.latest["entropy"].shape == whole.latest["entropy"].shape
+
+
+@pytest.mark.parametrize("made", [lambda: model_of(), lambda: hw.MultiHeadAttention(E, H)], ids=["recognised", "ours"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_forward_that_a_thread_left_without_hooks_does_not_keep_later_ones_from_being_measured(made, x):
+    model = nn.Sequential(made(), nn.Identity())
+    handle = model[1].register_forward_pre_hook(lambda *given: sys.exit())
+    with hw.watch(model, measures=["entropy"]) as record:
+        thread = Thread(target=lambda: model(x))  # PyTorch runs no hooks after SystemExit
+        thread.start()
+        thread.join()
+        handle.remove()
+        for _ in range(3):
+            model(x)
+        assert record.ledger.steps == 3
+        assert modes() == 0
+    assert copy.deepcopy(record).ledger.steps == 3
+
+
+def test_stop_in_another_thread_ends_the_forward_that_is_running(x):
+    model, inside, go, left = model_of(), Event(), Event(), []
+
+    def hold(*given):
+        inside.set()
+        assert go.wait(60)
+
+    handle = model[1].register_forward_pre_hook(hold)
+    record = hw.watch(model, measures=["entropy"]).start()
+
+    def run():
+        model(x)
+        left.append(record.ledger.steps)
+        with hw.watch(model) as again:
+            model(x)
+        left.append((again.layers, modes()))
+
+    thread = Thread(target=run)
+    thread.start()
+    assert inside.wait(60)
+    record.stop()
+    go.set()
+    thread.join()
+    handle.remove()
+    assert left == [0, (("0.attn", "1.attn"), 0)]
+    with record.start():
+        model(x)
+    assert record.ledger.steps == 1
+
+
+def test_layers_of_pytorch_take_their_fast_path_in_forwards_that_are_not_measured(x, monkeypatch):
+    fast, calls = torch._transformer_encoder_layer_fwd, []
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *given: calls.append(1) or fast(*given))
+    model = nn.Sequential(Attention(), nn.TransformerEncoderLayer(E, 2, batch_first=True)).eval()
+    with torch.no_grad(), hw.watch(model, layers=["0"], measures=["entropy"], every=2):
+        model(x)
+        before = len(calls)
+        model(x)
+    assert len(calls) == before + 1
 
 
 def gated(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -511,3 +599,28 @@ def test_alarms_of_a_recognised_model(x):
     with hw.watch(model, alarms=[hw.telemetry.MaxLogitAlarm(50.0, then=found.append)]):
         model(x)
     assert {layer for one in found for layer, _ in one.heads} == {"1.attn"}
+
+
+def test_functions_of_the_user_that_pytorch_hands_to_modes_are_called_and_not_kept(x):
+    class Own:
+        __hash__ = None
+
+        def __call__(self, x):
+            return x + 1
+
+    class Calling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = Attention()
+
+        def forward(self, x):
+            big = torch.zeros(10)
+            kept.append(weakref.ref(big))
+            x = torch.overrides.handle_torch_function(Own(), (x,), x)
+            return self.attn(torch.overrides.handle_torch_function(lambda x: x + big.sum(), (x,), x))
+
+    model, kept = Calling(), []
+    with hw.watch(model) as record:
+        model(x)
+    assert record.layers == ("attn",)
+    assert kept[0]() is None

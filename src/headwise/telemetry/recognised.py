@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from threading import Thread, current_thread
+from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
@@ -17,10 +17,10 @@ from headwise.kernels.eager import eager
 from headwise.models.adapters.places import Place, find
 from headwise.models.adapters.selecting import select
 from headwise.models.recognise.compiled import compile_with, compiled_parts, not_in_one_graph, uncompiled
-from headwise.models.recognise.frames import is_outermost
 from headwise.models.recognise.publisher import Publisher
 from headwise.models.recognise.recogniser import not_followed, nothing
 from headwise.models.recognise.tracked import Tracked
+from headwise.telemetry.calls import Calls, turn
 from headwise.telemetry.options import Options
 from headwise.telemetry.places import entrances
 from headwise.telemetry.record import Record
@@ -92,7 +92,7 @@ class RecognisedRecord(Record):
         self._measured: Tracked | None = None
         self._publisher = Publisher(self._modules, what.aside)
         self._compiled = _Compiled(model, "watch")
-        self._inside, self._callback = False, None  # a forward that is followed, and what compiled code until then
+        self._callbacks: list[Any] = []  # what compiled code until the forward that is followed
 
     @property
     def unwatched(self) -> dict[str, str]:
@@ -129,29 +129,25 @@ class RecognisedRecord(Record):
         not_in_one_graph("watch")
         callback = compile_with(None)
         if self._enter(module):
-            self._callback = callback
+            self._callbacks[:] = [callback]
             self._compiled.warn(callback)
         else:
             compile_with(callback)
 
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
-        inside = self._inside
+        inside = self._home == get_ident()
         try:
             self._leave(module, result)
         finally:
-            if inside and not self._inside and self._home is current_thread():
-                compile_with(self._callback)
+            if inside and self._home != get_ident() and self._callbacks:
+                compile_with(self._callbacks.pop())
 
-    def _begin_forward(self) -> bool:
-        super()._begin_forward()
+    def _begin_here(self) -> bool:
         if self._follows:
             self._tracked = self._following.enter_context(self._publisher.forward())
-            self._inside = True
         return self._follows
 
     def _end_forward(self, keep: bool) -> None:
-        if self._home is current_thread():
-            self._end_here()
         if keep and self._open and self._tracked is not None:
             new = [name for name in self._forward.layers if name not in self.layers]
             if new:
@@ -162,8 +158,8 @@ class RecognisedRecord(Record):
         super()._end_forward(keep)
 
     def _end_here(self) -> None:
+        super()._end_here()
         self._following.close()
-        self._inside = False
 
     def _check(self, module: nn.Module, result: Any) -> None:
         if module is self.model and not self.layers and result is not None:
@@ -180,8 +176,8 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
     """
     modules = {module: name for name, module in model.named_modules()}
     gates = entrances(model, [*what.known, *what.rest])
-    running: list[nn.Module] = []
-    home: list[Thread] = []
+    calls = Calls()
+    home: list[int] = []  # the thread in which a forward is followed
     callbacks: list[Any] = []  # what compiled code until the forward that is followed
     seen: list[Tracked] = []
     publisher, following = Publisher(modules, what.aside), ExitStack()
@@ -198,18 +194,17 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
 
     @eager
     def begin(module: nn.Module) -> bool:
-        if module in gates and not in_backward() and torch.is_grad_enabled():
-            if running and home[0] is not current_thread():
+        if module not in gates or in_backward() or not torch.is_grad_enabled():
+            return False
+        with turn:
+            if not calls.begin(module):
                 return False
-            if running and running[0] is module and is_outermost(module):
-                following.close()  # after a KeyboardInterrupt
-                running.clear()
-            running.append(module)
-            home[:] = [current_thread()]
-            if len(running) == 1:
-                seen[:] = [following.enter_context(publisher.forward())]
-                return True
-        return False
+            if home and home[0] in calls.elsewhere():
+                return False
+            following.close()  # of a forward that ended without hooks
+            home[:] = [get_ident()]
+            seen[:] = [following.enter_context(publisher.forward())]
+            return True
 
     def after(module: nn.Module, args: Any, result: Any) -> None:
         if end(module):
@@ -217,12 +212,12 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
 
     @eager
     def end(module: nn.Module) -> bool:
-        if running and running[-1] is module and not in_backward() and home[0] is current_thread():
-            running.pop()
-            if not running:
-                following.close()
-                return True
-        return False
+        with turn:
+            if module not in gates or in_backward() or not calls.end(module) or home != [get_ident()]:
+                return False
+            following.close()
+            home.clear()
+            return True
 
     for hook in (before, after):
         uncompiled(hook)

@@ -5,7 +5,7 @@ import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from threading import Lock, Thread, current_thread
+from threading import Lock, get_ident
 from typing import Any, TypeVar
 
 import torch
@@ -18,13 +18,13 @@ from headwise.files import write_text
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import Place, give_back, take_over
-from headwise.models.recognise.frames import is_outermost
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
 from headwise.shown import Shown
 from headwise.stats.pooled import Pooling
 from headwise.table import HeadTable
 from headwise.telemetry.alarms import Alarm, Alarms
+from headwise.telemetry.calls import Calls, turn
 from headwise.telemetry.ledger import Ledger
 from headwise.telemetry.lens import Projections
 from headwise.telemetry.maps import Maps
@@ -65,9 +65,9 @@ class Record(Shown):
         self._pooling = Pooling(how.measures)
         self._handles: list[RemovableHandle] = []
         self._observing = ExitStack()
-        self._open, self._depth = False, 0
-        self._first: nn.Module = model  # the module that a forward began with, and the thread
-        self._home: Thread | None = None
+        self._open, self._calls = False, Calls()
+        self._home: int | None = None  # the thread in which a forward is followed
+        self._joined: set[int] = set()  # threads in which a call began meanwhile
         self._error: BaseException | None = None
         self._forward, self._seen = Running(), Maps(how.maps)
         self.clear()
@@ -99,9 +99,12 @@ class Record(Shown):
         """Stop watching, end the current step, and restore the model: its own attention, no hooks."""
         if not self.active:
             return
-        self._end_forward(keep=False)
-        self._observing.close()
-        self._depth = 0
+        with turn:
+            self._end_here()
+            self._end_forward(keep=False)
+            self._observing.close()
+            self._calls.clear()
+            self._joined.clear()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -214,37 +217,50 @@ class Record(Shown):
 
     @eager
     def _enter(self, module: nn.Module) -> bool:
-        """A call of that begins; an outermost one begins a forward. Returns what `_begin_forward` returns."""
-        if module not in self._entrances or in_backward():  # a copy of a watched model has the hooks too
-            return False
-        if self._depth and module is self._first and self._home is current_thread() and is_outermost(module):
-            self._end_forward(keep=False)  # a KeyboardInterrupt ended it, such as that of a notebook, and ran no hooks
-            self._depth = 0
-        self._depth += 1
-        if self._depth == 1:
-            self._first, self._home = module, current_thread()
-        if self._depth == 1 and self._counts():
-            self._error = sys.exc_info()[1]
-            # Not at the end of a forward but before the next one: gradient checkpointing repeats calls in between,
-            # which must be computed as they were.
-            self._observing.close()
-            if self.ledger.index % self._how.every == 0:
-                return self._begin_forward()
-        return False
+        """A call begins. An outermost one begins a forward, unless one is followed in another thread, of which it is a
+        part then. Returns what `_begin_here` returns."""
+        if module not in self._entrances or in_backward() or not self.active:
+            return False  # a copy of a watched model has the hooks too, and a call that began before `stop` runs them
+        with turn:
+            if not self._calls.begin(module):
+                return False
+            others = self._calls.elsewhere()
+            if self._home in others:
+                self._joined.add(get_ident())
+                return False
+            self._joined.discard(get_ident())
+            self._end_here()  # if it ended without hooks
+            if not _parts(others, module):
+                self._end_forward(keep=False)
+                if self._counts():
+                    self._error = sys.exc_info()[1]
+                    # Not at the end of a forward but before the next one: gradient checkpointing repeats calls in
+                    # between, which must be computed as they were.
+                    self._observing.close()
+                    if self.ledger.index % self._how.every == 0:
+                        self._begin_forward()
+            if not self._open:
+                return False
+            self._home = get_ident()
+            return self._begin_here()
 
     @eager
     def _leave(self, module: nn.Module, result: Any) -> None:
         """It ends, or fails."""
-        if module not in self._entrances or in_backward() or not self._depth:
+        if module not in self._entrances or in_backward():
             return
-        if module is self._first and self._home is current_thread() and is_outermost(module):
+        with turn:
+            if not self._calls.end(module):
+                return
+            others = self._calls.elsewhere()
+            if self._home in others or (get_ident() in self._joined and not self._open):
+                return
             self._end_here()
-        self._depth -= 1
-        if self._depth:
-            return
-        failed = sys.exc_info()[1] not in (None, self._error)
-        measured = self._open
-        self._end_forward(keep=not failed)
+            if _parts(others, module):  # which end it
+                return
+            failed = sys.exc_info()[1] not in (None, self._error)
+            measured = self._open
+            self._end_forward(keep=not failed)
         if self._how.steps == "forward" and not failed and self._counts():
             self.step()
         if measured:
@@ -255,16 +271,20 @@ class Record(Shown):
         during = self._how.during
         return not here().own_code and (during == "always" or self.model.training == (during == "training"))
 
-    def _begin_forward(self) -> bool:
-        """A measured forward begins. Returns whether it must not be compiled."""
+    def _begin_forward(self) -> None:
+        """A measured forward begins."""
         self._projections.open()
         self._open, self._forward, self._seen = True, Running(), Maps(self._how.maps)
         modules = {place.module: place.name for place in self._places}
         self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules))
+
+    def _begin_here(self) -> bool:
+        """It is followed in this thread from now on. Returns whether the code there must not be compiled."""
         return False
 
     def _end_here(self) -> None:
-        """Runs at the end of a forward in the thread that began it, before that of what it called in others."""
+        """It is not followed any more in the thread in which it was."""
+        self._home = None
 
     def _check(self, module: nn.Module, result: Any) -> None:
         """Runs after a measured forward; what it raises is raised through the model."""
@@ -294,6 +314,11 @@ class Record(Shown):
                     self._seen.kept_of[name] = self._projections.kept(call)
             elif self._how.maps == "pooled":
                 self._seen[call_name(call.name, self._seen)] = picture(call.map)
+
+
+def _parts(others: dict[int, nn.Module], module: nn.Module) -> list[nn.Module]:
+    """Parts of the model that a forward of `module` left running in other threads: not other forwards of it."""
+    return [one for one in others.values() if one is not module]
 
 
 @dataclass(frozen=True, eq=False)

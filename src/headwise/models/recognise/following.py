@@ -4,7 +4,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from threading import get_ident
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,6 @@ from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer
 from headwise.models.recognise.stance import stance
 from headwise.models.recognise.tracked import Tracked
 
-KEPT = 4096  # functions
 # PyTorch's function without its first lines, which would hand the whole of it to the mode again.
 _mha = F.multi_head_attention_forward
 _OPENED = types.FunctionType(
@@ -67,10 +67,20 @@ def _kind(func: Any) -> tuple[str, Kind]:
         kind = "operator"
     elif name in IGNORED:
         kind = "ignored"
-    if len(_kinds) >= KEPT:
-        _kinds.clear()
-    _kinds[func] = name, kind
+    # Others may hold a user's tensors.
+    own = type(func) is not types.FunctionType or func.__module__.partition(".")[0] == "torch"
+    if own and type(func) in _LASTING and not isinstance(getattr(func, "__self__", None), Tensor):
+        _kinds[func] = name, kind
     return name, kind
+
+
+def _drop_ended() -> None:
+    """Remove modes of this thread that ended in another one, as far as no other mode was entered since."""
+    while (modes := _get_current_function_mode_stack()) and isinstance(modes[-1], Following) and modes[-1].over:
+        _pop_mode()
+
+
+Self = TypeVar("Self", bound="Following")
 
 
 class Following(TorchFunctionMode):
@@ -79,12 +89,28 @@ class Following(TorchFunctionMode):
     def __init__(self, seen: Tracked) -> None:
         super().__init__()
         self.seen = seen
+        self._home, self.over = 0, False
+
+    def __enter__(self: Self) -> Self:
+        _drop_ended()
+        self._home = get_ident()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        """In another thread, of which the modes are out of reach, it does nothing from now on, until the next mode in
+        its thread begins."""
+        if get_ident() == self._home:
+            super().__exit__(*error)
+        else:
+            self.over = True
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs) if kwargs else {}
-        name, kind = _kinds.get(func) or _kind(func)
+        if self.over:
+            return func(*args, **kwargs)
+        name, kind = (_kinds.get(func) if type(func) in _LASTING else None) or _kind(func)
         if kind == "attribute":
             return func(*args, **kwargs)
         if kind == "heads":
@@ -146,6 +172,10 @@ def following(seen: Tracked, mode: Callable[[Tracked], Following] = Following) -
 
 
 _OPERATORS = (OpOverload, OpOverloadPacket)
+_LASTING = frozenset({
+    *_OPERATORS, types.BuiltinFunctionType, types.FunctionType, types.MethodDescriptorType, types.MethodWrapperType,
+    types.WrapperDescriptorType,
+})  # fmt: skip
 _READERS = {(library.module, name): library for library in LIBRARIES for name in library.names}
 
 

@@ -39,12 +39,20 @@ def modules_in_call(modules: Mapping[nn.Module, str], like: list[nn.Module] | No
 
 def is_outermost(module: nn.Module) -> bool:
     """In a hook of a module: whether this call of it is not within another one, in this thread."""
+    return _count(sys._getframe(1), module) == 1
+
+
+def runs(thread: int, module: nn.Module) -> bool:
+    """Whether a call of a module is running in the thread of this identifier."""
+    return _count(sys._current_frames().get(thread), module) > 0
+
+
+def _count(frame: FrameType | None, module: nn.Module) -> int:
     calls = 0
-    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         calls += frame.f_code is _CALL and frame.f_locals["self"] is module
         frame = frame.f_back
-    return calls == 1
+    return calls
 
 
 def user_line() -> str:

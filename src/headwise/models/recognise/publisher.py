@@ -14,7 +14,7 @@ from headwise.events import in_backward, subscribed, subscribers_of
 from headwise.map import AttentionMap
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, unexpected
-from headwise.models.recognise.following import Following, following
+from headwise.models.recognise.following import following
 from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.recogniser import explained
@@ -39,7 +39,7 @@ class Publisher:
     def __init__(self, modules: Mapping[nn.Module, str], aside: Container[nn.Module] = ()) -> None:
         self._modules, self._aside = modules, aside
         self._whole: set[nn.Module] = set()  # modules of which a whole output was compared
-        self._threads = OtherThreads(modules, Following)
+        self._threads = OtherThreads(modules)
 
     def hooks(self) -> list[RemovableHandle]:
         """Register the hooks with which forwards are seen in all threads."""

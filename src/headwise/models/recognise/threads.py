@@ -1,10 +1,9 @@
 """Modules that a forward pass calls in other threads, such as the replicas of `nn.DataParallel`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from threading import Lock, Thread, current_thread
+from threading import Lock, get_ident
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -12,9 +11,12 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise.events import original
 from headwise.models.recognise.compiled import compiled_parts
+from headwise.models.recognise.following import Following
+from headwise.models.recognise.frames import runs
 from headwise.models.recognise.tracked import Tracked
 
 _lock = Lock()
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class OtherThreads:
@@ -23,16 +25,13 @@ class OtherThreads:
 
     The hooks stay for as long as the model is watched: PyTorch iterates over them where a forward ends with an error,
     so that they could not be removed there.
-
-    Args:
-        follow: what is known of tensors in another thread → the context manager that follows them there.
     """
 
-    def __init__(self, modules: Mapping[nn.Module, str], follow: Callable[[Tracked], Any]) -> None:
-        self._modules, self._follow = modules, follow
+    def __init__(self, modules: Mapping[nn.Module, str]) -> None:
+        self._modules = modules
         self._seen: Tracked | None = None  # of the forward that is running
-        self._home: Thread | None = None
-        self._running: WeakKeyDictionary[Thread, tuple[nn.Module, Any, Tracked, Tracked]] = WeakKeyDictionary()
+        self._home = 0  # its thread, and the others
+        self._running: dict[int, tuple[nn.Module, Following, Tracked, Tracked]] = {}
         self._count = 0  # of them: torch.compile can trace a number
 
     def hooks(self) -> list[RemovableHandle]:
@@ -46,7 +45,7 @@ class OtherThreads:
     @contextmanager
     def followed(self, seen: Tracked) -> Iterator[None]:
         """Within it, the forward that `seen` belongs to runs in this thread."""
-        self._seen, self._home = seen, current_thread()
+        self._seen, self._home = seen, get_ident()
         try:
             yield
         finally:
@@ -54,11 +53,15 @@ class OtherThreads:
 
     def _before(self, module: nn.Module, args: Any) -> None:
         seen = self._seen  # None in most code that torch.compile traces
-        if seen is None or (here := current_thread()) == self._home or here in self._running:
+        if seen is None or (here := get_ident()) == self._home:
             return
+        if here in self._running:
+            if runs(here, self._running[here][0]):
+                return
+            self._ended(here).over = True  # without hooks, such as by the end of the thread
         if original(module, self._modules) in self._modules:  # which a copy of it, with its hooks, is not
             other = Tracked(seen.modules, seen.on_values, seen.aside)
-            mode = self._follow(other)
+            mode = Following(other)
             mode.__enter__()
             with _lock:
                 self._running[here] = module, mode, other, seen
@@ -67,16 +70,21 @@ class OtherThreads:
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
         if not self._count:
             return
-        if (here := current_thread()) in self._running and self._running[here][0] is module:
-            with _lock:
-                _, mode, other, seen = self._running.pop(here)
-                self._count -= 1
-            mode.__exit__(None, None, None)
-            seen.join(other)
+        if (here := get_ident()) in self._running and self._running[here][0] is module:
+            self._ended(here).__exit__(None, None, None)
+
+    def _ended(self, thread: int) -> Following:
+        """The mode of a call that has ended in a thread."""
+        with _lock:
+            _, mode, other, seen = self._running.pop(thread)
+            self._count -= 1
+        seen.join(other)
+        return mode
 
 
 def _may_compute(module: nn.Module) -> bool:
-    """Whether its own code may compute attention, unlike that of most modules of PyTorch."""
-    place = type(module).__module__
-    own = place.startswith("torch.nn.modules.") and not place.endswith(".transformer")
-    return (not own or isinstance(module, nn.MultiheadAttention)) and not isinstance(module, torch.jit.ScriptModule)
+    """Whether a thread may begin with this module, and compute attention in it that has to be recognised. Layers of
+    PyTorch compute none, or are known, and those of a transformer would not take their fused path with hooks."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    return not type(module).__module__.startswith("torch.nn.modules.") or isinstance(module, _CONTAINERS)
