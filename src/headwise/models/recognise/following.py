@@ -68,7 +68,7 @@ def _kind(func: Any) -> tuple[str, Kind]:
     elif name in IGNORED:
         kind = "ignored"
     # Others may hold a user's tensors.
-    own = type(func) is not types.FunctionType or func.__module__.partition(".")[0] == "torch"
+    own = type(func) is not types.FunctionType or (func.__module__ or "").partition(".")[0] == "torch"
     if own and type(func) in _LASTING and not isinstance(getattr(func, "__self__", None), Tensor):
         _kinds[func] = name, kind
     return name, kind
