@@ -93,6 +93,7 @@ class RecognisedRecord(Record):
         self._publisher = Publisher(self._modules, what.aside)
         self._compiled = _Compiled(model, "watch")
         self._callbacks: list[Any] = []  # what compiled code until the forward that is followed
+        self._stays = False  # in compiled code, where known layers are seen
 
     @property
     def unwatched(self) -> dict[str, str]:
@@ -128,6 +129,7 @@ class RecognisedRecord(Record):
     def _before(self, module: nn.Module, args: Any) -> None:
         not_in_one_graph("watch")
         callback = compile_with(None)
+        self._stays = bool(callback and self._what.known)
         if self._enter(module):
             self._callbacks[:] = [callback]
             self._compiled.warn(callback)
@@ -143,9 +145,10 @@ class RecognisedRecord(Record):
                 compile_with(self._callbacks.pop())
 
     def _begin_here(self) -> bool:
-        if self._follows:
-            self._tracked = self._following.enter_context(self._publisher.forward())
-        return self._follows
+        if not self._follows or self._stays:
+            return False
+        self._tracked = self._following.enter_context(self._publisher.forward())
+        return True
 
     def _end_forward(self, keep: bool) -> None:
         if keep and self._open and self._tracked is not None:
@@ -186,15 +189,15 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
     def before(module: nn.Module, args: Any) -> None:
         not_in_one_graph(caller)
         callback = compile_with(None)
-        if begin(module):
+        if begin(module, stays=bool(callback and what.known)):  # in compiled code, where known layers are seen
             callbacks[:] = [callback]
             compiled.warn(callback)
         else:
             compile_with(callback)
 
     @eager
-    def begin(module: nn.Module) -> bool:
-        if module not in gates or in_backward() or not torch.is_grad_enabled():
+    def begin(module: nn.Module, stays: bool) -> bool:
+        if stays or module not in gates or in_backward() or not torch.is_grad_enabled():
             return False
         with turn:
             if not calls.begin(module):
