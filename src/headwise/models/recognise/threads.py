@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from threading import Lock, get_ident
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from headwise.models.recognise.following import Following
 from headwise.models.recognise.frames import runs
 from headwise.models.recognise.tracked import Tracked
 
-_lock = Lock()
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -32,7 +31,6 @@ class OtherThreads:
         self._seen: Tracked | None = None  # of the forward that is running
         self._home = 0  # its thread, and the others
         self._running: dict[int, tuple[nn.Module, Following, Tracked, Tracked]] = {}
-        self._count = 0  # of them: torch.compile can trace a number
 
     def hooks(self) -> list[RemovableHandle]:
         """Register those that follow calls."""
@@ -63,21 +61,17 @@ class OtherThreads:
             other = Tracked(seen.modules, seen.on_values, seen.aside)
             mode = Following(other)
             mode.__enter__()
-            with _lock:
-                self._running[here] = module, mode, other, seen
-                self._count += 1
+            self._running[here] = module, mode, other, seen
 
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
-        if not self._count:
+        if not self._running:  # as in most code that torch.compile traces
             return
         if (here := get_ident()) in self._running and self._running[here][0] is module:
             self._ended(here).__exit__(None, None, None)
 
     def _ended(self, thread: int) -> Following:
         """The mode of a call that has ended in a thread."""
-        with _lock:
-            _, mode, other, seen = self._running.pop(thread)
-            self._count -= 1
+        _, mode, other, seen = self._running.pop(thread)
         seen.join(other)
         return mode
 
