@@ -16,11 +16,22 @@ struct alignas(64) TileConfig {
   uint8_t rows[16];
 };
 
+// The intrinsics of GCC do not declare what tiles are loaded from: it would move and remove the stores that write it.
+#if !HEADWISE_EMULATE_TILES
+#undef _tile_loadd
+#define _tile_loadd(tile, from, stride) \
+  asm volatile("tileloadd\t(%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(stride)) : "memory")
+#endif
+
 INLINE void configure_tiles() {
   TileConfig config = {};
   config.palette = 1;
   for (int i = 0; i < 8; i++) config.bytes_a_row[i] = 64, config.rows[i] = 16;
+#if HEADWISE_EMULATE_TILES
   _tile_loadconfig(&config);
+#else
+  asm volatile("ldtilecfg\t%0" ::"m"(config));
+#endif
 }
 
 // C [16 × 16·TILES] = or += A [16 × steps] · B [steps × PANEL]; steps is a multiple of 16.
