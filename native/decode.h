@@ -17,7 +17,7 @@ static bool few_queries(const headwise_forward_call& call) {
 
 // Quantized keys allow as many queries as the buffers hold, because other paths require dequantizing them first.
 static bool fits_eight(const headwise_forward_call& call) {
-  return call.n * (call.h / call.h_kv) <= BLOCK_ROWS;
+  return call.n * (call.h / call.h_kv) <= MOST_ROWS;
 }
 
 struct Eight { int8_t steps; };
@@ -130,7 +130,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     m.out = arena.take<float>(rows * width);
     m.key_scales = arena.take<float>(IS_EIGHT<K> ? FEW_KEYS : 0);
     m.value_scales = arena.take<float>(IS_EIGHT<K> ? FEW_KEYS : 0);
-    m.rows.masses = arena.take<float>(wanted.masses() * BLOCK_ROWS);
+    m.rows.masses = arena.take<float>(wanted.masses() * MOST_ROWS);
     return arena.next - memory;
   }
 
@@ -163,7 +163,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
       sums_of<SPREAD, REACH>(m.rows, r, sums);
       __builtin_memcpy(to, &sums, sizeof sums);
       to += sizeof(Sums) / 4;
-      for (int i = 0; i < wanted.masses(); i++) *to++ = m.rows.masses[i * BLOCK_ROWS + r];
+      for (int i = 0; i < wanted.masses(); i++) *to++ = m.rows.masses[i * MOST_ROWS + r];
       __builtin_memcpy(part(group, index, r) + part_size - width, m.out + r * width, (size_t)width * 4);
     }
   }

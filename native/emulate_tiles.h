@@ -68,6 +68,7 @@ static void tile_dpbf16ps(int sum, int a, int b) {
 }  // namespace emulated
 
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
@@ -75,5 +76,6 @@ static void tile_dpbf16ps(int sum, int a, int b) {
 #define _tile_release emulated::tile_release
 #define _tile_zero emulated::tile_zero
 #define _tile_loadd emulated::tile_loadd
+#define _tile_stream_loadd emulated::tile_loadd
 #define _tile_stored emulated::tile_stored
 #define _tile_dpbf16ps emulated::tile_dpbf16ps

@@ -3,7 +3,7 @@
 //                     keys →
 //              ┌──────────┬──────────┬──────────┐
 //   queries    │ QKᵀ → S  │          │ (skipped │   S [BLOCK_ROWS × BLOCK_KEYS] stays in the L2 cache:
-//     48   →   │ p = 2^(S − top)     │ if fully │   1. logits: panels of keys against ROWS queries in registers
+// BLOCK_ROWS → │ 2^(S−top)│          │ if fully │   1. logits: panels of keys against ROWS queries in registers
 //              │ O += p V │   next   │ masked)  │   2. the rows' softmax and statistics, p over S
 //              │          │          │          │   3. p times the panels of values, added to O
 //              └──────────┴──────────┴──────────┘
@@ -11,7 +11,7 @@
 // A mask costs time only at its boundaries: ROWS queries skip the keys that are masked for all of them, and -inf is only
 // written in rows that are partially masked in a block.
 //
-// Column sums require no second QKᵀ: the strip stores p of all blocks for the 48 rows, each block with the top that it
+// Column sums require no second QKᵀ: the strip stores p of all blocks for these rows, each block with the top that it
 // was computed with. When the rows are finished their scales are known, and one weighted sum over the strip's rows adds
 // them to the columns. Each chunk of query blocks has its own columns, and chunks are added up in order, so the bits
 // do not depend on the number of threads.
@@ -72,10 +72,10 @@ static int64_t lay_out(const Wanted& wanted, const Shape& s, char* memory, Scrat
   it.strip = arena.take<float>(BLOCK_ROWS * s.strip);
   it.tops = arena.take<float>(s.strip ? BLOCK_ROWS * s.key_blocks : 0);
   it.columns = arena.take<float>(s.strip ? s.key_blocks * BLOCK_KEYS : 0);
-  it.rows.masses = arena.take<float>(wanted.masses() * BLOCK_ROWS);
+  it.rows.masses = arena.take<float>(wanted.masses() * MOST_ROWS);
   it.best.wanted = wanted.longest;
   it.best.room = Best::room_for(wanted.longest);
-  it.best.list = arena.take<Ranked>(it.best.room * BLOCK_ROWS);
+  it.best.list = arena.take<Ranked>(it.best.room * MOST_ROWS);
   *out = t;
   return arena.next - memory;
 }
@@ -286,7 +286,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
       T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + (query + r) * call.out.row;
       write_row(out, t.out + r * shape.width, scale[r] * keep, call.d_v);
     }
-    wanted.finish(rows, scale, count, t.rows.masses, BLOCK_ROWS, at);
+    wanted.finish(rows, scale, count, t.rows.masses, MOST_ROWS, at);
   }
 
   // Adds the weights in the rows of the strip to the columns.

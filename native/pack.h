@@ -127,7 +127,7 @@ INLINE int64_t padded(int64_t size, int64_t block) { return blocks(size, block) 
 // Sizes of a product of two blocks: rows of A, words per step of the axis that it sums over, and keys in those words. The
 // words are padded with zeros to whole steps.
 template <bool DOT> constexpr bool TILED = DOT && HEADWISE_TILES;
-template <bool DOT> constexpr int GROUP = TILED<DOT> ? 16 : ROWS;
+template <bool DOT> constexpr int GROUP = TILED<DOT> ? 32 : ROWS;
 template <bool DOT> constexpr int STEP = TILED<DOT> ? 16 : 1;
 template <bool DOT> constexpr int KEYS_A_WORD = DOT ? 2 : 1;
 template <bool DOT> constexpr int KEYS_AT_ONCE = TILED<DOT> ? STEP<DOT> * KEYS_A_WORD<DOT> : W;

@@ -11,7 +11,8 @@
 //                        back with a spread of two
 //   mass on ranges       Σ p over a few keys, computed in the blocks that contain them
 
-constexpr int BLOCK_ROWS = 48;                        // queries that are processed together
+constexpr int MOST_ROWS = 48;                         // queries whose sums are kept at once
+constexpr int BLOCK_ROWS = HEADWISE_TILES ? 32 : 48;  // queries of a block of logits: with tiles, those of one product
 constexpr int BLOCK_KEYS = W == 16 ? 512 : 256;       // keys of a block of logits: BLOCK_ROWS rows of them stay in L2
 // Row length in memory: a power of two would map all rows to the same few sets of the L1 cache.
 constexpr int STRIDE = BLOCK_KEYS + 16;
@@ -23,10 +24,10 @@ constexpr double LN2 = 0.69314718055994530942;
 constexpr float FUSED = 67108864.0f;
 
 struct Rows {
-  float top[BLOCK_ROWS], largest[BLOCK_ROWS], centre[BLOCK_ROWS];
-  Floats total[BLOCK_ROWS], entropy[BLOCK_ROWS], squares[BLOCK_ROWS], first[BLOCK_ROWS], second[BLOCK_ROWS];
-  float* masses;            // [count][BLOCK_ROWS], of the call's statistics
-  bool broken[BLOCK_ROWS];  // the query has a NaN or an infinity
+  float top[MOST_ROWS], largest[MOST_ROWS], centre[MOST_ROWS];
+  Floats total[MOST_ROWS], entropy[MOST_ROWS], squares[MOST_ROWS], first[MOST_ROWS], second[MOST_ROWS];
+  float* masses;            // [count][MOST_ROWS], of the call's statistics
+  bool broken[MOST_ROWS];  // the query has a NaN or an infinity
 };
 
 static void clear_rows(Rows& rows, int count, int mass_count) {
@@ -35,7 +36,7 @@ static void clear_rows(Rows& rows, int count, int mass_count) {
     rows.centre[r] = 0.0f;
     rows.total[r] = rows.entropy[r] = rows.squares[r] = rows.first[r] = rows.second[r] = all(0.0f);
   }
-  __builtin_memset(rows.masses, 0, (size_t)mass_count * BLOCK_ROWS * 4);
+  __builtin_memset(rows.masses, 0, (size_t)mass_count * MOST_ROWS * 4);
 }
 
 // One row's part of a block: logits s[from, to), where from and to are multiples of W, counted from the block's first key.
@@ -146,7 +147,7 @@ static void raise(Rows& rows, int r, float value, float centre, int mass_count, 
     rows.squares[r] *= scale * scale;
   }
   rows.total[r] *= scale;
-  for (int i = 0; i < mass_count; i++) rows.masses[i * BLOCK_ROWS + r] *= scale[0];
+  for (int i = 0; i < mass_count; i++) rows.masses[i * MOST_ROWS + r] *= scale[0];
   for (int64_t c = 0; c < width; c += W) store(out + c, load(out + c) * scale);
 }
 

@@ -251,7 +251,7 @@ struct Wanted {
   // Add a stretch to the masses of row r, before its logits become weights, and after that if these are `exact`.
   __attribute__((always_inline)) void add_before(const Seen& seen, bool exact, Rows& rows, int r) const {
     const int of_weights = count[MASS_OF_WEIGHTS];
-    if (count[MASS_OF_LOGITS]) add<MASS_OF_LOGITS>(seen, rows.masses + of_weights * BLOCK_ROWS + r);
+    if (count[MASS_OF_LOGITS]) add<MASS_OF_LOGITS>(seen, rows.masses + of_weights * MOST_ROWS + r);
     if (of_weights && !exact) add<MASS_OF_WEIGHTS>(seen, rows.masses + r);
   }
   __attribute__((always_inline)) void add_after(const Seen& seen, bool exact, Rows& rows, int r) const {
@@ -288,7 +288,7 @@ struct Wanted {
   template <Sort SORT> __attribute__((noinline)) void add(const Seen& seen, float* sums) const {
     for (int i = 0; i < count[SORT]; i++)
       Statistics::find(of[SORT][i].code, [&](auto one) __attribute__((always_inline)) {
-        if constexpr (decltype(one)::KIND.sort == SORT) sums[i * BLOCK_ROWS] += decltype(one)::add(of[SORT][i], seen);
+        if constexpr (decltype(one)::KIND.sort == SORT) sums[i * MOST_ROWS] += decltype(one)::add(of[SORT][i], seen);
       });
   }
 };

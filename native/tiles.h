@@ -1,13 +1,18 @@
 // Tiles (Intel AMX): eight registers of 16 rows of 64 bytes, and an instruction that multiplies two tiles of bfloat16 pairs
 // and adds the product to a third one of float32.
 //
-// A product computes 16 rows of A and one panel of B at a time: four accumulators, one tile of A and three of B.
+// A product computes 32 rows of A and half a panel of B at a time: four accumulators, two tiles of A and two of B. Each tile
+// of B, which mostly comes from the L2 cache, is loaded for two products; loading takes longer than multiplying.
 //
-//                              B  ┌────┬────┬────┬────┐ 16 words of a panel: [word][PANEL], as packed
-//                                 │ 5  │ 6  │ 7  │ 5  │
-//        A  ┌────┐ 16 words →     ├────┼────┼────┼────┤
-//   16 rows │ 4  │                │ 0  │ 1  │ 2  │ 3  │ C, 16 × PANEL
-//           └────┘                └────┴────┴────┴────┘
+//                              B  ┌────┬────┐ 16 words of a panel: [word][PANEL], as packed
+//                                 │ 6  │ 7  │
+//        A  ┌────┐ 16 words →     ├────┼────┤
+//   32 rows │ 4  │                │ 0  │ 1  │ C, 32 × 32
+//           ├────┤                ├────┼────┤
+//           │ 5  │                │ 2  │ 3  │
+//           └────┘                └────┴────┘
+//
+// Fewer rows are computed 16 at a time: four accumulators, one tile of A and three of B.
 
 #if HEADWISE_TILES
 struct alignas(64) TileConfig {
@@ -19,8 +24,11 @@ struct alignas(64) TileConfig {
 // The intrinsics of GCC do not declare what tiles are loaded from: it would move and remove the stores that write it.
 #if !HEADWISE_EMULATE_TILES
 #undef _tile_loadd
-#define _tile_loadd(tile, from, stride) \
-  asm volatile("tileloadd\t(%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(stride)) : "memory")
+#undef _tile_stream_loadd
+#define LOAD_TILE(how, tile, from, stride) \
+  asm volatile("tileload" how "\t(%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(stride)) : "memory")
+#define _tile_loadd(tile, from, stride) LOAD_TILE("d", tile, from, stride)
+#define _tile_stream_loadd(tile, from, stride) LOAD_TILE("dt1", tile, from, stride)
 #endif
 
 INLINE void configure_tiles() {
@@ -69,27 +77,68 @@ INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, 
   if constexpr (TILES > 2) _tile_stored(3, c + 48, ldc * 4);
 }
 
-// The same for `rows` rows of C. All 16 rows of A are read: those beyond must be readable, but may have any content.
+// C [32 × 32] = or += A [32 × steps] · B [steps × 32 columns of a panel]. B is loaded as data that is not read again soon, so
+// that it does not replace A and C in the L1 cache.
+template <bool ADD>
+INLINE void thirty_two_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps) {
+  float* lower = c + 16 * ldc;
+  if (ADD) {
+    _tile_loadd(0, c, ldc * 4);
+    _tile_loadd(1, c + 16, ldc * 4);
+    _tile_loadd(2, lower, ldc * 4);
+    _tile_loadd(3, lower + 16, ldc * 4);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int64_t k = 0; k < steps; k += 16, b += 16 * PANEL) {
+    _tile_loadd(4, a + k, lda * 4);
+    _tile_stream_loadd(6, b, PANEL * 4);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_stream_loadd(7, b + 16, PANEL * 4);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a + 16 * lda + k, lda * 4);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, c, ldc * 4);
+  _tile_stored(1, c + 16, ldc * 4);
+  _tile_stored(2, lower, ldc * 4);
+  _tile_stored(3, lower + 16, ldc * 4);
+}
+
+// The same for up to 16 rows of C. All 16 rows of A are read: those beyond must be readable, but may have any content.
+template <int TILES, bool ADD>
+static void some_rows(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps) {
+  static_assert(PANEL == 64 && W == 16, "a vector is a row of a tile");
+  constexpr int WIDTH = 16 * TILES;
+  if (rows == 16) return sixteen_rows<TILES, ADD>(a, lda, b, c, ldc, steps);
+  alignas(64) float some[16 * WIDTH];
+  for (int r = 0; r < rows && ADD; r++) __builtin_memcpy(some + r * WIDTH, c + r * ldc, WIDTH * 4);
+  if (ADD) __builtin_memset(some + rows * WIDTH, 0, (size_t)(16 - rows) * WIDTH * 4);
+  sixteen_rows<TILES, ADD>(a, lda, b, some, WIDTH, steps);
+  for (int r = 0; r < rows; r++) __builtin_memcpy(c + r * ldc, some + r * WIDTH, WIDTH * 4);
+}
+
+// The same for up to 32 rows and the first 1, 2 or 4 vectors of a panel.
 template <int TILES, bool ADD, bool FOLD>
 static void tile_product(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps,
                          Floats* top) {
-  static_assert(PANEL == 64 && W == 16, "a vector is a row of a tile");
-  constexpr int WIDTH = 16 * TILES;
-  if (rows == 16) {
-    sixteen_rows<TILES, ADD>(a, lda, b, c, ldc, steps);
+  if (TILES > 1 && rows == 32) {
+    for (int v = 0; v < 16 * TILES; v += 32) thirty_two_rows<ADD>(a, lda, b + v, c + v, ldc, steps);
   } else {
-    alignas(64) float some[16 * WIDTH];
-    for (int r = 0; r < rows && ADD; r++) __builtin_memcpy(some + r * WIDTH, c + r * ldc, WIDTH * 4);
-    if (ADD) __builtin_memset(some + rows * WIDTH, 0, (size_t)(16 - rows) * WIDTH * 4);
-    sixteen_rows<TILES, ADD>(a, lda, b, some, WIDTH, steps);
-    for (int r = 0; r < rows; r++) __builtin_memcpy(c + r * ldc, some + r * WIDTH, WIDTH * 4);
+    for (int r = 0; r < rows; r += 16)
+      some_rows<TILES, ADD>((int)least(16, rows - r), a + r * lda, lda, b, c + r * ldc, ldc, steps);
   }
-  if (FOLD)
-    for (int r = 0; r < rows; r++)
-      for (int v = 0; v < WIDTH; v += W) top[r] = larger(top[r], load(c + r * ldc + v));
+  if (!FOLD) return;
+  for (int r = 0; r < rows; r++) {
+    Floats most = top[r];
+    for (int v = 0; v < 16 * TILES; v += W) most = larger(most, load(c + r * ldc + v));
+    top[r] = most;
+  }
 }
-
-// The same for the first 1, 2 or 4 vectors of a panel.
 template <bool ADD, bool FOLD>
 INLINE void tile_product(int rows, int vectors, const float* a, int64_t lda, const float* b, float* c, int64_t ldc,
                          int64_t steps, Floats* top) {

@@ -61,12 +61,24 @@ def compare(
     out.backward(grad)
     expected.backward(grad.double())
     size = sum(float(x.grad.norm()) for x in exact)
+    slopes = [x for one in exact_score if isinstance(one, ALiBi) for x in vars(one).values()]
     # What is summed over many rows cancels: the scale is that of the gradients of all scores.
     for x, y in zip((*given, *ours), (*exact, *theirs), strict=True):
         assert x.grad.dtype == x.dtype
         assert x.grad.shape == y.grad.shape
         limit = GRADIENT_LIMITS[q.dtype] * max(float(y.grad.norm()), 0.2 * size)
+        if any(y is one for one in slopes):
+            limit = max(limit, 4 * torch.finfo(torch.float32).eps * of_distances(p, exact[2], grad))
         assert float((x.grad.double() - y.grad).norm()) <= limit
+
+
+def of_distances(p: Tensor, v: Tensor, grad: Tensor) -> float:
+    """The norm of the sums whose terms cancel in the gradients of slopes: Σ p (|dP| + |δ|) · distance, of each head."""
+    n, m = p.shape[2:]
+    change = grad.double() @ v.detach().repeat_interleave(p.shape[1] // v.shape[1], 1).mT
+    size = p.detach() * (change.abs() + (p.detach() * change).sum(-1, keepdim=True).abs())
+    distance = (torch.arange(m - n, m)[:, None] - torch.arange(m)).abs()
+    return float((size * distance).sum((0, 2, 3)).norm())
 
 
 NAMES = [name for name in SCORES if name not in ("soft cap", "two biases")]
