@@ -75,7 +75,7 @@ static int64_t lay_out(const Wanted& wanted, const Shape& s, char* memory, Scrat
   it.rows.masses = arena.take<float>(wanted.masses() * MOST_ROWS);
   it.best.wanted = wanted.longest;
   it.best.room = Best::room_for(wanted.longest);
-  it.best.list = arena.take<Ranked>(it.best.room * MOST_ROWS);
+  it.best.list = arena.take<Ranked>(it.best.room * BLOCK_ROWS);
   *out = t;
   return arena.next - memory;
 }

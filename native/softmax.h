@@ -12,7 +12,8 @@
 //   mass on ranges       Σ p over a few keys, computed in the blocks that contain them
 
 constexpr int MOST_ROWS = 48;                         // queries whose sums are kept at once
-constexpr int BLOCK_ROWS = HEADWISE_TILES ? 32 : 48;  // queries of a block of logits: with tiles, those of one product
+// Queries of a block of logits: with tiles, those of one product.
+constexpr int BLOCK_ROWS = HEADWISE_TILES ? GROUP<true> : MOST_ROWS;
 constexpr int BLOCK_KEYS = W == 16 ? 512 : 256;       // keys of a block of logits: BLOCK_ROWS rows of them stay in L2
 // Row length in memory: a power of two would map all rows to the same few sets of the L1 cache.
 constexpr int STRIDE = BLOCK_KEYS + 16;
@@ -26,7 +27,7 @@ constexpr float FUSED = 67108864.0f;
 struct Rows {
   float top[MOST_ROWS], largest[MOST_ROWS], centre[MOST_ROWS];
   Floats total[MOST_ROWS], entropy[MOST_ROWS], squares[MOST_ROWS], first[MOST_ROWS], second[MOST_ROWS];
-  float* masses;            // [count][MOST_ROWS], of the call's statistics
+  float* masses;           // [count][MOST_ROWS], of the call's statistics
   bool broken[MOST_ROWS];  // the query has a NaN or an infinity
 };
 

@@ -21,12 +21,15 @@ struct alignas(64) TileConfig {
   uint8_t rows[16];
 };
 
-// The intrinsics of GCC do not declare what tiles are loaded from: it would move and remove the stores that write it.
+// The intrinsics of GCC do not declare what tiles and their configuration are loaded from: it would move and remove the stores
+// that write it.
 #if !HEADWISE_EMULATE_TILES
+#undef _tile_loadconfig
 #undef _tile_loadd
 #undef _tile_stream_loadd
 #define LOAD_TILE(how, tile, from, stride) \
   asm volatile("tileload" how "\t(%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(stride)) : "memory")
+#define _tile_loadconfig(config) asm volatile("ldtilecfg\t%0" ::"m"(*(config)))
 #define _tile_loadd(tile, from, stride) LOAD_TILE("d", tile, from, stride)
 #define _tile_stream_loadd(tile, from, stride) LOAD_TILE("dt1", tile, from, stride)
 #endif
@@ -35,27 +38,35 @@ INLINE void configure_tiles() {
   TileConfig config = {};
   config.palette = 1;
   for (int i = 0; i < 8; i++) config.bytes_a_row[i] = 64, config.rows[i] = 16;
-#if HEADWISE_EMULATE_TILES
   _tile_loadconfig(&config);
-#else
-  asm volatile("ldtilecfg\t%0" ::"m"(config));
-#endif
 }
 
-// C [16 × 16·TILES] = or += A [16 × steps] · B [steps × PANEL]; steps is a multiple of 16.
+// The first TILES of four accumulators: they begin with C if ADD, otherwise with 0, and are stored to C.
 template <int TILES, bool ADD>
-INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps) {
+INLINE void begin_sums(const float* c0, const float* c1, const float* c2, const float* c3, int64_t ldc) {
   if (ADD) {
-    _tile_loadd(0, c, ldc * 4);
-    if constexpr (TILES > 1) _tile_loadd(1, c + 16, ldc * 4);
-    if constexpr (TILES > 2) _tile_loadd(2, c + 32, ldc * 4);
-    if constexpr (TILES > 2) _tile_loadd(3, c + 48, ldc * 4);
+    _tile_loadd(0, c0, ldc * 4);
+    if constexpr (TILES > 1) _tile_loadd(1, c1, ldc * 4);
+    if constexpr (TILES > 2) _tile_loadd(2, c2, ldc * 4);
+    if constexpr (TILES > 2) _tile_loadd(3, c3, ldc * 4);
   } else {
     _tile_zero(0);
     if constexpr (TILES > 1) _tile_zero(1);
     if constexpr (TILES > 2) _tile_zero(2);
     if constexpr (TILES > 2) _tile_zero(3);
   }
+}
+template <int TILES> INLINE void store_sums(float* c0, float* c1, float* c2, float* c3, int64_t ldc) {
+  _tile_stored(0, c0, ldc * 4);
+  if constexpr (TILES > 1) _tile_stored(1, c1, ldc * 4);
+  if constexpr (TILES > 2) _tile_stored(2, c2, ldc * 4);
+  if constexpr (TILES > 2) _tile_stored(3, c3, ldc * 4);
+}
+
+// C [16 × 16·TILES] = or += A [16 × steps] · B [steps × PANEL]; steps is a multiple of 16.
+template <int TILES, bool ADD>
+INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps) {
+  begin_sums<TILES, ADD>(c, c + 16, c + 32, c + 48, ldc);
   for (int64_t k = 0; k < steps; k += 16, b += 16 * PANEL) {
     _tile_loadd(4, a + k, lda * 4);
     _tile_loadd(5, b, PANEL * 4);
@@ -71,10 +82,7 @@ INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, 
       _tile_dpbf16ps(3, 4, 5);
     }
   }
-  _tile_stored(0, c, ldc * 4);
-  if constexpr (TILES > 1) _tile_stored(1, c + 16, ldc * 4);
-  if constexpr (TILES > 2) _tile_stored(2, c + 32, ldc * 4);
-  if constexpr (TILES > 2) _tile_stored(3, c + 48, ldc * 4);
+  store_sums<TILES>(c, c + 16, c + 32, c + 48, ldc);
 }
 
 // C [32 × 32] = or += A [32 × steps] · B [steps × 32 columns of a panel]. B is loaded as data that is not read again soon, so
@@ -82,17 +90,7 @@ INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, 
 template <bool ADD>
 INLINE void thirty_two_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps) {
   float* lower = c + 16 * ldc;
-  if (ADD) {
-    _tile_loadd(0, c, ldc * 4);
-    _tile_loadd(1, c + 16, ldc * 4);
-    _tile_loadd(2, lower, ldc * 4);
-    _tile_loadd(3, lower + 16, ldc * 4);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+  begin_sums<4, ADD>(c, c + 16, lower, lower + 16, ldc);
   for (int64_t k = 0; k < steps; k += 16, b += 16 * PANEL) {
     _tile_loadd(4, a + k, lda * 4);
     _tile_stream_loadd(6, b, PANEL * 4);
@@ -103,10 +101,7 @@ INLINE void thirty_two_rows(const float* a, int64_t lda, const float* b, float* 
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  _tile_stored(0, c, ldc * 4);
-  _tile_stored(1, c + 16, ldc * 4);
-  _tile_stored(2, lower, ldc * 4);
-  _tile_stored(3, lower + 16, ldc * 4);
+  store_sums<4>(c, c + 16, lower, lower + 16, ldc);
 }
 
 // The same for up to 16 rows of C. All 16 rows of A are read: those beyond must be readable, but may have any content.

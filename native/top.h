@@ -81,9 +81,9 @@ struct BestRow {
 
 struct Best {
   int64_t wanted, room;
-  Ranked* list;  // [MOST_ROWS][room]
-  int32_t count[MOST_ROWS];
-  float limit[MOST_ROWS];  // logits at or below it are discarded
+  Ranked* list;  // [BLOCK_ROWS][room]
+  int32_t count[BLOCK_ROWS];
+  float limit[BLOCK_ROWS];  // logits at or below it are discarded
 
   static int64_t room_for(int64_t wanted) { return wanted ? long_list(wanted) + BLOCK_KEYS + W : 0; }
   static int64_t long_list(int64_t wanted) { return 2 * wanted + 64; }
