@@ -17,13 +17,11 @@
 // With pairs of bfloat16 (DOT) all five products are of bfloat16 with float32 sums, as in the forward pass, with P and dS
 // rounded as in FlashAttention (Dao 2023). P, dS and the gradients of the score terms are computed in float32.
 
-constexpr int GRAD_STRIDE = GRAD_KEYS + 16;
-constexpr int GRAD_WORDS = GRAD_KEYS / 2 + 16;  // row length of dS in pairs of keys
-constexpr int GRAD_PAIRS = GRAD_ROWS / 2 + 16;  // row length of Pᵀ and dSᵀ in pairs of queries
-
 template <typename T> struct Backward {
-  static constexpr bool DOT = DOTS<T>;
-  static constexpr int ROWS = GROUP<DOT>, KEYS = KEYS_AT_ONCE<DOT>, A_WORD = KEYS_A_WORD<DOT>;
+  static constexpr Operand OF = OPERAND<T>;
+  static constexpr bool CONVERTED = OF != SINGLES;  // P and dS are converted to words
+  static constexpr int ROWS = GROUP<OF>, KEYS = KEYS_AT_ONCE<OF>;
+  static constexpr int KEY_WORDS = GRAD_KEY_WORDS<OF>, ROW_WORDS = GRAD_ROW_WORDS<OF>;
 
   const headwise_backward_call& call;
   Scaling scaling;
@@ -36,21 +34,21 @@ template <typename T> struct Backward {
   char* scratch;
   Queue queue;
   bool all_finite_needed, values_only;
-  Flag broken;
+  Flag broken, refused;  // refused: see Forward
 
   struct Memory {
     float *keys_for_scores, *values_for_scores, *keys, *grad_keys, *grad_values;
     float *queries, *query_panels, *grads, *grad_panels, *scores, *slopes, *bend;
-    float *slope_words, *pairs;  // with DOT
+    float *slope_words, *turned;  // if converted
     Learned::Block learned;
     bool rows_broken[GRAD_ROWS];
   };
 
   explicit Backward(const headwise_backward_call& call)
-      : call(call), scaling(scaling_of<DOT>(call.rule)), width(padded(call.d, PANEL)),
-        value_width(padded(call.d_v, PANEL)), words(words_of<DOT>(call.d)),
-        value_words(words_of<DOT>(call.d_v)), heads_a_group(call.h / call.h_kv),
-        key_blocks(blocks(call.m, GRAD_KEYS)), learned(call), queue{0}, broken{0} {
+      : call(call), scaling(scaling_of<OF>(call.rule)), width(padded(call.d, PANEL)),
+        value_width(padded(call.d_v, PANEL)), words(words_of<OF>(call.d)),
+        value_words(words_of<OF>(call.d_v)), heads_a_group(call.h / call.h_kv),
+        key_blocks(blocks(call.m, GRAD_KEYS)), learned(call), queue{0}, broken{0}, refused{0} {
     values_only = !call.grad_q.data;
     groups = learned.wave_batches * learned.wave_kvs;
     chunks = most(1, least(key_blocks, 8 / most(1, groups)));
@@ -60,17 +58,17 @@ template <typename T> struct Backward {
     Arena arena = {memory};
     m->keys_for_scores = arena.take<float>(GRAD_KEYS * words);
     m->values_for_scores = arena.take<float>(GRAD_KEYS * value_words);
-    m->keys = arena.take<float>(GRAD_KEYS / A_WORD * width);
+    m->keys = arena.take<float>(words_of<OF>(GRAD_KEYS) * width);
     m->grad_keys = arena.take<float>(GRAD_KEYS * width);
     m->grad_values = arena.take<float>(GRAD_KEYS * value_width);
     m->queries = arena.take<float>(GRAD_ROWS * words);
-    m->query_panels = arena.take<float>(GRAD_ROWS / A_WORD * width);
+    m->query_panels = arena.take<float>(words_of<OF>(GRAD_ROWS) * width);
     m->grads = arena.take<float>(GRAD_ROWS * value_words);
-    m->grad_panels = arena.take<float>(GRAD_ROWS / A_WORD * value_width);
+    m->grad_panels = arena.take<float>(words_of<OF>(GRAD_ROWS) * value_width);
     m->scores = arena.take<float>(GRAD_ROWS * GRAD_STRIDE);
     m->slopes = arena.take<float>(GRAD_ROWS * GRAD_STRIDE);
-    m->slope_words = arena.take<float>(DOT ? GRAD_ROWS * GRAD_WORDS : 0);
-    m->pairs = arena.take<float>(DOT ? GRAD_KEYS * GRAD_PAIRS : 0);
+    m->slope_words = arena.take<float>(CONVERTED ? GRAD_ROWS * KEY_WORDS : 0);
+    m->turned = arena.take<float>(CONVERTED ? GRAD_KEYS * ROW_WORDS : 0);
     m->bend = arena.take<float>(call.rule.soft_cap > 0 ? GRAD_KEYS : 0);
     learned.lay_out(arena, m->learned);
     return arena.next - memory;
@@ -93,12 +91,13 @@ template <typename T> struct Backward {
   }
 
   void chunk_of_keys(int worker) {
-    const Tiles<DOT> tiles;
+    const Tiles<TILED<OF>> tiles;
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
     for (int64_t task; (task = queue.take()) < groups * chunks;) {
       const int64_t group = task / chunks, chunk = task % chunks;
-      for (int64_t block = chunk; block < key_blocks; block += chunks) keys(group, chunk, block * GRAD_KEYS, m);
+      for (int64_t block = chunk; block < key_blocks && !refused.value; block += chunks)
+        keys(group, chunk, block * GRAD_KEYS, m);
     }
   }
 
@@ -112,12 +111,14 @@ template <typename T> struct Backward {
     const int64_t to = least(from + GRAD_KEYS, call.m), count = to - from;
     Ints check = {};
     for (int64_t j = 0; j < count; j += PANEL) {
-      pack_keys<DOT>(at(call.k, batch, kv, from + j), call.k.row, count - j, call.d, m.keys_for_scores + j * words, check);
+      pack_keys<OF>(at(call.k, batch, kv, from + j), call.k.row, count - j, call.d, m.keys_for_scores + j * words, check);
       if (!values_only)
-        pack_keys<DOT>(at(call.v, batch, kv, from + j), call.v.row, count - j, call.d_v,
+        pack_keys<OF>(at(call.v, batch, kv, from + j), call.v.row, count - j, call.d_v,
                        m.values_for_scores + j * value_words, check);
     }
-    if (!values_only) pack_values<DOT>(at(call.k, batch, kv, from), call.k.row, count, call.d, 0, GRAD_KEYS, GRAD_KEYS, m.keys, check);
+    if (!values_only)
+      pack_values<OF>(at(call.k, batch, kv, from), call.k.row, count, call.d, 0, GRAD_KEYS, GRAD_KEYS, m.keys, check);
+    if (OF == PARTS && any(check)) return refused.raise();
     if (all_finite_needed && any(check)) broken.raise();
     __builtin_memset(m.grad_keys, 0, (size_t)(GRAD_KEYS * width) * 4);
     __builtin_memset(m.grad_values, 0, (size_t)(GRAD_KEYS * value_width) * 4);
@@ -131,11 +132,11 @@ template <typename T> struct Backward {
     for (int64_t j = 0; j < count; j++) {
       T* grad_v = (T*)at(call.grad_v, batch, kv, from + j);
       for (int64_t c = 0; c < call.d_v; c += W)
-        write(grad_v + c, load(m.grad_values + j * value_width + c), call.d_v - c);
+        put(grad_v + c, load(m.grad_values + j * value_width + c), call.d_v - c);
       if (values_only) continue;
       T* grad_k = (T*)at(call.grad_k, batch, kv, from + j);
       for (int64_t c = 0; c < call.d; c += W)
-        write(grad_k + c, load(m.grad_keys + j * width + c) * call.rule.scale, call.d - c);
+        put(grad_k + c, load(m.grad_keys + j * width + c) * call.rule.scale, call.d - c);
     }
   }
 
@@ -152,80 +153,66 @@ template <typename T> struct Backward {
     if (whole.first >= whole.last) return;
     const T* q = at(call.q, batch, head, query);
     const T* grad = at(call.grad_out, batch, head, query);
-    Ints unused = {};
+    Ints check = {};
     const Scaling plain = {1.0f, 1.0f, false, false};
-    load_queries<DOT>(q, call.q.row, count, call.d, scaling, words, m.queries, m.rows_broken);
-    load_queries<DOT>(grad, call.grad_out.row, count, call.d_v, plain, value_words, m.grads, m.rows_broken);
-    const int64_t packed = words_of<DOT>(count) * A_WORD;
-    if (!values_only) pack_values<DOT>(q, call.q.row, count, call.d, 0, packed, GRAD_ROWS, m.query_panels, unused);
-    pack_values<DOT>(grad, call.grad_out.row, count, call.d_v, 0, packed, GRAD_ROWS, m.grad_panels, unused);
+    load_queries<OF>(q, call.q.row, count, call.d, scaling, words, m.queries, m.rows_broken, refused);
+    load_queries<OF>(grad, call.grad_out.row, count, call.d_v, plain, value_words, m.grads, m.rows_broken, refused);
+    if (refused.value) return;
+    const int64_t packed = padded(count, NUMBERS<OF>);
+    if (!values_only) pack_values<OF>(q, call.q.row, count, call.d, 0, packed, GRAD_ROWS, m.query_panels, check);
+    pack_values<OF>(grad, call.grad_out.row, count, call.d_v, 0, packed, GRAD_ROWS, m.grad_panels, check);
     const int64_t low = (whole.first - from) / PANEL * PANEL, high = padded(whole.last - from, PANEL);
     for (int64_t p = low; p < high; p += PANEL)
       for (int g = 0; g * ROWS < count; g++) {
         if (parts[g].last <= from + p || parts[g].first >= from + p + PANEL) continue;
         const int rows = (int)least(ROWS, count - g * ROWS);
         const int64_t place = g * ROWS * GRAD_STRIDE + p, columns = padded(parts[g].last - from, W) - p;
-        product<DOT, false, false>(rows, columns, m.queries + g * ROWS * words, words, m.keys_for_scores + p * words,
+        product<OF, false, false>(rows, columns, m.queries + g * ROWS * words, words, m.keys_for_scores + p * words,
                                    m.scores + place, GRAD_STRIDE, words, nullptr);
         if (values_only) continue;
-        product<DOT, false, false>(rows, columns, m.grads + g * ROWS * value_words, value_words,
+        product<OF, false, false>(rows, columns, m.grads + g * ROWS * value_words, value_words,
                                    m.values_for_scores + p * value_words, m.slopes + place, GRAD_STRIDE, value_words,
                                    nullptr);
       }
     learned.begin(m.learned);
     for (int r = 0; r < count; r++) row(batch, head, query, r, chunk, from, low, high, parts[r / ROWS], m);
     learned.end(batch, head, query, from, copy, m.learned);
-    high_by_low(m.scores, m.pairs, m.grad_panels, call.d_v, m.grad_values, low, high, least(high, to - from), count);
+    high_by_low(m.scores, m.turned, m.grad_panels, call.d_v, m.grad_values, low, high, least(high, to - from), count);
     if (values_only) return;
     for (int g = 0; g * ROWS < count; g++) {
       if (parts[g].first == parts[g].last) continue;
-      const int64_t first = (parts[g].first - from) / KEYS * KEYS / A_WORD, last = padded(parts[g].last - from, KEYS) / A_WORD;
-      const float* slopes = DOT ? m.slope_words : m.slopes;
-      const int64_t stride = DOT ? GRAD_WORDS : GRAD_STRIDE;
+      const int64_t first = words_of<OF>((parts[g].first - from) / KEYS * KEYS), last = words_of<OF>(parts[g].last - from);
+      const float* slopes = CONVERTED ? m.slope_words : m.slopes;
+      const int64_t stride = CONVERTED ? KEY_WORDS : GRAD_STRIDE;
       for (int64_t c = 0; c < width; c += PANEL)
-        product<DOT, true, false>((int)least(ROWS, count - g * ROWS), call.d - c, slopes + g * ROWS * stride + first, stride,
-                                  m.keys + c * GRAD_KEYS / A_WORD + first * PANEL, grad_queries + g * ROWS * width + c, width,
-                                  last - first, nullptr);
+        product<OF, true, false>((int)least(ROWS, count - g * ROWS), call.d - c, slopes + g * ROWS * stride + first, stride,
+                                  m.keys + c * words_of<OF>(GRAD_KEYS) + first * PANEL,
+                                  grad_queries + g * ROWS * width + c, width, last - first, nullptr);
     }
-    high_by_low(m.slopes, m.pairs, m.query_panels, call.d, m.grad_keys, low, high, least(high, to - from), count);
+    high_by_low(m.slopes, m.turned, m.query_panels, call.d, m.grad_keys, low, high, least(high, to - from), count);
   }
 
-  // grad [keys × size, padded to panels] += weightsᵀ · rows, for the keys [low, last) of the weights' [low, high). `pairs` is a buffer.
-  static void high_by_low(const float* weights, float* pairs, const float* panels, int64_t size, float* grad, int64_t low,
+  // grad [keys × size, padded to panels] += weightsᵀ · rows, for the keys [low, last) of the weights' [low, high). `turned` is a
+  // buffer.
+  static void high_by_low(const float* weights, float* turned, const float* panels, int64_t size, float* grad, int64_t low,
                           int64_t high, int64_t last, int count) {
-    if (DOT) pair(weights, low, high, count, pairs);
-    const float* from = DOT ? pairs : weights;
+    if constexpr (CONVERTED) turn<OF>(weights, low, high, count, turned);
+    const float* from = CONVERTED ? turned : weights;
     const int64_t width = padded(size, PANEL);
     for (int64_t c = 0; c < size; c += PANEL)
       for (int64_t j = low; j < last; j += ROWS)
-        product<DOT, true, false, !TILED<DOT>>((int)least(ROWS, last - j), size - c,
-                                               TILED<DOT> ? from + j * GRAD_PAIRS : from + j,
-                                               TILED<DOT> ? GRAD_PAIRS : GRAD_STRIDE, panels + c * GRAD_ROWS / A_WORD,
-                                               grad + j * width + c, width, words_of<DOT>(count), nullptr);
+        product<OF, true, false, !TILED<OF>>((int)least(ROWS, last - j), size - c,
+                                               TILED<OF> ? from + j * ROW_WORDS : from + j,
+                                               TILED<OF> ? ROW_WORDS : GRAD_STRIDE, panels + c * words_of<OF>(GRAD_ROWS),
+                                               grad + j * width + c, width, words_of<OF>(count), nullptr);
   }
 
-  // Two rows of weights as pairs of bfloat16: [pair][key], or transposed for tiles, [key][pair]. Pairs beyond `count` rows,
-  // which a step of tiles reads, are zeros.
-  static void pair(const float* weights, int64_t low, int64_t high, int count, float* pairs) {
-    const auto word = [&](int64_t at, int64_t key) __attribute__((always_inline)) {
-      const float* row = weights + 2 * at * GRAD_STRIDE + key;
-      if (2 * at >= count) return all(0.0f);
-      const Words lower = narrowed(load(row));
-      return (Floats)(2 * at + 1 < count ? lower | narrowed(load(row + GRAD_STRIDE)) << 16 : lower);
-    };
-    if (!TILED<DOT>) {
-      for (int64_t at = 0; 2 * at < count; at++)
-        for (int64_t key = low; key < high; key += W) store(pairs + at * GRAD_STRIDE + key, word(at, key));
-      return;
-    }
-    for (int64_t at = 0; 2 * at < count; at += W)
-      for (int64_t key = low; key < high; key += W) {
-        Floats block[W];
-        for (int i = 0; i < W; i++) block[i] = word(at + i, key);
-        transpose(block);
-        for (int i = 0; i < W; i++) store(pairs + (key + i) * GRAD_PAIRS + at, block[i]);
-      }
+  // Writes gradients.
+  void put(T* to, Floats x, int64_t count) {
+    if (OF == PARTS && any(not_finite(x))) refused.raise();
+    write(to, x, count);
   }
+
 
   // Scores become weights, and dP becomes dS; both 0 for fully masked queries.
   void row(int64_t batch, int64_t head, int64_t query, int r, int64_t chunk, int64_t from, int64_t low, int64_t high,
@@ -233,18 +220,18 @@ template <typename T> struct Backward {
     float *scores = m.scores + r * GRAD_STRIDE, *slopes = m.slopes + r * GRAD_STRIDE;
     const int64_t first = part.first == part.last ? low : (part.first - from) / W * W;
     const int64_t last = part.first == part.last ? low : padded(part.last - from, W);
-    Brain* narrow_slopes = (Brain*)(m.slope_words + r * GRAD_WORDS);
+    float* slope_words = m.slope_words + r * KEY_WORDS;
     const auto keep_row = [&](int64_t i, Floats weight, Floats slope) __attribute__((always_inline)) {
       store(scores + i, weight);
       store(slopes + i, slope);
-      if (DOT) write(narrow_slopes + i, slope, W);
+      if (OF == PAIRS) write((Brain*)slope_words + i, slope, W);
     };
     for (int64_t i = low; i < first; i += W) keep_row(i, all(0.0f), all(0.0f));
     for (int64_t i = last; i < high; i += W) keep_row(i, all(0.0f), all(0.0f));
     if (first == last) return;
     Stretch s = {scores, first, last, from, query + r + call.rule.shift};
     const float cap = call.rule.soft_cap;
-    float factor = DOT ? scaling.factor : 1.0f;
+    float factor = scaling.factor;
     if (cap > 0)
       for (int64_t i = first; i < last; i += W) {
         const Floats t = tanh(load(scores + i) * factor * (1.0f / cap));
@@ -276,6 +263,7 @@ template <typename T> struct Backward {
       if (cap > 0) slope *= load(m.bend + i);
       keep_row(i, kept, choose(nothing, all(0.0f), slope));
     }
+    if (OF == PARTS && !values_only) split_row(slopes + low, high - low, 1.0f, slope_words + words_of<OF>(low));
     if (learned.wanted()) learned.row(batch, head, query + r, r, chunk, from, first, last, m.learned);
   }
 
@@ -288,7 +276,7 @@ template <typename T> struct Backward {
         for (int64_t c = 0; c < call.d; c += W) {
           Floats total = load(partial + row * width + c);
           for (int64_t chunk = 1; chunk < chunks; chunk++) total += load(partial + (chunk * all_rows + row) * width + c);
-          write(to + c, total * call.rule.scale, call.d - c);
+          put(to + c, total * call.rule.scale, call.d - c);
         }
       }
   }
@@ -319,8 +307,15 @@ template <typename T> struct Backward {
     if (learned.by_row()) learned.add_rows(chunks);
     if (call.grad_sinks) learned.sinks();
     give_back(memory);
+    if (refused.value) return REFUSED;
     return broken.value ? HEADWISE_NOT_FINITE : HEADWISE_DONE;
   }
 };
 
-static int backward(const headwise_backward_call& call) { return by_dtype<Backward>(call); }
+static int backward(const headwise_backward_call& call) {
+#if HEADWISE_TILES && !HEADWISE_ALWAYS_PARTS
+  // With fewer, parts (operand.h) are slower than float32.
+  if (call.dtype != HEADWISE_BFLOAT16 && call.n * call.m < 1 << 13) return REFUSED;
+#endif
+  return by_dtype<Backward>(call);
+}

@@ -152,6 +152,7 @@ def main() -> int:
             tiles = ";amx" if best == "avx512bf16" else ""  # emulated
             compile_in(
                 ROOT / "build" / "sanitize", "-DHEADWISE_SANITIZE=ON", "-DHEADWISE_EMULATE_TILES=ON",
+                "-DHEADWISE_ALWAYS_PARTS=ON",
                 f"-DHEADWISE_TARGETS=portable;{best}{tiles}",
             )  # fmt: skip
         elif options.background:

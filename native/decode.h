@@ -112,7 +112,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
   };
 
   explicit Decode(const headwise_forward_call& call, const Wanted& wanted)
-      : call(call), wanted(wanted), scaling(scaling_of<false>(call.rule)), heads_a_group(call.h / call.h_kv),
+      : call(call), wanted(wanted), scaling(scaling_of<SINGLES>(call.rule)), heads_a_group(call.h / call.h_kv),
         size(padded(call.d, W)), width(padded(call.d_v, 2 * W)), rows((int)(heads_a_group * call.n)), queue{0}, broken{0} {
     const int64_t aim = most(1, 32 / most(1, call.b * call.h_kv));
     chunk_keys = most(512, padded(blocks(call.m, aim), FEW_KEYS));
@@ -144,11 +144,12 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
 
   void chunk(int64_t group, int64_t index, Memory& m) {
     const int64_t batch = group / call.h_kv, kv = group % call.h_kv;
+    Flag unused = {0};
     __builtin_memset(m.queries, 0, (size_t)(rows * size) * 4);
     for (int r = 0; r < rows; r++) {
       const T* q = (const T*)call.q.data + batch * call.q.batch + (kv * heads_a_group + r / call.n) * call.q.head +
                    r % call.n * call.q.row;
-      load_queries<false>(q, 0, 1, call.d, scaling, call.d, m.queries + r * size, m.rows.broken + r);
+      load_queries<SINGLES>(q, 0, 1, call.d, scaling, call.d, m.queries + r * size, m.rows.broken + r, unused);
     }
     clear_rows(m.rows, rows, wanted.masses());
     __builtin_memset(m.out, 0, (size_t)(rows * width) * 4);

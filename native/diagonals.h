@@ -14,6 +14,7 @@ template <typename T> struct Diagonals {
   int64_t scratch_bytes;
   char* scratch;
   Queue queue;
+  Flag refused;
 
   struct Memory {
     typename Source::Memory source;
@@ -23,7 +24,7 @@ template <typename T> struct Diagonals {
 
   explicit Diagonals(const headwise_diagonals_call& call)
       : call(call), all(call.n + call.m - 1), stripe(least(1024, most(256, padded(all / 32, W)))),
-        source(call, least(call.m, stripe + STEP)), queue{0} {}
+        source(call, least(call.m, stripe + STEP), refused), queue{0}, refused{0} {}
 
   int64_t lay_out(char* memory, Memory* m) const {
     Arena arena = {memory};
@@ -34,7 +35,7 @@ template <typename T> struct Diagonals {
   }
 
   void work(int worker) {
-    const Tiles<Source::DOT> tiles;
+    const Tiles<TILED<Source::OF>> tiles;
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
     const int64_t stripes = blocks(all, stripe);

@@ -19,7 +19,8 @@ compile -D'__builtin_cpu_supports(feature)=1' -DHEADWISE_EMULATE_TILES=1 \
   -c native/dispatch.cpp -o "$build/dispatch.o"
 compile -DHEADWISE_TARGET_PORTABLE=1 -c native/target.cpp -o "$build/portable.o"
 for target in AVX512 AVX512BF16 AMX; do
-  compile -mavx2 -mfma -mf16c -DHEADWISE_EMULATE=1 -DHEADWISE_EMULATE_TILES=1 -DHEADWISE_TARGET_$target=1 -c native/target.cpp -o "$build/$target.o"
+  compile -mavx2 -mfma -mf16c -DHEADWISE_EMULATE=1 -DHEADWISE_EMULATE_TILES=1 -DHEADWISE_ALWAYS_PARTS=1 \
+    -DHEADWISE_TARGET_$target=1 -c native/target.cpp -o "$build/$target.o"
 done
 ${CC:-cc} ${CXXFLAGS:-} -shared -o "$build/libheadwise.so" \
   "$build"/{dispatch,portable,AVX512,AVX512BF16,AMX}.o -lpthread -lm

@@ -16,131 +16,38 @@
 // them to the columns. Each chunk of query blocks has its own columns, and chunks are added up in order, so the bits
 // do not depend on the number of threads.
 
-// Keys per step of p·V, so that a panel of values stays in L1.
-constexpr int VALUE_STEPS = 16384 / (4 * PANEL);
-
-// Sizes common to all blocks of a call.
-struct Shape {
-  int64_t words;     // of a query or key
-  int64_t width;     // d_v, padded to panels
-  int64_t height;    // m, padded to panels: packed keys
-  int64_t key_bytes, value_bytes;  // of one KV head, packed
-  int64_t query_blocks, key_blocks;
-  int64_t chunks;    // into which the query blocks of a head are divided when columns are summed
-  int64_t strip;     // row length of the strip, 0 without columns
-};
-
-template <bool DOT> static Shape shape_of(const headwise_forward_call& call, const Wanted& wanted) {
-  Shape s;
-  s.words = words_of<DOT>(call.d);
-  s.width = padded(call.d_v, PANEL);
-  s.height = padded(call.m, PANEL);
-  s.key_bytes = padded(s.height * s.words * 4, 64);
-  s.value_bytes = padded(s.width * s.height * (DOT ? 2 : 4), 64);
-  s.query_blocks = blocks(call.n, BLOCK_ROWS);
-  s.key_blocks = blocks(call.m, BLOCK_KEYS);
-  s.chunks = wanted.count[COLUMNS] ? most(1, least(s.query_blocks, 64 / most(1, call.b * call.h))) : s.query_blocks;
-  s.strip = wanted.count[COLUMNS] ? s.key_blocks * BLOCK_KEYS + 16 : 0;
-  return s;
+// Whether parts are faster than float32: packing takes longer, and the first and the last panel have nothing beside them.
+// Measured on an Intel Xeon with 2 MB of L2 cache per core, for some 40 shapes.
+static bool parts_pay(const headwise_forward_call& call) {
+#if HEADWISE_ALWAYS_PARTS
+  return true;  // for tests
+#endif
+  const int64_t size = call.d + call.d_v;
+  return call.n >= 32 && call.m >= 128 && size >= 64 && keys_of_a_query(call) * size * size >= 96 << 14;
 }
 
-// Buffers of one thread.
-struct Scratch {
-  Rows rows;
-  Floats fold[BLOCK_ROWS];
-  float *queries, *out, *logits, *strip, *tops, *columns;
-  Best best;
-};
+template <typename T, bool SPREAD, bool REACH> struct Panels;
 
-struct Arena {
-  char* next;
-  template <typename T> T* take(int64_t count) {
-    T* here = (T*)next;
-    next += padded(count * (int64_t)sizeof(T), 64);
-    return here;
-  }
-};
-
-static int64_t lay_out(const Wanted& wanted, const Shape& s, char* memory, Scratch** out) {
-  Arena arena = {memory};
-  Scratch* t = arena.take<Scratch>(1);
-  Scratch sizes;
-  Scratch& it = memory ? *t : sizes;
-  it.queries = arena.take<float>(BLOCK_ROWS * s.words);
-  it.out = arena.take<float>(BLOCK_ROWS * s.width);
-  it.logits = arena.take<float>(BLOCK_ROWS * STRIDE);
-  it.strip = arena.take<float>(BLOCK_ROWS * s.strip);
-  it.tops = arena.take<float>(s.strip ? BLOCK_ROWS * s.key_blocks : 0);
-  it.columns = arena.take<float>(s.strip ? s.key_blocks * BLOCK_KEYS : 0);
-  it.rows.masses = arena.take<float>(wanted.masses() * MOST_ROWS);
-  it.best.wanted = wanted.longest;
-  it.best.room = Best::room_for(wanted.longest);
-  it.best.list = arena.take<Ranked>(it.best.room * BLOCK_ROWS);
-  *out = t;
-  return arena.next - memory;
-}
-
-// The factors from products to logits: `query` multiplies queries when they are loaded, `factor` the products.
-struct Scaling {
-  float query, factor;
-  bool flip;     // bfloat16 queries are not multiplied, but may be negated
-  bool adjusted; // there is a soft cap or a bias
-};
-template <bool DOT> static Scaling scaling_of(const headwise_rule& rule) {
-  Scaling s;
-  s.adjusted = rule.soft_cap > 0 || rule.relative || rule.bias;
-  const float scale = s.adjusted ? rule.scale : rule.scale * LOG2E;
-  s.flip = DOT && scale < 0;
-  s.query = DOT ? (scale == 0.0f ? 0.0f : 1.0f) : scale;  // a factor of 0 would turn a masked -inf into NaN
-  s.factor = DOT && scale != 0.0f ? (s.flip ? -scale : scale) : 1.0f;
-  return s;
-}
-
-template <bool DOT> INLINE Floats scaled(Floats x, const Scaling& scaling) {
-  if (!DOT) return x * scaling.query;
-  if (scaling.flip) x = (Floats)((Words)x ^ 0x80008000u);
-  return scaling.query == 0.0f ? all(0.0f) : x;
-}
-
-template <bool DOT, typename T>
-static void load_queries(const T* q, int64_t stride, int rows, int64_t d, const Scaling& scaling, int64_t size,
-                         float* queries, bool* broken) {
-  const int64_t whole = whole_words<DOT>(d);
-  for (int r = 0; r < rows; r++) {
-    const T* from = q + r * stride;
-    float* to = queries + r * size;
-    Ints check = {};
-    for (int64_t c = 0; c < whole; c += W) {
-      const Floats x = whole_word<DOT>(from, c);
-      check |= not_finite_words<DOT>(x);
-      store(to + c, scaled<DOT>(x, scaling));
-    }
-    if (whole < size) {
-      const Floats x = words<DOT>(from, whole, d);
-      check |= not_finite_words<DOT>(x);
-      write(to + whole, scaled<DOT>(x, scaling), size - whole);
-    }
-    broken[r] = any(check);
-  }
-}
-
-template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
-  static constexpr int ROWS = GROUP<DOT>;  // per product
-  static constexpr int KEYS = KEYS_AT_ONCE<DOT>;
+template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
+  static constexpr bool DOT = OF == PAIRS;  // p and the scores' factor are rounded to bfloat16
+  static constexpr int ROWS = GROUP<OF>;    // per product
+  static constexpr int KEYS = KEYS_AT_ONCE<OF>;
+  static constexpr int64_t BLOCK = KEYS_A_BLOCK<OF>;
 
   const headwise_forward_call& call;
   const Wanted wanted;
   const Shape shape;
   const Scaling scaling;
+  Flag& refused;  // with PARTS: numbers do not fit (parts.h), or a result is not finite, as that of float32 may be
 
   void pack(int64_t group, int64_t panel, char* keys, char* values, Ints& check) const {
     const int64_t batch = group / call.h_kv, head = group % call.h_kv, from = panel * PANEL;
     const T* k = (const T*)call.k.data + batch * call.k.batch + head * call.k.head;
-    pack_keys<DOT>(k + from * call.k.row, call.k.row, call.m - from, call.d, (float*)keys + from * shape.words, check);
+    pack_keys<OF>(k + from * call.k.row, call.k.row, call.m - from, call.d, (float*)keys + from * shape.words, check);
     if (!call.d_v) return;
     const T* v = (const T*)call.v.data + batch * call.v.batch + head * call.v.head;
     const int64_t to = least(from + PANEL, padded(call.m, KEYS));
-    pack_values<DOT>(v, call.v.row, call.m, call.d_v, from, to, shape.height, (float*)values, check);
+    pack_values<OF>(v, call.v.row, call.m, call.d_v, from, to, shape.height, (float*)values, check);
   }
 
   // One block of queries of one head.
@@ -148,21 +55,37 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     const int64_t query = index * BLOCK_ROWS;
     const int count = (int)least(BLOCK_ROWS, call.n - query);
     const T* q = (const T*)call.q.data + batch * call.q.batch + head * call.q.head + query * call.q.row;
-    load_queries<DOT>(q, call.q.row, count, call.d, scaling, shape.words, t.queries, t.rows.broken);
+    load_queries<OF>(q, call.q.row, count, call.d, scaling, shape.words, t.queries, t.rows.broken, refused);
+    if (refused.value) return;
     clear_rows(t.rows, count, wanted.masses());
     t.best.clear(count);
     __builtin_memset(t.out, 0, (size_t)(count * shape.width) * 4);
     const Hull seen = hull(call, batch, query, count, 0, call.m);
-    for (int64_t from = seen.first / BLOCK_KEYS * BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS) {
+    if constexpr (OF == PARTS) {
+      Panels<T, SPREAD, REACH>{*this, batch, head, query, count, keys, values, t}.go(seen);
+    } else {
+      blocks_of_keys(batch, head, query, count, seen, keys, values, t);
+    }
+    float scale[BLOCK_ROWS];
+    finish(batch, head, query, count, t, scale);
+    if (shape.strip) columns(batch, query, count, seen, scale, t);
+  }
+
+ private:
+  template <typename, bool, bool> friend struct Panels;
+
+  void blocks_of_keys(int64_t batch, int64_t head, int64_t query, int count, const Hull& seen, const float* keys,
+                      const float* values, Scratch& t) const {
+    for (int64_t from = seen.first / BLOCK * BLOCK; from < seen.last; from += BLOCK) {
       Hull parts[(BLOCK_ROWS + ROWS - 1) / ROWS];
       bool empty = true;
       for (int g = 0; g * ROWS < count; g++) {
         const int rows = (int)least(ROWS, count - g * ROWS);
-        parts[g] = hull(call, batch, query + g * ROWS, rows, from, least(from + BLOCK_KEYS, call.m));
+        parts[g] = hull(call, batch, query + g * ROWS, rows, from, least(from + BLOCK, call.m));
         empty &= parts[g].first == parts[g].last;
       }
       if (empty) {
-        for (int r = 0; r < count && shape.strip; r++) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = NOTHING;
+        for (int r = 0; r < count && shape.strip; r++) t.tops[r * shape.key_blocks + from / BLOCK] = NOTHING;
         continue;
       }
       logits(from, count, parts, keys, t);
@@ -171,16 +94,12 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
       const int64_t stride = shape.strip && !DOT ? shape.strip : STRIDE;
       for (int r = 0; r < count; r++) {
         float* kept = shape.strip && DOT ? t.strip + r * shape.strip + from : nullptr;
-        row(batch, head, query, r, from, parts[r / ROWS], weights + r * stride, kept, t);
+        row(batch, head, query, r, from, parts[r / ROWS], t.logits + r * STRIDE, weights + r * stride, kept, t);
       }
       mix(from, count, parts, weights, stride, values, t);
     }
-    float scale[BLOCK_ROWS];
-    finish(batch, head, query, count, t, scale);
-    if (shape.strip) columns(batch, query, count, seen, scale, t);
   }
 
- private:
   // 1. S = QKᵀ, and the maximum of each row per lane.
   void logits(int64_t from, int count, const Hull* parts, const float* keys, Scratch& t) const {
     for (int r = 0; r < count; r++) t.fold[r] = all(NOTHING);
@@ -193,19 +112,19 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     for (int64_t p = whole.first / PANEL * PANEL; p < whole.last; p += PANEL)
       for (int g = 0; g * ROWS < count; g++) {
         if (parts[g].last <= p || parts[g].first >= p + PANEL) continue;
-        product<DOT, false, true>((int)least(ROWS, count - g * ROWS), padded(parts[g].last - p, KEYS),
+        product<OF, false, true>((int)least(ROWS, count - g * ROWS), padded(parts[g].last - p, KEYS),
                                   t.queries + g * ROWS * shape.words, shape.words, keys + p * shape.words,
                                   t.logits + g * ROWS * STRIDE + (p - from), STRIDE, shape.words, t.fold + g * ROWS);
       }
   }
 
   // 2. The softmax of one row.
-  void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, const Hull& part, float* weights,
-           float* kept, Scratch& t) const {
-    if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = NOTHING;
+  void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, const Hull& part, float* logits, float* weights,
+            float* kept, Scratch& t) const {
+    if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK] = NOTHING;
     if (part.first == part.last) return;
     const int64_t first = part.first - from, last = part.last - from;
-    Stretch s = {t.logits + r * STRIDE, first / KEYS * KEYS, padded(last, KEYS), from, query + r + call.rule.shift};
+    Stretch s = {logits, first / KEYS * KEYS, padded(last, KEYS), from, query + r + call.rule.shift};
     float factor = scaling.factor, top;
     const int64_t begin = from + first / PANEL * PANEL, end = from + padded(last, PANEL);
     if (scaling.adjusted) {
@@ -230,7 +149,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
       const float centre = REACH ? distance_of(s, highest) : 0.0f;
       raise<SPREAD, REACH>(t.rows, r, top, centre, wanted.masses(), t.out + r * shape.width, shape.width);
     }
-    if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = t.rows.top[r];
+    if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK] = t.rows.top[r];
     top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
@@ -243,19 +162,17 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
   // 3. O += p V.
   void mix(int64_t from, int count, const Hull* parts, const float* weights, int64_t stride, const float* values,
            Scratch& t) const {
-    constexpr int A_WORD = KEYS_A_WORD<DOT>;
-    const int64_t height = shape.height / A_WORD;
-    for (int64_t step = 0; step < BLOCK_KEYS / A_WORD; step += VALUE_STEPS)
+    const int64_t height = words_of<OF>(shape.height);
+    for (int64_t step = 0; step < words_of<OF>(BLOCK); step += VALUE_WORDS)
       for (int64_t c = 0; c < shape.width; c += PANEL)
         for (int g = 0; g * ROWS < count; g++) {
           if (parts[g].first == parts[g].last) continue;
-          const int64_t first = most(step, (parts[g].first - from) / KEYS * KEYS / A_WORD);
-          const int64_t last = least(step + VALUE_STEPS, padded(parts[g].last - from, KEYS) / A_WORD);
+          const int64_t first = most(step, words_of<OF>((parts[g].first - from) / KEYS * KEYS));
+          const int64_t last = least(step + VALUE_WORDS, words_of<OF>(padded(parts[g].last - from, KEYS)));
           if (first >= last) continue;
-          product<DOT, true, false>((int)least(ROWS, count - g * ROWS), call.d_v - c,
-                                    weights + g * ROWS * stride + first, stride,
-                                    values + c * height + (from / A_WORD + first) * PANEL,
-                                    t.out + g * ROWS * shape.width + c, shape.width, last - first, nullptr);
+          product<OF, true, false>((int)least(ROWS, count - g * ROWS), call.d_v - c, weights + g * ROWS * stride + first,
+                                   stride, values + c * height + (words_of<OF>(from) + first) * PANEL,
+                                   t.out + g * ROWS * shape.width + c, shape.width, last - first, nullptr);
         }
   }
 
@@ -269,6 +186,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
       sums_of<SPREAD, REACH>(t.rows, r, rows[r]);
       begin_row<REACH>(call, head, t.rows.broken[r], rows[r]);
       logs[r] = rows[r].whole;
+      if (OF == PARTS && logs[r] != logs[r] && !t.rows.broken[r]) refused.raise();
     }
     for (int r = count; r < BLOCK_ROWS; r++) logs[r] = 1.0f;
     if (SPREAD || call.lse)
@@ -291,8 +209,8 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
 
   // Adds the weights in the rows of the strip to the columns.
   void columns(int64_t batch, int64_t query, int count, const Hull& seen, const float* scale, Scratch& t) const {
-    for (int64_t from = seen.first / BLOCK_KEYS * BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS) {
-      const int64_t to = least(from + BLOCK_KEYS, call.m);
+    for (int64_t from = seen.first / BLOCK * BLOCK; from < seen.last; from += BLOCK) {
+      const int64_t to = least(from + BLOCK, call.m);
       for (int g = 0; g * ROWS < count; g++) {
         const int rows = (int)least(ROWS, count - g * ROWS);
         const Hull part = hull(call, batch, query + g * ROWS, rows, from, to);
@@ -300,7 +218,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
         Floats factors[ROWS];
         for (int r = 0; r < ROWS; r++) {
           const int at = g * ROWS + (r < rows ? r : 0);
-          const float then = t.tops[at * shape.key_blocks + from / BLOCK_KEYS];
+          const float then = t.tops[at * shape.key_blocks + from / BLOCK];
           factors[r] = r < rows && then != NOTHING ? exp2(all(then - t.rows.top[at])) * scale[at] : all(0.0f);
         }
         for (int64_t c = part.first / W * W; c < part.last; c += W) {

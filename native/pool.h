@@ -15,6 +15,7 @@ template <typename T> struct Pool {
   int64_t scratch_bytes;
   char* scratch;
   Queue queue;
+  Flag refused;
 
   struct Memory {
     typename Source::Memory source;
@@ -27,7 +28,8 @@ template <typename T> struct Pool {
   explicit Pool(const headwise_pool_call& call)
       : call(call), height(blocks(call.n, call.cell)), width(blocks(call.m, call.cell)),
         task_rows(squares(least(2048, most(256, call.n / 16)), height)), task_cols(squares(1024, width)),
-        rows_at_once(squares(BLOCK_ROWS, height)), source(call, least(task_cols * call.cell, call.m)), queue{0} {}
+        rows_at_once(squares(BLOCK_ROWS, height)), source(call, least(task_cols * call.cell, call.m), refused), queue{0},
+        refused{0} {}
 
   // The number of squares that span about `cells` queries or keys, at least one and at most all.
   int64_t squares(int64_t cells, int64_t all) const { return least(most(1, cells / call.cell), most(1, all)); }
@@ -44,7 +46,7 @@ template <typename T> struct Pool {
   }
 
   void work(int worker) {
-    const Tiles<Source::DOT> tiles;
+    const Tiles<TILED<Source::OF>> tiles;
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
     const int64_t high = blocks(height, task_rows), wide = blocks(width, task_cols);

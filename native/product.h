@@ -66,13 +66,14 @@ static void rows_of_block(int rows, const float* a, int64_t lda, const float* b,
 }
 
 // At least the first `columns` columns of C.
-template <bool DOT, bool ADD, bool FOLD, bool TURNED = false>
+template <Operand OF, bool ADD, bool FOLD, bool TURNED = false>
 INLINE void product(int rows, int64_t columns, const float* a, int64_t lda, const float* b, float* c, int64_t ldc,
                     int64_t steps, Floats* top) {
-  const int vectors = vectors_for(columns);
+  const int vectors = vectors_for<OF>(columns);
 #if HEADWISE_TILES
-  if (DOT) return tile_product<ADD, FOLD>(rows, vectors, a, lda, b, c, ldc, steps, top);
+  if constexpr (TILED<OF>) return tile_product<OF, ADD, FOLD>(rows, vectors, a, lda, b, c, ldc, steps, top);
 #endif
+  constexpr bool DOT = OF == PAIRS;
   if (vectors == 1) return rows_of_block<DOT, 1, ADD, FOLD, TURNED>(rows, a, lda, b, c, ldc, steps, top);
   if (vectors < VECTORS) return rows_of_block<DOT, 2, ADD, FOLD, TURNED>(rows, a, lda, b, c, ldc, steps, top);
   rows_of_block<DOT, VECTORS, ADD, FOLD, TURNED>(rows, a, lda, b, c, ldc, steps, top);

@@ -91,6 +91,14 @@ template <typename Call> static void adjust(const Call& call, int64_t batch, int
   }
 }
 
+// The number of keys that a query attends to, on average and without regard to a dense mask.
+template <typename Call> static int64_t keys_of_a_query(const Call& call) {
+  const int64_t rows = (call.rule.span_batch ? call.b : 1) * call.n;
+  int64_t total = 0;
+  for (int64_t i = 0; i < rows * call.rule.span_count; i++) total += most(0, call.rule.spans[2 * i + 1] - call.rule.spans[2 * i]);
+  return total / most(1, rows);
+}
+
 // The dropout pattern of a row, the same in both passes.
 template <typename Call> static Dropout dropout_of(const Call& call, int64_t batch, int64_t head, int64_t query) {
   return {row_seed(call.seed, batch * call.h + head, query), (uint32_t)(call.dropout * 4294967296.0)};

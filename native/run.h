@@ -4,12 +4,13 @@
 // (LOCAL: no waiting, the copy stays in its cache); else all threads pack, then take blocks of queries from one queue, in
 // waves of heads so that the copies stay bounded.
 
-constexpr int64_t LOCAL_BYTES = 512 << 10;
+// Tiles are for CPUs with an L2 cache of 2 MB.
+constexpr int64_t LOCAL_BYTES = (HEADWISE_TILES ? 1536 : 512) << 10;
 constexpr int64_t WAVE_BYTES = 64 << 20;
 constexpr int64_t A_THREADS_WORK = 1 << 18;  // multiply-adds: fewer take less time than starting a thread
 
-template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
-  typedef Forward<DOT, T, SPREAD, REACH> Blocks;
+template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
+  typedef Forward<OF, T, SPREAD, REACH> Blocks;
   Blocks forward;
   int64_t groups, heads_a_group, head_bytes, scratch_bytes;
   char *packed, *scratch;
@@ -18,29 +19,31 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
   bool local, all_finite_needed;
   Queue queue;
   Flag broken;         // a key or value is not finite
+  Flag refused;        // see Forward
 
   explicit Run(const headwise_forward_call& call, const Wanted& wanted)
-      : forward{call, wanted, shape_of<DOT>(call, wanted), scaling_of<DOT>(call.rule)}, queue{0}, broken{0} {}
+      : forward{call, wanted, shape_of<OF>(call, wanted), scaling_of<OF>(call.rule), refused}, queue{0}, broken{0},
+        refused{0} {}
 
   Scratch& memory(int worker) {
     Scratch* t;
-    lay_out(forward.wanted, forward.shape, scratch + worker * scratch_bytes, &t);
+    lay_out<OF>(forward.wanted, forward.shape, scratch + worker * scratch_bytes, &t);
     return *t;
   }
 
   // Whether to continue after packing.
   bool finite(Ints check) {
-    if (any(check)) broken.raise();
-    return !(all_finite_needed && any(check));
+    if (any(check)) (OF == PARTS ? refused : broken).raise();
+    return !stopped();
   }
-  bool stopped() const { return all_finite_needed && broken.value; }
+  bool stopped() const { return refused.value || (all_finite_needed && broken.value); }
 
   // One chunk of one head's query blocks: chunk, chunk + chunks, … last first, since they have the most keys.
   void chunk(int64_t batch, int64_t head, int64_t index, const char* packed_head, Scratch& t) {
     const Shape& s = forward.shape;
     const headwise_forward_call& call = forward.call;
     const float *keys = (const float*)packed_head, *values = (const float*)(packed_head + s.key_bytes);
-    if (s.strip) __builtin_memset(t.columns, 0, (size_t)(s.key_blocks * BLOCK_KEYS) * 4);
+    if (s.strip) __builtin_memset(t.columns, 0, (size_t)(s.key_blocks * KEYS_A_BLOCK<OF>) * 4);
     const int64_t last = (s.query_blocks - 1 - index) / s.chunks * s.chunks + index;
     for (int64_t block = last; block >= 0; block -= s.chunks) forward.block(batch, head, block, keys, values, t);
     if (s.strip)
@@ -60,7 +63,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
   }
 
   void attend_wave(int worker) {
-    const Tiles<DOT> tiles;
+    const Tiles<TILED<OF>> tiles;
     Scratch& t = memory(worker);
     const int64_t chunks = forward.shape.chunks;
     const headwise_forward_call& call = forward.call;
@@ -72,7 +75,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
   }
 
   void attend_local(int worker) {
-    const Tiles<DOT> tiles;
+    const Tiles<TILED<OF>> tiles;
     Scratch& t = memory(worker);
     char* to = packed + worker * head_bytes;
     const headwise_forward_call& call = forward.call;
@@ -110,7 +113,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     heads_a_group = call.h / call.h_kv;
     head_bytes = s.key_bytes + s.value_bytes;
     Scratch* unused;
-    scratch_bytes = padded(lay_out(forward.wanted, s, nullptr, &unused), 4096);
+    scratch_bytes = padded(lay_out<OF>(forward.wanted, s, nullptr, &unused), 4096);
     const int64_t work = call.b * call.h * call.n * call.m * (call.d + call.d_v) / A_THREADS_WORK;
     const int threads = (int)least(call.threads, least(1 + work, most(1, groups * heads_a_group * s.query_blocks)));
     local = threads == 1 || (groups >= 4 * threads && head_bytes <= LOCAL_BYTES);
@@ -133,34 +136,36 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     }
     if (s.strip && !stopped()) on_all<&Run::add_columns>(this, threads);
     give_back(all_memory);
+    if (refused.value) return REFUSED;
     return stopped() ? HEADWISE_NOT_FINITE : broken.value ? HEADWISE_DONE : HEADWISE_FINITE;
   }
 };
 
-template <bool DOT, typename T, bool SPREAD, bool REACH>
+template <Operand OF, typename T, bool SPREAD, bool REACH>
 static int run(const headwise_forward_call& call, const Wanted& wanted) {
   const bool few = !(wanted.needs & NEEDS_BLOCKS);
   if (call.key_scales.data)
     return fits_eight(call) && few ? Decode<T, Eight, SPREAD, REACH>(call, wanted).go() : HEADWISE_TOO_MANY_QUERIES;
   if (few_queries(call) && few) return Decode<T, T, SPREAD, REACH>(call, wanted).go();
-  return Run<DOT, T, SPREAD, REACH>(call, wanted).go();
+  if (OF == PARTS && !parts_pay(call)) return REFUSED;
+  return Run<OF, T, SPREAD, REACH>(call, wanted).go();
 }
 
-template <bool DOT, typename T> static int run(const headwise_forward_call& call) {
+template <Operand OF, typename T> static int run(const headwise_forward_call& call) {
   const Wanted wanted(call);
   const bool spread = wanted.needs & NEEDS_SPREAD, reach = wanted.needs & NEEDS_REACH;
-  if (spread && reach) return run<DOT, T, true, true>(call, wanted);
-  if (spread) return run<DOT, T, true, false>(call, wanted);
-  if (reach) return run<DOT, T, false, true>(call, wanted);
-  return run<DOT, T, false, false>(call, wanted);
+  if (spread && reach) return run<OF, T, true, true>(call, wanted);
+  if (spread) return run<OF, T, true, false>(call, wanted);
+  if (reach) return run<OF, T, false, true>(call, wanted);
+  return run<OF, T, false, false>(call, wanted);
 }
 
 static int forward(const headwise_forward_call& call) {
-  if (call.dtype == HEADWISE_BFLOAT16) return run<DOTS<Brain>, Brain>(call);
-#if HEADWISE_DOT
+  if (call.dtype == HEADWISE_BFLOAT16) return run<OPERAND<Brain>, Brain>(call);
+#if HEADWISE_DOT && !HEADWISE_TILES
   return HEADWISE_DONE;  // unreachable: see target.cpp
 #else
-  if (call.dtype == HEADWISE_FLOAT16) return run<false, Half>(call);
-  return run<false, float>(call);
+  if (call.dtype == HEADWISE_FLOAT16) return run<OPERAND<Half>, Half>(call);
+  return run<OPERAND<float>, float>(call);
 #endif
 }

@@ -17,7 +17,7 @@ if [ -z "$runtime" ]; then
   exit 1
 fi
 # PyTorch and Python keep memory until they exit, so leak detection is off. The tests run two targets: portable, and the one
-# with the most code (amx runs that of avx512 for float32). HEADWISE_TEST_TARGETS=avx512bf16 runs another one.
+# with the most code (amx, which runs that of avx512 too). HEADWISE_TEST_TARGETS=avx512bf16 runs another one.
 best=$("$python" -c "import sys; sys.path.insert(0, 'native'); import compile; print(compile.best_target())")
 [ "$best" = avx512bf16 ] && best=amx
 export HEADWISE_TEST_TARGETS=${HEADWISE_TEST_TARGETS:-portable,$best}

@@ -121,6 +121,14 @@ INLINE unsigned bits(Ints mask) {
   return (mask[0] & 1u) | (mask[1] & 2u) | (mask[2] & 4u) | (mask[3] & 8u);
 #endif
 }
+// Whether any lane of x is above the limit or not comparable to it.
+INLINE bool any_above(Floats x, float limit) {
+#if HEADWISE_AVX512 && !HEADWISE_EMULATE
+  return _mm512_cmp_ps_mask(x, all(limit), _CMP_NLE_UQ) != 0;
+#else
+  return bits(~(x <= limit)) != 0;
+#endif
+}
 INLINE bool any(Ints mask) { return bits(mask) != 0; }
 
 // 2^x for x <= 0: exactly 0 below -127 and for -inf, NaN for NaN. A polynomial for the fraction whose
@@ -137,7 +145,7 @@ INLINE Floats exp2(Floats x, bool clamped = false) {
   p = p * f + 0.24022242f;
   p = p * f + 0.6931470f;
   p = p * f + 1.0f;
-  return (Floats)((Ints)p + ((Ints)t << 23));
+  return (Floats)((Words)p + ((Words)t << 23));
 }
 
 // The same with relative error 3e-6 in fewer operations: one instruction splits off the exponent, one restores it. Below
@@ -190,4 +198,28 @@ INLINE uint16_t narrow(float x) {
   __builtin_memcpy(&bits, &x, 4);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 64);
   return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+// a0 b0 a1 b1 …: the lower or upper halves of two vectors, interleaved.
+template <int... I> struct Indices {};
+template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
+template <int... I> struct Count<0, I...> { typedef Indices<I...> list; };
+template <int FROM, int... I> INLINE Floats interleave(Floats a, Floats b, Indices<I...>) {
+  return __builtin_shufflevector(a, b, (FROM + I / 2 + (I % 2) * W)...);
+}
+
+// Transposes in place. Each round interleaves row i with row i + W/2; log2(W) rounds transpose.
+INLINE void transpose(Floats (&rows)[W]) {
+  typedef typename Count<W>::list List;
+#pragma GCC unroll 4
+  for (int round = 1; round < W; round *= 2) {
+    Floats next[W];
+#pragma GCC unroll 16
+    for (int i = 0; i < W / 2; i++) {
+      next[2 * i] = interleave<0>(rows[i], rows[i + W / 2], List());
+      next[2 * i + 1] = interleave<W / 2>(rows[i], rows[i + W / 2], List());
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i++) rows[i] = next[i];
+  }
 }

@@ -13,7 +13,7 @@
 
 constexpr int MOST_ROWS = 48;                         // queries whose sums are kept at once
 // Queries of a block of logits: with tiles, those of one product.
-constexpr int BLOCK_ROWS = HEADWISE_TILES ? GROUP<true> : MOST_ROWS;
+constexpr int BLOCK_ROWS = HEADWISE_TILES ? GROUP<PAIRS> : MOST_ROWS;
 constexpr int BLOCK_KEYS = W == 16 ? 512 : 256;       // keys of a block of logits: BLOCK_ROWS rows of them stay in L2
 // Row length in memory: a power of two would map all rows to the same few sets of the L1 cache.
 constexpr int STRIDE = BLOCK_KEYS + 16;
@@ -120,21 +120,21 @@ INLINE float distance_of(const Stretch& row, float value) {
 
 // Whether the top of row r must be raised for a stretch whose largest logit is `value`. Logits may exceed the top slightly:
 // some p are then above 1, and no sum needs rescaling. A larger excess would leave the centre behind.
+constexpr float ABOVE = 4.0f;
 INLINE bool rises(Rows& rows, int r, float value) {
-  constexpr float ABOVE = 4.0f;
   if (!(value > rows.largest[r])) return false;
   rows.largest[r] = value;
   return value > rows.top[r] + ABOVE;
 }
 
-// Raises the top of row r to `value` and rescales its sums and the row of `out` (width floats).
+// Raises the top of row r to `value` and rescales its sums and the row of `out` (width floats). Returns the factor.
 template <bool SPREAD, bool REACH>
-static void raise(Rows& rows, int r, float value, float centre, int mass_count, float* out, int64_t width) {
+static float raise(Rows& rows, int r, float value, float centre, int mass_count, float* out, int64_t width) {
   const float before = rows.top[r];
   rows.top[r] = value;
   if (before == NOTHING) {  // nothing has been summed
     rows.centre[r] = centre;
-    return;
+    return 1.0f;
   }
   const Floats scale = exp2(all(before - value));
   if (REACH) {
@@ -150,6 +150,7 @@ static void raise(Rows& rows, int r, float value, float centre, int mass_count, 
   rows.total[r] *= scale;
   for (int i = 0; i < mass_count; i++) rows.masses[i * MOST_ROWS + r] *= scale[0];
   for (int64_t c = 0; c < width; c += W) store(out + c, load(out + c) * scale);
+  return scale[0];
 }
 
 enum Side { BEFORE, AFTER, AROUND };  // the position of a stretch's keys relative to the query
@@ -157,7 +158,7 @@ enum Side { BEFORE, AFTER, AROUND };  // the position of a stretch's keys relati
 // Adds a stretch to the sums of row r other than the total: from its p, and z if SPREAD. Two vectors at a time with separate
 // sums, since the latency of an addition is four cycles.
 template <bool SPREAD, bool REACH, int SIDE>
-static void add_up(Rows& rows, int r, const Stretch& row, const float* p, const Floats* z) {
+static void add_sums(Rows& rows, int r, const Stretch& row, const float* p, const Floats* z) {
   Floats entropy[2], squares[2], first[2], second[2];
   for (int v = 0; v < 2; v++) entropy[v] = squares[v] = first[v] = second[v] = all(0.0f);
   const Floats centre = all(rows.centre[r]);
@@ -224,9 +225,9 @@ static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* wei
   rows.total[r] += total;
   if (!SPREAD && !REACH) return;
   const float* p = EXACT ? (const float*)weights + from : KEEP ? kept + from : (const float*)exact;
-  if (!REACH || key + from > row.position) return add_up<SPREAD, REACH, AFTER>(rows, r, row, p, depths);
-  if (key + to <= row.position + 1) return add_up<SPREAD, REACH, BEFORE>(rows, r, row, p, depths);
-  add_up<SPREAD, REACH, AROUND>(rows, r, row, p, depths);
+  if (!REACH || key + from > row.position) return add_sums<SPREAD, REACH, AFTER>(rows, r, row, p, depths);
+  if (key + to <= row.position + 1) return add_sums<SPREAD, REACH, BEFORE>(rows, r, row, p, depths);
+  add_sums<SPREAD, REACH, AROUND>(rows, r, row, p, depths);
 }
 
 // `kept`: NULL, or the output for p before rounding: only with DOT and without dropout.

@@ -109,6 +109,11 @@ struct RangeMass {
     if (start >= stop) return 0.0f;
     return seen.weights ? of_weights(seen.weights, start, stop) : of_logits(seen, start, stop);
   }
+  // Whether the keys [from, to) can be in the range of a query whose position is in [first, last].
+  static bool meets(const headwise_wanted& wanted, int64_t first, int64_t last, int64_t from, int64_t to) {
+    const bool relative = wanted.numbers[2];
+    return wanted.numbers[0] + (relative ? first : 0) < to && wanted.numbers[1] + (relative ? last : 0) > from;
+  }
 
  private:
   INLINE float of_logits(const Seen& seen, int64_t start, int64_t stop) {
@@ -243,6 +248,16 @@ struct Wanted {
       needs |= kind.needs;
       if (kind.sort == BEST) longest = most(longest, wanted.count);
     }
+  }
+
+  // Whether the keys [from, to) add nothing to any mass of queries whose positions are [first, last].
+  bool passes_over(int64_t first, int64_t last, int64_t from, int64_t to) const {
+    if (count[MASS_OF_LOGITS]) return false;
+    for (int i = 0; i < count[MASS_OF_WEIGHTS]; i++) {
+      const headwise_wanted& wanted = of[MASS_OF_WEIGHTS][i];
+      if (RangeMass::meets(wanted, first, last, from, to)) return false;
+    }
+    return true;
   }
 
   // Masses are contiguous, those of weights first.

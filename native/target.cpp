@@ -20,6 +20,9 @@ extern const Target target_avx512;
 namespace HEADWISE_TARGET {
 
 #include "simd.h"
+#include "numbers.h"
+#include "operand.h"
+#include "parts.h"
 #include "pack.h"
 #include "tiles.h"
 #include "product.h"
@@ -28,12 +31,15 @@ namespace HEADWISE_TARGET {
 #include "top.h"
 #include "statistics.h"
 #include "finish.h"
-#include "forward.h"
 #include "queue.h"
+#include "blocks.h"
+#include "forward.h"
+#include "panels.h"
 #include "decode.h"
 #include "run.h"
 #include "job.h"
 #include "learned.h"
+#include "turned.h"
 #include "backward.h"
 #include "weights.h"
 #include "pool.h"
@@ -42,9 +48,11 @@ namespace HEADWISE_TARGET {
 #include "peak.h"
 
 #if HEADWISE_DOT
-// Code for other dtypes than bfloat16 has the same instructions as in avx512, so it is compiled only there.
+// Without tiles, code for other dtypes than bfloat16 has the same instructions as in avx512, so it is compiled only there. With
+// tiles, numbers that have no finite parts are computed there.
 template <auto HERE, auto THERE, typename Call> static int of_dtype(const Call& call) {
-  return call.dtype == HEADWISE_BFLOAT16 ? HERE(call) : (target_avx512.*THERE)(call);
+  const int status = HEADWISE_TILES || call.dtype == HEADWISE_BFLOAT16 ? HERE(call) : REFUSED;
+  return status == REFUSED ? (target_avx512.*THERE)(call) : status;
 }
 #define HEADWISE_STEP(step) HEADWISE_TARGET::of_dtype<HEADWISE_TARGET::step, &Target::step>
 #else

@@ -46,6 +46,9 @@
 
 namespace headwise {
 
+// The status of a call that a target does not compute, besides those of headwise.h: another target computes it.
+constexpr int REFUSED = -1;
+
 struct Target {
   const char* name;
   const char* const* statistics;  // their signatures, NULL at the end; the same for all targets

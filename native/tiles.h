@@ -41,91 +41,142 @@ INLINE void configure_tiles() {
   _tile_loadconfig(&config);
 }
 
-// The first TILES of four accumulators: they begin with C if ADD, otherwise with 0, and are stored to C.
+// The first TILES (2 or 4) of four accumulators: they begin with C if ADD, otherwise with 0, and are stored to C.
 template <int TILES, bool ADD>
 INLINE void begin_sums(const float* c0, const float* c1, const float* c2, const float* c3, int64_t ldc) {
   if (ADD) {
     _tile_loadd(0, c0, ldc * 4);
-    if constexpr (TILES > 1) _tile_loadd(1, c1, ldc * 4);
+    _tile_loadd(1, c1, ldc * 4);
     if constexpr (TILES > 2) _tile_loadd(2, c2, ldc * 4);
     if constexpr (TILES > 2) _tile_loadd(3, c3, ldc * 4);
   } else {
     _tile_zero(0);
-    if constexpr (TILES > 1) _tile_zero(1);
+    _tile_zero(1);
     if constexpr (TILES > 2) _tile_zero(2);
     if constexpr (TILES > 2) _tile_zero(3);
   }
 }
 template <int TILES> INLINE void store_sums(float* c0, float* c1, float* c2, float* c3, int64_t ldc) {
   _tile_stored(0, c0, ldc * 4);
-  if constexpr (TILES > 1) _tile_stored(1, c1, ldc * 4);
+  _tile_stored(1, c1, ldc * 4);
   if constexpr (TILES > 2) _tile_stored(2, c2, ldc * 4);
   if constexpr (TILES > 2) _tile_stored(3, c3, ldc * 4);
 }
 
-// C [16 × 16·TILES] = or += A [16 × steps] · B [steps × PANEL]; steps is a multiple of 16.
-template <int TILES, bool ADD>
-INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps) {
+// One step of 16 words: the first TILES of C [16 × 64] += A [16 × 16] · B [16 × PANEL].
+template <int TILES> INLINE void sixteen_rows_step(const float* a, int64_t lda, const float* b) {
+  _tile_loadd(4, a, lda * 4);
+  _tile_loadd(5, b, PANEL * 4);
+  _tile_dpbf16ps(0, 4, 5);
+  _tile_loadd(6, b + 16, PANEL * 4);
+  _tile_dpbf16ps(1, 4, 6);
+  if constexpr (TILES > 2) {
+    _tile_loadd(7, b + 32, PANEL * 4);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_loadd(5, b + 48, PANEL * 4);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
+// The same for C [32 × 32], where A and B are loaded or are those of the step before. B is loaded as data that is not read
+// again soon, so that it does not replace A and C in the L1 cache. AT is the number of products before it.
+template <int AT, bool LOAD_A, bool LOAD_B, typename Beside>
+INLINE void thirty_two_rows_step(const float* a, int64_t lda, const float* b, Beside& beside) {
+  if constexpr (LOAD_A) _tile_loadd(4, a, lda * 4);
+  if constexpr (LOAD_B) _tile_stream_loadd(6, b, PANEL * 4);
+  _tile_dpbf16ps(0, 4, 6);
+  beside.template after<AT>();
+  if constexpr (LOAD_B) _tile_stream_loadd(7, b + 16, PANEL * 4);
+  _tile_dpbf16ps(1, 4, 7);
+  beside.template after<AT + 1>();
+  if constexpr (LOAD_A) _tile_loadd(5, a + 16 * lda, lda * 4);
+  _tile_dpbf16ps(2, 5, 6);
+  beside.template after<AT + 2>();
+  _tile_dpbf16ps(3, 5, 7);
+  beside.template after<AT + 3>();
+}
+
+// 32 numbers of the axis that is summed over: PRODUCTS products of tiles.
+template <Operand OF> constexpr int PRODUCTS = OF == PARTS ? 24 : 4;
+template <Operand OF, typename Beside>
+INLINE void thirty_two_numbers(const float* a, int64_t lda, const float* b, Beside& beside) {
+  if constexpr (OF == PAIRS) return thirty_two_rows_step<0, true, true>(a, lda, b, beside);
+  const float *b2 = b + 16 * PANEL, *b3 = b2 + 16 * PANEL;  // in the order that loads the fewest tiles
+  thirty_two_rows_step<0, true, true>(a, lda, b3, beside);
+  thirty_two_rows_step<4, false, true>(a, lda, b2, beside);
+  thirty_two_rows_step<8, true, false>(a + 16, lda, b2, beside);
+  thirty_two_rows_step<12, false, true>(a + 16, lda, b, beside);
+  thirty_two_rows_step<16, true, false>(a + 32, lda, b, beside);
+  thirty_two_rows_step<20, true, false>(a, lda, b, beside);
+}
+
+// Where nothing runs beside the products.
+struct Alone {
+  static bool begin() { return false; }
+  template <int AT> static void after() {}
+  static void end() {}
+};
+
+// C [16 × 16·TILES] = or += A [16 × words] · B [words × PANEL]; `words` are whole steps.
+template <int TILES, Operand OF, bool ADD>
+INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t words) {
   begin_sums<TILES, ADD>(c, c + 16, c + 32, c + 48, ldc);
-  for (int64_t k = 0; k < steps; k += 16, b += 16 * PANEL) {
-    _tile_loadd(4, a + k, lda * 4);
-    _tile_loadd(5, b, PANEL * 4);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (TILES > 1) {
-      _tile_loadd(6, b + 16, PANEL * 4);
-      _tile_dpbf16ps(1, 4, 6);
-    }
-    if constexpr (TILES > 2) {
-      _tile_loadd(7, b + 32, PANEL * 4);
-      _tile_dpbf16ps(2, 4, 7);
-      _tile_loadd(5, b + 48, PANEL * 4);
-      _tile_dpbf16ps(3, 4, 5);
+  for (int64_t k = 0; k < words; k += STEP<OF>) {
+    const float *x = a + k, *y = b + k * PANEL, *y2 = y + 16 * PANEL, *y3 = y2 + 16 * PANEL;
+    sixteen_rows_step<TILES>(x, lda, y);
+    if constexpr (OF == PARTS) {
+      sixteen_rows_step<TILES>(x, lda, y2);
+      sixteen_rows_step<TILES>(x, lda, y3);
+      sixteen_rows_step<TILES>(x + 16, lda, y);
+      sixteen_rows_step<TILES>(x + 16, lda, y2);
+      sixteen_rows_step<TILES>(x + 32, lda, y);
     }
   }
   store_sums<TILES>(c, c + 16, c + 32, c + 48, ldc);
 }
 
-// C [32 × 32] = or += A [32 × steps] · B [steps × 32 columns of a panel]. B is loaded as data that is not read again soon, so
-// that it does not replace A and C in the L1 cache.
-template <bool ADD>
-INLINE void thirty_two_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps) {
+// C [32 × 32] = or += A [32 × words] · B [words × 32 columns of a panel]. Among the products of 32 numbers, if
+// beside.begin(), beside.after<i>() runs after product i, and beside.end() after the last.
+template <Operand OF, bool ADD, typename Beside>
+INLINE void thirty_two_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t words,
+                            Beside& beside) {
   float* lower = c + 16 * ldc;
+  Alone alone;
   begin_sums<4, ADD>(c, c + 16, lower, lower + 16, ldc);
-  for (int64_t k = 0; k < steps; k += 16, b += 16 * PANEL) {
-    _tile_loadd(4, a + k, lda * 4);
-    _tile_stream_loadd(6, b, PANEL * 4);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_stream_loadd(7, b + 16, PANEL * 4);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + 16 * lda + k, lda * 4);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+  for (int64_t k = 0; k < words; k += STEP<OF>) {
+    if (beside.begin()) {
+      thirty_two_numbers<OF>(a + k, lda, b + k * PANEL, beside);
+      beside.end();
+    } else {
+      thirty_two_numbers<OF>(a + k, lda, b + k * PANEL, alone);
+    }
   }
   store_sums<4>(c, c + 16, lower, lower + 16, ldc);
 }
 
 // The same for up to 16 rows of C. All 16 rows of A are read: those beyond must be readable, but may have any content.
-template <int TILES, bool ADD>
-static void some_rows(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps) {
+template <int TILES, Operand OF, bool ADD>
+static void some_rows(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t words) {
   static_assert(PANEL == 64 && W == 16, "a vector is a row of a tile");
   constexpr int WIDTH = 16 * TILES;
-  if (rows == 16) return sixteen_rows<TILES, ADD>(a, lda, b, c, ldc, steps);
+  if (rows == 16) return sixteen_rows<TILES, OF, ADD>(a, lda, b, c, ldc, words);
   alignas(64) float some[16 * WIDTH];
   for (int r = 0; r < rows && ADD; r++) __builtin_memcpy(some + r * WIDTH, c + r * ldc, WIDTH * 4);
   if (ADD) __builtin_memset(some + rows * WIDTH, 0, (size_t)(16 - rows) * WIDTH * 4);
-  sixteen_rows<TILES, ADD>(a, lda, b, some, WIDTH, steps);
+  sixteen_rows<TILES, OF, ADD>(a, lda, b, some, WIDTH, words);
   for (int r = 0; r < rows; r++) __builtin_memcpy(c + r * ldc, some + r * WIDTH, WIDTH * 4);
 }
 
-// The same for up to 32 rows and the first 1, 2 or 4 vectors of a panel.
-template <int TILES, bool ADD, bool FOLD>
-static void tile_product(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps,
+// The same for up to 32 rows and the first 2 or 4 vectors of a panel.
+template <int TILES, Operand OF, bool ADD, bool FOLD>
+static void tile_product(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t words,
                          Floats* top) {
-  if (TILES > 1 && rows == 32) {
-    for (int v = 0; v < 16 * TILES; v += 32) thirty_two_rows<ADD>(a, lda, b + v, c + v, ldc, steps);
+  Alone alone;
+  if (rows == 32) {
+    for (int v = 0; v < 16 * TILES; v += 32) thirty_two_rows<OF, ADD>(a, lda, b + v, c + v, ldc, words, alone);
   } else {
     for (int r = 0; r < rows; r += 16)
-      some_rows<TILES, ADD>((int)least(16, rows - r), a + r * lda, lda, b, c + r * ldc, ldc, steps);
+      some_rows<TILES, OF, ADD>((int)least(16, rows - r), a + r * lda, lda, b, c + r * ldc, ldc, words);
   }
   if (!FOLD) return;
   for (int r = 0; r < rows; r++) {
@@ -134,23 +185,22 @@ static void tile_product(int rows, const float* a, int64_t lda, const float* b, 
     top[r] = most;
   }
 }
-template <bool ADD, bool FOLD>
+template <Operand OF, bool ADD, bool FOLD>
 INLINE void tile_product(int rows, int vectors, const float* a, int64_t lda, const float* b, float* c, int64_t ldc,
-                         int64_t steps, Floats* top) {
-  if (vectors == 1) return tile_product<1, ADD, FOLD>(rows, a, lda, b, c, ldc, steps, top);
-  if (vectors == 2) return tile_product<2, ADD, FOLD>(rows, a, lda, b, c, ldc, steps, top);
-  tile_product<4, ADD, FOLD>(rows, a, lda, b, c, ldc, steps, top);
+                         int64_t words, Floats* top) {
+  if (vectors == 2) return tile_product<2, OF, ADD, FOLD>(rows, a, lda, b, c, ldc, words, top);
+  tile_product<4, OF, ADD, FOLD>(rows, a, lda, b, c, ldc, words, top);
 }
 #endif
 
-// Configures a thread's tiles while it computes products of DOT; other threads and other code have their own.
-template <bool DOT> struct Tiles {
+// Configures a thread's tiles while it computes with them (USED); other threads and other code have their own.
+template <bool USED> struct Tiles {
 #if HEADWISE_TILES
   Tiles() {
-    if (DOT) configure_tiles();
+    if (USED) configure_tiles();
   }
   ~Tiles() {
-    if (DOT) _tile_release();
+    if (USED) _tile_release();
   }
 #else
   Tiles() {}

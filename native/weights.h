@@ -13,13 +13,14 @@
 // Packing a key takes as long as about ten queries; a rectangle has hundreds.
 
 template <typename Call, typename T> struct Weights {
-  static constexpr bool DOT = DOTS<T>;
-  static constexpr int ROWS = GROUP<DOT>;
+  static constexpr Operand OF = OPERAND<T>;
+  static constexpr int ROWS = GROUP<OF>;
 
   const Call& call;
   const Scaling scaling;
   const int64_t stripe;  // the most keys of a rectangle
   const int64_t words;   // of a query or key
+  Flag& refused;         // with PARTS: numbers do not fit (parts.h), or a weight is NaN
 
   struct Memory {
     float *queries, *logits, *keys;
@@ -28,7 +29,8 @@ template <typename Call, typename T> struct Weights {
     int64_t head, begin, end;  // of the stripe; heads are numbered across batch entries
   };
 
-  Weights(const Call& call, int64_t stripe) : call(call), scaling(scaling_of<DOT>(call.rule)), stripe(stripe), words(words_of<DOT>(call.d)) {}
+  Weights(const Call& call, int64_t stripe, Flag& refused)
+      : call(call), scaling(scaling_of<OF>(call.rule)), stripe(stripe), words(words_of<OF>(call.d)), refused(refused) {}
 
   void lay_out(Arena& arena, Memory& m) const {
     m.queries = arena.take<float>(BLOCK_ROWS * words);
@@ -54,7 +56,7 @@ template <typename Call, typename T> struct Weights {
     const Hull seen = hull(call, batch, query, count, low, high);
     if (seen.first == seen.last) return;
     const T* q = (const T*)call.q.data + batch * call.q.batch + m.head % call.h * call.q.head + query * call.q.row;
-    load_queries<DOT>(q, call.q.row, count, call.d, scaling, words, m.queries, m.broken);
+    load_queries<OF>(q, call.q.row, count, call.d, scaling, words, m.queries, m.broken, refused);
     for (int64_t from = seen.first - (seen.first - m.begin) % BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS)
       for (int g = 0; g < count; g += ROWS) {
         const int rows = (int)least(ROWS, count - g);
@@ -62,7 +64,7 @@ template <typename Call, typename T> struct Weights {
         if (part.first == part.last) continue;
         const float* keys = packed(m, from);
         for (int64_t p = (part.first - from) / PANEL * PANEL; p < part.last - from; p += PANEL)
-          product<DOT, false, false>(rows, padded(part.last - from, W) - p, m.queries + g * words, words, keys + p * words,
+          product<OF, false, false>(rows, padded(part.last - from, W) - p, m.queries + g * words, words, keys + p * words,
                                      m.logits + g * STRIDE + p, STRIDE, words, nullptr);
         for (int r = g; r < g + rows; r++) weigh(m, batch, query, r, from, part);
         each(g, rows, part.first, m.logits + g * STRIDE + (part.first - from), part.last - part.first);
@@ -75,10 +77,11 @@ template <typename Call, typename T> struct Weights {
     float* keys = m.keys + (from - m.begin) * words;
     if (m.packed[index]) return keys;
     m.packed[index] = true;
-    Ints unused = {};
+    Ints check = {};
     const T* k = (const T*)call.k.data + m.head / call.h * call.k.batch + m.head % call.h / (call.h / call.h_kv) * call.k.head;
     for (int64_t p = 0; p < least(BLOCK_KEYS, m.end - from); p += PANEL)
-      pack_keys<DOT>(k + (from + p) * call.k.row, call.k.row, call.m - from - p, call.d, keys + p * words, unused);
+      pack_keys<OF>(k + (from + p) * call.k.row, call.k.row, call.m - from - p, call.d, keys + p * words, check);
+    if (OF == PARTS && any(check)) refused.raise();
     return keys;
   }
 
@@ -95,7 +98,13 @@ template <typename Call, typename T> struct Weights {
     if (!sees_all(call, batch, query + r, from + s.from, from + s.to)) hide(call, batch, head, query + r, s);
     const float lse = call.lse[m.head * call.n + query + r];
     const float base = lse == NOTHING ? -NOTHING : lse * LOG2E;  // a fully masked query has weights 0
-    for (int64_t i = s.from; i < s.to; i += W) store(s.logits + i, weight_of(load(s.logits + i) * factor, base));
+    Ints strange = {};
+    for (int64_t i = s.from; i < s.to; i += W) {
+      const Floats p = weight_of(load(s.logits + i) * factor, base);
+      if (OF == PARTS) strange |= p != p;
+      store(s.logits + i, p);
+    }
+    if (OF == PARTS && any(strange) && lse == lse) refused.raise();
     if (lse != lse)  // masked weights are 0 in such a row too
       for (int64_t i = s.from; i < s.to; i++)
         if (!sees(call, batch, head, query + r, from + i)) s.logits[i] = 0.0f;

@@ -22,16 +22,19 @@ def show(name, *tensors):
         whole.update(x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     print(name, whole.hexdigest())
 
-MASKS = {"full": None, "causal": hw.Causal(), "window": hw.Causal() & hw.Window(70), "lengths": hw.Lengths([40, 7])}
+MASKS = {"full": None, "causal": hw.Causal(), "window": hw.Causal() & hw.Window(150), "lengths": hw.Lengths([40, 7])}
 SIZES = (1, 1, 8, 8), (5, 9, 3, 1), (33, 70, 17, 40), (64, 600, 64, 64), (131, 131, 96, 80), (48, 48, 160, 16)
-for n, m, d, d_v in SIZES:
+LARGE = (64, 600, 64, 64), (131, 200, 96, 80), (49, 460, 160, 40)  # float32 is multiplied in parts
+CASES = [(torch.bfloat16, *size) for size in SIZES]
+CASES += [(dtype, *size) for size in LARGE for dtype in (torch.float32, torch.float16)]
+for dtype, n, m, d, d_v in CASES:
     for name, mask in MASKS.items():
-        if name == "lengths" and m < 40:
+        if name == "lengths" and (m < 40 or dtype != torch.bfloat16):
             continue
         g = torch.Generator().manual_seed(n + d)
-        q = torch.randn(2, 4, n, d, generator=g).bfloat16().requires_grad_()
-        k = torch.randn(2, 2, m, d, generator=g).bfloat16().requires_grad_()
-        v = torch.randn(2, 2, m, d_v, generator=g).bfloat16().requires_grad_()
+        q = torch.randn(2, 4, n, d, generator=g).to(dtype).requires_grad_()
+        k = torch.randn(2, 2, m, d, generator=g).to(dtype).requires_grad_()
+        v = torch.randn(2, 2, m, d_v, generator=g).to(dtype).requires_grad_()
         measures = ["entropy", "max_logit", "mean_distance", "received_mass"]
         for dropout in (0.0, 0.25):
             torch.manual_seed(3)
@@ -39,10 +42,10 @@ for n, m, d, d_v in SIZES:
                 q, k, v, mask=mask, dropout_p=dropout, return_map=True, measures=measures, kernel="cpu"
             )
             grads = torch.autograd.grad(out.float().square().sum(), (q, k, v))
-            case = f"{n} {m} {d} {d_v} {name} {dropout}"
+            case = f"{dtype} {n} {m} {d} {d_v} {name} {dropout}"
             show(case + " pass", out, amap.lse, *grads, *(amap.measured[one] for one in measures))
         with torch.no_grad():
-            x, y = (torch.randn(2, 4, size, 5, generator=g).bfloat16() for size in (m, n))
+            x, y = (torch.randn(2, 4, size, 5, generator=g).to(dtype) for size in (m, n))
             tile = amap[:, :, 0 : min(n, 40), 0 : min(m, 90)]
             show(case + " reads", tile, amap @ x, amap.T @ y, amap.pool(4), amap.topk(1)[0])
 """

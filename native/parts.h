@@ -1,0 +1,100 @@
+// Float32 as the sum of three bfloat16 (PARTS of operand.h).
+
+// What is left of small numbers after two parts would be denormal, which tiles take for 0. A number that is small beside others
+// loses nothing that matters to their sum; if all are small, they are not split.
+//
+// The largest magnitudes of some numbers, as their bits: add() and then fit().
+struct Magnitudes {
+  Ints largest = {};
+  __attribute__((always_inline)) void add(Floats x) {
+    const Ints size = (Ints)x & 0x7fffffff;
+    largest = size > largest ? size : largest;
+  }
+  bool finite() const { return !any(largest > 0x7f7fffff); }
+  // Whether their parts are finite and as accurate as float32.
+  bool fit() const {
+    const Ints none = largest == 0, small = largest < 0x12000000;  // 2^-91
+    return !any(largest >= 0x7f7f8000) && (!any(~none & small) || any(~small));
+  }
+};
+
+// The words of 16 numbers and the next 16, for each part. The first two parts are rounded; the third is exact.
+INLINE void split(Floats low, Floats high, Floats (&parts)[3]) {
+  for (int i = 0; i < 2; i++) {
+    const Words a = ((Words)low + 0x8000u) & 0xffff0000u, b = ((Words)high + 0x8000u) & 0xffff0000u;
+    parts[i] = (Floats)(a >> 16 | b);
+    low -= (Floats)a;
+    high -= (Floats)b;
+  }
+  parts[2] = (Floats)((Words)low >> 16 | ((Words)high & 0xffff0000u));
+}
+
+// The words of a row of `size` numbers, multiplied by `scale`, for A.
+template <typename T> INLINE Magnitudes split_row(const T* from, int64_t size, float scale, float* to) {
+  Magnitudes met;
+  for (int64_t c = 0; c < size; c += 2 * W, to += 3 * W) {
+    const Floats low = read(from + c, size - c) * scale, high = read(from + c + W, size - c - W) * scale;
+    Floats parts[3];
+    split(low, high, parts);
+    met.add(low);
+    met.add(high);
+    for (int i = 0; i < 3; i++) store(to + i * W, parts[i]);
+  }
+  return met;
+}
+
+// pack_keys and pack_values of pack.h.
+template <typename T>
+static void pack_keys_in_parts(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Ints& check) {
+  Magnitudes met;
+  const int64_t width = vectors_for<PARTS>(padded(rows, KEYS_AT_ONCE<PARTS>)) * W;
+  for (int64_t j = 0; j < width; j += W)
+    for (int64_t c = 0; c < d; c += 2 * W) {
+      Floats low[W], high[W];
+      const T* from = keys + j * stride + c;
+      if (j + W <= rows && c + 2 * W <= d) {
+#pragma GCC unroll 16
+        for (int r = 0; r < W; r++) low[r] = read(from + r * stride, W), high[r] = read(from + r * stride + W, W);
+      } else {
+        for (int r = 0; r < W; r++) {
+          const int64_t left = j + r < rows ? d - c : 0;
+          low[r] = read(from + r * stride, left);
+          high[r] = read(from + r * stride + W, left - W);
+        }
+      }
+      transpose(low);
+      transpose(high);
+      float* to = panel + words_of<PARTS>(c) * PANEL + j;
+      for (int r = 0; r < W; r++) {
+        Floats parts[3];
+        split(low[r], high[r], parts);
+        met.add(low[r]);
+        met.add(high[r]);
+        for (int i = 0; i < 3; i++) store(to + (i * W + r) * PANEL, parts[i]);
+      }
+    }
+  if (!met.fit()) check = ~Ints{};
+}
+
+template <typename T>
+static void pack_values_in_parts(const T* values, int64_t stride, int64_t m, int64_t d, int64_t from, int64_t to,
+                                 int64_t height, float* panels, Ints& check) {
+  Magnitudes met;
+  for (int64_t j = from; j < to; j += 2 * W)
+    for (int64_t p = 0; p < d; p += PANEL) {
+      const int64_t width = vectors_for<PARTS>(d - p) * W;
+      float* panel = panels + p * words_of<PARTS>(height) + words_of<PARTS>(j) * PANEL;
+      for (int64_t k = j; k < j + W; k++, panel += PANEL)
+        for (int64_t v = 0; v < width; v += W) {
+          const T* here = values + k * stride + p + v;
+          const int64_t left = d - p - v;
+          const Floats low = read(here, k < m ? left : 0), high = read(here + W * stride, k + W < m ? left : 0);
+          Floats parts[3];
+          split(low, high, parts);
+          met.add(low);
+          met.add(high);
+          for (int i = 0; i < 3; i++) store(panel + i * W * PANEL + v, parts[i]);
+        }
+    }
+  if (!met.fit()) check = ~Ints{};
+}
