@@ -151,7 +151,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
                    r % call.n * call.q.row;
       load_queries<SINGLES>(q, 0, 1, call.d, scaling, call.d, m.queries + r * size, m.rows.broken + r, unused);
     }
-    clear_rows(m.rows, rows, wanted.masses());
+    clear_rows<SPREAD, REACH>(m.rows, rows, wanted.masses());
     __builtin_memset(m.out, 0, (size_t)(rows * width) * 4);
     const int64_t end = least(call.m, (index + 1) * chunk_keys);
     for (int64_t from = index * chunk_keys; from < end; from += FEW_KEYS) {

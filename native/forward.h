@@ -57,7 +57,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
     const T* q = (const T*)call.q.data + batch * call.q.batch + head * call.q.head + query * call.q.row;
     load_queries<OF>(q, call.q.row, count, call.d, scaling, shape.words, t.queries, t.rows.broken, refused);
     if (refused.value) return;
-    clear_rows(t.rows, count, wanted.masses());
+    clear_rows<SPREAD, REACH>(t.rows, count, wanted.masses());
     t.best.clear(count);
     __builtin_memset(t.out, 0, (size_t)(count * shape.width) * 4);
     const Hull seen = hull(call, batch, query, count, 0, call.m);

@@ -75,7 +75,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
 
   void begin() const {
     t.past.masses = t.rows.masses;
-    clear_rows(t.past, count, 0);
+    clear_rows<SPREAD, REACH>(t.past, count, 0);
     __builtin_memset(t.sums, 0, (size_t)(count * f.shape.width) * 4);
     for (int r = 0; r < count; r++) t.fold[r] = all(NOTHING), t.limits[r] = __builtin_nanf(""), t.changes[r] = 1.0f;
     t.changed = false;
@@ -253,9 +253,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
   void gather() const {
     for (int r = 0; r < count; r++) {
       add_sums(t.past, t.rows, r);
-      t.rows.total[r] = all(0.0f);
-      if (SPREAD) t.rows.entropy[r] = t.rows.squares[r] = all(0.0f);
-      if (REACH) t.rows.first[r] = t.rows.second[r] = all(0.0f);
+      clear_sums<SPREAD, REACH>(t.rows, r);
       float *sums = t.sums + r * f.shape.width, *out = t.out + r * f.shape.width;
       Ints strange = {};
       for (int64_t c = 0; c < f.call.d_v; c += W) {

@@ -31,11 +31,16 @@ struct Rows {
   bool broken[MOST_ROWS];  // the query has a NaN or an infinity
 };
 
-static void clear_rows(Rows& rows, int count, int mass_count) {
+template <bool SPREAD, bool REACH> static void clear_sums(Rows& rows, int r) {
+  rows.total[r] = all(0.0f);
+  if (SPREAD) rows.entropy[r] = rows.squares[r] = all(0.0f);
+  if (REACH) rows.first[r] = rows.second[r] = all(0.0f);
+}
+template <bool SPREAD, bool REACH> static void clear_rows(Rows& rows, int count, int mass_count) {
   for (int r = 0; r < count; r++) {
     rows.top[r] = rows.largest[r] = NOTHING;
     rows.centre[r] = 0.0f;
-    rows.total[r] = rows.entropy[r] = rows.squares[r] = rows.first[r] = rows.second[r] = all(0.0f);
+    clear_sums<SPREAD, REACH>(rows, r);
   }
   __builtin_memset(rows.masses, 0, (size_t)mass_count * MOST_ROWS * 4);
 }
