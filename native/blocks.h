@@ -2,7 +2,7 @@
 
 // Words per step of p·V, so that a panel of values stays in L1.
 constexpr int VALUE_WORDS = 4096 / PANEL;
-// Keys of a block of logits, and the row length of the logits and of weights that are converted for tiles.
+// Keys of a block of logits, and the row lengths of logits and of weights in parts.
 template <Operand OF> constexpr int KEYS_A_BLOCK = OF == PARTS ? PANEL : BLOCK_KEYS;
 template <Operand OF> constexpr int LOGITS_STRIDE = OF == PARTS ? PANEL + 16 : STRIDE;
 template <Operand OF> constexpr int WEIGHTS_STRIDE = OF == PARTS ? PANEL / NUMBERS<OF> * STEP<OF> : 0;
@@ -34,12 +34,19 @@ template <Operand OF> static Shape shape_of(const headwise_forward_call& call, c
 
 // Buffers of one thread.
 struct Scratch {
-  Rows rows, past;
-  Floats fold[BLOCK_ROWS];
-  float bases[BLOCK_ROWS], limits[BLOCK_ROWS], changes[BLOCK_ROWS];
-  bool changed;
-  float *queries, *out, *sums, *logits, *weights, *strip, *tops, *columns;
+  Rows rows;
+  Floats fold[BLOCK_ROWS];  // maxima of logits
+  float *queries, *out, *logits, *strip, *tops, *columns;
   Best best;
+
+  // With PARTS (panels.h):
+  Rows past;                    // sums of the panels before
+  float *sums;                  // of p V; `out` has those of the panels before
+  float *weights;               // p, as words
+  float bases[BLOCK_ROWS];      // tops, 0 if there is none
+  float limits[BLOCK_ROWS];     // logits above them raise the top
+  float changes[BLOCK_ROWS];    // factors of the rows of p V
+  bool changed;                 // whether any is not 1
 };
 
 struct Arena {

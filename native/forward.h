@@ -11,6 +11,8 @@
 // A mask costs time only at its boundaries: ROWS queries skip the keys that are masked for all of them, and -inf is only
 // written in rows that are partially masked in a block.
 //
+// float32 in parts is computed by panels.h, between step 1 of a panel and step 3 of another.
+//
 // Column sums require no second QKᵀ: the strip stores p of all blocks for these rows, each block with the top that it
 // was computed with. When the rows are finished their scales are known, and one weighted sum over the strip's rows adds
 // them to the columns. Each chunk of query blocks has its own columns, and chunks are added up in order, so the bits

@@ -7,8 +7,7 @@
 //            first parts, 16 of second and 16 of third ones
 //
 // Three parts of 8 bits hold the 24 bits of a float32. Of the nine products of parts, tiles compute the six that matter to
-// float32: what is left out is below 2^-24 of the product (Henry, Tang and Heinecke 2019, "Leveraging the bfloat16 artificial
-// intelligence datatype for higher-precision computations").
+// float32; the others are at most 2^-23 of the product (the method is that of Henry, Tang and Heinecke 2019, arXiv:1904.06376).
 
 enum Operand { SINGLES, PAIRS, PARTS };
 
