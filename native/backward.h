@@ -14,7 +14,7 @@
 // so the bits do not depend on the number of threads. Tasks run in parallel, except that those which would add to the same
 // entry of a bias's gradient run in successive waves (learned.h).
 
-// With pairs of bfloat16 (DOT) all five products are of bfloat16 with float32 sums, as in the forward pass, with P and dS
+// With PAIRS all five products are of bfloat16 with float32 sums, as in the forward pass, with P and dS
 // rounded as in FlashAttention (Dao 2023). P, dS and the gradients of the score terms are computed in float32.
 
 template <typename T> struct Backward {
@@ -161,6 +161,7 @@ template <typename T> struct Backward {
     const int64_t packed = padded(count, NUMBERS<OF>);
     if (!values_only) pack_values<OF>(q, call.q.row, count, call.d, 0, packed, GRAD_ROWS, m.query_panels, check);
     pack_values<OF>(grad, call.grad_out.row, count, call.d_v, 0, packed, GRAD_ROWS, m.grad_panels, check);
+    if (OF == PARTS && any(check)) return refused.raise();
     const int64_t low = (whole.first - from) / PANEL * PANEL, high = padded(whole.last - from, PANEL);
     for (int64_t p = low; p < high; p += PANEL)
       for (int g = 0; g * ROWS < count; g++) {

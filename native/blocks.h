@@ -107,7 +107,9 @@ static void load_queries(const T* q, int64_t stride, int rows, int64_t d, const 
   if constexpr (OF == PARTS) {
     for (int r = 0; r < rows; r++) {
       const Magnitudes met = split_row(q + r * stride, d, scaling.query, queries + r * size);
-      broken[r] = !met.finite();
+      Magnitudes unscaled;
+      for (int64_t c = 0; c < d && !met.finite(); c += W) unscaled.add(read(q + r * stride + c, d - c));
+      broken[r] = !unscaled.finite();
       if (!broken[r] && !met.fit()) refused.raise();
     }
     return;

@@ -39,7 +39,7 @@ template <typename T> struct Diagonals {
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
     const int64_t stripes = blocks(all, stripe);
-    for (int64_t task; (task = queue.take()) < call.b * call.h * stripes;) {
+    for (int64_t task; !refused.value && (task = queue.take()) < call.b * call.h * stripes;) {
       const int64_t head = task / stripes, first = task % stripes * stripe, count = least(stripe, all - first);
       for (int64_t i = 0; i < count; i++) m.sums[i] = 0.0;
       // Query i is on the first diagonal at key i + first - (n - 1).

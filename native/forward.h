@@ -24,8 +24,7 @@ static bool parts_pay(const headwise_forward_call& call) {
 #if HEADWISE_ALWAYS_PARTS
   return true;  // for tests
 #endif
-  const int64_t size = call.d + call.d_v;
-  return call.n >= 32 && call.m >= 128 && size >= 64 && keys_of_a_query(call) * size * size >= 96 << 14;
+  return call.n >= 32 && call.m >= 128 && call.d >= 32 && keys_of_a_query(call) * call.d * call.d >= 96 << 12;
 }
 
 template <typename T, bool SPREAD, bool REACH> struct Panels;
@@ -96,7 +95,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
       const int64_t stride = shape.strip && !DOT ? shape.strip : STRIDE;
       for (int r = 0; r < count; r++) {
         float* kept = shape.strip && DOT ? t.strip + r * shape.strip + from : nullptr;
-        row(batch, head, query, r, from, parts[r / ROWS], t.logits + r * STRIDE, weights + r * stride, kept, t);
+        row(batch, head, query, r, from, parts[r / ROWS], weights + r * stride, kept, t);
       }
       mix(from, count, parts, weights, stride, values, t);
     }
@@ -121,12 +120,12 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
   }
 
   // 2. The softmax of one row.
-  void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, const Hull& part, float* logits, float* weights,
-            float* kept, Scratch& t) const {
+  void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, const Hull& part, float* weights, float* kept,
+           Scratch& t) const {
     if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK] = NOTHING;
     if (part.first == part.last) return;
     const int64_t first = part.first - from, last = part.last - from;
-    Stretch s = {logits, first / KEYS * KEYS, padded(last, KEYS), from, query + r + call.rule.shift};
+    Stretch s = {t.logits + r * STRIDE, first / KEYS * KEYS, padded(last, KEYS), from, query + r + call.rule.shift};
     float factor = scaling.factor, top;
     const int64_t begin = from + first / PANEL * PANEL, end = from + padded(last, PANEL);
     if (scaling.adjusted) {

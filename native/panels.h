@@ -64,7 +64,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     gather();
     for (int r = 0; r < count; r++) {
       add_sums(t.rows, t.past, r);
-      t.rows.largest[r] = maximum(t.fold[r]);
+      t.rows.largest[r] = t.rows.broken[r] ? NOTHING : maximum(t.fold[r]);
     }
   }
 
@@ -105,7 +105,9 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     return all;
   }
 
-  // Products of more than 16 queries are computed by 32 rows of tiles; what they read beyond `count` does not matter.
+  // Products of more than 16 queries are computed by 32 rows of tiles: all buffers have so many, and what they hold beyond
+  // `count` does not matter.
+  static_assert(BLOCK_ROWS == 32, "rows of a product of tiles");
   template <typename Beside> void logits(const Panel& panel, Beside& beside) const {
     const float* from = keys + panel.from * f.shape.words;
     float* to = logits_of(panel, 0);
@@ -143,6 +145,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     if (any_above(most, t.limits[r])) exceed(r, s, maximum(most));
   }
 
+  // A limit of NaN, without a top yet, is always exceeded.
   __attribute__((noinline)) void exceed(int r, const Stretch& s, float largest) const {
     if (rises(t.rows, r, largest)) {
       const float centre = REACH ? distance_of(s, largest) : 0.0f;

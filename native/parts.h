@@ -1,21 +1,15 @@
 // Float32 as the sum of three bfloat16 (PARTS of operand.h).
 
-// What is left of small numbers after two parts would be denormal, which tiles take for 0. A number that is small beside others
-// loses nothing that matters to their sum; if all are small, they are not split.
-//
-// The largest magnitudes of some numbers, as their bits: add() and then fit().
+// Whether numbers fit: their parts are finite and normal (tiles take denormal numbers for 0), or they are 0. add() and then fit().
 struct Magnitudes {
-  Ints largest = {};
+  Words largest = {}, smallest = ~Words{};  // bits without the sign, of all and of those that are not 0; smallest: minus one
   __attribute__((always_inline)) void add(Floats x) {
-    const Ints size = (Ints)x & 0x7fffffff;
+    const Words size = (Words)x & 0x7fffffffu, less = size - 1u;
     largest = size > largest ? size : largest;
+    smallest = less < smallest ? less : smallest;
   }
-  bool finite() const { return !any(largest > 0x7f7fffff); }
-  // Whether their parts are finite and as accurate as float32.
-  bool fit() const {
-    const Ints none = largest == 0, small = largest < 0x12000000;  // 2^-91
-    return !any(largest >= 0x7f7f8000) && (!any(~none & small) || any(~small));
-  }
+  bool finite() const { return !any((Ints)(largest > 0x7f7fffffu)); }
+  bool fit() const { return !any((Ints)(largest >= 0x7f7f8000u)) && !any((Ints)(smallest < 0x0c000000u - 1u)); }  // 2^-103
 };
 
 // The words of 16 numbers and the next 16, for each part. The first two parts are rounded; the third is exact.

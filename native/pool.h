@@ -50,7 +50,7 @@ template <typename T> struct Pool {
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
     const int64_t high = blocks(height, task_rows), wide = blocks(width, task_cols);
-    for (int64_t task; (task = queue.take()) < call.b * call.h * high * wide;) {
+    for (int64_t task; !refused.value && (task = queue.take()) < call.b * call.h * high * wide;) {
       // The last rows first, since under a causal mask they have the most keys.
       const int64_t row = (high - 1 - task / wide % high) * task_rows, col = task % wide * task_cols;
       source.turn_to(m.source, task / (high * wide), col * call.cell, least(call.m, (col + task_cols) * call.cell));

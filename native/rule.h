@@ -91,12 +91,16 @@ template <typename Call> static void adjust(const Call& call, int64_t batch, int
   }
 }
 
-// The number of keys that a query attends to, on average and without regard to a dense mask.
+// The number of keys that a query attends to, on average, without regard to a dense mask and to spans that differ among batch
+// entries: what is chosen by it must not change with other entries.
 template <typename Call> static int64_t keys_of_a_query(const Call& call) {
-  const int64_t rows = (call.rule.span_batch ? call.b : 1) * call.n;
+  if (call.rule.span_batch) return call.m;
   int64_t total = 0;
-  for (int64_t i = 0; i < rows * call.rule.span_count; i++) total += most(0, call.rule.spans[2 * i + 1] - call.rule.spans[2 * i]);
-  return total / most(1, rows);
+  for (int64_t i = 0; i < call.n; i++) {
+    const int32_t* span = spans_of(call, 0, i);
+    for (int s = 0; s < call.rule.span_count; s++, span += 2) total += most(0, span[1] - span[0]);
+  }
+  return total / most(1, call.n);
 }
 
 // The dropout pattern of a row, the same in both passes.

@@ -70,6 +70,48 @@ def test_numbers_near_the_ends_of_the_range(where: str, size: float) -> None:
     assert (grad.double() - right).norm() <= 2e-6 * right.norm() + 1e-41
 
 
+@pytest.mark.parametrize("size", [1e-39, 1e-36, 1e-33])
+@pytest.mark.parametrize("row", [True, False])
+def test_small_numbers_beside_others(row: bool, size: float) -> None:
+    """The first query attends to the first key alone, and each column of values is summed alone."""
+    q, k, v = qkv(1, 2, 1, n=256, m=256, d=64, e=64)
+    toward = torch.randn(1, 2, 256, 64, generator=torch.Generator().manual_seed(1))
+    for x in (v, toward):
+        (x[:, :, 0] if row else x[..., 0]).mul_(size)
+    expected = truth(q, k, Causal())
+    part = (slice(None), slice(None), 0) if row else (..., 0)
+    assert error(run(q, k, v, Causal()).out[part] / size, expected.out(v)[part] / size) <= 2e-6 + 1e-44 / size
+    v.requires_grad_()
+    (grad,) = torch.autograd.grad(attend(q, k, v, is_causal=True, kernel="cpu"), [v], toward)
+    right = (expected.p.mT @ toward.double()).sum(1, keepdim=True)
+    near = slice(None) if row else (..., 0)
+    assert error(grad[near] / (1.0 if row else size), right[near] / (1.0 if row else size)) <= 2e-6 + 1e-43 / size
+
+
+def test_queries_that_the_scale_makes_ordinary() -> None:
+    q, k, v = qkv(1, 2, 1, n=96, m=200, d=64, e=64)
+    inputs = [x.requires_grad_() for x in (q.mul_(1e-36), k, v)]
+    toward = torch.randn(1, 2, 96, 64, generator=torch.Generator().manual_seed(1))
+    ours = torch.autograd.grad(attend(*inputs, scale=1e35, kernel="cpu"), inputs, toward)
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    right = torch.autograd.grad(attend(*doubles, scale=1e35, kernel="reference"), doubles, toward.double())
+    for found, wanted, size in zip(ours, right, (1e35, 1e-1, 1.0), strict=True):
+        assert error(found / size, wanted / size) <= GRADIENT_LIMITS[torch.float32]
+
+
+def test_a_query_that_only_the_scale_makes_infinite() -> None:
+    q, k, v = qkv(1, 2, 1, **SIZE)
+    q[0, 0, 5, 3] = 3e38
+    score = [SoftCap(30.0)]
+    found, expected = run(q, k, v, score=score, scale=2.0), truth(q, k, score=score, scale=2.0)
+    assert error(found.out, expected.out(v)) <= 4 * LIMITS[torch.float32]
+
+
+def test_the_output_changes_no_bit_of_the_log_sum() -> None:
+    q, k, v = qkv(1, 2, 1, n=64, m=200, d=64, e=64)
+    assert torch.equal(run(q, k, v).lse, run(q, k, v[..., :0]).lse)
+
+
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3.4e38])
 def test_what_has_no_finite_parts(where: str, bad: float) -> None:
