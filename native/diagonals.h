@@ -80,4 +80,4 @@ template <typename T> struct Diagonals {
   int go() { return do_all(*this, call.b * call.h * blocks(all, stripe)); }
 };
 
-static int diagonals(const headwise_diagonals_call& call) { return by_dtype<Diagonals>(call); }
+static int diagonals(const headwise_diagonals_call& call) { return read_map<Diagonals>(call); }

@@ -18,15 +18,6 @@
 // them to the columns. Each chunk of query blocks has its own columns, and chunks are added up in order, so the bits
 // do not depend on the number of threads.
 
-// Whether parts are faster than float32: packing takes longer, and the first and the last panel have nothing beside them.
-// Measured on an Intel Xeon with 2 MB of L2 cache per core, for some 40 shapes.
-static bool parts_pay(const headwise_forward_call& call) {
-#if HEADWISE_ALWAYS_PARTS
-  return true;  // for tests
-#endif
-  return call.n >= 32 && call.m >= 128 && call.d >= 32 && keys_of_a_query(call) * call.d * call.d >= 96 << 12;
-}
-
 template <typename T, bool SPREAD, bool REACH> struct Panels;
 
 template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {

@@ -21,3 +21,9 @@ template <template <typename> class Job, typename Call> static int by_dtype(cons
   return Job<float>(call).go();
 #endif
 }
+
+// The same for a read of a map.
+template <template <typename> class Job, typename Call> static int read_map(const Call& call) {
+  if (HEADWISE_TILES && call.dtype != HEADWISE_BFLOAT16 && !parts_pay(call)) return REFUSED;
+  return by_dtype<Job>(call);
+}

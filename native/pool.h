@@ -166,4 +166,4 @@ template <typename T> struct Pool {
   int go() { return do_all(*this, call.b * call.h * blocks(height, task_rows) * blocks(width, task_cols)); }
 };
 
-static int pool(const headwise_pool_call& call) { return by_dtype<Pool>(call); }
+static int pool(const headwise_pool_call& call) { return read_map<Pool>(call); }
