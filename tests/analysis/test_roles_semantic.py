@@ -15,9 +15,10 @@ from headwise.lm.model import Decoder, DecoderConfig
 
 
 def dense(weights, allowed, ids, table):
-    """Score, baseline and coverage of each head [h], pair by pair in float64."""
+    """Score, baseline and coverage of each head [h], pair by pair in float64; and the heads of which rounding decides
+    nothing: the largest excess of each row, and the scale of each text, are off the limits."""
     b, h, n, m = allowed.shape
-    found = torch.zeros(3, h, dtype=torch.float64)
+    found, close = torch.zeros(3, h, dtype=torch.float64), torch.zeros(h, dtype=torch.bool)
     at = (torch.arange(m) - torch.arange(n)[:, None] - (m - n)).clamp(-NEAR - 1, NEAR + 1)
     for i in range(b):
         text = ids.expand(b, m)[i]
@@ -36,13 +37,15 @@ def dense(weights, allowed, ids, table):
             largest = excess.amax(-1).clamp_min(0)
             eligible = (pairs.sum(-1) >= 2) & (largest > 0)
             scale = largest[eligible].mean() if eligible.any() else torch.tensor(0.0)
+            nearest = excess.masked_fill(~pairs, -torch.inf).amax(-1).abs()
+            close[head] |= bool(((pairs.sum(-1) >= 2) & (nearest < 1e-5)).any()) or abs(scale - 1e-4) < 1e-5
             if scale > 1e-4:
                 uniform = excess.sum(-1) / allowed[i, head].sum(-1)
                 score = (weights[i, head] * excess).sum(-1)
                 sums = (score[eligible] / scale).sum(), (uniform[eligible] / scale).sum(), eligible.sum()
                 found[:, head] += torch.stack(sums)
     rows = allowed.any(-1).sum((0, 2))
-    return found[0] / found[2], found[1] / found[2], found[2] / rows
+    return found[0] / found[2], found[1] / found[2], found[2] / rows, ~close
 
 
 @settings(max_examples=80, deadline=None)
@@ -51,13 +54,10 @@ def test_scores_are_those_of_the_dense_weights(c):
     amap, weights, allowed, ids = built(c)
     table = embeddings(c["vocabulary"], d=5, seed=c["seed"])
     score = hw.analysis.roles(amap, tokens=ids, embeddings=table)["semantic"]
-    mass, uniform, coverage = dense(weights, allowed, ids, table)
-    # float32 decides on the other side where the largest excess of a row, or of all rows, is 0 up to rounding
-    if np.allclose(score.coverage, coverage, equal_nan=True):
-        same(score.mass, mass, "score", atol=2e-4)
-        same(score.uniform, uniform, "uniform", atol=2e-4)
-    else:
-        assert c["vocabulary"] <= 3 or c["m"] <= 4
+    mass, uniform, coverage, sure = dense(weights, allowed, ids, table)
+    for found, expected, name in ((score.mass, mass, "score"), (score.uniform, uniform, "uniform")):
+        same(found[:, sure.numpy()], expected[sure], name, atol=2e-4)
+    same(score.coverage[:, sure.numpy()], coverage[sure], "coverage")
 
 
 def topics(n, seed=0):
