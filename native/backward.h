@@ -114,7 +114,7 @@ template <typename T> struct Backward {
       pack_keys<OF>(at(call.k, batch, kv, from + j), call.k.row, count - j, call.d, m.keys_for_scores + j * words, check);
       if (!values_only)
         pack_keys<OF>(at(call.v, batch, kv, from + j), call.v.row, count - j, call.d_v,
-                       m.values_for_scores + j * value_words, check);
+                      m.values_for_scores + j * value_words, check);
     }
     if (!values_only)
       pack_values<OF>(at(call.k, batch, kv, from), call.k.row, count, call.d, 0, GRAD_KEYS, GRAD_KEYS, m.keys, check);
@@ -169,11 +169,11 @@ template <typename T> struct Backward {
         const int rows = (int)least(ROWS, count - g * ROWS);
         const int64_t place = g * ROWS * GRAD_STRIDE + p, columns = padded(parts[g].last - from, W) - p;
         product<OF, false, false>(rows, columns, m.queries + g * ROWS * words, words, m.keys_for_scores + p * words,
-                                   m.scores + place, GRAD_STRIDE, words, nullptr);
+                                  m.scores + place, GRAD_STRIDE, words, nullptr);
         if (values_only) continue;
         product<OF, false, false>(rows, columns, m.grads + g * ROWS * value_words, value_words,
-                                   m.values_for_scores + p * value_words, m.slopes + place, GRAD_STRIDE, value_words,
-                                   nullptr);
+                                  m.values_for_scores + p * value_words, m.slopes + place, GRAD_STRIDE, value_words,
+                                  nullptr);
       }
     learned.begin(m.learned);
     for (int r = 0; r < count; r++) row(batch, head, query, r, chunk, from, low, high, parts[r / ROWS], m);
@@ -187,8 +187,8 @@ template <typename T> struct Backward {
       const int64_t stride = CONVERTED ? KEY_WORDS : GRAD_STRIDE;
       for (int64_t c = 0; c < width; c += PANEL)
         product<OF, true, false>((int)least(ROWS, count - g * ROWS), call.d - c, slopes + g * ROWS * stride + first, stride,
-                                  m.keys + c * words_of<OF>(GRAD_KEYS) + first * PANEL,
-                                  grad_queries + g * ROWS * width + c, width, last - first, nullptr);
+                                 m.keys + c * words_of<OF>(GRAD_KEYS) + first * PANEL,
+                                 grad_queries + g * ROWS * width + c, width, last - first, nullptr);
     }
     high_by_low(m.slopes, m.turned, m.query_panels, call.d, m.grad_keys, low, high, least(high, to - from), count);
   }
@@ -203,9 +203,9 @@ template <typename T> struct Backward {
     for (int64_t c = 0; c < size; c += PANEL)
       for (int64_t j = low; j < last; j += ROWS)
         product<OF, true, false, !TILED<OF>>((int)least(ROWS, last - j), size - c,
-                                               TILED<OF> ? from + j * ROW_WORDS : from + j,
-                                               TILED<OF> ? ROW_WORDS : GRAD_STRIDE, panels + c * words_of<OF>(GRAD_ROWS),
-                                               grad + j * width + c, width, words_of<OF>(count), nullptr);
+                                             TILED<OF> ? from + j * ROW_WORDS : from + j,
+                                             TILED<OF> ? ROW_WORDS : GRAD_STRIDE, panels + c * words_of<OF>(GRAD_ROWS),
+                                             grad + j * width + c, width, words_of<OF>(count), nullptr);
   }
 
   // Writes gradients.
@@ -213,7 +213,6 @@ template <typename T> struct Backward {
     if (OF == PARTS && any(not_finite(x))) refused.raise();
     write(to, x, count);
   }
-
 
   // Scores become weights, and dP becomes dS; both 0 for fully masked queries.
   void row(int64_t batch, int64_t head, int64_t query, int r, int64_t chunk, int64_t from, int64_t low, int64_t high,

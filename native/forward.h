@@ -105,8 +105,8 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
       for (int g = 0; g * ROWS < count; g++) {
         if (parts[g].last <= p || parts[g].first >= p + PANEL) continue;
         product<OF, false, true>((int)least(ROWS, count - g * ROWS), padded(parts[g].last - p, KEYS),
-                                  t.queries + g * ROWS * shape.words, shape.words, keys + p * shape.words,
-                                  t.logits + g * ROWS * STRIDE + (p - from), STRIDE, shape.words, t.fold + g * ROWS);
+                                 t.queries + g * ROWS * shape.words, shape.words, keys + p * shape.words,
+                                 t.logits + g * ROWS * STRIDE + (p - from), STRIDE, shape.words, t.fold + g * ROWS);
       }
   }
 

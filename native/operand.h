@@ -20,7 +20,6 @@ INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
 INLINE int64_t padded(int64_t size, int64_t block) { return blocks(size, block) * block; }
 
-
 // Sizes of a product of two blocks: rows of A, numbers and words per step of the axis that it sums over, and keys that are
 // computed together. Numbers are padded with zeros to whole steps.
 template <Operand OF> constexpr bool TILED = OF != SINGLES && HEADWISE_TILES;

@@ -179,11 +179,6 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     if (SPREAD) rows.entropy[r] += entropy, rows.squares[r] += squares;
     if (REACH) rows.first[r] += first, rows.second[r] += second;
   }
-  static __attribute__((always_inline)) void to_words(const Floats (&x)[2], float* words) {
-    Floats parts[3];
-    split(x[0], x[1], parts);
-    for (int i = 0; i < 3; i++) store(words + i * W, parts[i]);
-  }
 
   // The weights of a panel, of which only the products and the rows' sums are needed. Half a row is a unit.
   struct Units {
@@ -222,7 +217,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       const float* x = logits + r * LINE + side * 2 * W;
       Floats p[2] = {load(x), load(x + W)};
       weigh(p, rows, row + r, bases[r], ahead + r - side * 2 * W);
-      to_words(p, words + r * WORDS + side * STEP<PARTS>);
+      split(p[0], p[1], words + r * WORDS + side * STEP<PARTS>, W);
     }
   };
 
@@ -241,7 +236,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       store(kept + i + W, p[1]);
       for (int v = 0; v < 2 && dropout.threshold; v++)
         p[v] = choose(noise(dropout.seed, panel.from + i + v * W) >= dropout.threshold, p[v], all(0.0f));
-      to_words(p, words_of_row(panel, r) + words_of<PARTS>(i));
+      split(p[0], p[1], words_of_row(panel, r) + words_of<PARTS>(i), W);
     }
     if (!panel.quiet) f.wanted.add_after({s, 1.0f, t.bases[r], kept, batch, query + r, f.call.m}, exact, t.rows, r);
   }

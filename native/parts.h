@@ -12,15 +12,16 @@ struct Magnitudes {
   bool fit() const { return !any((Ints)(largest >= 0x7f7f8000u)) && !any((Ints)(smallest < 0x0c000000u - 1u)); }  // 2^-103
 };
 
-// The words of 16 numbers and the next 16, for each part. The first two parts are rounded; the third is exact.
-INLINE void split(Floats low, Floats high, Floats (&parts)[3]) {
+// Stores the words of 16 numbers and the next 16: those of each part, `stride` floats apart. The first two parts are rounded;
+// the third is exact.
+INLINE void split(Floats low, Floats high, float* to, int64_t stride) {
   for (int i = 0; i < 2; i++) {
     const Words a = ((Words)low + 0x8000u) & 0xffff0000u, b = ((Words)high + 0x8000u) & 0xffff0000u;
-    parts[i] = (Floats)(a >> 16 | b);
+    store(to + i * stride, (Floats)(a >> 16 | b));
     low -= (Floats)a;
     high -= (Floats)b;
   }
-  parts[2] = (Floats)((Words)low >> 16 | ((Words)high & 0xffff0000u));
+  store(to + 2 * stride, (Floats)((Words)low >> 16 | ((Words)high & 0xffff0000u)));
 }
 
 // The words of a row of `size` numbers, multiplied by `scale`, for A.
@@ -28,11 +29,9 @@ template <typename T> INLINE Magnitudes split_row(const T* from, int64_t size, f
   Magnitudes met;
   for (int64_t c = 0; c < size; c += 2 * W, to += 3 * W) {
     const Floats low = read(from + c, size - c) * scale, high = read(from + c + W, size - c - W) * scale;
-    Floats parts[3];
-    split(low, high, parts);
+    split(low, high, to, W);
     met.add(low);
     met.add(high);
-    for (int i = 0; i < 3; i++) store(to + i * W, parts[i]);
   }
   return met;
 }
@@ -60,11 +59,9 @@ static void pack_keys_in_parts(const T* keys, int64_t stride, int64_t rows, int6
       transpose(high);
       float* to = panel + words_of<PARTS>(c) * PANEL + j;
       for (int r = 0; r < W; r++) {
-        Floats parts[3];
-        split(low[r], high[r], parts);
+        split(low[r], high[r], to + r * PANEL, W * PANEL);
         met.add(low[r]);
         met.add(high[r]);
-        for (int i = 0; i < 3; i++) store(to + (i * W + r) * PANEL, parts[i]);
       }
     }
   if (!met.fit()) check = ~Ints{};
@@ -83,11 +80,9 @@ static void pack_values_in_parts(const T* values, int64_t stride, int64_t m, int
           const T* here = values + k * stride + p + v;
           const int64_t left = d - p - v;
           const Floats low = read(here, k < m ? left : 0), high = read(here + W * stride, k + W < m ? left : 0);
-          Floats parts[3];
-          split(low, high, parts);
+          split(low, high, panel + v, W * PANEL);
           met.add(low);
           met.add(high);
-          for (int i = 0; i < 3; i++) store(panel + i * W * PANEL + v, parts[i]);
         }
     }
   if (!met.fit()) check = ~Ints{};

@@ -121,15 +121,16 @@ INLINE unsigned bits(Ints mask) {
   return (mask[0] & 1u) | (mask[1] & 2u) | (mask[2] & 4u) | (mask[3] & 8u);
 #endif
 }
+INLINE bool any(Ints mask) { return bits(mask) != 0; }
+
 // Whether any lane of x is above the limit or not comparable to it.
 INLINE bool any_above(Floats x, float limit) {
 #if HEADWISE_AVX512 && !HEADWISE_EMULATE
   return _mm512_cmp_ps_mask(x, all(limit), _CMP_NLE_UQ) != 0;
 #else
-  return bits(~(x <= limit)) != 0;
+  return any(~(x <= limit));
 #endif
 }
-INLINE bool any(Ints mask) { return bits(mask) != 0; }
 
 // 2^x for x <= 0: exactly 0 below -127 and for -inf, NaN for NaN. A polynomial for the fraction whose
 // constant is exactly 1 (largest relative error 1e-7); the exponent is added to the bits: at -127, the bits of 1.0 minus

@@ -163,7 +163,7 @@ enum Side { BEFORE, AFTER, AROUND };  // the position of a stretch's keys relati
 // Adds a stretch to the sums of row r other than the total: from its p, and z if SPREAD. Two vectors at a time with separate
 // sums, since the latency of an addition is four cycles.
 template <bool SPREAD, bool REACH, int SIDE>
-static void add_sums(Rows& rows, int r, const Stretch& row, const float* p, const Floats* z) {
+static void add_up(Rows& rows, int r, const Stretch& row, const float* p, const Floats* z) {
   Floats entropy[2], squares[2], first[2], second[2];
   for (int v = 0; v < 2; v++) entropy[v] = squares[v] = first[v] = second[v] = all(0.0f);
   const Floats centre = all(rows.centre[r]);
@@ -230,9 +230,9 @@ static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* wei
   rows.total[r] += total;
   if (!SPREAD && !REACH) return;
   const float* p = EXACT ? (const float*)weights + from : KEEP ? kept + from : (const float*)exact;
-  if (!REACH || key + from > row.position) return add_sums<SPREAD, REACH, AFTER>(rows, r, row, p, depths);
-  if (key + to <= row.position + 1) return add_sums<SPREAD, REACH, BEFORE>(rows, r, row, p, depths);
-  add_sums<SPREAD, REACH, AROUND>(rows, r, row, p, depths);
+  if (!REACH || key + from > row.position) return add_up<SPREAD, REACH, AFTER>(rows, r, row, p, depths);
+  if (key + to <= row.position + 1) return add_up<SPREAD, REACH, BEFORE>(rows, r, row, p, depths);
+  add_up<SPREAD, REACH, AROUND>(rows, r, row, p, depths);
 }
 
 // `kept`: NULL, or the output for p before rounding: only with DOT and without dropout.

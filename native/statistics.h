@@ -3,7 +3,8 @@
 //
 //   FORMULA           of(row): a formula of the sums that the pass computes for every row
 //   MASS_OF_WEIGHTS   an additional sum for each row, Σ p over some keys or Σ p·w: add(…) returns the share of a stretch of
-//                     keys. It reads the weights p if exact ones are available, which is faster than recomputing them
+//                     keys. It reads the weights p if exact ones are available, which is faster than recomputing them.
+//                     meets(…): whether some keys can have a share at all
 //   MASS_OF_LOGITS    the same, computed from the logits
 //   COLUMNS           Σ p over the queries, for each key
 //   BEST              of(row, i): a property of the i-th largest weight of a row
@@ -253,11 +254,13 @@ struct Wanted {
   // Whether the keys [from, to) add nothing to any mass of queries whose positions are [first, last].
   bool passes_over(int64_t first, int64_t last, int64_t from, int64_t to) const {
     if (count[MASS_OF_LOGITS]) return false;
-    for (int i = 0; i < count[MASS_OF_WEIGHTS]; i++) {
-      const headwise_wanted& wanted = of[MASS_OF_WEIGHTS][i];
-      if (RangeMass::meets(wanted, first, last, from, to)) return false;
-    }
-    return true;
+    bool meets = false;
+    for (int i = 0; i < count[MASS_OF_WEIGHTS]; i++)
+      Statistics::find(of[MASS_OF_WEIGHTS][i].code, [&](auto one) __attribute__((always_inline)) {
+        if constexpr (decltype(one)::KIND.sort == MASS_OF_WEIGHTS)
+          meets |= decltype(one)::meets(of[MASS_OF_WEIGHTS][i], first, last, from, to);
+      });
+    return !meets;
   }
 
   // Masses are contiguous, those of weights first.

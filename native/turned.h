@@ -31,7 +31,7 @@ template <Operand OF> static void turn_pairs(const float* weights, int64_t low, 
 static void turn_parts(const float* weights, int64_t low, int64_t high, int count, float* turned) {
   for (int64_t at = 0; at < count; at += 2 * W)
     for (int64_t key = low; key < high; key += W) {
-      Floats blocks[2][W], parts[3];
+      Floats blocks[2][W];
       for (int half = 0; half < 2; half++) {
         for (int i = 0; i < W; i++) {
           const int64_t row = at + half * W + i;
@@ -39,11 +39,8 @@ static void turn_parts(const float* weights, int64_t low, int64_t high, int coun
         }
         transpose(blocks[half]);
       }
-      for (int i = 0; i < W; i++) {
-        split(blocks[0][i], blocks[1][i], parts);
-        for (int part = 0; part < 3; part++)
-          store(turned + (key + i) * GRAD_ROW_WORDS<PARTS> + words_of<PARTS>(at) + part * W, parts[part]);
-      }
+      for (int i = 0; i < W; i++)
+        split(blocks[0][i], blocks[1][i], turned + (key + i) * GRAD_ROW_WORDS<PARTS> + words_of<PARTS>(at), W);
     }
 }
 

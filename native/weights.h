@@ -65,7 +65,7 @@ template <typename Call, typename T> struct Weights {
         const float* keys = packed(m, from);
         for (int64_t p = (part.first - from) / PANEL * PANEL; p < part.last - from; p += PANEL)
           product<OF, false, false>(rows, padded(part.last - from, W) - p, m.queries + g * words, words, keys + p * words,
-                                     m.logits + g * STRIDE + p, STRIDE, words, nullptr);
+                                    m.logits + g * STRIDE + p, STRIDE, words, nullptr);
         for (int r = g; r < g + rows; r++) weigh(m, batch, query, r, from, part);
         each(g, rows, part.first, m.logits + g * STRIDE + (part.first - from), part.last - part.first);
       }
