@@ -109,7 +109,7 @@ template <typename T> struct Backward {
   void keys(int64_t group, int64_t chunk, int64_t from, Memory& m) {
     const int64_t batch = batch_of(group), kv = kv_of(group);
     const int64_t to = least(from + GRAD_KEYS, call.m), count = to - from;
-    Ints check = {};
+    Finite<OF> check;
     for (int64_t j = 0; j < count; j += PANEL) {
       pack_keys<OF>(at(call.k, batch, kv, from + j), call.k.row, count - j, call.d, m.keys_for_scores + j * words, check);
       if (!values_only)
@@ -118,8 +118,8 @@ template <typename T> struct Backward {
     }
     if (!values_only)
       pack_values<OF>(at(call.k, batch, kv, from), call.k.row, count, call.d, 0, GRAD_KEYS, GRAD_KEYS, m.keys, check);
-    if (OF == PARTS && any(check)) return refused.raise();
-    if (all_finite_needed && any(check)) broken.raise();
+    if (OF == PARTS && !check.all()) return refused.raise();
+    if (all_finite_needed && !check.all()) broken.raise();
     __builtin_memset(m.grad_keys, 0, (size_t)(GRAD_KEYS * width) * 4);
     __builtin_memset(m.grad_values, 0, (size_t)(GRAD_KEYS * value_width) * 4);
     for (int64_t g = 0; g < heads_a_group; g++) {
@@ -153,7 +153,7 @@ template <typename T> struct Backward {
     if (whole.first >= whole.last) return;
     const T* q = at(call.q, batch, head, query);
     const T* grad = at(call.grad_out, batch, head, query);
-    Ints check = {};
+    Finite<OF> check;
     const Scaling plain = {1.0f, 1.0f, false, false};
     load_queries<OF>(q, call.q.row, count, call.d, scaling, words, m.queries, m.rows_broken, refused);
     load_queries<OF>(grad, call.grad_out.row, count, call.d_v, plain, value_words, m.grads, m.rows_broken, refused);
@@ -161,7 +161,7 @@ template <typename T> struct Backward {
     const int64_t packed = padded(count, NUMBERS<OF>);
     if (!values_only) pack_values<OF>(q, call.q.row, count, call.d, 0, packed, GRAD_ROWS, m.query_panels, check);
     pack_values<OF>(grad, call.grad_out.row, count, call.d_v, 0, packed, GRAD_ROWS, m.grad_panels, check);
-    if (OF == PARTS && any(check)) return refused.raise();
+    if (OF == PARTS && !check.all()) return refused.raise();
     const int64_t low = (whole.first - from) / PANEL * PANEL, high = padded(whole.last - from, PANEL);
     for (int64_t p = low; p < high; p += PANEL)
       for (int g = 0; g * ROWS < count; g++) {

@@ -118,17 +118,17 @@ static void load_queries(const T* q, int64_t stride, int rows, int64_t d, const 
   for (int r = 0; r < rows; r++) {
     const T* from = q + r * stride;
     float* to = queries + r * size;
-    Ints check = {};
+    Finite<OF> check;
     for (int64_t c = 0; c < whole; c += W) {
       const Floats x = whole_word<OF>(from, c);
-      check |= not_finite_words<OF>(x);
+      check.add(x);
       store(to + c, scaled<OF>(x, scaling));
     }
     if (whole < size) {
       const Floats x = words<OF>(from, whole, d);
-      check |= not_finite_words<OF>(x);
+      check.add(x);
       write(to + whole, scaled<OF>(x, scaling), size - whole);
     }
-    broken[r] = any(check);
+    broken[r] = !check.all();
   }
 }

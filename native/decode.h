@@ -219,14 +219,14 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
       }
     }
     if (!all_finite_needed) return;
-    Ints check = {};
+    Finite<SINGLES> check;
     for (int64_t j = 0; j < count; j++) {
-      for (int64_t c = 0; c < call.d; c += W) check |= not_finite(read(keys + j * call.k.row + c, call.d - c));
-      for (int64_t c = 0; c < call.d_v; c += W) check |= not_finite(read(values + j * call.v.row + c, call.d_v - c));
+      for (int64_t c = 0; c < call.d; c += W) check.add(read(keys + j * call.k.row + c, call.d - c));
+      for (int64_t c = 0; c < call.d_v; c += W) check.add(read(values + j * call.v.row + c, call.d_v - c));
     }
     for (int64_t j = 0; j < filled && IS_EIGHT<K>; j += W)
-      check |= not_finite(load(m.key_scales + j)) | not_finite(load(m.value_scales + j));
-    if (any(check)) broken.raise();
+      check.add(load(m.key_scales + j)), check.add(load(m.value_scales + j));
+    if (!check.all()) broken.raise();
   }
 
   // The scales of `count` vectors; zeros up to the next full vector.
@@ -243,7 +243,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     Stretch s = {m.logits + r * FEW_KEYS, 0, filled, from, query + call.rule.shift};
     if (scaling.adjusted) adjust(call, batch, head, query, s, 1.0f);
     if (!sees_all(call, batch, query, from, from + filled)) hide(call, batch, head, query, s);
-    float top = largest(s.logits, 0, filled);
+    float top = maximum(largest(s.logits, 0, filled));
     if (rises(m.rows, r, top))
       raise<SPREAD, REACH>(m.rows, r, top, REACH ? distance_of(s, top) : 0.0f, wanted.masses(), m.out + r * width, width);
     top = m.rows.top[r] == NOTHING ? 0.0f : m.rows.top[r];
@@ -287,9 +287,9 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     }
     bool bad;
     const T* q = (const T*)call.q.data + batch * call.q.batch + head * call.q.head + query * call.q.row;
-    Ints check = {};
-    for (int64_t c = 0; c < call.d; c += W) check |= not_finite(read(q + c, call.d - c));
-    bad = any(check);
+    Finite<SINGLES> check;
+    for (int64_t c = 0; c < call.d; c += W) check.add(read(q + c, call.d - c));
+    bad = !check.all();
     const int64_t at = (batch * call.h + head) * call.n + query;
     const Row row = row_of<SPREAD, REACH>(call, head, sums, bad);
     if (call.lse) call.lse[at] = row.log_sum;

@@ -24,6 +24,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
   static constexpr bool DOT = OF == PAIRS;  // p and the scores' factor are rounded to bfloat16
   static constexpr int ROWS = GROUP<OF>;    // per product
   static constexpr int KEYS = KEYS_AT_ONCE<OF>;
+  static constexpr int GROUPS = (BLOCK_ROWS + ROWS - 1) / ROWS;
   static constexpr int64_t BLOCK = KEYS_A_BLOCK<OF>;
 
   const headwise_forward_call& call;
@@ -31,8 +32,10 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
   const Shape shape;
   const Scaling scaling;
   Flag& refused;  // with PARTS: numbers do not fit (parts.h), or a result is not finite, as that of float32 may be
+  // Whether weights are only multiplied by values.
+  const bool plain = !SPREAD && !REACH && !wanted.masses() && !wanted.longest && !shape.strip && call.dropout == 0;
 
-  void pack(int64_t group, int64_t panel, char* keys, char* values, Ints& check) const {
+  void pack(int64_t group, int64_t panel, char* keys, char* values, Finite<OF>& check) const {
     const int64_t batch = group / call.h_kv, head = group % call.h_kv, from = panel * PANEL;
     const T* k = (const T*)call.k.data + batch * call.k.batch + head * call.k.head;
     pack_keys<OF>(k + from * call.k.row, call.k.row, call.m - from, call.d, (float*)keys + from * shape.words, check);
@@ -51,9 +54,9 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
     if (refused.value) return;
     clear_rows<SPREAD, REACH>(t.rows, count, wanted.masses());
     t.best.clear(count);
-    __builtin_memset(t.out, 0, (size_t)(count * shape.width) * 4);
     const Hull seen = hull(call, batch, query, count, 0, call.m);
     if constexpr (OF == PARTS) {
+      __builtin_memset(t.out, 0, (size_t)(count * shape.width) * 4);
       Panels<T, SPREAD, REACH>{*this, batch, head, query, count, keys, values, t}.go(seen);
     } else {
       blocks_of_keys(batch, head, query, count, seen, keys, values, t);
@@ -68,8 +71,9 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
 
   void blocks_of_keys(int64_t batch, int64_t head, int64_t query, int count, const Hull& seen, const float* keys,
                       const float* values, Scratch& t) const {
+    bool begun[GROUPS] = {};  // whether p V of a group has been stored
     for (int64_t from = seen.first / BLOCK * BLOCK; from < seen.last; from += BLOCK) {
-      Hull parts[(BLOCK_ROWS + ROWS - 1) / ROWS];
+      Hull parts[GROUPS];
       bool empty = true;
       for (int g = 0; g * ROWS < count; g++) {
         const int rows = (int)least(ROWS, count - g * ROWS);
@@ -84,11 +88,9 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
       // Columns are sums of p in float32; with DOT, the bfloat16 p for the product overwrite the logits.
       float* weights = shape.strip && !DOT ? t.strip + from : t.logits;
       const int64_t stride = shape.strip && !DOT ? shape.strip : STRIDE;
-      for (int r = 0; r < count; r++) {
-        float* kept = shape.strip && DOT ? t.strip + r * shape.strip + from : nullptr;
-        row(batch, head, query, r, from, parts[r / ROWS], weights + r * stride, kept, t);
-      }
-      mix(from, count, parts, weights, stride, values, t);
+      for (int r = 0; r < count; r += W)
+        softmax(batch, head, query, r, (int)least(W, count - r), from, parts, weights, stride, t);
+      mix(from, count, parts, weights, stride, values, begun, t);
     }
   }
 
@@ -110,62 +112,114 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
       }
   }
 
-  // 2. The softmax of one row.
-  void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, const Hull& part, float* weights, float* kept,
+  // 2. The softmax of W rows, or fewer, from `begin` on: their tops are found together.
+  void softmax(int64_t batch, int64_t head, int64_t query, int begin, int count, int64_t from, const Hull* parts,
+               float* weights, int64_t stride, Scratch& t) const {
+    Hull spans[W];  // of the keys, counted from the block's first
+    Floats lanes[W];
+    const bool whole = !scaling.adjusted && all_see(batch, query + begin, count, from);
+    for (int i = 0; i < W && whole; i++) lanes[i] = t.fold[begin + (i < count ? i : 0)];
+    for (int i = 0; i < W && !whole; i++) {
+      const int r = begin + (i < count ? i : 0);
+      const Hull& part = parts[r / ROWS];
+      spans[i] = {(part.first - from) / KEYS * KEYS, padded(part.last - from, KEYS)};
+      lanes[i] = all(NOTHING);
+      if (i < count && part.first < part.last)
+        lanes[i] = defined(batch, head, query + r, part, stretch(query, r, from, spans[i], t), t.fold[r]);
+    }
+    const Floats highest = maxima(lanes), top = scaling.adjusted ? highest : highest * scaling.factor;
+    const Floats largest = load(t.rows.largest + begin);
+    store(t.rows.largest + begin, choose(top > largest, top, largest));
+    const unsigned rises = bits((Ints)(top > largest) & (Ints)(top > load(t.rows.top + begin) + ABOVE));
+    const unsigned rounded = DOT ? bits(~(Ints)(magnitude(top) <= FUSED) & (Ints)(top != NOTHING)) : 0;
+    for (int i = 0; i < count; i++) {
+      const int r = begin + i;
+      const Stretch s = stretch(query, r, from, whole ? Hull{0, least(BLOCK, call.m - from)} : spans[i], t);
+      if (s.from == s.to) {
+        if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK] = NOTHING;
+        continue;
+      }
+      float factor = scaling.adjusted ? 1.0f : scaling.factor;
+      if (wanted.longest) t.best.take(r, s, highest[i]);
+      const bool round = rounded >> i & 1;
+      if (round) {
+        for (int64_t j = s.from; j < s.to; j += W) store(s.logits + j, load(s.logits + j) * factor);
+        factor = 1.0f;
+      }
+      if (rises >> i & 1) {
+        const float centre = REACH ? distance_of(s, round ? top[i] : highest[i]) : 0.0f;
+        raise<SPREAD, REACH>(t.rows, r, top[i], centre, wanted.masses(), t.out + r * shape.width, shape.width);
+      }
+      if (plain)
+        weigh<DOT, false, false, false, false>(t.rows, r, s, factor, weights + r * stride, {0, 0}, nullptr);
+      else
+        row(batch, head, query, r, s, factor, weights + r * stride, t);
+    }
+  }
+
+  Stretch stretch(int64_t query, int r, int64_t from, const Hull& span, Scratch& t) const {
+    return {t.logits + r * STRIDE, span.first, span.last, from, query + r + call.rule.shift};
+  }
+
+  // Whether the queries attend to all keys of the block that begins at `from`, and products of no others are computed.
+  bool all_see(int64_t batch, int64_t query, int count, int64_t from) const {
+    const int64_t to = least(from + BLOCK, call.m), rest = (to - from) % PANEL;
+    if (rest && rest != vectors_for<OF>(rest) * W) return false;
+    for (int r = 0; r < count; r++)
+      if (!sees_all(call, batch, query + r, from, to)) return false;
+    return true;
+  }
+
+  // The logits of a row as the call defines them, -inf where masked; returns their maximum per lane, which is `fold` if the
+  // products are.
+  Floats defined(int64_t batch, int64_t head, int64_t query, const Hull& part, const Stretch& s, Floats fold) const {
+    const int64_t panel = (part.last - s.key - 1) / PANEL * PANEL, begin = s.from / PANEL * PANEL;
+    const int64_t end = panel + vectors_for<OF>(padded(part.last - s.key - panel, KEYS)) * W;
+    if (scaling.adjusted) adjust(call, batch, head, query, s, scaling.factor);
+    if (!scaling.adjusted && sees_all(call, batch, query, s.key + begin, s.key + end)) return fold;
+    if (!sees_all(call, batch, query, s.key + s.from, s.key + s.to)) hide(call, batch, head, query, s);
+    return largest(s.logits, s.from, s.to);
+  }
+
+  // The weights and sums of a row.
+  void row(int64_t batch, int64_t head, int64_t query, int r, const Stretch& s, float factor, float* weights,
            Scratch& t) const {
-    if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK] = NOTHING;
-    if (part.first == part.last) return;
-    const int64_t first = part.first - from, last = part.last - from;
-    Stretch s = {t.logits + r * STRIDE, first / KEYS * KEYS, padded(last, KEYS), from, query + r + call.rule.shift};
-    float factor = scaling.factor, top;
-    const int64_t begin = from + first / PANEL * PANEL, end = from + padded(last, PANEL);
-    if (scaling.adjusted) {
-      adjust(call, batch, head, query + r, s, factor);
-      factor = 1.0f;
-    }
-    if (scaling.adjusted || !sees_all(call, batch, query + r, begin, end)) {
-      if (!sees_all(call, batch, query + r, from + s.from, from + s.to)) hide(call, batch, head, query + r, s);
-      top = largest(s.logits, s.from, s.to);
-    } else {
-      top = maximum(t.fold[r]);
-    }
-    if (wanted.longest) t.best.take(r, s, top);
-    float highest = top;
-    top *= factor;
-    if (DOT && top != NOTHING && !(__builtin_fabsf(top) <= FUSED)) {
-      for (int64_t i = s.from; i < s.to; i += W) store(s.logits + i, load(s.logits + i) * factor);
-      highest = top;
-      factor = 1.0f;
-    }
-    if (rises(t.rows, r, top)) {
-      const float centre = REACH ? distance_of(s, highest) : 0.0f;
-      raise<SPREAD, REACH>(t.rows, r, top, centre, wanted.masses(), t.out + r * shape.width, shape.width);
-    }
-    if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK] = t.rows.top[r];
-    top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
+    if (shape.strip) t.tops[r * shape.key_blocks + s.key / BLOCK] = t.rows.top[r];
+    const float top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
     const bool exact = !DOT && call.dropout == 0;
+    float* kept = shape.strip && DOT ? t.strip + r * shape.strip + s.key : nullptr;
     wanted.add_before({s, factor, top, nullptr, batch, query + r, call.m}, exact, t.rows, r);
     weigh<DOT, SPREAD, REACH>(t.rows, r, s, factor, weights, dropout, kept);
     wanted.add_after({s, factor, top, weights, batch, query + r, call.m}, exact, t.rows, r);
   }
 
-  // 3. O += p V.
+  // 3. O += p V; O = p V for the first keys of a group of queries.
   void mix(int64_t from, int count, const Hull* parts, const float* weights, int64_t stride, const float* values,
-           Scratch& t) const {
+           bool* begun, Scratch& t) const {
     const int64_t height = words_of<OF>(shape.height);
-    for (int64_t step = 0; step < words_of<OF>(BLOCK); step += VALUE_WORDS)
+    for (int64_t step = 0; step < words_of<OF>(BLOCK); step += VALUE_WORDS) {
+      Hull here[GROUPS];
+      for (int g = 0; g * ROWS < count; g++) {
+        here[g] = {most(step, words_of<OF>((parts[g].first - from) / KEYS * KEYS)),
+                   least(step + VALUE_WORDS, words_of<OF>(padded(parts[g].last - from, KEYS)))};
+        if (parts[g].first == parts[g].last) here[g] = {0, 0};
+      }
       for (int64_t c = 0; c < shape.width; c += PANEL)
         for (int g = 0; g * ROWS < count; g++) {
-          if (parts[g].first == parts[g].last) continue;
-          const int64_t first = most(step, words_of<OF>((parts[g].first - from) / KEYS * KEYS));
-          const int64_t last = least(step + VALUE_WORDS, words_of<OF>(padded(parts[g].last - from, KEYS)));
+          const auto [first, last] = here[g];
           if (first >= last) continue;
-          product<OF, true, false>((int)least(ROWS, count - g * ROWS), call.d_v - c, weights + g * ROWS * stride + first,
-                                   stride, values + c * height + (words_of<OF>(from) + first) * PANEL,
-                                   t.out + g * ROWS * shape.width + c, shape.width, last - first, nullptr);
+          const float *a = weights + g * ROWS * stride + first, *b = values + c * height + (words_of<OF>(from) + first) * PANEL;
+          float* to = t.out + g * ROWS * shape.width + c;
+          const int rows = (int)least(ROWS, count - g * ROWS);
+          if (begun[g])
+            product<OF, true, false>(rows, call.d_v - c, a, stride, b, to, shape.width, last - first, nullptr);
+          else
+            product<OF, false, false>(rows, call.d_v - c, a, stride, b, to, shape.width, last - first, nullptr);
         }
+      for (int g = 0; g * ROWS < count; g++) begun[g] |= here[g].first < here[g].last;
+    }
   }
 
   // The rows' results; scale[r] turns an unnormalized p of the last top into a weight.

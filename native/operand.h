@@ -36,3 +36,22 @@ template <Operand OF> INLINE int64_t words_of(int64_t size) { return blocks(size
 template <Operand OF> INLINE int vectors_for(int64_t columns) {
   return columns <= W && !TILED<OF> ? 1 : columns <= 2 * W ? 2 : VECTORS;
 }
+
+// Whether the numbers of all words are finite.
+template <Operand OF> struct Finite {
+  typedef uint16_t Halves __attribute__((vector_size(4 * W)));
+  Words largest = {};  // bits without the sign; with PAIRS, of both numbers of a word
+  __attribute__((always_inline)) void add(Floats words) {
+    if (OF == PAIRS) {
+      const Halves size = (Halves)words & 0x7fff, other = (Halves)largest;
+      largest = (Words)(size > other ? size : other);
+    } else {
+      const Words size = (Words)words & 0x7fffffffu;
+      largest = size > largest ? size : largest;
+    }
+  }
+  void fail() { largest = ~Words{}; }
+  bool all() const {
+    return !any((Ints)(OF == PAIRS ? (Words)((Halves)largest > 0x7f7f) != 0 : largest > 0x7f7fffffu));
+  }
+};

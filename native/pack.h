@@ -21,45 +21,39 @@ template <Operand OF, typename T> INLINE Floats whole_word(const T* row, int64_t
 }
 template <Operand OF> INLINE int64_t whole_words(int64_t size) { return (OF == PAIRS ? size / 2 : size) / W * W; }
 
-template <Operand OF> INLINE Ints not_finite_words(Floats x) {
-  if (OF != PAIRS) return not_finite(x);
-  return not_finite((Floats)((Words)x << 16)) | not_finite((Floats)((Words)x & 0xffff0000u));
+// W words of up to W keys, at the edges of a panel.
+template <Operand OF, typename T>
+static __attribute__((noinline)) void pack_edge(const T* from, int64_t stride, int64_t rows, int64_t c, int64_t d, float* to,
+                                                Finite<OF>& check) {
+  Floats tile[W];
+  for (int r = 0; r < W; r++) {
+    tile[r] = r < rows ? words<OF>(from + r * stride, c, d) : all(0.0f);
+    check.add(tile[r]);
+  }
+  transpose(tile);
+  for (int64_t r = 0; r < least(W, words_of<OF>(d) - c); r++) store(to + r * PANEL, tile[r]);
 }
 
-// One panel of keys, [word][PANEL], from `rows` rows; the others are zeros, in the vectors that a product reads. Sets the
-// lanes of `check` in which a NaN or an infinity occurs; with PARTS, all lanes if the numbers do not fit (parts.h).
+// One panel of keys, [word][PANEL], from `rows` rows; the others are zeros, in the vectors that a product reads. With PARTS,
+// `check` also fails if the numbers do not fit (parts.h).
 template <Operand OF, typename T>
-static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Ints& check) {
+static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Finite<OF>& check) {
   if constexpr (OF == PARTS) return pack_keys_in_parts(keys, stride, rows, d, panel, check);
   const int64_t size = words_of<OF>(d), whole = whole_words<OF>(d);
-  Ints met = check;
   const int64_t width = vectors_for<OF>(padded(rows, KEYS_AT_ONCE<OF>)) * W;
+  Finite<OF> met = check;
   for (int64_t j = 0; j < width; j += W) {
-    if (j >= rows) {
-      for (int64_t c = 0; c < size; c++) store(panel + c * PANEL + j, all(0.0f));
-      continue;
-    }
     const T* from = keys + j * stride;
-    for (int64_t c = 0; c < size; c += W) {
+    int64_t c = 0;
+    for (; c < whole && j + W <= rows; c += W) {
       Floats tile[W];
-      if (c < whole && j + W <= rows) {
 #pragma GCC unroll 16
-        for (int r = 0; r < W; r++) tile[r] = whole_word<OF>(from + r * stride, c);
-      } else {
-#pragma GCC unroll 16
-        for (int r = 0; r < W; r++) tile[r] = j + r < rows ? words<OF>(from + r * stride, c, d) : all(0.0f);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < W; r++) met |= not_finite_words<OF>(tile[r]);
+      for (int r = 0; r < W; r++) met.add(tile[r] = whole_word<OF>(from + r * stride, c));
       transpose(tile);
-      float* to = panel + c * PANEL + j;
-      if (c < whole) {
 #pragma GCC unroll 16
-        for (int r = 0; r < W; r++) store(to + r * PANEL, tile[r]);
-      } else {
-        for (int64_t r = 0; r < size - c; r++) store(to + r * PANEL, tile[r]);
-      }
+      for (int r = 0; r < W; r++) store(panel + (c + r) * PANEL + j, tile[r]);
     }
+    for (; c < size; c += W) pack_edge<OF>(from, stride, rows - j, c, d, panel + c * PANEL + j, met);
   }
   check = met;
 }
@@ -68,30 +62,23 @@ static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, fl
 // zeros, and so are columns beyond d in `vectors_for` vectors.
 template <Operand OF, typename T>
 static void pack_values(const T* values, int64_t stride, int64_t m, int64_t d, int64_t from, int64_t to, int64_t height,
-                        float* panels, Ints& check) {
+                        float* panels, Finite<OF>& check) {
   if constexpr (OF == PARTS) return pack_values_in_parts(values, stride, m, d, from, to, height, panels, check);
   constexpr int AT_ONCE = OF == PAIRS ? 2 : 1;
-  Ints met = check;
-  for (int64_t p = 0; p * PANEL < d; p++) {
-    float* panel = panels + p * PANEL * height / AT_ONCE;
-    const bool whole = (p + 1) * PANEL <= d;
-    const int64_t width = vectors_for<OF>(d - p * PANEL) * W;
-    for (int64_t j = from; j < to; j += AT_ONCE) {
-      const T* here = values + j * stride + p * PANEL;
-      float* row = panel + j / AT_ONCE * PANEL;
+  Finite<OF> met = check;
+  for (int64_t p = 0; p < d; p += PANEL) {
+    float* panel = panels + p * height / AT_ONCE;
+    const int64_t width = vectors_for<OF>(d - p) * W;
+    for (int64_t j = from; j < to; j += AT_ONCE)
       for (int64_t v = 0; v < width; v += W) {
-        const int64_t left = whole ? W : d - p * PANEL - v;
-        const Floats upper = j < m && left > 0 ? read(here + v, left) : all(0.0f);
-        met |= not_finite(upper);
-        if (OF != PAIRS) {
-          store(row + v, upper);
-          continue;
-        }
-        const Floats lower = j + 1 < m && left > 0 ? read(here + stride + v, left) : all(0.0f);
-        met |= not_finite(lower);
-        store(row + v, (Floats)(((Words)upper >> 16) | ((Words)lower & 0xffff0000u)));
+        const T* here = values + j * stride + p + v;
+        const int64_t left = d - p - v, first = j < m ? left : 0;
+        Floats word = read(here, first);
+        if constexpr (OF == PAIRS)
+          word = (Floats)((Words)word >> 16 | (Words)read(here + stride, j + 1 < m ? left : 0));
+        met.add(word);
+        store(panel + j / AT_ONCE * PANEL + v, word);
       }
-    }
   }
   check = met;
 }

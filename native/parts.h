@@ -38,7 +38,7 @@ template <typename T> INLINE Magnitudes split_row(const T* from, int64_t size, f
 
 // pack_keys and pack_values of pack.h.
 template <typename T>
-static void pack_keys_in_parts(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Ints& check) {
+static void pack_keys_in_parts(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Finite<PARTS>& check) {
   Magnitudes met;
   const int64_t width = vectors_for<PARTS>(padded(rows, KEYS_AT_ONCE<PARTS>)) * W;
   for (int64_t j = 0; j < width; j += W)
@@ -64,12 +64,12 @@ static void pack_keys_in_parts(const T* keys, int64_t stride, int64_t rows, int6
         met.add(high[r]);
       }
     }
-  if (!met.fit()) check = ~Ints{};
+  if (!met.fit()) check.fail();
 }
 
 template <typename T>
 static void pack_values_in_parts(const T* values, int64_t stride, int64_t m, int64_t d, int64_t from, int64_t to,
-                                 int64_t height, float* panels, Ints& check) {
+                                 int64_t height, float* panels, Finite<PARTS>& check) {
   Magnitudes met;
   for (int64_t j = from; j < to; j += 2 * W)
     for (int64_t p = 0; p < d; p += PANEL) {
@@ -85,5 +85,5 @@ static void pack_values_in_parts(const T* values, int64_t stride, int64_t m, int
           met.add(high);
         }
     }
-  if (!met.fit()) check = ~Ints{};
+  if (!met.fit()) check.fail();
 }

@@ -32,8 +32,8 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
   }
 
   // Whether to continue after packing.
-  bool finite(Ints check) {
-    if (any(check)) (OF == PARTS ? refused : broken).raise();
+  bool finite(const Finite<OF>& check) {
+    if (!check.all()) (OF == PARTS ? refused : broken).raise();
     return !stopped();
   }
   bool stopped() const { return refused.value || (all_finite_needed && broken.value); }
@@ -55,7 +55,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
     for (int64_t task; (task = queue.take()) < (wave_end - wave) * blocks(panels, share);) {
       const int64_t group = task / blocks(panels, share), first = task % blocks(panels, share) * share;
       char* to = packed + group * head_bytes;
-      Ints check = {};
+      Finite<OF> check;
       for (int64_t p = first; p < least(first + share, panels); p++)
         forward.pack(wave + group, p, to, to + forward.shape.key_bytes, check);
       if (!finite(check)) return;
@@ -80,7 +80,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
     char* to = packed + worker * head_bytes;
     const headwise_forward_call& call = forward.call;
     for (int64_t group; (group = queue.take()) < groups;) {
-      Ints check = {};
+      Finite<OF> check;
       for (int64_t p = 0; p < forward.shape.height / PANEL; p++)
         forward.pack(group, p, to, to + forward.shape.key_bytes, check);
       if (!finite(check)) return;

@@ -201,26 +201,41 @@ INLINE uint16_t narrow(float x) {
   return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-// a0 b0 a1 b1 …: the lower or upper halves of two vectors, interleaved.
 template <int... I> struct Indices {};
 template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
 template <int... I> struct Count<0, I...> { typedef Indices<I...> list; };
-template <int FROM, int... I> INLINE Floats interleave(Floats a, Floats b, Indices<I...>) {
-  return __builtin_shufflevector(a, b, (FROM + I / 2 + (I % 2) * W)...);
+
+// Lanes of two vectors, in ways that are one instruction. ALTERNATE: a0 b0 a1 b1, and so on for every four lanes; or the upper
+// two of them, a2 b2 a3 b3. Else the fours of lanes with an even number, or an odd one: those of a, then those of b.
+template <bool ALTERNATE, int UPPER, int... I> INLINE Floats mixed(Floats a, Floats b, Indices<I...>) {
+  if constexpr (ALTERNATE) return __builtin_shufflevector(a, b, (I / 4 * 4 + UPPER * 2 + I % 4 / 2 + I % 2 * W)...);
+  else return __builtin_shufflevector(a, b, (I % (W / 2) / 4 * 8 + UPPER * 4 + I % 4 + I / (W / 2) * W)...);
+}
+template <bool ALTERNATE, int APART> INLINE void exchange(Floats (&rows)[W]) {
+  typedef typename Count<W>::list List;
+#pragma GCC unroll 16
+  for (int i = 0; i < W; i++) {
+    if (i & APART) continue;
+    const Floats a = rows[i], b = rows[i + APART];
+    rows[i] = mixed<ALTERNATE, 0>(a, b, List());
+    rows[i + APART] = mixed<ALTERNATE, 1>(a, b, List());
+  }
 }
 
-// Transposes in place. Each round interleaves row i with row i + W/2; log2(W) rounds transpose.
+// Transposes in place: each four lanes of four rows, and then the fours.
 INLINE void transpose(Floats (&rows)[W]) {
-  typedef typename Count<W>::list List;
+  exchange<true, 2>(rows);
+  exchange<true, 1>(rows);
+  if constexpr (W > 4) exchange<false, 4>(rows);
+  if constexpr (W > 8) exchange<false, 8>(rows);
+}
+
+// Lane i: the maximum of vector i.
+INLINE Floats maxima(Floats (&rows)[W]) {
+  transpose(rows);
 #pragma GCC unroll 4
-  for (int round = 1; round < W; round *= 2) {
-    Floats next[W];
-#pragma GCC unroll 16
-    for (int i = 0; i < W / 2; i++) {
-      next[2 * i] = interleave<0>(rows[i], rows[i + W / 2], List());
-      next[2 * i + 1] = interleave<W / 2>(rows[i], rows[i + W / 2], List());
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < W; i++) rows[i] = next[i];
-  }
+  for (int half = W / 2; half; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < half; i++) rows[i] = larger(rows[i], rows[i + half]);
+  return rows[0];
 }

@@ -92,7 +92,8 @@ struct Dropout {
   uint32_t seed, threshold;  // dropped where noise < threshold; 0: none
 };
 
-INLINE float largest(const float* s, int64_t from, int64_t to) {
+// The maximum per lane.
+INLINE Floats largest(const float* s, int64_t from, int64_t to) {
   Floats a = all(NOTHING), b = a;
   int64_t i = from;
   for (; i + W < to; i += 2 * W) {
@@ -100,7 +101,7 @@ INLINE float largest(const float* s, int64_t from, int64_t to) {
     b = larger(b, load(s + i + W));
   }
   if (i < to) a = larger(a, load(s + i));
-  return maximum(larger(a, b));
+  return larger(a, b);
 }
 
 // The distance |position - key| of the first key whose logit is `value`. All keys are compared, 32 at a time: stopping at

@@ -77,11 +77,11 @@ template <typename Call, typename T> struct Weights {
     float* keys = m.keys + (from - m.begin) * words;
     if (m.packed[index]) return keys;
     m.packed[index] = true;
-    Ints check = {};
+    Finite<OF> check;
     const T* k = (const T*)call.k.data + m.head / call.h * call.k.batch + m.head % call.h / (call.h / call.h_kv) * call.k.head;
     for (int64_t p = 0; p < least(BLOCK_KEYS, m.end - from); p += PANEL)
       pack_keys<OF>(k + (from + p) * call.k.row, call.k.row, call.m - from - p, call.d, keys + p * words, check);
-    if (OF == PARTS && any(check)) refused.raise();
+    if (OF == PARTS && !check.all()) refused.raise();
     return keys;
   }
 
