@@ -207,7 +207,7 @@ template <int... I> struct Count<0, I...> { typedef Indices<I...> list; };
 
 // Lanes of two vectors, in ways that are one instruction. ALTERNATE: a0 b0 a1 b1, and so on for every four lanes; or the upper
 // two of them, a2 b2 a3 b3. Else the fours of lanes with an even number, or an odd one: those of a, then those of b.
-template <bool ALTERNATE, int UPPER, int... I> INLINE Floats mixed(Floats a, Floats b, Indices<I...>) {
+template <bool ALTERNATE, int UPPER, int... I> INLINE Floats joined(Floats a, Floats b, Indices<I...>) {
   if constexpr (ALTERNATE) return __builtin_shufflevector(a, b, (I / 4 * 4 + UPPER * 2 + I % 4 / 2 + I % 2 * W)...);
   else return __builtin_shufflevector(a, b, (I % (W / 2) / 4 * 8 + UPPER * 4 + I % 4 + I / (W / 2) * W)...);
 }
@@ -217,8 +217,8 @@ template <bool ALTERNATE, int APART> INLINE void exchange(Floats (&rows)[W]) {
   for (int i = 0; i < W; i++) {
     if (i & APART) continue;
     const Floats a = rows[i], b = rows[i + APART];
-    rows[i] = mixed<ALTERNATE, 0>(a, b, List());
-    rows[i + APART] = mixed<ALTERNATE, 1>(a, b, List());
+    rows[i] = joined<ALTERNATE, 0>(a, b, List());
+    rows[i + APART] = joined<ALTERNATE, 1>(a, b, List());
   }
 }
 
