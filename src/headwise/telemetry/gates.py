@@ -26,9 +26,10 @@ from headwise.events import subscribe
 from headwise.models.adapters.places import give_back, take_over
 from headwise.models.adapters.selecting import select
 from headwise.models.recognise.recogniser import not_followed
-from headwise.models.recognise.tracked import Tracked
 from headwise.nn.base import AttentionLayer
-from headwise.telemetry.recognised import Chosen, chosen, may_have_more, recognised_forwards
+from headwise.telemetry.chosen import Chosen, chosen, may_have_more
+from headwise.telemetry.follower import Follower
+from headwise.telemetry.forwards import recognised_forwards
 
 Self = TypeVar("Self", bound="GateGradients")
 
@@ -73,7 +74,7 @@ class GateGradients:
         self._model, self._what = model, what
         self._modules = {place.name: place.module for place in (*what.known, *what.rest)}
         self._open = ExitStack()
-        self._seen: list[Tracked] = []
+        self._follower: Follower | None = None
         self.active = False
         self._lock = Lock()
         self.clear()
@@ -91,7 +92,8 @@ class GateGradients:
     @property
     def unwatched(self) -> dict[str, str]:
         """name → why a module is not supported; what came close to attention in the last forward, with its line."""
-        near = {one.name: one.reason_and_line for seen in self._seen for one in not_followed(seen)}
+        seen = self._follower.seen if self._follower else None
+        near = {one.name: one.reason_and_line for one in not_followed(seen)} if seen else {}
         return {**near, **{name: why for name, why in self._what.unwatched.items() if name not in self._sums}}
 
     def start(self: Self) -> Self:
@@ -104,7 +106,7 @@ class GateGradients:
             self._open.enter_context(subscribe(on_delta=self._add, modules=modules))
             if self._what.rest:
                 forwards = recognised_forwards(self._model, self._what, "gate_gradients")
-                self._seen = self._open.enter_context(forwards)
+                self._follower = self._open.enter_context(forwards)
         return self
 
     def stop(self) -> None:

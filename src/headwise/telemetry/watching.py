@@ -6,8 +6,9 @@ from torch import nn
 
 from headwise.stats import Measure
 from headwise.telemetry.alarms import Alarm
+from headwise.telemetry.chosen import chosen
 from headwise.telemetry.options import options
-from headwise.telemetry.recognised import RecognisedRecord, chosen
+from headwise.telemetry.recognised import RecognisedRecord
 from headwise.telemetry.record import Record
 
 

@@ -1,0 +1,93 @@
+"""Which of a model's modules are watched: those that headwise computes, and those in which attention is recognised."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from headwise.errors import ConfigError
+from headwise.models.adapters.places import Place, find
+from headwise.models.adapters.selecting import select
+from headwise.models.recognise.compiled import compiled_parts
+
+Layers = Iterable[int | str] | int | str | None
+_WRITTEN_ELSEWHERE = ("torch", "headwise", "transformers")  # packages whose attention is found without running it
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What of a model is watched.
+
+    Attributes:
+        known: the modules whose attention headwise computes. targets, unwatched: as `select` returns them.
+        rest: modules in which attention is recognised. aside: those in which it is not, because headwise computes it.
+    """
+
+    known: list[Place]
+    targets: list[nn.Module]
+    unwatched: dict[str, str]
+    rest: list[Place]
+    aside: frozenset[nn.Module]
+
+
+def chosen(model: nn.Module, layers: Layers, caller: str, unsupported: Any = None) -> Chosen:
+    """The modules of these names or indices, which count those that headwise has an adapter for; None for all.
+
+    Raises:
+        ConfigError: naming the argument.
+    """
+    wanted = _listed(layers)
+    if not isinstance(model, nn.Module) or any(isinstance(x, bool) or not isinstance(x, int | str) for x in wanted):
+        return Chosen(*select(model, layers, caller, unsupported), [], frozenset())  # which raises
+    places, _, unwatched = find(model)
+    aside = frozenset(part for place in places for part in place.module.modules())
+    named = [(name, module) for name, module in model.named_modules() if module not in aside]
+    others = [Place(name, module, "recognised") for name, module in named]
+    if not places:
+        return Chosen([], [], {}, _named(model, others, layers), aside)
+    more = others if may_have_more(others, unwatched) else []
+    if layers is None or not more:
+        return Chosen(*select(model, layers, caller, unsupported), more, aside)
+    of_known = [one for one in wanted if isinstance(one, int) or _matching(places, [one])]
+    of_others = [one for one in wanted if isinstance(one, str) and _matching(others, [one])]
+    if missing := set(wanted) - {*of_known, *of_others}:
+        select(model, [one for one in wanted if one in missing], caller, unsupported)  # which raises
+    known, targets, unwatched = select(model, of_known, caller, unsupported) if of_known else ([], [], unwatched)
+    return Chosen(known, targets, unwatched, _matching(others, of_others), aside)
+
+
+def may_have_more(others: list[Place], unwatched: dict[str, str]) -> bool:
+    """Whether modules beside the known ones may compute attention of their own: some that are not of a package whose
+    attention is known. Models of which a part is compiled are left to the compiler."""
+    if compiled_parts((place.name, place.module) for place in others):
+        return False
+    kinds = {type(place.module).__module__.partition(".")[0] for place in others}
+    return bool(unwatched) or not kinds <= set(_WRITTEN_ELSEWHERE)
+
+
+def _listed(layers: Layers) -> list[Any]:
+    if layers is None:
+        return []
+    return list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
+
+
+def _matching(places: list[Place], names: list[str]) -> list[Place]:
+    return [place for place in places if any(fnmatchcase(place.name, name) for name in names)]
+
+
+def _named(model: nn.Module, places: list[Place], layers: Layers) -> list[Place]:
+    """The modules of these names, in a model without any that headwise has an adapter for."""
+    if layers is None:
+        return places
+    wanted = _listed(layers)
+    if not all(isinstance(one, str) for one in wanted):
+        raise ConfigError(
+            f"layers={layers!r}: the attention of {type(model).__name__} is recognised while it runs, so its layers "
+            f"have no indices; give names of modules"
+        )
+    found = _matching(places, wanted)
+    if not found:
+        raise ConfigError(f"layers={layers!r}: {type(model).__name__} has no module of that name")
+    return found
