@@ -123,3 +123,26 @@ def test_a_pipe_that_is_closed_from_the_start(model_folder: Path, tmp_path: Path
         assert (done.returncode, done.stderr) == (0, "")
     os.close(writing)
     assert (tmp_path / "report.html").read_bytes().endswith(b"</html>\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+@pytest.mark.parametrize("arguments", [("plan", "--config", "gpt-2-small", "--json"), ("plan", "--list", "--markdown")])
+def test_output_that_cannot_be_written_is_an_error(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        found = subprocess.run([*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (found.returncode, found.stderr) == (2, "error: No space left on device\n")
+
+
+def test_a_text_in_utf_16_is_named(headwise: Command, tmp_path: Path) -> None:
+    for encoding, byte in (("utf-16-le", "ff"), ("utf-16-be", "fe")):
+        (tmp_path / "text.txt").write_bytes(f"\ufeff武松打虎{encoding}".encode(encoding))
+        found = headwise("see", "--file", tmp_path / "text.txt", "--no-open")
+        assert found.code == 2
+        assert f"byte 0x{byte} at offset 0; convert it, for example with iconv -f UTF-16 -t UTF-8" in found.err
+
+
+def test_a_model_of_transformers_cannot_write(headwise: Command, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    found = headwise("write", "--model", tmp_path)
+    assert found.code == 2
+    assert "is a model of transformers; expected a checkpoint of headwise" in found.err

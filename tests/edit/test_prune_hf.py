@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_models import CAUSAL, ENCODERS, hf_model, hidden, ids
+from hf_models import CAUSAL, ENCODERS, hf_model, hidden, ids, transformers
 from torch import Tensor, nn
 
 import headwise as hw
@@ -188,7 +188,7 @@ def test_a_folder_without_its_heads_is_refused(tmp_path: Path) -> None:
         ("heads.json", '{"format": "headwise-pruned-2", "class": "BertModel"}', "sites is missing"),
         (
             "heads.json",
-            '{"format": "headwise-pruned-2", "class": "BertModel", "sites": {"a": 1}}',
+            '{"format": "headwise-pruned-2", "class": "BertModel", "sites": {}}',
             "its modules are not those of BertModel",
         ),
         ("config.json", "{", "cannot be read"),
@@ -254,3 +254,39 @@ def test_a_quantised_model_is_refused_with_the_reason(name: str) -> None:
     whole = hidden(quantised, ids())
     with hw.models.scale_heads(sites, [torch.tensor([1.0, 0.0, 1.0, 1.0])] * 3):  # masking is what is left, and works
         assert not torch.allclose(hidden(quantised, ids()), whole, atol=1e-3)
+
+
+ALIKE = {0: [1, 3], 1: [0, 2], 2: [0, 1]}  # of layers whose query heads have a KV head each
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"])
+def test_layers_pruned_alike_are_those_of_the_configuration(name: str, tmp_path: Path) -> None:
+    model = hf_model(name, num_key_value_heads=4, dtype=torch.float32)
+    pruned = prune(model, ALIKE, copy=True).model
+    config = pruned.config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (2, 2, 6)
+    assert model.config.num_attention_heads == 4
+    pruned.save_pretrained(tmp_path / "theirs")
+    theirs = type(pruned).from_pretrained(tmp_path / "theirs", dtype=torch.float32)
+    assert torch.equal(hidden(theirs, ids()), hidden(pruned, ids()))
+    save_pruned(pruned, tmp_path / "ours")
+    assert torch.equal(hidden(load_pruned(tmp_path / "ours"), ids()), hidden(pruned, ids()))
+
+
+def test_a_size_of_heads_that_follows_from_their_number_is_written_too() -> None:
+    config = transformers.Qwen2Config(
+        vocab_size=53, hidden_size=24, intermediate_size=29, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=4,
+    )  # fmt: skip
+    assert not hasattr(config, "head_dim")
+    pruned = prune(transformers.Qwen2ForCausalLM(config), ALIKE).model
+    assert (pruned.config.num_attention_heads, pruned.config.head_dim) == (2, 6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bert"])
+def test_a_configuration_that_has_no_size_of_heads_stays(name: str) -> None:
+    assert prune(hf_model(name), ALIKE).model.config.num_attention_heads == 4
+
+
+def test_layers_pruned_differently_leave_the_configuration() -> None:
+    assert cut("llama")[1].config.num_attention_heads == 4

@@ -98,7 +98,9 @@ def _main() -> None:
     try:
         load()
         # Some versions of typer give the code of an Exit back instead of raising it.
-        if code := command_line()(sys.argv[1:] or ["--help"], prog_name="headwise", standalone_mode=False):
+        code = command_line()(sys.argv[1:] or ["--help"], prog_name="headwise", standalone_mode=False)
+        sys.stdout.flush()  # so that a full disk is reported
+        if code:
             sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)

@@ -155,8 +155,8 @@ HELP: dict[str, str] = {
     "Sort the printed table by this measure, largest first.": "按此统计量从大到小排序打印的表格。",
     "Also plot every measure as layers × heads.": "同时把每个统计量画成“层 × 头”的图。",
     # plan
-    "A published model (--list shows all), or a folder with config.json.":
-        "已发表的模型（--list 列出全部），或含有 config.json 的文件夹。",
+    "A published model (--list shows all), a folder with config.json, or a checkpoint.":
+        "已发表的模型（--list 列出全部）、含有 config.json 的文件夹，或检查点。",
     "An attention design; default: multi_head.": "注意力设计；默认 multi_head。",
     "Size of a head.": "每个头的维度。",
     "Another option of the design: --set latent_dim=512; repeatable.": "设计的其他选项：--set latent_dim=512；可重复。",

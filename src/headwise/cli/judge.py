@@ -16,7 +16,8 @@ from headwise.wording import language
 
 def plan(
     config: Annotated[
-        str | None, typer.Option(help="A published model (--list shows all), or a folder with config.json.")
+        str | None,
+        typer.Option(help="A published model (--list shows all), a folder with config.json, or a checkpoint."),
     ] = None,
     design: Annotated[str | None, typer.Option(help="An attention design; default: multi_head.")] = None,
     d_model: Annotated[int | None, typer.Option(help="Model width.")] = None,

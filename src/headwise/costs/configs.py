@@ -27,7 +27,8 @@ class ModelConfig:
     positions, segments: rows of learned position and segment embeddings. extra: other parameters.
     experts: feed-forward networks per block, of which a token uses active_experts, in addition to shared_experts; the
         first dense_layers blocks have a single one, of width dense_d_ff.
-    context: the longest sequence in training. published, rounded: parameters; see above.
+    context: the longest sequence in training. published, rounded: parameters; see above. stated: whether the source
+        states them; otherwise they are those of a model that is built from it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ModelConfig:
     dense_d_ff: int = 0
     context: int = 0
     rounded: float = 0.0
+    stated: bool = True
 
     @property
     def head_dim(self) -> int:

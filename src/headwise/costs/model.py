@@ -143,7 +143,7 @@ def _dense_stages(config: ModelConfig, load: Load, tokens: int, passes: int, row
     shared = c.shared_experts * one + c.experts * c.d_model
     weights = c.experts * one + shared if c.experts else one
     used = c.active_experts * one + shared if c.experts else one
-    stage = linear_stage("feed-forward", weights, used, tokens, inside, inside, size)
+    stage = linear_stage("feed-forward", weights, used, tokens, inside, inside, size, shared)
     found = [stage.times(layers) for layers in (c.layers - c.dense_layers, c.decoder_layers)[:passes]]
     if c.dense_layers:
         wide, inside = _feed_forward(c, c.dense_d_ff), c.d_model + c.dense_d_ff

@@ -97,9 +97,12 @@ def attention_stages(counts: Counts, work: Work) -> list[Stage]:
     return [stage for stage in found if stage.flops or stage.bytes or stage.exponentials]
 
 
-def linear_stage(name: str, weights: int, used: int, tokens: int, reads: int, writes: int, size: int) -> Stage:
-    """A linear map: each token uses `used` of all weights, and reads and writes these numbers of `size` bytes."""
-    return Stage(name, 2 * used * tokens, size * (_read(weights, used, tokens) + tokens * (reads + writes)))
+def linear_stage(
+    name: str, weights: int, used: int, tokens: int, reads: int, writes: int, size: int, common: int = 0
+) -> Stage:
+    """A linear map: each token uses `used` of all weights, `common` of which are the same for all tokens, and reads and
+    writes these numbers of `size` bytes."""
+    return Stage(name, 2 * used * tokens, size * (_read(weights, used, tokens, common) + tokens * (reads + writes)))
 
 
 def backward_flops(forward: Iterable[Stage], *, materialised: bool) -> int:
@@ -135,9 +138,13 @@ def cache_bytes(
     return batch * kept_tokens(tokens, window, sinks) * (counts.cache * CACHE_BYTES[dtype] + scales)
 
 
-def _read(weights: int, used: int, tokens: int) -> int:
-    """Weights read for `tokens` tokens: those that differ between tokens at most once each."""
-    return min(weights, used * tokens)
+def _read(weights: int, used: int, tokens: int, common: int = 0) -> int:
+    """Weights read for `tokens` tokens, each once: of those that tokens choose from, such as experts, the mean number
+    if each is chosen equally often and tokens choose independently."""
+    chosen = weights - common
+    if used >= weights or not chosen:
+        return weights
+    return common + round(chosen * (1 - (1 - (used - common) / chosen) ** tokens))
 
 
 def _read_cache(counts: Counts, work: Work) -> tuple[int, int]:

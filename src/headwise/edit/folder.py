@@ -1,7 +1,7 @@
 """Saves and loads models of transformers whose layers have different numbers of heads.
 
-A configuration of transformers has one number of heads for all layers, so from_pretrained cannot load a pruned model.
-`save_pruned` adds a file with the number of heads of each module.
+A configuration of transformers has one number of heads for all layers, so from_pretrained cannot load a model of which
+only some layers are pruned. `save_pruned` adds a file with the number of heads of each module.
 """
 
 import json
@@ -65,12 +65,8 @@ def load_pruned(folder: str | os.PathLike[str]) -> Any:
     """
     folder = Path(folder)
     file, weights = folder / HEADS_FILE, folder / WEIGHTS_FILE
-    with reading(
-        file, "list of heads", missing="save_pruned writes it; transformers' own from_pretrained reads others"
-    ):
-        heads = Entry(parsed(text_of(file)))
-        if heads.word("format") != FORMAT:
-            raise CheckpointError(f"expected the format {FORMAT}, got {heads.word('format')!r}")
+    heads = _heads(file)
+    with reading(file, "list of heads"):
         name = heads.word("class")
     kind = _kind(name, file)
     config = _config(folder / CONFIG_FILE, kind)
@@ -85,12 +81,11 @@ def load_pruned(folder: str | os.PathLike[str]) -> Any:
         ) from None
     with reading(file, "list of heads"):
         sites = {site.name: site for site in find_heads(model)}
-        sizes = heads.entry("sites")
+        sizes = _sizes(heads)
         if set(sites) != set(sizes):
             raise CheckpointError(f"its modules are not those of {kind.__name__}")
         for name, site in sites.items():
-            one = sizes.entry(name)
-            _resize(site, one.whole("num_heads", least=1), one.whole("num_kv_heads", least=1))
+            _resize(site, *sizes[name])
         same = heads.named("same", word)
         if missing := [name for name in same.values() if name not in tensors]:
             raise CheckpointError(f"same: {missing[0]!r} is not among the weights")
@@ -100,6 +95,35 @@ def load_pruned(folder: str | os.PathLike[str]) -> Any:
         raise CheckpointError(f"{str(weights)!r} does not fit its own sizes: {one_line(error)}") from None
     model.tie_weights()
     return model.eval()
+
+
+def is_pruned(folder: str | os.PathLike[str]) -> bool:
+    """Whether `save_pruned` wrote a folder."""
+    return (Path(folder) / HEADS_FILE).is_file()
+
+
+def pruned_heads(folder: str | os.PathLike[str]) -> dict[str, tuple[int, int]]:
+    """Module → numbers of query heads and KV heads, in a folder that `save_pruned` wrote. CheckpointError if it cannot
+    be read."""
+    file = Path(folder) / HEADS_FILE
+    heads = _heads(file)
+    with reading(file, "list of heads"):
+        return _sizes(heads)
+
+
+def _sizes(heads: Entry) -> dict[str, tuple[int, int]]:
+    sizes = heads.entry("sites")
+    each = {name: sizes.entry(name) for name in sizes}
+    return {name: (one.whole("num_heads", least=1), one.whole("num_kv_heads", least=1)) for name, one in each.items()}
+
+
+def _heads(file: Path) -> Entry:
+    missing = "save_pruned writes it; transformers' own from_pretrained reads others"
+    with reading(file, "list of heads", missing=missing):
+        heads = Entry(parsed(text_of(file)))
+        if heads.word("format") != FORMAT:
+            raise CheckpointError(f"expected the format {FORMAT}, got {heads.word('format')!r}")
+        return heads
 
 
 def _resize(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:

@@ -21,6 +21,7 @@ from headwise.edit.places import by_site, place, whole
 from headwise.edit.table import aligned, change, count_parameters
 from headwise.errors import ConfigError, check_choice
 from headwise.models import KINDS, HeadSite, find_heads
+from headwise.models.config_heads import update_config
 from headwise.models.resizing import pick_heads, put
 
 METHODS = ("mean", "first", "cluster", "svd")
@@ -125,7 +126,7 @@ def merge_kv(
     for i in found:
         own[i].anatomy.share(own[i])
     merges = {own[i].name: _merge(own[i], each, method) for i, each in found.items()}
-    _update_config(result)
+    update_config(result)
     return Merged(result, method, merges, before, count_parameters(result))
 
 
@@ -262,12 +263,3 @@ def _write(linear: nn.Linear, x: Tensor) -> None:
     put(linear, "weight", x[:, :-1].mT.flatten(0, 1).to(linear.weight))
     if bias is not None:
         put(linear, "bias", x[:, -1].flatten().to(bias))
-
-
-def _update_config(model: nn.Module) -> None:
-    """Set the new number in the configuration of transformers, for save_pretrained, if all layers are equal."""
-    config: Any = getattr(model, "config", None)
-    counts = {site.num_kv_heads for site in find_heads(model)}
-    heads = {site.num_heads for site in find_heads(model)}
-    if hasattr(config, "num_key_value_heads") and len(counts) == 1 and heads == {config.num_attention_heads}:
-        config.num_key_value_heads = counts.pop()

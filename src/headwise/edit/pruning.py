@@ -23,6 +23,7 @@ from headwise.edit.places import by_site, place, whole
 from headwise.edit.table import aligned, change, count_parameters, numbers
 from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
+from headwise.models.config_heads import update_config
 from headwise.models.resizing import Order, pick_heads
 
 Heads = Mapping[str | int, Iterable[int]] | Iterable[int] | Iterable[tuple[int, int]]
@@ -90,6 +91,9 @@ def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
     Outputs equal those with these heads scaled by 0 (`scale_heads`), up to rounding. With grouped keys, a KV head is
     removed with the last query head that reads it; all groups that remain must keep the same number of query heads.
 
+    If all layers keep the same numbers of heads, they are set in the configuration of a model of transformers where it
+    can express them, so that `save_pretrained` and `from_pretrained` work; `save_pruned` writes all others.
+
     Changed parameters are new `nn.Parameter`s, so create optimizers after pruning. Arguments given per head in each
     call (scores, `HeadWindows`, cache budgets) must be those of the heads in `cuts[name].kept`.
 
@@ -126,6 +130,7 @@ def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
     own = find_heads(result) if copy else sites
     for i, plan in plans.items():
         pick_heads(own[i], list(plan.kept), list(plan.kept_kv))
+    update_config(result)
     return Pruned(result, {sites[i].name: plan for i, plan in plans.items()}, before, count_parameters(result))
 
 

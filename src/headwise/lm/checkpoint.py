@@ -63,6 +63,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenize
     """
     path = Path(path)
     file = path / MODEL_FILE if path.is_dir() else path
+    if file != path and (path / "config.json").is_file():
+        raise CheckpointError(
+            f"{str(path)!r} is a model of transformers; expected a checkpoint of headwise",
+            f"{str(path)!r} 是 transformers 的模型；应为 headwise 的检查点",
+        )
     tensors, header = read(file)
     config, tokenizer, info = unpack(header, file)
     with reading(file, WHAT):

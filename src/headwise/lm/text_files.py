@@ -35,11 +35,12 @@ def decoded(data: bytes, path: str | os.PathLike[str], first: int = 0) -> str:
 
 def not_utf8(path: str | os.PathLike[str], byte: int, offset: int) -> TextError:
     """The error for a byte that is not UTF-8, at an offset of the file."""
+    encoding = "UTF-16" if offset == 0 and byte in (0xFE, 0xFF) else "GB18030"  # these begin a byte order mark
     return TextError(
         f"{os.fspath(path)!r} is not UTF-8: byte 0x{byte:02x} at offset {offset}; convert it, for example with "
-        f"iconv -f GB18030 -t UTF-8",
+        f"iconv -f {encoding} -t UTF-8",
         f"{os.fspath(path)!r} 不是 UTF-8：偏移 {offset} 处的字节是 0x{byte:02x}；请先转换，例如用 iconv -f "
-        "GB18030 -t UTF-8",
+        f"{encoding} -t UTF-8",
     )
 
 

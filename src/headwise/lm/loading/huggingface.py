@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from headwise.edit.folder import is_pruned, load_pruned
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
 from headwise.lm.loading.characters import by_decoding, by_offsets, readable
@@ -159,12 +160,16 @@ def _load(folder: Path, config: Any) -> tuple[Any, bool]:
     """Load the model in eval mode; also returns whether it predicts the next token."""
     auto = library("models.auto")
     names = set(library("models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    if is_pruned(folder):
+        pruned = load_pruned(folder).float()
+        headed = type(pruned).__name__ in names
+        return pruned if headed else pruned.base_model, headed
     with theirs(folder, "the model cannot be loaded"), quiet():
         headed = any(name in names for name in getattr(config, "architectures", None) or ())
         kind = auto.AutoModelForCausalLM if headed else auto.AutoModel
         model, info = kind.from_pretrained(
             str(folder), config=config, local_files_only=True, trust_remote_code=False, use_safetensors=True,
-            dtype=torch.float32, output_loading_info=True,
+            dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     missing = sorted(name for name in info["missing_keys"] if not any(part in name for part in UNREAD))
     if missing or info["mismatched_keys"]:

@@ -36,6 +36,7 @@ from headwise.textbook.plan.words import named, term
 from headwise.wording import joined
 
 NOTES = (term("plan_note"),)
+CHOSEN = (*NOTES, term("chosen_note"))
 _BYTES = (Column(term("what")), Column(term("bytes"), "bytes"))
 
 
@@ -66,7 +67,8 @@ def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = Non
     if decodes(config):
         step = step_stages(config, counts, load)
         tables.append(_stage_table("step", term("step_title", n=n), step, machine))
-    return Plan(term("model_title", name=config.name, total=total), tuple(facts), tuple(tables), NOTES)
+    notes = CHOSEN if config.experts or counts.used is not None else NOTES
+    return Plan(term("model_title", name=config.name, total=total), tuple(facts), tuple(tables), notes)
 
 
 def plan_design(
@@ -96,7 +98,7 @@ def plan_design(
         stages = attention_stages(counts.at_decoding, step)
         tables.append(_stage_table("step", term("step_title", n=n), stages, machine))
     title = term("layer_title", name=design, total=counts.parameters)
-    return Plan(title, tuple(facts), tuple(tables), NOTES)
+    return Plan(title, tuple(facts), tuple(tables), NOTES if counts.used is None else CHOSEN)
 
 
 def listing() -> Plan:
@@ -167,7 +169,8 @@ def _parameters(config: ModelConfig, counts: Counts, total: int) -> Table:
     parts = parameter_parts(config, counts)
     rows = [(term("output_part") if name == "output" else named(name), n, n / total) for name, n in parts.items()]
     published = config.published
-    about, exact = term("stated_about_note", count=scaled(published, "")), term("stated_note", count=published)
+    about = term("stated_about_note", count=scaled(published, ""))
+    exact = term("stated_note" if config.stated else "built_note", count=published)
     return Table(
         "parameters", term("parameters_title"),
         (Column(term("part")), Column(term("parameters"), "count"), Column(term("share"), "share")),

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from headwise.costs import Counts, Machine, Work
 from headwise.costs.configs import ModelConfig, find
-from headwise.costs.model import Load
+from headwise.costs.model import Load, decodes
 from headwise.errors import ConfigError, unknown_option
 from headwise.nn.counts import attention_of, counts_of, kinds_of, sizes_of
 from headwise.nn.named import design_of, names
@@ -107,6 +107,11 @@ def plan_from_options(
         return vary_heads(_width(model, chosen, design), work)
     machine = _machine(peak, bandwidth, measure, dtype)
     if model is not None:
+        if cache is not None and not decodes(model):
+            raise ConfigError(
+                f"--cache: {model.name} is an encoder, which has no cache; leave it out",
+                f"--cache：{model.name} 是编码器，没有缓存；请去掉",
+            )
         load = Load(batch, seq, materialised=materialised, dtype=dtype, cache=cache)
         whole = plan_model(model, load, machine=machine)
         if devices is None:
@@ -137,13 +142,17 @@ def plan_from_options(
 
 
 def _model(config: str) -> ModelConfig:
-    """A published configuration by name, or that of a folder."""
-    folder = Path(config)
-    if not folder.is_dir():
+    """A published configuration by name, or that of a folder or a checkpoint."""
+    path = Path(config)
+    if not path.exists():
         return find(config)
-    from headwise.textbook.plan.folder import config_of  # imports much of headwise.lm
+    if path.is_file() or ((path / "model.safetensors").is_file() and not (path / "config.json").exists()):
+        from headwise.textbook.plan.checkpoint import config_of_checkpoint  # imports much of headwise.lm
 
-    return config_of(folder)
+        return config_of_checkpoint(path)
+    from headwise.textbook.plan.folder import config_of  # as well
+
+    return config_of(path)
 
 
 def _spread(

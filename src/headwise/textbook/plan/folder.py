@@ -5,13 +5,16 @@ device) to compare its number of parameters with that count, so that a variant t
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from headwise.costs.configs import ModelConfig
 from headwise.costs.model import parameter_parts
+from headwise.edit.folder import is_pruned, pruned_heads
 from headwise.errors import ConfigError
 from headwise.lm.loading.files import read_config
 from headwise.models.adapters.huggingface.library import library
@@ -50,16 +53,34 @@ def config_of(folder: Path) -> ModelConfig:
     )  # fmt: skip
     with torch.device("meta"):
         model = getattr(library("models.auto"), kind).from_config(c)
-    config = ModelConfig(**{**vars(config), "published": sum(p.numel() for p in model.parameters())})
+    _check_heads(folder, c)
+    return checked(config, folder, model)
+
+
+def checked(config: ModelConfig, path: Path, model: nn.Module) -> ModelConfig:
+    """The configuration, with the number of parameters of the model; ConfigError if its sizes give another one."""
+    config = replace(config, published=sum(p.numel() for p in model.parameters()), stated=False)
     counted = sum(parameter_parts(config, attention_of(config)).values())
     if counted != config.published:
         raise ConfigError(
-            f"--config {str(folder)!r}: the model has {config.published:,} parameters, and one of these sizes "
+            f"--config {str(path)!r}: the model has {config.published:,} parameters, and one of these sizes "
             f"{counted:,}: it has parts that are not understood; a layer is planned by --design",
-            f"--config {str(folder)!r}：模型有 {config.published:,} 个参数，而按这些大小应有 {counted:,} 个："
+            f"--config {str(path)!r}：模型有 {config.published:,} 个参数，而按这些大小应有 {counted:,} 个："
             "其中有尚不支持的部分；单独一层可用 --design 规划",
         )
     return config
+
+
+def _check_heads(folder: Path, c: Any) -> None:
+    """Raise ConfigError for a pruned model with other numbers of heads than config.json has."""
+    whole = c.num_attention_heads, getattr(c, "num_key_value_heads", None) or c.num_attention_heads
+    if is_pruned(folder) and (other := [name for name, heads in pruned_heads(folder).items() if heads != whole]):
+        raise ConfigError(
+            f"--config {str(folder)!r}: was pruned: {other[0]} has other numbers of heads than config.json, which is "
+            f"not supported; a layer is planned by --design with --num-heads and --head-dim",
+            f"--config {str(folder)!r}：模型经过剪枝：{other[0]} 的头数与 config.json 不同，尚不支持；"
+            "单独一层可用 --design、--num-heads 与 --head-dim 规划",
+        )
 
 
 def _llama(c: Any, **heads: Any) -> dict[str, Any]:

@@ -139,6 +139,7 @@ TERMS: dict[str, tuple[str, str]] = {
     "kept_of_layers": ("kept for backward, {stored}, {layers} layers", "为反向传播保留，{stored}，{layers} 层"),
     # Notes.
     "stated_note": ("The source states {count:,}.", "来源给出的数目为 {count:,}。"),
+    "built_note": ("A model that is built from the source has {count:,}.", "由来源构建的模型有 {count:,} 个参数。"),
     "stated_about_note": ("The source states about {count}.", "来源给出的数目约为 {count}。"),
     "memory_note": (
         "An int8 cache has one float32 scale per vector. Kept for backward: attention only, without other layers.",
@@ -154,6 +155,11 @@ TERMS: dict[str, tuple[str, str]] = {
         "step reads its inputs and writes its results once; the steps run one after another, each at the roofline.",
         "一次乘加计为两个 FLOP；“指数”指 softmax 中指数运算的次数。字节数与时间均为下界："
         "每个步骤只读一次输入、写一次结果；各步骤依次执行，且都达到屋顶线模型的上限。",
+    ),
+    "chosen_note": (
+        "Of weights that tokens choose from, experts or heads, bytes count the mean number that all tokens read, if "
+        "each is chosen equally often and independently.",
+        "对于由词元选择的权重（专家或头），字节数按多个词元平均读取的数目计算，假定各词元独立选择且每个被选中的机会均等。",
     ),
     "list_note": (
         "cache: numbers per token in all layers, source and target in an encoder-decoder; — for encoders. h_kv c: all "
