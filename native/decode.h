@@ -250,9 +250,11 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query);
     const bool exact = call.dropout == 0;
-    wanted.add_before({s, 1.0f, top, nullptr, batch, query, call.m}, exact, m.rows, r);
+    Seen seen = {s, 1.0f, top, nullptr, batch, query, call.m};
+    wanted.add_before(&seen, 1, exact, m.rows, r);
     weigh<false, SPREAD, REACH>(m.rows, r, s, 1.0f, s.logits, dropout);
-    wanted.add_after({s, 1.0f, top, s.logits, batch, query, call.m}, exact, m.rows, r);
+    seen.weights = s.logits;
+    wanted.add_after(&seen, 1, exact, m.rows, r);
   }
 
   // Merges the chunks of one row in order and computes its results.

@@ -68,6 +68,13 @@ EMULATED __mmask16 movepi32_mask(__m512i a) {
   return (__mmask16)(_mm256_movemask_ps(v.half[0]) | _mm256_movemask_ps(v.half[1]) << 8);
 }
 
+// Whether a is not less than b, or not less or equal; true if either is NaN.
+template <int PREDICATE> EMULATED __mmask16 cmp_ps_mask(__m512 a, __m512 b) {
+  static_assert(PREDICATE == _CMP_NLT_UQ || PREDICATE == _CMP_NLE_UQ, "what the kernels use");
+  const Sixteen x = (Sixteen)a, y = (Sixteen)b;
+  return movepi32_mask((__m512i)(PREDICATE == _CMP_NLT_UQ ? ~(x < y) : ~(x <= y)));
+}
+
 EMULATED __m512i cvtepu16_epi32(__m256i a) {
   Halves v;
   v.integer_half[0] = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a));
@@ -137,6 +144,12 @@ EMULATED __m512 scalef_ps(__m512 a, __m512 b) {
   return (__m512)x;
 }
 
+EMULATED __m512 maskz_scalef_ps(__mmask16 mask, __m512 a, __m512 b) {
+  Sixteen x = (Sixteen)scalef_ps(a, b);
+  for (int i = 0; i < 16; i++) x[i] = mask >> i & 1 ? x[i] : 0.0f;
+  return (__m512)x;
+}
+
 // Rounds to nearest, ties to even; a NaN becomes quiet.
 EMULATED __m256bh cvtneps_pbh(__m512 a) {
   const Bits bits = (Bits)flushed(a), nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
@@ -157,6 +170,9 @@ EMULATED __m256bh cvtneps_pbh(__m512 a) {
 #undef _mm512_reduce_ps
 #define _mm512_reduce_ps(x, control) emulated::reduce_ps<(control)>(x)
 #define _mm512_scalef_ps emulated::scalef_ps
+#define _mm512_maskz_scalef_ps emulated::maskz_scalef_ps
+#undef _mm512_cmp_ps_mask
+#define _mm512_cmp_ps_mask(x, y, predicate) emulated::cmp_ps_mask<(predicate)>(x, y)
 #define _mm512_set1_ps emulated::set1_ps
 #define _mm512_max_ps emulated::max_ps
 #define _mm512_min_ps emulated::min_ps

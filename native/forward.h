@@ -56,7 +56,6 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
     t.best.clear(count);
     const Hull seen = hull(call, batch, query, count, 0, call.m);
     if constexpr (OF == PARTS) {
-      __builtin_memset(t.out, 0, (size_t)(count * shape.width) * 4);
       Panels<T, SPREAD, REACH>{*this, batch, head, query, count, keys, values, t}.go(seen);
     } else {
       blocks_of_keys(batch, head, query, count, seen, keys, values, t);
@@ -132,11 +131,13 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
     store(t.rows.largest + begin, choose(top > largest, top, largest));
     const unsigned rises = bits((Ints)(top > largest) & (Ints)(top > load(t.rows.top + begin) + ABOVE));
     const unsigned rounded = DOT ? bits(~(Ints)(magnitude(top) <= FUSED) & (Ints)(top != NOTHING)) : 0;
+    Seen seen[W];
     for (int i = 0; i < count; i++) {
       const int r = begin + i;
       const Stretch s = stretch(query, r, from, whole ? Hull{0, least(BLOCK, call.m - from)} : spans[i], t);
       if (s.from == s.to) {
         if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK] = NOTHING;
+        seen[i] = {s, 1.0f, 0.0f, nullptr, batch, query + r, call.m};
         continue;
       }
       float factor = scaling.adjusted ? 1.0f : scaling.factor;
@@ -153,8 +154,9 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
       if (plain)
         weigh<DOT, false, false, false, false>(t.rows, r, s, factor, weights + r * stride, {0, 0}, nullptr);
       else
-        row(batch, head, query, r, s, factor, weights + r * stride, t);
+        seen[i] = {s, factor, t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r], nullptr, batch, query + r, call.m};
     }
+    if (!plain) sum_up(batch, head, query, begin, count, seen, weights, stride, t);
   }
 
   Stretch stretch(int64_t query, int r, int64_t from, const Hull& span, Scratch& t) const {
@@ -181,18 +183,23 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
     return largest(s.logits, s.from, s.to);
   }
 
-  // The weights and sums of a row.
-  void row(int64_t batch, int64_t head, int64_t query, int r, const Stretch& s, float factor, float* weights,
-           Scratch& t) const {
-    if (shape.strip) t.tops[r * shape.key_blocks + s.key / BLOCK] = t.rows.top[r];
-    const float top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
-    Dropout dropout = {0, 0};
-    if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
+  // The weights and sums of `count` rows from `begin` on.
+  void sum_up(int64_t batch, int64_t head, int64_t query, int begin, int count, Seen* seen, float* weights, int64_t stride,
+              Scratch& t) const {
     const bool exact = !DOT && call.dropout == 0;
-    float* kept = shape.strip && DOT ? t.strip + r * shape.strip + s.key : nullptr;
-    wanted.add_before({s, factor, top, nullptr, batch, query + r, call.m}, exact, t.rows, r);
-    weigh<DOT, SPREAD, REACH>(t.rows, r, s, factor, weights, dropout, kept);
-    wanted.add_after({s, factor, top, weights, batch, query + r, call.m}, exact, t.rows, r);
+    wanted.add_before(seen, count, exact, t.rows, begin);
+    for (int i = 0; i < count; i++) {
+      const int r = begin + i;
+      const Stretch& s = seen[i].row;
+      if (s.from == s.to) continue;
+      seen[i].weights = weights + r * stride;
+      if (shape.strip) t.tops[r * shape.key_blocks + s.key / BLOCK] = t.rows.top[r];
+      Dropout dropout = {0, 0};
+      if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
+      float* kept = shape.strip && DOT ? t.strip + r * shape.strip + s.key : nullptr;
+      weigh<DOT, SPREAD, REACH>(t.rows, r, s, seen[i].factor, weights + r * stride, dropout, kept);
+    }
+    wanted.add_after(seen, count, exact, t.rows, begin);
   }
 
   // 3. O += p V; O = p V for the first keys of a group of queries.

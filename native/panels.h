@@ -11,6 +11,9 @@
 //
 // Sums over PANELS_AT_ONCE panels are added to those of the panels before: rounding errors of adding to one long sum many
 // times would accumulate.
+//
+// The distance of a key is that of the first lane of its vector, which is one number for all lanes, and its lane: the sums
+// have the former, and the lanes are added at the end and when keys are no longer before the queries but after them.
 
 #if HEADWISE_TILES
 template <typename T, bool SPREAD, bool REACH> struct Panels {
@@ -30,6 +33,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     Hull part;
     bool plain;  // every query attends to all of its keys
     bool quiet;  // it adds nothing to the masses of the queries
+    Side side;   // of the queries on which its keys are
     bool any() const { return part.first < part.last; }
     int64_t first() const { return (part.first - from) / KEYS * KEYS; }
     int64_t last() const { return padded(part.last - from, KEYS); }
@@ -45,25 +49,29 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     while (now.any()) {
       const Panel after = next(now.from + PANEL, 1 - now.buffer, seen, everyone);
       for (int r = 0; r < count; r++) prepare(now, r);
-      if (now.quiet && !f.shape.strip && f.call.dropout == 0) {
-        Units units(*this, now);
-        if (before.any()) mix(before, units);
-        if (after.any()) logits(after, units);
-        units.finish();
+      if (REACH && now.side == AFTER && !t.after) turn();
+      if ((now.quiet || !f.wanted.count[MASS_OF_LOGITS]) && !f.shape.strip && f.call.dropout == 0) {
+        if (!REACH || now.side == AROUND) {
+          overlap<AROUND>(before, now, after);
+        } else {
+          distances(now);
+          overlap<BEFORE>(before, now, after);
+        }
+        if (!now.quiet) masses(now);
       } else {
         if (before.any()) mix(before, alone);
         if (after.any()) logits(after, alone);
         for (int r = 0; r < count; r++) weigh_row(now, r);
       }
       rescale();
-      if (++panels % PANELS_AT_ONCE == 0) gather();
+      if (++panels % PANELS_AT_ONCE == 0 && after.any()) gather(false);
       before = now;
       now = after;
     }
     if (before.any()) mix(before, alone);
-    gather();
+    gather(true);
     for (int r = 0; r < count; r++) {
-      add_sums(t.rows, t.past, r);
+      if (REACH) shift(t.rows, r, lanes());
       t.rows.largest[r] = t.rows.broken[r] ? NOTHING : maximum(t.fold[r]);
     }
   }
@@ -75,10 +83,9 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
 
   void begin() const {
     t.past.masses = t.rows.masses;
-    clear_rows<SPREAD, REACH>(t.past, count, 0);
     __builtin_memset(t.sums, 0, (size_t)(count * f.shape.width) * 4);
     for (int r = 0; r < count; r++) t.fold[r] = all(NOTHING), t.limits[r] = __builtin_nanf(""), t.changes[r] = 1.0f;
-    t.changed = false;
+    t.changed = t.after = t.gathered = false;
   }
 
   // The next panel from `from` on.
@@ -87,8 +94,10 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       const bool plain = everyone.first <= from && from + PANEL <= everyone.last;
       Hull part = {from, from + PANEL};
       if (!plain) part = hull(f.call, batch, query, count, from, least(from + PANEL, f.call.m));
+      const int64_t first = position(0), last = position(count - 1);
       if (part.first < part.last)
-        return {from, buffer, part, plain, f.wanted.passes_over(position(0), position(count - 1), from, from + PANEL)};
+        return {from, buffer, part, plain, f.wanted.passes_over(first, last, from, from + PANEL),
+                from > last ? AFTER : from + PANEL <= first + 1 ? BEFORE : AROUND};
       for (int r = 0; r < count && f.shape.strip; r++) t.tops[r * f.shape.key_blocks + from / PANEL] = NOTHING;
     }
     return {};
@@ -150,7 +159,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     if (rises(t.rows, r, largest)) {
       const float centre = REACH ? distance_of(s, largest) : 0.0f;
       const float change = raise<SPREAD, REACH>(t.rows, r, largest, centre, f.wanted.masses(), nullptr, 0);
-      raise<SPREAD, REACH>(t.past, r, largest, centre, 0, nullptr, 0);
+      if (t.gathered) raise<SPREAD, REACH>(t.past, r, largest, centre, 0, nullptr, 0);
       if (change != 1.0f) t.changes[r] = change, t.changed = true;
     }
     const float top = t.rows.top[r];
@@ -158,45 +167,108 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     t.limits[r] = top == NOTHING ? __builtin_nanf("") : top + ABOVE;
   }
 
-  // Two vectors of logits become weights, which are added to the sums of row r. `ahead` is the position of the query minus the
-  // first key.
-  static __attribute__((always_inline)) void weigh(Floats (&x)[2], Rows& rows, int r, float base, int64_t ahead) {
-    Floats total = all(0.0f), entropy = total, squares = total, first = total, second = total;
+  // The weights of a panel beside the products of the panels before and after it. SIDE: AROUND, or of all of its keys.
+  template <Side SIDE> void overlap(const Panel& before, const Panel& now, const Panel& after) const {
+    Units<SIDE> units(*this, now);
+    if (before.any()) mix(before, units);
+    if (after.any()) logits(after, units);
+    units.finish();
+  }
+
+  // Adds a panel's weights, which replaced its logits, to the masses.
+  void masses(const Panel& panel) const {
+    Seen seen[BLOCK_ROWS];
+    for (int r = 0; r < count; r++) {
+      float* p = logits_of(panel, r);
+      seen[r] = {{p, 0, PANEL, panel.from, position(r)}, 1.0f, t.bases[r], p, batch, query + r, f.call.m};
+    }
+    f.wanted.add_after(seen, count, true, t.rows, 0);
+  }
+
+  // What a lane adds to the distance of the first one.
+  Floats lanes() const { return t.after ? ramp() : -ramp(); }
+
+  // Keys are after the queries from now on.
+  void turn() const {
+    for (int r = 0; r < count; r++) {
+      shift(t.rows, r, -2.0f * ramp());
+      if (t.gathered) shift(t.past, r, -2.0f * ramp());
+    }
+    t.after = true;
+  }
+
+  // The distances of the vectors of a panel from each query.
+  void distances(const Panel& panel) const {
+    const float from = (float)(position(0) - panel.from);
+    for (int r = 0; r < count; r += W)
+      for (int v = 0; v < VECTORS; v++) {
+        const Floats ahead = from + (float)(r - v * W) + ramp();
+        const Floats far = (t.after ? -ahead : ahead) - load(t.rows.centre + r);
+        store(t.far[0][v] + r, far);
+        store(t.far[1][v] + r, far * far);
+      }
+  }
+
+  struct Far {
+    Floats distance, square;
+  };
+  // The sums of two vectors of weights, and of two more.
+  struct Part {
+    Floats total, entropy, squares, first, second;
+  };
+
+  // Two vectors of logits, the first or the last of a row, become weights, which begin `part` or are added to it. reach(v): the
+  // distance of vector v, squared too.
+  template <typename Reach>
+  static __attribute__((always_inline)) void weigh(Floats (&x)[2], Part& part, int side, float base, const Reach& reach) {
 #pragma GCC unroll 2
     for (int v = 0; v < 2; v++) {
-      const Floats z = not_below(x[v] - base);
-      x[v] = exp2(z, true);
-      total += x[v];
-      if (SPREAD) entropy += x[v] * z, squares += x[v] * x[v];
+      const bool begin = side == 0 && v == 0;
+      const Floats z = SPREAD ? not_below(x[v] - base) : x[v] - base, p = exp2(z, SPREAD);
+      x[v] = p;
+      part.total = begin ? p : part.total + p;
+      if (begin) part.entropy = part.squares = part.first = part.second = all(0.0f);
+      if (SPREAD) part.entropy += p * z, part.squares += p * p;
       if (REACH) {
-        const Floats far = magnitude((float)(ahead - v * W) - ramp()) - rows.centre[r];
-        const Floats moment = x[v] * far;
-        first += moment;
-        second += moment * far;
+        const Far far = reach(side * 2 + v);
+        part.first += p * far.distance;
+        part.second += p * far.square;
       }
     }
-    rows.total[r] += total;
-    if (SPREAD) rows.entropy[r] += entropy, rows.squares[r] += squares;
-    if (REACH) rows.first[r] += first, rows.second[r] += second;
+  }
+  // Of keys on any side. `ahead` is the position of the query minus the first key, `lanes` what the sums leave out.
+  static __attribute__((always_inline)) Far around(int64_t ahead, float centre, Floats lanes) {
+    const Floats far = magnitude((float)ahead - ramp()) - centre - lanes;
+    return {far, far * far};
+  }
+  static __attribute__((always_inline)) void add(const Part& part, Rows& rows, int r) {
+    rows.total[r] += part.total;
+    if (SPREAD) rows.entropy[r] += part.entropy, rows.squares[r] += part.squares;
+    if (REACH) rows.first[r] += part.first, rows.second[r] += part.second;
   }
 
   // The weights of a panel, of which only the products and the rows' sums are needed. Half a row is a unit.
-  struct Units {
+  template <Side SIDE> struct Units {
     static constexpr int AT_ONCE = 8;  // beside the products of 32 numbers
+    typedef Panels::Part Part;
+    const Scratch& t;
     Rows& rows;
-    const float *logits, *bases;  // of the next unit, as are the next three
+    float* logits;                // of the next unit, as are the next three
+    const float* bases;
     float* words;
     int64_t ahead;                // the position of the query minus the panel's first key
     int row, left;
+    const bool keep;              // whether the weights replace the logits, too
 
     Units(const Panels& p, const Panel& panel)
-        : rows(p.t.rows), logits(p.logits_of(panel, 0)), bases(p.t.bases), words(p.words_of_row(panel, 0)),
-          ahead(p.position(0) - panel.from), row(0), left(2 * p.count) {}
+        : t(p.t), rows(p.t.rows), logits(p.logits_of(panel, 0)), bases(p.t.bases), words(p.words_of_row(panel, 0)),
+          ahead(p.position(0) - panel.from), row(0), left(2 * p.count),
+          keep(!panel.quiet) {}
 
     bool begin() const { return left > 0; }
-    template <int AT> __attribute__((always_inline)) void after() {
+    template <int AT> __attribute__((always_inline)) void after(Part& part) {
 #pragma GCC unroll 8
-      for (int i = AT * AT_ONCE / PRODUCTS<PARTS>; i < (AT + 1) * AT_ONCE / PRODUCTS<PARTS>; i++) unit(i);
+      for (int i = AT * AT_ONCE / PRODUCTS<PARTS>; i < (AT + 1) * AT_ONCE / PRODUCTS<PARTS>; i++) unit(i, part);
     }
     __attribute__((always_inline)) void end() {
       logits += AT_ONCE / 2 * LINE;
@@ -207,16 +279,22 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       left -= AT_ONCE;
     }
     void finish() {
+      Part part;
       for (; left > 0; end())
-        for (int i = 0; i < AT_ONCE; i++) unit(i);
+        for (int i = 0; i < AT_ONCE; i++) unit(i, part);
     }
 
    private:
-    __attribute__((always_inline)) void unit(int i) {
+    __attribute__((always_inline)) void unit(int i, Part& part) {
       const int r = i / 2, side = i % 2;
-      const float* x = logits + r * LINE + side * 2 * W;
+      float* x = logits + r * LINE + side * 2 * W;
       Floats p[2] = {load(x), load(x + W)};
-      weigh(p, rows, row + r, bases[r], ahead + r - side * 2 * W);
+      weigh(p, part, side, bases[r], [&](int v) __attribute__((always_inline)) {
+        if (SIDE == AROUND) return around(ahead + r - v * W, rows.centre[row + r], t.after ? ramp() : -ramp());
+        return Far{all(t.far[0][v][row + r]), all(t.far[1][v][row + r])};
+      });
+      if (keep) store(x, p[0]), store(x + W, p[1]);
+      if (side) add(part, rows, row + r);
       split(p[0], p[1], words + r * WORDS + side * STEP<PARTS>, W);
     }
   };
@@ -226,19 +304,26 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     const Stretch s = {logits_of(panel, r), 0, PANEL, panel.from, position(r)};
     if (f.shape.strip) t.tops[r * f.shape.key_blocks + panel.from / PANEL] = t.rows.top[r];
     const bool exact = f.call.dropout == 0;
-    if (!panel.quiet) f.wanted.add_before({s, 1.0f, t.bases[r], nullptr, batch, query + r, f.call.m}, exact, t.rows, r);
+    Seen seen = {s, 1.0f, t.bases[r], nullptr, batch, query + r, f.call.m};
+    if (!panel.quiet) f.wanted.add_before(&seen, 1, exact, t.rows, r);
     float* kept = f.shape.strip ? t.strip + r * f.shape.strip + panel.from : s.logits;
     const Dropout dropout = exact ? Dropout{0, 0} : dropout_of(f.call, batch, head, query + r);
-    for (int64_t i = 0; i < PANEL; i += 2 * W) {
+    Part part;
+    for (int side = 0; side < 2; side++) {
+      const int64_t i = side * 2 * W;
       Floats p[2] = {load(s.logits + i), load(s.logits + i + W)};
-      weigh(p, t.rows, r, t.bases[r], s.position - panel.from - i);
+      weigh(p, part, side, t.bases[r], [&](int v) __attribute__((always_inline)) {
+        return around(s.position - panel.from - v * W, t.rows.centre[r], lanes());
+      });
       store(kept + i, p[0]);
       store(kept + i + W, p[1]);
       for (int v = 0; v < 2 && dropout.threshold; v++)
         p[v] = choose(noise(dropout.seed, panel.from + i + v * W) >= dropout.threshold, p[v], all(0.0f));
       split(p[0], p[1], words_of_row(panel, r) + words_of<PARTS>(i), W);
     }
-    if (!panel.quiet) f.wanted.add_after({s, 1.0f, t.bases[r], kept, batch, query + r, f.call.m}, exact, t.rows, r);
+    add(part, t.rows, r);
+    seen.weights = kept;
+    if (!panel.quiet) f.wanted.add_after(&seen, 1, exact, t.rows, r);
   }
 
   static void add_sums(Rows& to, const Rows& from, int r) {
@@ -247,21 +332,31 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     if (REACH) to.first[r] += from.first[r], to.second[r] += from.second[r];
   }
 
-  // Adds the sums of the last panels to those of the panels before.
-  void gather() const {
+  // Adds the sums of the last panels to those of the panels before, if there are any. `last`: no panel follows.
+  void gather(bool last) const {
     for (int r = 0; r < count; r++) {
-      add_sums(t.past, t.rows, r);
-      clear_sums<SPREAD, REACH>(t.rows, r);
+      if (last && t.gathered) add_sums(t.rows, t.past, r);
+      if (!last) keep_sums(r);
       float *sums = t.sums + r * f.shape.width, *out = t.out + r * f.shape.width;
       Ints strange = {};
       for (int64_t c = 0; c < f.call.d_v; c += W) {
-        const Floats whole = load(out + c) + load(sums + c);
+        const Floats whole = t.gathered ? load(out + c) + load(sums + c) : load(sums + c);
         strange |= not_finite(whole);
         store(out + c, whole);
-        store(sums + c, all(0.0f));
+        if (!last) store(sums + c, all(0.0f));
       }
       if (any(strange) && !t.rows.broken[r]) f.refused.raise();
     }
+    t.gathered = true;
+  }
+  void keep_sums(int r) const {
+    if (!t.gathered) {
+      t.past.top[r] = t.rows.top[r];
+      t.past.centre[r] = t.rows.centre[r];
+      clear_sums<SPREAD, REACH>(t.past, r);
+    }
+    add_sums(t.past, t.rows, r);
+    clear_sums<SPREAD, REACH>(t.rows, r);
   }
 
   // Rescales the rows of O whose top was raised for the panel that is added next.
@@ -271,9 +366,9 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     for (int r = 0; r < count; r++) {
       if (t.changes[r] == 1.0f) continue;
       float *sums = t.sums + r * f.shape.width, *out = t.out + r * f.shape.width;
-      for (int64_t c = 0; c < f.shape.width; c += W) {
+      for (int64_t c = 0; c < f.call.d_v; c += W) {
         store(sums + c, load(sums + c) * t.changes[r]);
-        store(out + c, load(out + c) * t.changes[r]);
+        if (t.gathered) store(out + c, load(out + c) * t.changes[r]);
       }
       t.changes[r] = 1.0f;
     }

@@ -133,6 +133,12 @@ INLINE bool rises(Rows& rows, int r, float value) {
   return value > rows.top[r] + ABOVE;
 }
 
+// The moments of row r with all distances `by` larger.
+INLINE void shift(Rows& rows, int r, Floats by) {
+  rows.second[r] = rows.second[r] + (2.0f * by) * rows.first[r] + (by * by) * rows.total[r];
+  rows.first[r] += by * rows.total[r];
+}
+
 // Raises the top of row r to `value` and rescales its sums and the row of `out` (width floats). Returns the factor.
 template <bool SPREAD, bool REACH>
 static float raise(Rows& rows, int r, float value, float centre, int mass_count, float* out, int64_t width) {
@@ -144,9 +150,9 @@ static float raise(Rows& rows, int r, float value, float centre, int mass_count,
   }
   const Floats scale = exp2(all(before - value));
   if (REACH) {
-    const float shift = rows.centre[r] - centre;
-    rows.second[r] = (rows.second[r] + (2.0f * shift) * rows.first[r] + (shift * shift) * rows.total[r]) * scale;
-    rows.first[r] = (rows.first[r] + shift * rows.total[r]) * scale;
+    shift(rows, r, all(rows.centre[r] - centre));
+    rows.first[r] *= scale;
+    rows.second[r] *= scale;
     rows.centre[r] = centre;
   }
   if (SPREAD) {
@@ -215,8 +221,8 @@ static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* wei
   for (int64_t i = from; i < to; i += W) {
     const Floats s = load(logits + i);
     const Floats depth = (DOT ? s * factor : s) - top;  // without DOT the factor is 1
-    const Floats z = DOT && !SPREAD ? depth : not_below(depth);
-    Floats p = DOT ? exp2_scaled(depth) : exp2(z, true);
+    const Floats z = SPREAD ? not_below(depth) : depth;
+    Floats p = DOT ? exp2_scaled(depth) : exp2(z, SPREAD);
     total += p;
     if (SPREAD) depths[(i - from) / W] = z;  // finite, as it is multiplied by p, which is 0 for -inf
     if (APART) exact[(i - from) / W] = p;

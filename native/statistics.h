@@ -41,7 +41,7 @@ struct Row : Sums {
 // A stretch of keys of a query: log2 of p is its logits times `factor` minus `top`; `weights` are p, or NULL if they are
 // rounded, dropped, or not computed yet.
 struct Seen {
-  const Stretch& row;
+  Stretch row;
   float factor, top;
   const float* weights;
   int64_t batch, query, keys;
@@ -266,14 +266,15 @@ struct Wanted {
   // Masses are contiguous, those of weights first.
   int masses() const { return count[MASS_OF_WEIGHTS] + count[MASS_OF_LOGITS]; }
 
-  // Add a stretch to the masses of row r, before its logits become weights, and after that if these are `exact`.
-  __attribute__((always_inline)) void add_before(const Seen& seen, bool exact, Rows& rows, int r) const {
+  // Add stretches to the masses of as many rows from r on, before their logits become weights, and after that if these are
+  // `exact`.
+  void add_before(const Seen* seen, int row_count, bool exact, Rows& rows, int r) const {
     const int of_weights = count[MASS_OF_WEIGHTS];
-    if (count[MASS_OF_LOGITS]) add<MASS_OF_LOGITS>(seen, rows.masses + of_weights * MOST_ROWS + r);
-    if (of_weights && !exact) add<MASS_OF_WEIGHTS>(seen, rows.masses + r);
+    if (count[MASS_OF_LOGITS]) add<MASS_OF_LOGITS>(seen, row_count, rows.masses + of_weights * MOST_ROWS + r);
+    if (of_weights && !exact) add<MASS_OF_WEIGHTS>(seen, row_count, rows.masses + r);
   }
-  __attribute__((always_inline)) void add_after(const Seen& seen, bool exact, Rows& rows, int r) const {
-    if (exact && count[MASS_OF_WEIGHTS]) add<MASS_OF_WEIGHTS>(seen, rows.masses + r);
+  void add_after(const Seen* seen, int row_count, bool exact, Rows& rows, int r) const {
+    if (exact && count[MASS_OF_WEIGHTS]) add<MASS_OF_WEIGHTS>(seen, row_count, rows.masses + r);
   }
 
   // Writes the results of finished rows, starting at row `at` of [b, h, n]; the masses of a row are `stride` apart, and
@@ -303,10 +304,11 @@ struct Wanted {
   }
 
  private:
-  template <Sort SORT> __attribute__((noinline)) void add(const Seen& seen, float* sums) const {
+  template <Sort SORT> __attribute__((noinline)) void add(const Seen* seen, int row_count, float* sums) const {
     for (int i = 0; i < count[SORT]; i++)
       Statistics::find(of[SORT][i].code, [&](auto one) __attribute__((always_inline)) {
-        if constexpr (decltype(one)::KIND.sort == SORT) sums[i * MOST_ROWS] += decltype(one)::add(of[SORT][i], seen);
+        if constexpr (decltype(one)::KIND.sort == SORT)
+          for (int r = 0; r < row_count; r++) sums[i * MOST_ROWS + r] += decltype(one)::add(of[SORT][i], seen[r]);
       });
   }
 };

@@ -81,39 +81,41 @@ template <int TILES> INLINE void sixteen_rows_step(const float* a, int64_t lda, 
 // The same for C [32 × 32], where A and B are loaded or are those of the step before. B is loaded as data that is not read
 // again soon, so that it does not replace A and C in the L1 cache. AT is the number of products before it.
 template <int AT, bool LOAD_A, bool LOAD_B, typename Beside>
-INLINE void thirty_two_rows_step(const float* a, int64_t lda, const float* b, Beside& beside) {
+INLINE void thirty_two_rows_step(const float* a, int64_t lda, const float* b, Beside& beside, typename Beside::Part& part) {
   if constexpr (LOAD_A) _tile_loadd(4, a, lda * 4);
   if constexpr (LOAD_B) _tile_stream_loadd(6, b, PANEL * 4);
   _tile_dpbf16ps(0, 4, 6);
-  beside.template after<AT>();
+  beside.template after<AT>(part);
   if constexpr (LOAD_B) _tile_stream_loadd(7, b + 16, PANEL * 4);
   _tile_dpbf16ps(1, 4, 7);
-  beside.template after<AT + 1>();
+  beside.template after<AT + 1>(part);
   if constexpr (LOAD_A) _tile_loadd(5, a + 16 * lda, lda * 4);
   _tile_dpbf16ps(2, 5, 6);
-  beside.template after<AT + 2>();
+  beside.template after<AT + 2>(part);
   _tile_dpbf16ps(3, 5, 7);
-  beside.template after<AT + 3>();
+  beside.template after<AT + 3>(part);
 }
 
 // 32 numbers of the axis that is summed over: PRODUCTS products of tiles.
 template <Operand OF> constexpr int PRODUCTS = OF == PARTS ? 24 : 4;
 template <Operand OF, typename Beside>
 INLINE void thirty_two_numbers(const float* a, int64_t lda, const float* b, Beside& beside) {
-  if constexpr (OF == PAIRS) return thirty_two_rows_step<0, true, true>(a, lda, b, beside);
+  typename Beside::Part part;
+  if constexpr (OF == PAIRS) return thirty_two_rows_step<0, true, true>(a, lda, b, beside, part);
   const float *b2 = b + 16 * PANEL, *b3 = b2 + 16 * PANEL;  // in the order that loads the fewest tiles
-  thirty_two_rows_step<0, true, true>(a, lda, b3, beside);
-  thirty_two_rows_step<4, false, true>(a, lda, b2, beside);
-  thirty_two_rows_step<8, true, false>(a + 16, lda, b2, beside);
-  thirty_two_rows_step<12, false, true>(a + 16, lda, b, beside);
-  thirty_two_rows_step<16, true, false>(a + 32, lda, b, beside);
-  thirty_two_rows_step<20, true, false>(a, lda, b, beside);
+  thirty_two_rows_step<0, true, true>(a, lda, b3, beside, part);
+  thirty_two_rows_step<4, false, true>(a, lda, b2, beside, part);
+  thirty_two_rows_step<8, true, false>(a + 16, lda, b2, beside, part);
+  thirty_two_rows_step<12, false, true>(a + 16, lda, b, beside, part);
+  thirty_two_rows_step<16, true, false>(a + 32, lda, b, beside, part);
+  thirty_two_rows_step<20, true, false>(a, lda, b, beside, part);
 }
 
 // Where nothing runs beside the products.
 struct Alone {
+  struct Part {};
   static bool begin() { return false; }
-  template <int AT> static void after() {}
+  template <int AT> static void after(Part&) {}
   static void end() {}
 };
 
@@ -136,7 +138,8 @@ INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, 
 }
 
 // C [32 × 32] = or += A [32 × words] · B [words × 32 columns of a panel]. Among the products of 32 numbers, if
-// beside.begin(), beside.after<i>() runs after product i, and beside.end() after the last.
+// beside.begin(), beside.after<i>(part) runs after product i, and beside.end() after the last; `part` is what the first of them
+// leave to the others.
 template <Operand OF, bool ADD, typename Beside>
 INLINE void thirty_two_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t words,
                             Beside& beside) {
