@@ -244,12 +244,15 @@ template <typename T> struct Backward {
     if (!sees_all(call, batch, query + r, from + first, from + last)) hide(call, batch, head, query + r, s);
     const int64_t at = (batch * call.h + head) * call.n + query + r;
     const float lse = call.lse[at] == NOTHING ? -NOTHING : call.lse[at] * LOG2E;
+    const bool broken = lse != lse;  // all weights are NaN, but those of masked keys 0
     const float delta = values_only ? 0.0f : call.delta[at];
     const float keep = 1.0f / (1.0f - call.dropout);
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
     for (int64_t i = first; i < last; i += W) {
-      const Floats p = weight_of(load(scores + i) * factor, lse);
+      const Floats logits = load(scores + i);
+      Floats p = weight_of(logits * factor, lse);
+      if (broken) p = choose(logits == NOTHING, all(0.0f), p);
       Floats kept = p, slope = load(slopes + i);
       if (dropout.threshold) {
         const Ints stays = noise(dropout.seed, from + i) >= dropout.threshold;

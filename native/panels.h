@@ -262,8 +262,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
 
     Units(const Panels& p, const Panel& panel)
         : t(p.t), rows(p.t.rows), logits(p.logits_of(panel, 0)), bases(p.t.bases), words(p.words_of_row(panel, 0)),
-          ahead(p.position(0) - panel.from), row(0), left(2 * p.count),
-          keep(!panel.quiet) {}
+          ahead(p.position(0) - panel.from), row(0), left(2 * p.count), keep(!panel.quiet) {}
 
     bool begin() const { return left > 0; }
     template <int AT> __attribute__((always_inline)) void after(Part& part) {
@@ -290,7 +289,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       float* x = logits + r * LINE + side * 2 * W;
       Floats p[2] = {load(x), load(x + W)};
       weigh(p, part, side, bases[r], [&](int v) __attribute__((always_inline)) {
-        if (SIDE == AROUND) return around(ahead + r - v * W, rows.centre[row + r], t.after ? ramp() : -ramp());
+        if (SIDE == AROUND) return around(ahead + r - v * W, rows.centre[row + r], -ramp());
         return Far{all(t.far[0][v][row + r]), all(t.far[1][v][row + r])};
       });
       if (keep) store(x, p[0]), store(x + W, p[1]);

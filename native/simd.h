@@ -132,19 +132,20 @@ INLINE bool any_above(Floats x, float limit) {
 #endif
 }
 
-// 2^x for x <= 0: exactly 0 below -127 and for -inf, NaN for NaN. The largest relative error is 1.7e-7, that of a polynomial
-// for the fraction, the constant of which is exactly 1. In AVX-512 one instruction splits off the exponent and one restores it;
-// elsewhere it is added to the bits: at -127, the bits of 1.0 minus 127 exponents are those of 0.
+// 2^x for x <= 0: exactly 0 below -127 (AVX-512: -126) and for -inf, NaN for NaN. Its relative error is at most 1.7e-7, that of a polynomial
+// for the fraction that is exactly 1 at 0. In AVX-512 one instruction splits off the exponent and one restores it, and the
+// polynomial is exactly 2 at 1, so that 2^x is 1 just below 0, too; elsewhere the exponent is added to the bits: at -127, the
+// bits of 1.0 minus 127 exponents are those of 0.
 INLINE Floats not_below(Floats x) { return larger(all(-127.0f), x); }
 INLINE Floats exp2(Floats x, [[maybe_unused]] bool clamped = false) {
 #if HEADWISE_AVX512
   const __mmask16 normal = _mm512_cmp_ps_mask(x, all(-126.0f), _CMP_NLT_UQ);
   const Floats f = _mm512_reduce_ps(x, 1);  // x - floor(x)
-  Floats p = all(0.0018671302f);
-  p = p * f + 0.0090170300f;
-  p = p * f + 0.055799913f;
-  p = p * f + 0.24016445f;
-  p = p * f + 0.69315131f;
+  Floats p = all(0.0018793188f);
+  p = p * f + 0.0089909947f;
+  p = p * f + 0.055818677f;
+  p = p * f + 0.24015923f;
+  p = p * f + 0.69315177f;
   p = p * f + 1.0f;
   return _mm512_maskz_scalef_ps(normal, p, x);
 #else

@@ -96,8 +96,7 @@ def attend(
             return known.out, _map_of(known, q, k, kernel)
     elif plain and not measures and (done := again(q, k, v, mask, scale, kernel)) is not None:
         return done
-    if measures and not return_map:
-        raise ConfigError("measures=… requires return_map=True: the results are stored in the map, as map.measured")
+    check_measures(measures, return_map)
     wanted = resolve(measures) if measures else []
     rule = rule_of(q, k, v, mask, scale, score, dropout_p, graph)
     if graph:
@@ -201,6 +200,9 @@ def rule_of(
     check_mask(mask)
     if d == 0 and scale is None:
         raise ShapeError("q: head_dim is 0, so the default scale 1/√d is undefined; pass scale=")
+    for name, number in (("scale", scale), ("dropout_p", dropout_p)):
+        if not isinstance(number, int | float | None) or (number is None and name == "dropout_p"):
+            _check_number(name, number)
     if scale is not None and not math.isfinite(scale):
         raise ConfigError(f"scale={scale}: expected a finite number")
     if not 0.0 <= dropout_p < 1.0:
@@ -211,6 +213,20 @@ def rule_of(
         return _plain_rule(mask, scale, b, h, n, m)
     grid = Grid(b, h, n, m)
     return Rule(mask, scale, grid, check_scores(score, grid, q.device))
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Raise ConfigError for what is neither a number nor a tensor of one without gradients."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise ConfigError(
+            f"{name}: a tensor that requires gradients, which would not reach it; multiply q by it instead"
+        )
+    if isinstance(value, torch.SymFloat | torch.SymInt):
+        return
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"{name}={value!r}: expected a number") from None
 
 
 def _check_tensors(q: Tensor, k: Vectors, v: Vectors) -> None:
@@ -224,6 +240,12 @@ def _check_tensors(q: Tensor, k: Vectors, v: Vectors) -> None:
 def _plain_rule(mask: Mask, scale: float, b: int, h: int, n: int, m: int) -> Rule:
     """Cached for repeated calls, such as those of a model's layers: a small call takes less time than creating it."""
     return Rule(mask, scale, Grid(b, h, n, m))
+
+
+def check_measures(measures: Sequence[str | Measure], return_map: bool) -> None:
+    """Raise ConfigError for measures without a map."""
+    if measures and not return_map:
+        raise ConfigError("measures=… requires return_map=True: the results are stored in the map, as map.measured")
 
 
 def check_mask(mask: object) -> None:

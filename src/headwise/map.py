@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from headwise import map_file, map_index, pooling
-from headwise.errors import ConfigError, KernelError, ShapeError
+from headwise.errors import ConfigError, KernelError, ShapeError, check_whole
 from headwise.kernels import KERNELS, check_name, named as kernel_of, read
 from headwise.kernels.graph import has_no_numbers
 from headwise.kernels.quantized import Vectors, decoded
@@ -46,8 +46,8 @@ DENSE_LIMIT = 1 << 26  # the most weights that to_dense() returns without force=
 class AttentionMap(Shown):
     """Attention weights of all batch entries and heads, [b, h, n, m], computed from q, k and the log-sum-exp.
 
-    All results are detached, float32 (float64 for float64 inputs) and exact up to the rounding of the logits. Weights
-    are those before dropout.
+    All results are detached, float32 (float64 for float64 inputs) and exact up to the rounding of the logits; numbers
+    of `measure` per head are float32, computed in float64. Weights are those before dropout.
 
     Attributes:
         q, k: [b, h, n, d] and [b, h_kv, m, d], the tensors given to `attend` (no copy), in float32 if the keys were
@@ -72,7 +72,8 @@ class AttentionMap(Shown):
         refusals: Mapping[str, str] | None = None,
         nonfinite_values: Tensor | None = None,
     ) -> None:
-        self.q, self._k, self.lse, self.rule = q.detach(), k, lse.detach(), rule.kept()
+        self.q, self.lse, self.rule = q.detach(), lse.detach(), rule.kept()
+        self._k = k.detach() if isinstance(k, Tensor) else k
         self.kernel, self.named, self.refusals = kernel, named, dict(refusals or {})
         self.read_by: dict[str, str] = {}
         self.nonfinite_values = nonfinite_values
@@ -81,7 +82,7 @@ class AttentionMap(Shown):
     @property
     def k(self) -> Tensor:
         """The keys, [b, h_kv, m, d]."""
-        self._k = decoded(self._k).detach()
+        self._k = decoded(self._k)
         return self._k
 
     @property
@@ -185,8 +186,7 @@ class AttentionMap(Shown):
             >>> mean.shape, int(allowed[0, 0, 0, 59])
             (torch.Size([1, 1, 10, 60]), 0)
         """
-        if cell < 1:
-            raise ConfigError(f"pooled(cell={cell}): expected cell >= 1")
+        check_whole("pooled", "cell", cell, 1)
         n, m = self.shape[2:]
         part = self._matrix.part(pooling.side("rows", rows, n), pooling.side("cols", cols, m))
         found: Squares = self._read("squares", cell, progress, of=part)
@@ -196,7 +196,7 @@ class AttentionMap(Shown):
     def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
         """The k largest weights of each row and their keys, both [b, h, n, k], largest first; of equal scores the lower
         key comes first. Masked entries have weight 0 and key −1; rows that are NaN have weight NaN and key −1."""
-        if not 1 <= k <= self.shape[3]:
+        if not 1 <= check_whole("topk", "k", k, 1) <= self.shape[3]:
             raise ConfigError(f"topk(k={k}): expected 1 <= k <= {self.shape[3]}, the number of keys")
         found: tuple[Tensor, Tensor] = self._read("top", k, progress)
         return found
@@ -249,10 +249,16 @@ class AttentionMap(Shown):
     def head(self, batch: int, head: int) -> "AttentionMap":
         """The map of one batch entry and head, shape (1, 1, n, m); no copy."""
         b, h = self.shape[:2]
+        batch, head = check_whole("head", "batch", batch, 0), check_whole("head", "head", head, 0)
         if not (0 <= batch < b and 0 <= head < h):
             raise ShapeError(f"head(batch={batch}, head={head}): the map has {b} batch entries and {h} heads")
-        one = self._matrix.head(batch, head)
-        return AttentionMap(*one, kernel=self.kernel, named=self.named, refusals=self.refusals)
+        strange = self.nonfinite_values
+        if strange is not None:
+            strange = strange[batch, head // (h // strange.shape[1])].view(1, 1)
+        return AttentionMap(
+            *self._matrix.head(batch, head), kernel=self.kernel, named=self.named, refusals=self.refusals,
+            nonfinite_values=strange,
+        )  # fmt: skip
 
     def using(self, kernel: str) -> "AttentionMap":
         """Return the same map with another kernel for its reads, which run with it or raise; "auto": the fastest that

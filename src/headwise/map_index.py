@@ -1,5 +1,6 @@
 """Indexing of attention maps, as in NumPy."""
 
+from operator import index as index_of
 from typing import Any
 
 from headwise.errors import ShapeError
@@ -8,12 +9,22 @@ from headwise.errors import ShapeError
 def parts(index: Any) -> list[Any]:
     """The index of each of the four axes; `...` and omitted indices become full slices."""
     found = list(index) if isinstance(index, tuple) else [index]
-    if found.count(Ellipsis) > 1 or len(found) - found.count(Ellipsis) > 4:
+    dots = [at for at, part in enumerate(found) if part is Ellipsis]
+    if len(dots) > 1 or len(found) - len(dots) > 4:
         raise ShapeError(f"amap[{index}]: expected at most four indices, [batch, head, queries, keys]")
-    if Ellipsis in found:
-        at = found.index(Ellipsis)
+    for at in dots:
         found[at : at + 1] = [slice(None)] * (4 - (len(found) - 1))
-    return found + [slice(None)] * (4 - len(found))
+    return [_number(part) for part in found] + [slice(None)] * (4 - len(found))
+
+
+def _number(part: Any) -> Any:
+    """An integer of any library, such as NumPy's, as one of Python."""
+    if isinstance(part, bool) or (hasattr(part, "ndim") and part.ndim):
+        return part
+    try:
+        return index_of(part)
+    except TypeError:
+        return part
 
 
 def ranges(index: list[Any], shape: tuple[int, ...]) -> list[range]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from headwise.errors import ShapeError
+from headwise.errors import DTypeError, ShapeError
 from headwise.rule import own_dtypes
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ def reading(method: Method) -> Method:
 def operand(x: Tensor, amap: Readable, size: int, what: str) -> Tensor:
     """Convert x [size, e] or [b, h or h_kv, size, e] to the map's dtype and [b, 1 or h or h_kv, size, e]."""
     b, h = amap.shape[:2]
+    if not isinstance(x, Tensor) or x.is_complex():
+        came = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise DTypeError(f"attention map @ x: expected a tensor of real numbers, got {came}")
     given = tuple(x.shape)
     x = x.detach().to(amap.lse)
     x = x[None, None] if x.ndim == 2 else x

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, ShapeError, check_whole
 from headwise.lowering import lowered
 from headwise.masks import Span
 from headwise.progress import Progress
@@ -47,8 +47,9 @@ def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: 
 
 def cell_for(size: int, reduce: str, n: int, m: int) -> int:
     """The cell size of a picture at most `size` wide and high; ConfigError for invalid arguments of `pool`."""
-    if size < 1 or reduce not in ("mean", "max"):
-        raise ConfigError(f"pool(size={size}, reduce={reduce!r}): expected size >= 1 and 'mean' or 'max'")
+    check_whole("pool", "size", size, 1)
+    if reduce not in ("mean", "max"):
+        raise ConfigError(f"pool(reduce={reduce!r}): expected 'mean' or 'max'")
     return max(1, -(-max(n, m) // size))
 
 
@@ -103,7 +104,7 @@ def diagonal_means(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, mass: Tensor |
     Offset = key − position, in ascending order; 0 if all pairs are masked. `mass`: sums that a kernel has computed.
     """
     n, m = rule.grid.n, rule.grid.m
-    offsets = torch.arange(n + m - 1, device=lse.device) - (n - 1) - rule.grid.shift
+    offsets = torch.arange(max(0, n + m - 1), device=lse.device) - (n - 1) - rule.grid.shift
     total = diagonal_mass(q, k, lse, rule) if mass is None else mass
     return offsets, total / _diagonal_cells(rule).to(total).clamp_min(1)
 
@@ -111,7 +112,7 @@ def diagonal_means(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, mass: Tensor |
 def diagonal_mass(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
     """Sums of the weights along diagonals, [b, h, n + m − 1]; the first is that of the last query and first key."""
     b, h, n, m = rule.grid
-    total = lse.new_zeros(b, h, n + m - 1)
+    total = lse.new_zeros(b, h, max(0, n + m - 1))
     for tile in stream(q, k, lse, rule):
         total[..., _diagonals_of(tile.rows, tile.cols, n)] += diagonal_sums(tile.weights)
     return total

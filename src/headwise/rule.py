@@ -199,6 +199,12 @@ def grouped(weights: Tensor, values: Tensor) -> Tensor:
     return out.view(b, h, r, e)
 
 
+def seen_nonfinite(allowed: Tensor | None, values: Tensor, scores: Tensor) -> Tensor:
+    """Where the output must be NaN, [b, h, r, d_v]: a non-finite value is visible to the query."""
+    seen = torch.ones_like(scores) if allowed is None else allowed.to(scores.dtype).expand_as(scores)
+    return grouped(seen, (~torch.isfinite(values)).to(scores.dtype)) > 0
+
+
 def grouped_t(weights: Tensor, rows: Tensor, h_kv: int) -> Tensor:
     """weightsᵀ [b, h, c, r] times rows [b, h, r, e], summed over the heads of a group: [b, h_kv, c, e]."""
     b, h, r, c = weights.shape

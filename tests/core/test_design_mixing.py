@@ -148,3 +148,29 @@ def test_bad_options_are_named() -> None:
         GroupedMLPAttention(12, 6, hidden=0)
     with pytest.raises(ConfigError, match="gate='token'"):
         GatedAttention(12, 6, gate="token")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_map_in_half_precision_has_rows_that_add_up_to_one(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = TalkingHeadsAttention(64, 4)
+    torch.nn.init.normal_(layer.logits_mix)
+    _, amap = layer.to(dtype)((torch.randn(1, 64, 64) * 3).to(dtype), return_map=True)
+    torch.testing.assert_close(amap[:].sum(-1), torch.ones(1, 4, 64), rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_masked_values_that_are_not_finite_have_no_effect(bad: float) -> None:
+    torch.manual_seed(0)
+    layer, x = TalkingHeadsAttention(16, 4), torch.randn(2, 9, 16)
+    expected = layer(x, mask=Causal())
+    x[0, 6, 3] = bad
+    found = layer(x, mask=Causal())
+    assert torch.equal(found[:, :6], expected[:, :6])
+    assert torch.equal(found[1], expected[1])
+    assert found[0, 6:].isnan().all()
+
+
+def test_measures_without_a_map_are_refused() -> None:
+    with pytest.raises(ConfigError, match="requires return_map=True"):
+        TalkingHeadsAttention(16, 4)(torch.randn(1, 3, 16), measures=["entropy"])

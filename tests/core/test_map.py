@@ -1,6 +1,8 @@
 """The matrix that is never stored reads like the one that is."""
 
+import copy
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from samples import MASKS, dense_truth, qkv
 
 from headwise.attention import attend
-from headwise.errors import CheckpointError, ConfigError, ShapeError
+from headwise.errors import CheckpointError, ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
 from headwise.masks import Causal, Window
 
@@ -268,3 +270,53 @@ def test_a_tile_may_be_empty(index):
     q, k, v = torch.randn(3, 2, 3, 5, 4)
     amap = attend(q, k, v, return_map=True)[1]
     assert amap[index].shape == torch.empty(2, 3, 5, 5)[index].shape
+
+
+def test_a_map_of_a_graph_holds_none_of_it() -> None:
+    q, k, v = qkv(n=5, m=7)
+    weight = torch.ones(k.shape[-1], requires_grad=True)
+    _, amap = attend(q * weight, k * weight, v, return_map=True)
+    assert not any(isinstance(x, torch.Tensor) and x.requires_grad for x in vars(amap).values())
+    assert torch.equal(copy.deepcopy(amap)[:], amap[:])
+
+
+def test_integers_of_numpy_and_of_torch_are_indices() -> None:
+    amap, _ = made()
+    for one in (np.int64(1), torch.tensor(1)):
+        assert torch.equal(amap[one, ..., one], amap[1, ..., 1])
+    for wrong in (np.arange(3), torch.arange(3), torch.tensor(1.5), 1.5, True, None):
+        with pytest.raises(ShapeError, match="expected an integer or a slice as query index"):
+            amap[0, 0, wrong]
+
+
+def test_a_head_has_its_own_count_of_values_that_are_not_finite() -> None:
+    q, k, v = qkv(n=5, m=7)
+    v[1, 2, 3, :2] = torch.nan
+    _, amap = attend(q, k, v, return_map=True)
+    group = q.shape[1] // k.shape[1]
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            assert amap.head(b, h).nonfinite_values.tolist() == [[2 if (b, h // group) == (1, 2) else 0]]
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda amap: amap.topk(1.5), r"topk\(k=1.5\)"),
+        (lambda amap: amap.pool(None), r"pool\(size=None\)"),
+        (lambda amap: amap.head("a", 0), r"head\(batch='a'\)"),
+        (lambda amap: amap.pooled(slice(0, 3), slice(0, 3), 0.5), r"pooled\(cell=0.5\)"),
+        (lambda amap: amap @ amap, "expected a tensor of real numbers, got AttentionMap"),
+        (lambda amap: amap @ np.zeros((53, 2)), "expected a tensor of real numbers, got ndarray"),
+        (lambda amap: amap.T @ torch.zeros(37, 2, dtype=torch.complex64), "got torch.complex64"),
+    ],
+)
+def test_wrong_arguments_are_named(read: Callable[[AttentionMap], object], message: str) -> None:
+    with pytest.raises((ConfigError, DTypeError), match=message):
+        read(made()[0])
+
+
+def test_a_map_without_queries_has_no_diagonals() -> None:
+    q, k, v = qkv(n=0, m=1)
+    offsets, means = attend(q, k, v, return_map=True)[1].diagonals()
+    assert (offsets.numel(), means.shape[-1]) == (0, 0)

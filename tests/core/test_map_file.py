@@ -199,7 +199,7 @@ FORGED: dict[str, tuple[Any, str]] = {
     "scores that are no list": (_header(scores="3"), "scores: expected a list"),
     "an unknown mask": (_header(mask='{"kind": "Part"}'), "unknown mask 'Part'"),
     "a mask without a kind": (_header(mask="{}"), "mask.kind is missing"),
-    "a window of 0": (_header(mask='{"kind": "Window", "left": 0, "right": 0}'), "left must be >= 1"),
+    "a window of 0": (_header(mask='{"kind": "Window", "left": 0, "right": 0}'), "left >= 1"),
     "a window without end": (_header(mask=f'{{"kind": "Window", "left": {10**40}, "right": 0}}'), "mask.left"),
     "too many lengths": (_tensor_of("Lengths", lambda x: x.repeat(2)[:3]), "3 lengths for a batch of 2"),
     "lengths with fractions": (_tensor_of("Lengths", torch.Tensor.float), "Lengths"),

@@ -1,5 +1,6 @@
 """Masks say of a tile what they say of its cells, and compose like sets."""
 
+from collections.abc import Callable
 from itertools import combinations, product, starmap
 
 import pytest
@@ -157,3 +158,24 @@ def test_bad_masks_are_refused_when_made() -> None:
         Documents(torch.zeros(3))
     with pytest.raises(DTypeError, match="wrap a boolean tensor in Dense"):
         Causal() & torch.ones(2, 2).bool()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_lengths_of_narrow_integers_do_not_wrap(dtype: torch.dtype) -> None:
+    mask = Lengths(torch.tensor([3], dtype=dtype), side="right")
+    assert mask.to_dense(300, 300)[0, 0, 0].nonzero().flatten().tolist() == [297, 298, 299]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Window(2.5), r"Window\(left=2.5\)"),
+        (lambda: Window(True), r"Window\(left=True\)"),
+        (lambda: Window(2, None), r"Window\(right=None\)"),
+        (lambda: Sinks("a"), r"Sinks\(count='a'\)"),
+        (lambda: Lengths(torch.tensor([True])), r"Lengths\(keys=…\)"),
+    ],
+)
+def test_numbers_of_masks_are_whole(make: Callable[[], Mask], message: str) -> None:
+    with pytest.raises((ConfigError, ShapeError), match=message):
+        make()

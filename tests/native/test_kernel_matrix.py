@@ -10,6 +10,7 @@ from kernel_formula import truth
 from samples import MASKS, SCORES as ALL_SCORES, qkv
 from torch import Tensor
 
+from headwise.attention import attend
 from headwise.masks import Causal, Grid, Mask, Span, Window
 from headwise.pooling import Squares, diagonal_means
 from headwise.rule import Rule
@@ -193,3 +194,20 @@ def test_squares_of_many_equal_weights() -> None:
     mass = compiled_reads.diagonals(q, k, lse, rule)
     cells = n - (torch.arange(2 * n - 1) - (n - 1)).abs()
     torch.testing.assert_close(mass[0, 0].double(), cells.double() * weight, rtol=1e-6, atol=0.0)
+
+
+def test_a_broken_query_has_no_effect_on_masked_keys() -> None:
+    q, k, v = qkv(n=40, m=70)
+    q[1, 2, 9, 0] = math.nan
+    mask = Causal() & Window(7)
+    v.requires_grad_()
+    out, amap = attend(q, k, v, mask=mask, return_map=True, kernel="cpu")
+    out.sum().backward()
+    assert v.grad is not None
+    sums = amap.T @ torch.ones(40, 1)
+    seen = mask.to_dense(40, 70)[0, 0, 9]
+    assert torch.equal(sums[1, 2, :, 0].isnan(), seen)
+    assert int(sums.isnan().sum()) == 7
+    assert torch.equal(sums[..., 0].isnan(), amap.received().isnan())
+    assert torch.equal(v.grad[1, 1, :, 0].isnan(), seen)
+    assert not v.grad[0].isnan().any()

@@ -1,10 +1,12 @@
 """The cache protocol, and checks of keys and values."""
 
-from typing import NamedTuple, Protocol
+from copy import copy
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from headwise.cache.storage import Rows
 from headwise.errors import DeviceError, DTypeError, ShapeError
 from headwise.kernels.quantized import Vectors
 from headwise.masks import Mask
@@ -33,6 +35,26 @@ def remembered(cache: Cache, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
     """Append and return keys and values for `attend`: quantized if the cache stores them so and has `take`."""
     take = getattr(cache, "take", cache.append)
     return take(k, v)
+
+
+class Mark:
+    """The state of a cache, to return to if the call that appended to it fails."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._held = {name: _kept(value) for name, value in getattr(cache, "__dict__", {}).items()}
+
+    def restore(self) -> None:
+        """Return to it."""
+        if self._held:
+            vars(self._cache).update(self._held)
+
+
+def _kept(value: Any) -> Any:
+    """An attribute as it is now. Numbers that are written later are beyond those that it holds."""
+    if isinstance(value, list):
+        return [_kept(each) for each in value]
+    return copy(value) if isinstance(value, Rows) else value
 
 
 def described(cache: Cache, **options: object) -> str:

@@ -71,6 +71,17 @@ class BudgetCache:
         return described(self, windows=list(self.windows), sinks=self.sinks)
 
     @property
+    def dropped(self) -> int:
+        """The number of tokens after the sinks that no head holds any more."""
+        return self.seen - max(rows.length for rows in self._k)
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether it drops tokens between others for all heads, so that keys that it returns are not at their
+        distances."""
+        return self.sinks > 0 and None not in self.windows
+
+    @property
     def nbytes(self) -> int:
         """Bytes in use, summed over heads."""
         return sum(rows.nbytes for rows in (*self._k, *self._v))

@@ -53,6 +53,16 @@ class SlidingCache:
         return described(self, window=self.window, sinks=self.sinks)
 
     @property
+    def dropped(self) -> int:
+        """The number of tokens after the sinks that are not held any more."""
+        return self.seen - self._k.length
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether it drops tokens between others, so that keys that it returns are not at their distances."""
+        return self.sinks > 0
+
+    @property
     def nbytes(self) -> int:
         """Bytes in use, of at most sinks + window − 1 tokens (the next token is its own last key)."""
         return self._k.nbytes + self._v.nbytes

@@ -12,7 +12,13 @@ from headwise.kernels.quantized import QuantizedKV, Vectors
 
 
 class Storage(Protocol):
-    """Encodes keys or values to the tensors that are stored; all have the tokens at axis 2."""
+    """Encodes keys or values to the tensors that are stored; all have the tokens at axis 2.
+
+    Attributes:
+        differentiable: whether gradients flow through it.
+    """
+
+    differentiable: bool
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors to store for x [b, h, n, d]."""
@@ -30,6 +36,8 @@ class Storage(Protocol):
 class AsGiven:
     """Stored unchanged, without a copy."""
 
+    differentiable = True
+
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x,)
 
@@ -45,6 +53,8 @@ class AsGiven:
 class Rounded:
     """Stored in another floating dtype, with an error of at most u·|x|, u = 2⁻⁸ for bfloat16, 2⁻¹¹ for float16 and 2⁻²⁴
     for float32; for subnormal numbers, of half the smallest one."""
+
+    differentiable = True
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -77,6 +87,8 @@ class Quantized:
     Args:
         widths: widths of the parts of a vector with a scale each; None for one scale.
     """
+
+    differentiable = False
 
     def __init__(self, widths: Sequence[int] | None = None) -> None:
         self.widths = None if widths is None else [check_whole("cache", "key_parts", width, 0) for width in widths]
@@ -147,15 +159,20 @@ class Rows:
 
     def encoded(self, x: Tensor) -> Encoded:
         """Encode x [b, h, n, d] without adding it; raises if it cannot be stored."""
-        return Encoded(self._storage.encode(x.detach()), x.dtype)
+        return Encoded(self._storage.encode(x if self._storage.differentiable else x.detach()), x.dtype)
 
     def add(self, new: Encoded) -> None:
-        """Add the result of `encoded`."""
+        """Add the result of `encoded`; as a copy of all vectors if gradients flow to them."""
         end = self.length + new.parts[0].shape[2]
         self._dtype = new.dtype
+        if any(part.requires_grad for part in (*self._parts, *new.parts)):
+            held = self._held() or [part[:, :, :0] for part in new.parts]
+            self._parts = tuple(torch.cat(both, 2) for both in zip(held, new.parts, strict=True))
+            self.length = end
+            return
         self._parts = tuple(self._with_room(i, part, end) for i, part in enumerate(new.parts))
-        for held, part in zip(self._parts, new.parts, strict=True):
-            held[:, :, self.length : end] = part
+        for room, part in zip(self._parts, new.parts, strict=True):
+            room[:, :, self.length : end] = part
         self.length = end
 
     def read(self) -> Tensor:

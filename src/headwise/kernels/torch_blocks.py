@@ -13,7 +13,16 @@ from torch import Tensor
 from headwise.kernels.call import Call, Result
 from headwise.kernels.tile_reads import TileReads
 from headwise.masks import Span, State
-from headwise.rule import Terms, compute, diagonal_sums, grouped, grouped_t, score_tile, without_masked_queries
+from headwise.rule import (
+    Terms,
+    compute,
+    diagonal_sums,
+    grouped,
+    grouped_t,
+    score_tile,
+    seen_nonfinite,
+    without_masked_queries,
+)
 from headwise.scores import cell
 
 
@@ -62,7 +71,7 @@ def _forward(call: Call, terms: Terms) -> tuple[Tensor, Tensor]:
                 allowed = call.rule.allowed(rows, cols, q.device)
                 scores.masked_fill_(~allowed, -torch.inf)
             if not call.values_finite:
-                bad = _poison(allowed, values, scores)
+                bad = seen_nonfinite(allowed, values, scores)
                 poison = bad if poison is None else poison | bad
                 values = values.nan_to_num(0.0, 0.0, 0.0)
             new_top = torch.maximum(top, scores.amax(-1))
@@ -162,12 +171,6 @@ class _Gradients:
         """The gradients in the order and dtypes of the tensors."""
         biases = [None if d is None else d.to(x.dtype) for d, x in zip(self.biases, self.terms.biases, strict=True)]
         return [self.relative, self.sinks, *biases]
-
-
-def _poison(allowed: Tensor | None, values: Tensor, scores: Tensor) -> Tensor:
-    """Where the output must be NaN, [b, h, r, d_v]: a non-finite value is visible to the query."""
-    seen = torch.ones_like(scores) if allowed is None else allowed.to(scores.dtype).expand_as(scores)
-    return grouped(seen, (~torch.isfinite(values)).to(scores.dtype)) > 0
 
 
 class _Dropout:

@@ -206,10 +206,10 @@ def as_given(value: Sequence[int] | Tensor) -> Tensor:
 
 def _lengths(name: str, value: Sequence[int] | Tensor) -> Tensor:
     lengths = torch.as_tensor(value, device="cpu")
-    wrong = lengths.ndim != 1 or len(lengths) == 0 or lengths.is_floating_point()
+    wrong = lengths.ndim != 1 or len(lengths) == 0 or lengths.is_floating_point() or lengths.dtype == torch.bool
     if wrong or (_known(lengths) and int(lengths.min()) < 0):
         raise ShapeError(f"Lengths({name}=…): expected a list of lengths >= 0, one per sequence, got {value!r}")
-    return lengths
+    return lengths.long()  # in a narrow dtype, such as uint8, differences would wrap
 
 
 def _known(lengths: Tensor) -> bool:

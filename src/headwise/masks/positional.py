@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ShapeError, check_whole
 from headwise.fields import Whole
 from headwise.masks import spans
 from headwise.masks.base import Mask
@@ -74,8 +74,8 @@ class Window(_Anywhere):
     holds = {"left": Whole(), "right": Whole()}
 
     def __post_init__(self) -> None:
-        if self.left < 1 or self.right < 0:
-            raise ConfigError(f"Window(left={self.left}, right={self.right}): left must be >= 1 and right >= 0")
+        check_whole("Window", "left", self.left, 1)
+        check_whole("Window", "right", self.right, 0)
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         distance = (rows + grid.shift)[:, None] - cols
@@ -105,8 +105,7 @@ class Sinks(Mask):
     holds = {"count": Whole()}
 
     def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ConfigError(f"Sinks({self.count}): the number of sink keys must be >= 0")
+        check_whole("Sinks", "count", self.count, 0)
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return (cols < self.count).expand(len(rows), -1)[None, None]

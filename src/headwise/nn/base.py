@@ -6,8 +6,9 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from headwise.attention import attend_to, check_mask
+from headwise.attention import attend_to, check_mask, check_measures
 from headwise.cache import Cache, KVCache, SlidingCache, remembered
+from headwise.cache.base import Mark
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
 from headwise.events import subscribed
@@ -145,14 +146,18 @@ class AttentionLayer(Shown, nn.Module):
         Args:
             mask: which keys each query may attend to: a mask or a tensor, as in `attend`. With a cache the keys are
                 the cached and the new ones, and queries are aligned to their end, so `Causal()` applies at every step;
-                keys that the cache has dropped, for all heads or for some, are masked automatically.
+                keys that the cache has dropped, for all heads or for some, are masked automatically, and a tensor may
+                have them or not.
             score: score modifications, as in `attend`.
-            cache: a KV cache, self attention only; x is then the next n tokens.
+            cache: a KV cache, self attention only; x is then the next n tokens. Gradients flow to cached keys and
+                values too, unless they are quantized; decode under `torch.no_grad()`. A call that raises leaves the
+                cache as it was.
             return_map, measures: as in `attend`.
             return_concat: also return Concat(head_1 … head_h) [b, n, h·d_v], the input of `output`.
         Returns:
             y [b, n, d_model]; with return_map (y, map); with return_concat (y, concat); with both (y, map, concat).
         """
+        check_measures(measures, return_map)
         scores = (score,) if isinstance(score, Score) else tuple(score)
         if isinstance(mask, Tensor):
             mask, bias = self._mask_of_tensor(mask, x, context, cache)
@@ -169,12 +174,18 @@ class AttentionLayer(Shown, nn.Module):
         def compute(**more: Any) -> tuple[Tensor, Any, Any]:
             return self.compute(x, source, cache, {**options, **more}, return_concat)
 
-        if subscribed(self):
-            y, amap, concat = published(
-                self, compute, mask=mask, to_itself=context is None, return_map=return_map, measures=measures
-            )
-        else:
-            y, amap, concat = compute(return_map=return_map, measures=measures)
+        mark = None if cache is None or torch.compiler.is_compiling() else Mark(cache)
+        try:
+            if subscribed(self):
+                y, amap, concat = published(
+                    self, compute, mask=mask, to_itself=context is None, return_map=return_map, measures=measures
+                )
+            else:
+                y, amap, concat = compute(return_map=return_map, measures=measures)
+        except BaseException:
+            if mark is not None:
+                mark.restore()
+            raise
         extras = [extra for extra, wanted in ((amap, return_map), (concat, return_concat)) if wanted]
         return (y, *extras) if extras else y
 
@@ -184,6 +195,11 @@ class AttentionLayer(Shown, nn.Module):
         """Convert a mask given as a tensor; inputs are checked first, since its shape depends on theirs."""
         self.check(x, context, cache, Everything(), ())
         keys = (x if context is None else context).shape[1] + (0 if cache is None else cache.seen)
+        if dropped := getattr(cache, "dropped", 0):
+            if mask.ndim and mask.shape[-1] == keys:
+                sinks = getattr(cache, "sinks", 0)
+                mask = torch.cat((mask[..., :sinks], mask[..., sinks + dropped :]), -1)
+            keys -= dropped
         return of_argument(mask, Grid(x.shape[0], self.num_heads, x.shape[1], keys))
 
     def compute(
@@ -240,6 +256,12 @@ class AttentionLayer(Shown, nn.Module):
                 raise ConfigError(f"{type(self).__name__} does not support `{name}`: {reason}")
         check_mask(mask)
         check_cache(cache)
+        placed = [one for one in scores if getattr(one, "placed", False)]
+        if placed and getattr(cache, "has_gap", False):
+            raise ConfigError(
+                f"score={placed[0]!r}: depends on distances, and {type(cache).__name__}(sinks=…) drops tokens between "
+                f"its sinks and its window, so that sinks are not at their distances; leave out sinks=…"
+            )
         if context is None:
             if self.context_dim != self.d_model:
                 raise ShapeError(

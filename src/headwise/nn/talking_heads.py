@@ -19,7 +19,7 @@ from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.steps import Steps
-from headwise.rule import TILE_ELEMENTS, Rule, grouped, own_dtypes, raw_scores
+from headwise.rule import TILE_ELEMENTS, Rule, compute, grouped, own_dtypes, raw_scores, seen_nonfinite
 from headwise.scores import Score
 
 
@@ -143,9 +143,10 @@ class TalkingHeadsAttention(ProjectedLayer):
             return heads, None
         lse = torch.cat([part for _, part in blocks], 2) if blocks else q.new_zeros(b, h, n)
         h_kv = k.shape[1]
-        mix = self.logits_mix.detach().view(h_kv, h // h_kv, h).to(q.dtype)
-        talking = torch.einsum("bgrnd,grj->bjngd", q.detach().reshape(b, h_kv, h // h_kv, n, d), mix)
-        keys = k.detach().transpose(1, 2).flatten(2)[:, None]  # [b, 1, m, h_kv·d]
+        # In the dtype of the logits: rounded products of queries and mix would be those of other logits.
+        exact, mix = compute(q.detach()), compute(self.logits_mix.detach()).view(h_kv, h // h_kv, h)
+        talking = torch.einsum("bgrnd,grj->bjngd", exact.reshape(b, h_kv, h // h_kv, n, d), mix)
+        keys = compute(k.detach()).transpose(1, 2).flatten(2)[:, None]  # [b, 1, m, h_kv·d]
         amap = AttentionMap(talking.flatten(3), keys, lse, rule, kernel="talking_heads")
         if options["measures"]:
             amap.measured = amap.measure(*options["measures"])
@@ -176,7 +177,10 @@ def _attend_block(
     weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
     applied = F.dropout(_over_heads(weights, weights_mix), dropout_p)
     lse = scores.detach().logsumexp(-1).masked_fill(fully_masked[..., 0], -torch.inf)
-    return grouped(applied, v).to(q.dtype), lse
+    if torch.compiler.is_compiling() or bool(torch.isfinite(v).all()):
+        return grouped(applied, v).to(q.dtype), lse
+    lost = seen_nonfinite(allowed, v, scores)  # and not by masked weights, which are 0
+    return grouped(applied, v.nan_to_num(0.0, 0.0, 0.0)).masked_fill(lost, torch.nan).to(q.dtype), lse
 
 
 def _over_heads(tile: Tensor, mix: Tensor) -> Tensor:

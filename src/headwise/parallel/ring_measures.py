@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from headwise.attention import check_measures as check_given
 from headwise.errors import ConfigError
 from headwise.kernels import read
 from headwise.kernels.reads import Matrix
@@ -24,8 +25,7 @@ Found = Sequence[Mapping[Statistic, Tensor]]  # of each run of rows
 
 def check_measures(wanted: Sequence[Measure], return_map: bool) -> None:
     """Raise ConfigError for measures that cannot be combined from the rows of several ranks."""
-    if wanted and not return_map:
-        raise ConfigError("measures=… requires return_map=True: the results are stored in the map, as map.measured")
+    check_given(wanted, return_map)
     for measure in wanted:
         if not measure.of_blocks():
             raise ConfigError(

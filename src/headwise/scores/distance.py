@@ -85,7 +85,9 @@ class RelativeBias(Relative):
     holds = {"values": Array("h*"), "first": Whole()}
 
     def __init__(self, values: Tensor, first: int) -> None:
-        self.values, self.first = check_floats("RelativeBias(values)", values, 2), int(first)
+        self.values, self.first = check_floats("RelativeBias(values)", values, 2), first
+        if not isinstance(first, int) or isinstance(first, bool):
+            raise ConfigError(f"RelativeBias(first={first!r}): expected a whole number")
         if self.values.shape[1] == 0:
             raise ShapeError(f"RelativeBias(values): expected [h or 1, L] with L >= 1, got {tuple(values.shape)}")
 

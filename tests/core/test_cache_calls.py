@@ -1,0 +1,126 @@
+"""What a call does to a cache: gradients flow through it, a call that fails leaves it, and its gaps are known."""
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+
+import headwise as hw
+from headwise.cache import BudgetCache, Cache, KVCache, RaggedCache, SlidingCache
+from headwise.errors import ConfigError, HeadwiseError, ShapeError
+from headwise.nn import SparseHeadMixture
+
+KINDS: dict[str, Callable[[], Cache]] = {
+    "full": KVCache,
+    "capacity": lambda: KVCache(capacity=32),
+    "int8": lambda: KVCache(stored="int8"),
+    "rounded": lambda: KVCache(stored="float32"),
+    "sliding": lambda: SlidingCache(4, sinks=1),
+    "budget": lambda: BudgetCache([4, None], sinks=1),
+    "ragged": lambda: RaggedCache([5, 3]),
+}
+
+
+def layer_and(n: int = 20) -> tuple[hw.MultiHeadAttention, torch.Tensor]:
+    torch.manual_seed(0)
+    return hw.MultiHeadAttention(16, 2), torch.randn(2, n, 16)
+
+
+@pytest.mark.parametrize("kind", ["full", "capacity", "rounded", "wide window", "wide budgets"])
+def test_gradients_flow_to_cached_keys_and_values(kind: str) -> None:
+    wide: dict[str, Callable[[], Cache]] = {
+        "wide window": lambda: SlidingCache(20), "wide budgets": lambda: BudgetCache([20, None]),
+    }  # fmt: skip
+    layer, x = layer_and()
+    found, cache = [], {**KINDS, **wide}[kind]()
+    for split in ([20], [12, 1, 1, 6]):
+        one, held = deepcopy(layer), cache if len(split) > 1 else None
+        y = torch.cat([one(part, mask=hw.Causal(), cache=held) for part in x.split(split, 1)], 1)
+        y.square().sum().backward()
+        found.append([p.grad for p in one.parameters()])
+    for grad, expected in zip(*found, strict=True):
+        torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_decoding_goes_on_without_gradients() -> None:
+    layer, x = layer_and()
+    cache = KVCache()
+    y = layer(x[:, :12], mask=hw.Causal(), cache=cache)
+    with torch.no_grad():
+        rest = [layer(part, mask=hw.Causal(), cache=cache) for part in x[:, 12:].split(1, 1)]
+    torch.testing.assert_close(torch.cat([y, *rest], 1), layer(x, mask=hw.Causal()))
+    y.sum().backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_that_fails_leaves_the_cache(kind: str) -> None:
+    layer, x = layer_and()
+    with torch.no_grad():
+        cache = KINDS[kind]()
+        layer(x[:, :5], mask=hw.Causal(), cache=cache)
+        other, seen, held = deepcopy(cache), cache.seen, cache.nbytes
+        wrong = [
+            {"score": hw.SinkLogits(torch.zeros(3))},
+            {"mask": hw.Lengths([99, 1])},
+            {"mask": torch.ones(2, 1, 1, 4, dtype=torch.bool)},
+            {"return_map": True, "measures": ["entropyy"]},
+            {"measures": ["entropy"]},
+        ]
+        for options in wrong:
+            with pytest.raises(HeadwiseError):
+                layer(x[:, 5:6], cache=cache, **options)
+            assert (cache.seen, cache.nbytes) == (seen, held)
+        for part in x[:, 5:].split(1, 1):
+            assert torch.equal(layer(part, mask=hw.Causal(), cache=cache), layer(part, mask=hw.Causal(), cache=other))
+
+
+def test_a_call_that_fails_leaves_the_cache_of_selected_heads() -> None:
+    torch.manual_seed(0)
+    layer = SparseHeadMixture(16, 4, top_k=2, keys="chosen").eval()
+    x = torch.randn(1, 8, 16)
+    with torch.no_grad():
+        cache = layer.new_cache()
+        layer(x[:, :5], mask=hw.Causal(), cache=cache)
+        other = deepcopy(cache)
+        with pytest.raises(HeadwiseError):
+            layer(x[:, 5:6], mask=hw.Causal(), cache=cache, return_map=True, measures=["entropyy"])
+        with pytest.raises(HeadwiseError):
+            layer(x[:, 5:6], mask=hw.Causal() & hw.Lengths([3, 3]), cache=cache)
+        for part in x[:, 5:].split(1, 1):
+            assert torch.equal(layer(part, mask=hw.Causal(), cache=cache), layer(part, mask=hw.Causal(), cache=other))
+
+
+@pytest.mark.parametrize("score", [hw.ALiBi.standard(2), hw.RelativeBias(torch.randn(2, 9), -8)])
+def test_distances_across_dropped_tokens_are_refused(score: hw.scores.Score) -> None:
+    layer, x = layer_and()
+    for cache in (SlidingCache(4, sinks=1), BudgetCache([4, 4], sinks=1)):
+        with pytest.raises(ConfigError, match=r"depends on distances, and (SlidingCache|BudgetCache)\(sinks=…\)"):
+            layer(x[:, :1], mask=hw.Causal(), cache=cache, score=score)
+    full = hw.Causal() & (hw.Window(4) | hw.Sinks(1))
+    with torch.no_grad():
+        for cache, mask in ((SlidingCache(4), hw.Causal() & hw.Window(4)), (BudgetCache([4, None], sinks=1), None)):
+            expected = layer(x, mask=mask or hw.Causal() & cache.mask(2), score=score)
+            steps = [layer(part, mask=hw.Causal(), cache=cache, score=score) for part in x.split(1, 1)]
+            torch.testing.assert_close(torch.cat(steps, 1), expected)
+        cache = SlidingCache(4, sinks=1)
+        steps = [layer(part, mask=hw.Causal(), cache=cache, score=hw.SoftCap(5.0)) for part in x.split(1, 1)]
+        torch.testing.assert_close(torch.cat(steps, 1), layer(x, mask=full, score=hw.SoftCap(5.0)))
+
+
+@pytest.mark.parametrize("kind", ["sliding", "equal budgets"])
+def test_a_tensor_may_have_the_dropped_keys_or_not(kind: str) -> None:
+    layer, x = layer_and()
+    make = KINDS["sliding"] if kind == "sliding" else lambda: BudgetCache([4, 4], sinks=1)
+    real = torch.rand(2, 1, 1, 20) > 0.3
+    real[..., 0] = True
+    with torch.no_grad():
+        expected = layer(x, mask=hw.Causal() & (hw.Window(4) | hw.Sinks(1)) & hw.Dense(real.expand(-1, -1, 20, -1)))
+        whole, held = make(), make()
+        for i, part in enumerate(x.split(1, 1)):
+            mask = real[..., : i + 1]
+            torch.testing.assert_close(layer(part, mask=mask, cache=whole), expected[:, i : i + 1])
+            there = mask if i < 4 else torch.cat((mask[..., :1], mask[..., i - 3 :]), -1)
+            torch.testing.assert_close(layer(part, mask=there, cache=held), expected[:, i : i + 1])
+        with pytest.raises(ShapeError):
+            layer(x[:, :1], mask=real[..., :9], cache=whole)
