@@ -132,10 +132,10 @@ INLINE bool any_above(Floats x, float limit) {
 #endif
 }
 
-// 2^x for x <= 0: exactly 0 below -127 (AVX-512: -126) and for -inf, NaN for NaN. Its relative error is at most 1.7e-7, that of a polynomial
-// for the fraction that is exactly 1 at 0. In AVX-512 one instruction splits off the exponent and one restores it, and the
-// polynomial is exactly 2 at 1, so that 2^x is 1 just below 0, too; elsewhere the exponent is added to the bits: at -127, the
-// bits of 1.0 minus 127 exponents are those of 0.
+// 2^x for x <= 0, with a relative error of at most 1.7e-7: exactly 0 below -127 (in AVX-512, -126) and for -inf, NaN for NaN.
+// The polynomial for the fraction is exactly 1 at 0. In AVX-512 one instruction splits off the exponent and one restores it,
+// and the polynomial is exactly 2 at 1, so that 2^x is 1 just below 0, too. Elsewhere the exponent is added to the bits: at
+// -127, the bits of 1.0 minus 127 exponents are those of 0.
 INLINE Floats not_below(Floats x) { return larger(all(-127.0f), x); }
 INLINE Floats exp2(Floats x, [[maybe_unused]] bool clamped = false) {
 #if HEADWISE_AVX512
