@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from headwise.cache import BudgetCache, Cache
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
+from headwise.kernels.graph import has_no_numbers
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask, Span
 from headwise.nn.layout import Coupling, Layout, Part, Resizing
@@ -177,7 +178,7 @@ def _attend_block(
     weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
     applied = F.dropout(_over_heads(weights, weights_mix), dropout_p)
     lse = scores.detach().logsumexp(-1).masked_fill(fully_masked[..., 0], -torch.inf)
-    if torch.compiler.is_compiling() or bool(torch.isfinite(v).all()):
+    if torch.compiler.is_compiling() or has_no_numbers(v) or bool(torch.isfinite(v).all()):
         return grouped(applied, v).to(q.dtype), lse
     lost = seen_nonfinite(allowed, v, scores)  # and not by masked weights, which are 0
     return grouped(applied, v.nan_to_num(0.0, 0.0, 0.0)).masked_fill(lost, torch.nan).to(q.dtype), lse
