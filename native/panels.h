@@ -57,7 +57,6 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
           distances(now);
           overlap<BEFORE>(before, now, after);
         }
-        if (!now.quiet) masses(now);
       } else {
         if (before.any()) mix(before, alone);
         if (after.any()) logits(after, alone);
@@ -167,9 +166,15 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     t.limits[r] = top == NOTHING ? __builtin_nanf("") : top + ABOVE;
   }
 
-  // The weights of a panel beside the products of the panels before and after it. SIDE: AROUND, or of all of its keys.
+  // The weights of a panel beside the products of the panels before and after it. SIDE: AROUND, or of all of its keys. KEEP: the
+  // weights replace the logits, too.
   template <Side SIDE> void overlap(const Panel& before, const Panel& now, const Panel& after) const {
-    Units<SIDE> units(*this, now);
+    if (now.quiet) return overlap<SIDE, false>(before, now, after);
+    overlap<SIDE, true>(before, now, after);
+    masses(now);
+  }
+  template <Side SIDE, bool KEEP> void overlap(const Panel& before, const Panel& now, const Panel& after) const {
+    Units<SIDE, KEEP> units(*this, now);
     if (before.any()) mix(before, units);
     if (after.any()) logits(after, units);
     units.finish();
@@ -248,7 +253,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
   }
 
   // The weights of a panel, of which only the products and the rows' sums are needed. Half a row is a unit.
-  template <Side SIDE> struct Units {
+  template <Side SIDE, bool KEEP> struct Units {
     static constexpr int AT_ONCE = 8;  // beside the products of 32 numbers
     typedef Panels::Part Part;
     const Scratch& t;
@@ -258,11 +263,10 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     float* words;
     int64_t ahead;                // the position of the query minus the panel's first key
     int row, left;
-    const bool keep;              // whether the weights replace the logits, too
 
     Units(const Panels& p, const Panel& panel)
         : t(p.t), rows(p.t.rows), logits(p.logits_of(panel, 0)), bases(p.t.bases), words(p.words_of_row(panel, 0)),
-          ahead(p.position(0) - panel.from), row(0), left(2 * p.count), keep(!panel.quiet) {}
+          ahead(p.position(0) - panel.from), row(0), left(2 * p.count) {}
 
     bool begin() const { return left > 0; }
     template <int AT> __attribute__((always_inline)) void after(Part& part) {
@@ -292,7 +296,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
         if (SIDE == AROUND) return around(ahead + r - v * W, rows.centre[row + r], -ramp());
         return Far{all(t.far[0][v][row + r]), all(t.far[1][v][row + r])};
       });
-      if (keep) store(x, p[0]), store(x + W, p[1]);
+      if (KEEP) store(x, p[0]), store(x + W, p[1]);
       if (side) add(part, rows, row + r);
       split(p[0], p[1], words + r * WORDS + side * STEP<PARTS>, W);
     }
