@@ -48,8 +48,6 @@ struct Scratch {
   float changes[BLOCK_ROWS];    // factors of the rows of p V
   bool changed;                 // whether any is not 1
   bool gathered;                // whether there are sums of panels before
-  bool after;                   // whether distances are counted from the first lane of keys after the queries, not before
-  float far[2][VECTORS][BLOCK_ROWS];  // of the first lane of each vector of keys, and squared
 };
 
 struct Arena {

@@ -11,9 +11,6 @@
 //
 // Sums over PANELS_AT_ONCE panels are added to those of the panels before: rounding errors of adding to one long sum many
 // times would accumulate.
-//
-// The distance of a key is that of the first lane of its vector, which is one number for all lanes, and its lane: the sums
-// have the former, and the lanes are added at the end and when keys are no longer before the queries but after them.
 
 #if HEADWISE_TILES
 template <typename T, bool SPREAD, bool REACH> struct Panels {
@@ -33,7 +30,6 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     Hull part;
     bool plain;  // every query attends to all of its keys
     bool quiet;  // it adds nothing to the masses of the queries
-    Side side;   // of the queries on which its keys are
     bool any() const { return part.first < part.last; }
     int64_t first() const { return (part.first - from) / KEYS * KEYS; }
     int64_t last() const { return padded(part.last - from, KEYS); }
@@ -49,13 +45,12 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     while (now.any()) {
       const Panel after = next(now.from + PANEL, 1 - now.buffer, seen, everyone);
       for (int r = 0; r < count; r++) prepare(now, r);
-      if (REACH && now.side == AFTER && !t.after) turn();
       if ((now.quiet || !f.wanted.count[MASS_OF_LOGITS]) && !f.shape.strip && f.call.dropout == 0) {
-        if (!REACH || now.side == AROUND) {
-          overlap<AROUND>(before, now, after);
+        if (now.quiet) {
+          overlap<false>(before, now, after);
         } else {
-          distances(now);
-          overlap<BEFORE>(before, now, after);
+          overlap<true>(before, now, after);
+          masses(now);
         }
       } else {
         if (before.any()) mix(before, alone);
@@ -69,10 +64,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     }
     if (before.any()) mix(before, alone);
     gather(true);
-    for (int r = 0; r < count; r++) {
-      if (REACH) shift(t.rows, r, lanes());
-      t.rows.largest[r] = t.rows.broken[r] ? NOTHING : maximum(t.fold[r]);
-    }
+    for (int r = 0; r < count; r++) t.rows.largest[r] = t.rows.broken[r] ? NOTHING : maximum(t.fold[r]);
   }
 
  private:
@@ -84,7 +76,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     t.past.masses = t.rows.masses;
     __builtin_memset(t.sums, 0, (size_t)(count * f.shape.width) * 4);
     for (int r = 0; r < count; r++) t.fold[r] = all(NOTHING), t.limits[r] = __builtin_nanf(""), t.changes[r] = 1.0f;
-    t.changed = t.after = t.gathered = false;
+    t.changed = t.gathered = false;
   }
 
   // The next panel from `from` on.
@@ -93,10 +85,8 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       const bool plain = everyone.first <= from && from + PANEL <= everyone.last;
       Hull part = {from, from + PANEL};
       if (!plain) part = hull(f.call, batch, query, count, from, least(from + PANEL, f.call.m));
-      const int64_t first = position(0), last = position(count - 1);
       if (part.first < part.last)
-        return {from, buffer, part, plain, f.wanted.passes_over(first, last, from, from + PANEL),
-                from > last ? AFTER : from + PANEL <= first + 1 ? BEFORE : AROUND};
+        return {from, buffer, part, plain, f.wanted.passes_over(position(0), position(count - 1), from, from + PANEL)};
       for (int r = 0; r < count && f.shape.strip; r++) t.tops[r * f.shape.key_blocks + from / PANEL] = NOTHING;
     }
     return {};
@@ -166,15 +156,9 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     t.limits[r] = top == NOTHING ? __builtin_nanf("") : top + ABOVE;
   }
 
-  // The weights of a panel beside the products of the panels before and after it. SIDE: AROUND, or of all of its keys. KEEP: the
-  // weights replace the logits, too.
-  template <Side SIDE> void overlap(const Panel& before, const Panel& now, const Panel& after) const {
-    if (now.quiet) return overlap<SIDE, false>(before, now, after);
-    overlap<SIDE, true>(before, now, after);
-    masses(now);
-  }
-  template <Side SIDE, bool KEEP> void overlap(const Panel& before, const Panel& now, const Panel& after) const {
-    Units<SIDE, KEEP> units(*this, now);
+  // The weights of a panel beside the products of the panels before and after it. KEEP: the weights replace the logits, too.
+  template <bool KEEP> void overlap(const Panel& before, const Panel& now, const Panel& after) const {
+    Units<KEEP> units(*this, now);
     if (before.any()) mix(before, units);
     if (after.any()) logits(after, units);
     units.finish();
@@ -190,42 +174,15 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     f.wanted.add_after(seen, count, true, t.rows, 0);
   }
 
-  // What a lane adds to the distance of the first one.
-  Floats lanes() const { return t.after ? ramp() : -ramp(); }
-
-  // Keys are after the queries from now on.
-  void turn() const {
-    for (int r = 0; r < count; r++) {
-      shift(t.rows, r, -2.0f * ramp());
-      if (t.gathered) shift(t.past, r, -2.0f * ramp());
-    }
-    t.after = true;
-  }
-
-  // The distances of the vectors of a panel from each query.
-  void distances(const Panel& panel) const {
-    const float from = (float)(position(0) - panel.from);
-    for (int r = 0; r < count; r += W)
-      for (int v = 0; v < VECTORS; v++) {
-        const Floats ahead = from + (float)(r - v * W) + ramp();
-        const Floats far = (t.after ? -ahead : ahead) - load(t.rows.centre + r);
-        store(t.far[0][v] + r, far);
-        store(t.far[1][v] + r, far * far);
-      }
-  }
-
-  struct Far {
-    Floats distance, square;
-  };
   // The sums of two vectors of weights, and of two more.
   struct Part {
     Floats total, entropy, squares, first, second;
   };
 
-  // Two vectors of logits, the first or the last of a row, become weights, which begin `part` or are added to it. reach(v): the
-  // distance of vector v, squared too.
-  template <typename Reach>
-  static __attribute__((always_inline)) void weigh(Floats (&x)[2], Part& part, int side, float base, const Reach& reach) {
+  // Two vectors of logits, the first or the last of a row, become weights, which begin `part` or are added to it. `ahead` is the
+  // position of the query minus the row's first key.
+  static __attribute__((always_inline)) void weigh(Floats (&x)[2], Part& part, int side, float base, int64_t ahead,
+                                                   float centre) {
 #pragma GCC unroll 2
     for (int v = 0; v < 2; v++) {
       const bool begin = side == 0 && v == 0;
@@ -235,16 +192,11 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       if (begin) part.entropy = part.squares = part.first = part.second = all(0.0f);
       if (SPREAD) part.entropy += p * z, part.squares += p * p;
       if (REACH) {
-        const Far far = reach(side * 2 + v);
-        part.first += p * far.distance;
-        part.second += p * far.square;
+        const Floats far = magnitude((float)(ahead - (side * 2 + v) * W) - ramp()) - centre, moment = p * far;
+        part.first += moment;
+        part.second += moment * far;
       }
     }
-  }
-  // Of keys on any side. `ahead` is the position of the query minus the first key, `lanes` what the sums leave out.
-  static __attribute__((always_inline)) Far around(int64_t ahead, float centre, Floats lanes) {
-    const Floats far = magnitude((float)ahead - ramp()) - centre - lanes;
-    return {far, far * far};
   }
   static __attribute__((always_inline)) void add(const Part& part, Rows& rows, int r) {
     rows.total[r] += part.total;
@@ -253,10 +205,9 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
   }
 
   // The weights of a panel, of which only the products and the rows' sums are needed. Half a row is a unit.
-  template <Side SIDE, bool KEEP> struct Units {
+  template <bool KEEP> struct Units {
     static constexpr int AT_ONCE = 8;  // beside the products of 32 numbers
     typedef Panels::Part Part;
-    const Scratch& t;
     Rows& rows;
     float* logits;                // of the next unit, as are the next three
     const float* bases;
@@ -265,7 +216,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     int row, left;
 
     Units(const Panels& p, const Panel& panel)
-        : t(p.t), rows(p.t.rows), logits(p.logits_of(panel, 0)), bases(p.t.bases), words(p.words_of_row(panel, 0)),
+        : rows(p.t.rows), logits(p.logits_of(panel, 0)), bases(p.t.bases), words(p.words_of_row(panel, 0)),
           ahead(p.position(0) - panel.from), row(0), left(2 * p.count) {}
 
     bool begin() const { return left > 0; }
@@ -292,10 +243,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       const int r = i / 2, side = i % 2;
       float* x = logits + r * LINE + side * 2 * W;
       Floats p[2] = {load(x), load(x + W)};
-      weigh(p, part, side, bases[r], [&](int v) __attribute__((always_inline)) {
-        if (SIDE == AROUND) return around(ahead + r - v * W, rows.centre[row + r], -ramp());
-        return Far{all(t.far[0][v][row + r]), all(t.far[1][v][row + r])};
-      });
+      weigh(p, part, side, bases[r], ahead + r, rows.centre[row + r]);
       if (KEEP) store(x, p[0]), store(x + W, p[1]);
       if (side) add(part, rows, row + r);
       split(p[0], p[1], words + r * WORDS + side * STEP<PARTS>, W);
@@ -315,9 +263,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     for (int side = 0; side < 2; side++) {
       const int64_t i = side * 2 * W;
       Floats p[2] = {load(s.logits + i), load(s.logits + i + W)};
-      weigh(p, part, side, t.bases[r], [&](int v) __attribute__((always_inline)) {
-        return around(s.position - panel.from - v * W, t.rows.centre[r], lanes());
-      });
+      weigh(p, part, side, t.bases[r], s.position - panel.from, t.rows.centre[r]);
       store(kept + i, p[0]);
       store(kept + i + W, p[1]);
       for (int v = 0; v < 2 && dropout.threshold; v++)
