@@ -71,6 +71,10 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
   float* logits_of(const Panel& panel, int r) const { return t.logits + (panel.buffer * BLOCK_ROWS + r) * LINE; }
   float* words_of_row(const Panel& panel, int r) const { return t.weights + (panel.buffer * BLOCK_ROWS + r) * WORDS; }
   int64_t position(int r) const { return query + r + f.call.rule.shift; }
+  Stretch stretch(const Panel& panel, int r) const { return {logits_of(panel, r), 0, PANEL, panel.from, position(r)}; }
+  Seen seen_in(const Panel& panel, int r, const float* weights) const {
+    return {stretch(panel, r), 1.0f, t.bases[r], weights, batch, query + r, f.call.m};
+  }
 
   void begin() const {
     t.past.masses = t.rows.masses;
@@ -133,7 +137,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
   // The logits of a row as the call defines them, -inf where masked; its top is raised if they exceed it.
   __attribute__((always_inline)) void prepare(const Panel& panel, int r) const {
     float* x = logits_of(panel, r);
-    const Stretch s = {x, 0, PANEL, panel.from, position(r)};
+    const Stretch s = stretch(panel, r);
     if (f.scaling.adjusted) adjust(f.call, batch, head, query + r, {x, panel.first(), panel.last(), s.key, s.position}, 1.0f);
     if (!panel.plain && !sees_all(f.call, batch, query + r, panel.from, panel.from + PANEL))
       hide(f.call, batch, head, query + r, s);
@@ -166,12 +170,9 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
 
   // Adds a panel's weights, which replaced its logits, to the masses.
   void masses(const Panel& panel) const {
-    Seen seen[BLOCK_ROWS];
-    for (int r = 0; r < count; r++) {
-      float* p = logits_of(panel, r);
-      seen[r] = {{p, 0, PANEL, panel.from, position(r)}, 1.0f, t.bases[r], p, batch, query + r, f.call.m};
-    }
-    f.wanted.add_after(seen, count, true, t.rows, 0);
+    Seen each[BLOCK_ROWS];
+    for (int r = 0; r < count; r++) each[r] = seen_in(panel, r, logits_of(panel, r));
+    f.wanted.add_after(each, count, true, t.rows, 0);
   }
 
   // The sums of two vectors of weights, and of two more.
@@ -179,8 +180,8 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     Floats total, entropy, squares, first, second;
   };
 
-  // Two vectors of logits, the first or the last of a row, become weights, which begin `part` or are added to it. `ahead` is the
-  // position of the query minus the row's first key.
+  // Two vectors of logits become weights: the first two of a row (side 0) begin `part`, the last two are added to it. `ahead`
+  // is the position of the query minus the panel's first key.
   static __attribute__((always_inline)) void weigh(Floats (&x)[2], Part& part, int side, float base, int64_t ahead,
                                                    float centre) {
 #pragma GCC unroll 2
@@ -252,11 +253,11 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
 
   // The weights of a row, whatever the call asks for.
   __attribute__((noinline)) void weigh_row(const Panel& panel, int r) const {
-    const Stretch s = {logits_of(panel, r), 0, PANEL, panel.from, position(r)};
+    Seen one = seen_in(panel, r, nullptr);
+    const Stretch& s = one.row;
     if (f.shape.strip) t.tops[r * f.shape.key_blocks + panel.from / PANEL] = t.rows.top[r];
     const bool exact = f.call.dropout == 0;
-    Seen seen = {s, 1.0f, t.bases[r], nullptr, batch, query + r, f.call.m};
-    if (!panel.quiet) f.wanted.add_before(&seen, 1, exact, t.rows, r);
+    if (!panel.quiet) f.wanted.add_before(&one, 1, exact, t.rows, r);
     float* kept = f.shape.strip ? t.strip + r * f.shape.strip + panel.from : s.logits;
     const Dropout dropout = exact ? Dropout{0, 0} : dropout_of(f.call, batch, head, query + r);
     Part part;
@@ -271,8 +272,8 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       split(p[0], p[1], words_of_row(panel, r) + words_of<PARTS>(i), W);
     }
     add(part, t.rows, r);
-    seen.weights = kept;
-    if (!panel.quiet) f.wanted.add_after(&seen, 1, exact, t.rows, r);
+    one.weights = kept;
+    if (!panel.quiet) f.wanted.add_after(&one, 1, exact, t.rows, r);
   }
 
   static void add_sums(Rows& to, const Rows& from, int r) {

@@ -132,6 +132,13 @@ INLINE bool any_above(Floats x, float limit) {
 #endif
 }
 
+// c0·x^k + c1·x^(k − 1) + …, from the coefficients.
+template <typename... C> INLINE Floats polynomial(Floats x, float first, C... rest) {
+  Floats p = all(first);
+  ((p = p * x + rest), ...);
+  return p;
+}
+
 // 2^x for x <= 0, with a relative error of at most 1.7e-7: exactly 0 below -127 (in AVX-512, -126) and for -inf, NaN for NaN.
 // The polynomial for the fraction is exactly 1 at 0. In AVX-512 one instruction splits off the exponent and one restores it,
 // and the polynomial is exactly 2 at 1, so that 2^x is 1 just below 0, too. Elsewhere the exponent is added to the bits: at
@@ -141,23 +148,13 @@ INLINE Floats exp2(Floats x, [[maybe_unused]] bool clamped = false) {
 #if HEADWISE_AVX512
   const __mmask16 normal = _mm512_cmp_ps_mask(x, all(-126.0f), _CMP_NLT_UQ);
   const Floats f = _mm512_reduce_ps(x, 1);  // x - floor(x)
-  Floats p = all(0.0018793188f);
-  p = p * f + 0.0089909947f;
-  p = p * f + 0.055818677f;
-  p = p * f + 0.24015923f;
-  p = p * f + 0.69315177f;
-  p = p * f + 1.0f;
+  const Floats p = polynomial(f, 0.0018793188f, 0.0089909947f, 0.055818677f, 0.24015923f, 0.69315177f, 1.0f);
   return _mm512_maskz_scalef_ps(normal, p, x);
 #else
   if (!clamped) x = not_below(x);
   const Floats magic = all(12582912.0f);  // 1.5 · 2^23: the sum is rounded to an integer
   const Floats t = x + magic, f = x - (t - magic);
-  Floats p = all(0.0013264720f);
-  p = p * f + 0.009671513f;
-  p = p * f + 0.055507340f;
-  p = p * f + 0.24022242f;
-  p = p * f + 0.6931470f;
-  p = p * f + 1.0f;
+  const Floats p = polynomial(f, 0.0013264720f, 0.009671513f, 0.055507340f, 0.24022242f, 0.6931470f, 1.0f);
   return (Floats)((Words)p + ((Words)t << 23));
 #endif
 }
@@ -166,12 +163,7 @@ INLINE Floats exp2(Floats x, [[maybe_unused]] bool clamped = false) {
 #if HEADWISE_DOT
 INLINE Floats exp2_scaled(Floats x) {
   const Floats f = _mm512_reduce_ps(x, 1);  // x - floor(x)
-  Floats p = all(0.013425155f);
-  p = p * f + 0.052245375f;
-  p = p * f + 0.24127856f;
-  p = p * f + 0.69304514f;
-  p = p * f + 1.0f;
-  return _mm512_scalef_ps(p, x);
+  return _mm512_scalef_ps(polynomial(f, 0.013425155f, 0.052245375f, 0.24127856f, 0.69304514f, 1.0f), x);
 }
 #else
 INLINE Floats exp2_scaled(Floats x) { return exp2(x); }  // compiled, but never runs
@@ -182,15 +174,8 @@ INLINE Floats ln(Floats x) {
   const Ints exponent = ((Ints)x - 0x3f3504f3) >> 23;  // of a fraction in [√½, √2)
   const Floats f = (Floats)((Ints)x - (exponent << 23)) - 1.0f, e = __builtin_convertvector(exponent, Floats);
   const Floats square = f * f;
-  Floats p = all(7.0376836292e-2f);
-  p = p * f - 1.1514610310e-1f;
-  p = p * f + 1.1676998740e-1f;
-  p = p * f - 1.2420140846e-1f;
-  p = p * f + 1.4249322787e-1f;
-  p = p * f - 1.6668057665e-1f;
-  p = p * f + 2.0000714765e-1f;
-  p = p * f - 2.4999993993e-1f;
-  p = p * f + 3.3333331174e-1f;
+  Floats p = polynomial(f, 7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                        -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f);
   p = p * f * square - 2.12194440e-4f * e - 0.5f * square;
   return f + p + 0.693359375f * e + (x - x);  // NaN for NaN and infinity
 }

@@ -59,13 +59,8 @@ INLINE Floats tanh(Floats x) {
   const Floats t = exp2(size * (-2.0f * LOG2E));
   const Floats far = (1.0f - t) / (1.0f + t);
   const Floats y = x * x;
-  Floats near = all(-1382.0f / 155925.0f);
-  near = near * y + 62.0f / 2835.0f;
-  near = near * y - 17.0f / 315.0f;
-  near = near * y + 2.0f / 15.0f;
-  near = near * y - 1.0f / 3.0f;
-  near = near * y + 1.0f;
-  near = near * size;
+  const Floats near =
+      size * polynomial(y, -1382.0f / 155925.0f, 62.0f / 2835.0f, -17.0f / 315.0f, 2.0f / 15.0f, -1.0f / 3.0f, 1.0f);
   const Floats value = choose(size < 0.3f, near, far);
   return (Floats)((Words)value | ((Words)x & 0x80000000u));
 }
@@ -133,12 +128,6 @@ INLINE bool rises(Rows& rows, int r, float value) {
   return value > rows.top[r] + ABOVE;
 }
 
-// The moments of row r with all distances `by` larger.
-INLINE void shift(Rows& rows, int r, Floats by) {
-  rows.second[r] = rows.second[r] + (2.0f * by) * rows.first[r] + (by * by) * rows.total[r];
-  rows.first[r] += by * rows.total[r];
-}
-
 // Raises the top of row r to `value` and rescales its sums and the row of `out` (width floats). Returns the factor.
 template <bool SPREAD, bool REACH>
 static float raise(Rows& rows, int r, float value, float centre, int mass_count, float* out, int64_t width) {
@@ -150,9 +139,9 @@ static float raise(Rows& rows, int r, float value, float centre, int mass_count,
   }
   const Floats scale = exp2(all(before - value));
   if (REACH) {
-    shift(rows, r, all(rows.centre[r] - centre));
-    rows.first[r] *= scale;
-    rows.second[r] *= scale;
+    const Floats farther = all(rows.centre[r] - centre), &total = rows.total[r];
+    rows.second[r] = (rows.second[r] + (2.0f * farther) * rows.first[r] + (farther * farther) * total) * scale;
+    rows.first[r] = (rows.first[r] + farther * total) * scale;
     rows.centre[r] = centre;
   }
   if (SPREAD) {

@@ -200,11 +200,11 @@ def rule_of(
     check_mask(mask)
     if d == 0 and scale is None:
         raise ShapeError("q: head_dim is 0, so the default scale 1/√d is undefined; pass scale=")
-    for name, number in (("scale", scale), ("dropout_p", dropout_p)):
-        if not isinstance(number, int | float | None) or (number is None and name == "dropout_p"):
-            _check_number(name, number)
-    if scale is not None and not math.isfinite(scale):
-        raise ConfigError(f"scale={scale}: expected a finite number")
+    if scale is not None:
+        _check_number("scale", scale)
+        if not math.isfinite(scale):
+            raise ConfigError(f"scale={scale}: expected a finite number")
+    _check_number("dropout_p", dropout_p)
     if not 0.0 <= dropout_p < 1.0:
         raise ConfigError(f"dropout_p={dropout_p}: expected 0 <= dropout_p < 1")
     mask = Everything() if mask is None else mask
@@ -217,12 +217,12 @@ def rule_of(
 
 def _check_number(name: str, value: Any) -> None:
     """Raise ConfigError for what is neither a number nor a tensor of one without gradients."""
+    if isinstance(value, float | int | torch.SymFloat | torch.SymInt):
+        return
     if isinstance(value, Tensor) and value.requires_grad:
         raise ConfigError(
             f"{name}: a tensor that requires gradients, which would not reach it; multiply q by it instead"
         )
-    if isinstance(value, torch.SymFloat | torch.SymInt):
-        return
     try:
         float(value)
     except (TypeError, ValueError, RuntimeError):

@@ -6,6 +6,8 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from operator import index
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -140,13 +142,25 @@ def not_installed(what: str, *packages: str, zh: str | None = None) -> ConfigErr
 
 
 def check_whole(owner: str, name: str, value: object, least: int) -> int:
-    """Return `value` if it is a whole number of at least `least`; else raise a ConfigError that names it."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    """Return `value`, a whole number of any library such as NumPy, as one of Python; raises a ConfigError that names it
+    if it is none or less than `least`."""
+    number = whole_number(value)
+    if number is None or number < least:
         given = f"{owner}({name}={value!r})"
         raise ConfigError(
             f"{given}: expected a whole number, {name} >= {least}", f"{given}：应为整数，且 {name} >= {least}"
         )
-    return value
+    return number
+
+
+def whole_number(value: Any) -> int | None:
+    """A whole number of any library, such as NumPy's, as one of Python; None for anything else, which bool is."""
+    if isinstance(value, bool) or (hasattr(value, "ndim") and value.ndim):
+        return None
+    try:
+        return index(value)
+    except TypeError:
+        return None
 
 
 def check_declared(kind: type, base: type, wanted: Mapping[str, str]) -> None:

@@ -186,7 +186,7 @@ class AttentionMap(Shown):
             >>> mean.shape, int(allowed[0, 0, 0, 59])
             (torch.Size([1, 1, 10, 60]), 0)
         """
-        check_whole("pooled", "cell", cell, 1)
+        cell = check_whole("pooled", "cell", cell, 1)
         n, m = self.shape[2:]
         part = self._matrix.part(pooling.side("rows", rows, n), pooling.side("cols", cols, m))
         found: Squares = self._read("squares", cell, progress, of=part)
@@ -196,7 +196,8 @@ class AttentionMap(Shown):
     def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
         """The k largest weights of each row and their keys, both [b, h, n, k], largest first; of equal scores the lower
         key comes first. Masked entries have weight 0 and key −1; rows that are NaN have weight NaN and key −1."""
-        if not 1 <= check_whole("topk", "k", k, 1) <= self.shape[3]:
+        k = check_whole("topk", "k", k, 1)
+        if k > self.shape[3]:
             raise ConfigError(f"topk(k={k}): expected 1 <= k <= {self.shape[3]}, the number of keys")
         found: tuple[Tensor, Tensor] = self._read("top", k, progress)
         return found

@@ -1,9 +1,8 @@
 """Indexing of attention maps, as in NumPy."""
 
-from operator import index as index_of
 from typing import Any
 
-from headwise.errors import ShapeError
+from headwise.errors import ShapeError, whole_number
 
 
 def parts(index: Any) -> list[Any]:
@@ -14,17 +13,8 @@ def parts(index: Any) -> list[Any]:
         raise ShapeError(f"amap[{index}]: expected at most four indices, [batch, head, queries, keys]")
     for at in dots:
         found[at : at + 1] = [slice(None)] * (4 - (len(found) - 1))
-    return [_number(part) for part in found] + [slice(None)] * (4 - len(found))
-
-
-def _number(part: Any) -> Any:
-    """An integer of any library, such as NumPy's, as one of Python."""
-    if isinstance(part, bool) or (hasattr(part, "ndim") and part.ndim):
-        return part
-    try:
-        return index_of(part)
-    except TypeError:
-        return part
+    found = [part if (number := whole_number(part)) is None else number for part in found]
+    return found + [slice(None)] * (4 - len(found))
 
 
 def ranges(index: list[Any], shape: tuple[int, ...]) -> list[range]:

@@ -47,7 +47,7 @@ def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: 
 
 def cell_for(size: int, reduce: str, n: int, m: int) -> int:
     """The cell size of a picture at most `size` wide and high; ConfigError for invalid arguments of `pool`."""
-    check_whole("pool", "size", size, 1)
+    size = check_whole("pool", "size", size, 1)
     if reduce not in ("mean", "max"):
         raise ConfigError(f"pool(reduce={reduce!r}): expected 'mean' or 'max'")
     return max(1, -(-max(n, m) // size))

@@ -289,6 +289,18 @@ def test_integers_of_numpy_and_of_torch_are_indices() -> None:
             amap[0, 0, wrong]
 
 
+def test_integers_of_numpy_and_of_torch_are_numbers() -> None:
+    amap, _ = made()
+    for one in (np.int64(1), torch.tensor(1)):
+        assert torch.equal(amap.head(one, one)[:], amap.head(1, 1)[:])
+        assert torch.equal(amap.topk(one)[1], amap.topk(1)[1])
+        assert amap.pooled(slice(None), slice(None), one).mean.shape == amap.shape
+        assert torch.equal(amap.pool(one), amap.pool(1))
+        assert repr(Window(one)) == "Window(left=1, right=0)"
+    with pytest.raises(ConfigError, match=r"k=True.*expected a whole number"):
+        amap.topk(True)
+
+
 def test_a_head_has_its_own_count_of_values_that_are_not_finite() -> None:
     q, k, v = qkv(n=5, m=7)
     v[1, 2, 3, :2] = torch.nan

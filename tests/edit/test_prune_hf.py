@@ -188,7 +188,13 @@ def test_a_folder_without_its_heads_is_refused(tmp_path: Path) -> None:
         ("heads.json", '{"format": "headwise-pruned-2", "class": "BertModel"}', "sites is missing"),
         (
             "heads.json",
-            '{"format": "headwise-pruned-2", "class": "BertModel", "sites": {}}',
+            '{"format": "headwise-pruned-2", "class": "BertModel", "sites": {"a": 1}}',
+            "expected an object",
+        ),
+        (
+            "heads.json",
+            '{"format": "headwise-pruned-2", "class": "BertModel", '
+            '"sites": {"a": {"num_heads": 2, "num_kv_heads": 2}}}',
             "its modules are not those of BertModel",
         ),
         ("config.json", "{", "cannot be read"),

@@ -13,7 +13,11 @@ from headwise.masks import Mask
 
 
 class Cache(Protocol):
-    """A KV cache: one object per layer, given as `cache=` at every step."""
+    """A KV cache: one object per layer, given as `cache=` at every step.
+
+    Optional: `take`, as `append`, but returns what `attend` reads, such as quantized keys and values; `gap`, the tokens
+    that no head holds any more, a range that begins after those that are always kept, empty before any is dropped.
+    """
 
     @property
     def seen(self) -> int:
@@ -35,6 +39,12 @@ def remembered(cache: Cache, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
     """Append and return keys and values for `attend`: quantized if the cache stores them so and has `take`."""
     take = getattr(cache, "take", cache.append)
     return take(k, v)
+
+
+def gap_of(cache: Cache | None) -> range:
+    """The tokens that a cache has dropped for all heads."""
+    gap: range = getattr(cache, "gap", range(0))
+    return gap
 
 
 class Mark:

@@ -71,15 +71,10 @@ class BudgetCache:
         return described(self, windows=list(self.windows), sinks=self.sinks)
 
     @property
-    def dropped(self) -> int:
-        """The number of tokens after the sinks that no head holds any more."""
-        return self.seen - max(rows.length for rows in self._k)
-
-    @property
-    def has_gap(self) -> bool:
-        """Whether it drops tokens between others for all heads, so that keys that it returns are not at their
-        distances."""
-        return self.sinks > 0 and None not in self.windows
+    def gap(self) -> range:
+        """The tokens that no head holds any more."""
+        first = 0 if None in self.windows else self.sinks
+        return range(first, first + self.seen - max(rows.length for rows in self._k))
 
     @property
     def nbytes(self) -> int:

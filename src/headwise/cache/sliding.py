@@ -53,14 +53,9 @@ class SlidingCache:
         return described(self, window=self.window, sinks=self.sinks)
 
     @property
-    def dropped(self) -> int:
-        """The number of tokens after the sinks that are not held any more."""
-        return self.seen - self._k.length
-
-    @property
-    def has_gap(self) -> bool:
-        """Whether it drops tokens between others, so that keys that it returns are not at their distances."""
-        return self.sinks > 0
+    def gap(self) -> range:
+        """The tokens that are not held any more."""
+        return range(self.sinks, self.sinks + self.seen - self._k.length)
 
     @property
     def nbytes(self) -> int:

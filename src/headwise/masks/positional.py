@@ -74,8 +74,8 @@ class Window(_Anywhere):
     holds = {"left": Whole(), "right": Whole()}
 
     def __post_init__(self) -> None:
-        check_whole("Window", "left", self.left, 1)
-        check_whole("Window", "right", self.right, 0)
+        object.__setattr__(self, "left", check_whole("Window", "left", self.left, 1))
+        object.__setattr__(self, "right", check_whole("Window", "right", self.right, 0))
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         distance = (rows + grid.shift)[:, None] - cols
@@ -105,7 +105,7 @@ class Sinks(Mask):
     holds = {"count": Whole()}
 
     def __post_init__(self) -> None:
-        check_whole("Sinks", "count", self.count, 0)
+        object.__setattr__(self, "count", check_whole("Sinks", "count", self.count, 0))
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return (cols < self.count).expand(len(rows), -1)[None, None]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from headwise.attention import attend_to, check_mask, check_measures
 from headwise.cache import Cache, KVCache, SlidingCache, remembered
-from headwise.cache.base import Mark
+from headwise.cache.base import Mark, gap_of
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
 from headwise.events import subscribed
@@ -195,11 +195,10 @@ class AttentionLayer(Shown, nn.Module):
         """Convert a mask given as a tensor; inputs are checked first, since its shape depends on theirs."""
         self.check(x, context, cache, Everything(), ())
         keys = (x if context is None else context).shape[1] + (0 if cache is None else cache.seen)
-        if dropped := getattr(cache, "dropped", 0):
+        if gap := gap_of(cache):
             if mask.ndim and mask.shape[-1] == keys:
-                sinks = getattr(cache, "sinks", 0)
-                mask = torch.cat((mask[..., :sinks], mask[..., sinks + dropped :]), -1)
-            keys -= dropped
+                mask = torch.cat((mask[..., : gap.start], mask[..., gap.stop :]), -1)
+            keys -= len(gap)
         return of_argument(mask, Grid(x.shape[0], self.num_heads, x.shape[1], keys))
 
     def compute(
@@ -257,7 +256,7 @@ class AttentionLayer(Shown, nn.Module):
         check_mask(mask)
         check_cache(cache)
         placed = [one for one in scores if getattr(one, "placed", False)]
-        if placed and getattr(cache, "has_gap", False):
+        if placed and gap_of(cache).start > 0:
             raise ConfigError(
                 f"score={placed[0]!r}: depends on distances, and {type(cache).__name__}(sinks=…) drops tokens between "
                 f"its sinks and its window, so that sinks are not at their distances; leave out sinks=…"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from headwise import pooling
-from headwise.errors import ConfigError
+from headwise.errors import check_whole
 from headwise.map import AttentionMap
 from headwise.parallel.layout import Members, unshard
 from headwise.parallel.ring_measures import Found, check_measures, measured
@@ -69,8 +69,7 @@ class RingMap(SpreadMap):
         must call it with the same arguments; keys are passed around the ring once, and each rank stores only its own
         rows and one piece of keys."""
         n, m = self.shape[2:]
-        if cell < 1:
-            raise ConfigError(f"pooled(cell={cell}): expected cell >= 1")
+        cell = check_whole("pooled", "cell", cell, 1)
         sides = pooling.side("rows", rows, n), pooling.side("cols", cols, m)
         return squares(self.q, self.k, self.lse, self.rule, self._plan, self._who, *sides, cell, self.named)
 

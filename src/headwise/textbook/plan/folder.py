@@ -51,9 +51,9 @@ def config_of(folder: Path) -> ModelConfig:
         tuple((name, size) for name, size in sizes.items() if size), 0, str(folder / "config.json"),
         context=c.max_position_embeddings, **found,
     )  # fmt: skip
+    _check_heads(folder, c)
     with torch.device("meta"):
         model = getattr(library("models.auto"), kind).from_config(c)
-    _check_heads(folder, c)
     return checked(config, folder, model)
 
 
