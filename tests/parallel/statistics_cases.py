@@ -172,7 +172,7 @@ def pictures_of_a_ring(rank: int, ranks: int) -> None:
         assert torch.equal(one.isnan(), other.isnan())
     own, _ = compare("ring", *qkv(1, 2, 1, 5, 5), mask=hw.Causal())
     raises(hw.ConfigError, "pool(size=0): expected a whole number, size >= 1", own.pool, 0)
-    raises(hw.ConfigError, "expected cell >= 1", own.pooled, slice(None), slice(None), 0)
+    raises(hw.ConfigError, "expected a whole number, cell >= 1", own.pooled, slice(None), slice(None), 0)
     raises(hw.ShapeError, "within 0 to 5", own.pooled, range(2, 7), slice(None), 2)
 
 

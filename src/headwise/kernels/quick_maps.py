@@ -21,8 +21,7 @@ from headwise.kernels.quick import KEPT, kept, kind, plain_tensors
 from headwise.masks import Mask
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, Statistic
-from headwise.stats.engine import measured
-from headwise.stats.together import value_of
+from headwise.stats.together import Together, places_of, value_of
 from headwise.stats.values import ToReduce
 
 MOST = 64  # the most statistics and measures of a call: HEADWISE_MOST_KEPT in native/headwise.h
@@ -31,7 +30,7 @@ MOST = 64  # the most statistics and measures of a call: HEADWISE_MOST_KEPT in n
 class _Measured(NamedTuple):
     """shape: of the output. again: headwise_again_measured. request, rows: its arguments, never modified.
 
-    statistics: the number of those requested. measures, rule, refusals: of the results.
+    statistics: the number of those requested. measures, places, rule, refusals: of the results.
     held: the objects that the requests point to.
     """
 
@@ -40,7 +39,8 @@ class _Measured(NamedTuple):
     request: Any
     rows: Any
     statistics: int
-    measures: list[Measure]
+    measures: tuple[Measure, ...]
+    places: dict[str, int]
     rule: Rule
     refusals: dict[str, str]
     held: list[Any]
@@ -74,19 +74,20 @@ def again_measured(
         return None
     if found is None:
         return None
-    shape, compiled, request, rows, statistics, wanted, rule, refusals, _ = found
+    shape, compiled, request, rows, statistics, wanted, places, rule, refusals, _ = found
     b, h, n, _ = shape
     out, lse = q.new_empty(shape), torch.empty(b, h, n, dtype=torch.float32, device="cpu")
     results = torch.empty(statistics, b, h, n, dtype=torch.float32, device="cpu")
     reduced = empty(len(wanted), b, h)
     status = compiled(
         request, rows, torch.get_num_threads(), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
-        lse.data_ptr(), results.data_ptr(), reduced.values.data_ptr(), reduced.totals.data_ptr(),
+        lse.data_ptr(), results.data_ptr(), reduced.values.data_ptr(), reduced.sums.data_ptr(),
         reduced.nonfinite.data_ptr(),
     )  # fmt: skip
     if not (status == binding.FINITE or (status == binding.DONE and sum_finite(v.detach(), k.detach()))):
         return None  # the usual dispatch finds the reason, or counts the values that are not finite
-    return Again(out, lse, rule, refusals, measured(wanted, reduced) if wanted else None)
+    measured = Measurements(wanted, (), reduced.nonfinite, (Together(places, reduced),)) if wanted else None
+    return Again(out, lse, rule, refusals, measured)
 
 
 def keep_measured(
@@ -124,8 +125,8 @@ def keep_measured(
     except TypeError:
         return
     _decided[key] = _Measured(
-        shape, handle.headwise_again_measured, ctypes.byref(request), ctypes.byref(rows), len(entries), list(wanted),
-        call.rule, dict(refusals), [request, rows, requested, of_rows, *held, *held_masks],
+        shape, handle.headwise_again_measured, ctypes.byref(request), ctypes.byref(rows), len(entries), tuple(wanted),
+        places_of(wanted), call.rule, dict(refusals), [request, rows, requested, of_rows, *held, *held_masks],
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def _of_ranks(x: Tensor, held: HeldHeads) -> list[Tensor]:
 def _measured(own: Measurements, held: HeldHeads) -> Measurements:
     """The statistics of all ranks side by side."""
     states = []
-    for measure, state in zip(own._measures, own._states, strict=True):
+    for measure, state in zip(own._measures, own.states.values(), strict=True):
         tensors = zip(*(_of_ranks(x, held) for x in tensors_of(state)), strict=True)
         of_ranks = []
         for each in tensors:

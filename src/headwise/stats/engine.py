@@ -12,8 +12,8 @@ from headwise.stats.base import Measure, RowMeasure
 from headwise.stats.registry import resolve
 from headwise.stats.states import with_tensors
 from headwise.stats.statistic import Statistic
-from headwise.stats.together import StateOf, goes_together, reduce_together, states_of, take_together
-from headwise.stats.values import Reduce, Reduced
+from headwise.stats.together import Together, goes_together, reduce_together, take_together
+from headwise.stats.values import Reduce
 from headwise.stats.words import words_of
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import html, text
@@ -31,53 +31,45 @@ class Measurements(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self, measures: Sequence[Measure], states: Sequence[Any], nonfinite: Tensor, known: Mapping[str, Tensor] = {}
+        self, measures: Sequence[Measure], states: Sequence[Any], nonfinite: Tensor, together: Sequence[Together] = ()
     ) -> None:
-        """`known`: values that were found with the states; of those `states` has what makes them."""
-        self._measures, self._given, self.nonfinite = tuple(measures), list(states), nonfinite
-        self._late = set(known)
-        self._values = {
-            measure.name: known[measure.name] if measure.name in known else measure.finish(state)
-            for measure, state in zip(measures, states, strict=True)
-        }
+        """`states`: of the measures that are not in `together`."""
+        self._measures, self._together, self.nonfinite = tuple(measures), together, nonfinite
         self.nonfinite_values: Tensor | None = None
-        self.rows: dict[str, Tensor] = {
-            measure.name: state.rows
-            for measure, state in zip(measures, states, strict=True)
-            if getattr(state, "rows", None) is not None
-        }
+        self._alone: dict[str, tuple[Tensor, Any]] = {}  # value and state
+        self.rows: dict[str, Tensor] = {}
+        if states:
+            alone = [m for m in measures if not any(m.name in part.places for part in together)]
+            self._alone = {m.name: (m.finish(state), state) for m, state in zip(alone, states, strict=True)}
+            found = {name: getattr(state, "rows", None) for name, (_, state) in self._alone.items()}
+            self.rows = {name: rows for name, rows in found.items() if rows is not None}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._values[name]
+        for part in self._together:
+            if name in part.places:
+                return part.value(name)
+        return self._alone[name][0]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return (measure.name for measure in self._measures)
 
     def __len__(self) -> int:
-        return len(self._values)
-
-    @property
-    def _states(self) -> list[Any]:
-        for i, measure in enumerate(self._measures):
-            if measure.name in self._late:
-                self._given[i] = self._given[i]()
-        self._late = set()
-        return self._given
+        return len(self._measures)
 
     @property
     def states(self) -> dict[str, Any]:
         """name → what was added up, to be merged by the measure that made it."""
-        return {measure.name: state for measure, state in zip(self._measures, self._states, strict=True)}
+        of = {name: part for part in self._together for name in part.places}
+        return {name: of[name].state(name) if name in of else self._alone[name][1] for name in self}
 
     def stacked(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
         """The totals and the counts of measures of rows, each [measures, b, h] in float64."""
-        given = {measure.name: state for measure, state in zip(self._measures, self._given, strict=True)}
-        parts = [given[name] for name in names]
-        if all(isinstance(x, StateOf) and x.reduced is parts[0].reduced and x.at == i for i, x in enumerate(parts)):
-            totals, counts = parts[0].reduced.totals, parts[0].reduced.counts
-            return totals[: len(parts)], counts[: len(parts)]
-        states = [self.states[name] for name in names]
-        return torch.stack([x.total for x in states]), torch.stack([x.count for x in states])
+        for part in self._together:
+            if list(part.places)[: len(names)] == list(names):
+                totals, counts = part.reduced.sums[:, : len(names)]
+                return totals, counts
+        states = self.states
+        return torch.stack([states[name].total for name in names]), torch.stack([states[name].count for name in names])
 
     def merge(self, other: "Measurements") -> "Measurements":
         """Both inputs as one: batches are pooled, so values become [1, h]. Exact, in any order of merging."""
@@ -85,7 +77,7 @@ class Measurements(Mapping[str, Tensor]):
             raise ConfigError(f"merge: the measures differ: {list(self)} and {list(other)}")
         states = [
             measure.merge(one, two)
-            for measure, one, two in zip(self._measures, self._states, other._states, strict=True)
+            for measure, one, two in zip(self._measures, self.states.values(), other.states.values(), strict=True)
         ]
         nonfinite = torch.cat((self.nonfinite, other.nonfinite)).sum(0, keepdim=True)
         return Measurements(self._measures, states, nonfinite)
@@ -104,7 +96,7 @@ class Measurements(Mapping[str, Tensor]):
 
     def _numbers(self) -> dict[str, Tensor]:
         """The values, and the counts of what is not finite where there are any, [b, h]."""
-        found = dict(self._values)
+        found = dict(self)
         if bool(self.nonfinite.any()):
             found["nonfinite_rows"] = self.nonfinite
         if self.nonfinite_values is not None:
@@ -116,12 +108,9 @@ class Measurements(Mapping[str, Tensor]):
         """`_numbers` of the batch as a whole, [h]."""
         found = self._numbers()
         if len(self.nonfinite) != 1:
-            empty = (with_tensors(state, lambda x: x[:0]) for state in self._states)
-            found |= {
-                measure.name: measure.finish(measure.merge(state, none))
-                for measure, state, none in zip(self._measures, self._states, empty, strict=True)
-            }
-        return {name: value[0] if name in self._values else value.sum(0) for name, value in found.items()}
+            for measure, state in zip(self._measures, self.states.values(), strict=True):
+                found[measure.name] = measure.finish(measure.merge(state, with_tensors(state, lambda x: x[:0])))
+        return {name: value[0] if name in self else value.sum(0) for name, value in found.items()}
 
     def _entries(self) -> HeadTable:
         """A table whose layers are the entries of the batch."""
@@ -176,18 +165,17 @@ def measure(
     known = {m.name for m in measures if found is not None and _computable(m, given, rule)}
     together = [] if rows or not lse.shape[-1] else [m for m in measures if m.name in known and goes_together(m)]
     reduced = None if reduce is None else reduce_together(together, given, lse, rule, reduce)
-    if reduced is None:
+    taken = [] if reduced is None else [reduced]
+    others = together if reduced is None else [m for m in together if m.name not in reduced.places]
+    if reduced is None or others:
         every, nonfinite = _look_at(lse)
-        taken = take_together(together, given, lse, rule, every)
+        taken += take_together(others, given, lse, rule, every, nonfinite)
     else:
-        taken, nonfinite = states_of(*reduced), reduced[1].nonfinite
-        if others := [m for m in together if m.name not in taken]:
-            taken |= take_together(others, given, lse, rule, _look_at(lse)[0])
+        nonfinite = reduced.reduced.nonfinite
     states: list[Any] = []
     by_tiles = []
     for m in measures:
-        if m.name in taken:
-            states.append(taken[m.name][0])
+        if any(m.name in part.places for part in taken):
             continue
         state = m.start(rule.grid, lse, keep_rows=rows) if isinstance(m, RowMeasure) else m.start(rule.grid, lse)
         states.append(state)
@@ -199,14 +187,7 @@ def measure(
         for tile in tiles():
             for m, state in by_tiles:
                 m.update(state, tile)
-    return Measurements(measures, states, nonfinite, {name: value for name, (_, value) in taken.items()})
-
-
-def measured(measures: Sequence[Measure], reduced: Reduced) -> Measurements:
-    """The measures of rows that a kernel reduced."""
-    taken = states_of([m.name for m in measures], reduced)
-    states = [state for state, _ in taken.values()]
-    return Measurements(measures, states, reduced.nonfinite, {name: value for name, (_, value) in taken.items()})
+    return Measurements(measures, states, nonfinite, taken)
 
 
 def _computable(m: Measure, given: Mapping[Statistic, Tensor], rule: Rule) -> bool:

@@ -1,9 +1,8 @@
 """Measures of rows, all computed together: one takes a few tensor operations, and dozens of those take longer than
 a small call."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeGuard
 
 import torch
@@ -31,46 +30,54 @@ def value_of(measure: Measure, rule: Rule) -> RowValue | None:
     return measure.row_value(rule) if goes_together(measure) and declares_value(type(measure)) else None
 
 
-def reduce_together(
-    measures: Sequence[Measure], found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule, reduce: Reduce
-) -> tuple[list[str], Reduced] | None:
-    """The measures that declare their value, by name, in one call of a kernel; None if there are none, or it cannot."""
-    names, given = [], []
-    for measure in measures:
-        if isinstance(measure, RowMeasure) and (value := value_of(measure, rule)) is not None:
-            names.append(measure.name)
-            x = None if value.statistic is None else found[value.statistic]
-            given.append(ToReduce(value, x, measure.reduce == "max"))
-    reduced = reduce(lse, given) if given else None
-    return None if reduced is None else (names, reduced)
-
-
-def states_of(names: Sequence[str], reduced: Reduced) -> dict[str, tuple[Callable[[], RowState], Tensor]]:
-    """The state, created on request, and the value of each."""
-    values = reduced.values.unbind()
-    return {name: (StateOf(reduced, i), values[i]) for i, name in enumerate(names)}
-
-
 @dataclass(frozen=True)
-class StateOf:
-    """Creates the state of measure `at` of those that were reduced together."""
+class Together:
+    """Measures that were reduced together, each made from `reduced` when it is asked for.
 
+    places: name → where the measure is in it.
+    """
+
+    places: Mapping[str, int]
     reduced: Reduced
-    at: int
 
-    def __call__(self) -> RowState:
-        return RowState(self.reduced.totals[self.at], self.reduced.counts[self.at])
+    def value(self, name: str) -> Tensor:
+        """The measure [b, h]."""
+        return self.reduced.values[self.places[name]]
+
+    def state(self, name: str) -> RowState:
+        """What was added up for it."""
+        totals, counts = self.reduced.sums[:, self.places[name]]
+        return RowState(totals, counts)
+
+
+def places_of(measures: Sequence[Measure]) -> dict[str, int]:
+    """The place of each measure in a stack of all."""
+    return {measure.name: i for i, measure in enumerate(measures)}
+
+
+def reduce_together(
+    measures: Sequence[RowMeasure], found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule, reduce: Reduce
+) -> Together | None:
+    """The measures that declare their value, in one call of a kernel; None if there are none, or it cannot."""
+    declared = [(measure, value) for measure in measures if (value := value_of(measure, rule)) is not None]
+    given = [
+        ToReduce(value, None if value.statistic is None else found[value.statistic], measure.reduce == "max")
+        for measure, value in declared
+    ]
+    reduced = reduce(lse, given) if given else None
+    return None if reduced is None else Together(places_of([measure for measure, _ in declared]), reduced)
 
 
 def take_together(
-    measures: Sequence[RowMeasure], found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule, every: bool
-) -> dict[str, tuple[Callable[[], RowState], Tensor]]:
-    """The state, created on request, and the value of each, as `start`, `take` and `finish` return them one by one.
+    measures: Sequence[RowMeasure], found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule, every: bool,
+    nonfinite: Tensor,
+) -> list[Together]:  # fmt: skip
+    """The state and the value of each, as `start`, `take` and `finish` return them one by one.
 
     Args:
         every: whether no query is fully masked and all scores are finite.
     """
-    result: dict[str, tuple[Callable[[], RowState], Tensor]] = {}
+    result = []
     seen = None if every else lse != -torch.inf
     for largest in (False, True):
         here = [measure for measure in measures if (measure.reduce == "max") is largest]
@@ -88,22 +95,13 @@ def take_together(
             values.append(value if value.shape == lse.shape else value.expand(lse.shape))
         rows = torch.stack(values)  # [s, b, h, n]
         total = rows.amax(-1) if largest else rows.sum(-1)  # float32 sums are cascaded
-        total = total.double()
-        count: Tensor | None = None
-        if counts:
-            count = torch.full(total.shape, lse.shape[-1], dtype=torch.float64, device=lse.device)
-            for i, number in counts.items():
-                count[i] = number
-        if largest:
-            final = total if count is None else total.masked_fill(count == 0, 0.0)
+        sums = total.new_full((2, *total.shape), lse.shape[-1], dtype=torch.float64)
+        sums[0] = total
+        for i, number in counts.items():
+            sums[1, i] = number
+        if not largest:
+            final = sums[0] / (sums[1].clamp_min(1) if counts else lse.shape[-1])
         else:
-            final = total / (lse.shape[-1] if count is None else count.clamp_min(1))
-        for i, (measure, value) in enumerate(zip(here, final.float().unbind(), strict=True)):
-            result[measure.name] = partial(_state, total, count, i, lse.shape[-1]), value
+            final = sums[0].masked_fill(sums[1] == 0, 0.0) if counts else sums[0]
+        result.append(Together(places_of(here), Reduced(final.float(), sums, nonfinite)))
     return result
-
-
-def _state(total: Tensor, count: Tensor | None, i: int, rows: int) -> RowState:
-    """That of measure i of a stack; `count` is None where all rows count."""
-    here = torch.full_like(total[i], rows) if count is None else count[i]
-    return RowState(total[i], here)

@@ -47,14 +47,13 @@ class Reduced(NamedTuple):
     """Measures of rows, reduced over the rows of each head.
 
     Attributes:
-        values: float32 [s, b, h]. totals, counts: what they are of, float64 [s, b, h]: the sum or the largest of the
-            rows that count, and their number.
+        values: float32 [s, b, h]. sums: what they are of, float64 [2, s, b, h]: the sum or the largest of the rows that
+            count, and their number.
         nonfinite: int64 [b, h], the rows whose log-sum-exp is NaN or infinite.
     """
 
     values: Tensor
-    totals: Tensor
-    counts: Tensor
+    sums: Tensor
     nonfinite: Tensor
 
 

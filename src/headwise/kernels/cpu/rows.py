@@ -29,8 +29,8 @@ def reduce_rows(lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
         entry.x = None if one.x is None else one.x.data_ptr()
     result = empty(len(measures), b, h)
     request = binding.RowsCall(
-        b, h, n, lse.data_ptr(), len(measures), entries, result.values.data_ptr(), result.totals.data_ptr(),
-        result.counts.data_ptr(), result.nonfinite.data_ptr(),
+        b, h, n, lse.data_ptr(), len(measures), entries, result.values.data_ptr(), result.sums[0].data_ptr(),
+        result.sums[1].data_ptr(), result.nonfinite.data_ptr(),
     )  # fmt: skip
     handle.headwise_rows(ctypes.byref(request))
     del held
@@ -58,10 +58,10 @@ def row_values(measures: Sequence[ToReduce], places: Sequence[int], b: int, n: i
 
 
 def empty(count: int, b: int, h: int) -> Reduced:
-    """A result to be written; totals and counts are one block of memory."""
+    """A result to be written."""
     values = torch.empty(count, b, h, dtype=torch.float32, device="cpu")
-    totals, counts = torch.empty(2, count, b, h, dtype=torch.float64, device="cpu").unbind()
-    return Reduced(values, totals, counts, torch.empty(b, h, dtype=torch.int64, device="cpu"))
+    sums = torch.empty(2, count, b, h, dtype=torch.float64, device="cpu")
+    return Reduced(values, sums, torch.empty(b, h, dtype=torch.int64, device="cpu"))
 
 
 def _fits(x: Tensor, lse: Tensor) -> bool:
