@@ -46,6 +46,7 @@ struct Scratch {
   float bases[BLOCK_ROWS];      // tops, 0 if there is none
   float limits[BLOCK_ROWS];     // logits above them raise the top
   float changes[BLOCK_ROWS];    // factors of the rows of p V
+  float offsets[2][BLOCK_ROWS]; // row − centre; −row − centre
   bool changed;                 // whether any is not 1
   bool gathered;                // whether there are sums of panels before
 };

@@ -150,6 +150,13 @@ EMULATED __m512 maskz_scalef_ps(__mmask16 mask, __m512 a, __m512 b) {
   return (__m512)x;
 }
 
+EMULATED __m512 mask3_fmadd_ps(__m512 a, __m512 b, __m512 c, __mmask16 mask) {
+  const Sixteen x = (Sixteen)a, y = (Sixteen)b;
+  Sixteen sum = (Sixteen)c;
+  for (int i = 0; i < 16; i++) sum[i] = mask >> i & 1 ? __builtin_fmaf(x[i], y[i], sum[i]) : sum[i];
+  return (__m512)sum;
+}
+
 // Rounds to nearest, ties to even; a NaN becomes quiet.
 EMULATED __m256bh cvtneps_pbh(__m512 a) {
   const Bits bits = (Bits)flushed(a), nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
@@ -171,6 +178,7 @@ EMULATED __m256bh cvtneps_pbh(__m512 a) {
 #define _mm512_reduce_ps(x, control) emulated::reduce_ps<(control)>(x)
 #define _mm512_scalef_ps emulated::scalef_ps
 #define _mm512_maskz_scalef_ps emulated::maskz_scalef_ps
+#define _mm512_mask3_fmadd_ps emulated::mask3_fmadd_ps
 #undef _mm512_cmp_ps_mask
 #define _mm512_cmp_ps_mask(x, y, predicate) emulated::cmp_ps_mask<(predicate)>(x, y)
 #define _mm512_set1_ps emulated::set1_ps

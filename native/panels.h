@@ -46,12 +46,10 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       const Panel after = next(now.from + PANEL, 1 - now.buffer, seen, everyone);
       for (int r = 0; r < count; r++) prepare(now, r);
       if ((now.quiet || !f.wanted.count[MASS_OF_LOGITS]) && !f.shape.strip && f.call.dropout == 0) {
-        if (now.quiet) {
+        if (now.quiet)
           overlap<false>(before, now, after);
-        } else {
-          overlap<true>(before, now, after);
-          masses(now);
-        }
+        else
+          overlap<true>(before, now, after), masses(now);
       } else {
         if (before.any()) mix(before, alone);
         if (after.any()) logits(after, alone);
@@ -79,8 +77,17 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
   void begin() const {
     t.past.masses = t.rows.masses;
     __builtin_memset(t.sums, 0, (size_t)(count * f.shape.width) * 4);
-    for (int r = 0; r < count; r++) t.fold[r] = all(NOTHING), t.limits[r] = __builtin_nanf(""), t.changes[r] = 1.0f;
+    for (int r = 0; r < count; r++) {
+      t.fold[r] = all(NOTHING), t.limits[r] = __builtin_nanf(""), t.changes[r] = 1.0f;
+      if (REACH) centre(r);
+    }
     t.changed = t.gathered = false;
+  }
+
+  // What the distances of a row's keys from its centre have in common (Units).
+  void centre(int r) const {
+    t.offsets[BEFORE][r] = (float)r - t.rows.centre[r];
+    t.offsets[AFTER][r] = (float)-r - t.rows.centre[r];
   }
 
   // The next panel from `from` on.
@@ -154,6 +161,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       const float change = raise<SPREAD, REACH>(t.rows, r, largest, centre, f.wanted.masses(), nullptr, 0);
       if (t.gathered) raise<SPREAD, REACH>(t.past, r, largest, centre, 0, nullptr, 0);
       if (change != 1.0f) t.changes[r] = change, t.changed = true;
+      if (REACH) this->centre(r);
     }
     const float top = t.rows.top[r];
     t.bases[r] = top == NOTHING ? 0.0f : top;
@@ -162,7 +170,13 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
 
   // The weights of a panel beside the products of the panels before and after it. KEEP: the weights replace the logits, too.
   template <bool KEEP> void overlap(const Panel& before, const Panel& now, const Panel& after) const {
-    Units<KEEP> units(*this, now);
+    if constexpr (REACH) {
+      if (now.from + PANEL <= position(0) + 1) return overlap(before, Units<KEEP, false>(*this, now, BEFORE), after);
+      if (now.from > position(count - 1)) return overlap(before, Units<KEEP, false>(*this, now, AFTER), after);
+    }
+    overlap(before, Units<KEEP, REACH>(*this, now, AROUND), after);
+  }
+  template <typename Units> void overlap(const Panel& before, Units units, const Panel& after) const {
     if (before.any()) mix(before, units);
     if (after.any()) logits(after, units);
     units.finish();
@@ -180,22 +194,25 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     Floats total, entropy, squares, first, second;
   };
 
-  // Two vectors of logits become weights: the first two of a row (side 0) begin `part`, the last two are added to it. `ahead`
-  // is the position of the query minus the panel's first key.
-  static __attribute__((always_inline)) void weigh(Floats (&x)[2], Part& part, int side, float base, int64_t ahead,
-                                                   float centre) {
+  // Two vectors of logits become weights, which are added to `part`, or begin it. `far`: the distances from the centre.
+  static __attribute__((always_inline)) void weigh(Floats (&x)[2], Part& part, bool begins, float base,
+                                                   const Floats (&far)[2]) {
 #pragma GCC unroll 2
     for (int v = 0; v < 2; v++) {
-      const bool begin = side == 0 && v == 0;
-      const Floats z = SPREAD ? not_below(x[v] - base) : x[v] - base, p = exp2(z, SPREAD);
+      const bool first = begins && v == 0;
+      const Floats depth = x[v] - base, p = exp2(depth);
       x[v] = p;
-      part.total = begin ? p : part.total + p;
-      if (begin) part.entropy = part.squares = part.first = part.second = all(0.0f);
-      if (SPREAD) part.entropy += p * z, part.squares += p * p;
+      if (first) part.entropy = part.squares = part.second = all(0.0f);
+      part.total = first ? p : part.total + p;
+      if (SPREAD) {
+        // Where p is 0 the depth may be infinite.
+        part.entropy = _mm512_mask3_fmadd_ps(p, depth, part.entropy, not_underflowing(depth));
+        part.squares += p * p;
+      }
       if (REACH) {
-        const Floats far = magnitude((float)(ahead - (side * 2 + v) * W) - ramp()) - centre, moment = p * far;
-        part.first += moment;
-        part.second += moment * far;
+        const Floats moment = p * far[v];
+        part.first = first ? moment : part.first + moment;
+        part.second += moment * far[v];
       }
     }
   }
@@ -206,19 +223,28 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
   }
 
   // The weights of a panel, of which only the products and the rows' sums are needed. Half a row is a unit.
-  template <bool KEEP> struct Units {
+  //
+  // The distance from the centre is |position - key| - centre: `steps`, which all rows have in common, and a number for each
+  // row, unless there are keys on both sides of a query (MIXED).
+  template <bool KEEP, bool MIXED> struct Units {
     static constexpr int AT_ONCE = 8;  // beside the products of 32 numbers
     typedef Panels::Part Part;
     Rows& rows;
     float* logits;                // of the next unit, as are the next three
     const float* bases;
     float* words;
-    int64_t ahead;                // the position of the query minus the panel's first key
+    const float* offsets;
     int row, left;
+    Floats steps[4];
 
-    Units(const Panels& p, const Panel& panel)
+    Units(const Panels& p, const Panel& panel, Side side)
         : rows(p.t.rows), logits(p.logits_of(panel, 0)), bases(p.t.bases), words(p.words_of_row(panel, 0)),
-          ahead(p.position(0) - panel.from), row(0), left(2 * p.count) {}
+          offsets(p.t.offsets[side == AFTER]), row(0), left(2 * p.count) {
+      for (int v = 0; v < 4 && REACH; v++) {
+        steps[v] = (float)(p.position(0) - panel.from - v * W) - ramp();
+        if (side == AFTER) steps[v] = -steps[v];
+      }
+    }
 
     bool begin() const { return left > 0; }
     template <int AT> __attribute__((always_inline)) void after(Part& part) {
@@ -229,7 +255,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       logits += AT_ONCE / 2 * LINE;
       bases += AT_ONCE / 2;
       words += AT_ONCE / 2 * WORDS;
-      ahead += AT_ONCE / 2;
+      offsets += AT_ONCE / 2;
       row += AT_ONCE / 2;
       left -= AT_ONCE;
     }
@@ -243,8 +269,13 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     __attribute__((always_inline)) void unit(int i, Part& part) {
       const int r = i / 2, side = i % 2;
       float* x = logits + r * LINE + side * 2 * W;
-      Floats p[2] = {load(x), load(x + W)};
-      weigh(p, part, side, bases[r], ahead + r, rows.centre[row + r]);
+      Floats p[2] = {load(x), load(x + W)}, far[2];
+#pragma GCC unroll 2
+      for (int v = 0; v < 2 && REACH; v++) {
+        const Floats step = steps[side * 2 + v];
+        far[v] = MIXED ? magnitude(step + (float)(row + r)) - rows.centre[row + r] : step + offsets[r];
+      }
+      weigh(p, part, side == 0, bases[r], far);
       if (KEEP) store(x, p[0]), store(x + W, p[1]);
       if (side) add(part, rows, row + r);
       split(p[0], p[1], words + r * WORDS + side * STEP<PARTS>, W);
@@ -263,8 +294,10 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     Part part;
     for (int side = 0; side < 2; side++) {
       const int64_t i = side * 2 * W;
-      Floats p[2] = {load(s.logits + i), load(s.logits + i + W)};
-      weigh(p, part, side, t.bases[r], s.position - panel.from, t.rows.centre[r]);
+      Floats p[2] = {load(s.logits + i), load(s.logits + i + W)}, far[2];
+      for (int v = 0; v < 2; v++)
+        far[v] = magnitude((float)(s.position - panel.from - i - v * W) - ramp()) - t.rows.centre[r];
+      weigh(p, part, side == 0, t.bases[r], far);
       store(kept + i, p[0]);
       store(kept + i + W, p[1]);
       for (int v = 0; v < 2 && dropout.threshold; v++)

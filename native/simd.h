@@ -144,12 +144,14 @@ template <typename... C> INLINE Floats polynomial(Floats x, float first, C... re
 // and the polynomial is exactly 2 at 1, so that 2^x is 1 just below 0, too. Elsewhere the exponent is added to the bits: at
 // -127, the bits of 1.0 minus 127 exponents are those of 0.
 INLINE Floats not_below(Floats x) { return larger(all(-127.0f), x); }
+#if HEADWISE_AVX512
+INLINE __mmask16 not_underflowing(Floats x) { return _mm512_cmp_ps_mask(x, all(-126.0f), _CMP_NLT_UQ); }
+#endif
 INLINE Floats exp2(Floats x, [[maybe_unused]] bool clamped = false) {
 #if HEADWISE_AVX512
-  const __mmask16 normal = _mm512_cmp_ps_mask(x, all(-126.0f), _CMP_NLT_UQ);
   const Floats f = _mm512_reduce_ps(x, 1);  // x - floor(x)
   const Floats p = polynomial(f, 0.0018793188f, 0.0089909947f, 0.055818677f, 0.24015923f, 0.69315177f, 1.0f);
-  return _mm512_maskz_scalef_ps(normal, p, x);
+  return _mm512_maskz_scalef_ps(not_underflowing(x), p, x);
 #else
   if (!clamped) x = not_below(x);
   const Floats magic = all(12582912.0f);  // 1.5 · 2^23: the sum is rounded to an integer
