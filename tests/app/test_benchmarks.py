@@ -93,6 +93,7 @@ def test_a_choice_that_is_slower_than_a_kernel_that_could_be_named_is_wrong() ->
     assert auto.of_rows(rows) is None
 
 
+@pytest.mark.thorough
 def test_the_check_of_auto_goes_through_cases(run: Run) -> None:
     done = run("__main__", "--check-auto", "--quick", "--case", "tiny", "decode-16k-fp32")
     assert done.code == 0, done.err
@@ -134,6 +135,7 @@ def test_memory_is_what_the_weights_take_or_far_less(name: str, least: int, most
     assert least <= memory.peak(case, name, threads=1, patience=600) <= most
 
 
+@pytest.mark.thorough
 def test_memory_that_cannot_be_measured_has_a_reason() -> None:
     with pytest.raises(Skip, match="supports no mask but Causal"):
         memory.peak(CASES["memory-32768-window"].quick(), "torch_fused", threads=1)

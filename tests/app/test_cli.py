@@ -62,6 +62,7 @@ def test_train_another_design_then_see_and_write_with_it(headwise: Command, tmp_
     assert "did not select the head" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_reconstruct_writes_its_report(headwise: Command, tmp_path: Path) -> None:
     text = tmp_path / "s.txt"
     text.write_text("武松打虎\n林冲\n", encoding="utf-8")

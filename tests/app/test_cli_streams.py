@@ -42,6 +42,7 @@ def test_bytes_on_standard_input_that_are_not_utf8(headwise: Command) -> None:
     assert done.err.startswith("error: 'standard input' is not UTF-8: byte 0xce at offset 0")
 
 
+@pytest.mark.thorough
 def test_a_report_on_standard_output_is_alone_there(model_folder: Path, tmp_path: Path) -> None:
     command = [*PROGRAM, "see", "武松打虎", "--model", model_folder, "--out", "-"]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, env={**os.environ, "COLUMNS": "120"})
@@ -86,6 +87,7 @@ def test_a_text_to_prune_by_comes_from_standard_input(headwise: Command, model_f
     assert losses[0] == losses[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="locales of another kind")
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_any_locale_prints_and_reads_utf8(model_folder: Path, tmp_path: Path, encoding: str) -> None:
@@ -101,6 +103,7 @@ def test_any_locale_prints_and_reads_utf8(model_folder: Path, tmp_path: Path, en
     assert "<title>武松打虎" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="pipes of another kind")
 def test_a_pipe_that_closes_early_loses_nothing(model_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
@@ -113,6 +116,7 @@ def test_a_pipe_that_closes_early_loses_nothing(model_folder: Path, tmp_path: Pa
     assert out.read_bytes().endswith(b"</html>\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="pipes of another kind")
 def test_a_pipe_that_is_closed_from_the_start(model_folder: Path, tmp_path: Path) -> None:
     reading, writing = os.pipe()
@@ -125,6 +129,7 @@ def test_a_pipe_that_is_closed_from_the_start(model_folder: Path, tmp_path: Path
     assert (tmp_path / "report.html").read_bytes().endswith(b"</html>\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 @pytest.mark.parametrize("arguments", [("plan", "--config", "gpt-2-small", "--json"), ("plan", "--list", "--markdown")])
 def test_output_that_cannot_be_written_is_an_error(arguments: tuple[str, ...]) -> None:

@@ -90,6 +90,7 @@ def test_the_python_of_a_page_runs(folder: Path, page: str) -> None:
         exec(compile(block, f"{page}, block {number}", "exec"), names)
 
 
+@pytest.mark.thorough_except(*READMES)
 @pytest.mark.parametrize("page", [page for page in [*PAGES, *READMES] if commands(page)])
 def test_the_commands_of_a_page_run(folder: Path, headwise: Command, page: str) -> None:
     pytest.importorskip("pyarrow")

@@ -107,6 +107,7 @@ def test_loaded_library_is_described(found: Examination, capsys: pytest.CaptureF
         assert f"target in use  {native.target}" in shown(found, 200, capsys)
 
 
+@pytest.mark.thorough
 def test_measured_targets_are_those_that_run_and_the_selected_one_stays(capsys: pytest.CaptureFixture[str]) -> None:
     native = compiled.library()
     if native.handle is None:

@@ -33,6 +33,7 @@ def test_text_path_and_loaded_model_give_one_report(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough_except("en-I know it is the moon.")
 @pytest.mark.parametrize(("lang", "words"), [("en", "I know it is the moon."), ("zh", "鲁智深是关西汉子")])
 def test_without_a_text_readers_see_a_passage_in_their_language_that_the_model_knows(lang, words, monkeypatch):
     monkeypatch.setenv("HEADWISE_LANG", "zh" if lang == "en" else "en")  # lang= counts more
@@ -45,6 +46,7 @@ def test_without_a_text_readers_see_a_passage_in_their_language_that_the_model_k
     assert equal(hw.see(model=loaded), report)
 
 
+@pytest.mark.thorough
 def test_a_page_is_in_the_language_of_the_locale_unless_lang_is_given(tmp_path, monkeypatch):
     monkeypatch.setenv("HEADWISE_LANG", "zh")
     loaded = hw.load_model()

@@ -109,6 +109,7 @@ def test_the_sample_is_of_the_same_windows_for_all_heads(swept):
     assert swept.passages[first].contrast > swept.passages[last].contrast
 
 
+@pytest.mark.thorough
 def test_passages_of_a_resumed_sweep_are_those_of_one_that_was_not(model_folder, tmp_path, small_pieces):
     (tmp_path / "a.txt").write_text(said(3000, 1), encoding="utf-8")
     (tmp_path / "b.txt").write_text(said(1500, 2), encoding="utf-8")

@@ -107,6 +107,7 @@ def test_a_map_without_numbers_and_one_whose_kernel_makes_no_pictures_show_facts
     assert "<img" not in page
 
 
+@pytest.mark.thorough_except("0-map", "0-report", "0-hostile report")
 @pytest.mark.parametrize("shown", ["map", "table", "report", "hostile report", "record", "layer"])
 @pytest.mark.parametrize("_", [pytest.param(0, marks=needs_browser)])
 def test_a_notebook_cell_opens_without_a_word_in_the_console(tmp_path: Path, shown, _):
