@@ -2,10 +2,10 @@
 // below. Its KIND has the signature by which a class in src/headwise/stats requests it, and its sort:
 //
 //   FORMULA           of(row): a formula of the sums that the pass computes for every row
-//   MASS_OF_WEIGHTS   an additional sum for each row, Σ p over some keys or Σ p·w: add(…) returns the share of a stretch of
-//                     keys. It reads the weights p if exact ones are available, which is faster than recomputing them.
-//                     meets(…): whether some keys can have a share at all
-//   MASS_OF_LOGITS    the same, computed from the logits
+//   MASS_OF_WEIGHTS   an additional sum for each row, Σ p over some keys: add(…) adds the shares of stretches of keys to as
+//                     many rows. It reads the weights p if exact ones are available, which is faster than recomputing
+//                     them. meets(…): whether some keys can have a share at all
+//   MASS_OF_LOGITS    Σ p·w, computed from the logits: of(…) is the share of a stretch
 //   COLUMNS           Σ p over the queries, for each key
 //   BEST              of(row, i): a property of the i-th largest weight of a row
 
@@ -103,12 +103,27 @@ struct Variance {
 // whether from the query.
 struct RangeMass {
   static constexpr Kind KIND = {"range_mass(int, int, int): float32[b, h, n]", MASS_OF_WEIGHTS, 0};
-  INLINE float add(const headwise_wanted& wanted, const Seen& seen) {
-    const Stretch& row = seen.row;
-    const int64_t base = row.key - (wanted.numbers[2] ? row.position : 0);
-    const int64_t start = most(wanted.numbers[0] - base, row.from), stop = least(wanted.numbers[1] - base, row.to);
-    if (start >= stop) return 0.0f;
-    return seen.weights ? of_weights(seen.weights, start, stop) : of_logits(seen, start, stop);
+  static void add(const headwise_wanted& wanted, const Seen* seen, int count, float* sums) {
+    float single[MOST_ROWS];  // log2 of p where it is that of one key and not known: computed for all rows together
+    bool any_single = false;
+    for (int r = 0; r < count; r++) {
+      const Stretch& row = seen[r].row;
+      const int64_t base = row.key - (wanted.numbers[2] ? row.position : 0);
+      const int64_t start = most(wanted.numbers[0] - base, row.from), stop = least(wanted.numbers[1] - base, row.to);
+      single[r] = NOTHING;
+      if (start >= stop) continue;
+      if (seen[r].weights) {
+        sums[r] += of_weights(seen[r].weights, start, stop);
+      } else if (stop - start == 1) {
+        single[r] = row.logits[start] * seen[r].factor - seen[r].top, any_single = true;
+      } else {
+        sums[r] += of_logits(seen[r], start, stop);
+      }
+    }
+    for (int begin = 0; begin < count && any_single; begin += W) {
+      const Floats p = exp2(read(single + begin, count - begin));
+      for (int r = begin; r < least(begin + W, count); r++) sums[r] += p[r - begin];
+    }
   }
   // Whether the keys [from, to) can be in the range of a query whose position is in [first, last].
   static bool meets(const headwise_wanted& wanted, int64_t first, int64_t last, int64_t from, int64_t to) {
@@ -141,7 +156,7 @@ struct RangeMass {
 // Σ p·w. Argument: w.
 struct KeyWeights {
   static constexpr Kind KIND = {"key_weights(float32[m]): float32[b, h, n]", MASS_OF_LOGITS, 0};
-  INLINE float add(const headwise_wanted& wanted, const Seen& seen) {
+  INLINE float of(const headwise_wanted& wanted, const Seen& seen) {
     const Stretch& row = seen.row;
     const float* weights = of_batch<float>(wanted.keys, seen.batch) + row.key;
     Floats found = all(0.0f);
@@ -153,7 +168,7 @@ struct KeyWeights {
 // Σ p over the keys before position + ahead that have the query's label; -1: no label. Arguments: ahead, the labels.
 struct SameLabel {
   static constexpr Kind KIND = {"same_label(int, int32[m], int32[n]): float32[b, h, n]", MASS_OF_LOGITS, NEEDS_BLOCKS};
-  INLINE float add(const headwise_wanted& wanted, const Seen& seen) {
+  INLINE float of(const headwise_wanted& wanted, const Seen& seen) {
     const Stretch& row = seen.row;
     const int32_t label = of_batch<int32_t>(wanted.queries, seen.batch)[seen.query];
     if (label < 0) return 0.0f;
@@ -307,8 +322,12 @@ struct Wanted {
   template <Sort SORT> __attribute__((noinline)) void add(const Seen* seen, int row_count, float* sums) const {
     for (int i = 0; i < count[SORT]; i++)
       Statistics::find(of[SORT][i].code, [&](auto one) __attribute__((always_inline)) {
-        if constexpr (decltype(one)::KIND.sort == SORT)
-          for (int r = 0; r < row_count; r++) sums[i * MOST_ROWS + r] += decltype(one)::add(of[SORT][i], seen[r]);
+        typedef decltype(one) One;
+        float* to = sums + i * MOST_ROWS;
+        if constexpr (One::KIND.sort == SORT && SORT == MASS_OF_WEIGHTS)
+          One::add(of[SORT][i], seen, row_count, to);
+        else if constexpr (One::KIND.sort == SORT)
+          for (int r = 0; r < row_count; r++) to[r] += One::of(of[SORT][i], seen[r]);
       });
   }
 };
