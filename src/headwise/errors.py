@@ -155,7 +155,9 @@ def check_whole(owner: str, name: str, value: object, least: int) -> int:
 
 def whole_number(value: Any) -> int | None:
     """A whole number of any library, such as NumPy's, as one of Python; None for anything else, which bool is."""
-    if isinstance(value, bool) or (hasattr(value, "ndim") and value.ndim):
+    if isinstance(value, int):
+        return None if isinstance(value, bool) else value
+    if getattr(value, "ndim", 0):
         return None
     try:
         return index(value)

@@ -185,6 +185,16 @@ def test_one_graph_serves_any_size(data: st.DataObject) -> None:
     assert 1 <= len(graphs.seen) <= 3
 
 
+def test_a_mask_may_have_a_size_of_the_graph() -> None:
+    graph = torch.compile(
+        lambda q: attend(q, q, q, mask=Causal() & Window(q.shape[2] // 4) | Sinks(2)),
+        backend="aot_eager", fullgraph=True, dynamic=True,
+    )  # fmt: skip
+    for n in (40, 24):
+        q = torch.randn(1, 2, n, 8)
+        assert torch.equal(graph(q), attend(q, q, q, mask=Causal() & Window(n // 4) | Sinks(2)))
+
+
 @pytest.mark.parametrize("shape", [(0, 53), (37, 0), (1, 1), (1, 40)])
 def test_one_graph_of_no_queries_no_keys_and_few(shape: tuple[int, int]) -> None:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
