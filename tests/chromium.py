@@ -60,10 +60,11 @@ class Browser:
             self.events.append(answer)
 
     def page(self, width: int = 1280, height: int = 800, **options: Any) -> "Page":
-        """A new page of that size in css pixels."""
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        """A new page of that size in css pixels, with storage of its own: what other pages kept is not in it."""
+        context = self.send("Target.createBrowserContext")["browserContextId"]
+        target = self.send("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        return Page(self, target, session, width, height, **options)
+        return Page(self, context, session, width, height, **options)
 
     def close(self) -> None:
         """End the browser."""
@@ -91,10 +92,10 @@ class Page:
     """A tab: opened, asked, clicked, scrolled, and looked at."""
 
     def __init__(
-        self, browser: Browser, target: str, session: str, width: int, height: int, *, scale: float = 1.0,
+        self, browser: Browser, context: str, session: str, width: int, height: int, *, scale: float = 1.0,
         touch: bool = False, theme: str = "light", still: bool = True,
     ) -> None:  # fmt: skip
-        self._browser, self._target, self._session = browser, target, session
+        self._browser, self._context, self._session = browser, context, session
         for domain in ("Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
         self.send(
@@ -196,5 +197,5 @@ class Page:
         return out
 
     def close(self) -> None:
-        """Close the tab."""
-        self._browser.send("Target.closeTarget", targetId=self._target)
+        """Close the tab and its storage."""
+        self._browser.send("Target.disposeBrowserContext", browserContextId=self._context)
