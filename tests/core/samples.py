@@ -7,7 +7,19 @@ from torch import Tensor
 
 from headwise.kernels import KERNELS
 from headwise.kernels.call import Call
-from headwise.masks import Causal, Dense, Documents, Everything, Forbidden, Grid, Lengths, Mask, Sinks, Window
+from headwise.masks import (
+    Causal,
+    Dense,
+    Documents,
+    Everything,
+    Forbidden,
+    Grid,
+    Lengths,
+    Mask,
+    Sinks,
+    Window,
+    WithGap,
+)
 from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits, SoftCap, t5_bias
 
@@ -36,6 +48,9 @@ MASKS: dict[str, Callable[[int, int, int], Mask]] = {
     "documents": lambda b, n, m: Documents(torch.arange(m) // 9) & Causal(),
     "documents and padding": lambda b, n, m: Documents(torch.where(torch.arange(m) < m - 5, torch.arange(m) // 13, -1)),
     "forbidden": lambda b, n, m: Forbidden(torch.arange(n) % 3 == 1, torch.arange(m) % (m // 5 + 2) == 4) & Causal(),
+    "with a gap": lambda b, n, m: (
+        WithGap(Lengths([m + 4 - 3 * i for i in range(b)]) & Window(m // 2 + 5), 3, 5) & Causal()
+    ),
     "dense": lambda b, n, m: Dense(torch.rand(b, 1, n, m, generator=torch.Generator().manual_seed(4)) > 0.7),
 }
 

@@ -9,6 +9,7 @@ import torch
 import headwise as hw
 from headwise.cache import BudgetCache, Cache, KVCache, RaggedCache, SlidingCache
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
+from headwise.masks import Forbidden, HeadWindows, Mask
 from headwise.nn import SparseHeadMixture
 
 KINDS: dict[str, Callable[[], Cache]] = {
@@ -124,3 +125,44 @@ def test_a_tensor_may_have_the_dropped_keys_or_not(kind: str) -> None:
             torch.testing.assert_close(layer(part, mask=there, cache=held), expected[:, i : i + 1])
         with pytest.raises(ShapeError):
             layer(x[:, :1], mask=real[..., :9], cache=whole)
+
+
+OWN_MASKS: dict[str, Mask] = {
+    "a wider window": hw.Window(7),
+    "a narrower window": hw.Window(2),
+    "more sinks": hw.Window(2) | hw.Sinks(3),
+    "documents": hw.Documents(torch.arange(20) // 7),
+    "padding": hw.Lengths([18, 20], side="right"),
+    "forbidden": Forbidden(torch.ones(20, dtype=torch.bool), torch.arange(20) % 4 == 3),
+    "windows of heads": HeadWindows([9, 2], sinks=1),
+}
+
+
+@pytest.mark.parametrize("make", [
+    lambda: SlidingCache(4), lambda: SlidingCache(4, sinks=2), lambda: BudgetCache([5, 3], sinks=1),
+    lambda: BudgetCache([4, None], sinks=1),
+])  # fmt: skip
+@pytest.mark.parametrize("name", OWN_MASKS)
+def test_a_mask_counts_the_tokens_that_a_cache_has_dropped(make: Callable[[], Cache], name: str) -> None:
+    layer, x = layer_and()
+    cache, whole = make(), hw.Causal() & OWN_MASKS[name]
+    limits = cache.mask(2) if isinstance(cache, BudgetCache) else hw.Window(4) | hw.Sinks(cache.sinks)
+    dense, seen = whole.to_dense(20, 20, batch=2, heads=2), 0
+    with torch.no_grad():
+        expected = layer(x, mask=whole & limits)
+        for n in (5, 1, 1, 1, 3, 1, 1, 7):
+            rows, seen = slice(seen, seen + n), seen + n
+            for mask, held in ((_of(whole, rows, seen), deepcopy(cache)), (dense[..., rows, :seen], cache)):
+                torch.testing.assert_close(layer(x[:, rows], mask=mask, cache=held), expected[:, rows])
+
+
+def _of(whole: Mask, rows: slice, seen: int) -> Mask:
+    """The mask of some queries over the tokens so far, of the same kind where it holds numbers of all tokens."""
+    own = whole.right  # Causal() & own
+    if isinstance(own, hw.Documents):
+        own = hw.Documents(own.ids[:, :seen])
+    elif isinstance(own, hw.Lengths):
+        own = hw.Lengths(own.keys - (20 - seen), side="right")
+    elif isinstance(own, Forbidden):
+        own = Forbidden(own.queries[0, rows], own.keys[0, :seen])
+    return hw.Causal() & own

@@ -23,6 +23,7 @@ from headwise.masks import (
     Window,
     conjuncts,
     is_causal,
+    spans,
 )
 
 
@@ -179,3 +180,23 @@ def test_lengths_of_narrow_integers_do_not_wrap(dtype: torch.dtype) -> None:
 def test_numbers_of_masks_are_whole(make: Callable[[], Mask], message: str) -> None:
     with pytest.raises((ConfigError, ShapeError), match=message):
         make()
+
+
+@pytest.mark.parametrize("gap", [range(0, 4), range(2, 9), range(6, 7), range(0, 14), range(3, 3)])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_with_a_gap_is_the_mask_without_those_keys(name: str, gap: range) -> None:
+    n, m = 5, 23
+    mask, rest = MASKS[name](2, n, m), [j for j in range(m) if j not in gap]
+    grid = Grid(2, 6, n, len(rest))
+    dense, found = mask.to_dense(n, m, batch=2, heads=6), mask.with_gap(gap, grid)
+    expected = dense[..., rest]
+    assert torch.equal(found.to_dense(n, len(rest), batch=2, heads=6).expand_as(expected), expected)
+    ranges = found.spans(grid)
+    assert (ranges is None) <= (mask.spans(Grid(2, 6, n, m)) is None)
+    if ranges is not None:
+        assert torch.equal(spans.to_dense(ranges, len(rest)).expand(len(expected), -1, -1), expected[:, 0])
+    for i in range(n):
+        for start in range(0, len(rest), 3):
+            rows, cols = Span(i, n), Span(start, min(start + 7, len(rest)))
+            state, tile = found.state(rows, cols, grid), expected[..., i:n, cols.start : cols.stop]
+            assert state is State.MIXED or bool((tile == (state is State.FULL)).all())

@@ -28,6 +28,7 @@ from headwise.masks.base import (
     Mask,
     Or,
     Part,
+    WithGap,
     conjuncts,
 )
 from headwise.masks.forbidden import Forbidden
@@ -59,12 +60,13 @@ __all__ = [
     "Span",
     "State",
     "Window",
+    "WithGap",
     "conjuncts",
     "is_causal",
     "register",
 ]
 
-for _kind in (And, Or, Everything, Causal, Window, Sinks, Lengths, Documents, Dense, HeadWindows, Forbidden):
+for _kind in (And, Or, Everything, Causal, Window, Sinks, Lengths, Documents, Dense, HeadWindows, Forbidden, WithGap):
     register(_kind)
 MASKS = Mask.known  # by name, for files and graphs
 

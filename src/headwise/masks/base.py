@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import DTypeError, check_declared
-from headwise.fields import Cuts, Described, Field, Inner, Section
+from headwise.fields import Cuts, Described, Field, Inner, Section, Whole
 from headwise.masks import spans
 from headwise.masks.grid import Grid, Span, State
 
@@ -91,6 +91,11 @@ class Mask(Described, ABC):
         """Return the mask of a rectangle of the matrix, for `grid.part(rows, cols)`."""
         return Part(self, grid, rows, cols)
 
+    def with_gap(self, gap: range, grid: Grid) -> "Mask":
+        """Return the mask of the keys that remain, a matrix of the size of `grid`, when a range of keys before all
+        queries is dropped."""
+        return WithGap(self, gap.start, len(gap)) if gap else self
+
     def __and__(self, other: "Mask") -> "Mask":
         return And(self, _mask(other))
 
@@ -124,6 +129,9 @@ class _Pair(Mask, abstract=True):
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
         return type(self)(self.left.part(rows, cols, grid), self.right.part(rows, cols, grid))
+
+    def with_gap(self, gap: range, grid: Grid) -> Mask:
+        return type(self)(self.left.with_gap(gap, grid), self.right.with_gap(gap, grid))
 
     def __repr__(self) -> str:
         return f"({self.left!r} {self.sign} {self.right!r})"
@@ -254,6 +262,63 @@ class Selected(Mask):
     def __repr__(self) -> str:
         parts = ", ".join(f"{axis}={start}:{stop}" for axis, (start, stop, _) in self.cuts.items())
         return f"{self.whole!r}[{parts}]"
+
+
+@dataclass(frozen=True)
+class WithGap(Mask):
+    """The rest of a mask when a range of keys before all queries is dropped, as by a cache.
+
+    Args:
+        whole: the mask over all keys.
+        start, count: the first of the dropped keys, and how many they are.
+    """
+
+    whole: Mask
+    start: int
+    count: int
+    holds = {"whole": Inner(Mask), "start": Whole(), "count": Whole()}
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        return self.whole.allowed(rows, torch.where(cols < self.start, cols, cols + self.count), self._grid(grid))
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        before = Span(cols.start, min(cols.stop, self.start))
+        after = _moved(Span(max(cols.start, self.start), cols.stop), self.count)
+        whole = self._grid(grid)
+        found = {self.whole.state(rows, part, whole) for part in (before, after) if part.start < part.stop}
+        return found.pop() if len(found) == 1 else State.MIXED
+
+    def spans(self, grid: Grid) -> Tensor | None:
+        found = self.whole.spans(self._grid(grid))
+        if found is None:
+            return None
+        ends = found - (found - self.start).clamp(0, self.count)
+        return spans.tidy(ends[..., 0], ends[..., 1])
+
+    @property
+    def causal(self) -> bool:
+        return self.whole.causal
+
+    @property
+    def padding(self) -> bool:
+        return self.whole.padding
+
+    @property
+    def value(self) -> bool:
+        return self.whole.value
+
+    def over_tokens(self, grid: Grid) -> Mask:
+        return replace(self, whole=self.whole.over_tokens(self._grid(grid)))
+
+    def check(self, grid: Grid) -> None:
+        self.whole.check(self._grid(grid))
+
+    def _grid(self, grid: Grid) -> Grid:
+        """Return the grid of the whole mask."""
+        return replace(grid, m=grid.m + self.count, first=grid.shift + self.count)
+
+    def __repr__(self) -> str:
+        return f"{self.whole!r}.with_gap({self.start}:{self.start + self.count})"
 
 
 def conjuncts(mask: Mask) -> list[Mask]:

@@ -25,6 +25,9 @@ class Everything(_Anywhere):
 
     holds = {}
 
+    def with_gap(self, gap: range, grid: Grid) -> Mask:
+        return self
+
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return torch.ones(1, 1, len(rows), len(cols), dtype=torch.bool, device=rows.device)
 
@@ -41,6 +44,9 @@ class Causal(_Anywhere):
 
     holds = {}
     causal = True
+
+    def with_gap(self, gap: range, grid: Grid) -> Mask:
+        return self
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return ((rows + grid.shift)[:, None] >= cols)[None, None]
@@ -92,6 +98,10 @@ class Window(_Anywhere):
         position = grid.positions()[None]
         return spans.one(position - self.left + 1, position + self.right + 1, grid.m)
 
+    def with_gap(self, gap: range, grid: Grid) -> Mask:
+        beyond = grid.shift - gap.start + 1 >= self.left  # all keys before the gap are, with it and without
+        return self if beyond or gap.start == 0 else super().with_gap(gap, grid)
+
     @property
     def causal(self) -> bool:
         return self.right == 0
@@ -117,6 +127,9 @@ class Sinks(Mask):
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
         return Sinks(max(0, self.count - cols.start))
+
+    def with_gap(self, gap: range, grid: Grid) -> Mask:
+        return Sinks(min(self.count, gap.start) + max(0, self.count - gap.stop))
 
     def spans(self, grid: Grid) -> Tensor:
         return spans.one(torch.zeros(1, grid.n, dtype=torch.long, device="cpu"), self.count, grid.m)

@@ -145,9 +145,9 @@ class AttentionLayer(Shown, nn.Module):
 
         Args:
             mask: which keys each query may attend to: a mask or a tensor, as in `attend`. With a cache the keys are
-                the cached and the new ones, and queries are aligned to their end, so `Causal()` applies at every step;
-                keys that the cache has dropped, for all heads or for some, are masked automatically, and a tensor may
-                have them or not.
+                those of all tokens so far and the new ones, and queries are aligned to their end, so `Causal()` applies
+                at every step; keys that the cache has dropped, for all heads or for some, are masked automatically, and
+                a tensor may have them or not.
             score: score modifications, as in `attend`.
             cache: a KV cache, self attention only; x is then the next n tokens. Gradients flow to cached keys and
                 values too, unless they are quantized; decode under `torch.no_grad()`. A call that raises leaves the
@@ -161,8 +161,10 @@ class AttentionLayer(Shown, nn.Module):
         scores = (score,) if isinstance(score, Score) else tuple(score)
         if isinstance(mask, Tensor):
             mask, bias = self._mask_of_tensor(mask, x, context, cache)
-            scores += bias
-        self.check(x, context, cache, mask, scores)
+            self.check(x, context, cache, mask, scores := scores + bias)
+        else:
+            self.check(x, context, cache, mask, scores)
+            mask = self._mask_of_held(mask, x, cache)
         limits = None if cache is None else cache.limits(x.shape[1], self.num_heads)
         if limits is not None:
             mask = limits if mask is None else mask & limits
@@ -200,6 +202,13 @@ class AttentionLayer(Shown, nn.Module):
                 mask = torch.cat((mask[..., : gap.start], mask[..., gap.stop :]), -1)
             keys -= len(gap)
         return of_argument(mask, Grid(x.shape[0], self.num_heads, x.shape[1], keys))
+
+    def _mask_of_held(self, mask: Mask | None, x: Tensor, cache: Cache | None) -> Mask | None:
+        """Return a mask over all tokens as that of the keys that the cache holds and the new ones."""
+        if mask is None or cache is None or not (gap := gap_of(cache)):
+            return mask
+        n = x.shape[1]
+        return mask.with_gap(gap, Grid(x.shape[0], self.num_heads, n, cache.seen + n - len(gap)))
 
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
