@@ -166,3 +166,20 @@ def _of(whole: Mask, rows: slice, seen: int) -> Mask:
     elif isinstance(own, Forbidden):
         own = Forbidden(own.queries[0, rows], own.keys[0, :seen])
     return hw.Causal() & own
+
+
+@pytest.mark.thorough_except("window-sliding")
+@pytest.mark.parametrize(
+    "make", [lambda: SlidingCache(6, sinks=2), lambda: BudgetCache([6, 5], sinks=1)], ids=["sliding", "budgets"]
+)
+@pytest.mark.parametrize("mask", [hw.Causal(), hw.Causal() & hw.Window(8)], ids=["causal", "window"])
+def test_one_graph_serves_every_step(make: Callable[[], Cache], mask: Mask) -> None:
+    layer, x = layer_and()
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")  # compiled too often, fullgraph raises
+    with torch.no_grad():
+        found, expected = (
+            torch.cat([call(part, mask=mask, cache=cache) for part in x.split(1, 1)], 1)
+            for call, cache in ((compiled, make()), (layer, make()))
+        )
+    assert torch.equal(found, expected)

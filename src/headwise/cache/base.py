@@ -9,14 +9,15 @@ from torch import Tensor
 from headwise.cache.storage import Rows
 from headwise.errors import DeviceError, DTypeError, ShapeError
 from headwise.kernels.quantized import Vectors
-from headwise.masks import Mask
+from headwise.masks import Mask, Span
 
 
 class Cache(Protocol):
     """A KV cache: one object per layer, given as `cache=` at every step.
 
-    Optional: `take`, as `append`, but returns what `attend` reads, such as quantized keys and values; `gap`, the tokens
-    that no head holds any more, a range that begins after those that are always kept, empty before any is dropped.
+    Optional: `take`, as `append`, but returns what `attend` reads, such as quantized keys and values; `gap`, a `Span`
+    of the tokens that no head holds any more: it begins after those that are always kept, and is empty before any is
+    dropped.
     """
 
     @property
@@ -41,9 +42,9 @@ def remembered(cache: Cache, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
     return take(k, v)
 
 
-def gap_of(cache: Cache | None) -> range:
+def gap_of(cache: Cache | None) -> Span:
     """The tokens that a cache has dropped for all heads."""
-    gap: range = getattr(cache, "gap", range(0))
+    gap: Span = getattr(cache, "gap", Span(0, 0))
     return gap
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from headwise.cache.base import Kind, described, kind_of
 from headwise.cache.storage import Rows, storages
 from headwise.errors import ShapeError, check_whole
-from headwise.masks import HeadWindows, Mask
+from headwise.masks import HeadWindows, Mask, Span
 from headwise.masks.head_windows import check_windows
 
 
@@ -71,10 +71,10 @@ class BudgetCache:
         return described(self, windows=list(self.windows), sinks=self.sinks)
 
     @property
-    def gap(self) -> range:
+    def gap(self) -> Span:
         """The tokens that no head holds any more."""
         first = 0 if None in self.windows else self.sinks
-        return range(first, first + self.seen - max(rows.length for rows in self._k))
+        return Span(first, first + self.seen - max(rows.length for rows in self._k))
 
     @property
     def nbytes(self) -> int:

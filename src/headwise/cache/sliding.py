@@ -8,7 +8,7 @@ from headwise.cache.base import Kind, described, kind_of
 from headwise.cache.storage import Rows, storages
 from headwise.errors import check_whole
 from headwise.kernels.quantized import Vectors, decoded
-from headwise.masks import Mask, Sinks, Window
+from headwise.masks import Mask, Sinks, Span, Window
 
 
 class SlidingCache:
@@ -53,9 +53,9 @@ class SlidingCache:
         return described(self, window=self.window, sinks=self.sinks)
 
     @property
-    def gap(self) -> range:
+    def gap(self) -> Span:
         """The tokens that are not held any more."""
-        return range(self.sinks, self.sinks + self.seen - self._k.length)
+        return Span(self.sinks, self.sinks + self.seen - self._k.length)
 
     @property
     def nbytes(self) -> int:

@@ -91,10 +91,10 @@ class Mask(Described, ABC):
         """Return the mask of a rectangle of the matrix, for `grid.part(rows, cols)`."""
         return Part(self, grid, rows, cols)
 
-    def with_gap(self, gap: range, grid: Grid) -> "Mask":
+    def with_gap(self, gap: Span, grid: Grid) -> "Mask":
         """Return the mask of the keys that remain, a matrix of the size of `grid`, when a range of keys before all
         queries is dropped."""
-        return WithGap(self, gap.start, len(gap)) if gap else self
+        return WithGap(self, gap.start, gap.stop - gap.start) if gap.start < gap.stop else self
 
     def __and__(self, other: "Mask") -> "Mask":
         return And(self, _mask(other))
@@ -130,7 +130,7 @@ class _Pair(Mask, abstract=True):
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
         return type(self)(self.left.part(rows, cols, grid), self.right.part(rows, cols, grid))
 
-    def with_gap(self, gap: range, grid: Grid) -> Mask:
+    def with_gap(self, gap: Span, grid: Grid) -> Mask:
         return type(self)(self.left.with_gap(gap, grid), self.right.with_gap(gap, grid))
 
     def __repr__(self) -> str:

@@ -25,7 +25,7 @@ class Everything(_Anywhere):
 
     holds = {}
 
-    def with_gap(self, gap: range, grid: Grid) -> Mask:
+    def with_gap(self, gap: Span, grid: Grid) -> Mask:
         return self
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
@@ -45,7 +45,7 @@ class Causal(_Anywhere):
     holds = {}
     causal = True
 
-    def with_gap(self, gap: range, grid: Grid) -> Mask:
+    def with_gap(self, gap: Span, grid: Grid) -> Mask:
         return self
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
@@ -98,7 +98,7 @@ class Window(_Anywhere):
         position = grid.positions()[None]
         return spans.one(position - self.left + 1, position + self.right + 1, grid.m)
 
-    def with_gap(self, gap: range, grid: Grid) -> Mask:
+    def with_gap(self, gap: Span, grid: Grid) -> Mask:
         beyond = grid.shift - gap.start + 1 >= self.left  # all keys before the gap are, with it and without
         return self if beyond or gap.start == 0 else super().with_gap(gap, grid)
 
@@ -128,7 +128,7 @@ class Sinks(Mask):
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
         return Sinks(max(0, self.count - cols.start))
 
-    def with_gap(self, gap: range, grid: Grid) -> Mask:
+    def with_gap(self, gap: Span, grid: Grid) -> Mask:
         return Sinks(min(self.count, gap.start) + max(0, self.count - gap.stop))
 
     def spans(self, grid: Grid) -> Tensor:

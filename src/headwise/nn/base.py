@@ -197,18 +197,19 @@ class AttentionLayer(Shown, nn.Module):
         """Convert a mask given as a tensor; inputs are checked first, since its shape depends on theirs."""
         self.check(x, context, cache, Everything(), ())
         keys = (x if context is None else context).shape[1] + (0 if cache is None else cache.seen)
-        if gap := gap_of(cache):
+        gap = gap_of(cache)
+        if gap.start < gap.stop:
             if mask.ndim and mask.shape[-1] == keys:
                 mask = torch.cat((mask[..., : gap.start], mask[..., gap.stop :]), -1)
-            keys -= len(gap)
+            keys -= gap.stop - gap.start
         return of_argument(mask, Grid(x.shape[0], self.num_heads, x.shape[1], keys))
 
     def _mask_of_held(self, mask: Mask | None, x: Tensor, cache: Cache | None) -> Mask | None:
         """Return a mask over all tokens as that of the keys that the cache holds and the new ones."""
-        if mask is None or cache is None or not (gap := gap_of(cache)):
+        if mask is None or cache is None:
             return mask
-        n = x.shape[1]
-        return mask.with_gap(gap, Grid(x.shape[0], self.num_heads, n, cache.seen + n - len(gap)))
+        gap, n = gap_of(cache), x.shape[1]
+        return mask.with_gap(gap, Grid(x.shape[0], self.num_heads, n, cache.seen + n - (gap.stop - gap.start)))
 
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
