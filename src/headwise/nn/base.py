@@ -206,8 +206,10 @@ class AttentionLayer(Shown, nn.Module):
 
     def _mask_of_held(self, mask: Mask | None, x: Tensor, cache: Cache | None) -> Mask | None:
         """Return a mask over all tokens as that of the keys that the cache holds and the new ones."""
+        if mask is None or cache is None:
+            return mask
         gap, n = gap_of(cache), x.shape[1]
-        if mask is None or cache is None or gap.start == gap.stop:  # the same object keeps what is derived from it
+        if gap.start == gap.stop:  # the same object keeps what is derived from it
             return mask
         return mask.with_gap(gap, Grid(x.shape[0], self.num_heads, n, cache.seen + n - (gap.stop - gap.start)))
 
