@@ -1,8 +1,8 @@
 // The keys of one block of queries where float32 is multiplied in parts (operand.h): while tiles multiply for two panels of
 // keys, the vector units compute the weights of the panel between them.
 //
-//            panel   i − 1         i            i + 1
-//   tiles            O += p V                   QKᵀ → S
+//            panel   i + 1         i            i − 1
+//   tiles            QKᵀ → S       then         O += p V
 //   vectors                        2^(S−top)               a few instructions after each product of tiles
 //
 // A product of tiles takes 16 cycles. The CPU computes other instructions meanwhile, but only those close behind it: the
@@ -51,8 +51,8 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
         else
           overlap<true>(before, now, after), masses(now);
       } else {
-        if (before.any()) mix(before, alone);
         if (after.any()) logits(after, alone);
+        if (before.any()) mix(before, alone);
         for (int r = 0; r < count; r++) weigh_row(now, r);
       }
       rescale();
@@ -177,8 +177,9 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     overlap(before, Units<KEEP, REACH>(*this, now, AROUND), after);
   }
   template <typename Units> void overlap(const Panel& before, Units units, const Panel& after) const {
-    if (before.any()) mix(before, units);
+    // In this order: the logits are read next, and a load from the tile that was stored last waits for its products.
     if (after.any()) logits(after, units);
+    if (before.any()) mix(before, units);
     units.finish();
   }
 
