@@ -28,7 +28,7 @@ from headwise.costs.communication import (
 )
 from headwise.costs.configs import find
 from headwise.files import atomic_path
-from headwise.nn.counts import attention_of, counts_of
+from headwise.nn.counts import attentions_of, counts_of
 from headwise.textbook.plan.show import markdown_table
 from headwise.textbook.plan.tables import Column, Table, Value, scaled, written
 
@@ -62,7 +62,7 @@ def counted() -> Table:
 
 def devices() -> Table:
     """One layer of a large model over some devices."""
-    counts, work = attention_of(find(MODEL)), Work(1, 131_072, 131_072)
+    counts, work = attentions_of(find(MODEL)).layers[0], Work(1, 131_072, 131_072)
     rows: list[tuple[Value, ...]] = [
         (number, way.name, way.forward, way.backward, way.gradients, way.weights, way.kept)
         for number in (8, 16, 64, 128)
@@ -80,7 +80,7 @@ def devices() -> Table:
 
 def thousands() -> Table:
     """A million tokens over thousands of devices: what a layer's forward pass sends, and how long a device waits."""
-    counts, work = attention_of(find(MODEL)), Work(1, 1 << 20, 1 << 20)
+    counts, work = attentions_of(find(MODEL)).layers[0], Work(1, 1 << 20, 1 << 20)
     rows: list[tuple[Value, ...]] = []
     for number in (64, 256, 1024, 4096, 16_384):
         computed = attention_flops(counts, work) / number / PEAK
@@ -101,7 +101,7 @@ def hiding() -> Table:
     """Tokens a device from which on a ring hides its transfers."""
     rows: list[tuple[Value, ...]] = []
     for name in ("gpt-3", "llama-3-8b", MODEL, "gemma-2b"):
-        counts, work = attention_of(find(name)), Work(1, 8, 8)
+        counts, work = attentions_of(find(name)).layers[0], Work(1, 8, 8)
         tokens = [
             hiding_tokens(counts, work, PEAK, link, backward=back) for link in (SLOW, FAST) for back in (False, True)
         ]
@@ -131,7 +131,7 @@ def draw(path: Path) -> None:
     from headwise.pictures.colours import stops
     from headwise.reports.figure import INK, MUTED, figure_class, font, quiet
 
-    counts, work = attention_of(find(MODEL)), Work(1, 1 << 20, 1 << 20)
+    counts, work = attentions_of(find(MODEL)).layers[0], Work(1, 1 << 20, 1 << 20)
     cool, warm = stops("light"), stops("dark")
     numbers = [2**i for i in range(1, 15)]
     lines = {

@@ -448,6 +448,36 @@ def test_another_way_to_capture_is_found(line):
     assert captures(line)
 
 
+KEYS = {
+    "num_hidden_layers", "hidden_size", "is_encoder_decoder", "max_position_embeddings", "intermediate_size",
+    "partial_rotary_factor", "rope_parameters", "get_text_config", "encoder_attention_heads",
+}  # fmt: skip
+
+
+def keys_read(source: str) -> list[str]:
+    """Keys of a configuration of transformers that a module reads, as attributes or by getattr."""
+    found = []
+    for node in nodes(source):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            found.append(node.attr)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            found += [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+    return sorted(KEYS.intersection(map(str, found)))
+
+
+def test_only_one_package_reads_configurations_of_transformers():
+    home = "headwise.models.configuration"
+    read = {name: keys for name in INSIDE if not name.startswith(home) and (keys := keys_read(TEXTS[name]))}
+    assert read == {}, f"read it in {home}"
+
+
+@pytest.mark.parametrize(
+    "line", ["n = config.num_hidden_layers", "n = self.config.hidden_size", "x = getattr(c, 'is_encoder_decoder', 0)"]
+)
+def test_another_reader_of_configurations_is_found(line):
+    assert keys_read(line)
+
+
 DRAWING = {"matplotlib", "PIL"}
 TAG = re.compile(
     r"</?(?:a|b|br|caption|details|div|dl|figure|h[1-6]|html|i|img|li|ol|p|path|span|style|svg|table|td|th|tr|ul)\b[^<]*>"

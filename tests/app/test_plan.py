@@ -15,7 +15,7 @@ from headwise.costs import Machine, Work, attention_stages
 from headwise.costs.configs import CONFIGS, find
 from headwise.costs.model import Load, model_cache_bytes, parameter_parts, pass_stages, step_stages
 from headwise.errors import ConfigError
-from headwise.nn.counts import attention_of, counts_of
+from headwise.nn.counts import attentions_of, counts_of
 from headwise.nn.named import names
 from headwise.textbook.plan import (
     Plan,
@@ -38,10 +38,13 @@ from headwise.wording import in_language, speaking
 
 GQA = {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8}
 MACHINE = Machine(1e12, 5e10)
+T5 = find("t5-base")  # with other heads in the first layer, and in the last cross attention
+UNEQUAL = T5.with_layers([{"num_heads": 11, "head_dim": 64}, *[{"num_heads": 12}] * 34, {"num_heads": 6}])
 PLANS = {
     "model": plan_model(find("llama-2-70b"), Load(1, 4096), machine=MACHINE),
     "encoder": plan_model(find("bert-base"), Load(2, 512)),
     "both": plan_model(find("t5-base"), Load(2, 700, cache="int8")),
+    "unequal": plan_model(UNEQUAL, Load(2, 700, source=1100), machine=MACHINE),
     "mixture": plan_model(find("deepseek-v2"), Load(8, 1024, dtype="float32"), machine=MACHINE),
     "design": plan_design("gqa", GQA, Work(1, 8192, 8192, window=512, sinks=4), machine=MACHINE),
     "list": listing(),
@@ -98,12 +101,12 @@ def test_a_model_plan_says_what_the_formulas_say() -> None:
     assert plan.table("parameters").rows[-1] == ("all", 68_976_648_192, 1.0)
     memory = dict(plan.table("memory").rows)
     assert memory["weights"] == 2 * 68_976_648_192
-    assert memory["cache, all tokens"] == model_cache_bytes(config, attention_of(config), load) == 4096 * 327_680
+    assert memory["cache, all tokens"] == model_cache_bytes(config, attentions_of(config), load) == 4096 * 327_680
     assert memory["scores, materialised, one layer"] == 64 * 4096 * 4096 * 2
     assert memory["scores, blockwise, one layer"] == 64 * 4096 * 4
     for key, stages in (
-        ("pass", pass_stages(config, attention_of(config), load)),
-        ("step", step_stages(config, attention_of(config), load)),
+        ("pass", pass_stages(config, attentions_of(config), load)),
+        ("step", step_stages(config, attentions_of(config), load)),
     ):
         *rows, total = plan.table(key).rows
         assert [(row[0], row[1] or 0, row[3] or 0) for row in rows] == [(s.name, s.flops, s.bytes) for s in stages]
@@ -142,7 +145,7 @@ def test_the_list_has_all_models_and_designs() -> None:
     plan = PLANS["list"]
     assert [row[0] for row in plan.table("configs").rows] == list(CONFIGS)
     assert [row[0] for row in plan.table("designs").rows] == list(names())
-    totals = [sum(parameter_parts(config, attention_of(config)).values()) for config in CONFIGS.values()]
+    totals = [sum(parameter_parts(config, attentions_of(config)).values()) for config in CONFIGS.values()]
     assert [row[1] for row in plan.table("configs").rows] == totals
 
 
@@ -262,7 +265,7 @@ def test_a_single_head_may_be_asked_for_with_its_one_head() -> None:
 def test_other_sizes_reach_the_design() -> None:
     more = ["latent-dim=512", "rope_dim=64", "query_latent_dim=1536", "latent_norm=1"]
     plan = plan_from_options(design="latent", sizes={"d_model": 5120, "num_heads": 128, "head_dim": 128}, more=more)
-    published = attention_of(find("deepseek-v2"))
+    published = attentions_of(find("deepseek-v2")).layers[0]
     assert plan.title == f"latent: {published.parameters:,} parameters per layer"
 
 
@@ -349,7 +352,7 @@ def test_plans_are_in_chinese(plan: Plan) -> None:
 def test_names_of_costs_have_chinese_words() -> None:
     stages, parts = set(), set()
     for config in CONFIGS.values():
-        counts = attention_of(config)
+        counts = attentions_of(config)
         parts |= set(parameter_parts(config, counts))
         stages |= {stage.name for stage in pass_stages(config, counts, Load())}
     for design in ("talking_heads", "gqa"):
@@ -357,5 +360,6 @@ def test_names_of_costs_have_chinese_words() -> None:
         stages |= {stage.name for stage in attention_stages(layer, Work(1, 7, 7))}
     assert {"head mixing", "vocabulary"} <= stages
     assert "pooler" in parts
-    for name in (*stages, *parts, "arithmetic", "memory", "ring", "head-parallel", "hybrid 2 × 3", "heads 2 × 3"):
+    others = "convolutions", "arithmetic", "memory", "ring", "head-parallel", "hybrid 2 × 3", "heads 2 × 3"
+    for name in (*stages, *parts, *others):
         assert re.search("[一-鿿]", in_language(named(name), "zh")), name

@@ -1,9 +1,9 @@
 """`headwise plan --config FOLDER`: the sizes of a model of transformers by its config.json, and of a checkpoint."""
 
-import json
-from pathlib import Path
-
 import pytest
+import safetensors.torch
+import torch
+from plan_models import BART, DECODERS, LLAMA, folder_of, model_of, parameters
 
 import headwise
 from headwise.errors import CheckpointError, ConfigError
@@ -12,38 +12,9 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.textbook.plan import plan_from_options
 
-transformers = pytest.importorskip("transformers", minversion="5")
-LLAMA = {
-    "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
-    "intermediate_size": 77, "vocab_size": 101, "max_position_embeddings": 211,
-}  # fmt: skip
-MORE = {"llama": {"attention_bias": True}, "mistral": {"sliding_window": 13, "head_dim": 16},
-        "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2}, "qwen2": {}, "qwen3": {"head_dim": 16},
-        "gemma": {"head_dim": 16}}  # fmt: skip
-CASES = {
-    **{kind: {**LLAMA, **more} for kind, more in MORE.items()},
-    "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 211, "vocab_size": 101},
-    "bert": {key: size for key, size in LLAMA.items() if key != "num_key_value_heads"},
-}
-
-
-def folder_of(path: Path, kind: str, **sizes: object) -> str:
-    (path / "config.json").write_text(json.dumps({"model_type": kind, **sizes}), encoding="utf-8")
-    return str(path)
-
-
-@pytest.mark.parametrize("kind", CASES)
-def test_a_folder_is_planned_with_the_parameters_of_its_model(kind, tmp_path):
-    folder = folder_of(tmp_path, kind, **CASES[kind])
-    plan = plan_from_options(config=folder, sizes={}, seq=17)
-    auto = transformers.AutoModel if kind == "bert" else transformers.AutoModelForCausalLM
-    model = auto.from_config(transformers.AutoConfig.from_pretrained(folder))
-    assert plan.table("parameters").rows[-1][1] == sum(p.numel() for p in model.parameters())
-    assert dict(plan.facts)["source"] == str(tmp_path / "config.json")
-
 
 def test_the_cache_has_the_kv_heads_of_the_folder(tmp_path):
-    plan = plan_from_options(config=folder_of(tmp_path, "llama", **CASES["llama"]), sizes={}, seq=17, batch=1)
+    plan = plan_from_options(config=folder_of(tmp_path, "llama", **DECODERS["llama"]), sizes={}, seq=17, batch=1)
     memory = {row[0]: row[1] for row in plan.table("memory").rows}
     assert memory["cache, all tokens"] == 17 * 3 * 2 * (2 * 8) * 2
 
@@ -62,28 +33,82 @@ def test_what_is_not_understood_is_refused(tmp_path):
 
 
 def test_the_source_states_no_number_of_a_folder(tmp_path):
-    plan = plan_from_options(config=folder_of(tmp_path, "llama", **CASES["llama"]), sizes={}, seq=17)
+    plan = plan_from_options(config=folder_of(tmp_path, "llama", **DECODERS["llama"]), sizes={}, seq=17)
     note = str(plan.table("parameters").note)
     assert "built from the source has" in note
     assert "states" not in note
 
 
-def pruned(heads):
-    config = transformers.AutoConfig.for_model("llama", **{**CASES["llama"], "num_key_value_heads": 6})
-    return headwise.edit.prune(transformers.LlamaForCausalLM(config), heads).model
+def test_the_source_of_a_folder_is_its_configuration(tmp_path):
+    plan = plan_from_options(config=folder_of(tmp_path, "bart", **BART), sizes={}, seq=17)
+    assert dict(plan.facts)["source"] == str(tmp_path / "config.json")
 
 
-def test_a_model_pruned_alike_in_all_layers_is_planned(tmp_path):
-    model = pruned({0: [0, 1], 1: [2, 3], 2: [0, 5]})
-    headwise.edit.save_pruned(model, tmp_path / "pruned")
-    plan = plan_from_options(config=str(tmp_path / "pruned"), sizes={}, seq=17)
-    assert plan.table("parameters").rows[-1][1] == sum(p.numel() for p in model.parameters())
+def layers_of(plan):
+    return [row[:4] for row in plan.table("layers").rows]
 
 
-def test_a_model_pruned_in_one_layer_is_refused(tmp_path):
-    headwise.edit.save_pruned(pruned({1: [2, 3]}), tmp_path / "pruned")
-    with pytest.raises(ConfigError, match=r"was pruned: model\.layers\.1\.self_attn"):
-        plan_from_options(config=str(tmp_path / "pruned"), sizes={})
+def test_a_pruned_layer_has_a_row_of_its_own(tmp_path):
+    model = headwise.edit.prune(model_of("llama", **DECODERS["llama"]), {1: [0, 3]}).model
+    headwise.edit.save_pruned(model, tmp_path / "cut")
+    plan = plan_from_options(config=str(tmp_path / "cut"), sizes={}, seq=17)
+    assert layers_of(plan) == [("0", 6, 2, 8), ("1", 4, 2, 8), ("2", 6, 2, 8)]
+    assert "num_heads 4 to 6, num_kv_heads 2, bias qkvo, head_dim 8" in dict(plan.facts)["sizes"]
+    assert sum(row[4] for row in plan.table("layers").rows) == plan.table("parameters").rows[1][1]
+
+
+def test_stacks_of_an_encoder_decoder_have_rows_of_their_own(tmp_path):
+    plan = plan_from_options(config=folder_of(tmp_path, "bart", **BART), sizes={}, seq=17)
+    assert layers_of(plan) == [("encoder 0–2", 6, 6, 8), ("decoder 0–1", 4, 4, 12), ("decoder 0–1, cross", 4, 4, 12)]
+    assert [row[5] for row in plan.table("layers").rows] == [None, 96, 96]
+
+
+def test_layers_that_are_alike_have_no_table(tmp_path):
+    model = headwise.edit.prune(model_of("gpt2", **DECODERS["gpt2"]), {0: [0, 1], 1: [2, 3], 2: [0, 5]}).model
+    headwise.edit.save_pruned(model, tmp_path / "cut")
+    plan = plan_from_options(config=str(tmp_path / "cut"), sizes={}, seq=17)
+    assert "layers" not in [table.key for table in plan.tables]
+    assert "num_heads 4, bias qkvo, head_dim 8" in dict(plan.facts)["sizes"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_weights_of_other_shapes_than_config_json_gives_are_refused(kind, tmp_path):
+    """As `save_pretrained` writes a pruned model whose configuration cannot express its heads."""
+    model = headwise.edit.prune(model_of(kind), {0: [0, 1], 1: [2, 3], 2: [0, 5]}).model
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"another shape than config\.json gives.*save_pruned"):
+        plan_from_options(config=str(tmp_path), sizes={})
+    safetensors.torch.save_file(
+        {"wte.weight": torch.zeros(3, dtype=torch.uint8)}, tmp_path / "model-of-4-bits.safetensors"
+    )
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    assert plan_from_options(config=str(tmp_path), sizes={}).table("parameters").rows[-1][1] > parameters(model)
+
+
+def test_devices_require_equal_layers(tmp_path):
+    headwise.edit.save_pruned(headwise.edit.prune(model_of("gpt2"), {1: [0]}).model, tmp_path / "cut")
+    with pytest.raises(ConfigError, match="--devices: the layers of cut have different sizes"):
+        plan_from_options(config=str(tmp_path / "cut"), sizes={}, devices=2)
+
+
+def test_the_source_of_an_encoder_decoder_has_its_own_length(tmp_path):
+    folder = folder_of(tmp_path, "whisper", **BART, max_source_positions=37, num_mel_bins=11)
+    assert "37 source and 17 target tokens" in dict(plan_from_options(config=folder, sizes={}, seq=17).facts)["input"]
+    with pytest.raises(ConfigError, match=r"source=5: the encoder of .* always has 37 positions"):
+        plan_from_options(config=folder, sizes={}, source=5)
+    with pytest.raises(ConfigError, match="source=5: gpt-3 is not an encoder-decoder"):
+        plan_from_options(config="gpt-3", sizes={}, source=5)
+    with pytest.raises(ConfigError, match="--source is for the plan of an encoder-decoder"):
+        plan_from_options(sizes={"d_model": 8, "num_heads": 2}, source=5)
+    with pytest.raises(ConfigError, match="source=0: expected at least 1"):
+        plan_from_options(config="t5-base", sizes={}, source=0)
+
+
+def test_texts_beyond_the_positions_of_a_model_are_warned_of(tmp_path):
+    folder = folder_of(tmp_path, "bart", **BART)
+    for sizes, warned in (({"seq": 211}, False), ({"seq": 212}, True), ({"seq": 17, "source": 212}, True)):
+        facts = dict(plan_from_options(config=folder, sizes={}, **sizes).facts)
+        assert ("warning" in facts) == warned
 
 
 @pytest.mark.parametrize(
@@ -100,13 +125,17 @@ def test_a_checkpoint_of_headwise_is_planned(design, options, order, tmp_path):
         assert plan.table("parameters").rows[-1][1] == sum(p.numel() for p in decoder.parameters())
 
 
-def test_a_checkpoint_with_different_layers_is_refused(tmp_path):
+def test_a_checkpoint_with_different_layers_is_planned(tmp_path):
     tokenizer = CharTokenizer("一百单八将")
-    decoder = Decoder(DecoderConfig(tokenizer.vocab_size, 24, 2, 4, d_ff=40))
+    decoder = Decoder(DecoderConfig(tokenizer.vocab_size, 24, 3, 4, d_ff=40))
     headwise.edit.prune(decoder, {1: [0]})
     save_model(tmp_path / "model.safetensors", decoder, tokenizer, {})
-    with pytest.raises(ConfigError, match="layers have different sizes"):
-        plan_from_options(config=str(tmp_path), sizes={})
+    plan = plan_from_options(config=str(tmp_path), sizes={}, seq=17, batch=2, dtype="float32")
+    assert plan.table("parameters").rows[-1][1] == parameters(decoder)
+    assert layers_of(plan) == [("0", 4, 4, 6), ("1", 3, 3, 6), ("2", 4, 4, 6)]
+    caches = decoder.eval().new_caches()
+    decoder(torch.zeros(2, 17, dtype=torch.long), caches=caches)
+    assert dict(plan.table("memory").rows)["cache, all tokens"] == sum(cache.nbytes for cache in caches)
 
 
 def test_an_encoder_has_no_cache():

@@ -19,7 +19,7 @@ from headwise.costs.model import (
     training_flops,
 )  # fmt: skip
 from headwise.errors import ConfigError
-from headwise.nn.counts import attention_of
+from headwise.nn.counts import attentions_of
 
 ALL = list(CONFIGS.values())
 
@@ -87,23 +87,23 @@ def parts_of_modules(c: ModelConfig) -> dict[str, int]:
             sums["norms"] += count(norm) * (2 if c.norms is None else c.norms)
         for _ in range(c.decoder_layers):
             sums += Counter({"attention": 2 * attention, "feed-forward": usual, "norms": 3 * count(norm)})
-        sums["norms"] += count(norm) * (c.final_norm + c.embedding_norm)
+        sums["norms"] += count(norm) * (c.final_norms + c.embedding_norms)
         sums["output"] += count(nn.Linear(c.d_model, c.vocab, False)) if c.output == "own" else 0
         sums["pooler"] += count(nn.Linear(c.d_model, c.d_model)) if c.pooler else 0
-        sums["other"] += c.extra
+        sums["positions, segments"] += c.relative
     return {name: number for name, number in sums.items() if number}
 
 
 @pytest.mark.parametrize("config", ALL, ids=lambda c: c.name)
 def test_parameters_are_those_of_the_modules_and_of_the_source(config: ModelConfig) -> None:
-    parts = parameter_parts(config, attention_of(config))
+    parts = parameter_parts(config, attentions_of(config))
     assert parts == parts_of_modules(config)
     if config.rounded:
         assert sum(parts.values()) == pytest.approx(config.published, rel=config.rounded)
     else:
         assert sum(parts.values()) == config.published
     assert config.source
-    assert attention_of(config).heads == config.size("num_heads")
+    assert {counts.heads for counts in attentions_of(config).every} == {config.size("num_heads")}
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,16 @@ def test_parameters_are_those_of_the_modules_and_of_the_source(config: ModelConf
     ],
 )  # fmt: skip
 def test_totals_that_the_weights_are_known_by(name: str, parameters: int) -> None:
-    assert sum(parameter_parts(find(name), attention_of(find(name))).values()) == parameters
+    assert sum(parameter_parts(find(name), attentions_of(find(name))).values()) == parameters
 
 
 @pytest.mark.parametrize(("name", "billions"), [("deepseek-v2", 21), ("mixtral-8x7b", 13), ("llama-7b", 7)])
 def test_active_parameters_are_those_of_the_paper(name: str, billions: int) -> None:
-    assert round(active_parameters(find(name), attention_of(find(name))) / 1e9) == billions
+    assert round(active_parameters(find(name), attentions_of(find(name))) / 1e9) == billions
 
 
 def test_deepseek_v2_caches_34560_numbers_a_token() -> None:
-    assert cached_numbers(find("deepseek-v2"), attention_of(find("deepseek-v2"))) == 60 * (512 + 64) == 34_560
+    assert cached_numbers(find("deepseek-v2"), attentions_of(find("deepseek-v2"))) == 60 * (512 + 64) == 34_560
 
 
 @pytest.mark.parametrize(
@@ -137,37 +137,37 @@ def test_deepseek_v2_caches_34560_numbers_a_token() -> None:
 )
 def test_cache_of_a_token(name: str, numbers: int) -> None:
     config = find(name)
-    assert cached_numbers(config, attention_of(config)) == numbers
-    assert model_cache_bytes(config, attention_of(config), Load(1, 1)) == 2 * numbers
-    assert model_cache_bytes(config, attention_of(config), Load(3, 1, cache="float32")) == 3 * 4 * numbers
+    assert cached_numbers(config, attentions_of(config)) == numbers
+    assert model_cache_bytes(config, attentions_of(config), Load(1, 1)) == 2 * numbers
+    assert model_cache_bytes(config, attentions_of(config), Load(3, 1, cache="float32")) == 3 * 4 * numbers
 
 
 def test_a_window_bounds_the_cache_and_the_work() -> None:
     config = find("mistral-7b")
-    assert model_cache_bytes(config, attention_of(config), Load(1, 100_000)) == 4095 * 2 * cached_numbers(
-        config, attention_of(config)
+    assert model_cache_bytes(config, attentions_of(config), Load(1, 100_000)) == 4095 * 2 * cached_numbers(
+        config, attentions_of(config)
     )
-    short, long = (step_stages(config, attention_of(config), Load(1, n)) for n in (4096, 100_000))
+    short, long = (step_stages(config, attentions_of(config), Load(1, n)) for n in (4096, 100_000))
     assert short == long
 
 
 def test_training_gpt_3_takes_what_its_paper_says() -> None:
     """3.14e23 FLOPs for 300 billion tokens (Brown et al. 2020, Table D.1), which leaves out the scores."""
     load = Load(1, 2048, materialised=True)
-    matmuls = training_flops(find("gpt-3"), attention_of(find("gpt-3")), load) / 2048 * 300e9
+    matmuls = training_flops(find("gpt-3"), attentions_of(find("gpt-3")), load) / 2048 * 300e9
     assert 3.14e23 < matmuls < 1.04 * 3.14e23
 
 
 @pytest.mark.parametrize("config", [c for c in ALL if decodes(c)], ids=lambda c: c.name)
 def test_a_step_reads_the_weights_a_token_meets(config: ModelConfig) -> None:
     """Bytes of a step are those of the weights and little else; two FLOPs a weight."""
-    stages = step_stages(config, attention_of(config), Load(1, 1))
-    parts = parameter_parts(config, attention_of(config))
+    stages = step_stages(config, attentions_of(config), Load(1, 1))
+    parts = parameter_parts(config, attentions_of(config))
     tables = parts["embedding"] + parts.get("positions, segments", 0) if config.output == "own" else 0
-    met = active_parameters(config, attention_of(config)) - tables
+    met = active_parameters(config, attentions_of(config)) - tables
     if config.decoder_layers:  # the encoder rests, and the keys of its output are there already
         rest = 12 if config.d_model == 768 else 6
-        counts = attention_of(config)
+        counts = attentions_of(config).cross[0]
         encoder = rest * counts.parameters + parts["feed-forward"] // 2
         met -= encoder + rest * counts.per_key
     assert sum(stage.bytes for stage in stages) == pytest.approx(2 * met, rel=0.02)
@@ -177,14 +177,14 @@ def test_a_step_reads_the_weights_a_token_meets(config: ModelConfig) -> None:
 
 @pytest.mark.parametrize("config", ALL, ids=lambda c: c.name)
 def test_a_pass_of_one_token_does_what_it_reads(config: ModelConfig) -> None:
-    for stage in pass_stages(config, attention_of(config), Load(1, 1, dtype="float32")):
+    for stage in pass_stages(config, attentions_of(config), Load(1, 1, dtype="float32")):
         assert stage.flops >= 0
         assert stage.intensity <= 0.5 + 1e-9 or stage.name in ("scores", "weighted sum"), stage
 
 
 def test_an_encoder_does_not_decode() -> None:
     with pytest.raises(ConfigError, match="bert-base"):
-        step_stages(find("bert-base"), attention_of(find("bert-base")), Load())
+        step_stages(find("bert-base"), attentions_of(find("bert-base")), Load())
 
 
 @pytest.mark.parametrize("name", ["Llama-2-70B", "llama_2_70b", " llama 2 70b "])

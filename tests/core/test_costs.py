@@ -135,7 +135,7 @@ def test_blockwise_backward_repeats_the_scores_as_torch_counts_it() -> None:
     assert 2 * backward_flops(stages, materialised=False) == 5 * flops(stages)
 
 
-def kept(module: Plain, x: Tensor, fused: bool) -> int:
+def kept(call: Any, module: Plain, x: Tensor, fused: bool) -> int:
     """Bytes that autograd keeps beside the weights; what shares its storage is there once."""
     weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
     found: dict[int, Tensor] = {}
@@ -145,7 +145,7 @@ def kept(module: Plain, x: Tensor, fused: bool) -> int:
         return y
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda y: y):
-        out = module(x, fused=fused)
+        out = call(x, fused=fused)
     assert out.requires_grad
     return sum(
         y.untyped_storage().nbytes() for at, y in found.items() if at not in weights and y.is_floating_point()
@@ -158,7 +158,27 @@ def test_kept_bytes_are_those_that_autograd_keeps(fused: bool) -> None:
     module = Plain(40, 5, 5, d_k, d_k)
     counts = counts_of("multi_head", {"d_model": 40, "num_heads": 5, "head_dim": d_k})
     work = Work(b, n, n, materialised=not fused, dtype="float32")
-    assert kept(module, torch.randn(b, n, 40), fused) == kept_bytes(counts, work)
+    assert kept(module, module, torch.randn(b, n, 40), fused) == kept_bytes(counts, work)
+
+
+class Cross(Plain):
+    """The same, with keys and values of another sequence."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:  # type: ignore[override]
+        q, k, v = (
+            y.unflatten(-1, (heads, -1)).transpose(1, 2)
+            for y, heads in ((self.q(x), self.h), (self.k(context), self.kv), (self.v(context), self.kv))
+        )
+        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_kept_bytes_of_cross_attention_are_those_that_autograd_keeps() -> None:
+    b, n, m, d_k = 2, 33, 19, 8
+    module, context = Cross(40, 5, 5, d_k, d_k), torch.randn(b, m, 40)
+    counts = counts_of("multi_head", {"d_model": 40, "num_heads": 5, "head_dim": d_k})
+    work = Work(b, n, m, causal=False, projected=m, cross=True, dtype="float32")
+    found = kept(lambda x, fused: module(x, context), module, torch.randn(b, n, 40), fused=True)
+    assert found == kept_bytes(counts, work) + 4 * context.numel()
 
 
 def test_cache_bytes_are_those_of_the_caches() -> None:

@@ -61,6 +61,7 @@ HELP: dict[str, str] = {
     "Query heads.": "查询头数。",
     "KV heads.": "键值头数。",
     "Sequence length.": "序列长度。",
+    "Length of the source of an encoder-decoder; default: --seq.": "编码器-解码器模型的源序列长度；默认同 --seq。",
     "Sequences.": "序列数。",
     "Print JSON with unrounded numbers.": "打印未舍入的数值（JSON）。",
     # see

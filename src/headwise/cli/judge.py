@@ -28,6 +28,9 @@ def plan(
         list[str] | None, typer.Option("--set", help="Another option of the design: --set latent_dim=512; repeatable.")
     ] = None,
     seq: Annotated[int, typer.Option(help="Sequence length.")] = 2048,
+    source: Annotated[
+        int | None, typer.Option(help="Length of the source of an encoder-decoder; default: --seq.")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     causal: Annotated[bool, typer.Option("--causal/--full", help="Mask of a design; a model has its own.")] = True,
     window: Annotated[int | None, typer.Option(help="Sliding window of a design, in keys.")] = None,
@@ -64,8 +67,8 @@ def plan(
     check_file("--plot", plot, "heads.png")
     named = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     found = plan_from_options(
-        config=config, design=design, sizes=named, more=sizes or [], seq=seq, batch=batch, causal=causal, window=window,
-        sinks=sinks, materialised=materialised, dtype=dtype, cache=cache, peak=peak, bandwidth=bandwidth,
+        config=config, design=design, sizes=named, more=sizes or [], seq=seq, source=source, batch=batch, causal=causal,
+        window=window, sinks=sinks, materialised=materialised, dtype=dtype, cache=cache, peak=peak, bandwidth=bandwidth,
         measure=measure, trade_off=trade_off, designs=designs, listing=listing, devices=devices, link=link,
     )  # fmt: skip
     if plot is not None:

@@ -14,11 +14,12 @@ name.
 {'projections': 157286400, 'scores': 10240000, 'softmax': 0, 'weighted sum': 10240000, 'output': 52428800}
 """
 
-from headwise.costs.counts import Counts
+from headwise.costs.counts import Attentions, Counts
 from headwise.costs.stages import Machine, Stage, attention_stages, backward_flops, cache_bytes, kept_bytes, score_bytes
 from headwise.costs.work import Work, allowed_pairs, kept_tokens
 
 __all__ = [
+    "Attentions",
     "Counts",
     "Machine",
     "Stage",

@@ -8,9 +8,31 @@ included. `headwise.costs.model` computes it from the sizes, and tests compare t
 number (Vaswani et al. 2017, Brown et al. 2020), `rounded` is the largest rounding error.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from headwise.errors import unknown_name
+
+Sizes = tuple[tuple[str, int | str], ...]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution over time, with bias, before the first layer: `inputs` to `outputs` channels over `width` frames.
+
+    positions: in its result, per position of the encoder. stride: positions in its input, per position in its result.
+    """
+
+    inputs: int
+    outputs: int
+    width: int
+    positions: int = 1
+    stride: int = 1
+
+    @property
+    def weights(self) -> int:
+        """Numbers in the kernel, without the bias."""
+        return self.inputs * self.outputs * self.width
 
 
 @dataclass(frozen=True)
@@ -18,17 +40,23 @@ class ModelConfig:
     """The sizes of one Transformer.
 
     design, sizes: the design of the attention and its sizes besides d_model, as in `headwise.nn.counts`.
+    layer_sizes: the sizes of each attention layer instead, if they differ: of all `layers`, then of self and cross
+        attention of each decoder layer; empty if all have `sizes`.
     layers: number of blocks of attention and feed-forward; decoder_layers: number of blocks of a decoder with cross
-        attention (`layers` is then the encoder), 0 for none.
+        attention (`layers` is then the encoder), 0 for none. decoder_d_ff: width of its feed-forward; d_ff if 0.
     causal: whether `layers` attend causally. window: number of keys per query, its own included; None for all.
     gated: feed-forward of three matrices (act(x W_1) ∘ x W_3) W_2, Shazeer 2020, 2002.05202; else two.
     norm: "layer" (scale and shift) or "rms" (scale). norms: number of norms per block; one for each sub-layer if None.
+        final_norms, embedding_norms: after the last and before the first block, those of both stacks counted.
     output: the vocabulary projection is "tied" to the embedding, its "own" matrix, or "none".
-    positions, segments: rows of learned position and segment embeddings. extra: other parameters.
+    positions, segments: rows of learned position and segment embeddings. relative: numbers in tables of relative
+        positions. convolutions: before the first layer.
     experts: feed-forward networks per block, of which a token uses active_experts, in addition to shared_experts; the
         first dense_layers blocks have a single one, of width dense_d_ff.
-    context: the longest sequence in training. published, rounded: parameters; see above. stated: whether the source
-        states them; otherwise they are those of a model that is built from it.
+    context: the longest sequence in training, 0 if unknown; of the target in an encoder-decoder. source_tokens: the
+        fixed number of positions of the encoder, 0 if it is variable.
+    published, rounded: parameters; see above. stated: whether the source states them; otherwise they are those of a
+        model that is built from it.
     """
 
     name: str
@@ -36,30 +64,34 @@ class ModelConfig:
     layers: int
     d_ff: int
     vocab: int
-    sizes: tuple[tuple[str, int | str], ...]
+    sizes: Sizes
     published: int
     source: str
     design: str = "multi_head"
+    layer_sizes: tuple[Sizes, ...] = ()
     decoder_layers: int = 0
+    decoder_d_ff: int = 0
     causal: bool = True
     window: int | None = None
     gated: bool = False
     ff_bias: bool = False
     norm: str = "rms"
     norms: int | None = None
-    final_norm: bool = True
-    embedding_norm: bool = False
+    final_norms: int = 1
+    embedding_norms: int = 0
     positions: int = 0
     segments: int = 0
     pooler: bool = False
     output: str = "own"
-    extra: int = 0
+    relative: int = 0
+    convolutions: tuple[Convolution, ...] = ()
     experts: int = 0
     active_experts: int = 0
     shared_experts: int = 0
     dense_layers: int = 0
     dense_d_ff: int = 0
     context: int = 0
+    source_tokens: int = 0
     rounded: float = 0.0
     stated: bool = True
 
@@ -74,6 +106,23 @@ class ModelConfig:
         """One of `sizes` by name, None if it is not given."""
         value = dict(self.sizes).get(name)
         return value if isinstance(value, int) else None
+
+    @property
+    def attention_layers(self) -> int:
+        """The number of attention layers; each decoder layer of an encoder-decoder has two."""
+        return self.layers + 2 * self.decoder_layers
+
+    @property
+    def attention_sizes(self) -> tuple[Sizes, ...]:
+        """The sizes of each attention layer, in the order of `layer_sizes`."""
+        return self.layer_sizes or (self.sizes,) * self.attention_layers
+
+    def with_layers(self, sizes: Sequence[Mapping[str, int | str]]) -> "ModelConfig":
+        """The same with the sizes of each attention layer, in the order of `layer_sizes`; `sizes` are those of the
+        first."""
+        assert len(sizes) == self.attention_layers
+        each = tuple(tuple(one.items()) for one in sizes)
+        return replace(self, sizes=each[0], layer_sizes=() if len(set(each)) == 1 else each)
 
 
 def find(name: str) -> ModelConfig:
@@ -94,7 +143,7 @@ def _heads(heads: int, kv_heads: int | None = None, head_dim: int | None = None,
 def _vaswani(name: str, d_model: int, d_ff: int, heads: int, published: int) -> ModelConfig:
     return ModelConfig(
         name, d_model, 6, d_ff, 37_000, _heads(heads), published, "Vaswani et al. 2017, 1706.03762, Table 3 and §5.1",
-        decoder_layers=6, causal=False, ff_bias=True, norm="layer", final_norm=False, output="tied", context=512,
+        decoder_layers=6, causal=False, ff_bias=True, norm="layer", final_norms=0, output="tied", context=512,
         # "about 37,000" tokens; and 65 and 213 million fit no single vocabulary, but differences between rows fit.
         rounded=0.04,
     )  # fmt: skip
@@ -112,7 +161,7 @@ def _bert(name: str, d_model: int, layers: int, heads: int, published: int) -> M
     return ModelConfig(
         name, d_model, layers, 4 * d_model, 30_522, _heads(heads, bias="qkvo"), published,
         "Devlin et al. 2018, 1810.04805; google-bert uncased weights, without the heads of pre-training",
-        causal=False, ff_bias=True, norm="layer", final_norm=False, embedding_norm=True, positions=512, segments=2,
+        causal=False, ff_bias=True, norm="layer", final_norms=0, embedding_norms=1, positions=512, segments=2,
         pooler=True, output="none", context=512,
     )  # fmt: skip
 
@@ -140,8 +189,8 @@ _ALL = [
     _bert("bert-large", 1024, 24, 16, 335_141_888),
     ModelConfig(
         "t5-base", 768, 12, 3072, 32_128, _heads(12), 222_903_552, "Raffel et al. 2019, 1910.10683; t5-base weights",
-        decoder_layers=12, causal=False, output="tied", context=512,
-        extra=2 * 32 * 12 + 768,  # relative biases, 32 buckets per head in encoder and decoder; the encoder's last norm
+        decoder_layers=12, causal=False, output="tied", context=512, final_norms=2,
+        relative=2 * 32 * 12,  # 32 buckets per head, in encoder and decoder
     ),
     _gpt("gpt-2-small", 768, 12, 12, 124_439_808),
     _gpt("gpt-2-medium", 1024, 24, 16, 354_823_168),

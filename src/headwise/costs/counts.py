@@ -72,6 +72,26 @@ class Counts:
         return self.at_decoding.key_vectors + self.at_decoding.value_vectors if self.cached else 0
 
 
+@dataclass(frozen=True)
+class Attentions:
+    """The attention layers of a model: those of its only stack or its encoder, and self and cross attention of each
+    layer of a decoder with cross attention."""
+
+    layers: tuple[Counts, ...]
+    decoder: tuple[Counts, ...] = ()
+    cross: tuple[Counts, ...] = ()
+
+    @property
+    def every(self) -> tuple[Counts, ...]:
+        """All of them."""
+        return self.layers + self.decoder + self.cross
+
+    @property
+    def decoding(self) -> tuple[Counts, ...]:
+        """Those whose keys are the tokens that are generated."""
+        return self.decoder or self.layers
+
+
 def divided(d_model: int, num_heads: int) -> int:
     """d_model / num_heads, or an error that names both."""
     positive(d_model=d_model, num_heads=num_heads)

@@ -1,27 +1,37 @@
 """A whole Transformer: its parameters by part, and the cost of a forward pass or of one decoding step.
 
-`attention` is the counts of one attention layer, as returned by `headwise.nn.counts.attention_of`.
+`attentions` are the counts of the attention layers, as returned by `headwise.nn.counts.attentions_of`.
 
 >>> from headwise.costs.configs import find
->>> from headwise.nn.counts import attention_of
+>>> from headwise.nn.counts import attentions_of
 >>> config = find("gpt-2-small")
->>> sum(parameter_parts(config, attention_of(config)).values())
+>>> sum(parameter_parts(config, attentions_of(config)).values())
 124439808
 """
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
 
 from headwise.costs.configs import ModelConfig
-from headwise.costs.counts import Counts
-from headwise.costs.stages import Stage, attention_stages, backward_flops, cache_bytes, linear_stage
+from headwise.costs.counts import Attentions, Counts
+from headwise.costs.stages import (
+    Stage,
+    attention_stages,
+    backward_flops,
+    cache_bytes,
+    kept_bytes,
+    linear_stage,
+    score_bytes,
+)
 from headwise.costs.work import BYTES, Work
 from headwise.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Load:
-    """The input of a model: b texts of `tokens` tokens (encoder-decoder: source and target of that length each).
+    """The input of a model: b texts of `tokens` tokens.
 
+    source: in an encoder-decoder, tokens of the encoder's input, as many as those of the decoder's by default.
     materialised, dtype, cache: as in `Work`.
     """
 
@@ -30,6 +40,7 @@ class Load:
     materialised: bool = False
     dtype: str = "bfloat16"
     cache: str | None = None
+    source: int | None = None
 
     def work(self, queries: int, keys: int, *, causal: bool, window: int | None = None, **options: object) -> Work:
         """The attention of one layer under this load."""
@@ -39,67 +50,90 @@ class Load:
         )  # fmt: skip
 
 
-def attention_layers(config: ModelConfig) -> int:
-    """The number of attention layers; each decoder layer of an encoder-decoder has two."""
-    return config.layers + 2 * config.decoder_layers
+def source_tokens(config: ModelConfig, load: Load) -> int:
+    """Positions of the encoder of an encoder-decoder. ConfigError if the load has others than the model is built for,
+    or has a source for a model without one."""
+    if load.source is None:
+        return config.source_tokens or load.tokens
+    name = config.name
+    if not config.decoder_layers:
+        raise ConfigError(
+            f"source={load.source}: {name} is not an encoder-decoder; leave it out",
+            f"source={load.source}：{name} 不是编码器-解码器模型；请去掉",
+        )
+    if config.source_tokens and load.source != config.source_tokens:
+        raise ConfigError(
+            f"source={load.source}: the encoder of {name} always has {config.source_tokens} positions; leave it out",
+            f"source={load.source}：{name} 的编码器总有 {config.source_tokens} 个位置；请去掉",
+        )
+    return load.source
 
 
-def parameter_parts(config: ModelConfig, attention: Counts) -> dict[str, int]:
+def parameter_parts(config: ModelConfig, attentions: Attentions) -> dict[str, int]:
     """Parameters by part, without parts that the model lacks. A tied output matrix counts as embedding."""
     c, norm = config, config.d_model * (2 if config.norm == "layer" else 1)
     dense, sparse = _feed_forward(c, c.dense_d_ff), _feed_forward(c, c.d_ff)
     if c.experts:
         sparse = c.experts * (sparse + c.d_model) + c.shared_experts * sparse  # a router: d_model weights per expert
-    norms = c.layers * (2 if c.norms is None else c.norms) + c.decoder_layers * 3 + c.final_norm + c.embedding_norm
+    decoder = c.decoder_layers * _feed_forward(c, c.decoder_d_ff or c.d_ff)
+    norms = c.layers * (2 if c.norms is None else c.norms) + c.decoder_layers * 3 + c.final_norms + c.embedding_norms
     parts = {
         "embedding": c.vocab * c.d_model,
-        "positions, segments": (c.positions + c.segments) * c.d_model,
-        "attention": attention_layers(c) * attention.parameters,
-        "feed-forward": c.dense_layers * dense + (c.layers + c.decoder_layers - c.dense_layers) * sparse,
+        "positions, segments": (c.positions + c.segments) * c.d_model + c.relative,
+        "convolutions": sum(one.weights + one.outputs for one in c.convolutions),
+        "attention": sum(counts.parameters for counts in attentions.every),
+        "feed-forward": c.dense_layers * dense + (c.layers - c.dense_layers) * sparse + decoder,
         "norms": norms * norm,
         "output": c.vocab * c.d_model if c.output == "own" else 0,
         "pooler": (c.d_model + 1) * c.d_model if c.pooler else 0,
-        "other": c.extra,
     }
     return {name: count for name, count in parts.items() if count}
 
 
-def active_parameters(config: ModelConfig, attention: Counts) -> int:
+def active_parameters(config: ModelConfig, attentions: Attentions) -> int:
     """Parameters used for one token: all but those of unselected experts."""
-    idle = config.experts - config.active_experts
-    sparse_layers = config.layers + config.decoder_layers - config.dense_layers
-    return sum(parameter_parts(config, attention).values()) - sparse_layers * idle * _feed_forward(config, config.d_ff)
+    idle = (config.layers - config.dense_layers) * (config.experts - config.active_experts)
+    return sum(parameter_parts(config, attentions).values()) - idle * _feed_forward(config, config.d_ff)
 
 
-def pass_stages(config: ModelConfig, attention: Counts, load: Load, *, logits: str = "last") -> list[Stage]:
+def pass_stages(config: ModelConfig, attentions: Attentions, load: Load, *, logits: str = "last") -> list[Stage]:
     """One forward pass over all tokens, with the logits of the "last" position of each text, or of "all"."""
-    n = load.tokens
-    works = [(config.layers, load.work(n, n, causal=config.causal, window=config.window))]
-    if config.decoder_layers:
-        works += [
-            (config.decoder_layers, load.work(n, n, causal=True)),
-            (config.decoder_layers, load.work(n, n, causal=False, projected=n, cross=True)),
-        ]
-    layers = [stage.times(k) for k, work in works for stage in attention_stages(attention, work)]
-    passes = 2 if config.decoder_layers else 1  # source and target
-    rows = load.batch * (n if logits == "all" else 1)
-    return _added([*layers, *_dense_stages(config, load, load.batch * n, passes, rows)])
+    c, b, n = config, load.batch, load.tokens
+    layers = [
+        stage.times(k)
+        for work, every in _works(config, attentions, load)
+        for counts, k in Counter(every).items()
+        for stage in attention_stages(counts, work)
+    ]
+    first = _first(config, load)
+    fed = [*_encoder_stages(c, load, b * first), *_decoder_stages(c, load, b * n)]
+    ends = _vocabulary(c, load, b * (n if logits == "all" else 1))
+    if c.pooler:  # of the first token of each text
+        weights = (c.d_model + 1) * c.d_model
+        size = BYTES[load.dtype]
+        ends.append(linear_stage("pooler", weights, weights, b, c.d_model, c.d_model, size, biases=c.d_model))
+    return _added([*_convolution_stages(c, load, b * first), *layers, *fed, *ends])
 
 
-def step_stages(config: ModelConfig, attention: Counts, load: Load) -> list[Stage]:
+def step_stages(config: ModelConfig, attentions: Attentions, load: Load) -> list[Stage]:
     """One decoding step: the last of `tokens` tokens in each text, which attends to its own key too."""
     if not decodes(config):
         raise ConfigError(
             f"config={config.name!r}: an encoder without a decoder does not generate text",
             f"config={config.name!r}：没有解码器的编码器不生成文本",
         )
-    n = load.tokens
-    works = [(config.decoder_layers or config.layers, load.work(1, n, causal=True, window=config.window))]
-    if config.decoder_layers:
-        works.append((config.decoder_layers, load.work(1, n, causal=False, projected=0, cross=True)))
-    layers = [stage.times(k) for k, work in works for stage in attention_stages(attention.at_decoding, work)]
-    decoder = replace(config, layers=config.decoder_layers, decoder_layers=0) if config.decoder_layers else config
-    return _added([*layers, *_dense_stages(decoder, load, load.batch, 1, load.batch)])
+    c = config
+    seen = load.tokens if c.window is None else min(load.tokens, c.window)  # older keys are not in the cache
+    own = load.work(1, seen, causal=True, window=c.window)
+    source = load.work(1, source_tokens(c, load), causal=False, projected=0, cross=True)
+    layers = [
+        stage.times(k)
+        for work, every in ((own, attentions.decoding), (source, attentions.cross))
+        for counts, k in Counter(every).items()
+        for stage in attention_stages(counts.at_decoding, work)
+    ]
+    fed = (_decoder_stages if c.decoder_layers else _encoder_stages)(c, load, load.batch)
+    return _added([*layers, *fed, *_vocabulary(c, load, load.batch)])
 
 
 def decodes(config: ModelConfig) -> bool:
@@ -107,51 +141,110 @@ def decodes(config: ModelConfig) -> bool:
     return config.causal or config.decoder_layers > 0
 
 
-def training_flops(config: ModelConfig, attention: Counts, load: Load) -> int:
+def training_flops(config: ModelConfig, attentions: Attentions, load: Load) -> int:
     """Forward and backward over all tokens, with the logits of all positions."""
-    forward = pass_stages(config, attention, load, logits="all")
+    forward = pass_stages(config, attentions, load, logits="all")
     return sum(stage.flops for stage in forward) + backward_flops(forward, materialised=load.materialised)
 
 
-def cached_numbers(config: ModelConfig, attention: Counts) -> int:
+def cached_numbers(config: ModelConfig, attentions: Attentions) -> int:
     """Numbers per token in the caches of all layers; in an encoder-decoder, of one token of the source and one of the
     target."""
-    return attention.cache * (2 * config.decoder_layers or config.layers) if decodes(config) else 0
+    return sum(counts.cache for counts in attentions.decoding + attentions.cross) if decodes(config) else 0
 
 
-def model_cache_bytes(config: ModelConfig, attention: Counts, load: Load) -> int:
-    """Keys and values of all layers after all tokens; in an encoder-decoder, those of source and target."""
+def model_cache_bytes(config: ModelConfig, attentions: Attentions, load: Load) -> int:
+    """Keys and values of all layers after all tokens; in an encoder-decoder, those of the target in self attention and
+    those of the source in cross attention."""
     if not decodes(config):
         return 0
-    layers = 2 * config.decoder_layers or config.layers
-    dtype = load.cache or load.dtype
-    return layers * cache_bytes(
-        attention, load.tokens, batch=load.batch, dtype=dtype, window=config.window
-    )  # fmt: skip
+    dtype, n, m = load.cache or load.dtype, load.tokens, source_tokens(config, load)
+    own = (
+        cache_bytes(counts, n, batch=load.batch, dtype=dtype, window=config.window) for counts in attentions.decoding
+    )
+    return sum(own) + sum(cache_bytes(counts, m, batch=load.batch, dtype=dtype) for counts in attentions.cross)
+
+
+def largest_score_bytes(config: ModelConfig, attentions: Attentions, load: Load) -> int:
+    """The largest `score_bytes` of a layer."""
+    works = _works(config, attentions, load)
+    return max(score_bytes(counts, work) for work, every in works for counts in set(every))
+
+
+def model_kept_bytes(config: ModelConfig, attentions: Attentions, load: Load) -> int:
+    """`kept_bytes` of all layers; the encoder's output, which all cross attention reads, once."""
+    works = _works(config, attentions, load)
+    context = load.batch * _first(config, load) * config.d_model * BYTES[load.dtype] if config.decoder_layers else 0
+    return context + sum(k * kept_bytes(counts, work) for work, every in works for counts, k in Counter(every).items())
+
+
+def _works(config: ModelConfig, attentions: Attentions, load: Load) -> list[tuple[Work, tuple[Counts, ...]]]:
+    """The attention over all tokens, and the layers that compute it."""
+    c, n, first = config, load.tokens, _first(config, load)
+    works = [(load.work(first, first, causal=c.causal, window=c.window), attentions.layers)]
+    if c.decoder_layers:
+        works.append((load.work(n, n, causal=True), attentions.decoder))
+        works.append((load.work(n, first, causal=False, projected=first, cross=True), attentions.cross))
+    return works
+
+
+def _first(config: ModelConfig, load: Load) -> int:
+    """Tokens of the first stack of layers, or of the only one."""
+    source = source_tokens(config, load)
+    return source if config.decoder_layers else load.tokens
 
 
 def _feed_forward(config: ModelConfig, width: int) -> int:
-    matrices = (3 if config.gated else 2) * config.d_model * width
-    return matrices + (width + config.d_model if config.ff_bias else 0)
+    return (3 if config.gated else 2) * config.d_model * width + _biases(config, width)
 
 
-def _dense_stages(config: ModelConfig, load: Load, tokens: int, passes: int, rows: int) -> list[Stage]:
-    """Feed-forward and vocabulary; `passes` over half of the layers each where there are two stacks."""
+def _biases(config: ModelConfig, width: int) -> int:
+    return width + config.d_model if config.ff_bias else 0
+
+
+def _convolution_stages(config: ModelConfig, load: Load, tokens: int) -> list[Stage]:
+    return [
+        linear_stage(
+            "convolutions", one.weights + one.outputs, one.weights + one.outputs, tokens * one.positions,
+            one.stride * one.inputs, one.outputs, BYTES[load.dtype], biases=one.outputs,
+        )
+        for one in config.convolutions
+    ]  # fmt: skip
+
+
+def _encoder_stages(config: ModelConfig, load: Load, tokens: int) -> list[Stage]:
+    """Feed-forward of `layers`, which are all layers of a model without cross attention."""
     c, size = config, BYTES[load.dtype]
     inside = c.d_model + c.d_ff * (c.active_experts + c.shared_experts if c.experts else 1)
     one = _feed_forward(c, c.d_ff)
     shared = c.shared_experts * one + c.experts * c.d_model
     weights = c.experts * one + shared if c.experts else one
     used = c.active_experts * one + shared if c.experts else one
-    stage = linear_stage("feed-forward", weights, used, tokens, inside, inside, size, shared)
-    found = [stage.times(layers) for layers in (c.layers - c.dense_layers, c.decoder_layers)[:passes]]
-    if c.dense_layers:
-        wide, inside = _feed_forward(c, c.dense_d_ff), c.d_model + c.dense_d_ff
-        found.append(linear_stage("feed-forward", wide, wide, tokens, inside, inside, size).times(c.dense_layers))
-    if c.output != "none":
-        table = c.vocab * c.d_model
-        found.append(linear_stage("vocabulary", table, table, rows, c.d_model, c.vocab, size))
-    return found
+    biases = (c.active_experts + c.shared_experts if c.experts else 1) * _biases(c, c.d_ff)
+    stage = linear_stage("feed-forward", weights, used, tokens, inside, inside, size, common=shared, biases=biases)
+    return [stage.times(c.layers - c.dense_layers), *_dense(c, load, tokens, c.dense_layers, c.dense_d_ff)]
+
+
+def _decoder_stages(config: ModelConfig, load: Load, tokens: int) -> list[Stage]:
+    """Feed-forward of a decoder with cross attention."""
+    return _dense(config, load, tokens, config.decoder_layers, config.decoder_d_ff or config.d_ff)
+
+
+def _dense(config: ModelConfig, load: Load, tokens: int, layers: int, width: int) -> list[Stage]:
+    if not layers:
+        return []
+    weights, inside = _feed_forward(config, width), config.d_model + width
+    stage = linear_stage(
+        "feed-forward", weights, weights, tokens, inside, inside, BYTES[load.dtype], biases=_biases(config, width)
+    )
+    return [stage.times(layers)]
+
+
+def _vocabulary(config: ModelConfig, load: Load, rows: int) -> list[Stage]:
+    if config.output == "none":
+        return []
+    table = config.vocab * config.d_model
+    return [linear_stage("vocabulary", table, table, rows, config.d_model, config.vocab, BYTES[load.dtype])]
 
 
 def _added(stages: list[Stage]) -> list[Stage]:

@@ -98,11 +98,14 @@ def attention_stages(counts: Counts, work: Work) -> list[Stage]:
 
 
 def linear_stage(
-    name: str, weights: int, used: int, tokens: int, reads: int, writes: int, size: int, common: int = 0
-) -> Stage:
+    name: str, weights: int, used: int, tokens: int, reads: int, writes: int, size: int, *, common: int = 0,
+    biases: int = 0,
+) -> Stage:  # fmt: skip
     """A linear map: each token uses `used` of all weights, `common` of which are the same for all tokens, and reads and
-    writes these numbers of `size` bytes."""
-    return Stage(name, 2 * used * tokens, size * (_read(weights, used, tokens, common) + tokens * (reads + writes)))
+    writes these numbers of `size` bytes. `biases` of the used ones are added and multiply nothing."""
+    return Stage(
+        name, 2 * (used - biases) * tokens, size * (_read(weights, used, tokens, common) + tokens * (reads + writes))
+    )
 
 
 def backward_flops(forward: Iterable[Stage], *, materialised: bool) -> int:
@@ -122,7 +125,8 @@ def score_bytes(counts: Counts, work: Work) -> int:
 
 def kept_bytes(counts: Counts, work: Work) -> int:
     """Memory that the forward of one layer saves for its backward pass: x, q, k, v, the concatenated heads, and the
-    weights (materialised) or the log-sum-exps (blockwise). Self attention."""
+    weights (materialised) or the log-sum-exps (blockwise). The context of cross attention, which all layers share, is
+    not counted."""
     tokens = work.queries * (counts.width + counts.query + counts.concat) + work.new_keys * (
         counts.keys + counts.values
     )

@@ -17,6 +17,7 @@ from headwise.contents import Entry, one_line, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, ConfigError, not_installed
 from headwise.files import atomic_folder, sweep
 from headwise.models import HeadSite, find_heads
+from headwise.models.configuration.keys import num_layers
 from headwise.models.resizing import make_room
 from headwise.tensor_files import read_tensors, save_tensors
 from headwise.trust import check_config
@@ -80,12 +81,7 @@ def load_pruned(folder: str | os.PathLike[str]) -> Any:
             f"{str(folder / CONFIG_FILE)!r} does not build a {kind.__name__}: {one_line(error)}"
         ) from None
     with reading(file, "list of heads"):
-        sites = {site.name: site for site in find_heads(model)}
-        sizes = _sizes(heads)
-        if set(sites) != set(sizes):
-            raise CheckpointError(f"its modules are not those of {kind.__name__}")
-        for name, site in sites.items():
-            _resize(site, *sizes[name])
+        _resize_all(model, heads)
         same = heads.named("same", word)
         if missing := [name for name in same.values() if name not in tensors]:
             raise CheckpointError(f"same: {missing[0]!r} is not among the weights")
@@ -102,13 +98,24 @@ def is_pruned(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / HEADS_FILE).is_file()
 
 
-def pruned_heads(folder: str | os.PathLike[str]) -> dict[str, tuple[int, int]]:
-    """Module → numbers of query heads and KV heads, in a folder that `save_pruned` wrote. CheckpointError if it cannot
-    be read."""
+def resize_as_saved(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Give a newly built model of transformers the numbers of heads of the one in a folder that `save_pruned` wrote, as
+    uninitialized parameters; with or without an output layer, as that one or not. CheckpointError if they cannot be
+    read, or are those of another model."""
     file = Path(folder) / HEADS_FILE
     heads = _heads(file)
     with reading(file, "list of heads"):
-        return _sizes(heads)
+        _resize_all(model, heads)
+
+
+def _resize_all(model: Any, heads: Entry) -> None:
+    inner = f"{model.base_model_prefix}."  # of names in a model with an output layer
+    sites = {site.name.removeprefix(inner): site for site in find_heads(model)}
+    sizes = {name.removeprefix(inner): size for name, size in _sizes(heads).items()}
+    if set(sites) != set(sizes):
+        raise CheckpointError(f"its modules are not those of {type(model).__name__}")
+    for name, site in sites.items():
+        _resize(site, *sizes[name])
 
 
 def _sizes(heads: Entry) -> dict[str, tuple[int, int]]:
@@ -159,8 +166,8 @@ def _config(path: Path, kind: Any) -> Any:
 
 def _check_layers(config: Any, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raise CheckpointError for more layers than weights, before any layer is built."""
-    layers = getattr(config, "num_hidden_layers", 0)
-    if isinstance(layers, int) and layers > len(tensors):
+    layers = num_layers(config) or 0
+    if layers > len(tensors):
         raise CheckpointError(f"{str(path)!r}: {layers} layers, and {len(tensors)} weights in {WEIGHTS_FILE}")
 
 

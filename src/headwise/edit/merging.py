@@ -21,7 +21,7 @@ from headwise.edit.places import by_site, place, whole
 from headwise.edit.table import aligned, change, count_parameters
 from headwise.errors import ConfigError, check_choice
 from headwise.models import KINDS, HeadSite, find_heads
-from headwise.models.config_heads import update_config
+from headwise.models.configuration.heads import update_config
 from headwise.models.resizing import pick_heads, put
 
 METHODS = ("mean", "first", "cluster", "svd")

@@ -23,7 +23,7 @@ from headwise.edit.places import by_site, place, whole
 from headwise.edit.table import aligned, change, count_parameters, numbers
 from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
-from headwise.models.config_heads import update_config
+from headwise.models.configuration.heads import update_config
 from headwise.models.resizing import Order, pick_heads
 
 Heads = Mapping[str | int, Iterable[int]] | Iterable[int] | Iterable[tuple[int, int]]

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from headwise.models.configuration.keys import rotated
 from headwise.models.site import HeadSite, Kind, features, norms_of, put_sizes
 from headwise.nn.layout import Layout, Resizing, linear_parts
 
@@ -43,11 +44,8 @@ class LlamaKind(Kind):
 
     def resizing(self, site: HeadSite) -> Resizing:
         """As in `Kind`."""
-        config: Any = getattr(site.module, "config", None)
-        rope = getattr(config, "rope_parameters", None) or {}
-        rotated = getattr(config, "partial_rotary_factor", None) or rope.get("partial_rotary_factor") or 1.0
-        name = type(site.module).__name__
-        if name in {f"{each}Attention" for each in HALF_SPLIT} and rotated == 1.0:
+        name, config = type(site.module).__name__, getattr(site.module, "config", None)
+        if name in {f"{each}Attention" for each in HALF_SPLIT} and rotated(config) == 1.0:
             return Resizing(merges=True)
         unknown = f"which channels {name} rotates together is unknown; known: {', '.join(HALF_SPLIT)}"
         return Resizing(merges=True, unknown_rotary=unknown)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headwise.costs.configs import ModelConfig
-from headwise.costs.counts import Counts
+from headwise.costs.counts import Attentions, Counts
 from headwise.errors import ConfigError, unknown_option
 from headwise.nn.named import design_of, preset_of
 from headwise.nn.registry import DESIGNS, STANDARD
@@ -52,9 +52,13 @@ def _sizes(design: str) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in found.items() if preset is None or name not in preset.given}
 
 
-def attention_of(config: ModelConfig) -> Counts:
-    """Return the counts of one attention layer of a published model."""
-    return counts_of(config.design, {"d_model": config.d_model, **dict(config.sizes)})
+def attentions_of(config: ModelConfig) -> Attentions:
+    """Return the counts of all attention layers of a model."""
+    every = config.attention_sizes
+    of = {sizes: counts_of(config.design, {"d_model": config.d_model, **dict(sizes)}) for sizes in dict.fromkeys(every)}
+    found = tuple(of[sizes] for sizes in every)
+    layers, decoder = found[: config.layers], found[config.layers :]
+    return Attentions(layers, decoder[::2], decoder[1::2])
 
 
 def summary_of(design: str) -> Bilingual:

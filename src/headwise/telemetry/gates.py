@@ -25,6 +25,7 @@ from headwise.errors import ConfigError, check_choice
 from headwise.events import subscribe
 from headwise.models.adapters.places import give_back, take_over
 from headwise.models.adapters.selecting import select
+from headwise.models.configuration.keys import num_heads
 from headwise.models.recognise.recogniser import not_followed
 from headwise.nn.base import AttentionLayer
 from headwise.telemetry.chosen import Chosen, chosen, may_have_more
@@ -231,5 +232,4 @@ def _unsupported(module: nn.Module) -> str:
 
 def _heads(module: Any) -> int:
     """The number of heads of an attention module without a backward pass; 1 if unknown."""
-    config = getattr(module, "config", None)
-    return int(getattr(module, "num_heads", getattr(config, "num_attention_heads", 1)))
+    return int(getattr(module, "num_heads", num_heads(getattr(module, "config", None)) or 1))

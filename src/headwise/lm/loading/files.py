@@ -1,7 +1,7 @@
 """Checks of a transformers folder before anything is loaded from it, and their messages."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,12 @@ from safetensors import SafetensorError, safe_open
 from headwise.contents import Entry, one_line, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.models.adapters.huggingface.library import library
+from headwise.models.configuration.keys import num_layers, two_stacks
 from headwise.trust import WEIGHTS, check_config, check_folder
 
 PICKLED = "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack"
 INDEX = WEIGHTS[1]
+UNEXPRESSED = "models with heads removed are saved by headwise.edit.save_pruned"
 TOKENIZER = ("*token*", "vocab*", "merges.txt", "*.model")  # files of a tokenizer
 
 
@@ -47,11 +49,36 @@ def check_weights(folder: Path, config: Any) -> None:
     """Raise CheckpointError if there are no safetensors, if a file of them is missing, damaged or outside the folder,
     or if they have fewer tensors than the model has layers."""
     tensors = sum(_tensors(folder / name) for name in _files(folder))
-    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    if isinstance(layers, int) and layers > tensors:
+    layers = num_layers(config) or 0
+    if layers > tensors:
         raise CheckpointError(
             f"{str(folder)!r}: {layers} layers in config.json, but {tensors} weights",
             f"{str(folder)!r}：config.json 中有 {layers} 层，权重却有 {tensors} 个",
+        )
+
+
+def check_shapes(folder: Path, model: Any) -> None:
+    """Raise CheckpointError if weights in the folder have other shapes than the parameters of the same name in a model
+    that was built from its configuration. Quantized weights are skipped, and files that cannot be read, such as
+    pointers of Git LFS."""
+    inner = f"{model.base_model_prefix}."  # of names in a model with an output layer
+    built = {name.removeprefix(inner): list(x.shape) for name, x in model.named_parameters()}
+    wrong = []
+    for path in sorted(folder.glob("model*.safetensors")):
+        with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  # no mapping
+                weight = file.get_slice(name)
+                shape, floating = weight.get_shape(), weight.get_dtype().startswith(("F", "BF"))
+                if floating and built.get(name.removeprefix(inner), shape) != shape:
+                    wrong.append((name, shape))
+    if wrong:
+        name, shape = wrong[0]
+        expected = built[name.removeprefix(inner)]
+        raise CheckpointError(
+            f"{str(folder)!r}: {len(wrong)} weights have another shape than config.json gives, for example {name} "
+            f"{shape} instead of {expected}; {UNEXPRESSED}",
+            f"{str(folder)!r}：{len(wrong)} 个权重的形状与 config.json 不符，例如 {name} 为 {shape}，应为 {expected}；"
+            "移除过头的模型须用 headwise.edit.save_pruned 保存",
         )
 
 
@@ -110,7 +137,7 @@ def _parts(index: Path) -> set[str]:
 
 
 def read_config(folder: Path) -> Any:
-    """Read the configuration. CheckpointError if it is unreadable, or the model is unknown or an encoder-decoder."""
+    """Read the configuration. CheckpointError if it is unreadable, or the model is unknown."""
     auto = library("models.auto")
     check_folder(folder)
     path = folder / "config.json"
@@ -132,13 +159,17 @@ def read_config(folder: Path) -> Any:
     unknown = "its config.json cannot be read, or its model is unknown to this version of transformers"
     with theirs(folder, unknown), quiet():
         config = auto.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    if getattr(config, "is_encoder_decoder", False):
+    return config
+
+
+def check_one_text(folder: Path, config: Any) -> None:
+    """Raise CheckpointError for an encoder-decoder, which takes two texts."""
+    if two_stacks(config):
         raise CheckpointError(
             f"{str(folder)!r} is an encoder-decoder model ({config.model_type}), which takes two texts; use "
             f"headwise.watch for such models",
             f"{str(folder)!r} 是编码器-解码器模型（{config.model_type}），需要两段文本；此类模型请用 headwise.watch",
         )
-    return config
 
 
 def read_tokenizer(folder: Path) -> Any:

@@ -12,11 +12,20 @@ from headwise.edit.folder import is_pruned, load_pruned
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
 from headwise.lm.loading.characters import by_decoding, by_offsets, readable
-from headwise.lm.loading.files import check_weights, quiet, read_config, read_tokenizer, theirs
+from headwise.lm.loading.files import (
+    UNEXPRESSED,
+    check_one_text,
+    check_weights,
+    quiet,
+    read_config,
+    read_tokenizer,
+    theirs,
+)
 from headwise.lm.loading.remarks import remark
 from headwise.lm.loading.tokenized import TokenizedText
 from headwise.models import attach
 from headwise.models.adapters.huggingface.library import library
+from headwise.models.configuration.keys import trained_context, width
 from headwise.stats import Measure
 from headwise.wording import Bilingual, Message
 
@@ -34,6 +43,7 @@ class TransformersModel(LoadedModel):
         self.name = name or folder.resolve().name
         self._folder = str(folder)
         config = read_config(folder)
+        check_one_text(folder, config)
         check_weights(folder, config)
         self._tokenizer = read_tokenizer(folder)
         self.model, self._predicts = _load(folder, config)
@@ -41,17 +51,15 @@ class TransformersModel(LoadedModel):
             attach(self.model)
         except ConfigError as error:
             raise CheckpointError(f"{self._folder!r}: {error}") from None
-        text = config.get_text_config()
         self.limit = _positions(self.model)
-        trained = getattr(text, "max_position_embeddings", None)
-        self.context = trained if isinstance(trained, int) and self.limit is None else self.limit
+        self.context = trained_context(config) if self.limit is None else self.limit
         found = self._tried()
         self.layers, self.heads = tuple(found), tuple(amap.shape[1] for amap in found.values())
         self.causal = all(float(amap[0, :, 0, 1].max()) == 0.0 for amap in found.values())
         self._predicts = self._predicts and self.causal
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
-        width = getattr(text, "hidden_size", None)
-        wide = (f", hidden size {width}", f"，隐藏维度 {width}") if isinstance(width, int) else ("", "")
+        d = width(config)
+        wide = ("", "") if d is None else (f", hidden size {d}", f"，隐藏维度 {d}")
         name, heads = type(self.model).__name__, described(self.heads)
         self.about = Bilingual(
             f"{name}, {heads}{wide[0]}, {size:.1f} M weights", f"{name}，{heads.zh}{wide[1]}，{size:.1f} M 参数"
@@ -176,7 +184,8 @@ def _load(folder: Path, config: Any) -> tuple[Any, bool]:
         wrong = missing or sorted(str(key[0]) for key in info["mismatched_keys"])
         raise CheckpointError(
             f"{str(folder)!r}: {len(wrong)} weights of {type(model).__name__} are missing or have another "
-            f"shape in the files, for example {wrong[0]}; the files are incomplete or belong to another model"
+            f"shape in the files, for example {wrong[0]}; the files are incomplete or belong to another model; "
+            f"{UNEXPRESSED}"
         )
     return model.eval(), headed
 

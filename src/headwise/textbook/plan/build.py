@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from headwise.costs import (
+    Attentions,
     Counts,
     Machine,
     Stage,
@@ -19,24 +20,28 @@ from headwise.costs.configs import CONFIGS, ModelConfig
 from headwise.costs.model import (
     Load,
     active_parameters,
-    attention_layers,
     cached_numbers,
     decodes,
+    largest_score_bytes,
     model_cache_bytes,
+    model_kept_bytes,
     parameter_parts,
     pass_stages,
+    source_tokens,
     step_stages,
     training_flops,
 )  # fmt: skip
 from headwise.costs.work import BYTES
-from headwise.nn.counts import attention_of, counts_of, sizes_of, summary_of
+from headwise.nn.counts import attentions_of, counts_of, sizes_of, summary_of
 from headwise.nn.named import names
+from headwise.textbook.plan.layers import kv_heads, layers_table, sizes_of_heads
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, scaled, written
 from headwise.textbook.plan.words import named, term
-from headwise.wording import joined
+from headwise.wording import Bilingual, joined
 
 NOTES = (term("plan_note"),)
 CHOSEN = (*NOTES, term("chosen_note"))
+_Input = TypeVar("_Input", Work, Load)
 _BYTES = (Column(term("what")), Column(term("bytes"), "bytes"))
 
 
@@ -47,27 +52,31 @@ def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = Non
         load: sequences and tokens, and how numbers are stored.
         machine: adds minimum times and what limits each step.
     """
-    counts = attention_of(config)
-    total = sum(parameter_parts(config, counts).values())
-    n, b, dtype = load.tokens, load.batch, load.dtype
-    tokens = term("tokens_of_both" if config.decoder_layers else "tokens", n=n)
+    attentions = attentions_of(config)
+    total = sum(parameter_parts(config, attentions).values())
+    n, b, dtype, source = load.tokens, load.batch, load.dtype, source_tokens(config, load)
+    both = config.decoder_layers > 0
+    tokens = term("tokens_of_both", source=source, target=n) if both else term("tokens", n=n)
     stored = joined([dtype, *([term("cached_as", dtype=load.cache)] if load.cache else [])])
     facts = [
         (term("source"), config.source),
-        (term("sizes"), _sizes(config, counts)),
+        (term("sizes"), _sizes(config, attentions)),
         (term("input"), term("input_of", batch=b, tokens=tokens, rest=stored)),
         *_machine_facts(machine),
     ]
-    if n > config.context:
+    if 0 < config.context < (n if config.source_tokens else max(n, source)):
         facts.append((term("warning"), term("beyond_context", context=config.context)))
-    tables = [_parameters(config, counts, total), _model_memory(config, counts, total, load)]
+    tables = [_parameters(config, attentions, total), _model_memory(config, attentions, total, load)]
+    if config.layer_sizes:
+        tables.insert(1, layers_table(config, attentions))
     title = term("prefill_title" if config.causal else "pass_title", tokens=tokens)
-    note = term("training_note", flops=written(training_flops(config, counts, load), "flops"))
-    tables.append(_stage_table("pass", title, pass_stages(config, counts, load), machine, note))
+    note = term("training_note", flops=written(training_flops(config, attentions, load), "flops"))
+    tables.append(_stage_table("pass", title, pass_stages(config, attentions, load), machine, note))
     if decodes(config):
-        step = step_stages(config, counts, load)
+        step = step_stages(config, attentions, load)
         tables.append(_stage_table("step", term("step_title", n=n), step, machine))
-    notes = CHOSEN if config.experts or counts.used is not None else NOTES
+    chosen = config.experts or any(counts.used is not None for counts in attentions.every)
+    notes = CHOSEN if chosen else NOTES
     return Plan(term("model_title", name=config.name, total=total), tuple(facts), tuple(tables), notes)
 
 
@@ -105,10 +114,11 @@ def listing() -> Plan:
     """List all published configurations, and all designs with their sizes."""
     models = tuple(
         (
-            c.name, sum(parameter_parts(c, counts).values()), c.layers + c.decoder_layers, c.d_model, counts.heads,
-            c.head_dim, _shared(c, counts), c.d_ff, c.vocab, cached_numbers(c, counts) or None,
+            c.name, sum(parameter_parts(c, all_of).values()), c.layers + c.decoder_layers, c.d_model,
+            all_of.layers[0].heads, c.head_dim, kv_heads(dict(c.sizes), all_of.layers[0]), c.d_ff, c.vocab,
+            cached_numbers(c, all_of) or None,
         )
-        for c, counts in ((c, attention_of(c)) for c in CONFIGS.values())
+        for c, all_of in ((c, attentions_of(c)) for c in CONFIGS.values())
     )  # fmt: skip
     columns = (
         Column(term("config"), key="name"), Column(term("parameters"), "figure"),
@@ -137,21 +147,17 @@ def _decodes(counts: Counts, work: Work) -> bool:
     return counts.cached and work.causal
 
 
-def _shared(config: ModelConfig, counts: Counts) -> Value:
-    from_one = counts.cached and not counts.at_decoding.values  # values are computed from the cached keys
-    return "c" if from_one else config.size("num_kv_heads") or config.size("num_heads")
-
-
-def _sizes(config: ModelConfig, counts: Counts) -> str:
+def _sizes(config: ModelConfig, attentions: Attentions) -> str:
     c = config
     both = c.decoder_layers > 0
     layers = (
         term("layers_of_both", encoder=c.layers, decoder=c.decoder_layers) if both else term("layers", count=c.layers)
     )
-    parts: list[str] = [layers, f"d_model {c.d_model:,}", *(f"{name} {value}" for name, value in c.sizes)]
-    parts.append(term("gated", size=c.d_ff) if c.gated else f"d_ff {c.d_ff:,}")
+    parts: list[str] = [layers, f"d_model {c.d_model:,}", *sizes_of_heads(c)]
+    widths = f"{c.d_ff:,}" if c.decoder_d_ff in (0, c.d_ff) else f"{c.d_ff:,} + {c.decoder_d_ff:,}"
+    parts.append(term("gated", size=widths) if c.gated else f"d_ff {widths}")
     if c.experts:
-        code, met = "shared_experts" if c.shared_experts else "experts", scaled(active_parameters(c, counts), "")
+        code, met = "shared_experts" if c.shared_experts else "experts", scaled(active_parameters(c, attentions), "")
         parts.append(term(code, active=c.active_experts, all=c.experts, shared=c.shared_experts, parameters=met))
     parts.append(term("tied_vocabulary" if c.output == "tied" else "vocabulary_of", size=c.vocab))
     return joined([*parts, term("window", size=c.window)] if c.window else parts)
@@ -165,8 +171,8 @@ def _machine_facts(machine: Machine | None) -> list[tuple[str, str]]:
     return [(term("machine"), words)]
 
 
-def _parameters(config: ModelConfig, counts: Counts, total: int) -> Table:
-    parts = parameter_parts(config, counts)
+def _parameters(config: ModelConfig, attentions: Attentions, total: int) -> Table:
+    parts = parameter_parts(config, attentions)
     rows = [(term("output_part") if name == "output" else named(name), n, n / total) for name, n in parts.items()]
     published = config.published
     about = term("stated_about_note", count=scaled(published, ""))
@@ -178,17 +184,24 @@ def _parameters(config: ModelConfig, counts: Counts, total: int) -> Table:
     )  # fmt: skip
 
 
-def _model_memory(config: ModelConfig, counts: Counts, total: int, load: Load) -> Table:
-    n, layers = load.tokens, attention_layers(config)
+def _model_memory(config: ModelConfig, attentions: Attentions, total: int, load: Load) -> Table:
     rows: list[tuple[Value, ...]] = [(term("weights"), total * BYTES[load.dtype])]
     if decodes(config):
-        one = Load(1, 1, cache=load.cache, dtype=load.dtype)
-        rows.append((term("cache_of_one"), model_cache_bytes(config, counts, one)))
-        rows.append((term("cache_of_all"), model_cache_bytes(config, counts, load)))
-        if (load.cache or load.dtype) != "int8":
-            eight = Load(load.batch, n, dtype=load.dtype, cache="int8")
-            rows.append((term("cache_of_all_in", dtype="int8"), model_cache_bytes(config, counts, eight)))
-    rows += _attention_memory(counts, load.work(n, n, causal=config.causal), layers)
+        dtype = load.cache or load.dtype
+        for name, layers in (("target", attentions.decoding), ("source", attentions.cross)):
+            if layers:
+                one = sum(cache_bytes(counts, 1, dtype=dtype) for counts in layers)
+                rows.append((term(f"cache_of_{name}" if attentions.cross else "cache_of_one"), one))
+        rows.append((term("cache_of_all"), model_cache_bytes(config, attentions, load)))
+        if dtype != "int8":
+            eight = model_cache_bytes(config, attentions, replace(load, cache="int8"))
+            rows.append((term("cache_of_all_in", dtype="int8"), eight))
+    alike = len({counts.heads for counts in attentions.every}) == 1 and source_tokens(config, load) == load.tokens
+    for stored, same in _both_ways(load):
+        scores = largest_score_bytes(config, attentions, same)
+        rows.append((term("scores_of" if alike else "scores_of_largest", stored=stored), scores))
+        kept = model_kept_bytes(config, attentions, same)
+        rows.append((term("kept_of_layers", stored=stored, layers=config.attention_layers), kept))
     return Table("memory", term("memory_title"), _BYTES, tuple(rows), note=term("memory_note"))
 
 
@@ -199,20 +212,15 @@ def _layer_memory(counts: Counts, work: Work) -> Table:
         rows.append((term("cache_of_one_in", dtype=dtype), cache_bytes(counts, 1, dtype=dtype)))
         full = cache_bytes(counts, work.queries, batch=work.batch, dtype=dtype, **window)  # type: ignore[arg-type]
         rows.append((term("cache_of_all_in", dtype=dtype), full))
-    rows += _attention_memory(counts, work)
+    for stored, same in _both_ways(work):
+        rows.append((term("scores_of", stored=stored), score_bytes(counts, same)))
+        rows.append((term("kept_of", stored=stored), kept_bytes(counts, same)))
     return Table("memory", term("layer_memory_title"), _BYTES, tuple(rows), note=term("memory_note"))
 
 
-def _attention_memory(counts: Counts, work: Work, layers: int | None = None) -> list[tuple[Value, ...]]:
-    """Bytes of one layer's scores and of what is kept for the backward pass of `layers`, materialised and blockwise."""
-    rows: list[tuple[Value, ...]] = []
-    for name, materialised in (("materialised", True), ("blockwise", False)):
-        same = replace(work, materialised=materialised)
-        stored = term(name)
-        kept = term("kept_of_layers", stored=stored, layers=layers) if layers else term("kept_of", stored=stored)
-        rows.append((term("scores_of", stored=stored), score_bytes(counts, same)))
-        rows.append((kept, (layers or 1) * kept_bytes(counts, same)))
-    return rows
+def _both_ways(work: _Input) -> list[tuple[Bilingual, _Input]]:
+    """With the scores materialised and blockwise, in words and as the input."""
+    return [(term(name), replace(work, materialised=name == "materialised")) for name in ("materialised", "blockwise")]
 
 
 def _stage_table(key: str, title: str, stages: list[Stage], machine: Machine | None, note: str = "") -> Table:

@@ -9,7 +9,7 @@ from headwise.costs import Counts, Machine, Work
 from headwise.costs.configs import ModelConfig, find
 from headwise.costs.model import Load, decodes
 from headwise.errors import ConfigError, unknown_option
-from headwise.nn.counts import attention_of, counts_of, kinds_of, sizes_of
+from headwise.nn.counts import attentions_of, counts_of, kinds_of, sizes_of
 from headwise.nn.named import design_of, names
 from headwise.nn.registry import STANDARD
 from headwise.seeds import seeded
@@ -27,6 +27,7 @@ def plan_from_options(
     sizes: Mapping[str, int | None],
     more: Sequence[str] = (),
     seq: int = 2048,
+    source: int | None = None,
     batch: int = 1,
     causal: bool = True,
     window: int | None = None,
@@ -47,6 +48,7 @@ def plan_from_options(
 
     Args:
         sizes: of the design, None where an option was not given. more: other options of the design, as "name=value".
+        source: tokens of the encoder's input in an encoder-decoder; seq by default.
     Raises:
         ConfigError: naming options that exclude each other or would have no effect.
     """
@@ -58,12 +60,17 @@ def plan_from_options(
             "--list 列出全部配置与设计；请去掉 {}，或去掉 --list",
         )
         return list_all()
-    for name, size in (("seq", seq), ("batch", batch)):
-        if size < 1:
+    for name, size in (("seq", seq), ("source", source), ("batch", batch)):
+        if size is not None and size < 1:
             raise ConfigError(f"{name}={size}: expected at least 1", f"{name}={size}：应不小于 1")
     chosen = {name: value for name, value in sizes.items() if value is not None}
     chosen |= _assigned(more, kinds_of(design or STANDARD))
     model = None if config is None else _model(config)
+    if source is not None and (model is None or trade_off or designs):
+        raise ConfigError(
+            "--source is for the plan of an encoder-decoder; give --config, or leave it out",
+            "--source 只用于规划编码器-解码器模型；请给出 --config，或去掉它",
+        )
     if model is not None:
         if design is not None:
             raise ConfigError("give --config or --design, not both", "--config 与 --design 只能给出其一")
@@ -112,7 +119,7 @@ def plan_from_options(
                 f"--cache: {model.name} is an encoder, which has no cache; leave it out",
                 f"--cache：{model.name} 是编码器，没有缓存；请去掉",
             )
-        load = Load(batch, seq, materialised=materialised, dtype=dtype, cache=cache)
+        load = Load(batch, seq, materialised=materialised, dtype=dtype, cache=cache, source=source)
         whole = plan_model(model, load, machine=machine)
         if devices is None:
             return whole
@@ -121,8 +128,14 @@ def plan_from_options(
                 f"--devices: {model.name} has cross attention, which is not supported; plan a layer",
                 f"--devices：{model.name} 含有交叉注意力，不支持；请规划一层",
             )
+        if model.layer_sizes:
+            raise ConfigError(
+                f"--devices: the layers of {model.name} have different sizes, which is not supported; plan a layer",
+                f"--devices：{model.name} 的各层大小不同，不支持；请规划一层",
+            )
         own = load.work(seq, seq, causal=model.causal, window=model.window)
-        return _spread(whole, model.design, attention_of(model), own, devices, model.layers, link, machine)
+        counts = attentions_of(model).layers[0]
+        return _spread(whole, model.design, counts, own, devices, model.layers, link, machine)
     if design is None and not chosen:
         raise ConfigError(
             "give --config NAME (headwise plan --list shows them), or --d-model and --num-heads",

@@ -17,6 +17,7 @@ TERMS: dict[str, tuple[str, str]] = {
         "设计：headwise plan --design 名称 --d-model … --num-heads … --set 尺寸=…",
     ),
     "parameters_title": ("Parameters", "参数"),
+    "layers_title": ("Attention layers", "注意力层"),
     "memory_title": ("Memory", "内存"),
     "layer_memory_title": ("Memory of one layer", "一层的内存"),
     "pass_title": ("One forward pass over {tokens}", "对 {tokens}的一次前向计算"),
@@ -43,7 +44,10 @@ TERMS: dict[str, tuple[str, str]] = {
     "machine": ("machine", "机器"),
     # Values of facts.
     "tokens": ("{n:,} tokens", "{n:,} 个词元"),
-    "tokens_of_both": ("source and target of {n:,} tokens", "源文本与目标文本各 {n:,} 个词元"),
+    "tokens_of_both": (
+        "{source:,} source and {target:,} target tokens",
+        "{source:,} 个源词元与 {target:,} 个目标词元",
+    ),
     "input_of": ("{batch} × {tokens}, {rest}", "{batch} × {tokens}，{rest}"),
     "cached_as": ("{dtype} cache", "{dtype} 缓存"),
     "beyond_context": (
@@ -52,7 +56,8 @@ TERMS: dict[str, tuple[str, str]] = {
     ),
     "layers": ("{count} layers", "{count} 层"),
     "layers_of_both": ("{encoder} + {decoder} layers", "{encoder} + {decoder} 层"),
-    "gated": ("d_ff {size:,} (gated)", "d_ff {size:,}（门控）"),
+    "gated": ("d_ff {size} (gated)", "d_ff {size}（门控）"),
+    "from_to": ("{name} {least} to {most}", "{name} {least} 至 {most}"),
     "experts": ("{active} of {all} experts, {parameters} active", "{all} 个专家取 {active} 个，激活参数 {parameters}"),
     "shared_experts": (
         "{active} of {all} and {shared} shared experts, {parameters} active",
@@ -84,6 +89,10 @@ TERMS: dict[str, tuple[str, str]] = {
     "config": ("config", "模型"),
     "layers_column": ("layers", "层数"),
     "vocab": ("vocab", "词表"),
+    "stack": ("{numbers}", "第 {numbers} 层"),
+    "encoder": ("encoder {numbers}", "编码器第 {numbers} 层"),
+    "decoder": ("decoder {numbers}", "解码器第 {numbers} 层"),
+    "cross": ("decoder {numbers}, cross", "解码器第 {numbers} 层，交叉"),
     "cache": ("cache", "缓存"),
     "part": ("part", "部分"),
     "share": ("share", "占比"),
@@ -109,13 +118,13 @@ TERMS: dict[str, tuple[str, str]] = {
     # Cells: parts of a model, steps, limits and ways, as `headwise.costs` names them.
     "embedding": ("embedding", "词嵌入"),
     "positions, segments": ("positions, segments", "位置与段嵌入"),
+    "convolutions": ("convolutions", "卷积"),
     "attention": ("attention", "注意力"),
     "feed-forward": ("feed-forward", "前馈网络"),
     "norms": ("norms", "归一化"),
     "output": ("output", "输出投影"),
     "output_part": ("output", "输出层"),
     "pooler": ("pooler", "池化层"),
-    "other": ("other", "其他"),
     "all": ("all", "合计"),
     "projections": ("projections", "输入投影"),
     "scores": ("scores", "分数"),
@@ -132,9 +141,12 @@ TERMS: dict[str, tuple[str, str]] = {
     "nothing": ("nothing", "无"),
     "cache_of_one": ("cache, one token", "缓存，一个词元"),
     "cache_of_all": ("cache, all tokens", "缓存，全部词元"),
+    "cache_of_target": ("cache, one target token", "缓存，一个目标词元"),
+    "cache_of_source": ("cache, one source token", "缓存，一个源词元"),
     "cache_of_one_in": ("cache, one token, {dtype}", "缓存，一个词元，{dtype}"),
     "cache_of_all_in": ("cache, all tokens, {dtype}", "缓存，全部词元，{dtype}"),
     "scores_of": ("scores, {stored}, one layer", "分数，{stored}，一层"),
+    "scores_of_largest": ("scores, {stored}, largest layer", "分数，{stored}，最大的一层"),
     "kept_of": ("kept for backward, {stored}", "为反向传播保留，{stored}"),
     "kept_of_layers": ("kept for backward, {stored}, {layers} layers", "为反向传播保留，{stored}，{layers} 层"),
     # Notes.
@@ -144,6 +156,14 @@ TERMS: dict[str, tuple[str, str]] = {
     "memory_note": (
         "An int8 cache has one float32 scale per vector. Kept for backward: attention only, without other layers.",
         "int8 缓存中每个向量另有一个 float32 缩放因子。为反向传播保留的内存只计注意力，不含其他层。",
+    ),
+    "layers_note": (
+        "Of one layer each; cache: numbers per token.",
+        "均为一层的数目；缓存：每个词元的数值个数。",
+    ),
+    "cross_note": (
+        "cross: attention to the encoder's output, whose keys and values are cached once per source token.",
+        "交叉：对编码器输出的注意力，其键和值按每个源词元缓存一次。",
     ),
     "training_note": (
         "Training (all logits, forward and backward): {flops}.",

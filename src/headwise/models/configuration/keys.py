@@ -1,0 +1,54 @@
+"""Sizes in the configuration of any model of transformers; None where it does not have one.
+
+transformers maps other names of a family, such as `n_head` of GPT-2, to these itself.
+"""
+
+from typing import Any
+
+
+def num_heads(config: Any) -> int | None:
+    """Query heads of a layer; in an encoder-decoder, of its encoder."""
+    return _whole(config, "num_attention_heads")
+
+
+def num_layers(config: Any) -> int | None:
+    """Layers of the part that reads text, of encoder and decoder together."""
+    text = _text(config)
+    first = _whole(text, "num_hidden_layers")
+    if first is None or not two_stacks(text):
+        return first
+    second = _whole(text, "decoder_layers") or _whole(text, "num_decoder_layers")
+    return first + (second or 0)
+
+
+def width(config: Any) -> int | None:
+    """d_model of the part that reads text."""
+    return _whole(_text(config), "hidden_size")
+
+
+def trained_context(config: Any) -> int | None:
+    """The longest text in training, or the number of learned positions."""
+    return _whole(_text(config), "max_position_embeddings")
+
+
+def two_stacks(config: Any) -> bool:
+    """Whether it is an encoder-decoder."""
+    return bool(getattr(config, "is_encoder_decoder", False))
+
+
+def rotated(config: Any) -> float:
+    """The share of a head's channels that rotary positions rotate."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return getattr(config, "partial_rotary_factor", None) or rope.get("partial_rotary_factor") or 1.0
+
+
+def _text(config: Any) -> Any:
+    try:
+        return config.get_text_config()
+    except ValueError:  # several parts read text
+        return config
+
+
+def _whole(config: Any, name: str) -> int | None:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) else None
