@@ -106,6 +106,17 @@ class AttentionMap(Shown):
         tile: Tensor = self._read("weights", *map_index.ranges(parts, self.shape))
         return tile.squeeze(tuple(axis for axis, part in enumerate(parts) if isinstance(part, int)))
 
+    def __len__(self) -> int:
+        """The number of batch entries."""
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """All weights as a NumPy array [b, h, n, m]; ConfigError if `to_dense` refuses so many."""
+        if copy is False:
+            raise ValueError("an attention map stores no weights: a NumPy array of them is always a copy")
+        weights = self.to_dense().cpu().numpy()
+        return weights if dtype is None else weights.astype(dtype, copy=False)
+
     def row(self, i: int) -> Tensor:
         """The weights of query i, [b, h, m]. A negative i counts from the end."""
         return self[:, :, i, :]

@@ -94,6 +94,8 @@ def linear_operator(one: Any) -> "LinearOperator":
     from scipy.sparse.linalg import LinearOperator
 
     def apply(matrix: Any, x: Any) -> Any:
+        if x.dtype.kind == "c":
+            return apply(matrix, x.real) + 1j * apply(matrix, x.imag)
         columns = torch.as_tensor(x, dtype=one.lse.dtype, device=one.lse.device).reshape(len(x), -1)
         return (matrix @ columns)[0, 0].cpu().numpy().reshape(-1, *x.shape[1:])
 

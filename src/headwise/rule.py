@@ -134,7 +134,9 @@ def check_vectors(q: Any, k: Any, v: Any = None) -> None:
         raise ShapeError(
             f"v: shape {tuple(v.shape)} does not match k {tuple(k.shape)}; expected ({b}, {h_kv}, {m}, d_v)"
         )
-    if h_kv == 0 or h % h_kv:
+    if h_kv == 0:
+        raise ShapeError(f"k: shape {tuple(k.shape)} has no heads, expected at least one (num_kv_heads)")
+    if h % h_kv:
         raise ShapeError(f"q has {h} heads, not a multiple of the {h_kv} heads of k and v (num_heads, num_kv_heads)")
 
 

@@ -95,6 +95,18 @@ def test_weights_of_pytorchs_module_give_its_outputs(bias: bool, kdim: int | Non
     assert all(torch.equal(back.state_dict()[k], v) for k, v in theirs.state_dict().items())
 
 
+@pytest.mark.parametrize("kdim", [None, 5])
+def test_what_is_frozen_stays_frozen_in_both_directions(kdim: int | None) -> None:
+    theirs = nn.MultiheadAttention(12, 3, kdim=kdim, vdim=kdim, batch_first=True)
+    theirs.out_proj.requires_grad_(False)
+    ours = MultiHeadAttention.from_torch(theirs)
+    frozen = {name for name, parameter in ours.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"o_proj.weight", "o_proj.bias"}
+    back = ours.to_torch()
+    frozen = {name for name, parameter in back.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"out_proj.weight", "out_proj.bias"}
+
+
 def test_causal_equals_pytorchs_module() -> None:
     theirs = nn.MultiheadAttention(12, 4, batch_first=True).double().eval()
     x = given()

@@ -225,8 +225,21 @@ def test_scipy_works_on_it_without_the_matrix() -> None:
     np.testing.assert_allclose(operator @ x, matrix @ x, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(operator.matvec(x[:, 0]), matrix @ x[:, 0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(operator.T @ x[:37], matrix.T @ x[:37], rtol=1e-4, atol=1e-5)
+    z = x + 1j * x[:, ::-1]
+    np.testing.assert_allclose(operator @ z, matrix @ z, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(operator.H @ z[:37], matrix.T @ z[:37], rtol=1e-4, atol=1e-5)
     top = linalg.svds(operator, k=2, return_singular_vectors=False, random_state=0)
     np.testing.assert_allclose(np.sort(top), np.sort(np.linalg.svd(matrix, compute_uv=False)[:2]), rtol=1e-4)
+
+
+def test_numpy_takes_it_as_an_array_of_its_weights() -> None:
+    amap, dense = made("causal window")
+    np.testing.assert_allclose(np.asarray(amap), dense.numpy(), rtol=2e-5, atol=1e-7)
+    assert np.asarray(amap, dtype=np.float64).dtype == np.float64
+    assert np.mean(amap).item() == pytest.approx(float(dense.mean()))
+    assert len(amap) == 2 and [one.shape for one in amap] == [dense.shape[1:]] * 2
+    with pytest.raises(ValueError, match="stores no weights"):
+        np.array(amap, copy=False)
 
 
 def test_one_head_is_a_map_of_its_own() -> None:

@@ -73,6 +73,18 @@ def test_the_kernel_that_is_named_reads_or_raises(kernel: str, read: str) -> Non
     torch.testing.assert_close(found.double(), READS[read](exact).double(), rtol=1e-4, atol=1e-5)
 
 
+def test_what_selects_a_kernel_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    amap = made("auto")
+    with use_kernel("torch_fused"), pytest.raises(KernelError, match=r"use_kernel\('torch_fused'\) is active"):
+        amap.using("auto").measure("entropy")
+    monkeypatch.setenv("HEADWISE_KERNEL", "torch_fused")
+    with pytest.raises(KernelError, match="by the environment variable HEADWISE_KERNEL: unset it") as told:
+        amap.using("auto").measure("entropy")
+    assert "请取消该变量" in told.value.zh
+    with pytest.raises(KernelError, match="by the environment variable HEADWISE_KERNEL: unset it"):
+        made("auto", torch.float32)
+
+
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("kernel", ["reference", "torch_blocks"])
 @pytest.mark.parametrize("read", READS)

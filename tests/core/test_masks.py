@@ -8,12 +8,14 @@ import torch
 from hypothesis import given, settings, strategies as st
 from samples import MASKS
 
+from headwise.attention import attend
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.masks import (
     Causal,
     Dense,
     Documents,
     Everything,
+    Forbidden,
     Grid,
     Lengths,
     Mask,
@@ -165,6 +167,26 @@ def test_bad_masks_are_refused_when_made() -> None:
 def test_lengths_of_narrow_integers_do_not_wrap(dtype: torch.dtype) -> None:
     mask = Lengths(torch.tensor([3], dtype=dtype), side="right")
     assert mask.to_dense(300, 300)[0, 0, 0].nonzero().flatten().tolist() == [297, 298, 299]
+
+
+EMPTY = {
+    "lengths": lambda: Lengths([]),
+    "lengths of queries": lambda: Lengths(torch.zeros(0).long(), torch.zeros(0).long(), side="right"),
+    "documents": lambda: Documents(torch.zeros(0, 5).long()),
+    "forbidden": lambda: Forbidden(torch.zeros(0, 5).bool(), torch.zeros(0, 5).bool()),
+    "dense": lambda: Dense(torch.zeros(0, 1, 5, 5).bool()),
+}
+
+
+@pytest.mark.parametrize("other", [None, "union", "both"])
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_batch_has_masks(name: str, other: str | None) -> None:
+    mask = EMPTY[name]()
+    mask = mask if other is None else Window(2) | mask if other == "union" else Causal() & mask
+    q = torch.randn(0, 2, 5, 4)
+    out, amap = attend(q, q, q, mask=mask, return_map=True, measures=["received_mass", "entropy", "mean_distance"])
+    assert out.shape == q.shape and amap[:].shape == (0, 2, 5, 5) and amap.measured["entropy"].shape == (0, 2)
+    assert amap.diagonals()[1].shape[:2] == (0, 2) and amap.measure("previous_mass")["previous_mass"].shape == (0, 2)
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,14 @@ def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any,
             return getattr(KERNELS[candidate].reads, what)(of, *given), candidate
         except Declined as reason:
             refusals[candidate] = str(reason)
+    en, zh = _way_out(
+        name,
+        "map.using('auto') returns the same map for any kernel that supports this",
+        "map.using('auto') 返回同一个注意力图，可用任何支持此操作的内核读取",
+    )
     raise KernelError(
-        f"kernel={name!r} cannot read this map: {refusals[name]}; map.using('auto') returns the same map for any "
-        f"kernel that supports this"
+        f"kernel={name!r} cannot read this map: {refusals[name]}; {en}",
+        f"内核 {name!r} 无法读取这个注意力图：{refusals[name]}；{zh}",
     )
 
 
@@ -126,16 +131,36 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
     if name != "auto":
         _known(name, "kernel", given)
         kernel = KERNELS[name]
-        if reason := kernel.refuse(call):
-            raise KernelError(f"kernel={name!r} does not support this call: {reason}; use kernel='auto'")
-        yield kernel, refusals
-        raise KernelError(f"kernel={name!r} does not support this call: {refusals[name]}; use kernel='auto'")
+        reason = kernel.refuse(call)
+        if not reason:
+            yield kernel, refusals
+            reason = refusals[name]
+        en, zh = _way_out(name, "use kernel='auto'", "请使用 kernel='auto'")
+        raise KernelError(
+            f"kernel={name!r} does not support this call: {reason}; {en}", f"内核 {name!r} 不支持此调用：{reason}；{zh}"
+        )
     for candidate in _order(call):
         if reason := KERNELS[candidate].refuse(call):
             refusals[candidate] = reason
         else:
             yield KERNELS[candidate], refusals
     raise KernelError("no kernel supports this call: " + "; ".join(f"{k}: {why}" for k, why in refusals.items()))
+
+
+def _way_out(name: str, en: str, zh: str) -> tuple[str, str]:
+    """What a caller can do about a named kernel that refuses, in English and Chinese: `en` and `zh`, unless "auto" would
+    be the same kernel."""
+    if here().kernel == name:
+        return (
+            f"use_kernel({name!r}) is active: leave its block",
+            f"use_kernel({name!r}) 正在生效：请在其 with 语句块之外执行",
+        )
+    if os.environ.get(FORCED) == name:
+        return (
+            f"it is selected by the environment variable {FORCED}: unset it",
+            f"它由环境变量 {FORCED} 指定：请取消该变量",
+        )
+    return en, zh
 
 
 def _order(call: Call) -> Sequence[str]:

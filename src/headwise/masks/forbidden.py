@@ -50,7 +50,7 @@ class Forbidden(Mask):
             return None
         queries, open_ = self.queries.cpu(), ~self.keys.cpu()
         edge = torch.nn.functional.pad(open_, (1, 1)).int().diff(dim=-1)  # 1 where a range starts, −1 where it stops
-        count = max(1, int((edge == 1).sum(-1).max()))
+        count = max([1, *(edge == 1).sum(-1).tolist()])
         if count > MOST_RANGES:
             return None
         ranges = torch.zeros(len(open_), count, 2, dtype=torch.long, device="cpu")

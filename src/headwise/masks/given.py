@@ -57,7 +57,7 @@ class Lengths(Mask):
                 continue
             if len(lengths) != grid.b:
                 raise ShapeError(f"mask=Lengths({name}=…): {len(lengths)} lengths for a batch of {grid.b}")
-            low, high = (int(lengths.min()), int(lengths.max())) if _known(lengths) else (0, 0)
+            low, high = _range(lengths) if _known(lengths) else (0, 0)
             if low < 0:
                 raise ShapeError(f"mask=Lengths({name}=…): length {low}, expected lengths >= 0")
             if high > size:
@@ -79,7 +79,7 @@ class Lengths(Mask):
         return index < lengths if self.side == "left" else index >= size - lengths
 
     def _span_state(self, lengths: Tensor, span: Span, size: int) -> State:
-        low, high = int(lengths.min()), int(lengths.max())
+        low, high = _range(lengths)
         start, stop = span if self.side == "left" else (size - span.stop, size - span.start)
         if start >= high:
             return State.EMPTY
@@ -206,10 +206,15 @@ def as_given(value: Sequence[int] | Tensor) -> Tensor:
 
 def _lengths(name: str, value: Sequence[int] | Tensor) -> Tensor:
     lengths = torch.as_tensor(value, device="cpu")
-    wrong = lengths.ndim != 1 or len(lengths) == 0 or lengths.is_floating_point() or lengths.dtype == torch.bool
-    if wrong or (_known(lengths) and int(lengths.min()) < 0):
+    whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool) or lengths.shape == (0,)  # [] is floating
+    if lengths.ndim != 1 or not whole or (_known(lengths) and _range(lengths)[0] < 0):
         raise ShapeError(f"Lengths({name}=…): expected a list of lengths >= 0, one per sequence, got {value!r}")
     return lengths.long()  # in a narrow dtype, such as uint8, differences would wrap
+
+
+def _range(lengths: Tensor) -> tuple[int, int]:
+    """The least and the largest one; zeros for an empty batch."""
+    return (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
 
 
 def _known(lengths: Tensor) -> bool:

@@ -28,7 +28,7 @@ def intersect(left: Tensor, right: Tensor) -> Tensor:
 
 def unite(left: Tensor, right: Tensor) -> Tensor:
     """Return the spans of keys in either."""
-    b = max(len(left), len(right))
+    (b,) = torch.broadcast_shapes(left.shape[:1], right.shape[:1])
     both = torch.cat((left.expand(b, -1, -1, -1), right.expand(b, -1, -1, -1)), -2)
     return tidy(both[..., 0], both[..., 1])
 
@@ -42,7 +42,7 @@ def to_dense(spans: Tensor, m: int) -> Tensor:
 
 def tidy(start: Tensor, stop: Tensor) -> Tensor:
     """Return any ranges [b or 1, n, K] as spans: sorted, overlapping and adjacent ones merged, with the smallest K."""
-    if start.shape[-2] == 0:
+    if start.numel() == 0:
         return torch.stack((start, stop), -1)[..., :1, :]
     beyond = torch.iinfo(start.dtype).max
     empty = start >= stop

@@ -177,7 +177,7 @@ class MultiHeadAttention(ProjectedLayer):
         """Return a module that computes the same function as an `nn.MultiheadAttention`, with copied weights.
 
         The result is batch-first regardless of `other.batch_first`, and True in its masks means "may attend", the
-        opposite of `attn_mask` and `key_padding_mask`.
+        opposite of `attn_mask` and `key_padding_mask`. Parameters require gradients where those of `other` do.
         """
         unlike = (other.bias_k is not None, "add_bias_kv"), (other.add_zero_attn, "add_zero_attn"), (
             other.kdim != other.vdim, "kdim different from vdim"
@@ -189,20 +189,8 @@ class MultiHeadAttention(ProjectedLayer):
         module = cls(
             other.embed_dim, other.num_heads, context_dim=other.kdim, bias=bias, dropout=other.dropout
         ).to(other.out_proj.weight)  # fmt: skip
-        packed = other._qkv_same_embed_dim
-        weights = (
-            other.in_proj_weight.chunk(3) if packed else (other.q_proj_weight, other.k_proj_weight, other.v_proj_weight)
-        )
-        with torch.no_grad():
-            for linear, weight in zip((module.q_proj, module.k_proj, module.v_proj), weights, strict=True):
-                linear.weight.copy_(weight)
-            module.o_proj.weight.copy_(other.out_proj.weight)
-            if bias:
-                for linear, part in zip(
-                    (module.q_proj, module.k_proj, module.v_proj), other.in_proj_bias.chunk(3), strict=True
-                ):
-                    linear.bias.copy_(part)
-                module.o_proj.bias.copy_(other.out_proj.bias)
+        for own, given in _same_numbers(module, other):
+            _copy(given, own)
         return module.train(other.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
@@ -219,15 +207,30 @@ class MultiHeadAttention(ProjectedLayer):
             self.d_model, self.num_heads, dropout=self.dropout, bias=bias, kdim=self.context_dim,
             vdim=self.context_dim, batch_first=True,
         ).to(self.q_proj.weight)  # fmt: skip
-        linears = (self.q_proj, self.k_proj, self.v_proj)
-        with torch.no_grad():
-            if other._qkv_same_embed_dim:
-                other.in_proj_weight.copy_(torch.cat([linear.weight for linear in linears]))
-            else:
-                for name, linear in zip("qkv", linears, strict=True):
-                    getattr(other, f"{name}_proj_weight").copy_(linear.weight)
-            other.out_proj.weight.copy_(self.o_proj.weight)
-            if bias:
-                other.in_proj_bias.copy_(torch.cat([linear.bias for linear in linears]))
-                other.out_proj.bias.copy_(self.o_proj.bias)
+        for own, to in _same_numbers(self, other):
+            _copy(own, to)
         return other.train(self.training)
+
+
+def _same_numbers(own: MultiHeadAttention, other: nn.MultiheadAttention) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Parameters of the two modules that hold the same numbers, stacked by rows."""
+    linears = [own.q_proj, own.k_proj, own.v_proj]
+    pairs: list[tuple[list[Tensor], list[Tensor]]] = [([own.o_proj.weight], [other.out_proj.weight])]
+    if other._qkv_same_embed_dim:
+        pairs.append(([linear.weight for linear in linears], [other.in_proj_weight]))
+    else:
+        separate = (other.q_proj_weight, other.k_proj_weight, other.v_proj_weight)
+        pairs += [([linear.weight], [weight]) for linear, weight in zip(linears, separate, strict=True)]
+    if other.in_proj_bias is not None:
+        pairs.append(([linear.bias for linear in linears], [other.in_proj_bias]))
+        pairs.append(([own.o_proj.bias], [other.out_proj.bias]))
+    return pairs
+
+
+def _copy(source: list[Tensor], target: list[Tensor]) -> None:
+    """Copy the rows of parameters; copies of parameters that do not require gradients do not either."""
+    trained = any(parameter.requires_grad for parameter in source)
+    with torch.no_grad():
+        for parameter, rows in zip(target, torch.cat(source).split([len(one) for one in target]), strict=True):
+            parameter.copy_(rows)
+            parameter.requires_grad_(trained)

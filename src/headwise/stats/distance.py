@@ -58,14 +58,17 @@ class MeanDistance(RowMeasure):
 
 
 class DistanceVariance(RowMeasure):
-    """Σ_j p_ij·(|i − j| − mean)² in tokens², mean over queries: 0 for a head at one fixed distance.
+    """Σ_j p_ij·(|i − j| − mean)² / Σ_j p_ij in tokens², mean over queries: 0 for a head at one fixed distance.
 
-    It is of the keys alone: a learned sink scales all their weights by one factor, which cancels.
+    It is of the keys alone, and so is the mean, Σ_j p_ij·|i − j| / Σ_j p_ij: a learned sink scales all weights of a
+    row by one factor, which cancels.
     """
 
     name, unit, range = "distance_variance", "tokens²", "≥ 0"
     source = Bilingual("second central moment of the attention distance", "注意力距离的二阶中心矩")
-    chinese = Chinese("距离方差", "Σ_j p_ij·(|i − j| − 平均距离)²，以词元² 计，对查询取平均；距离固定的头为 0。")
+    chinese = Chinese(
+        "距离方差", "Σ_j p_ij·(|i − j| − 平均距离)² / Σ_j p_ij，以词元² 计，对查询取平均；距离固定的头为 0。"
+    )
     placed = True
 
     def partial(self, tile: Tile) -> Tensor:
