@@ -237,7 +237,8 @@ def test_numpy_takes_it_as_an_array_of_its_weights() -> None:
     np.testing.assert_allclose(np.asarray(amap), dense.numpy(), rtol=2e-5, atol=1e-7)
     assert np.asarray(amap, dtype=np.float64).dtype == np.float64
     assert np.mean(amap).item() == pytest.approx(float(dense.mean()))
-    assert len(amap) == 2 and [one.shape for one in amap] == [dense.shape[1:]] * 2
+    assert len(amap) == 2
+    assert [one.shape for one in amap] == [dense.shape[1:]] * 2
     with pytest.raises(ValueError, match="stores no weights"):
         np.array(amap, copy=False)
 

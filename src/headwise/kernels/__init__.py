@@ -148,8 +148,8 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
 
 
 def _way_out(name: str, en: str, zh: str) -> tuple[str, str]:
-    """What a caller can do about a named kernel that refuses, in English and Chinese: `en` and `zh`, unless "auto" would
-    be the same kernel."""
+    """What a caller can do about a named kernel that refuses, in English and Chinese: `en` and `zh`, unless "auto"
+    would be the same kernel."""
     if here().kernel == name:
         return (
             f"use_kernel({name!r}) is active: leave its block",
