@@ -127,7 +127,7 @@ def _diagonal_cells(rule: Rule) -> Tensor:
         for rows in rule.row_blocks():
             for cols, _ in rule.tiles(rows):
                 allowed = rule.allowed(rows, cols, torch.device("cpu"))
-                allowed = allowed.expand(-1, -1, rows.stop - rows.start, cols.stop - cols.start)
+                allowed = allowed.expand(-1, -1, rows.size, cols.size)
                 count[..., _diagonals_of(rows, cols, n)] += diagonal_sums(allowed.long())
         return count
     # A range of keys is a range of diagonals: add 1 where it begins, subtract 1 where it ends.
@@ -140,4 +140,4 @@ def _diagonal_cells(rule: Rule) -> Tensor:
 def _diagonals_of(rows: Span, cols: Span, n: int) -> slice:
     """The diagonals of a tile; pair (i, j) is on diagonal j − i + n − 1."""
     first = cols.start - (rows.stop - 1) + n - 1
-    return slice(first, first + (rows.stop - rows.start) + (cols.stop - cols.start) - 1)
+    return slice(first, first + rows.size + cols.size - 1)

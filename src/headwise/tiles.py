@@ -58,7 +58,7 @@ class Tile:
     def shape(self) -> tuple[int, int, int, int]:
         """[b, h, r, c]"""
         b, h, r = self.lse.shape
-        return b, h, r, self.cols.stop - self.cols.start
+        return b, h, r, self.cols.size
 
     @cached_property
     def allowed(self) -> Tensor | None:

@@ -105,6 +105,13 @@ def test_a_tile_that_is_padding_in_one_sequence_and_full_in_another_is_mixed() -
     assert Documents(ids).state(Span(1, 3), Span(0, 2), Grid(2, 1, 5, 5)) is State.MIXED
 
 
+def test_a_span_has_a_size_beside_its_two_ends() -> None:
+    span = Span(3, 14)
+    assert (span.size, Span(5, 5).size) == (11, 0)
+    assert tuple(span) == (3, 14)
+    assert Grid(2, 3, 17, 19).part(span, Span(7, 12)) == Grid(2, 3, 11, 5, 2 + 3 - 7)
+
+
 def test_empty_and_full_tiles_are_known_where_it_pays() -> None:
     grid, tile = Grid(1, 1, 1000, 1000), Span(500, 600)
     assert Causal().state(tile, Span(600, 700), grid) is State.EMPTY

@@ -116,7 +116,7 @@ def _backward(
         for cols, state in call.rule.tiles(rows):
             c = slice(cols.start, cols.stop)
             keys, values = k[:, :, c], v[:, :, c]
-            slope = lse.new_empty(*row_lse.shape, cols.stop - cols.start) if terms.soft_cap else None
+            slope = lse.new_empty(*row_lse.shape, cols.size) if terms.soft_cap else None
             added = terms.added(rows, cols)
             weights = score_tile(queries, keys, call.rule.scale, terms.soft_cap, added, minus=row_lse, slope=slope)
             allowed = call.rule.allowed(rows, cols, q.device) if state is State.MIXED else None

@@ -94,7 +94,7 @@ class Mask(Described, ABC):
     def with_gap(self, gap: Span, grid: Grid) -> "Mask":
         """Return the mask of the keys that remain, a matrix of the size of `grid`, when a range of keys before all
         queries is dropped."""
-        return WithGap(self, gap.start, gap.stop - gap.start)
+        return WithGap(self, gap.start, gap.size)
 
     def __and__(self, other: "Mask") -> "Mask":
         return And(self, _mask(other))

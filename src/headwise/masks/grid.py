@@ -50,12 +50,16 @@ class Grid:
 
     def part(self, rows: "Span", cols: "Span") -> "Grid":
         """Return the grid of a rectangle, with positions relative to its first key."""
-        n, m = rows.stop - rows.start, cols.stop - cols.start
-        return Grid(self.b, self.h, n, m, self.shift + rows.start - cols.start)
+        return Grid(self.b, self.h, rows.size, cols.size, self.shift + rows.start - cols.start)
 
 
 class Span(NamedTuple):
-    """A half-open range of rows or columns."""
+    """A half-open range of rows or columns. It unpacks to `start` and `stop`, so `len` is 2; see `size`."""
 
     start: int
     stop: int
+
+    @property
+    def size(self) -> int:
+        """How many rows or columns it has."""
+        return self.stop - self.start

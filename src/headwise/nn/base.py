@@ -201,7 +201,7 @@ class AttentionLayer(Shown, nn.Module):
         if gap.start < gap.stop:
             if mask.ndim and mask.shape[-1] == keys:
                 mask = torch.cat((mask[..., : gap.start], mask[..., gap.stop :]), -1)
-            keys -= gap.stop - gap.start
+            keys -= gap.size
         return of_argument(mask, Grid(x.shape[0], self.num_heads, x.shape[1], keys))
 
     def _mask_of_held(self, mask: Mask | None, x: Tensor, cache: Cache | None) -> Mask | None:
@@ -211,7 +211,7 @@ class AttentionLayer(Shown, nn.Module):
         gap, n = gap_of(cache), x.shape[1]
         if gap.start == gap.stop:  # the same object keeps what is derived from it
             return mask
-        return mask.with_gap(gap, Grid(x.shape[0], self.num_heads, n, cache.seen + n - (gap.stop - gap.start)))
+        return mask.with_gap(gap, Grid(x.shape[0], self.num_heads, n, cache.seen + n - gap.size))
 
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool

@@ -60,7 +60,7 @@ def measured(
         m.start(rule.grid, lse, keep_rows=keep_rows) if isinstance(m, RowMeasure) else m.start(rule.grid, lse)
         for m in wanted
     ]
-    lses = lse.split([run.stop - run.start for run in runs], 2)
+    lses = lse.split([run.size for run in runs], 2)
     rules = [rule.rows(run) for run in runs]
     missing = torch.tensor([int(not _enough(m, rules, found)) for m in wanted], device=lse.device)
     dist.all_reduce(missing, dist.ReduceOp.MAX, group=who.group)
@@ -133,7 +133,7 @@ def _row_blocks(rule: Rule, runs: Sequence[Span]) -> Iterator[tuple[Span, slice]
     for run in runs:
         for block in rule.rows(run).row_blocks():
             yield Span(run.start + block.start, run.start + block.stop), slice(first + block.start, first + block.stop)
-        first += run.stop - run.start
+        first += run.size
 
 
 def _reduce(states: Sequence[Any], wanted: Sequence[Measure], counts: Sequence[Tensor], who: Members) -> None:

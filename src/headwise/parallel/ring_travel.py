@@ -16,7 +16,7 @@ Held = Mapping[Span, tuple[Tensor, ...]]  # the tensors of each piece of keys, e
 
 def split(x: Tensor, spans: Sequence[Span]) -> list[Tensor]:
     """Split a rank's tensor, [b, h, n_r, …] or [b, h, n_r], into its pieces."""
-    return list(x.split([span.stop - span.start for span in spans], 2))
+    return list(x.split([span.size for span in spans], 2))
 
 
 def travel(own: Held, plan: Plan, who: Members) -> Iterator[tuple[int, Held]]:
@@ -92,7 +92,7 @@ class _Flight:
     ) -> None:
         self._expected, self._like, self._who, self._source = expected, like, who, source % who.ranks
         self._out = torch.cat([x.reshape(-1) for parts in sent.values() for x in parts]) if sent else None
-        count = sum(cols.stop - cols.start for cols in expected) * sum(map(_each, like))
+        count = sum(cols.size for cols in expected) * sum(map(_each, like))
         self._into = like[0].new_empty(count) if count else None
         operations = []
         if self._out is not None and self._out.numel():
@@ -117,10 +117,10 @@ class _Flight:
             parts = []
             for x in self._like:
                 b, h = x.shape[:2]
-                size = (cols.stop - cols.start) * _each(x)
+                size = cols.size * _each(x)
                 assert self._into is not None or size == 0
                 piece = x.new_empty(0) if self._into is None else self._into[at : at + size]
-                parts.append(piece.view(b, h, cols.stop - cols.start, *x.shape[3:]))
+                parts.append(piece.view(b, h, cols.size, *x.shape[3:]))
                 at += size
             found[cols] = tuple(parts)
         return found

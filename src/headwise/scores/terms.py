@@ -34,7 +34,7 @@ class Terms:
         if self.relative is not None:
             strip = self.relative[:, self.strip(rows, cols)]
             # Each row starts one entry before the row above it.
-            yield strip.unfold(-1, cols.stop - cols.start, 1).flip(1)[None]
+            yield strip.unfold(-1, cols.size, 1).flip(1)[None]
         for bias in self.biases:
             yield bias[cell(bias, rows, cols)]
 

@@ -48,8 +48,7 @@ class RangeMass(Statistic):
     def at(self, cols: Span) -> Statistic | None:
         if self.relative:
             return self
-        size = cols.stop - cols.start
-        start, stop = (min(max(end - cols.start, 0), size) for end in (self.start, self.stop))
+        start, stop = (min(max(end - cols.start, 0), cols.size) for end in (self.start, self.stop))
         return RangeMass(start, stop, relative=False) if start < stop else None
 
     def rows(self, rows: Span) -> Statistic:

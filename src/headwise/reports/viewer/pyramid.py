@@ -65,7 +65,7 @@ def _bytes(n: int, causal: bool, base: int, coarsest: int) -> int:
     while cell <= coarsest:
         for row, col in _tiles(n, n, cell):
             if not causal or col <= row:
-                high, wide = (-(-(span.stop - span.start) // cell) for span in tile_spans(n, n, cell, row, col))
+                high, wide = (-(-span.size // cell) for span in tile_spans(n, n, cell, row, col))
                 total += len(REDUCES) * (wire.HEADER.size + 2 * high * wide)
         cell *= 2
     return total
@@ -94,7 +94,7 @@ class HeadPyramid:
         held = self._held.get((reduce, cell, row, col))
         if held is None:
             rows, cols = tile_spans(self.levels.n, self.levels.m, cell, row, col)
-            return wire.empty(*(-(-(span.stop - span.start) // cell) for span in (rows, cols)))
+            return wire.empty(*(-(-span.size // cell) for span in (rows, cols)))
         return held
 
     def whole(self, reduce: str, cell: int) -> np.ndarray:

@@ -46,10 +46,10 @@ def rectangle(head: AttentionMap, rows: Span, cols: Span, cell: int, wanted: Wan
         if not wanted():
             raise Unwanted
 
-    high, wide = (-(-(span.stop - span.start) // cell) for span in (rows, cols))
+    high, wide = (-(-span.size // cell) for span in (rows, cols))
     mean, largest = (torch.full((high, wide), torch.nan) for _ in REDUCES)
     allowed = torch.zeros(high, wide, dtype=torch.int64)
-    step = max(1, BAND // max(1, cols.stop - cols.start) // cell) * cell
+    step = max(1, BAND // max(1, cols.size) // cell) * cell
     for start in range(rows.start, rows.stop, step):
         check()
         band = Span(start, min(start + step, rows.stop))

@@ -113,7 +113,7 @@ class _Evaluated:
         random = torch.Generator(self._like.device).manual_seed(0)
         b, h, _, m = self._sizes
         for rows in blocks(self._sizes):
-            shape = b, h, rows.stop - rows.start, m
+            shape = b, h, rows.size, m
             size, sign = (
                 torch.rand(shape, generator=random, dtype=self._dtype, device=self._like.device) for _ in "ab"
             )
@@ -133,7 +133,7 @@ class _Evaluated:
             parts.append(~torch.isneginf(self._scores(0.0, rows)))
         b, h, _, m = self._sizes
         if not parts:
-            return torch.ones(b, h, rows.stop - rows.start, m, dtype=torch.bool, device=self._like.device)
+            return torch.ones(b, h, rows.size, m, dtype=torch.bool, device=self._like.device)
         return parts[0] if len(parts) == 1 else parts[0] & parts[1]
 
     def _factors(self) -> None:
@@ -187,7 +187,7 @@ class _Evaluated:
 
     def _scores(self, score: float | Tensor, rows: Span, gradients: bool = False) -> Tensor:
         b, h, _, m = self._sizes
-        shape = b, h, rows.stop - rows.start, m
+        shape = b, h, rows.size, m
         scores = torch.as_tensor(score, dtype=self._dtype, device=self._like.device).expand(shape)
         return self._each(self._change, rows, scores, gradients=gradients).to(self._dtype)
 
