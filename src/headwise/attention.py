@@ -130,7 +130,7 @@ def attend(
             keep(call, chosen, mask, scale, kernel)
         return out
     out = out.to(dtype)
-    bad_values = None if call.values_finite else nonfinite(call.v)
+    bad_values = None if call.values_finite else nonfinite_values(call.v)
     amap = AttentionMap(
         q, k, lse, call.rule, kernel=chosen.name, named=named(kernel), refusals=refusals, nonfinite_values=bad_values
     )  # fmt: skip
@@ -187,6 +187,13 @@ def _without_numbers(
 def nonfinite(v: Tensor) -> Tensor:
     """The number of NaN and infinite entries of v [b, h_kv, m, d_v] per head: [b, h_kv]."""
     return (~torch.isfinite(v.detach())).sum((-1, -2))
+
+
+def nonfinite_values(v: Tensor) -> Tensor | None:
+    """`nonfinite` as maps have it: None if there are none. While a graph is recorded, and for tensors without data,
+    that is not known, and the numbers are returned."""
+    found = nonfinite(v)
+    return found if in_graph() or has_no_numbers(found) or bool(found.any()) else None
 
 
 def rule_of(

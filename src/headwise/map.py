@@ -57,7 +57,9 @@ class AttentionMap(Shown):
             kernel that supports a read, or the one that `use_kernel` or HEADWISE_KERNEL names at that time.
         read_by: the kernel of the last read of each kind: "weights", "tiles", "statistics", "times" and others.
         measured: the `Measurements` that `attend(..., measures=…)` requested, or None.
-        nonfinite_values: [b, h_kv] count of NaN and infinite entries of v, or None if there are none.
+        nonfinite_values: [b, h_kv] count of NaN and infinite entries of v per KV head of v, or None if there are none.
+            Values that are not computed, those of heads of a mixture that no token selected, count 0. Within
+            `hw.intervene`, v is that of the model.
     """
 
     def __init__(

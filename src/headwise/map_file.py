@@ -83,9 +83,12 @@ def _check(tensors: dict[str, Tensor], rule: Rule) -> None:
         raise ShapeError(f"lse: got {lse.dtype} {tuple(lse.shape)}, expected {wide} {tuple(q.shape[:3])}")
     counts = tensors.get(COUNTS)
     if counts is not None:
-        if counts.shape != k.shape[:2] or counts.dtype != torch.int64:
+        b, h = q.shape[:2]
+        fits = counts.dtype == torch.int64 and counts.ndim == 2 and len(counts) == b
+        # Not those of k: the keys of talking heads are joined, and each value has its own head.
+        if not fits or (h % counts.shape[1] if counts.shape[1] else h):
             raise DTypeError(
-                f"{COUNTS}: got {counts.dtype} {tuple(counts.shape)}, expected torch.int64 {tuple(k.shape[:2])}"
+                f"{COUNTS}: got {counts.dtype} {tuple(counts.shape)}, expected torch.int64 [{b}, a divisor of {h}]"
             )
         if bool((counts < 0).any()):
             raise ConfigError(f"{COUNTS}: counts must be >= 0")

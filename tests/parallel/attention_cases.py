@@ -83,6 +83,9 @@ def numbers_that_are_none(rank: int, ranks: int) -> None:
         assert torch.equal(found.isnan(), parallel.shard(out, layout).isnan())
         assert torch.equal(own.measured.nonfinite, amap.measured.nonfinite)
         assert own.measured.nonfinite_values.tolist() == [[0, 1]]
+        if how == "ring":
+            for one in (own.gather(), *own.maps()):
+                assert one.nonfinite_values.tolist() == [[0, 1]]
 
 
 def half_precision(rank: int, ranks: int) -> None:

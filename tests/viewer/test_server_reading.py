@@ -108,6 +108,21 @@ def test_a_head_whose_scores_are_not_finite_is_told_of():
     assert session.close(60)
 
 
+def test_a_head_whose_values_are_not_finite_is_told_of():
+    subject = small_subject()
+    with torch.no_grad():
+        subject.model.blocks[2].attention.v_proj.weight[8] = torch.inf  # of its second head
+    session = Session(subject)
+    client = client_of(session)
+    name = client.post("/api/texts", json={"text": "abcdefgh"}).json()["id"]
+    assert settled(session.find(name)) == "ready"
+    notes = client.get(f"/api/texts/{name}").json()["notes"]
+    assert [note["values"] for note in notes if "among its values" in note["text"]] == [
+        {"layer": 2, "head": 1, "count": 8}
+    ]
+    assert session.close(60)
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [(CheckpointError("weights are gone"), "weights are gone"), (RuntimeError("odd\nsizes"), "RuntimeError: odd sizes"),

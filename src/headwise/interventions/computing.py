@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise import events
-from headwise.attention import attend_to, nonfinite, rule_of, torch_arguments
+from headwise.attention import attend_to, nonfinite_values, rule_of, torch_arguments
 from headwise.errors import ConfigError
 from headwise.fields import Section, same
 from headwise.interventions.edit import Arguments, Placed
@@ -52,7 +52,7 @@ def attend_edited(
             _report_delta(out, on_delta)
         if amap is None:
             return out
-        amap.nonfinite_values = _bad_values(whole.v)
+        amap.nonfinite_values = nonfinite_values(whole.v)
         if measures:
             amap.measured = amap.measured_by(None, resolve(measures))
         return out, amap
@@ -154,11 +154,6 @@ def _joined_map(maps: list[AttentionMap], whole: Arguments, mask: Mask, own_keys
         q = torch.cat([amap.q for amap in maps], 1)
         k = torch.cat([amap.k.repeat_interleave(amap.q.shape[1] // amap.k.shape[1], 1) for amap in maps], 1)
     return AttentionMap(q, k, lse, rule, kernel=one.kernel, named=one.named, refusals=one.refusals)
-
-
-def _bad_values(v: Tensor) -> Tensor | None:
-    found = nonfinite(v)
-    return found if bool(found.any()) else None
 
 
 def _report_delta(out: Tensor, on_delta: Callable[[Tensor], Any]) -> None:

@@ -107,6 +107,9 @@ def by_choice(call: SparseCall) -> Result:
             held = keys < m
             cell = index[0][held]
             extras.add_keys((cell // len(members), picked.heads[cell % len(members)], keys[held]), key[held])
+            extras.add_values(
+                (slice(None), members), value.masked_fill(~held[..., None], 0.0).view(b, -1, *value.shape[1:])
+            )
     y = v.new_zeros(b * n, layer.d_model)
     w_o = layer.o_proj.weight.view(layer.d_model, h, layer.value_dim).unbind(1)
     for rows, head, w in zip(tokens, outs, w_o, strict=True):

@@ -28,7 +28,9 @@ class LatentAttention(AttentionLayer):
 
     There are two forms of the same function: "plain" computes the keys and values of every head from the latent;
     "absorbed" applies W^UK to the queries and W^UV to the outputs, so that the latent itself is the key and value of
-    one shared head, which suits decoding. "auto" selects the form with fewer operations for the given sizes.
+    one shared head, which suits decoding. "auto" selects the form with fewer operations for the given sizes. In the
+    absorbed form no head has values of its own: the map's `nonfinite_values` [b, 1] are those of the latent, without
+    what W^UV makes of it.
 
     Args:
         latent_dim: d_c, 4·d_h by default. head_dim: d_h; value_dim: d_v.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.attention import attend_to
+from headwise.attention import attend_to, nonfinite
 from headwise.cache import Cache
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
@@ -84,7 +84,9 @@ def by_sequence(call: SparseCall) -> Result:
     y = y if layer.o_proj.bias is None else y + layer.o_proj.bias.to(y.dtype)
     extras = Extras(call, grid, v)
     extras.add(picks, out, parts)
-    extras.add_keys((torch.arange(b, device=x.device)[:, None], heads), k)
+    own = torch.arange(b, device=x.device)[:, None], heads
+    extras.add_keys(own, k)
+    extras.add_values(own, v)
     return y, extras.map(), extras.concat()
 
 
@@ -107,6 +109,7 @@ def by_token(call: SparseCall) -> Result:
     grid = Grid(b, h, n, k.shape[2])
     extras = Extras(call, grid, v)
     extras.add_keys((slice(None), used), k)
+    extras.add_values((slice(None), used), v)
     w_q, b_q = heads_of(layer.q_proj, h)
     w_o = layer.o_proj.weight.view(layer.d_model, h, layer.value_dim)
     entry = torch.arange(b, device=x.device)[:, None]
@@ -122,6 +125,7 @@ def by_token(call: SparseCall) -> Result:
         of = [used.index(i // group) for i in members]
         own = of == list(range(len(used)))
         out, parts = _attend(call, grid, picks, q, k if own else k[:, of], v if own else v[:, of])
+        out = out.masked_fill(~picks.filled[..., None], 0.0)  # a repeated query may be NaN, and 0 · NaN too
         weights = call.gates.weights[entry[..., None], at, picks.heads[..., None]] * picks.filled
         out = out * weights[..., None].to(out.dtype)
         for j, i in enumerate(members):
@@ -177,12 +181,18 @@ class Extras:
             )
             # A head that a query did not select is fully masked for it: log-sum-exp −∞, weights 0.
             self._lse = torch.full((b, h, n), -torch.inf, dtype=wide, device=v.device)
+            self._bad_values = torch.zeros(b, layer.num_kv_heads, dtype=torch.long, device=v.device)
         self._concat = v.new_zeros(b, n, h, layer.value_dim) if call.return_concat else None
 
     def add_keys(self, at: Any, k: Tensor) -> None:
         """Set the keys of the heads at an index of [b, h_kv]."""
         if self._call.options["return_map"]:
             self._k[at] = k.detach().to(self._k.dtype)
+
+    def add_values(self, at: Any, v: Tensor) -> None:
+        """Count what is not finite among the values […, m, d_v] of the heads at an index of [b, h_kv]."""
+        if self._call.options["return_map"]:
+            self._bad_values[at] = nonfinite(v)
 
     def add(self, picks: Picks, out: Tensor, parts: list[AttentionMap]) -> None:
         """Set the weighted output [b, i, c, d_v] of some heads, and the maps of their rows."""
@@ -207,7 +217,8 @@ class Extras:
         rule = Rule(mask, self._part.rule.scale, self._grid)
         part = self._part
         return AttentionMap(
-            self._q, self._k, self._lse, rule, kernel=part.kernel, named=part.named, refusals=part.refusals
+            self._q, self._k, self._lse, rule, kernel=part.kernel, named=part.named, refusals=part.refusals,
+            nonfinite_values=self._bad_values if bool(self._bad_values.any()) else None,
         )  # fmt: skip
 
     def concat(self) -> Tensor | None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from headwise.attention import nonfinite_values
 from headwise.cache import BudgetCache, Cache
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
@@ -36,7 +37,8 @@ class TalkingHeadsAttention(ProjectedLayer):
     has that form: L_j is the product of the queries Σ_l P_lj Q_l, concatenated over the KV heads, with the concatenated
     keys, which takes h_kv·d_k numbers per query and head. The weights applied to the values, U_i, do not have that
     form: a sum of exponentials is not an exponential of a sum, and no single log-sum-exp normalizes it. `mixed(tile)`
-    computes U from any tile of W.
+    computes U from any tile of W. As each query of the map is a mix of those of all heads, NaN in the queries or keys
+    of one head is counted in all of them; NaN in values is counted in its own KV head.
 
     Args:
         d_model, num_heads, options: sizes, bias, dropout (of U), rotary and qk_norm, as in `MultiHeadAttention`.
@@ -148,7 +150,9 @@ class TalkingHeadsAttention(ProjectedLayer):
         exact, mix = compute(q.detach()), compute(self.logits_mix.detach()).view(h_kv, h // h_kv, h)
         talking = torch.einsum("bgrnd,grj->bjngd", exact.reshape(b, h_kv, h // h_kv, n, d), mix)
         keys = compute(k.detach()).transpose(1, 2).flatten(2)[:, None]  # [b, 1, m, h_kv·d]
-        amap = AttentionMap(talking.flatten(3), keys, lse, rule, kernel="talking_heads")
+        amap = AttentionMap(
+            talking.flatten(3), keys, lse, rule, kernel="talking_heads", nonfinite_values=nonfinite_values(v)
+        )
         if options["measures"]:
             amap.measured = amap.measure(*options["measures"])
         return heads, amap

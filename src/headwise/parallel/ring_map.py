@@ -79,20 +79,22 @@ class RingMap(SpreadMap):
         whole = self._plan.keys
         keys = self._whole(self.k, whole.kind)
         spans = self._plan.rows(self._who.rank)
-        parts = zip(split(self.q, spans), split(self.lse, spans), spans, strict=True)
-        return tuple(self._map(q, keys, lse, self.rule.rows(rows)) for q, lse, rows in parts)
+        parts, bad = zip(split(self.q, spans), split(self.lse, spans), spans, strict=True), self._bad_of_all()
+        return tuple(self._map(q, keys, lse, self.rule.rows(rows), bad) for q, lse, rows in parts)
 
     def gather(self) -> AttentionMap:
         """Gather the map of the whole sequence on every rank, O(n) memory on each. All ranks must call it."""
         q, k, lse = (self._whole(x, self._plan.keys.kind) for x in (self.q, self.k, self.lse[..., None]))
-        return self._map(q, k, lse[..., 0], self.rule)
+        return self._map(q, k, lse[..., 0], self.rule, self._bad_of_all())
 
     def _whole(self, x: Tensor, layout: str) -> Tensor:
         return unshard(x, layout, dim=2, group=self._who.group)
 
-    def _map(self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> AttentionMap:
-        kernels = " and ".join(self.kernels)
-        return AttentionMap(q, k, lse, rule, kernel=kernels, named=self.named, refusals=self.refusals)
+    def _map(self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule, bad_values: Tensor | None) -> AttentionMap:
+        return AttentionMap(
+            q, k, lse, rule, kernel=" and ".join(self.kernels), named=self.named, refusals=self.refusals,
+            nonfinite_values=bad_values,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         b, h, n, m = self.shape

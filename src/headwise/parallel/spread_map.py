@@ -3,6 +3,7 @@
 from copy import copy
 from typing import TypeVar
 
+import torch.distributed as dist
 from torch import Tensor
 
 from headwise.attention import nonfinite
@@ -41,5 +42,12 @@ class SpreadMap:
 
     @property
     def nonfinite_values(self) -> Tensor | None:
-        """NaN and infinite entries of v on all ranks, [b, h_kv]; None if there are none, or nothing was measured."""
+        """NaN and infinite entries of v on all ranks, [b, h_kv]; None if there are none. None too if nothing was
+        measured, as a rank by itself knows its own part alone."""
         return None if self.measured is None else self.measured.nonfinite_values
+
+    def _bad_of_all(self) -> Tensor | None:
+        """The same, counted anew. All ranks must call it."""
+        found = self._bad_values.clone()
+        dist.all_reduce(found, group=self._who.group)
+        return found if bool(found.any()) else None

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from headwise.attention import nonfinite
+from headwise.attention import nonfinite_values
 from headwise.fields import Section
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
@@ -102,7 +102,7 @@ def ulysses_attend(
     (out,) = ToRows.apply(Exchange(who, (of_queries,), (queries,)), heads)
     if not return_map:
         return out
-    bad_values = None if call.values_finite else nonfinite(v_own)
+    bad_values = None if call.values_finite else nonfinite_values(v_own)
     own_map = AttentionMap(
         q_own, k_own, lse, own_rule, kernel=chosen.name, named=named(kernel), refusals=refusals,
         nonfinite_values=bad_values,

@@ -56,13 +56,11 @@ class UlyssesMap(SpreadMap):
         everyone = self.lse.new_zeros(b, h, sum(x.shape[-1] for x in columns), dtype=torch.float64)
         everyone[:, self.heads.start : self.heads.stop] = torch.cat(columns, -1)
         dist.all_reduce(everyone, group=self._who.group)
-        bad_values = self._bad_values.clone()
-        dist.all_reduce(bad_values, group=self._who.group)
         parts = everyone.split([x.shape[-1] for x in columns], -1)
         at = (part.reshape(b, h, *x.shape[2:]) for part, x in zip(parts, numbers, strict=True))
         states = with_tensors(closed, lambda x: next(at) if x.shape[:2] == own else x)
         result = Measurements(measures, states, next(at).to(found.nonfinite))
-        result.nonfinite_values = bad_values if bool(bad_values.any()) else None
+        result.nonfinite_values = self._bad_of_all()
         return result
 
     def __repr__(self) -> str:

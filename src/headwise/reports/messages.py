@@ -185,6 +185,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Layer {layer}, head {head}: the scores of {count:,} queries are NaN or infinite and are not shown.",
         "第 {layer} 层第 {head} 头：{count:,} 个查询的分数为 NaN 或无穷大，图中不显示。",
     ),
+    "values_not_finite": (
+        "Layer {layer}, head {head}: {count:,} numbers among its values are NaN or infinite; its weights are not "
+        "affected.",
+        "第 {layer} 层第 {head} 头：值中有 {count:,} 个数为 NaN 或无穷大；其权重不受影响。",
+    ),
     "too_many_characters": (
         "the text has {n:,} characters; at most {characters:,} characters and {tokens:,} tokens are supported: {why}",
         "文本有 {n:,} 个字符；上限为 {characters:,} 个字符、{tokens:,} 个词元：{why}。",

@@ -27,7 +27,7 @@ class Measurements(Mapping[str, Tensor]):
     Attributes:
         rows: name → [b, h, n], each query's own value, with `rows=True` (0 where not counted).
         nonfinite: [b, h], queries whose scores are NaN or infinite; the head's numbers are then not to be trusted.
-        nonfinite_values: [b, h_kv], NaN and infinite entries of v, or None if there are none.
+        nonfinite_values: [b, h_kv], NaN and infinite entries of v, or None if there are none; as in the map.
     """
 
     def __init__(
@@ -80,7 +80,10 @@ class Measurements(Mapping[str, Tensor]):
             for measure, one, two in zip(self._measures, self.states.values(), other.states.values(), strict=True)
         ]
         nonfinite = torch.cat((self.nonfinite, other.nonfinite)).sum(0, keepdim=True)
-        return Measurements(self._measures, states, nonfinite)
+        result = Measurements(self._measures, states, nonfinite)
+        values = [x for x in (self.nonfinite_values, other.nonfinite_values) if x is not None]
+        result.nonfinite_values = torch.cat(values).sum(0, keepdim=True) if values else None
+        return result
 
     def table(self, entry: int | None = None) -> HeadTable:
         """The numbers as a `HeadTable` of one layer, with units: of the whole batch, pooled exactly as `merge` pools,
@@ -99,7 +102,7 @@ class Measurements(Mapping[str, Tensor]):
         found = dict(self)
         if bool(self.nonfinite.any()):
             found["nonfinite_rows"] = self.nonfinite
-        if self.nonfinite_values is not None:
+        if self.nonfinite_values is not None and bool(self.nonfinite_values.any()):
             heads, kv_heads = self.nonfinite.shape[1], self.nonfinite_values.shape[1]
             found["nonfinite_values"] = self.nonfinite_values.repeat_interleave(heads // kv_heads, 1)
         return found

@@ -173,7 +173,7 @@ def owned(amap: AttentionMap, rows: range) -> AttentionMap:
     at = Span(rows.start, rows.stop)
     return AttentionMap(
         amap.q[:, :, at.start :], amap.k, amap.lse[:, :, at.start :], amap.rule.rows(at), kernel=amap.kernel,
-        named=amap.named,
+        named=amap.named, refusals=amap.refusals, nonfinite_values=amap.nonfinite_values,
     )  # fmt: skip
 
 

@@ -169,9 +169,15 @@ def words_of(name: str) -> dict[str, dict[str, str]]:
 
 
 def warnings_of(layer: int, amap: AttentionMap) -> list[Message]:
-    """A warning for each head with non-finite scores: its map shows such queries as fully masked."""
-    bad = (amap.lse.isnan() | (amap.lse == float("inf"))).sum((0, 2)).tolist()
-    return [message("not_finite", layer=layer, head=head, count=count) for head, count in enumerate(bad) if count]
+    """A warning for each head with non-finite scores, whose map shows such queries as fully masked, or values."""
+    counts = {"not_finite": (amap.lse.isnan() | (amap.lse == float("inf"))).sum((0, 2))}
+    if amap.nonfinite_values is not None:
+        found = amap.nonfinite_values.sum(0)
+        counts["values_not_finite"] = found.repeat_interleave(amap.shape[1] // len(found))
+    return [
+        message(code, layer=layer, head=head, count=count)
+        for code, of_heads in counts.items() for head, count in enumerate(of_heads.tolist()) if count
+    ]  # fmt: skip
 
 
 def _number(value: float) -> float | None:
