@@ -160,8 +160,41 @@ def test_every_layer_of_designs_of_several_calls():
         if not design.takes_mask:
             continue
         before = layer(x)
+        if layer.coupling.at in ("scores", "heads"):
+            with pytest.raises(hw.ConfigError, match=rf"the model \({design.__name__}\) cannot be edited: "):
+                hw.intervene(layer, Scale(1.0)).__enter__()
+            assert not hw.events.editing
+            continue
         with hw.intervene(layer, Scale(1.0)):
             torch.testing.assert_close(layer(x), before, msg=name)
+        with hw.intervene(layer, Scale(0.0)), torch.no_grad():
+            assert not torch.allclose(layer(x), before), name
+
+
+def test_layers_that_can_be_edited_are_named_where_others_cannot():
+    model = nn.Sequential(hw.MultiHeadAttention(16, 4), hw.nn.TalkingHeadsAttention(16, 4))
+    x = torch.randn(1, 6, 16)
+    with pytest.raises(hw.ConfigError, match=r"1 \(TalkingHeadsAttention\) cannot be edited: its heads mix"):
+        hw.intervene(model, Scale(0.0)).__enter__()
+    with torch.no_grad(), hw.intervene(model, Scale(0.0), layers=["0"]):
+        torch.testing.assert_close(model(x), torch.zeros(1, 6, 16))
+
+
+class Outside(hw.nn.MultiHeadAttention):
+    """Computes its attention without `attend`."""
+
+    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v), None
+
+
+def test_a_layer_that_does_not_call_attend_raises_instead_of_ignoring_its_edits():
+    layer, x = Outside(16, 4), torch.randn(1, 6, 16)
+    layer(x)
+    with (
+        pytest.raises(hw.ConfigError, match=r"\(Outside\) did not call attend, so it cannot be edited"),
+        hw.intervene(layer, Scale(0.5)),
+    ):
+        layer(x)
 
 
 def test_contexts_nest():

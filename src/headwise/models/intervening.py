@@ -11,6 +11,7 @@ from headwise.interventions.edit import Edit, Placed
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.models.adapters.selecting import named, select
 from headwise.models.attaching import Attachment
+from headwise.nn.base import AttentionLayer
 
 UNUSED = ("warn", "raise", "ignore")
 RECOGNISED = "hw.intervene(hw.attach(model, batch=…), …)"
@@ -52,8 +53,9 @@ def intervene(
     Returns:
         A context manager.
     Raises:
-        ConfigError: naming the argument. While it is active, calls raise ConfigError for a head that the module lacks,
-            and ShapeError for a map of another size.
+        ConfigError: naming the argument; also for a layer of a design whose heads mix their scores or outputs, such as
+            `TalkingHeadsAttention` and `SparseHeadMixture`. While it is active, calls raise ConfigError for a head that
+            the module lacks, and ShapeError for a map of another size.
     """
     if not edits or not all(isinstance(edit, Edit) for edit in edits):
         given = ", ".join(type(edit).__name__ for edit in edits) or "none"
@@ -65,6 +67,11 @@ def intervene(
         places = named([Place(name, modules[name], "attached") for name in (*model.attached, *model.own)], layers)
     else:
         places, targets, _ = select(model, layers, "intervene", done="edited", way_out=RECOGNISED)
+    for place in places:
+        if isinstance(place.module, AttentionLayer) and (why := place.module.coupling.of_heads):
+            raise ConfigError(
+                f"intervene(model): {place.name or 'the model'} ({type(place.module).__name__}) cannot be edited: {why}"
+            )
     placed = [Placed(edit, []) for edit in edits]
     take_over(targets)
     try:

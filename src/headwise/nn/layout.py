@@ -54,6 +54,11 @@ class Coupling:
     at: Literal["", "scores", "heads", "output"] = ""
     why: str = ""
 
+    @property
+    def of_heads(self) -> str:
+        """Why the concatenated heads are not the outputs of one `attend` call, each of its own head; "" if they are."""
+        return self.why if self.at in ("scores", "heads") else ""
+
 
 INDEPENDENT = Coupling()
 

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 
 from headwise import events
 from headwise.attention import attend_to
+from headwise.errors import ConfigError
 from headwise.interventions.computing import attend_edited
+from headwise.interventions.edit import Placed
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Mask, conjuncts
@@ -124,6 +126,7 @@ def published(
     changes: dict[str, Any] = {"module": module}
     if edits := [replace(placed, name=name) for one, name in seen_by for placed in one.edits]:
         changes["edited"] = partial(attend_edited, edits, to_itself)
+        compute = partial(_edited, edits, type(module).__name__, compute)
     if receivers:
         changes["on_delta"] = lambda delta: [receiver(delta) for receiver in receivers]
     if not calls or (measures and not return_map):  # the latter raises
@@ -153,6 +156,17 @@ def published(
     elif not own:
         amap.measured = None
     return out, amap, *rest
+
+
+def _edited(edits: Sequence[Placed], kind: str, compute: Callable[..., tuple[Any, ...]], **options: Any) -> Any:
+    """compute(…) of a module with edits, which `attend` must have applied."""
+    before = len(edits[0].applied)
+    result = compute(**options)
+    if len(edits[0].applied) == before:
+        raise ConfigError(
+            f"intervene(model): {edits[0].name or 'the model'} ({kind}) did not call attend, so it cannot be edited"
+        )
+    return result
 
 
 def _heads(out: Tensor, num_heads: int, *concat: Tensor | None) -> Tensor | None:

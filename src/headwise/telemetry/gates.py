@@ -225,9 +225,7 @@ class _Sums:
 
 def _unsupported(module: nn.Module) -> str:
     """Why the gradients of a module's heads are not those of the outputs of one `attend`; "" if they are."""
-    if isinstance(module, AttentionLayer) and module.coupling.at in ("scores", "heads"):
-        return module.coupling.why
-    return ""
+    return module.coupling.of_heads if isinstance(module, AttentionLayer) else ""
 
 
 def _heads(module: Any) -> int:
