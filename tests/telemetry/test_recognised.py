@@ -5,6 +5,7 @@ import math
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from threading import Event, Thread
 
 import pytest
@@ -129,6 +130,49 @@ def test_a_compiled_model_is_watched(inside, x):
         compiled(x)  # it is said once
     assert [name.replace("_orig_mod.", "") for name in record.layers] == ["0.attn", "1.attn"]
     torch.testing.assert_close(compiled(x), expected)
+
+
+OPENED = {
+    "watch": lambda model: hw.watch(model, measures=["entropy"]),
+    "gate_gradients": hw.telemetry.gate_gradients,
+    "attach": hw.attach,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.* is called by compiled code", "ignore:The .grad attribute")
+@pytest.mark.parametrize(
+    "opened",
+    [
+        ("watch",) * 3,
+        ("watch", "gate_gradients"),
+        ("gate_gradients", "watch"),
+        ("watch", "attach"),
+        ("attach", "watch"),
+    ],
+    ids=" then ".join,
+)
+def test_what_calls_a_model_stays_compiled_however_many_follow_it(opened, x):
+    model, ran = model_of(), []
+
+    def backend(graph, inputs):
+        return lambda *args: ran.append(len(list(graph.graph.nodes))) or graph.forward(*args)
+
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: model(x).relu() + 1.0, backend=backend)
+    expected = model(x).relu() + 1.0
+    with ExitStack() as contexts:
+        entered = [contexts.enter_context(OPENED[name](model)) for name in opened]
+        for _ in range(3):
+            ran.clear()
+            torch.testing.assert_close(compiled(x), expected)
+            assert ran, "relu ran uncompiled"
+        assert all(one.ledger.steps == 3 for one in entered if isinstance(one, hw.telemetry.Record))
+        entered[0].detach() if opened[0] == "attach" else entered[0].stop()
+        ran.clear()
+        torch.testing.assert_close(compiled(x), expected)
+        assert ran, "relu ran uncompiled"
+    torch.compiler.reset()
+    assert modes() == 0
 
 
 def test_a_report_is_made_of_a_record(x, tmp_path):

@@ -51,7 +51,8 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
             hooks.callback(handle.remove)
         for gate in gates:
             for handle in (
-                gate.register_forward_pre_hook(before), gate.register_forward_hook(after, always_call=True),
+                gate.register_forward_pre_hook(before),
+                gate.register_forward_hook(after, prepend=True, always_call=True),  # as those of records
             ):  # fmt: skip
                 hooks.callback(handle.remove)
         yield follower

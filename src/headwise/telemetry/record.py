@@ -88,10 +88,10 @@ class Record(Shown):
         take_over(self._targets)
         if self._how.values:
             self._handles += self._projections.follow(self.model)
-        for entrance in self._entrances:
+        for entrance in self._entrances:  # of several records, the last one to begin a forward is the first to end it
             self._handles += [
                 entrance.register_forward_pre_hook(self._before),
-                entrance.register_forward_hook(self._after, always_call=True),
+                entrance.register_forward_hook(self._after, prepend=True, always_call=True),
             ]
         return self
 

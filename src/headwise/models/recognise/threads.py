@@ -38,7 +38,8 @@ class OtherThreads:
             return []  # what torch.compile has compiled has no hooks that are registered later
         own = [module for module in self._modules if _may_compute(module)]
         before = [module.register_forward_pre_hook(self._before) for module in own]
-        return [*before, *(module.register_forward_hook(self._after, always_call=True) for module in own)]
+        after = [module.register_forward_hook(self._after, prepend=True, always_call=True) for module in own]
+        return [*before, *after]
 
     @contextmanager
     def followed(self, seen: Tracked) -> Iterator[None]:

@@ -92,7 +92,7 @@ class Replacement:
             if module is self.model or not type(module).__module__.startswith("torch.nn."):
                 self._handles += [
                     module.register_forward_pre_hook(self._before),
-                    module.register_forward_hook(self._after, always_call=True),
+                    module.register_forward_hook(self._after, prepend=True, always_call=True),  # nested in others
                 ]
 
     def close(self) -> None:
