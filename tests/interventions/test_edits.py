@@ -4,6 +4,7 @@ import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -215,6 +216,28 @@ def test_dtypes_and_quantised_keys(dtype: torch.dtype) -> None:
         torch.testing.assert_close(out.double(), expected, atol=0.02, rtol=0.02)
 
 
+def test_numbers_of_numpy_and_pytorch_are_numbers() -> None:
+    q, k, v = tensors()
+    plain = edited([Scale(0.5, 7, [0, 4], heads=[1, 2]), Forbid(-1, 3, heads=4)], q, k, v)
+    of_numpy = [
+        Scale(np.float32(0.5), np.int64(7), np.array([0, 4]), heads=np.array([1, 2])),
+        Forbid(torch.tensor(-1), [np.int32(3)], heads=torch.tensor(4)),
+    ]
+    assert torch.equal(edited(of_numpy, q, k, v), plain)
+    where = np.arange(11) == 7
+    assert torch.equal(edited([Scale(0.5, where)], q, k, v), edited([Scale(0.5, 7)], q, k, v))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_scaling_by_zero_removes_values_that_are_not_finite(bad: float) -> None:
+    q, k, v = tensors()
+    spoilt = v.clone()
+    spoilt[:, 1, 4] = bad
+    out, amap = edited([Scale(0.0, keys=4)], q, k, spoilt, return_map=True)
+    torch.testing.assert_close(out, edited([Scale(0.0, keys=4)], q, k, v))
+    assert amap.nonfinite_values.tolist() == [[0, D, 0]] * B  # those of the model
+
+
 @pytest.mark.parametrize(("make", "error", "message"), [
     (lambda: Forbid("all", 1), hw.ConfigError, r"Forbid\(queries\)='all'"),
     (lambda: Forbid(1, [True]), hw.ConfigError, r"Forbid\(keys\)=\[True\]"),
@@ -223,6 +246,12 @@ def test_dtypes_and_quantised_keys(dtype: torch.dtype) -> None:
     (lambda: Scale(math.nan), hw.ConfigError, r"Scale\(factor=nan\)"),
     (lambda: Uniform(heads=[]), hw.ConfigError, r"Uniform\(heads=\[\]\)"),
     (lambda: Uniform(heads=[-1]), hw.ConfigError, r"whole numbers, counted from 0"),
+    (lambda: Uniform(heads=[1, 2.0]), hw.ConfigError, r"whole numbers, counted from 0"),
+    (lambda: Scale("1"), hw.ConfigError, r"Scale\(factor='1'\)"),
+    (lambda: Forbid([1, 2.5], 1), hw.ConfigError, r"Forbid\(queries\)=\[1, 2.5\]"),
+    (lambda: edited([Scale(0.0, torch.ones(3, 11) > 0)], *tensors()), hw.ShapeError,
+     r"layer: its call is a batch of 2, but a set of tokens is boolean \[3, 11\]; expected \[tokens\], or \[2, tok"),
+    (lambda: edited([Forbid(7, torch.ones(5, 11) > 0)], *tensors()), hw.ShapeError, r"boolean \[5, 11\]"),
     (lambda: Replace({}), hw.ConfigError, r"Replace\(maps\): expected an AttentionMap"),
     (lambda: edited([Uniform(heads=[1, 6])], *tensors()), hw.ConfigError, r"Uniform\(heads=\[1, 6\]\): layer has 6"),
     (lambda: edited([Replace(hw.attend(*tensors(n=4), return_map=True)[1])], *tensors()), hw.ShapeError,

@@ -175,6 +175,17 @@ def test_what_calls_a_model_stays_compiled_however_many_follow_it(opened, x):
     assert modes() == 0
 
 
+def test_a_copy_made_between_forwards_is_not_watched(x):
+    model = model_of()
+    with hw.watch(model, measures=["entropy"]) as record:
+        model(x)
+        twin = copy.deepcopy(model)
+        torch.testing.assert_close(twin(x), model(x))
+    assert record.ledger.index == 2
+    assert modes() == 0
+    assert hw.events.subscribers == ()
+
+
 def test_a_report_is_made_of_a_record(x, tmp_path):
     model = model_of()
     with hw.watch(model, maps="lazy") as record:

@@ -1,4 +1,5 @@
 import copy
+import pickle
 
 import pytest
 import torch
@@ -384,6 +385,37 @@ def test_copy_of_a_watched_model_is_not_watched():
         y = twin(x())
     assert record.ledger.index == 0
     assert torch.equal(y, twin(x())) or torch.allclose(y, twin(x()), atol=1e-5)
+
+
+@pytest.mark.parametrize("forwards", [0, 2])
+def test_a_copy_is_not_watched_whenever_it_is_made(forwards):
+    model = mixed()
+    with hw.watch(model, maps="lazy") as record:
+        for _ in range(forwards):
+            model(x())
+        twin = copy.deepcopy({"model": model, "record": record})
+        assert twin["record"] is record
+        twin["model"](x())
+        assert record.ledger.index == forwards
+        model(x())
+    assert record.ledger.index == forwards + 1
+    assert hw.events.subscribers == ()
+    twin["model"](x())
+    assert hw.events.subscribers == ()
+    later = copy.deepcopy(record)  # with a model of its own
+    with later:
+        later.model(x())
+    assert (later.ledger.index, record.ledger.index) == (forwards + 2, forwards + 1)
+
+
+def test_a_watched_model_cannot_be_pickled_and_says_so():
+    model = nn.Sequential(hw.MultiHeadAttention(24, 4))
+    with hw.watch(model) as record:
+        model(x())
+        with pytest.raises(hw.ConfigError, match=r"pickle: the model is watched.* save its state_dict\(\)"):
+            pickle.dumps(model)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x()), model(x()))
+    assert pickle.loads(pickle.dumps(record)).ledger.steps == 1
 
 
 def test_forward_that_fails_counts_for_nothing_and_the_next_one_does():

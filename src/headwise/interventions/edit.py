@@ -1,13 +1,13 @@
 """The base class of edits, and the arguments of an attention call that they change."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, check_declared
+from headwise.errors import ConfigError, ShapeError, check_declared, whole_number
 from headwise.interventions.tokens import Tokens, checked_tokens, selection
 from headwise.masks import Grid, Mask
 from headwise.scores import Score
@@ -44,11 +44,19 @@ class Arguments:
 
     def queries(self, tokens: Tokens) -> Tensor:
         """Which queries are in a set of tokens: boolean [b or 1, n]."""
-        return selection(tokens, self.first, self.grid.n, self.length)
+        return self._selected(tokens, self.first, self.grid.n, self.length)
 
     def keys(self, tokens: Tokens) -> Tensor:
         """Which keys are in a set of tokens: boolean [b or 1, m]."""
-        return selection(tokens, 0, self.grid.m, self.grid.m)
+        return self._selected(tokens, 0, self.grid.m, self.grid.m)
+
+    def _selected(self, tokens: Tokens, first: int, size: int, length: int) -> Tensor:
+        if isinstance(tokens, Tensor) and tokens.ndim == 2 and len(tokens) not in (1, self.grid.b):
+            raise ShapeError(
+                f"{self.name or 'the module'}: its call is a batch of {self.grid.b}, but a set of tokens is boolean "
+                f"{list(tokens.shape)}; expected [tokens], or [{self.grid.b}, tokens]"
+            )
+        return selection(tokens, first, size, length)
 
 
 @dataclass(frozen=True)
@@ -124,9 +132,11 @@ class Edit:
 def _checked_heads(owner: str, heads: Sequence[int] | int | None) -> tuple[int, ...] | None:
     if heads is None:
         return None
-    given = [heads] if isinstance(heads, int) else heads
-    if isinstance(given, str) or not isinstance(given, Sequence) or not len(given):
+    one = whole_number(heads)
+    given = [one] if one is not None else heads
+    if isinstance(given, str) or not isinstance(given, Iterable) or not (given := list(given)):
         raise ConfigError(f"{owner}(heads={heads!r}): expected numbers of heads, or None for all")
-    if any(isinstance(head, bool) or not isinstance(head, int) or head < 0 for head in given):
+    numbers = [head for head in map(whole_number, given) if head is not None and head >= 0]
+    if len(numbers) < len(given):
         raise ConfigError(f"{owner}(heads={heads!r}): expected whole numbers, counted from 0")
-    return tuple(sorted(set(given)))
+    return tuple(sorted(set(numbers)))

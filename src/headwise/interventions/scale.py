@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Real
 
 import torch
 
@@ -26,7 +27,7 @@ class Scale(Edit):
         self, factor: float, queries: Tokens = None, keys: Tokens = None, *, heads: Sequence[int] | int | None = None
     ) -> None:
         super().__init__(heads, queries)
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
+        if isinstance(factor, bool) or not isinstance(factor, Real) or not math.isfinite(factor):
             raise ConfigError(f"Scale(factor={factor!r}): expected a finite number")
         self.factor = float(factor)
         self.tokens = {**self.tokens, "keys": checked_tokens("Scale(keys)", keys)}
@@ -34,7 +35,8 @@ class Scale(Edit):
     def changed(self, call: Arguments) -> Arguments:
         # The factor of a column belongs to its value as well: Σ_j (c_j p_ij) v_j = Σ_j p_ij (c_j v_j).
         keys = call.keys(self.tokens["keys"])[:, None, :, None].to(call.v.device)
-        return replace(call, v=torch.where(keys, call.v * self.factor, call.v))
+        scaled = call.v * self.factor if self.factor else torch.zeros_like(call.v)  # 0 · NaN would be NaN
+        return replace(call, v=torch.where(keys, scaled, call.v))
 
     def applies(self, call: Arguments) -> bool:
         return super().applies(call) and bool(call.keys(self.tokens["keys"]).any())

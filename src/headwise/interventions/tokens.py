@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.errors import ConfigError, DTypeError, ShapeError, whole_number
 
 Tokens: TypeAlias = int | slice | Sequence[int] | Tensor | None
 
@@ -24,8 +25,10 @@ def checked_tokens(name: str, tokens: Tokens) -> Tokens:
         return tokens
     if isinstance(tokens, bool | str):
         raise ConfigError(f"{name}={tokens!r}: expected positions of tokens, a slice or a boolean tensor")
-    if isinstance(tokens, int):
-        return [tokens]
+    if (one := whole_number(tokens)) is not None:
+        return [one]
+    if isinstance(tokens, np.ndarray):
+        tokens = torch.as_tensor(tokens)
     if isinstance(tokens, Tensor) and tokens.dtype == torch.bool:
         if tokens.ndim not in (1, 2):
             raise ShapeError(f"{name}: expected boolean [tokens] or [b, tokens], got shape {tuple(tokens.shape)}")
@@ -36,9 +39,11 @@ def checked_tokens(name: str, tokens: Tokens) -> Tokens:
                 f"{name}: expected positions [k] or a boolean tensor, got {tokens.dtype} {tuple(tokens.shape)}"
             )
         return [int(at) for at in tokens.tolist()]
-    if not isinstance(tokens, Sequence) or any(isinstance(at, bool) or not isinstance(at, int) for at in tokens):
+    places = [whole_number(at) for at in tokens] if isinstance(tokens, Sequence) else [None]
+    found = [at for at in places if at is not None]
+    if len(found) < len(places):
         raise ConfigError(f"{name}={tokens!r}: expected positions of tokens, a slice or a boolean tensor")
-    return list(tokens)
+    return found
 
 
 def selection(tokens: Tokens, first: int, size: int, length: int) -> Tensor:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from threading import Lock, get_ident
 from typing import Any, TypeVar
@@ -117,6 +118,22 @@ class Record(Shown):
 
     def __exit__(self, *error: Any) -> None:
         self.stop()
+
+    def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
+        """A copy of a model that is watched has the hooks of the same record, which ignores it."""
+        if self.active:
+            return self
+        made = memo[id(self)] = object.__new__(type(self))
+        vars(made).update(deepcopy(vars(self), memo))
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """ConfigError for a model that is watched, whose hooks are of this record."""
+        if self.active:
+            raise ConfigError(
+                "pickle: the model is watched, and has hooks of the record; save its state_dict(), or stop the record"
+            )
+        return vars(self)
 
     def step(self) -> Summary | None:
         """End a step: the numbers of its forwards become `latest` and enter totals, history, writers and alarms.
