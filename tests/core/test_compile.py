@@ -31,6 +31,7 @@ from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.registry import DESIGNS
 from headwise.rule import Rule, compute
 from headwise.scores import ALiBi, Bias, Relative, SinkLogits, t5_bias
+from headwise.telemetry import watch
 
 OPERATOR = torch.ops.headwise.attend.default
 BACKWARD = torch.ops.headwise.attend_backward.default
@@ -435,6 +436,33 @@ def test_traced_graphs_hold_the_operator_and_not_one_result(name: str) -> None:
     graph = make_fx(call)(*qkv())
     assert any(node.target == OPERATOR for node in graph.graph.nodes)
     assert torch.equal(graph(*other), call(*other))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
+@pytest.mark.parametrize("options", [{"measures": ["entropy", "max_logit"]}, {"mask": EveryOther()}])
+def test_what_no_operator_holds_is_traced_as_its_operations(options: dict[str, Any]) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, amap = attend(q, k, v, return_map=True, **options)
+        return out, (amap.measured or amap.measure("entropy"))["entropy"]
+
+    other = qkv(seed=9)
+    graph = torch.jit.trace(call, qkv(), check_trace=False)  # compiled code would leave memory that nothing writes
+    for ours, expected in zip(graph(*other), call(*other), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(RuntimeError, match="tracing tensor"):  # an error of PyTorch's own: it looks at the numbers
+        make_fx(call)(*qkv())
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
+def test_a_watched_layer_is_traced() -> None:
+    module, x = MultiHeadAttention(24, 6, num_kv_heads=2), torch.randn(2, 13, 24)
+    with watch(module, measures=["entropy"]) as record:
+        with torch.no_grad():
+            graph = torch.jit.trace(module, x, check_trace=False)
+        with pytest.raises(KernelError, match=r"torch.jit.trace cannot record this call with gradients.*no_grad\(\)"):
+            torch.jit.trace(module, x, check_trace=False)
+    assert record.ledger.steps == 1
+    torch.testing.assert_close(graph(2.0 * x), module(2.0 * x), rtol=1e-5, atol=1e-6)
 
 
 def test_export_and_its_file() -> None:

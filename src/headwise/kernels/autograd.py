@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.errors import KernelError
 from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
 from headwise.kernels.once import once
@@ -41,6 +42,11 @@ def learns(call: Call) -> bool:
 
 def _differentiable(kernel: Kernel, call: Call) -> Result:
     """`kernel.run(call)`, whose output is differentiable in q, k, v and the tensors of the scores."""
+    if torch._C._is_tracing():  # it would record the result as a constant
+        raise KernelError(
+            "torch.jit.trace cannot record this call with gradients, as it has measures (or is watched), or a mask of "
+            "a class that is not registered: trace it under torch.no_grad(), or without them"
+        )
     call = replace(call, keys=call.k, values=call.v)  # the backward pass reads floats
     terms = _terms(call)
     statistics: dict[Statistic, Tensor] = {}

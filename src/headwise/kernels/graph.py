@@ -15,18 +15,17 @@ from torch.autograd import forward_ad
 
 from headwise.kernels.derivative import Attend, arguments
 from headwise.kernels.operator import attend
+from headwise.kernels.tracing import traced
 from headwise.kernels.written import write
 from headwise.masks import Everything
 from headwise.rule import Rule, compute
-
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
 def in_graph() -> bool:
     """Whether a graph is being recorded now. It is checked in every call, and takes less than a microsecond."""
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return True
-    if torch._C._len_torch_dispatch_stack() > 0 and torch._C._get_dispatch_mode(_PROXY) is not None:
+    if torch._C._len_torch_dispatch_stack() > 0 and traced():
         return True
     return _has_derivatives()
 

@@ -18,6 +18,7 @@ from headwise.kernels.call import Call, Declined
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
 from headwise.kernels.quantized import QuantizedKV, Vectors
+from headwise.kernels.tracing import traced
 from headwise.lowering import Lowered
 from headwise.rule import without_masked_queries
 from headwise.stats import Compiled, Statistic
@@ -32,6 +33,8 @@ def refusal(call: Call) -> str | None:
     """Return the reason why the library does not support the call, or None if it does."""
     if torch.compiler.is_compiling():
         return "torch.compile cannot trace compiled code"
+    if traced():
+        return "torch.jit.trace and make_fx cannot record compiled code"
     q, grid = call.q, call.rule.grid
     if q.device.type != "cpu":
         return f"it requires tensors on the CPU, got {q.device.type}"
