@@ -171,6 +171,19 @@ def test_every_layer_of_designs_of_several_calls():
             assert not torch.allclose(layer(x), before), name
 
 
+def test_queries_of_a_convolution_are_its_outputs_and_keys_its_padded_inputs():
+    layer, x = hw.nn.DESIGNS["convolution"].build(12, 4), torch.randn(2, 7, 12)
+    with torch.no_grad():
+        before = layer(x)
+        with hw.intervene(layer, Scale(0.0, queries=[3])):
+            changed = layer(x) - before
+    assert changed.abs().amax(-1).nonzero().tolist() == [[0, 3], [1, 3]]
+    with torch.no_grad(), hw.intervene(layer, Scale(0.0, keys=[1])):  # the padding is one zero before the input
+        without = layer(x)
+    x[:, 0] = 0.0
+    torch.testing.assert_close(without, layer(x))
+
+
 def test_layers_that_can_be_edited_are_named_where_others_cannot():
     model = nn.Sequential(hw.MultiHeadAttention(16, 4), hw.nn.TalkingHeadsAttention(16, 4))
     x = torch.randn(1, 6, 16)

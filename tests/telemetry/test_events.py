@@ -119,6 +119,39 @@ def test_a_copy_of_an_observed_model_is_another_model():
     assert calls == []
 
 
+def test_in_cross_attention_too_a_caller_may_have_another_measure_of_the_same_name():
+    module, context, own, calls = layer(), x(seed=2)[:, :4], hw.stats.SinkMass(2), []
+    alone = module(x(), context, return_map=True, measures=[own])[1].measured["sink_mass"]
+    theirs = module(x(), context, return_map=True, measures=["sink_mass", "entropy"])[1].measured
+    assert not torch.equal(alone, theirs["sink_mass"])
+    with observe(calls.append, model=module, measures=["entropy", "sink_mass"]):
+        _, amap = module(x(), context, return_map=True, measures=[own])
+    assert list(amap.measured) == ["sink_mass"]
+    assert_close(amap.measured["sink_mass"], alone)
+    assert list(calls[0].measured) == ["entropy", "sink_mass"]
+    for name, value in theirs.items():
+        assert_close(calls[0].measured[name], value)
+
+
+class Doubled(type(hw.stats.resolve(["received_mass"])[0])):
+    """Another measure of that name, which is not made of rows."""
+
+    def finish(self, state):
+        return 2.0 * super().finish(state)
+
+
+@pytest.mark.parametrize("mask", [None, hw.Lengths([7, 3])])
+def test_a_caller_may_have_another_measure_that_is_not_made_of_rows(mask):
+    module, own, calls = layer(), Doubled(), []
+    alone = module(x(), mask=mask, return_map=True, measures=[own])[1].measured["received_mass"]
+    with observe(calls.append, model=module, measures=["received_mass"]):
+        module(x(), mask=mask)
+        _, amap = module(x(), mask=mask, return_map=True, measures=[own])
+    assert_close(amap.measured["received_mass"], alone)
+    assert_close(calls[1].measured["received_mass"], calls[0].measured["received_mass"])
+    assert not torch.equal(calls[0].measured["received_mass"], alone)
+
+
 @pytest.mark.parametrize("name", ["entropy", "received_mass", "sink_mass"])
 def test_the_caller_gets_its_measures_and_subscribers_theirs(name):
     module, calls = layer(), []

@@ -29,7 +29,7 @@ class Scale(Edit):
         super().__init__(heads, queries)
         if isinstance(factor, bool) or not isinstance(factor, Real) or not math.isfinite(factor):
             raise ConfigError(f"Scale(factor={factor!r}): expected a finite number")
-        self.factor = float(factor)
+        self.factor: float = float(factor)
         self.tokens = {**self.tokens, "keys": checked_tokens("Scale(keys)", keys)}
 
     def changed(self, call: Arguments) -> Arguments:

@@ -46,6 +46,7 @@ class AttentionLayer(Shown, nn.Module):
         takes_context, takes_cache, takes_mask, takes_score: whether the call supports this argument; otherwise it
             raises ConfigError.
         takes_none_as: the reason for each argument that is not supported.
+        at_end: whether the queries of self attention are the last of its keys' tokens.
         coupling: whether the heads depend on each other. resizing: which numbers of heads can change.
         outside_attend: how tokens interact outside one call of `attend`; "" if they do not.
         refused_options: inherited options of the constructor that the design does not support.
@@ -58,6 +59,7 @@ class AttentionLayer(Shown, nn.Module):
     takes_mask: ClassVar[bool] = True
     takes_score: ClassVar[bool] = True
     takes_none_as: ClassVar[Mapping[str, str]] = {}
+    at_end: ClassVar[bool] = True
     refused_options: ClassVar[frozenset[str]] = frozenset()
     presets: ClassVar[tuple[Preset, ...]] = ()
     notes: ClassVar[Notes]
@@ -180,7 +182,12 @@ class AttentionLayer(Shown, nn.Module):
         try:
             if subscribed(self):
                 y, amap, concat = published(
-                    self, compute, mask=mask, to_itself=context is None, return_map=return_map, measures=measures
+                    self,
+                    compute,
+                    mask=mask,
+                    to_itself=context is None and self.at_end,
+                    return_map=return_map,
+                    measures=measures,
                 )
             else:
                 y, amap, concat = compute(return_map=return_map, measures=measures)

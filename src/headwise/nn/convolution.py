@@ -31,8 +31,9 @@ class ConvolutionAttention(AttentionLayer):
     are below 1e-20: the layer equals a convolution to rounding. α and Δ are parameters and can be trained.
 
     The channels are last: x is [b, n, d_model], or [b, n_1, n_2, d_model] with two axes. The zeros of the padding are
-    keys too. Masks (each head attends to one position; set inputs to zero instead), scores, caches and contexts (a
-    position is meaningful in its own sequence only) are not supported.
+    keys too, and edits (`hw.intervene`) count them: query t is output t, and key s is the padded input s. Masks
+    (each head attends to one position; set inputs to zero instead), scores, caches and contexts (a position is
+    meaningful in its own sequence only) are not supported.
 
     Args:
         d_model: input channels. num_heads: positions of the kernel.
@@ -51,6 +52,7 @@ class ConvolutionAttention(AttentionLayer):
     """
 
     takes_context, takes_cache, takes_mask, takes_score = False, False, False, False
+    at_end = False  # its keys are padded
     takes_none_as: ClassVar[Mapping[str, str]] = {
         "mask": "each head attends to one position; set inputs to zero instead",
         "score": "each head attends to one position",

@@ -140,12 +140,15 @@ def published(
     apart = padded or (to_itself and any(m.name in own and m.name not in shared for m in wanted))
     asked = [over_tokens(measure) for measure in wanted] if apart else wanted
     with events.within(**changes):
-        together = (*own.values(), *(measure for measure in asked if measure.name not in shared))
+        together = (*own.values(), *(measure for measure in asked if measure.name not in own))
         out, amap, *rest = compute(return_map=True, measures=together)
     # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
     # holds it to; but it is not published.
     if not events.in_backward():
         seen = token_map(amap, wanted, asked) if apart else copy(amap) if return_map else amap
+        if others := [m for m, one in zip(wanted, asked, strict=True) if one.name in own and m.name not in shared]:
+            states = seen.measured.states | seen.measure(*others).states  # the pass had one measure of that name
+            seen.measured = renamed(seen.measured, wanted, [states[measure.name] for measure in wanted])
         given = None if values is None else values.detach()
         for on_call, name in calls:
             on_call(AttentionCall(name, module, seen, given, _heads(out, seen.shape[1], *rest)))
