@@ -154,10 +154,10 @@ def check_whole(owner: str, name: str, value: object, least: int) -> int:
 
 
 def whole_number(value: Any) -> int | None:
-    """A whole number of any library, such as NumPy's, as one of Python; None for anything else, which bool is."""
+    """A whole number of any library, such as NumPy's, as one of Python; None for anything else, which booleans are."""
     if isinstance(value, int):
         return None if isinstance(value, bool) else value
-    if getattr(value, "ndim", 0):
+    if getattr(value, "ndim", 0) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
         return None
     try:
         return index(value)

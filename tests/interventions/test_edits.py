@@ -247,6 +247,7 @@ def test_scaling_by_zero_removes_values_that_are_not_finite(bad: float) -> None:
     (lambda: Uniform(heads=[]), hw.ConfigError, r"Uniform\(heads=\[\]\)"),
     (lambda: Uniform(heads=[-1]), hw.ConfigError, r"whole numbers, counted from 0"),
     (lambda: Uniform(heads=[1, 2.0]), hw.ConfigError, r"whole numbers, counted from 0"),
+    (lambda: Uniform(heads=torch.tensor([True, False])), hw.ConfigError, r"whole numbers, counted from 0"),
     (lambda: Scale("1"), hw.ConfigError, r"Scale\(factor='1'\)"),
     (lambda: Forbid([1, 2.5], 1), hw.ConfigError, r"Forbid\(queries\)=\[1, 2.5\]"),
     (lambda: edited([Scale(0.0, torch.ones(3, 11) > 0)], *tensors()), hw.ShapeError,

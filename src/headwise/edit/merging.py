@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from headwise.edit import share
 from headwise.edit.limits import check_weights
-from headwise.edit.places import by_site, place, whole
+from headwise.edit.places import by_site, place
 from headwise.edit.table import aligned, change, count_parameters
-from headwise.errors import ConfigError, check_choice
+from headwise.errors import ConfigError, check_choice, whole_number
 from headwise.models import KINDS, HeadSite, find_heads
 from headwise.models.configuration.heads import update_config
 from headwise.models.resizing import pick_heads, put
@@ -162,7 +162,7 @@ def _check_site(site: HeadSite, method: str) -> None:
 
 
 def _checked_count(site: HeadSite, count: object) -> int:
-    found = whole(count)
+    found = whole_number(count)
     if found is None or found < 1 or site.num_kv_heads % found:
         raise ConfigError(
             f"num_kv_heads={count!r}: {place(site)} has {site.num_kv_heads} KV heads; expected a divisor of that"
@@ -176,7 +176,7 @@ def _groups(site: HeadSite, count: int, method: str, given: Groups | None) -> li
         if method in ("cluster", "svd"):
             return [list(group) for group in group_heads(site, count, method=method)]
         return [list(range(i, i + size)) for i in range(0, site.num_kv_heads, size)]
-    found = [[head if (number := whole(head)) is None else number for head in group] for group in given]
+    found = [[head if (number := whole_number(head)) is None else number for head in group] for group in given]
     if sorted(head for group in found for head in group) != list(range(site.num_kv_heads)) or any(
         len(group) != size for group in found
     ):

@@ -1,10 +1,9 @@
 """Sites and heads of a model, by name or by number in `find_heads`."""
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, whole_number
 from headwise.models import HeadSite
 
 Value = TypeVar("Value")
@@ -15,22 +14,12 @@ def place(site: HeadSite) -> str:
     return site.name or type(site.module).__name__
 
 
-def whole(value: object) -> int | None:
-    """Return an integer of any type (Python, NumPy, torch) as int; None for other values and booleans."""
-    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
 def by_site(argument: str, sites: Sequence[HeadSite], given: Mapping[str | int, Value]) -> dict[int, Value]:
     """Return the values by the number of their site; ConfigError for a site that does not exist or is given twice."""
     names = [site.name for site in sites]
     found: dict[int, Value] = {}
     for key, value in given.items():
-        number = whole(key)
+        number = whole_number(key)
         if isinstance(key, str) and key in names:
             i = names.index(key)
         elif number is not None and 0 <= number < len(sites):

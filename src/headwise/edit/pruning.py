@@ -19,9 +19,9 @@ from typing import Any
 from torch import nn
 
 from headwise.edit.limits import check_independent, check_weights
-from headwise.edit.places import by_site, place, whole
+from headwise.edit.places import by_site, place
 from headwise.edit.table import aligned, change, count_parameters, numbers
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, whole_number
 from headwise.models import HeadSite, find_heads
 from headwise.models.configuration.heads import update_config
 from headwise.models.resizing import Order, pick_heads
@@ -150,7 +150,7 @@ def _mapping(sites: list[HeadSite], heads: Any) -> Mapping[str | int, Any]:
         if (pair is None) != (pairs[0] is None):
             raise ConfigError(f"heads: {each!r} with {given[0]!r}; expected pairs (site, head), or head numbers")
         if pair is not None:
-            number = whole(pair[0])
+            number = whole_number(pair[0])
             found.setdefault(pair[0] if number is None else number, []).append(pair[1])
     if found or not given:
         return found
@@ -164,7 +164,7 @@ def _mapping(sites: list[HeadSite], heads: Any) -> Mapping[str | int, Any]:
 
 def _pair(each: object) -> tuple[Any, Any] | None:
     """Return (site, head) if `each` has two entries, such as a row of an array; else None."""
-    if isinstance(each, str | bytes) or not isinstance(each, Iterable) or whole(each) is not None:
+    if isinstance(each, str | bytes) or not isinstance(each, Iterable) or whole_number(each) is not None:
         return None
     try:
         found = tuple(each)
@@ -186,7 +186,7 @@ def _checked(site: HeadSite, removed: Any) -> tuple[int, ...]:
     name, h = place(site), site.num_heads
     found: list[int] = []
     for given in _listed(f"heads: {name}", removed):
-        head = whole(given)
+        head = whole_number(given)
         if head is None or not 0 <= head < h:
             raise ConfigError(f"heads: {name} has no head {given!r}; expected 0 to {h - 1}")
         if head in found:

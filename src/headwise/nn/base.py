@@ -173,7 +173,7 @@ class AttentionLayer(Shown, nn.Module):
         options: dict[str, Any] = {"mask": mask, "dropout_p": self.dropout if self.training else 0.0}
         if scores:
             options["score"] = scores
-        source = x if context is None else context
+        source, to_itself = x if context is None else context, context is None and self.at_end
 
         def compute(**more: Any) -> tuple[Tensor, Any, Any]:
             return self.compute(x, source, cache, {**options, **more}, return_concat)
@@ -182,12 +182,7 @@ class AttentionLayer(Shown, nn.Module):
         try:
             if subscribed(self):
                 y, amap, concat = published(
-                    self,
-                    compute,
-                    mask=mask,
-                    to_itself=context is None and self.at_end,
-                    return_map=return_map,
-                    measures=measures,
+                    self, compute, mask=mask, to_itself=to_itself, return_map=return_map, measures=measures
                 )
             else:
                 y, amap, concat = compute(return_map=return_map, measures=measures)

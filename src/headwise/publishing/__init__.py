@@ -147,8 +147,10 @@ def published(
     if not events.in_backward():
         seen = token_map(amap, wanted, asked) if apart else copy(amap) if return_map else amap
         if others := [m for m, one in zip(wanted, asked, strict=True) if one.name in own and m.name not in shared]:
-            states = seen.measured.states | seen.measure(*others).states  # the pass had one measure of that name
-            seen.measured = renamed(seen.measured, wanted, [states[measure.name] for measure in wanted])
+            found = seen.measured  # the pass had one measure of that name
+            assert found is not None
+            states = found.states | seen.measure(*others).states
+            seen.measured = renamed(found, wanted, [states[measure.name] for measure in wanted])
         given = None if values is None else values.detach()
         for on_call, name in calls:
             on_call(AttentionCall(name, module, seen, given, _heads(out, seen.shape[1], *rest)))
