@@ -1,16 +1,17 @@
 """A `Rule` as tensors in a fixed form for compiled kernels, O(n) numbers for most rules."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 
 import torch
 from torch import Tensor
 
 from headwise.fields import inside
-from headwise.masks import Grid, Mask, conjuncts, spans
-from headwise.rule import Rule
+from headwise.masks import Grid, Mask, Span, conjuncts, spans
+from headwise.rule import TILE_ELEMENTS, Rule, add_diagonals
+from headwise.scores import Terms
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,9 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
                 return f"the mask {mask!r} does not allow each query a few ranges of keys"
         if ranges is None:
             ranges = torch.tensor([0, grid.m], dtype=torch.int32).expand(1, grid.n, 1, 2)
-    terms = rule.terms(torch.empty(0, dtype=torch.float32, device=device))
+    terms = _without_split(rule.terms(torch.empty(0, dtype=torch.float32, device=device)), grid)
+    if isinstance(terms, str):
+        return terms
     if len(terms.biases) > 1:
         shape = torch.broadcast_shapes(*(bias.shape for bias in terms.biases))
         held = sum(bias.numel() for bias in terms.biases)
@@ -86,6 +89,40 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
     relative = None if terms.relative is None else terms.relative.contiguous()
     dense = None if dense is None else dense.to(device)
     return Lowered(ranges.contiguous(), dense, terms.soft_cap, relative, bias, terms.sinks)
+
+
+def _without_split(terms: Terms, grid: Grid) -> Terms | str:
+    """The terms with distances that have a gap as a bias, or why they do not become one."""
+    if not terms.split or terms.relative is None:
+        return terms
+    shape = 1, len(terms.relative), grid.n, grid.m
+    if math.prod(shape) > TILE_ELEMENTS:
+        return f"distances with a gap before key {terms.split} would be a bias of shape {shape}"
+    bias = next(terms.added(Span(0, grid.n), Span(0, grid.m)))
+    return replace(terms, relative=None, biases=(*terms.biases, bias), split=0)
+
+
+def requested(terms: Terms, wanted: Sequence[bool]) -> tuple[bool, bool, bool]:
+    """Which gradients of `Lowered`, of relative, bias and sinks, are needed for those of the terms (relative, sinks,
+    *biases) where `wanted` is true."""
+    of_relative, of_sinks, *of_biases = wanted
+    as_bias = of_relative and terms.split > 0
+    return of_relative and not as_bias, as_bias or any(of_biases), of_sinks
+
+
+def of_terms(
+    terms: Terms, wanted: Sequence[bool], relative: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """The gradients of relative and of each bias of the terms, from those of `Lowered` that are `requested`."""
+    of_relative, _, *of_biases = wanted
+    if of_relative and terms.split and terms.relative is not None and bias is not None:
+        relative = torch.zeros_like(terms.relative, dtype=bias.dtype)
+        add_diagonals(relative, terms, bias, Span(0, bias.shape[2]), Span(0, bias.shape[3]))
+    biases = [
+        bias.sum_to_size(one.shape).to(one.dtype) if want and bias is not None else None
+        for one, want in zip(terms.biases, of_biases, strict=True)
+    ]
+    return relative, biases
 
 
 def joined(biases: Iterable[Tensor]) -> Tensor | None:

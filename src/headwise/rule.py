@@ -15,7 +15,7 @@ from torch import Tensor
 from headwise.errors import DeviceError, DTypeError, ShapeError
 from headwise.fields import Cuts, Section
 from headwise.masks import Grid, Mask, Span, State
-from headwise.scores import Bias, RelativeBias, Score, SinkLogits, SoftCap, Terms
+from headwise.scores import Bias, RelativeBias, Score, SinkLogits, SoftCap, Terms, WithGap
 from headwise.scores.terms import together
 
 TILE_ELEMENTS = 3 << 18  # scores in memory at once, over all batch entries and heads: 3 MB in float32
@@ -41,7 +41,9 @@ class Rule:
         """The rule with the scores given as `terms`."""
         scores: list[Score] = [SoftCap(terms.soft_cap)] if terms.soft_cap > 0 else []
         if terms.relative is not None and terms.relative.shape[1]:
-            scores.append(RelativeBias(terms.relative, 1 - grid.n - grid.shift))
+            table = RelativeBias(terms.relative, 1 - grid.n - grid.shift - (grid.n - 1 if terms.split else 0))
+            # Tables of keys before and after a gap have no entry in common if it is n − 1 wide.
+            scores.append(WithGap(table, terms.split, grid.n - 1) if terms.split else table)
         scores += [Bias(bias) for bias in terms.biases]
         if terms.sinks is not None:
             scores.append(SinkLogits(terms.sinks))
@@ -225,6 +227,14 @@ def diagonal_sums(x: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(x.flip(2), (0, r))
     skewed = padded.reshape(b, h, r * (r + c))[..., : r * (r + c - 1)].view(b, h, r, r + c - 1)
     return skewed.sum(2)
+
+
+def add_diagonals(into: Tensor, terms: Terms, d_scores: Tensor, rows: Span, cols: Span) -> None:
+    """Add to the gradient of `terms.relative` what that of a tile of scores [b, h, r, c] contributes, in place."""
+    for part, where in terms.strips(rows, cols):
+        strip = into[:, where]
+        here = d_scores[..., part.start - cols.start : part.stop - cols.start]
+        strip += diagonal_sums(here.sum(0, keepdim=True))[0].sum_to_size(strip.shape)
 
 
 def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:

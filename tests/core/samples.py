@@ -18,10 +18,10 @@ from headwise.masks import (
     Mask,
     Sinks,
     Window,
-    WithGap,
+    WithGap as MaskWithGap,
 )
 from headwise.rule import Rule
-from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits, SoftCap, t5_bias
+from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits, SoftCap, WithGap, t5_bias
 
 
 def qkv(
@@ -49,7 +49,7 @@ MASKS: dict[str, Callable[[int, int, int], Mask]] = {
     "documents and padding": lambda b, n, m: Documents(torch.where(torch.arange(m) < m - 5, torch.arange(m) // 13, -1)),
     "forbidden": lambda b, n, m: Forbidden(torch.arange(n) % 3 == 1, torch.arange(m) % (m // 5 + 2) == 4) & Causal(),
     "with a gap": lambda b, n, m: (
-        WithGap(Lengths([m + 4 - 3 * i for i in range(b)]) & Window(m // 2 + 5), 3, 5) & Causal()
+        MaskWithGap(Lengths([m + 4 - 3 * i for i in range(b)]) & Window(m // 2 + 5), 3, 5) & Causal()
     ),
     "dense": lambda b, n, m: Dense(torch.rand(b, 1, n, m, generator=torch.Generator().manual_seed(4)) > 0.7),
 }
@@ -79,6 +79,16 @@ SCORES: dict[str, Callable[[int, int, int, int], tuple[Score, ...]]] = {
     "all": lambda b, h, n, m: (
         SinkLogits(_leaf(h)), Bias(_leaf(b, 1, n, m)), SoftCap(1.3), ALiBi(_slopes(h)), RelativeBias(_leaf(h, 5), -3),
         RelativeBias(_leaf(1, 7, seed=5), -3),
+    ),
+}  # fmt: skip
+
+# The same, with scores over m + 5 keys, five of which are left out.
+GAPS: dict[str, Callable[[int, int, int, int], tuple[Score, ...]]] = {
+    "alibi with a gap": lambda b, h, n, m: (WithGap(ALiBi(_slopes(h)), 1, 5),),
+    "relative with a gap": lambda b, h, n, m: (WithGap(RelativeBias(_leaf(h, 19), -11), 2, 5),),
+    "all with a gap": lambda b, h, n, m: (
+        SinkLogits(_leaf(h)), Bias(_leaf(b, 1, n, m)), SoftCap(1.3), WithGap(ALiBi(_slopes(h)), 2, 5),
+        WithGap(RelativeBias(_leaf(h, 23), -17), 2, 5), RelativeBias(_leaf(1, 7, seed=5), -3),
     ),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ import torch
 
 import headwise as hw
 from headwise.cache import BudgetCache, Cache, KVCache, RaggedCache, SlidingCache
-from headwise.errors import ConfigError, HeadwiseError, ShapeError
+from headwise.errors import HeadwiseError, ShapeError
 from headwise.masks import Forbidden, HeadWindows, Mask
 from headwise.nn import SparseHeadMixture
 
@@ -90,23 +90,6 @@ def test_a_call_that_fails_leaves_the_cache_of_selected_heads() -> None:
             layer(x[:, 5:6], mask=hw.Causal() & hw.Lengths([3, 3]), cache=cache)
         for part in x[:, 5:].split(1, 1):
             assert torch.equal(layer(part, mask=hw.Causal(), cache=cache), layer(part, mask=hw.Causal(), cache=other))
-
-
-@pytest.mark.parametrize("score", [hw.ALiBi.standard(2), hw.RelativeBias(torch.randn(2, 9), -8)])
-def test_distances_across_dropped_tokens_are_refused(score: hw.scores.Score) -> None:
-    layer, x = layer_and()
-    for cache in (SlidingCache(4, sinks=1), BudgetCache([4, 4], sinks=1)):
-        with pytest.raises(ConfigError, match=r"depends on distances, and (SlidingCache|BudgetCache)\(sinks=…\)"):
-            layer(x[:, :1], mask=hw.Causal(), cache=cache, score=score)
-    full = hw.Causal() & (hw.Window(4) | hw.Sinks(1))
-    with torch.no_grad():
-        for cache, mask in ((SlidingCache(4), hw.Causal() & hw.Window(4)), (BudgetCache([4, None], sinks=1), None)):
-            expected = layer(x, mask=mask or hw.Causal() & cache.mask(2), score=score)
-            steps = [layer(part, mask=hw.Causal(), cache=cache, score=score) for part in x.split(1, 1)]
-            torch.testing.assert_close(torch.cat(steps, 1), expected)
-        cache = SlidingCache(4, sinks=1)
-        steps = [layer(part, mask=hw.Causal(), cache=cache, score=hw.SoftCap(5.0)) for part in x.split(1, 1)]
-        torch.testing.assert_close(torch.cat(steps, 1), layer(x, mask=full, score=hw.SoftCap(5.0)))
 
 
 @pytest.mark.parametrize("kind", ["sliding", "equal budgets"])

@@ -11,7 +11,7 @@ import torch
 from design_samples import design, given
 from functorch.compile import make_boxed_func
 from hypothesis import given as drawn, settings, strategies as st
-from samples import MASKS, SCORES, kernels_here, qkv
+from samples import GAPS, MASKS, SCORES, kernels_here, qkv
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -366,7 +366,7 @@ def arguments(mask: str, score: str, dropout: float) -> tuple[Any, ...]:
     """What the operator is given for such a call."""
     q, k, v = leaf_qkv()
     grid = Grid(2, 6, 37, 53)
-    terms = Rule(Causal(), 1.0, grid, SCORES[score](*grid)).terms(compute(q[..., :0, :]))
+    terms = Rule(Causal(), 1.0, grid, {**SCORES, **GAPS}[score](*grid)).terms(compute(q[..., :0, :]))
     written = write(MASKS[mask](2, 37, 53))
     assert written is not None
 
@@ -376,7 +376,7 @@ def arguments(mask: str, score: str, dropout: float) -> tuple[Any, ...]:
     seed = torch.tensor(7) if dropout else None
     return (
         q, k, v, leaf(terms.relative), leaf(terms.sinks), [leaf(x) for x in terms.biases], *written, 0.3,
-        terms.soft_cap, dropout, seed, True, "auto",
+        terms.soft_cap, dropout, seed, True, terms.split, "auto",
     )  # fmt: skip
 
 
@@ -384,7 +384,7 @@ def arguments(mask: str, score: str, dropout: float) -> tuple[Any, ...]:
     ("mask", "score", "dropout"),
     [
         ("causal", "soft cap", 0.0), ("documents", "all", 0.0), ("dense", "two biases", 0.0), ("lengths", "sinks", 0.3),
-        ("window and sinks", "bias of keys", 0.3),
+        ("window and sinks", "bias of keys", 0.3), ("causal", "all with a gap", 0.0),
     ],
 )  # fmt: skip
 def test_pytorchs_own_checks_of_operators(mask: str, score: str, dropout: float) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from samples import MASKS, SCORES, dense_truth, qkv
+from samples import GAPS, MASKS, SCORES, dense_truth, qkv
 
 from headwise.errors import CheckpointError
 from headwise.kernels import KERNELS
@@ -51,12 +51,12 @@ def test_a_part_of_a_mask_allows_what_the_whole_does(name: str, rectangle: tuple
     assert torch.equal(again.expand(*within), cut(expected, *smaller))
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", [*SCORES, *GAPS])
 @settings(deadline=None, derandomize=True, max_examples=25)
 @given(rectangle=rectangles)
 def test_a_part_of_the_scores_adds_what_the_whole_does(name: str, rectangle: tuple[Span, Span]) -> None:
     rows, cols = rectangle
-    whole = Rule(Causal(), 0.3, Grid(2, 6, 37, 53), SCORES[name](2, 6, 37, 53))
+    whole = Rule(Causal(), 0.3, Grid(2, 6, 37, 53), {**SCORES, **GAPS}[name](2, 6, 37, 53))
     part, like = whole.part(rows, cols), torch.empty(0, dtype=torch.float64)
     n, m = part.grid.n, part.grid.m
 

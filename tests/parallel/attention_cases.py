@@ -5,7 +5,7 @@ import random
 import torch
 import torch.distributed as dist
 from compared import HOW, close, compare, nothing, raises
-from samples import MASKS, SCORES, kernels_here, qkv
+from samples import GAPS, MASKS, SCORES, kernels_here, qkv
 from torch.distributed.device_mesh import init_device_mesh
 
 import headwise as hw
@@ -29,6 +29,8 @@ def every_score(rank: int, ranks: int) -> None:
         for at, scores in enumerate(SCORES.values()):
             mask = hw.Causal() if at % 2 else hw.Window(9, 4)
             compare(how, q, k, v, mask=mask, scores=scores, layout=("contiguous", "zigzag")[at % 2])
+        for at, scores in enumerate(GAPS.values()):
+            compare(how, *qkv(2, 4, 2, 23, 31), mask=hw.Causal(), scores=scores, layout=("zigzag", "contiguous")[at % 2])
 
 
 def random_shapes(rank: int, ranks: int) -> None:

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import headwise as hw
 from headwise import parallel
+from headwise.fields import inside
 from headwise.scores import Score
 
 HOW = {"ring": parallel.ring_attend, "ulysses": parallel.ulysses_attend}
@@ -24,7 +25,8 @@ def nothing(*_: int) -> tuple[Score, ...]:
 
 def leaves(scores: Sequence[Score]) -> list[Tensor]:
     """The tensors of scores that learn."""
-    return [x for score in scores for x in vars(score).values() if isinstance(x, Tensor) and x.requires_grad]
+    held = [x for score in scores for one in inside(score) for x in vars(one).values()]
+    return [x for x in held if isinstance(x, Tensor) and x.requires_grad]
 
 
 def compare(

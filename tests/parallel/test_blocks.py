@@ -6,7 +6,7 @@ import pytest
 import torch
 from compared import close, leaves
 from hypothesis import given, settings, strategies as st
-from samples import MASKS, SCORES, kernels_here, qkv
+from samples import GAPS, MASKS, SCORES, kernels_here, qkv
 
 import headwise as hw
 from headwise.kernels import run
@@ -19,7 +19,7 @@ from headwise.stats import CONCENTRATION, DISTANCE, DISTANCE_VARIANCE, ENTROPY, 
 B, H, H_KV, D, E = 2, 4, 2, 5, 3
 CUTS = st.lists(st.integers(0, 60), max_size=4)
 CUT = {
-    "mask": st.sampled_from(list(MASKS)), "score": st.sampled_from(["none", *SCORES]), "m": st.integers(14, 40),
+    "mask": st.sampled_from(list(MASKS)), "score": st.sampled_from(["none", *SCORES, *GAPS]), "m": st.integers(14, 40),
     "fewer": st.integers(0, 9), "row_cuts": CUTS, "col_cuts": CUTS, "order": st.randoms(use_true_random=False),
 }  # fmt: skip
 
@@ -30,8 +30,8 @@ def spans(size, cuts):
 
 def matrix(mask, score, m, fewer):
     """Queries, keys and values, and the rule over them."""
-    n = m - fewer
-    scores = () if score == "none" else SCORES[score](B, H, n, m)
+    n = m - max(fewer, 2 if score in GAPS else 0)  # a gap is before all queries
+    scores = () if score == "none" else {**SCORES, **GAPS}[score](B, H, n, m)
     return *qkv(B, H, H_KV, n, m, D, E), Rule(MASKS[mask](B, n, m), D**-0.5, Grid(B, H, n, m), scores)
 
 

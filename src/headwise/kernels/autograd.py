@@ -51,8 +51,9 @@ def _differentiable(kernel: Kernel, call: Call) -> Result:
     terms = _terms(call)
     statistics: dict[Statistic, Tensor] = {}
     out, lse = _Attend.apply(
-        kernel, call, terms.soft_cap, statistics, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases
-    )
+        kernel, call, (terms.soft_cap, terms.split), statistics, call.q, call.k, call.v, terms.relative, terms.sinks,
+        *terms.biases,
+    )  # fmt: skip
     return Result(out, lse, statistics)
 
 
@@ -64,15 +65,16 @@ class SavedRule:
     scale: float
     grid: Grid
     soft_cap: float
+    split: int
     plain: Rule | None  # the rule itself, if it has no tensors
 
     @classmethod
-    def of(cls, rule: Rule, soft_cap: float) -> tuple["SavedRule", list[Tensor]]:
-        """Return the saved rule and its mask's tensors; the caller saves these and the terms (except the soft cap)."""
+    def of(cls, rule: Rule, soft_cap: float, split: int) -> tuple["SavedRule", list[Tensor]]:
+        """Return the saved rule and its mask's tensors; the caller saves these and the tensors of the terms."""
         value = rule.mask.value
         mask, held = (rule.mask, []) if value else take_tensors(rule.mask)
         plain = rule if value and not rule.scores else None
-        return cls(mask, rule.scale, rule.grid, soft_cap, plain), held
+        return cls(mask, rule.scale, rule.grid, soft_cap, split, plain), held
 
     def rule(
         self, relative: Tensor | None, sinks: Tensor | None, biases: Sequence[Tensor], held: Sequence[Tensor]
@@ -80,19 +82,19 @@ class SavedRule:
         """Rebuild the rule from its terms and its mask's tensors."""
         if self.plain is not None:
             return self.plain
-        terms = Terms(self.grid.n, self.soft_cap, relative, tuple(biases), sinks)
+        terms = Terms(self.grid.n, self.soft_cap, relative, tuple(biases), sinks, self.split)
         return Rule.of_terms(put_tensors(self.mask, held), self.scale, self.grid, terms)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, kernel: Kernel, call: Call, soft_cap: float, statistics: dict[Statistic, Tensor], q: Tensor,
-        k: Tensor, v: Tensor, relative: Tensor | None, sinks: Tensor | None, *biases: Tensor,
+        ctx: Any, kernel: Kernel, call: Call, numbers: tuple[float, int], statistics: dict[Statistic, Tensor],
+        q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None, sinks: Tensor | None, *biases: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         result = kernel.run(call)
         statistics.update(result.statistics)
-        ctx.rule, held = SavedRule.of(call.rule, soft_cap)
+        ctx.rule, held = SavedRule.of(call.rule, *numbers)
         ctx.save_for_backward(q, k, v, result.out, result.lse, relative, sinks, *biases, *held)
         ctx.kernel, ctx.biases = kernel, len(biases)
         ctx.dropout_p, ctx.seed = call.dropout_p, call.seed

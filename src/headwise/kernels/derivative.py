@@ -14,13 +14,13 @@ def arguments(count: int, plain: tuple[Any, ...], tensors: tuple[Any, ...]) -> t
 
     Args:
         count: number of biases.
-        plain: the arguments that are not tensors: the mask's numbers, scale, soft cap, dropout, `learned`.
+        plain: the arguments that are not tensors: the mask's numbers, scale, soft cap, dropout, `learned`, the split.
         tensors: q, k, v, relative, sinks, the seed, the biases, and the mask's tensors.
     """
     q, k, v, relative, sinks, seed, *rest = tensors
-    mask, scale, soft_cap, dropout_p, learned = plain
+    mask, scale, soft_cap, dropout_p, learned, split = plain
     biases, held = list(rest[:count]), list(rest[count:])
-    return q, k, v, relative, sinks, biases, mask, held, scale, soft_cap, dropout_p, seed, learned
+    return q, k, v, relative, sinks, biases, mask, held, scale, soft_cap, dropout_p, seed, learned, split
 
 
 class Attend(torch.autograd.Function):

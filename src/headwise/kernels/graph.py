@@ -60,7 +60,7 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     learned = any(x is not None and x.requires_grad for x in (terms.relative, *terms.biases))
     # The seed stays a tensor: reading a number from it would break the graph.
     seed = torch.randint(1 << 40, (), device="cpu") if dropout_p > 0 else None
-    plain = mask, rule.scale, terms.soft_cap, dropout_p, learned
+    plain = mask, rule.scale, terms.soft_cap, dropout_p, learned, terms.split
     tensors = q, k, v, terms.relative, terms.sinks, seed, *terms.biases, *held
     out, lse, _ = _operator()(len(terms.biases), (*plain, kernel), *tensors)
     return out, lse

@@ -18,10 +18,10 @@ from headwise.masks import Grid
 from headwise.rule import Rule, Terms, compute
 
 # Arguments of both operators: q, k, v, the rule as tensors and numbers (`Rule.terms`, and `written.write` of its mask),
-# dropout, and `learned`: whether relative or a bias requires a gradient.
+# dropout, `learned`: whether relative or a bias requires a gradient, and the split of relative.
 _RULE = (
     "Tensor q, Tensor k, Tensor v, Tensor? relative, Tensor? sinks, Tensor[] biases, SymInt[] mask, Tensor[] held, "
-    "float scale, float soft_cap, float dropout_p, Tensor? seed, bool learned"
+    "float scale, float soft_cap, float dropout_p, Tensor? seed, bool learned, SymInt split"
 )
 _FORWARD = f"({_RULE}, str kernel) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = f"({_RULE}, Tensor out, Tensor lse, Tensor ran, Tensor grad_out, bool[] wanted) -> Tensor[]"
@@ -31,7 +31,7 @@ ONCE = "attention has no second derivative; apply torch.func.jacrev or grad to i
 def _call(
     q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None, sinks: Tensor | None, biases: Sequence[Tensor],
     mask: Sequence[int], held: Sequence[Tensor], scale: float, soft_cap: float, dropout_p: float, seed: Tensor | None,
-    learned: bool,
+    learned: bool, split: int,
 ) -> Call:  # fmt: skip
     """The recorded call; checks the mask's data."""
     b, h, n, _ = q.shape
@@ -41,6 +41,7 @@ def _call(
     terms = Terms(
         n, soft_cap, None if relative is None else relative.detach().requires_grad_(learned),
         tuple(bias.detach().requires_grad_(learned) for bias in biases), None if sinks is None else sinks.detach(),
+        split,
     )  # fmt: skip
     rule = Rule.of_terms(laid, scale, grid, terms)
     return Call(q.detach(), k.detach(), v.detach(), rule, dropout_p, 0 if seed is None else int(seed))
@@ -86,24 +87,24 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, biases, mask, held, scale, soft_cap, dropout_p, seed, learned, _ = inputs
+    *tensors, biases, mask, held, scale, soft_cap, dropout_p, seed, learned, split, _ = inputs
     _, lse, ran = output
     ctx.save_for_backward(*tensors, seed, *output, *biases, *held)
-    ctx.plain = len(biases), mask, scale, soft_cap, dropout_p, learned
+    ctx.plain = len(biases), mask, scale, soft_cap, dropout_p, learned, split
     ctx.mark_non_differentiable(lse, ran)
 
 
 def _backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
-    count, mask, scale, soft_cap, dropout_p, learned = ctx.plain
+    count, mask, scale, soft_cap, dropout_p, learned, split = ctx.plain
     q, k, v, relative, sinks, seed, out, lse, ran, *rest = ctx.saved_tensors
     of_relative, of_sinks, of_biases = ctx.needs_input_grad[3:6]
     wanted = [of_relative, of_sinks, *of_biases]
     dq, dk, dv, *found = attend_backward(
-        q, k, v, relative, sinks, rest[:count], mask, rest[count:], scale, soft_cap, dropout_p, seed, learned,
+        q, k, v, relative, sinks, rest[:count], mask, rest[count:], scale, soft_cap, dropout_p, seed, learned, split,
         out, lse, ran, grad_out, wanted,
     )  # fmt: skip
     d_relative, d_sinks, *d_biases = spread(found, wanted)
-    return dq, dk, dv, d_relative, d_sinks, d_biases, None, [None] * len(rest[count:]), *[None] * 6
+    return dq, dk, dv, d_relative, d_sinks, d_biases, None, [None] * len(rest[count:]), *[None] * 7
 
 
 def spread(found: Iterable[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:

@@ -15,8 +15,8 @@ from headwise.kernels.tile_reads import TileReads
 from headwise.masks import Span, State
 from headwise.rule import (
     Terms,
+    add_diagonals,
     compute,
-    diagonal_sums,
     grouped,
     grouped_t,
     score_tile,
@@ -160,8 +160,7 @@ class _Gradients:
     def take_tile(self, d_scores: Tensor, rows: Span, cols: Span) -> None:
         """Add dS [b, h, r, c] of a tile, where S are the scores with all terms added."""
         if self.relative is not None:
-            strip = self.relative[:, self.terms.strip(rows, cols)]
-            strip += diagonal_sums(d_scores.sum(0, keepdim=True))[0].sum_to_size(strip.shape)
+            add_diagonals(self.relative, self.terms, d_scores, rows, cols)
         for bias in self.biases:
             if bias is not None:
                 place = bias[cell(bias, rows, cols)]

@@ -315,7 +315,7 @@ class WithGap(Mask):
 
     def _grid(self, grid: Grid) -> Grid:
         """Return the grid of the whole mask."""
-        return replace(grid, m=grid.m + self.count, first=grid.shift + self.count)
+        return grid.with_dropped(self.count)
 
     def __repr__(self) -> str:
         return f"{self.whole!r}.with_gap({self.start}:{self.start + self.count})"

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -47,6 +47,10 @@ class Grid:
     def positions(self) -> Tensor:
         """Return the positions of the queries on the key axis, [n]."""
         return torch.arange(self.shift, self.shift + self.n, device="cpu")
+
+    def with_dropped(self, count: int) -> "Grid":
+        """Return the grid with `count` more keys before all queries, such as those that a cache has dropped."""
+        return replace(self, m=self.m + count, first=self.shift + count)
 
     def part(self, rows: "Span", cols: "Span") -> "Grid":
         """Return the grid of a rectangle, with positions relative to its first key."""

@@ -150,7 +150,8 @@ class AttentionLayer(Shown, nn.Module):
                 those of all tokens so far and the new ones, and queries are aligned to their end, so `Causal()` applies
                 at every step; keys that the cache has dropped, for all heads or for some, are masked automatically, and
                 a tensor may have them or not.
-            score: score modifications, as in `attend`.
+            score: score modifications, as in `attend`; with a cache as `mask`: distances are those between the tokens,
+                whatever the cache has dropped, and a `Bias` may have the dropped keys or not.
             cache: a KV cache, self attention only; x is then the next n tokens. Gradients flow to cached keys and
                 values too, unless they are quantized; decode under `torch.no_grad()`. A call that raises leaves the
                 cache as it was.
@@ -167,6 +168,8 @@ class AttentionLayer(Shown, nn.Module):
         else:
             self.check(x, context, cache, mask, scores)
             mask = self._mask_of_held(mask, x, cache)
+        if scores and cache is not None:
+            scores = self._scores_of_held(scores, x, cache)
         limits = None if cache is None else cache.limits(x.shape[1], self.num_heads)
         if limits is not None:
             mask = limits if mask is None else mask & limits
@@ -210,10 +213,23 @@ class AttentionLayer(Shown, nn.Module):
         """Return a mask over all tokens as that of the keys that the cache holds and the new ones."""
         if mask is None or cache is None:
             return mask
-        gap, n = gap_of(cache), x.shape[1]
+        gap = gap_of(cache)
         if gap.start == gap.stop:  # the same object keeps what is derived from it
             return mask
-        return mask.with_gap(gap, Grid(x.shape[0], self.num_heads, n, cache.seen + n - gap.size))
+        return mask.with_gap(gap, self._grid_of_held(x, cache))
+
+    def _scores_of_held(self, scores: tuple[Score, ...], x: Tensor, cache: Cache) -> tuple[Score, ...]:
+        """Return scores over all tokens as those of the keys that the cache holds and the new ones."""
+        gap = gap_of(cache)
+        if gap.start == gap.stop:
+            return scores
+        grid = self._grid_of_held(x, cache)
+        return tuple(one.with_gap(gap, grid) if isinstance(one, Score) else one for one in scores)
+
+    def _grid_of_held(self, x: Tensor, cache: Cache) -> Grid:
+        """The new queries, and the keys that the cache holds together with the new ones."""
+        gap, n = gap_of(cache), x.shape[1]
+        return Grid(x.shape[0], self.num_heads, n, cache.seen + n - gap.size)
 
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
@@ -269,12 +285,6 @@ class AttentionLayer(Shown, nn.Module):
                 raise ConfigError(f"{type(self).__name__} does not support `{name}`: {reason}")
         check_mask(mask)
         check_cache(cache)
-        placed = [one for one in scores if getattr(one, "placed", False)]
-        if placed and gap_of(cache).start > 0:
-            raise ConfigError(
-                f"score={placed[0]!r}: depends on distances, and {type(cache).__name__}(sinks=…) drops tokens between "
-                f"its sinks and its window, so that sinks are not at their distances; leave out sinks=…"
-            )
         if context is None:
             if self.context_dim != self.d_model:
                 raise ShapeError(

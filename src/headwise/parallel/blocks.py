@@ -180,7 +180,10 @@ class ScoreSums:
     def take(self, relative: Tensor | None, biases: Sequence[Tensor | None], rows: Span, cols: Span) -> None:
         """Add the gradients of a rectangle."""
         if self.relative is not None and relative is not None:
-            self.relative[:, self.terms.strip(rows, cols)] += relative
+            strips = [where for _, where in self.terms.strips(rows, cols)]
+            lengths = [where.stop - where.start for where in strips]
+            for where, part in zip(strips, relative.split(lengths, -1), strict=True):
+                self.relative[:, where] += part
         for total, part in zip(self.biases, biases, strict=True):
             if total is not None and part is not None:
                 total[cell(total, rows, cols)] += part

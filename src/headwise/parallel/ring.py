@@ -97,7 +97,7 @@ def ring_attend(
         kernel = _with_dropout_and_biases(kernel)
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
     way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(wanted, rule))
-    ring = _Ring(way, plan(queries, keys, way), who, terms.soft_cap)
+    ring = _Ring(way, plan(queries, keys, way), who, terms.soft_cap, terms.split)
     out, lse = _Attend.apply(q, k, v, ring, terms.n, terms.relative, terms.sinks, *terms.biases)
     if not return_map:
         return out
@@ -123,6 +123,7 @@ class _Ring:
     plan: Plan
     who: Members
     soft_cap: float
+    split: int
     found: list[Any] = field(default_factory=list)  # the statistics of each run of rows
     kernels_of: list[dict[Span, str]] = field(default_factory=list)
     refusals: dict[str, str] = field(default_factory=dict)
@@ -164,12 +165,12 @@ class _Attend(torch.autograd.Function):
             ring.refusals.update(run.refusals)
         out = torch.cat([run.out for run in runs], 2).to(q.dtype)
         lse = torch.cat([run.lse for run in runs], 2)
-        ctx.rule, of_mask = SavedRule.of(ring.way.rule, ring.soft_cap)
+        ctx.rule, of_mask = SavedRule.of(ring.way.rule, ring.soft_cap, ring.split)
         ctx.save_for_backward(q, k, v, out, lse, relative, sinks, *biases, *of_mask)
         placed = tuple(x for x in ring.way.statistics if x.placed)  # they determine which blocks keep their position
         empty = Rule(Everything(), 1.0, ring.way.rule.grid)
         way = replace(ring.way, rule=empty, statistics=placed)
-        ctx.ring = _Ring(way, ring.plan, ring.who, ring.soft_cap, kernels_of=ring.kernels_of)
+        ctx.ring = _Ring(way, ring.plan, ring.who, ring.soft_cap, ring.split, kernels_of=ring.kernels_of)
         ctx.n, ctx.biases = n, len(biases)
         ctx.mark_non_differentiable(lse)
         return out, lse
@@ -181,7 +182,7 @@ class _Attend(torch.autograd.Function):
         biases = rest[: ctx.biases]
         rule = ctx.rule.rule(relative, sinks, biases, rest[ctx.biases :])
         ring = replace(ctx.ring, way=replace(ctx.ring.way, rule=rule))
-        terms = Terms(ctx.n, relative=relative, biases=tuple(biases), sinks=sinks)
+        terms = Terms(ctx.n, relative=relative, biases=tuple(biases), sinks=sinks, split=ring.split)
         sums = ScoreSums(terms, ctx.needs_input_grad[5:], lse)
         parts = zip(*(split(x, ring.rows) for x in (q, out, lse, grad_out)), ring.rows, ring.kernels_of, strict=True)
         runs = [

@@ -8,11 +8,13 @@ They are given as a tuple in any order: S_ij = cap(scale · q_i·k_j) + all bias
 the denominator only. Their tensors may require gradients. Relative position biases hold one number per distance; only
 a `Bias` takes up to n×m memory, that of the caller's tensor.
 
+As masks, scores are over all tokens: where a cache has dropped some, `with_gap` is the score of the others.
+
 To define your own score, subclass `Score` with its `terms`, and call `register(Mine)`, which lets files contain it.
 """
 
 from headwise.fields import register
-from headwise.scores.base import Score, check_scores
+from headwise.scores.base import Score, WithGap, check_scores
 from headwise.scores.bias import Bias
 from headwise.scores.distance import (
     ALiBi,
@@ -34,12 +36,13 @@ __all__ = [
     "SinkLogits",
     "SoftCap",
     "Terms",
+    "WithGap",
     "cell",
     "check_scores",
     "register",
     "t5_bias",
 ]
 
-for _kind in (SoftCap, ALiBi, RelativeBias, Bias, SinkLogits):
+for _kind in (SoftCap, ALiBi, RelativeBias, Bias, SinkLogits, WithGap):
     register(_kind)
 SCORES = Score.known  # by name, for files

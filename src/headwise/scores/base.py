@@ -2,15 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError, check_declared
-from headwise.fields import Described, Section
+from headwise.fields import Described, Inner, Section, Whole
 from headwise.masks import Grid, Span
-from headwise.scores.terms import Terms
+from headwise.scores.terms import Terms, beside
 
 
 class Score(Described, ABC):
@@ -52,9 +53,70 @@ class Score(Described, ABC):
         once when rectangles are merged."""
         return self.cut({"n": Section(*rows, grid.n), "m": Section(*cols, grid.m)})
 
+    def with_gap(self, gap: Span, grid: Grid) -> "Score":
+        """Return the score of the keys that remain, a matrix of the size of `grid`, when a range of keys before all
+        queries is dropped."""
+        return WithGap(self, gap.start, gap.stop - gap.start) if self.placed else self
+
+    def terms_with_gap(self, gap: Span, grid: Grid, like: Tensor) -> Terms:
+        """Return the terms of `with_gap(gap, grid)`: by default, those over the keys on each side of the gap."""
+        whole = grid.with_dropped(gap.stop - gap.start)
+        rows, before, after = Span(0, grid.n), Span(0, min(gap.start, grid.m)), Span(gap.stop, whole.m)
+        found = [
+            part.terms(whole.part(rows, cols), like)
+            for cols in (before, after)
+            if cols.start < cols.stop and (part := self.part(rows, cols, whole)) is not None
+        ]
+        if len(found) < 2:
+            return found[0] if found else Terms(grid.n)
+        return beside(found[0], found[1], (before.stop, grid.m - before.stop))
+
+    @property
+    def kind(self) -> type["Score"]:
+        """The class that `repeats` is a property of."""
+        return type(self)
+
     def kept(self) -> "Score":
         """Return the score for a map: detached, and independent of later optimizer steps."""
         return self.mapped(_kept)
+
+
+@dataclass(frozen=True)
+class WithGap(Score):
+    """The rest of a score when a range of keys before all queries is dropped, as by a cache.
+
+    Args:
+        whole: the score over all keys.
+        start, count: the first of the dropped keys, and how many they are.
+    """
+
+    whole: Score
+    start: int
+    count: int
+    placed = True
+    holds = {"whole": Inner(Score), "start": Whole(), "count": Whole()}
+
+    @property
+    def kind(self) -> type[Score]:
+        return self.whole.kind
+
+    def check(self, grid: Grid, device: torch.device) -> None:
+        if self.count < 0 or not 0 <= self.start <= max(0, grid.shift):
+            raise ShapeError(
+                f"score={self!r}: a gap of {self.count} keys before key {self.start}, and the first query is at key "
+                f"{grid.shift}; expected a gap before all queries"
+            )
+        self.whole.check(grid.with_dropped(self.count), device)
+
+    def terms(self, grid: Grid, like: Tensor) -> Terms:
+        return self.whole.terms_with_gap(Span(self.start, self.start + self.count), grid, like)
+
+    def part(self, rows: Span, cols: Span, grid: Grid) -> Score | None:
+        part = self.whole.part(rows, Span(cols.start, cols.stop + self.count), grid.with_dropped(self.count))
+        return None if part is None else WithGap(part, max(0, self.start - cols.start), self.count)
+
+    def __repr__(self) -> str:
+        return f"{self.whole!r}.with_gap({self.start}:{self.start + self.count})"
 
 
 def check_scores(scores: object, grid: Grid, device: torch.device) -> tuple[Score, ...]:
@@ -63,8 +125,8 @@ def check_scores(scores: object, grid: Grid, device: torch.device) -> tuple[Scor
     if not isinstance(given, Sequence) or not all(isinstance(score, Score) for score in given):
         raise DTypeError(f"score: expected headwise scores such as (SoftCap(30.0),), got {scores!r}")
     for at, score in enumerate(given):
-        if not score.repeats and any(type(other) is type(score) for other in given[:at]):
-            raise ConfigError(f"score: two of {type(score).__name__}; expected at most one")
+        if not score.kind.repeats and any(other.kind is score.kind for other in given[:at]):
+            raise ConfigError(f"score: two of {score.kind.__name__}; expected at most one")
         score.check(grid, device)
     return tuple(given)
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from headwise.errors import ShapeError
 from headwise.fields import Array
-from headwise.masks import Grid
+from headwise.masks import Grid, Span
 from headwise.scores.base import Score, check_device, check_floats
 from headwise.scores.terms import Terms
 
@@ -30,6 +30,12 @@ class Bias(Score):
                 f"({', '.join(f'{size} or 1' for size in grid)})"
             )
         check_device("Bias(values)", self.values, device)
+
+    def with_gap(self, gap: Span, grid: Grid) -> Score:
+        """Its values may have the dropped keys or not."""
+        if self.values.shape[3] != grid.m + gap.stop - gap.start:
+            return self
+        return Bias(torch.cat((self.values[..., : gap.start], self.values[..., gap.stop :]), -1))
 
     def terms(self, grid: Grid, like: Tensor) -> Terms:
         return Terms(grid.n, biases=(self.values,))

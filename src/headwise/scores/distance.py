@@ -3,13 +3,14 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError, check_declared
 from headwise.fields import Array, Whole
-from headwise.masks import Grid
+from headwise.masks import Grid, Span
 from headwise.scores.base import Score, check_device, check_floats
 from headwise.scores.terms import Terms
 
@@ -27,6 +28,9 @@ class Relative(Score, abstract=True):
     @abstractmethod
     def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the bias [h or 1, len(offset)] of keys at position + offset, for integer offsets."""
+
+    def with_gap(self, gap: Span, grid: Grid) -> Score:
+        return super().with_gap(gap, grid) if gap.start else self  # no key that remains is before the gap
 
     def terms(self, grid: Grid, like: Tensor) -> Terms:
         first = 1 - grid.n - grid.shift
@@ -66,6 +70,13 @@ class ALiBi(Relative):
     def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
         return -self.slopes.to(offset.device, dtype)[:, None] * offset.abs()
 
+    def terms_with_gap(self, gap: Span, grid: Grid, like: Tensor) -> Terms:
+        """Keys before the gap are farther from all queries by its length: a bias of these keys, which more kernels
+        support than a gap in the distances of several queries."""
+        farther = torch.arange(grid.m, device=like.device) < gap.start
+        bias = self.slopes.to(like)[:, None] * (gap.start - gap.stop) * farther
+        return replace(self.terms(grid, like), biases=(bias[None, :, None],))
+
     def check(self, grid: Grid, device: torch.device) -> None:
         if len(self.slopes) != grid.h:
             raise ShapeError(f"score=ALiBi(slopes): {len(self.slopes)} slopes for {grid.h} heads")
@@ -94,6 +105,10 @@ class RelativeBias(Relative):
     def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
         values = self.values.to(offset.device, dtype)
         return values[:, (offset - self.first).clamp(0, values.shape[1] - 1)]
+
+    def with_gap(self, gap: Span, grid: Grid) -> Score:
+        beyond = gap.start - 1 - grid.shift <= self.first  # the keys before the gap have the bias of `first` anyhow
+        return self if beyond else super().with_gap(gap, grid)
 
     def check(self, grid: Grid, device: torch.device) -> None:
         if self.values.shape[0] not in (1, grid.h):

@@ -73,7 +73,7 @@ def logits(amap: AttentionMap, products: Tensor, keys: Tensor) -> Tensor:
     n, m = amap.shape[2:]
     if terms.relative is not None:
         query = torch.arange(n, device=keys.device)[:, None]
-        scores = scores + terms.relative[:, keys - query + n - 1].transpose(0, 1)
+        scores = scores + terms.relative[:, terms.entries(query, keys)].transpose(0, 1)
     for bias in terms.biases:
         if bias.shape[3] > 1:
             wide = max(len(bias), len(keys))

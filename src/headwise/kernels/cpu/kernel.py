@@ -7,6 +7,7 @@ from torch import Tensor
 from headwise.kernels.call import Call, Result
 from headwise.kernels.cpu.passes import backward, forward, refusal
 from headwise.kernels.cpu.reads import CompiledReads
+from headwise.lowering import of_terms, requested
 
 
 class CPU:
@@ -28,12 +29,9 @@ class CPU:
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """Computed by the compiled backward pass."""
-        of_relative, of_sinks, *of_biases = wanted
-        *found, d_bias, d_sinks, delta = backward(call, out, lse, grad_out, (of_relative, any(of_biases), of_sinks))
+        terms = call.rule.terms(lse[..., :0])
+        *found, d_relative, d_bias, d_sinks, delta = backward(call, out, lse, grad_out, requested(terms, wanted))
         if call.on_delta is not None and delta is not None:
             call.on_delta(delta)
-        d_biases = [
-            d_bias.sum_to_size(bias.shape).to(bias.dtype) if want and d_bias is not None else None
-            for bias, want in zip(call.rule.terms(lse[..., :0]).biases, of_biases, strict=True)
-        ]
-        return [*found, d_sinks, *d_biases]
+        d_relative, d_biases = of_terms(terms, wanted, d_relative, d_bias)
+        return [*found, d_relative, d_sinks, *d_biases]

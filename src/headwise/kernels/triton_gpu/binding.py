@@ -10,7 +10,7 @@ from headwise.kernels.triton_gpu.launch import columns, forward
 from headwise.kernels.triton_gpu.problem import Problem
 from headwise.kernels.triton_gpu.sums import LSE
 from headwise.kernels.triton_gpu.wanted import Wanted
-from headwise.lowering import Lowered
+from headwise.lowering import Lowered, of_terms, requested
 
 
 def attend(call: Call) -> Result:
@@ -26,15 +26,10 @@ def attend(call: Call) -> Result:
 
 def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
     """`Kernel.gradients`. The kernels add all biases into one; its gradient is reduced to the shape of each."""
-    of_relative, of_sinks, *of_biases = wanted
-    requested = of_relative, any(of_biases), of_sinks
-    found = backward(_detached(_problem(call)), out, lse, grad_out, score_gradients=requested)
-    biases = call.rule.terms(lse[..., :0]).biases
-    parts = [
-        found.bias.sum_to_size(bias.shape).to(bias.dtype) if want and found.bias is not None else None
-        for want, bias in zip(of_biases, biases, strict=True)
-    ]
-    return [found.q, found.k, found.v, found.relative, found.sinks, *parts]
+    terms = call.rule.terms(lse[..., :0])
+    found = backward(_detached(_problem(call)), out, lse, grad_out, score_gradients=requested(terms, wanted))
+    relative, biases = of_terms(terms, wanted, found.relative, found.bias)
+    return [found.q, found.k, found.v, relative, found.sinks, *biases]
 
 
 def _lowered(call: Call) -> Lowered:
