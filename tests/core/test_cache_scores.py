@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 import headwise as hw
+from headwise.analysis.head_roles.sight import Sight
+from headwise.analysis.head_roles.weights import key_weights
 from headwise.cache import BudgetCache, KVCache, SlidingCache
 from headwise.errors import ConfigError, KernelError, ShapeError
 from headwise.fields import Array, inside
@@ -164,6 +166,8 @@ def test_every_kernel_and_map_has_distances_across_a_gap(name: str, n: int, kern
     same(amap.T @ torch.ones(n, 1), weights.sum(2)[..., None])
     same(amap.topk(3)[0], weights.topk(3).values)
     same(amap.pool(m, "max"), weights)
+    for key in (1, m - 9):
+        same(key_weights(amap, Sight(amap.rule), torch.tensor([key])), weights[..., key])
     for measure in ("entropy", "max_logit", "logsumexp", "effective_keys", "top1_mass", "learned_sink_mass"):
         same(amap.using("auto").measure(measure)[measure], full.measure(measure)[measure])
     amap.save(tmp_path / "map.safetensors")

@@ -30,7 +30,9 @@ def every_score(rank: int, ranks: int) -> None:
             mask = hw.Causal() if at % 2 else hw.Window(9, 4)
             compare(how, q, k, v, mask=mask, scores=scores, layout=("contiguous", "zigzag")[at % 2])
         for at, scores in enumerate(GAPS.values()):
-            compare(how, *qkv(2, 4, 2, 23, 31), mask=hw.Causal(), scores=scores, layout=("zigzag", "contiguous")[at % 2])
+            compare(
+                how, *qkv(2, 4, 2, 23, 31), mask=hw.Causal(), scores=scores, layout=("zigzag", "contiguous")[at % 2]
+            )
 
 
 def random_shapes(rank: int, ranks: int) -> None:
