@@ -56,11 +56,11 @@ class Score(Described, ABC):
     def with_gap(self, gap: Span, grid: Grid) -> "Score":
         """Return the score of the keys that remain, a matrix of the size of `grid`, when a range of keys before all
         queries is dropped."""
-        return WithGap(self, gap.start, gap.stop - gap.start) if self.placed else self
+        return WithGap(self, gap.start, gap.size) if self.placed else self
 
     def terms_with_gap(self, gap: Span, grid: Grid, like: Tensor) -> Terms:
         """Return the terms of `with_gap(gap, grid)`: by default, those over the keys on each side of the gap."""
-        whole = grid.with_dropped(gap.stop - gap.start)
+        whole = grid.with_dropped(gap.size)
         rows, before, after = Span(0, grid.n), Span(0, min(gap.start, grid.m)), Span(gap.stop, whole.m)
         found = [
             part.terms(whole.part(rows, cols), like)

@@ -33,7 +33,7 @@ class Bias(Score):
 
     def with_gap(self, gap: Span, grid: Grid) -> Score:
         """Its values may have the dropped keys or not."""
-        if self.values.shape[3] != grid.m + gap.stop - gap.start:
+        if self.values.shape[3] != grid.m + gap.size:
             return self
         return Bias(torch.cat((self.values[..., : gap.start], self.values[..., gap.stop :]), -1))
 
