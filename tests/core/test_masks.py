@@ -17,12 +17,14 @@ from headwise.masks import (
     Everything,
     Forbidden,
     Grid,
+    HeadWindows,
     Lengths,
     Mask,
     Sinks,
     Span,
     State,
     Window,
+    WithGap,
     conjuncts,
     is_causal,
     spans,
@@ -231,3 +233,17 @@ def test_a_mask_with_a_gap_is_the_mask_without_those_keys(name: str, gap: Span) 
             rows, cols = Span(i, n), Span(start, min(start + 7, len(rest)))
             state, tile = found.state(rows, cols, grid), expected[..., i:n, cols.start : cols.stop]
             assert state is State.MIXED or bool((tile == (state is State.FULL)).all())
+
+
+def test_masks_know_whether_they_depend_on_positions() -> None:
+    """Whether the rows of the same queries, moved among the keys, are others."""
+    ids = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    masks = [
+        Causal(), Window(2), Window(2, 3), HeadWindows([1, 3]), Lengths([3]), Documents(ids), Window(2) | Sinks(1),
+        Causal() & Lengths([4]), Documents(ids) & Window(2), Sinks(2), Everything(), WithGap(Window(2), 0, 2),
+        Dense(torch.ones(1, 1, 3, 7, dtype=torch.bool)),
+    ]  # fmt: skip
+    rows, cols = torch.arange(3), torch.arange(7)
+    for mask in masks:
+        here, there = (mask.allowed(rows, cols, Grid(1, 2, 3, 7, first)) for first in (0, 3))
+        assert mask.placed != torch.equal(here, there), mask

@@ -58,6 +58,11 @@ class Mask(Described, ABC):
         return False
 
     @property
+    def placed(self) -> bool:
+        """Whether the mask is known to depend on the positions of the queries among the keys."""
+        return self.causal
+
+    @property
     def padding(self) -> bool:
         """Whether the mask is known to hide the same keys from all queries."""
         return False
@@ -122,6 +127,10 @@ class _Pair(Mask, abstract=True):
     @property
     def value(self) -> bool:
         return self.left.value and self.right.value
+
+    @property
+    def placed(self) -> bool:
+        return self.left.placed or self.right.placed
 
     def check(self, grid: Grid) -> None:
         self.left.check(grid)
@@ -298,6 +307,10 @@ class WithGap(Mask):
     @property
     def causal(self) -> bool:
         return self.whole.causal
+
+    @property
+    def placed(self) -> bool:
+        return self.whole.placed
 
     @property
     def padding(self) -> bool:

@@ -98,6 +98,7 @@ class Documents(Mask):
     """
 
     holds = {"ids": Array("bm")}
+    placed = True
 
     def __init__(self, ids: Sequence[int] | Tensor) -> None:
         self.ids = torch.atleast_2d(as_given(ids))

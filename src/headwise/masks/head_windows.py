@@ -20,6 +20,7 @@ class HeadWindows(Mask):
     """
 
     holds = {"windows": Counts("h"), "sinks": Whole()}
+    placed = True
 
     def __init__(self, windows: Sequence[int | None], sinks: int = 0) -> None:
         self.windows = check_windows("HeadWindows", windows)

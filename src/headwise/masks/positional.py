@@ -78,6 +78,7 @@ class Window(_Anywhere):
     left: int
     right: int = 0
     holds = {"left": Whole(), "right": Whole()}
+    placed = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "left", check_whole("Window", "left", self.left, 1))
