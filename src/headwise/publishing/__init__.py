@@ -47,6 +47,8 @@ class AttentionCall:
             In self attention, queries that are padding are fully masked in it, whatever the model computes for them.
         values: of the call, [b, h_kv, m, d_v], detached; None for headwise's own layers. heads: the output of each head
             before the output projection, [b, h, n, d_v], detached; None for layers that do not concatenate heads.
+        unplaced: whether nothing shows where the queries of a recognised call are among its keys, such as a block of
+            the queries of full attention: measures that depend on positions (`Measure.placed`) mean nothing then.
     """
 
     name: str
@@ -54,6 +56,7 @@ class AttentionCall:
     map: AttentionMap
     values: Tensor | None = None
     heads: Tensor | None = None
+    unplaced: bool = False
 
     @property
     def measured(self) -> Measurements | None:
@@ -89,13 +92,13 @@ def observe(
 
 def attended(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, to_itself: bool,
-    compute: Callable[..., tuple[Tensor, Any]] = attend_to, **options: Any,
+    unplaced: bool = False, compute: Callable[..., tuple[Tensor, Any]] = attend_to, **options: Any,
 ) -> tuple[Tensor, AttentionMap | None]:  # fmt: skip
     """`attend_to` for a module of another library, published.
 
     Args:
         to_itself: whether queries and keys are one sequence, so that a query on a hidden key is padding. A name of
-            cross attention overrules it.
+            cross attention overrules it. unplaced: as in `AttentionCall`, likewise.
         compute: `attend_to`, or a function that calls it and raises if the call must not be published.
     """
     compute = partial(compute, q, k, v, **options)
@@ -104,7 +107,10 @@ def attended(
     named = any(events.crosses(one.name(module)) for one in events.subscribers_of(module))
     to_itself = to_itself and not named
     mask = options.get("mask")
-    out, amap = published(module, compute, mask=mask, to_itself=to_itself, return_map=return_map, values=v)
+    out, amap = published(
+        module, compute, mask=mask, to_itself=to_itself, return_map=return_map, values=v,
+        unplaced=unplaced and not named,
+    )  # fmt: skip
     return out, amap
 
 
@@ -112,12 +118,14 @@ def attended(
 def published(
     module: nn.Module, compute: Callable[..., tuple[Any, ...]], *, mask: Mask | None, to_itself: bool,
     return_map: bool = False, measures: Sequence[str | Measure] = (), values: Tensor | None = None,
+    unplaced: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     """compute(return_map=…, measures=…) of a module that has subscribers, published.
 
     Args:
         compute: returns (output of each head, map or None), or (output, map or None, concatenated heads or None).
-        to_itself: whether it is self attention. values: of the call, if they are known.
+        to_itself: whether it is self attention. values: of the call, if they are known. unplaced: as in
+            `AttentionCall`.
         return_map, measures: what the caller of the module requested, and gets as without subscribers.
     """
     seen_by = [(one, one.name(module)) for one in events.subscribers_of(module)]
@@ -153,7 +161,7 @@ def published(
             seen.measured = renamed(found, wanted, [states[measure.name] for measure in wanted])
         given = None if values is None else values.detach()
         for on_call, name in calls:
-            on_call(AttentionCall(name, module, seen, given, _heads(out, seen.shape[1], *rest)))
+            on_call(AttentionCall(name, module, seen, given, _heads(out, seen.shape[1], *rest), unplaced))
     if not return_map:
         return out, None, *rest
     if own and own.keys() != {measure.name for measure in together}:

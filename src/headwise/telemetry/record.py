@@ -33,6 +33,7 @@ from headwise.telemetry.options import Options
 from headwise.telemetry.pictures import Picture, picture
 from headwise.telemetry.places import entrances
 from headwise.telemetry.ranks import gathered
+from headwise.telemetry.remarks import Remarks
 from headwise.telemetry.running import Running, layer_of
 from headwise.telemetry.summary import History, Summary
 from headwise.telemetry.writers import Writer, Writers
@@ -47,6 +48,8 @@ class Record(Shown):
     Attributes:
         model: the watched model. layers: names of the watched layers, in the order of registration.
         unwatched: name → why a module cannot be watched.
+        remarks: name → what is unusual in the calls of a layer and how its statistics are to be read, from the last
+            measured forward in which there was something to remark.
         maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls; repeated calls
             of a layer are named name#2, name#3, … TransformerLens's names, blocks.3.attn.hook_pattern, work as well
             (`headwise.telemetry.lens`).
@@ -70,12 +73,13 @@ class Record(Shown):
         self._home: int | None = None  # the thread in which a forward is followed
         self._joined: set[int] = set()  # threads in which a call began meanwhile
         self._error: BaseException | None = None
-        self._forward, self._seen = Running(), Maps(how.maps)
+        self._forward, self._seen, self._remarks = Running(), Maps(how.maps), Remarks()
         self.clear()
 
     def clear(self) -> None:
         """Discard all numbers, and count steps from 0 again."""
         self.ledger = Ledger(self._how.names, self._how.heads, self._how.history)
+        self.remarks: dict[str, str] = {}
 
     @property
     def active(self) -> bool:
@@ -172,12 +176,14 @@ class Record(Shown):
 
     def table(self) -> HeadTable:
         """The totals as a table of layer, head and statistics."""
-        return self.totals.table
+        table = self.totals.table
+        return table.titled(f"{table.title}; see record.remarks") if self.remarks else table
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers for JSON: totals, latest, history, watched and unwatched layers; None for NaN."""
+        """All numbers for JSON: totals, latest, history, watched and unwatched layers, remarks; None for NaN."""
         return {
-            "layers": list(self.layers), "unwatched": dict(self.unwatched), "measures": list(self._how.names),
+            "layers": list(self.layers), "unwatched": dict(self.unwatched), "remarks": dict(self.remarks),
+            "measures": list(self._how.names),
             "totals": self.totals.to_dict(), "latest": self.latest.to_dict(), "history": self.history.to_dict(),
         }  # fmt: skip
 
@@ -222,6 +228,7 @@ class Record(Shown):
     def __repr__(self) -> str:
         left = f", {len(self.unwatched)} that cannot be watched" if self.unwatched else ""
         measured = f"{self.ledger.steps} of {self.ledger.index} steps measured"
+        left += f", {len(self.remarks)} with remarks" if self.remarks else ""
         return f"Record({len(self.layers)} layers{left}; {measured}; {'watching' if self.active else 'not watching'})"
 
     def _before(self, module: nn.Module, args: Any) -> None:
@@ -291,7 +298,7 @@ class Record(Shown):
     def _begin_forward(self) -> None:
         """A measured forward begins."""
         self._projections.open()
-        self._open, self._forward, self._seen = True, Running(), Maps(self._how.maps)
+        self._open, self._forward, self._seen, self._remarks = True, Running(), Maps(self._how.maps), Remarks()
         modules = {place.module: place.name for place in self._places}
         self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules))
 
@@ -314,7 +321,8 @@ class Record(Shown):
         if keep:
             self.maps = self._seen
             self.ledger.add(self._forward)
-        self._forward, self._seen = Running(), Maps(self._how.maps)
+            self.remarks |= self._remarks.found()
+        self._forward, self._seen, self._remarks = Running(), Maps(self._how.maps), Remarks()
 
     @eager
     @torch.no_grad()
@@ -324,6 +332,7 @@ class Record(Shown):
             return
         with _seeing, own_dtypes(call.map.q):
             self._forward.add(call.name, layer_of(call, self._pooling))
+            self._remarks.add(call)
             if self._how.maps == "lazy":
                 name = call_name(call.name, self._seen)
                 self._seen[name] = call.map

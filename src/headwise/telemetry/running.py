@@ -24,6 +24,7 @@ class Layer:
         pooled: the states of those that are pooled; None if there are none. states: of the others.
         nonfinite: [4, heads] float64 counts, as in `Summary`.
         heads: the numbers of these heads in the layer; of: how many heads it has on all ranks together.
+        unplaced: whether the positions of the queries of some calls are unknown: measures of positions are NaN then.
     """
 
     grid: Grid
@@ -33,6 +34,7 @@ class Layer:
     nonfinite: Tensor
     heads: range
     of: int
+    unplaced: bool = False
 
     def merged(self, other: "Layer") -> "Layer":
         """Merge two."""
@@ -42,7 +44,8 @@ class Layer:
         states = [m.merge(one, two) for m, one, two in zip(self.pooling.others, self.states, other.states, strict=True)]
         pooled = None if self.pooled is None or other.pooled is None else self.pooled.merged(other.pooled)
         nonfinite = self.nonfinite + other.nonfinite
-        return Layer(other.grid, self.pooling, pooled, states, nonfinite, self.heads, self.of)
+        unplaced = self.unplaced or other.unplaced
+        return Layer(other.grid, self.pooling, pooled, states, nonfinite, self.heads, self.of, unplaced)
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the states."""
@@ -72,6 +75,11 @@ def columns(layers: Sequence[Layer]) -> Tensor:
         known = dict(zip(pooling.names, pooled.finished(), strict=True))
     for i, measure in enumerate(pooling.others):
         known[measure.name] = torch.cat([measure.finish(layer.states[i])[0] for layer in layers])
+    unplaced = [layer.unplaced for layer in layers for _ in layer.heads]
+    if any(unplaced):
+        without = torch.tensor(unplaced, device=first.nonfinite.device)
+        placed = [measure.name for measure in pooling.measures if measure.placed]
+        known |= {name: known[name].masked_fill(without, torch.nan) for name in placed}
     counts = torch.cat([layer.nonfinite for layer in layers], 1).float()
     return torch.stack([*(known[measure.name] for measure in pooling.measures), *counts], -1)
 
@@ -132,7 +140,7 @@ def layer_of(call: AttentionCall, pooling: Pooling) -> Layer:
         nonfinite[3] = amap.nonfinite_values.sum(0).repeat_interleave(heads // amap.nonfinite_values.shape[1])
     held = held_heads(call.module)
     numbers, of = (range(heads), heads) if held is None else (held.heads, held.num_heads)
-    return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of)
+    return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of, call.unplaced)
 
 
 def _bad(x: Tensor, heads: int) -> Tensor:

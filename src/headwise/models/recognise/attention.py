@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headwise.map import AttentionMap
 from headwise.models.recognise.axes import Axes, Dim, Plan, of_product
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Product, learned, unexpected
+from headwise.models.recognise.layout import Layout
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import Call
 from headwise.models.recognise.scores import Changes
@@ -30,12 +31,17 @@ class Attention(Call):
 
     Attributes:
         dtype: the coarsest that the code computed in. to_itself: whether queries and keys were made from one tensor.
+        cut: how many keys are left out at the end, which the mask hides from every query; the queries are aligned to
+            the end of the others. unplaced: whether nothing shows where its queries are on the key axis, and it is not
+            known to be cross attention.
         out: the code's result, [b, h, n, d_v]. weights: returns its weights [b, h, n, m]; None if it had none.
         arrange: any tensor of the shape of the code's result, as [b, h, n, d_v]. restore: the opposite.
     """
 
     dtype: torch.dtype
     to_itself: bool
+    cut: int
+    unplaced: bool
     out: Tensor
     weights: Callable[[], Tensor] | None
     arrange: Callable[[Tensor], Tensor]
@@ -137,6 +143,13 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
         q, scale = q / inputs[0], scale * inputs[0]
     if inputs[1] > 0 and inputs[1] != 1:
         k, scale = k / inputs[1], scale * inputs[1]
+    n, m = q.shape[2], k.shape[2]
+    crosses = n != m and _two_sources(product)
+    placed = changes.mask(axes, cut=n > 1 or not crosses)
+    keys = placed.keys
+    if keys < m:
+        k, v = k[:, :, :keys], v[:, :, :keys]
+        changes.biases = [one[..., :keys] for one in changes.biases]
     scores: list[Score] = []
     if changes.cap is not None:
         scores.append(SoftCap(changes.cap))
@@ -148,23 +161,30 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if not (k.requires_grad or v.requires_grad):  # else the first of each group would get the gradients of all
         k, v = _grouped(k, v)
-    matrix = None if weights.is_meta else partial(axes.matrix, weights, x.layout)
+    matrix = None if weights.is_meta else partial(_weights, axes, weights, x.layout, keys)
     return Attention(
         q,
         k,
         v,
         float(scale),
-        changes.mask(axes),
+        placed.mask,
         tuple(scores),
         x.dropout_p,
         axes.traced,
         min(dtype, x.softmax.dtype, key=lambda one: one.itemsize),
         _one_source(product),
+        m - keys,
+        not (n == 1 or placed.known or crosses),
         form.out.arranged(out),
         matrix,
         form.out.arranged,
         partial(axes.restored, shape=tuple(out.shape), dims=form.dims_out, groups=axes.groups[:3]),
     )
+
+
+def _weights(axes: Axes, weights: Tensor, layout: Layout, keys: int) -> Tensor:
+    """The code's weights of the first keys, [b, h, n, keys]."""
+    return axes.matrix(weights, layout)[..., :keys]
 
 
 class _Form(NamedTuple):
@@ -293,3 +313,11 @@ def _one_source(product: Product) -> bool:
     if one is None or two is None:
         return False
     return one is two or (one.source() is not None and one.source() is two.source())
+
+
+def _two_sources(product: Product) -> bool:
+    """Whether queries and keys are layers of two tensors, neither of which is a part of the other."""
+    one, two = (None if x is None or x.origin is None else x.origin.source() for x in product.inputs)
+    if one is None or two is None:
+        return False
+    return one.untyped_storage()._cdata != two.untyped_storage()._cdata

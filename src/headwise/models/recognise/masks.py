@@ -1,6 +1,7 @@
 """The shortest mask that allows what a boolean tensor, or a function of rows, allows."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +46,65 @@ def mask_of_rows(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor] | None = 
     allowed = whole() if whole is not None else torch.cat([rows(span) for span in blocks(sizes)], 2)
     allowed = allowed[: 1 if found.same_batch else None, : 1 if found.same_heads else None]
     return of_boolean(allowed)
+
+
+class Placed(NamedTuple):
+    """A mask, and what it shows of the positions of queries.
+
+    Attributes:
+        mask: of the first `keys` keys; all later ones are hidden from every query, which is then aligned to the end of
+            those that are left. None if it allows all of them.
+        known: whether it places the queries on the key axis.
+    """
+
+    mask: Mask | None
+    keys: int
+    known: bool
+
+    def hides_alike(self, rows: Rows, sizes: Sizes) -> bool:
+        """Whether rows allow exactly the same; False for no mask."""
+        if self.mask is None:
+            return False
+        b, h, n, m = sizes
+        if self.keys < m and any(bool(rows(span)[..., self.keys :].any()) for span in blocks(sizes)):
+            return False
+        return allows(self.mask, _first_keys(rows, self.keys), (b, h, n, self.keys))
+
+
+def placed_mask(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor], *, cut: bool = True) -> Placed:
+    """As `mask_of_rows`, for queries of which each may see one key more than the one before: a block of those of
+    causal attention, with a window or padding too, or a step with a cache of fixed length. A query is at its last key.
+
+    Args:
+        cut: whether keys may be left out.
+    """
+    b, h, n, m = sizes
+    if n >= m:
+        return Placed(mask_of_rows(rows, sizes, whole), m, n == m)
+    if n > 1 and allows(Causal(), rows, sizes):
+        return Placed(Causal(), m, True)
+    last = torch.cat([_last(rows(span)) for span in blocks(sizes)])
+    first = last - torch.arange(n, device=last.device)  # where the first query is, if this one is at its last key
+    start = int(first[last >= 0].max()) if bool((last >= 0).any()) else m
+    each = bool((first == start).all())
+    keys = start + n
+    if cut and n <= keys < m:
+        mask = mask_of_rows(_first_keys(rows, keys), (b, h, n, keys), lambda: whole()[..., :keys])
+        if each or (mask is not None and mask.placed):
+            return Placed(mask, keys, True)
+    mask = mask_of_rows(rows, sizes, whole)
+    return Placed(mask, m, (each and keys == m) or (mask is not None and mask.placed))
+
+
+def _first_keys(rows: Rows, keys: int) -> Rows:
+    return lambda span: rows(span)[..., :keys]
+
+
+def _last(allowed: Tensor) -> Tensor:
+    """The last key that each query may see in any batch entry or head, [r]; −1 if there is none."""
+    seen = allowed.flatten(0, 1).any(0)
+    numbers = torch.arange(1, seen.shape[-1] + 1, device=seen.device)
+    return (seen * numbers).amax(-1) - 1
 
 
 class _Found:

@@ -74,8 +74,8 @@ class Publisher:
                 a = assembled(product, x, at, side, out)
                 compute = partial(_checked, a, rows, made)
                 attended(
-                    place[0], a.q, a.k, a.v, to_itself=a.to_itself, compute=compute, mask=a.mask, scale=a.scale,
-                    score=a.scores,
+                    place[0], a.q, a.k, a.v, to_itself=a.to_itself, unplaced=a.unplaced, compute=compute, mask=a.mask,
+                    scale=a.scale, score=a.scores,
                 )  # fmt: skip
             record.done = True
             self._whole.add(place[0])

@@ -39,7 +39,8 @@ class Recognised(Call):
 
     Attributes:
         q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v], detached, as they were multiplied (after rotary
-            positions). Keys and values that were repeated for groups of heads are not repeated here.
+            positions). Keys and values that were repeated for groups of heads are not repeated here, and those at the
+            end that the mask hides from all queries are left out if it shows that the queries precede them.
         scale: factor on q·k, wherever the code applies it.
         mask: as a headwise mask; None if every key is visible. scores: soft cap, biases, learned sinks.
         dropout_p: of the weights.

@@ -9,7 +9,7 @@ from headwise.mask_tensors import both
 from headwise.masks import Mask, Span
 from headwise.models.recognise.axes import Axes
 from headwise.models.recognise.followed import Lost, Step
-from headwise.models.recognise.masks import Sizes, allows, mask_of_rows, same
+from headwise.models.recognise.masks import Placed, Sizes, placed_mask, same
 from headwise.scores import Score
 
 KEPT = 1 << 20  # numbers of a mask that are kept to be compared
@@ -25,7 +25,7 @@ class Changes:
         q_factor, k_factor: [b or 1, h or 1, n or m, 1], or None.
         biases: what is added, each [b or 1, h or 1, n or 1, m or 1]. hidden: what is masked, likewise boolean.
         masks, scores: those of a function that defines them. zeroed: where scores were multiplied by 0, boolean.
-        named: what is hidden in other layers, if that is small, and the mask that hides it.
+        named: of other layers: sizes, device, whether keys may be cut, what is hidden, if that is small, and its mask.
     """
 
     scale: float = 1.0
@@ -37,36 +37,43 @@ class Changes:
     masks: list[Mask] = field(default_factory=list)
     zeroed: list[Tensor] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
-    named: list[tuple[Sizes, torch.device, Tensor | None, Mask | None]] = field(default_factory=list)
+    named: list[tuple[Sizes, torch.device, bool, Tensor | None, Placed]] = field(default_factory=list)
 
-    def mask(self, axes: Axes) -> Mask | None:
-        """All that is masked, as the shortest mask."""
-        found = list(self.masks)
-        if self.hidden:
-            hidden = self.hidden[0]
-            for one in self.hidden[1:]:
-                hidden = hidden | one
-            found.append(self._named(hidden, axes.sizes))  # type: ignore[arg-type]
-        return both(*found)
+    def mask(self, axes: Axes, *, cut: bool) -> Placed:
+        """All that is masked, as the shortest mask.
 
-    def _named(self, hidden: Tensor, sizes: Sizes) -> Mask | None:
+        Args:
+            cut: whether keys that are hidden from all queries may be left out.
+        """
+        n, m = axes.sizes[2:]
+        given = any(one.placed for one in self.scores)  # such as ALiBi
+        known = n == m or given or any(one.placed for one in self.masks)
+        if not self.hidden:
+            return Placed(both(*self.masks), m, known)
+        hidden = self.hidden[0]
+        for one in self.hidden[1:]:
+            hidden = hidden | one
+        found = self._named(hidden, axes.sizes, cut=cut and not (self.masks or given))  # type: ignore[arg-type]
+        return Placed(both(*self.masks, found.mask), found.keys, known or found.known)
+
+    def _named(self, hidden: Tensor, sizes: Sizes, *, cut: bool) -> Placed:
         """The mask that hides these keys; that of another layer if it hides the same."""
         whole = hidden.expand(-1, -1, *sizes[2:])
 
         def rows(span: Span) -> Tensor:
             return ~whole[:, :, span.start : span.stop]
 
-        for same_sizes, device, kept, mask in self.named:
-            if (same_sizes, device) != (sizes, hidden.device):
+        for same_sizes, device, same_cut, kept, placed in self.named:
+            if (same_sizes, device, same_cut) != (sizes, hidden.device, cut):
                 continue
-            if same(kept, hidden) if kept is not None else mask is not None and allows(mask, rows, sizes):
-                return mask
-        mask = mask_of_rows(rows, sizes, lambda: ~whole)
+            if same(kept, hidden) if kept is not None else placed.hides_alike(rows, sizes):
+                return placed
+        placed = placed_mask(rows, sizes, lambda: ~whole, cut=cut)
         small = hidden.numel() <= KEPT
         self.named.append(
-            (sizes, hidden.device, hidden.clone() if small else None, mask)
+            (sizes, hidden.device, cut, hidden.clone() if small else None, placed)
         )  # the code may change its own
-        return mask
+        return placed
 
     def take(self, step: Step, axes: Axes) -> None:
         """Include the next step."""

@@ -172,4 +172,5 @@ def _call(a: Attention) -> str:
     mask = "" if a.mask is None else f"mask={a.mask!r}, "
     scores = f", score={a.scores!r}" if a.scores else ""
     dropout = f", dropout_p={a.dropout_p:g}" if a.dropout_p else ""
-    return f"attend(q, k, v, {mask}scale={a.scale:.4g}{scores}{dropout})"
+    keys = f"[:, :, :{a.k.shape[2]}]" if a.cut else ""
+    return f"attend(q, k{keys}, v{keys}, {mask}scale={a.scale:.4g}{scores}{dropout})"

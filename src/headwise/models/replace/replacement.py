@@ -244,8 +244,8 @@ class Replacement:
         with own_dtypes(q), torch._C.DisableTorchFunction():
             a = assembled(product, plain, at, side, torch.empty(out.shape, dtype=out.dtype, device="meta"))
             made, _ = attended(
-                module, a.q, a.k, a.v, to_itself=a.to_itself, compute=_computed, mask=a.mask, scale=a.scale,
-                score=a.scores, dropout_p=max(a.dropout_p, dropout_p),
+                module, a.q, a.k, a.v, to_itself=a.to_itself, unplaced=a.unplaced, compute=_computed, mask=a.mask,
+                scale=a.scale, score=a.scores, dropout_p=max(a.dropout_p, dropout_p),
             )  # fmt: skip
             return a.restore(made).to(out.dtype)
 

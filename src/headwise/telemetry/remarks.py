@@ -1,0 +1,68 @@
+"""What a record remarks on the calls of a module: what its rows in the table are of, and what is not known."""
+
+from dataclasses import dataclass, field
+
+from headwise.models.adapters.places import computed
+from headwise.publishing import AttentionCall
+
+
+@dataclass
+class _Calls:
+    """The calls of one module in a forward pass.
+
+    Attributes:
+        count: of all. single: of those with one head. blocks: of those with several queries, but fewer than keys, at
+            known positions. sizes: queries and keys of the first call of unknown positions; None if there is none.
+    """
+
+    count: int = 0
+    single: int = 0
+    blocks: int = 0
+    sizes: tuple[int, int] | None = None
+
+    def remark(self) -> str:
+        """What there is to say of them, as sentences without a full stop at the end; "" if there is nothing."""
+        found = []
+        if self.sizes is not None:
+            n, m = self.sizes
+            found.append(
+                f"where its {n} queries are among its {m} keys is not known, as no mask determines it: statistics of "
+                f"positions are NaN, and its maps align the queries to the last keys"
+            )
+        if self.blocks and self.count > 1:
+            found.append(
+                f"it made {self.count} calls in one forward pass, some with fewer queries than keys, each query at the "
+                f"last key that it may attend to, as in blocks of causal attention: statistics of rows are over all of "
+                f"them; those of keys are of each, and the largest counts"
+            )
+        elif self.single == self.count > 1:
+            found.append(
+                f"it made {self.count} calls of one head each in one forward pass, which are one row of the table: "
+                f"means over all of them, and the largest maximum. If they are its heads, record.maps has them apart "
+                f"(watch(maps='lazy')), one map for each call"
+            )
+        return "; ".join(found)
+
+
+@dataclass
+class Remarks:
+    """Gathers what there is to say of the calls of a forward pass."""
+
+    _of: dict[str, _Calls] = field(default_factory=dict)
+
+    def add(self, call: AttentionCall) -> None:
+        """Include a call. Of modules that headwise computes, heads and positions are known."""
+        if computed(call.module):
+            return
+        _, h, n, m = call.map.shape
+        calls = self._of.setdefault(call.name, _Calls())
+        calls.count += 1
+        calls.single += h == 1
+        if call.unplaced:
+            calls.sizes = calls.sizes or (n, m)
+        elif 1 < n < m and call.map.rule.mask.placed:
+            calls.blocks += 1
+
+    def found(self) -> dict[str, str]:
+        """name → remark, of the modules of which there is one."""
+        return {name: remark for name, calls in self._of.items() if (remark := calls.remark())}
