@@ -194,7 +194,7 @@ class Cross(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         q, k = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in (self.q(x), self.k(context)))
-        k = k + torch.zeros(N, 1) if self.cached else k
+        k = torch.cat((k[:, :, :1], k[:, :, 1:]), 2) if self.cached else k
         return F.scaled_dot_product_attention(q, k, k)
 
 
@@ -226,14 +226,28 @@ def test_cross_attention_is_measured_as_before():
             torch.testing.assert_close(record.latest[name][0], amap.measure(name)[name].mean(0))
 
 
-def test_self_attention_of_a_part_of_the_queries_is_no_cross_attention():
-    class Part(Cross):
-        def forward(self, x, context):
-            return super().forward(context[:, 2 : 2 + STEP], context)
+class Part(Cross):
+    """Self attention of a part of the queries."""
 
-    record = crossed(Part(cached=False))
-    assert list(record.remarks) == [""]
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        return super().forward(context[:, 2 : 2 + STEP], context)
+
+
+class Swapped(Cross):
+    """More queries than keys."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        return super().forward(context, x)
+
+
+@pytest.mark.parametrize(("kind", "cached", "sizes"), [(Part, False, (4, 11)), (Cross, True, (4, 11)),
+                                                       (Swapped, True, (11, 4))])  # fmt: skip
+def test_what_is_not_known_to_be_cross_attention_is_remarked(kind, cached, sizes):
+    """Keys that are no output of a layer may be of any tensor."""
+    record = crossed(kind(cached))
+    assert "its {} queries are among its {} keys".format(*sizes) in record.remarks[""]
     assert bool(record.latest["mean_distance"].isnan().all())
+    assert bool(record.latest["entropy"].isfinite().all())
 
 
 @pytest.mark.parametrize("length", [None, 7])
