@@ -32,7 +32,7 @@ from headwise.rule import Rule
 from headwise.scores import Score
 from headwise.stats import COLUMN_MASS
 
-# The most bytes of shared memory of a block, by compute capability: CUDA C++ Programming Guide, technical specifications.
+# Most bytes of shared memory of a block, by compute capability: CUDA C++ Programming Guide, technical specifications.
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 USUAL = (80, 89, 90)  # A100; L4 and RTX 40; H100 and H200
 B, H, N = 2, 4, 512

@@ -1,5 +1,7 @@
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -13,6 +15,18 @@ import headwise as hw
 
 def hooks(model):
     return [hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+
+
+class HandWritten(nn.Module):
+    """Attention that is recognised, not known."""
+
+    def __init__(self):
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Linear(24, 24) for _ in "qkv")
+
+    def forward(self, x):
+        q, k, v = (one(x).unflatten(-1, (4, 6)).transpose(1, 2) for one in self.projections)
+        return ((q @ k.mT / 6**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
 def latest(record, layer, name):
@@ -408,13 +422,31 @@ def test_a_copy_is_not_watched_whenever_it_is_made(forwards):
     assert (later.ledger.index, record.ledger.index) == (forwards + 2, forwards + 1)
 
 
-def test_a_watched_model_cannot_be_pickled_and_says_so():
+@pytest.mark.parametrize("make", [mixed, HandWritten], ids=["known", "recognised"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_watched_model_holds_nothing_of_it(make, copied):
+    model = make()
+    size = len(pickle.dumps(model))
+    with hw.watch(model, maps="lazy", values=make is mixed) as record:
+        model(x())
+        twin = copied(model)
+        twin(x())
+    assert record.ledger.index == 1
+    assert len(pickle.dumps(twin)) < 1.1 * size + 4096
+    original = weakref.ref(model)
+    del model, record
+    gc.collect()
+    assert original() is None
+    assert twin(x()) is not None
+
+
+def test_an_active_record_cannot_be_pickled_and_says_so():
     model = nn.Sequential(hw.MultiHeadAttention(24, 4))
     with hw.watch(model) as record:
         model(x())
-        with pytest.raises(hw.ConfigError, match=r"pickle: the model is watched.* save its state_dict\(\)"):
-            pickle.dumps(model)
-    assert torch.equal(pickle.loads(pickle.dumps(model))(x()), model(x()))
+        for made in (pickle.dumps, copy.copy):
+            with pytest.raises(hw.ConfigError, match=r"the record is active.*: stop it before you copy or pickle it"):
+                made(record)
     assert pickle.loads(pickle.dumps(record)).ledger.steps == 1
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import warn
+from headwise.models.hooks import Hook
 from headwise.models.recognise.compiled import compile_with, compiled_parts, not_in_one_graph, uncompiled
 from headwise.models.recognise.publisher import Publisher
 from headwise.models.recognise.tracked import Tracked
@@ -43,7 +44,7 @@ class Follower:
 
     def hooks(self, *more: Callable[..., Any]) -> list[RemovableHandle]:
         """Register the hooks with which forwards are seen in all threads. `more`: hooks that call `before`, `after`."""
-        for hook in (Follower.before, Follower.after, *more):
+        for hook in (Hook.__call__, Follower.before, Follower.after, *more):
             uncompiled(hook)
         return self._publisher.hooks()
 

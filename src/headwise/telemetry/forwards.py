@@ -11,6 +11,7 @@ from torch import nn
 
 from headwise.events import in_backward
 from headwise.kernels.eager import eager
+from headwise.models.hooks import Hook
 from headwise.telemetry.calls import Calls, turn
 from headwise.telemetry.chosen import Chosen
 from headwise.telemetry.follower import Follower
@@ -51,8 +52,8 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
             hooks.callback(handle.remove)
         for gate in gates:
             for handle in (
-                gate.register_forward_pre_hook(before),
-                gate.register_forward_hook(after, prepend=True, always_call=True),  # as those of records
+                gate.register_forward_pre_hook(Hook(before)),
+                gate.register_forward_hook(Hook(after), prepend=True, always_call=True),  # as those of records
             ):  # fmt: skip
                 hooks.callback(handle.remove)
         yield follower

@@ -23,6 +23,7 @@ from headwise import map_index
 from headwise.errors import ConfigError
 from headwise.map import AttentionMap
 from headwise.models import find_heads
+from headwise.models.hooks import Hook
 from headwise.publishing import AttentionCall
 from headwise.tiles import scores_at
 
@@ -134,12 +135,13 @@ class Projections:
         )  # fmt: skip
 
         def made(module: nn.Module, args: Any, out: Any) -> None:
-            if self._outputs is None or module not in maps:  # a copy of the model has the hooks too
+            if self._outputs is None or module not in maps:  # a replica of the model has the hooks too
                 return
             if isinstance(out, Tensor) and out.ndim == 3:
                 self._outputs.append(out.detach())
 
-        return [module.register_forward_hook(made) for module in maps]
+        hook = Hook(made)
+        return [module.register_forward_hook(hook) for module in maps]
 
     def open(self) -> None:
         """Keep the outputs of this forward."""

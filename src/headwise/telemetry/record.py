@@ -19,6 +19,7 @@ from headwise.files import write_text
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import Place, give_back, take_over
+from headwise.models.hooks import Hook
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
 from headwise.shown import Shown
@@ -95,8 +96,8 @@ class Record(Shown):
             self._handles += self._projections.follow(self.model)
         for entrance in self._entrances:  # of several records, the last one to begin a forward is the first to end it
             self._handles += [
-                entrance.register_forward_pre_hook(self._before),
-                entrance.register_forward_hook(self._after, prepend=True, always_call=True),
+                entrance.register_forward_pre_hook(Hook(self._before)),
+                entrance.register_forward_hook(Hook(self._after), prepend=True, always_call=True),
             ]
         return self
 
@@ -124,7 +125,7 @@ class Record(Shown):
         self.stop()
 
     def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
-        """A copy of a model that is watched has the hooks of the same record, which ignores it."""
+        """The record itself while it is active: its forwards are those of its own model."""
         if self.active:
             return self
         made = memo[id(self)] = object.__new__(type(self))
@@ -132,11 +133,9 @@ class Record(Shown):
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """ConfigError for a model that is watched, whose hooks are of this record."""
+        """ConfigError while it is active."""
         if self.active:
-            raise ConfigError(
-                "pickle: the model is watched, and has hooks of the record; save its state_dict(), or stop the record"
-            )
+            raise ConfigError("the record is active, and has hooks on its model: stop it before you copy or pickle it")
         return vars(self)
 
     def step(self) -> Summary | None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.events import original
+from headwise.models.hooks import Hook
 from headwise.models.recognise.compiled import compiled_parts
 from headwise.models.recognise.following import Following
 from headwise.models.recognise.frames import runs
@@ -37,8 +38,8 @@ class OtherThreads:
         if compiled_parts((name, module) for module, name in self._modules.items()):
             return []  # what torch.compile has compiled has no hooks that are registered later
         own = [module for module in self._modules if _may_compute(module)]
-        before = [module.register_forward_pre_hook(self._before) for module in own]
-        after = [module.register_forward_hook(self._after, prepend=True, always_call=True) for module in own]
+        before = [module.register_forward_pre_hook(Hook(self._before)) for module in own]
+        after = [module.register_forward_hook(Hook(self._after), prepend=True, always_call=True) for module in own]
         return [*before, *after]
 
     @contextmanager

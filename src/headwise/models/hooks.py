@@ -1,0 +1,23 @@
+"""Hooks on modules that copies of these modules do not keep."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Hook:
+    """A hook of whoever follows a model. A copy of the model, by `deepcopy` or `pickle`, is not followed: its hooks do
+    nothing and hold nothing of the original."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it with the arguments of the module's hook."""
+        return self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, (_nothing,)
+
+
+def _nothing(*args: Any) -> None:
+    pass
