@@ -451,6 +451,7 @@ def test_another_way_to_capture_is_found(line):
 KEYS = {
     "num_hidden_layers", "hidden_size", "is_encoder_decoder", "max_position_embeddings", "intermediate_size",
     "partial_rotary_factor", "rope_parameters", "get_text_config", "encoder_attention_heads",
+    "num_key_value_heads", "sliding_window", "layer_types", "encoder_layers",
 }  # fmt: skip
 
 
@@ -458,7 +459,7 @@ def keys_read(source: str) -> list[str]:
     """Keys of a configuration of transformers that a module reads, as attributes or by getattr."""
     found = []
     for node in nodes(source):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute | ast.Call):
             found.append(node.attr)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
             found += [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
@@ -472,7 +473,13 @@ def test_only_one_package_reads_configurations_of_transformers():
 
 
 @pytest.mark.parametrize(
-    "line", ["n = config.num_hidden_layers", "n = self.config.hidden_size", "x = getattr(c, 'is_encoder_decoder', 0)"]
+    "line",
+    [
+        "n = config.num_hidden_layers",
+        "n = self.config.hidden_size",
+        "x = getattr(c, 'is_encoder_decoder', 0)",
+        "n = f(config).hidden_size",
+    ],
 )
 def test_another_reader_of_configurations_is_found(line):
     assert keys_read(line)

@@ -112,6 +112,10 @@ class AttentionMap(Shown):
         """The number of batch entries."""
         return self.shape[0]
 
+    def __bool__(self) -> bool:
+        """True, of an empty batch too."""
+        return True
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """All weights as a NumPy array [b, h, n, m]; ConfigError if `to_dense` refuses so many."""
         if copy is False:

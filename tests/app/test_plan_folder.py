@@ -25,6 +25,13 @@ def test_what_is_not_understood_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="parameters, and one of these sizes"):
         plan_from_options(config=folder_of(tmp_path, "llama", **LLAMA, mlp_bias=True), sizes={})
     windows = {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1}
+    with pytest.raises(ConfigError, match="has no layers") as none:
+        plan_from_options(config=folder_of(tmp_path, "gpt2", n_layer=0), sizes={})
+    assert "没有任何层" in none.value.zh
+    with pytest.raises(CheckpointError, match="the model cannot be built: .*divisible by num_heads"):
+        plan_from_options(config=folder_of(tmp_path, "gpt2", n_layer=1, n_embd=24, n_head=7), sizes={})
+    with pytest.raises(ConfigError, match="is_decoder=True: not supported for BERT"):
+        plan_from_options(config=folder_of(tmp_path, "bert", is_decoder=True), sizes={})
     with pytest.raises(ConfigError, match="attends in windows in some layers"):
         plan_from_options(config=folder_of(tmp_path, "qwen2", **LLAMA, **windows), sizes={})
     (tmp_path / "config.json").unlink()

@@ -288,3 +288,14 @@ def test_a_graph_has_gradients_across_a_gap(name: str) -> None:
         found.append([x.grad for x in (*layer.parameters(), *held)])
     for got, expected in zip(*found, strict=True):
         assert torch.equal(got, expected)
+
+
+def test_a_bias_of_another_width_is_told_both_that_fit() -> None:
+    layer, x = layer_and()
+    cache = SlidingCache(5, sinks=2)
+    with torch.no_grad():
+        layer(x[:, :20], mask=hw.Causal(), cache=cache)
+        with pytest.raises(
+            ShapeError, match=r"score=Bias\(values\): 13 keys, expected 21, 7 without the 14 that the cache"
+        ):
+            layer(x[:, 20:21], mask=hw.Causal(), cache=cache, score=hw.Bias(torch.zeros(1, 1, 1, 13)))

@@ -118,3 +118,17 @@ def test_decoding_is_absorbed_and_a_full_pass_is_plain() -> None:
 def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LatentAttention(12, 6, **options)
+
+
+def test_both_forms_are_merged_with_their_values_that_are_not_finite() -> None:
+    layer, x = LatentAttention(24, 6, latent_dim=8), torch.randn(1, 7, 24)
+    x[0, 2] = torch.nan
+    _, plain = layer(x, mask=Causal(), return_map=True)
+    cache = KVCache()
+    layer(x, mask=Causal(), cache=cache)
+    _, absorbed = layer(x[:, :1], mask=Causal(), cache=cache, return_map=True)
+    assert plain.nonfinite_values is not None
+    assert absorbed.nonfinite_values is not None
+    assert (plain.nonfinite_values.shape, absorbed.nonfinite_values.shape) == ((1, 6), (1, 1))
+    merged = plain.measure("entropy").merge(absorbed.measure("entropy"))
+    assert torch.equal(merged.nonfinite_values, plain.nonfinite_values + absorbed.nonfinite_values)

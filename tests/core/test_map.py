@@ -238,6 +238,8 @@ def test_numpy_takes_it_as_an_array_of_its_weights() -> None:
     assert np.asarray(amap, dtype=np.float64).dtype == np.float64
     assert np.mean(amap).item() == pytest.approx(float(dense.mean()))
     assert len(amap) == 2
+    empty = torch.zeros(0, 1, 2, 3)
+    assert attend(empty, empty, empty, return_map=True)[1]
     assert [one.shape for one in amap] == [dense.shape[1:]] * 2
     with pytest.raises(ValueError, match="stores no weights"):
         np.array(amap, copy=False)

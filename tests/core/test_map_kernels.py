@@ -81,6 +81,8 @@ def test_what_selects_a_kernel_that_refuses_is_named(monkeypatch: pytest.MonkeyP
     with pytest.raises(KernelError, match="by the environment variable HEADWISE_KERNEL: unset it") as told:
         amap.using("auto").measure("entropy")
     assert "请取消该变量" in told.value.zh
+    with use_kernel("torch_fused"), pytest.raises(KernelError, match=r"; map\.using\('auto'\) returns the same map"):
+        amap.using("torch_fused").measure("entropy")  # named by the map itself
     with pytest.raises(KernelError, match="by the environment variable HEADWISE_KERNEL: unset it"):
         made("auto", torch.float32)
 

@@ -53,7 +53,7 @@ class Arguments:
     def _selected(self, tokens: Tokens, first: int, size: int, length: int) -> Tensor:
         if isinstance(tokens, Tensor) and tokens.ndim == 2 and len(tokens) not in (1, self.grid.b):
             raise ShapeError(
-                f"{self.name or 'the module'}: its call is a batch of {self.grid.b}, but a set of tokens is boolean "
+                f"{self.name or 'the model'}: its call is a batch of {self.grid.b}, but a set of tokens is boolean "
                 f"{list(tokens.shape)}; expected [tokens], or [{self.grid.b}, tokens]"
             )
         return selection(tokens, first, size, length)

@@ -109,7 +109,7 @@ def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any,
         except Declined as reason:
             refusals[candidate] = str(reason)
     en, zh = _way_out(
-        name,
+        kernel,
         "map.using('auto') returns the same map for any kernel that supports this",
         "map.using('auto') 返回同一个注意力图，可用任何支持此操作的内核读取",
     )
@@ -135,7 +135,7 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
         if not reason:
             yield kernel, refusals
             reason = refusals[name]
-        en, zh = _way_out(name, "use kernel='auto'", "请使用 kernel='auto'")
+        en, zh = _way_out(given, "use kernel='auto'", "请使用 kernel='auto'")
         raise KernelError(
             f"kernel={name!r} does not support this call: {reason}; {en}", f"内核 {name!r} 不支持此调用：{reason}；{zh}"
         )
@@ -147,20 +147,16 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
     raise KernelError("no kernel supports this call: " + "; ".join(f"{k}: {why}" for k, why in refusals.items()))
 
 
-def _way_out(name: str, en: str, zh: str) -> tuple[str, str]:
-    """What a caller can do about a named kernel that refuses, in English and Chinese: `en` and `zh`, unless "auto"
-    would be the same kernel."""
-    if here().kernel == name:
+def _way_out(given: str, en: str, zh: str) -> tuple[str, str]:
+    """What a caller can do about a kernel that refuses, in English and Chinese: `en` and `zh` if `given` names it."""
+    if given != "auto":
+        return en, zh
+    if (name := here().kernel) is not None:
         return (
             f"use_kernel({name!r}) is active: leave its block",
-            f"use_kernel({name!r}) 正在生效：请在其 with 语句块之外执行",
+            f"use_kernel({name!r}) 正在生效：请在该语句块之外执行",
         )
-    if os.environ.get(FORCED) == name:
-        return (
-            f"it is selected by the environment variable {FORCED}: unset it",
-            f"它由环境变量 {FORCED} 指定：请取消该变量",
-        )
-    return en, zh
+    return f"it is selected by the environment variable {FORCED}: unset it", f"它由环境变量 {FORCED} 指定：请取消该变量"
 
 
 def _order(call: Call) -> Sequence[str]:

@@ -33,7 +33,13 @@ class Bias(Score):
 
     def with_gap(self, gap: Span, grid: Grid) -> Score:
         """Its values may have the dropped keys or not."""
-        if self.values.shape[3] != grid.m + gap.size:
+        keys, whole = self.values.shape[3], grid.m + gap.size
+        if keys not in (1, grid.m, whole):
+            raise ShapeError(
+                f"score=Bias(values): {keys} keys, expected {whole}, {grid.m} without the {gap.size} that the cache "
+                f"has dropped, or 1"
+            )
+        if keys != whole:
             return self
         return Bias(torch.cat((self.values[..., : gap.start], self.values[..., gap.stop :]), -1))
 

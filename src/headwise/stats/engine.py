@@ -81,8 +81,10 @@ class Measurements(Mapping[str, Tensor]):
         ]
         nonfinite = torch.cat((self.nonfinite, other.nonfinite)).sum(0, keepdim=True)
         result = Measurements(self._measures, states, nonfinite)
-        values = [x for x in (self.nonfinite_values, other.nonfinite_values) if x is not None]
-        result.nonfinite_values = torch.cat(values).sum(0, keepdim=True) if values else None
+        values = [(one, len(one.nonfinite_values[0])) for one in (self, other) if one.nonfinite_values is not None]
+        alike = len({kv_heads for _, kv_heads in values}) == 1  # else in two forms of one layer, with other KV heads
+        counts = [one.nonfinite_values if alike else one._values_of_heads() for one, _ in values]
+        result.nonfinite_values = torch.cat(counts).sum(0, keepdim=True) if counts else None
         return result
 
     def table(self, entry: int | None = None) -> HeadTable:
@@ -103,9 +105,14 @@ class Measurements(Mapping[str, Tensor]):
         if bool(self.nonfinite.any()):
             found["nonfinite_rows"] = self.nonfinite
         if self.nonfinite_values is not None and bool(self.nonfinite_values.any()):
-            heads, kv_heads = self.nonfinite.shape[1], self.nonfinite_values.shape[1]
-            found["nonfinite_values"] = self.nonfinite_values.repeat_interleave(heads // kv_heads, 1)
+            found["nonfinite_values"] = self._values_of_heads()
         return found
+
+    def _values_of_heads(self) -> Tensor:
+        """`nonfinite_values` of query heads, [b, h]."""
+        assert self.nonfinite_values is not None
+        heads, kv_heads = self.nonfinite.shape[1], self.nonfinite_values.shape[1]
+        return self.nonfinite_values.repeat_interleave(heads // kv_heads, 1)
 
     def _pooled(self) -> dict[str, Tensor]:
         """`_numbers` of the batch as a whole, [h]."""

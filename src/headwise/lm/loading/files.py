@@ -12,10 +12,14 @@ from headwise.errors import CheckpointError, HeadwiseError
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.configuration.keys import num_layers, two_stacks
 from headwise.trust import WEIGHTS, check_config, check_folder
+from headwise.wording import Bilingual
 
 PICKLED = "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack"
 INDEX = WEIGHTS[1]
-UNEXPRESSED = "models with heads removed are saved by headwise.edit.save_pruned"
+UNEXPRESSED = Bilingual(
+    "models with heads removed are saved by headwise.edit.save_pruned",
+    "移除过头的模型须用 headwise.edit.save_pruned 保存",
+)
 TOKENIZER = ("*token*", "vocab*", "merges.txt", "*.model")  # files of a tokenizer
 
 
@@ -78,7 +82,7 @@ def check_shapes(folder: Path, model: Any) -> None:
             f"{str(folder)!r}: {len(wrong)} weights have another shape than config.json gives, for example {name} "
             f"{shape} instead of {expected}; {UNEXPRESSED}",
             f"{str(folder)!r}：{len(wrong)} 个权重的形状与 config.json 不符，例如 {name} 为 {shape}，应为 {expected}；"
-            "移除过头的模型须用 headwise.edit.save_pruned 保存",
+            f"{UNEXPRESSED.zh}",
         )
 
 

@@ -182,10 +182,14 @@ def _load(folder: Path, config: Any) -> tuple[Any, bool]:
     missing = sorted(name for name in info["missing_keys"] if not any(part in name for part in UNREAD))
     if missing or info["mismatched_keys"]:
         wrong = missing or sorted(str(key[0]) for key in info["mismatched_keys"])
+        name = type(model).__name__
+        en, zh = ("are missing", "缺失") if missing else ("have another shape", "形状不符")
+        en_hint, zh_hint = ("", "") if missing else (f"; {UNEXPRESSED}", f"；{UNEXPRESSED.zh}")
         raise CheckpointError(
-            f"{str(folder)!r}: {len(wrong)} weights of {type(model).__name__} are missing or have another "
-            f"shape in the files, for example {wrong[0]}; the files are incomplete or belong to another model; "
-            f"{UNEXPRESSED}"
+            f"{str(folder)!r}: {len(wrong)} weights of {name} {en} in the files, for example {wrong[0]}; the files are "
+            f"incomplete or belong to another model{en_hint}",
+            f"{str(folder)!r}：文件中 {name} 的 {len(wrong)} 个权重{zh}，例如 {wrong[0]}；文件不完整，或属于另一个模型"
+            f"{zh_hint}",
         )
     return model.eval(), headed
 

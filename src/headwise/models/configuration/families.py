@@ -41,6 +41,8 @@ def model_config(config: Any, name: str, source: str) -> ModelConfig:
     heads, decoder_heads = found.pop("heads", {}), found.pop("decoder_heads", {})
     both = num_layers(c) or 0
     layers = both - found.get("decoder_layers", 0)
+    if layers + found.get("decoder_layers", 0) < 1:
+        raise ConfigError("has no layers", "没有任何层")
     own = _without_nothing({"num_heads": num_heads(c), **heads})
     whole = ModelConfig(
         name, width(c) or 0, layers, found.pop("d_ff"), c.vocab_size, tuple(own.items()), 0, source,
@@ -67,7 +69,7 @@ def _family(config: Any) -> Family:
     if two_stacks(config) != (family.auto in encoder_decoders.AUTO):
         raise ConfigError(
             f"is_encoder_decoder={two_stacks(config)}: not supported for model_type={kind!r}",
-            f"is_encoder_decoder={two_stacks(config)}：model_type={kind!r} 不支持",
+            f"model_type={kind!r} 不支持 is_encoder_decoder={two_stacks(config)}",
         )
     return family
 
@@ -102,6 +104,8 @@ def _gpt2(c: Any) -> Options:
 
 
 def _bert(c: Any) -> Options:
+    if c.is_decoder:
+        raise ConfigError("is_decoder=True: not supported for BERT", "BERT 不支持 is_decoder=True")
     return {
         "heads": {"bias": "qkvo"}, "d_ff": c.intermediate_size, "ff_bias": True, "norm": "layer", "causal": False,
         "final_norms": 0, "embedding_norms": 1, "positions": c.max_position_embeddings, "segments": c.type_vocab_size,

@@ -14,7 +14,7 @@ from headwise.costs.configs import ModelConfig, Sizes
 from headwise.costs.model import parameter_parts
 from headwise.edit.folder import is_pruned, resize_as_saved
 from headwise.errors import ConfigError
-from headwise.lm.loading.files import check_shapes, read_config
+from headwise.lm.loading.files import check_shapes, read_config, theirs
 from headwise.models import HeadSite, find_heads
 from headwise.models.configuration.families import build, model_config
 from headwise.nn.counts import attentions_of
@@ -30,7 +30,8 @@ def config_of(folder: Path) -> ModelConfig:
     c = read_config(folder)
     try:
         config = model_config(c, folder.resolve().name, str(folder / "config.json"))
-        model = build(c)
+        with theirs(folder, "the model cannot be built"):
+            model = build(c)
     except ConfigError as error:
         raise ConfigError(
             f"--config {str(folder)!r}: {error}; a layer of any sizes is planned by --design, --d-model and "
