@@ -18,7 +18,8 @@ from headwise.kernels.quick import again, keep
 from headwise.kernels.quick_maps import Again, again_measured, keep_measured
 from headwise.map import AttentionMap
 from headwise.mask_tensors import of_argument
-from headwise.masks import Causal, Everything, Grid, Mask
+from headwise.masks import Causal, Everything, Grid, Mask, Span
+from headwise.masks.grid import NO_GAP
 from headwise.rule import Rule, check_vectors
 from headwise.scores import Score, check_scores
 from headwise.stats import Measure, resolve, statistics_for
@@ -30,12 +31,12 @@ CAUSAL = Causal()
 def attend(q: Tensor, k: Vectors, v: Vectors, *, mask: Mask | Tensor | None = ..., is_causal: bool = ...,
            scale: float | None = ..., score: Score | Sequence[Score] = ..., dropout_p: float = ...,
            return_map: Literal[False] = ..., measures: Sequence[str | Measure] = ...,
-           kernel: str = ...) -> Tensor: ...  # fmt: skip
+           kernel: str = ..., gap: tuple[int, int] | None = ...) -> Tensor: ...  # fmt: skip
 @overload
 def attend(q: Tensor, k: Vectors, v: Vectors, *, mask: Mask | Tensor | None = ..., is_causal: bool = ...,
            scale: float | None = ..., score: Score | Sequence[Score] = ..., dropout_p: float = ...,
-           return_map: Literal[True], measures: Sequence[str | Measure] = ...,
-           kernel: str = ...) -> tuple[Tensor, AttentionMap]: ...  # fmt: skip
+           return_map: Literal[True], measures: Sequence[str | Measure] = ..., kernel: str = ...,
+           gap: tuple[int, int] | None = ...) -> tuple[Tensor, AttentionMap]: ...  # fmt: skip
 def attend(
     q: Tensor,
     k: Vectors,
@@ -49,6 +50,7 @@ def attend(
     return_map: bool = False,
     measures: Sequence[str | Measure] = (),
     kernel: str = "auto",
+    gap: tuple[int, int] | None = None,
 ) -> Tensor | tuple[Tensor, AttentionMap]:
     """Exact multi-head attention, softmax(scale · q kᵀ + …) v under a mask, without the n×m matrix.
 
@@ -73,6 +75,10 @@ def attend(
         measures: names or `Measure`s to compute in the same pass, stored in `map.measured`; requires `return_map=True`.
         kernel: "auto", or the name of a kernel ("torch_fused", "torch_blocks", "reference"), which then runs or raises,
             for this call and for reads of the map.
+        gap: (start, stop), the tokens before all queries that k and v do not have, as a cache drops them: key j is
+            token j before `start`, and token j + stop − start from there on. Distances and positions of the map and its
+            measures are those of the tokens; `mask` and `score` are over the keys, as their `with_gap` makes them.
+            headwise's layers pass it for their cache.
     Returns:
         [b, h, n, d_v] in q's dtype, differentiable in q, k, v and the tensors of `score`; with `return_map`, also the
         `AttentionMap`. The output of a fully masked query is 0.
@@ -84,21 +90,21 @@ def attend(
     if events.editing and (edited := events.here().edited) is not None and (return_map or not measures):
         changed: Tensor | tuple[Tensor, AttentionMap] = edited(
             q, k, v, mask=mask, is_causal=is_causal, scale=scale, score=score, dropout_p=dropout_p,
-            return_map=return_map, measures=measures, kernel=kernel,
+            return_map=return_map, measures=measures, kernel=kernel, gap=gap,
         )  # fmt: skip
         return changed
     if is_causal or isinstance(mask, Tensor):
         mask, score = torch_arguments(q, k, v, mask, is_causal, score)
     graph = in_graph()
     plain = not graph and dropout_p == 0 and score == ()
-    if plain and return_map:
+    if plain and return_map and gap is None:
         if (known := again_measured(q, k, v, mask, scale, kernel, measures)) is not None:
             return known.out, _map_of(known, q, k, kernel)
-    elif plain and not measures and (done := again(q, k, v, mask, scale, kernel)) is not None:
+    elif plain and not return_map and not measures and (done := again(q, k, v, mask, scale, kernel)) is not None:
         return done
     check_measures(measures, return_map)
     wanted = resolve(measures) if measures else []
-    rule = rule_of(q, k, v, mask, scale, score, dropout_p, graph)
+    rule = rule_of(q, k, v, mask, scale, score, dropout_p, graph, gap)
     if graph:
         k, v = decoded(k), decoded(v)
         listened = events.listening and torch.compiler.is_dynamo_compiling()  # the operator's backward reports no δ
@@ -109,7 +115,7 @@ def attend(
 
             return outside(
                 attend, q, k, v, mask=mask, scale=scale, score=score, dropout_p=dropout_p, return_map=return_map,
-                measures=measures, kernel=kernel,
+                measures=measures, kernel=kernel, gap=gap,
             )  # fmt: skip
     rule.mask.check(rule.grid)
     if has_no_numbers(q):
@@ -136,7 +142,7 @@ def attend(
     )  # fmt: skip
     if measures:
         amap.measured = amap.measured_by(found, wanted)
-    if plain and not out.requires_grad and bad_values is None:
+    if plain and gap is None and not out.requires_grad and bad_values is None:
         keep_measured(call, chosen, mask, scale, kernel, measures, wanted, refusals)
     return out, amap
 
@@ -198,7 +204,7 @@ def nonfinite_values(v: Tensor) -> Tensor | None:
 
 def rule_of(
     q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | None, score: Score | Sequence[Score],
-    dropout_p: float, graph: bool = False,
+    dropout_p: float, graph: bool = False, gap: tuple[int, int] | None = None,
 ) -> Rule:  # fmt: skip
     """Validate the arguments, except for the mask's data, and return their rule. In a graph, sizes may be symbolic."""
     _check_tensors(q, k, v)
@@ -216,10 +222,24 @@ def rule_of(
         raise ConfigError(f"dropout_p={dropout_p}: expected 0 <= dropout_p < 1")
     mask = Everything() if mask is None else mask
     scale = 1.0 / math.sqrt(d) if scale is None else float(scale)
-    if score == () and not graph and mask.value:
+    if score == () and not graph and gap is None and mask.value:
         return _plain_rule(mask, scale, b, h, n, m)
-    grid = Grid(b, h, n, m)
+    grid = Grid(b, h, n, m) if gap is None else Grid(b, h, n, m, gap=_checked_gap(gap, m - n))
     return Rule(mask, scale, grid, check_scores(score, grid, q.device))
+
+
+def _checked_gap(gap: Any, most: int) -> Span:
+    """The gap of `attend`, checked; `most`: the keys before all queries."""
+    try:
+        start, stop = gap
+        fits = 0 <= start <= stop and (start <= most or stop == start)
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ConfigError(
+            f"gap={gap!r}: expected (start, stop) with 0 <= start <= stop, start <= {most}: tokens before all queries"
+        )
+    return Span(start, stop) if start < stop else NO_GAP
 
 
 def _check_number(name: str, value: Any) -> None:

@@ -229,8 +229,13 @@ class AttentionMap(Shown):
     @reading
     def diagonals(self) -> tuple[Tensor, Tensor]:
         """Mean weight by relative distance: offsets (key − position, ascending) [n + m − 1] and means
-        [b, h, n + m − 1] over the unmasked pairs of each diagonal; 0 if all are masked."""
-        return pooling.diagonal_means(*self._matrix, self._read("diagonals"))
+        [b, h, n + m − 1] over the unmasked pairs of each diagonal; 0 if all are masked. If a cache has dropped tokens
+        between the keys, they are the diagonals of the keys on both sides, n − 1 more or fewer if sides share some."""
+        n, parts = self.shape[2], []
+        for cols in self.rule.grid.sides():
+            side = self._matrix if cols.size == self.shape[3] else self._matrix.part(range(n), range(*cols))
+            parts.append((side.rule, self._read("diagonals", of=side)))
+        return pooling.diagonal_means(parts)
 
     def to_dense(self, *, force: bool = False) -> Tensor:
         """All weights, [b, h, n, m]. Raises ConfigError above 2²⁶ weights (256 MB in float32) unless `force=True`."""
@@ -292,8 +297,11 @@ class AttentionMap(Shown):
         b, h, n, m = self.shape
         size = sum(x.numel() * x.element_size() for x in (self.q, self.lse)) + self._k.nbytes
         scores = "".join(f", {score!r}" for score in self.rule.scores)
+        missing = self.rule.grid.gap
+        gap = f" without tokens {missing.start}:{missing.stop}" if missing.size else ""
         return (
-            f"AttentionMap({b} × {h} heads, {n} queries × {m} keys, {self.rule.mask!r}{scores}, kernel {self.kernel}; "
+            f"AttentionMap({b} × {h} heads, {n} queries × {m} keys{gap}, {self.rule.mask!r}{scores}, "
+            f"kernel {self.kernel}; "
             f"{size / 1e6:.1f} MB stored, {b * h * n * m * 4 / 1e6:.1f} MB if dense)"
         )
 

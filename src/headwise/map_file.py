@@ -11,7 +11,8 @@ from torch import Tensor
 from headwise.contents import Entry, each, number, parsed, reading, whole, word
 from headwise.errors import CheckpointError, ConfigError, DTypeError, ShapeError
 from headwise.fields import Described, read, unregistered, write
-from headwise.masks import Grid, Mask
+from headwise.masks import Grid, Mask, Span
+from headwise.masks.grid import NO_GAP
 from headwise.rule import Rule, check_vectors
 from headwise.scores import Score, check_scores
 from headwise.tensor_files import read_tensors, write_tensors
@@ -39,6 +40,8 @@ def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], rule: Rule, k
     }  # fmt: skip
     if not rule.grid.at_end:
         header["first"] = str(rule.grid.first)
+    if rule.grid.gap.size:
+        header["gap"] = json.dumps(rule.grid.gap)
     write_tensors(path, tensors, header)
 
 
@@ -58,16 +61,24 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Rule, str]:
         check_vectors(given["q"], given["k"])
         b, h, n, _ = given["q"].shape
         first = whole(parsed(text.word("first")), "first") if "first" in text else None
+        gap = _gap(parsed(text.word("gap"))) if "gap" in text else NO_GAP
         store = _Store(tensors)
         mask: Mask = read(Mask, parsed(text.word("mask")), "mask", store.take)
         codes = parsed(text.word("scores"))
         scores: list[Score] = each(codes, "scores", lambda code, at: read(Score, code, at, store.take))
         scale = number(parsed(text.word("scale")), "scale")
-        rule = Rule(mask, scale, Grid(b, h, n, given["k"].shape[2], first), tuple(scores))
+        rule = Rule(mask, scale, Grid(b, h, n, given["k"].shape[2], first, gap), tuple(scores))
         _check(given, rule)
         if tensors:
             raise CheckpointError(f"tensor {next(iter(tensors))!r} belongs to no mask or score")
         return given, rule, text.word("kernel")
+
+
+def _gap(code: Any) -> Span:
+    ends = each(code, "gap", lambda end, at: whole(end, at, 0))
+    if len(ends) != 2 or ends[0] > ends[1]:
+        raise CheckpointError(f"gap: expected [start, stop], got {ends}")
+    return Span(*ends)
 
 
 def _check(tensors: dict[str, Tensor], rule: Rule) -> None:
@@ -78,6 +89,8 @@ def _check(tensors: dict[str, Tensor], rule: Rule) -> None:
         raise ShapeError(
             f"rule: its sizes (b, h, n, m) are {tuple(rule.grid)}, but q is {tuple(q.shape)} and k {tuple(k.shape)}"
         )
+    if rule.grid.gap.start > rule.grid.m:
+        raise ConfigError(f"gap={tuple(rule.grid.gap)}: it begins after all {rule.grid.m} keys")
     wide = torch.promote_types(q.dtype, torch.float32)
     if lse.shape != q.shape[:3] or lse.dtype != wide:
         raise ShapeError(f"lse: got {lse.dtype} {tuple(lse.shape)}, expected {wide} {tuple(q.shape[:3])}")

@@ -3,6 +3,7 @@
 Each is one pass over the tiles, with memory O(n) or the size of its result.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError, check_whole
 from headwise.lowering import lowered
-from headwise.masks import Span
+from headwise.masks import Grid, Span
 from headwise.progress import Progress
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
 from headwise.tiles import stream
@@ -83,7 +84,8 @@ def top_keys(
     for tile in stream(q, k, lse, rule, progress=progress):
         rows = slice(tile.rows.start, tile.rows.stop)
         both = torch.cat((logs[:, :, rows], tile.log_weights), -1)
-        names = torch.cat((keys[:, :, rows], tile.keys.expand(tile.shape)), -1)
+        columns = torch.arange(*tile.cols, device=lse.device)
+        names = torch.cat((keys[:, :, rows], columns.expand(tile.shape)), -1)
         best, order = both.sort(dim=-1, descending=True, stable=True)
         logs[:, :, rows], keys[:, :, rows] = best[..., :count], names.gather(-1, order[..., :count])
     bad = lse.isnan()[..., None]
@@ -98,15 +100,28 @@ def column_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
     return total
 
 
-def diagonal_means(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, mass: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def diagonal_means(parts: Sequence[tuple[Rule, Tensor]]) -> tuple[Tensor, Tensor]:
     """Mean weight over the unmasked pairs of each diagonal: offsets [n + m − 1], means [b, h, n + m − 1].
 
-    Offset = key − position, in ascending order; 0 if all pairs are masked. `mass`: sums that a kernel has computed.
+    Offset = key − position, in ascending order; 0 if all pairs are masked.
+
+    Args:
+        parts: the rule of each range of keys without a gap, in ascending order, and its sums as `diagonal_mass` returns
+            them. Diagonals that parts have in common are joined.
     """
-    n, m = rule.grid.n, rule.grid.m
-    offsets = torch.arange(max(0, n + m - 1), device=lse.device) - (n - 1) - rule.grid.shift
-    total = diagonal_mass(q, k, lse, rule) if mass is None else mass
-    return offsets, total / _diagonal_cells(rule).to(total).clamp_min(1)
+    offsets = torch.cat([_offsets(rule.grid, mass.device) for rule, mass in parts])
+    total = torch.cat([mass for _, mass in parts], -1)
+    cells = torch.cat([_diagonal_cells(rule).to(total).expand_as(mass) for rule, mass in parts], -1)
+    if len(parts) > 1:
+        offsets, place = offsets.unique(return_inverse=True)
+        total, cells = (x.new_zeros(*x.shape[:2], len(offsets)).index_add_(2, place, x) for x in (total, cells))
+    return offsets, total / cells.clamp_min(1)
+
+
+def _offsets(grid: Grid, device: torch.device) -> Tensor:
+    """Key − position of each diagonal, [n + m − 1], for keys on one side of a gap."""
+    first = grid.token(0) - (grid.first_token + grid.n - 1)
+    return torch.arange(first, first + max(0, grid.n + grid.m - 1), device=device)
 
 
 def diagonal_mass(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:

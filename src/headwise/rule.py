@@ -62,7 +62,7 @@ class Rule:
 
     def cut(self, cuts: Cuts) -> "Rule":
         """The rule of some batch entries and heads."""
-        sizes = {axis: stop - start for axis, (start, stop, _) in cuts.items()}
+        sizes: dict[str, Any] = {axis: stop - start for axis, (start, stop, _) in cuts.items()}
         scores = tuple(score.cut(cuts) for score in self.scores)
         return Rule(self.mask.cut(cuts), self.scale, replace(self.grid, **sizes), scores)
 

@@ -133,14 +133,21 @@ class Tile:
 
     @property
     def positions(self) -> Tensor:
-        """Positions of the queries on the key axis, [r]."""
-        shift = self.rule.grid.shift
-        return torch.arange(self.rows.start + shift, self.rows.stop + shift, device=self.lse.device)
+        """Positions of the queries, [r], counted as `keys` are."""
+        first = self.rule.grid.first_token
+        return torch.arange(self.rows.start + first, self.rows.stop + first, device=self.lse.device)
+
+    @property
+    def tokens(self) -> Span:
+        """The tokens that its keys are: `cols`, but of all tokens if a cache has dropped some. No tile has keys on both
+        sides of such a gap."""
+        first = self.rule.grid.token(self.cols.start)
+        return Span(first, first + self.cols.size)
 
     @property
     def keys(self) -> Tensor:
-        """Key indices, [c]."""
-        return torch.arange(self.cols.start, self.cols.stop, device=self.lse.device)
+        """Positions of the keys, [c], the first token having 0: `tokens` as a tensor."""
+        return torch.arange(*self.tokens, device=self.lse.device)
 
     @cached_property
     def mean_distance(self) -> Tensor:
@@ -149,12 +156,12 @@ class Tile:
         If all keys are on one side of all rows, d is linear in the key index, so this is a thin matrix product. Its
         origin is the tile's near edge, which keeps float32 accurate at any distance.
         """
-        position, key = self.positions, self.keys
-        before, after = self.cols.stop - 1 <= int(position[0]), self.cols.start >= int(position[-1])
+        position, key, tokens = self.positions, self.keys, self.tokens
+        before, after = tokens.stop - 1 <= int(position[0]), tokens.start >= int(position[-1])
         if not (before or after):
             distance = (position[:, None] - key).abs().to(self.weights.dtype)
             return (self.weights * distance).sum(-1).double()
-        edge = self.cols.stop - 1 if before else self.cols.start
+        edge = tokens.stop - 1 if before else tokens.start
         near, step = (edge - position).abs().double(), (key - edge).abs().to(self.weights.dtype)
         # `linear`, because a product with a tall matrix of two columns would be many times slower.
         powers = torch.stack((torch.ones_like(step), step))
@@ -167,7 +174,7 @@ class Tile:
         Σ e·(d − mean)², [b, h, r, 4] in float64. Moments about 0 would cancel for a few similar, large distances."""
         top, e = self.among_keys
         position, key = self.positions, self.keys
-        middle = (position - (self.cols.start + self.cols.stop) // 2).abs()
+        middle = (position - sum(self.tokens) // 2).abs()
         offset = ((position[:, None] - key).abs() - middle[:, None]).to(e.dtype)  # [r, c], small integers
         room = self._scratch.take("product", self.shape, self.lse)
         mass = e.sum(-1)
@@ -181,7 +188,7 @@ class Tile:
 
     def diagonal(self, offset: int) -> tuple[Tensor, Tensor]:
         """The weight of the key at position + offset, and whether it is in this tile and unmasked: both [b, h, r]."""
-        target = self.positions + offset - self.cols.start
+        target = self.positions + offset - self.tokens.start
         inside = (target >= 0) & (target < self.shape[-1])
         if not bool(inside.any()):
             nothing = torch.zeros_like(self.lse)
@@ -239,14 +246,15 @@ def stream(
 
     Args:
         q, k: [b, h, n, d] and [b, h_kv, m, d]; lse: [b, h, n].
-        width: keys per tile; multiple: the rows of a block are a multiple of this (for pooling).
+        width: keys per tile, whose tiles may have keys on both sides of a gap; multiple: the rows of a block are a
+            multiple of this (both for pooling).
         progress: called after each row block.
     """
-    scratch, terms = Scratch(), rule.terms(lse)
+    scratch, terms, sides = Scratch(), rule.terms(lse), rule.grid.sides()
     for rows in rule.row_blocks(multiple):
         block_q, block_lse = q[:, :, rows.start : rows.stop], lse[:, :, rows.start : rows.stop]
         previous: Tile | None = None
-        for cols, state in rule.tiles(rows) if width is None else rule.tiles(rows, width):
+        for cols, state in _tiles(rule, rows, sides) if width is None else rule.tiles(rows, width):
             tile = Tile(block_q, k[:, :, cols.start : cols.stop], block_lse, rule, terms, rows, cols, state, scratch)
             # Tiles are yielded one step late, so that `last` of a row block is known.
             if previous is None:
@@ -259,3 +267,8 @@ def stream(
             yield previous
         if progress is not None:
             progress(COMPUTING, rows.stop, rule.grid.n)
+
+
+def _tiles(rule: Rule, rows: Span, sides: tuple[Span, ...]) -> Iterator[tuple[Span, State]]:
+    for side in sides:
+        yield from rule.tiles(rows, within=side)

@@ -69,7 +69,8 @@ def test_pictures_and_products_under_scores(score: str) -> None:
     torch.testing.assert_close(amap @ v, dense @ v.repeat_interleave(2, 1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(amap.received(), dense.sum(-2), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(amap.pool(8), pooling.squares(amap.q, amap.k, amap.lse, amap.rule, 7).mean)
-    torch.testing.assert_close(amap.diagonals()[1], pooling.diagonal_means(amap.q, amap.k, amap.lse, amap.rule)[1])
+    mass = pooling.diagonal_mass(amap.q, amap.k, amap.lse, amap.rule)
+    torch.testing.assert_close(amap.diagonals()[1], pooling.diagonal_means([(amap.rule, mass)])[1])
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -80,7 +80,7 @@ def check(whole: Whole, rows: Span, cols: Span, *cells: int) -> None:
     n, m = p.shape[2:]
     sums = in_diagonals(p)
     close(mass, sums, near=1e-6)
-    offsets, means = diagonal_means(*given_, mass)
+    offsets, means = diagonal_means([(given_[3], mass)])
     close(means, sums / in_diagonals(allowed.long()).clamp_min(1), near=1e-6)
     assert offsets.tolist() == [x + cols.start - rows.start - whole.rule.grid.shift for x in range(1 - n, m)]
 

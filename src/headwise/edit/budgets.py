@@ -38,8 +38,8 @@ class OutsideMass(RowMeasure):
         self.window, self.sinks = window, sinks
 
     def partial(self, tile: Tile) -> Tensor:
-        farthest = int(tile.positions[-1]) - tile.cols.start
-        if farthest < self.window or tile.cols.stop <= self.sinks:
+        farthest = int(tile.positions[-1]) - tile.tokens.start
+        if farthest < self.window or tile.tokens.stop <= self.sinks:
             return tile.lse.new_zeros(tile.lse.shape)
         far = (tile.positions[:, None] - tile.keys >= self.window) & (tile.keys >= self.sinks)
         return (tile.weights * far).sum(-1)
@@ -52,7 +52,7 @@ class AheadMass(RowMeasure):
     source = "headwise"
 
     def partial(self, tile: Tile) -> Tensor:
-        if tile.cols.stop <= int(tile.positions[0]) + 1:
+        if tile.tokens.stop <= int(tile.positions[0]) + 1:
             return tile.lse.new_zeros(tile.lse.shape)
         return (tile.weights * (tile.keys > tile.positions[:, None])).sum(-1)
 

@@ -14,8 +14,8 @@ or those of another run in their place. An edit of your own is a subclass of `Ed
 
 Sets of tokens (`queries`, `keys`) are positions, a slice, a boolean tensor [tokens] or [b, tokens], or None for all.
 Positions count from the start of the sequence, or from its end if negative. With a KV cache, they count from the first
-cached token, so that an edit of a prompt also holds while text is generated. In cross attention, queries are counted in
-each call.
+token, whatever it has dropped, so that an edit of a prompt also holds while text is generated. In cross attention,
+queries are counted in each call.
 """
 
 from headwise.interventions.edit import Arguments, Edit

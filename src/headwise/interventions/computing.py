@@ -28,7 +28,7 @@ Result = tuple[Tensor, AttentionMap | None]
 def attend_edited(
     edits: Sequence[Placed], to_itself: bool, q: Tensor, k: Vectors, v: Vectors, *,
     mask: Mask | Tensor | None, is_causal: bool, scale: float | None, score: Score | Sequence[Score], dropout_p: float,
-    return_map: bool, measures: Sequence[str | Measure], kernel: str,
+    return_map: bool, measures: Sequence[str | Measure], kernel: str, gap: tuple[int, int] | None = None,
 ) -> Tensor | tuple[Tensor, AttentionMap]:  # fmt: skip
     """`attend` with edits; the first is applied first.
 
@@ -40,18 +40,19 @@ def attend_edited(
     on_delta = events.here().on_delta
     with events.within(edited=None, on_delta=None):
         mask, score = torch_arguments(q, k, v, mask, is_causal, score)
-        rule = rule_of(q, k, v, mask, scale, score, dropout_p)
-        n, m = rule.grid.n, rule.grid.m
-        first, length = (m - n, m) if to_itself and n <= m else (0, n)
+        rule = rule_of(q, k, v, mask, scale, score, dropout_p, gap=gap)
+        grid = rule.grid
+        first, length = (grid.first_token, grid.tokens) if to_itself and grid.n <= grid.m else (0, grid.n)
         whole = Arguments(
             q, decoded(k), decoded(v), rule.mask, rule.scale, rule.scores, range(q.shape[1]), q.shape[1], first, length,
-            "",
+            "", grid.gap,
         )  # fmt: skip
         out, amap = _joined(edits, whole, plain, return_map)
         if on_delta is not None and out.requires_grad:
             _report_delta(out, on_delta)
         if amap is None:
             return out
+        amap.rule = replace(amap.rule, grid=replace(amap.rule.grid, gap=grid.gap))
         amap.nonfinite_values = nonfinite_values(whole.v)
         if measures:
             amap.measured = amap.measured_by(None, resolve(measures))

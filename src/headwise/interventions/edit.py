@@ -9,7 +9,8 @@ from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError, check_declared, whole_number
 from headwise.interventions.tokens import Tokens, checked_tokens, selection
-from headwise.masks import Grid, Mask
+from headwise.masks import Grid, Mask, Span
+from headwise.masks.grid import NO_GAP
 from headwise.scores import Score
 
 
@@ -21,7 +22,7 @@ class Arguments:
         q, k, v, mask, scale, scores: as in `attend`, for these heads alone.
         heads: their numbers in the module. num_heads: of the whole module.
         first: position of the first query in its own sequence. length: of that sequence.
-        name: of the module.
+        name: of the module. gap: as in `attend`.
     """
 
     q: Tensor
@@ -35,12 +36,13 @@ class Arguments:
     first: int
     length: int
     name: str
+    gap: Span = NO_GAP
 
     @property
     def grid(self) -> Grid:
         """The size of the attention matrix."""
         b, h, n, _ = self.q.shape
-        return Grid(b, h, n, self.k.shape[2])
+        return Grid(b, h, n, self.k.shape[2], gap=self.gap)
 
     def queries(self, tokens: Tokens) -> Tensor:
         """Which queries are in a set of tokens: boolean [b or 1, n]."""
@@ -48,7 +50,8 @@ class Arguments:
 
     def keys(self, tokens: Tokens) -> Tensor:
         """Which keys are in a set of tokens: boolean [b or 1, m]."""
-        return self._selected(tokens, 0, self.grid.m, self.grid.m)
+        count = self.grid.tokens
+        return self.grid.of_keys(self._selected(tokens, 0, count, count))
 
     def _selected(self, tokens: Tokens, first: int, size: int, length: int) -> Tensor:
         if isinstance(tokens, Tensor) and tokens.ndim == 2 and len(tokens) not in (1, self.grid.b):

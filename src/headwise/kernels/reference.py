@@ -64,20 +64,21 @@ class _Stored(Reads):
         return Matrix(of.q.double(), of.k.double(), of.lse.double(), of.rule)
 
     def tiles(self, of: Matrix, progress: Progress | None = None) -> Iterator[Tile]:
-        """Yield the whole matrix as one tile in float64."""
-        exact = self.tile_inputs(of)
-        _, _, n, m = of.rule.grid
-        if 0 in (n, m):
+        """Yield the whole matrix as one tile in float64, or its keys before a gap and those after it."""
+        q, k, lse, rule = self.tile_inputs(of)
+        grid = rule.grid
+        if 0 in (grid.n, grid.m):
             return
-        rows, cols = Span(0, n), Span(0, m)
-        state = of.rule.mask.state(rows, cols, of.rule.grid)
-        tile = Tile(*exact, of.rule.terms(exact.lse), rows, cols, state, Scratch())
-        tile.first = tile.last = True
-        tile.log_weights = _log_matrix(of)
-        if state is not State.EMPTY:
+        rows, logs, terms = Span(0, grid.n), _log_matrix(of), rule.terms(lse)
+        states = [(cols, rule.mask.state(rows, cols, grid)) for cols in grid.sides()]
+        seen = [(cols, state) for cols, state in states if state is not State.EMPTY]
+        for cols, state in seen:
+            tile = Tile(q, k[:, :, slice(*cols)], lse, rule, terms, rows, cols, state, Scratch())
+            tile.first, tile.last = cols == seen[0][0], cols == seen[-1][0]
+            tile.log_weights = logs[..., slice(*cols)]
             yield tile
         if progress is not None:
-            progress(COMPUTING, n, n)
+            progress(COMPUTING, grid.n, grid.n)
 
     def statistics(
         self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None

@@ -266,7 +266,8 @@ class Selected(Mask):
 
     def _grid(self, grid: Grid) -> Grid:
         """Return the grid of the whole mask."""
-        return replace(grid, **{axis: of for axis, (_, _, of) in self.cuts.items()})
+        sizes: dict[str, Any] = {axis: of for axis, (_, _, of) in self.cuts.items()}
+        return replace(grid, **sizes)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{axis}={start}:{stop}" for axis, (start, stop, _) in self.cuts.items())
@@ -362,7 +363,8 @@ def _kept_spans(mask: Mask, grid: Grid) -> Tensor | None:
 
 
 def _cut_grid(grid: Grid, cuts: Cuts) -> Grid:
-    return replace(grid, **{axis: stop - start for axis, (start, stop, _) in cuts.items()})
+    sizes: dict[str, Any] = {axis: stop - start for axis, (start, stop, _) in cuts.items()}
+    return replace(grid, **sizes)
 
 
 def _moved(span: Span, by: int) -> Span:

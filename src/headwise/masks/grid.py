@@ -17,12 +17,30 @@ class State(enum.Enum):
     FULL = 2
 
 
+class Span(NamedTuple):
+    """A half-open range of rows or columns. It unpacks to `start` and `stop`, so `len` is 2; see `size`."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """How many rows or columns it has."""
+        return self.stop - self.start
+
+
+NO_GAP = Span(0, 0)
+
+
 @dataclass(frozen=True)
 class Grid:
     """The size of an attention matrix: batch, heads, queries, keys. It unpacks to these.
 
     first: position of query 0 on the key axis; None if queries are aligned to the end of the keys. For a rectangle of a
     larger matrix it can be negative or beyond the keys.
+    gap: the tokens before all queries that are not among the keys, such as those that a cache has dropped. Key j is
+    token j before it, and token j + gap.size from key gap.start on. Distances are those of tokens; masks and scores are
+    over the keys, as `Mask.with_gap` makes them.
     """
 
     b: int
@@ -30,6 +48,7 @@ class Grid:
     n: int
     m: int
     first: int | None = None
+    gap: Span = NO_GAP
 
     def __iter__(self) -> Iterator[int]:
         return iter((self.b, self.h, self.n, self.m))
@@ -48,22 +67,47 @@ class Grid:
         """Return the positions of the queries on the key axis, [n]."""
         return torch.arange(self.shift, self.shift + self.n, device="cpu")
 
-    def with_dropped(self, count: int) -> "Grid":
-        """Return the grid with `count` more keys before all queries, such as those that a cache has dropped."""
-        return replace(self, m=self.m + count, first=self.shift + count)
-
-    def part(self, rows: "Span", cols: "Span") -> "Grid":
-        """Return the grid of a rectangle, with positions relative to its first key."""
-        return Grid(self.b, self.h, rows.size, cols.size, self.shift + rows.start - cols.start)
-
-
-class Span(NamedTuple):
-    """A half-open range of rows or columns. It unpacks to `start` and `stop`, so `len` is 2; see `size`."""
-
-    start: int
-    stop: int
+    @property
+    def divided(self) -> bool:
+        """Whether there are keys on both sides of a gap, so that distances are not those along the key axis."""
+        return self.gap.size > 0 and self.gap.start > 0
 
     @property
-    def size(self) -> int:
-        """How many rows or columns it has."""
-        return self.stop - self.start
+    def tokens(self) -> int:
+        """The number of tokens: the keys, and those of the gap."""
+        return self.m + self.gap.size
+
+    @property
+    def first_token(self) -> int:
+        """The token of query 0."""
+        return self.shift + self.gap.size
+
+    def token(self, key: int) -> int:
+        """Return the token of a key."""
+        return key if key < self.gap.start else key + self.gap.size
+
+    def keys_before(self, token: int) -> int:
+        """Return how many keys are tokens before this one."""
+        return min(token, self.gap.start) + max(0, token - self.gap.stop)
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """Return what the keys have of x [..., tokens], [..., m]; x itself if it is [..., m]."""
+        if x.shape[-1] != self.tokens or not self.gap.size:
+            return x
+        return torch.cat((x[..., : self.gap.start], x[..., self.gap.stop :]), -1)
+
+    def sides(self) -> "tuple[Span, ...]":
+        """Return the keys before the gap and those after it; all of them if there is none."""
+        if not self.divided or self.gap.start >= self.m:
+            return (Span(0, self.m),)
+        return Span(0, self.gap.start), Span(self.gap.start, self.m)
+
+    def with_dropped(self, count: int) -> "Grid":
+        """Return the grid with `count` more keys before all queries, such as those that a cache has dropped."""
+        return replace(self, m=self.m + count, first=self.shift + count, gap=NO_GAP)
+
+    def part(self, rows: Span, cols: Span) -> "Grid":
+        """Return the grid of a rectangle, with positions relative to its first key."""
+        start = min(self.gap.start - cols.start, cols.size)
+        gap = Span(start, start + self.gap.size) if start > 0 or not cols.start else NO_GAP
+        return Grid(self.b, self.h, rows.size, cols.size, self.shift + rows.start - cols.start, gap)

@@ -6,12 +6,12 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from headwise import events
 from headwise.attention import attend_to, check_mask, check_measures
 from headwise.cache import Cache, KVCache, SlidingCache, remembered
 from headwise.cache.base import Mark, gap_of
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
-from headwise.events import subscribed
 from headwise.mask_tensors import of_argument
 from headwise.masks import Everything, Grid, Mask
 from headwise.nn.checks import check_cache, check_input, check_option, parameters_of, size
@@ -178,12 +178,16 @@ class AttentionLayer(Shown, nn.Module):
             options["score"] = scores
         source, to_itself = x if context is None else context, context is None and self.at_end
 
-        def compute(**more: Any) -> tuple[Tensor, Any, Any]:
-            return self.compute(x, source, cache, {**options, **more}, return_concat)
+        def compute(*, return_map: bool, **more: Any) -> tuple[Tensor, Any, Any]:
+            given = {**options, "return_map": return_map, **more}
+            if cache is not None and (return_map or events.editing):  # positions are read
+                gap = gap_of(cache)
+                given |= {"gap": gap} if gap.start < gap.stop else {}
+            return self.compute(x, source, cache, given, return_concat)
 
         mark = None if cache is None or torch.compiler.is_compiling() else Mark(cache)
         try:
-            if subscribed(self):
+            if events.subscribed(self):
                 y, amap, concat = published(
                     self, compute, mask=mask, to_itself=to_itself, return_map=return_map, measures=measures
                 )

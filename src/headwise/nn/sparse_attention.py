@@ -13,6 +13,7 @@ from headwise.cache import Cache
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
+from headwise.masks.grid import NO_GAP
 from headwise.nn.chosen import Columns, Picked, Rows
 from headwise.nn.gating import Gates
 from headwise.nn.positions import Rotary
@@ -106,7 +107,7 @@ def by_token(call: SparseCall) -> Result:
     v = split(_of_heads(layer.v_proj, call.source, used, h_kv), len(used))
     if call.cache is not None:
         k, v = call.cache.append(k, v)
-    grid = Grid(b, h, n, k.shape[2])
+    grid = Grid(b, h, n, k.shape[2], gap=call.options.get("gap", NO_GAP))
     extras = Extras(call, grid, v)
     extras.add_keys((slice(None), used), k)
     extras.add_values((slice(None), used), v)

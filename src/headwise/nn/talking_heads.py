@@ -16,6 +16,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.kernels.graph import has_no_numbers
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask, Span
+from headwise.masks.grid import NO_GAP
 from headwise.nn.layout import Coupling, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
@@ -137,7 +138,7 @@ class TalkingHeadsAttention(ProjectedLayer):
         """As in `AttentionLayer`, one block of rows at a time."""
         mask, dropout_p = options["mask"] or Everything(), options["dropout_p"]
         b, h, n, d = q.shape
-        rule = Rule(mask, d**-0.5, Grid(b, h, n, k.shape[2]))
+        rule = Rule(mask, d**-0.5, Grid(b, h, n, k.shape[2], gap=options.get("gap", NO_GAP)))
         rule.mask.check(rule.grid)
         height = max(16, TILE_ELEMENTS // max(1, b * h * k.shape[2]))
         blocks = [self._block(q, k, v, rule, Span(i, min(i + height, n)), dropout_p) for i in range(0, n, height)]

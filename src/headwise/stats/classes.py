@@ -49,7 +49,7 @@ class ClassMass(RowMeasure):
     """Σ p_ij over the keys of a class of tokens, mean over queries.
 
     Args:
-        members: boolean [m] or [b, m], True for keys of the class.
+        members: boolean [m] or [b, m], True for keys of the class; or of all tokens, if a cache has dropped some.
         name: what to call it in the result, such as "punctuation_mass".
     """
 
@@ -66,6 +66,7 @@ class ClassMass(RowMeasure):
         self.members = torch.atleast_2d(as_given(members).bool())
         self.name = name or type(self).name
         self._weights = KeyWeights(self.members)
+        self._held: tuple[Grid, KeyWeights] | None = None  # those of the keys of a grid with a gap
 
     @classmethod
     def of(cls, tokens: Tokens) -> "ClassMass | None":
@@ -87,21 +88,26 @@ class ClassMass(RowMeasure):
 
     def _check(self, grid: Grid) -> None:
         b, m = self.members.shape
-        if m != grid.m or b not in (1, grid.b):
+        if m not in (grid.m, grid.tokens) or b not in (1, grid.b):
             raise ShapeError(
                 f"ClassMass(members): shape {(b, m)} does not fit {grid.m} keys; expected ({grid.m},) or "
                 f"({grid.b}, {grid.m})"
             )
 
     def partial(self, tile: Tile) -> Tensor:
-        members = self.members[:, tile.cols.start : tile.cols.stop].to(tile.weights)
+        members = tile.rule.grid.of_keys(self.members)[:, tile.cols.start : tile.cols.stop].to(tile.weights)
         if len(members) == 1:
             return tile.weights @ members[0]
         return (tile.weights @ members[:, None, :, None]).squeeze(-1)
 
     def row_value(self, rule: Rule) -> RowValue:
-        self._check(rule.grid)
-        return RowValue(SAME, self._weights)
+        grid = rule.grid
+        self._check(grid)
+        if self.members.shape[1] == grid.m:
+            return RowValue(SAME, self._weights)
+        if self._held is None or self._held[0] != grid:
+            self._held = grid, KeyWeights(grid.of_keys(self.members))
+        return RowValue(SAME, self._held[1])
 
 
 class OfPieces(ClassMass, abstract=True):

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
+from headwise.stats.range_mass import RangeMass
 from headwise.stats.statistic import Compiled, Join, OfWeights, Part, Statistic
 from headwise.stats.values import SAME, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile, tops
 from headwise.wording import Bilingual
 
-# Σ_j p·|i − j|, i being the query's position on the key axis
+# Σ_j p·|i − j|, i being the query's position on the key axis: without a gap (`Grid.gap`), whose size is added below
 DISTANCE = OfWeights("distance", placed=True, compiled=Compiled("distance"))
 
 
@@ -53,8 +54,20 @@ class MeanDistance(RowMeasure):
     def partial(self, tile: Tile) -> Tensor:
         return tile.mean_distance
 
-    def row_value(self, rule: Rule) -> RowValue:
-        return RowValue(SAME, DISTANCE)
+    def row_value(self, rule: Rule) -> RowValue | None:
+        return None if rule.grid.divided else RowValue(SAME, DISTANCE)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...]:
+        return (DISTANCE, _before(rule)) if rule.grid.divided else (DISTANCE,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        along = found[DISTANCE]
+        return along + rule.grid.gap.size * found[_before(rule)] if rule.grid.divided else along
+
+
+def _before(rule: Rule) -> Statistic:
+    """The weight on the keys before the gap, which are farther from all queries by its size."""
+    return RangeMass(0, rule.grid.gap.start, relative=False)
 
 
 class DistanceVariance(RowMeasure):
@@ -88,8 +101,9 @@ class DistanceVariance(RowMeasure):
         _, mass, _, second = total.unbind(-1)
         return second / mass.masked_fill(mass == 0, 1.0)
 
-    def row_value(self, rule: Rule) -> RowValue:
-        return RowValue(SAME, DISTANCE_VARIANCE)
+    def row_value(self, rule: Rule) -> RowValue | None:
+        """None across a gap: the variance of other distances does not determine it."""
+        return None if rule.grid.divided else RowValue(SAME, DISTANCE_VARIANCE)
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         one, zero = torch.ones_like(lse), torch.zeros_like(lse)

@@ -24,7 +24,8 @@ FARTHEST = 1 << 40  # no key is as far from any query; numbers near 2⁶³ would
 
 @dataclass(frozen=True)
 class RangeMass(Statistic):
-    """Σ p over the keys [start, stop), counted from the query's position if `relative`, else from the first key."""
+    """Σ p over the keys [start, stop), counted from the query's position if `relative`, else from the first key: along
+    the key axis, whatever is missing from it (`Grid.gap`)."""
 
     start: int
     stop: int
@@ -85,17 +86,17 @@ class LocalMass(RowMeasure):
 
     def partial(self, tile: Tile) -> Tensor:
         first, last = int(tile.positions[0]), int(tile.positions[-1])
-        if tile.cols.stop - 1 < first - self.radius or tile.cols.start > last + self.radius:
+        if tile.tokens.stop - 1 < first - self.radius or tile.tokens.start > last + self.radius:
             return tile.lse.new_zeros(tile.lse.shape)
         near = (tile.positions[:, None] - tile.keys).abs() <= self.radius
         return (tile.weights * near).sum(-1)
 
-    def row_value(self, rule: Rule) -> RowValue:
-        return RowValue(SAME, self._range)
+    def row_value(self, rule: Rule) -> RowValue | None:
+        return None if _reaches_gap(rule, -self.radius) else RowValue(SAME, self._range)
 
 
 class SinkMass(RowMeasure):
-    """Σ p_ij over the first `count` keys (1 unless given), mean over queries: the attention sink.
+    """Σ p_ij over the first `count` tokens (1 unless given), mean over queries: the attention sink.
 
     A query at the position of a sink key is counted too. Source: Xiao et al. 2023 (StreamingLLM, 2309.17453).
     """
@@ -113,13 +114,21 @@ class SinkMass(RowMeasure):
         self._range = RangeMass(0, count, relative=False)
 
     def partial(self, tile: Tile) -> Tensor:
-        inside = self.count - tile.cols.start
+        inside = self.count - tile.tokens.start
         if inside <= 0:
             return torch.zeros_like(tile.lse)
         return tile.weights[..., :inside].sum(-1)
 
     def row_value(self, rule: Rule) -> RowValue:
-        return RowValue(SAME, self._range)
+        if not rule.grid.gap.size:
+            return RowValue(SAME, self._range)
+        return RowValue(SAME, RangeMass(0, rule.grid.keys_before(self.count), relative=False))
+
+
+def _reaches_gap(rule: Rule, offset: int) -> bool:
+    """Whether the key at position + offset is not the one there along the key axis, for some query."""
+    grid = rule.grid
+    return grid.divided and grid.shift + offset < grid.gap.start
 
 
 class _Diagonal(RowMeasure, abstract=True):
@@ -132,7 +141,9 @@ class _Diagonal(RowMeasure, abstract=True):
     placed = True
 
     def row_value(self, rule: Rule) -> RowValue | None:
-        return None if ranges(rule) is None else RowValue(SAME, self._range(), sees_offset(rule, self.offset))
+        if ranges(rule) is None or _reaches_gap(rule, self.offset):
+            return None
+        return RowValue(SAME, self._range(), sees_offset(rule, self.offset))
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         weight = found[self._range()]

@@ -54,7 +54,7 @@ class _Match(RowMeasure, abstract=True):
     """Σ p_ij over the earlier keys j with token[j − shift] = token[i], per eligible query (one that has such keys).
 
     Args:
-        ids: integer tokens of the keys, [m] or [b, m].
+        ids: integer tokens of the keys, [m] or [b, m]; or of all tokens, if a cache has dropped some.
         uniform: instead of the head's weight, that of a head looking at all allowed keys alike: the baseline.
     """
 
@@ -74,15 +74,28 @@ class _Match(RowMeasure, abstract=True):
         return None if tokens.ids is None else cls(tokens.ids)
 
     def start(self, grid: Grid, like: Tensor, keep_rows: bool = False):  # type: ignore[no-untyped-def]
+        self._all(grid)
+        return super().start(grid, like, keep_rows)
+
+    def _all(self, grid: Grid) -> Tensor:
+        """The tokens, also those that are no keys any more; these are 0 if nothing depends on them."""
         b, m = self.ids.shape
-        if m != grid.m or b not in (1, grid.b):
+        if b not in (1, grid.b) or m not in (grid.m, grid.tokens):
             raise ShapeError(
                 f"{type(self).__name__}(ids): shape {(b, m)} does not fit {grid.m} keys of {grid.b} batch entries"
             )
-        return super().start(grid, like, keep_rows)
+        if m == grid.tokens:
+            return self.ids
+        gap = grid.gap
+        if self.shift:
+            raise ShapeError(
+                f"{type(self).__name__}(ids): shape {(b, m)} are the tokens of the keys; expected those of all "
+                f"{grid.tokens} tokens, as it depends on token {gap.stop - 1}, which the cache has dropped"
+            )
+        return torch.cat((self.ids[:, : gap.start], self.ids.new_zeros(b, gap.size), self.ids[:, gap.start :]), 1)
 
     def partial(self, tile: Tile) -> Tensor:
-        ids = self.ids.to(tile.lse.device)
+        ids = self._all(tile.rule.grid).to(tile.lse.device)
         of_query = ids[:, tile.positions.clamp_min(0)]  # of a query before the first key: nothing is earlier
         before = tile.keys - self.shift
         of_key = ids[:, before.clamp_min(0)]
@@ -97,8 +110,11 @@ class _Match(RowMeasure, abstract=True):
         return torch.stack((mass, found), -1)
 
     def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        if ranges(rule) is None or not rule.grid.at_end or not 0 <= rule.grid.shift < rule.grid.m == self.ids.shape[1]:
+        grid = rule.grid
+        if ranges(rule) is None or not grid.at_end or not 0 <= grid.shift < grid.m:
             return None
+        if self.ids.shape[1] not in (grid.m, grid.tokens):
+            return None  # `start` raises
         return () if self.uniform else (self._labels(rule.grid),)
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
@@ -110,9 +126,9 @@ class _Match(RowMeasure, abstract=True):
     def _labels(self, grid: Grid) -> SameLabel:
         """The tokens as labels, a key having that of the token `shift` before it; one object for each grid."""
         if self._statistic is None or self._statistic[0] != grid:
-            labels = self.ids.cpu().unique(return_inverse=True)[1].int()
-            keys = torch.nn.functional.pad(labels, (self.shift, 0), value=-1)[:, : grid.m]
-            self._statistic = grid, SameLabel(keys, labels[:, grid.shift :], self.shift)
+            labels = self._all(grid).cpu().unique(return_inverse=True)[1].int()
+            keys = torch.nn.functional.pad(labels, (self.shift, 0), value=-1)[:, : grid.tokens]
+            self._statistic = grid, SameLabel(grid.of_keys(keys), labels[:, grid.first_token :], self.shift)
         return self._statistic[1]
 
     def value(self, total: Tensor, lse: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ def layer_of(call: AttentionCall, pooling: Pooling) -> Layer:
     measured, amap = call.measured, call.map
     assert measured is not None  # a record has measures
     whole, states = amap.rule.grid, []
-    grid = Grid(1, whole.h, whole.n, whole.m, whole.first)
+    grid = replace(whole, b=1)
     if pooling.others:
         states = [measured.states[m.name] for m in pooling.others]
         if len(amap.lse) != 1:

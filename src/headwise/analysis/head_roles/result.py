@@ -97,6 +97,11 @@ def _layers(maps: AttentionMap | Sequence[AttentionMap]) -> list[AttentionMap]:
             raise DTypeError(f"maps[{index}]: expected an AttentionMap, got {type(amap).__name__}")
         if amap.shape != layers[0].shape:
             raise ShapeError(f"maps[{index}]: {tuple(amap.shape)}, expected the {tuple(layers[0].shape)} of maps[0]")
+        if amap.rule.grid.gap.size:
+            raise ConfigError(
+                f"maps[{index}]: a cache has dropped tokens {amap.rule.grid.gap.start} to "
+                f"{amap.rule.grid.gap.stop - 1}, and roles are of positions; expected the map of a full pass"
+            )
     if 0 in layers[0].shape:
         raise ShapeError(f"maps: {tuple(layers[0].shape)} [batch, heads, queries, keys]; expected none of them 0")
     return layers
