@@ -28,7 +28,7 @@ def test_what_is_not_understood_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="has no layers") as none:
         plan_from_options(config=folder_of(tmp_path, "gpt2", n_layer=0), sizes={})
     assert "没有任何层" in none.value.zh
-    with pytest.raises(CheckpointError, match="the model cannot be built: .*divisible by num_heads"):
+    with pytest.raises(CheckpointError, match=r"the model cannot be built: .*divisible by num_heads"):
         plan_from_options(config=folder_of(tmp_path, "gpt2", n_layer=1, n_embd=24, n_head=7), sizes={})
     with pytest.raises(ConfigError, match="is_decoder=True: not supported for BERT"):
         plan_from_options(config=folder_of(tmp_path, "bert", is_decoder=True), sizes={})

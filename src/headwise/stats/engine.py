@@ -81,9 +81,9 @@ class Measurements(Mapping[str, Tensor]):
         ]
         nonfinite = torch.cat((self.nonfinite, other.nonfinite)).sum(0, keepdim=True)
         result = Measurements(self._measures, states, nonfinite)
-        values = [(one, len(one.nonfinite_values[0])) for one in (self, other) if one.nonfinite_values is not None]
-        alike = len({kv_heads for _, kv_heads in values}) == 1  # else in two forms of one layer, with other KV heads
-        counts = [one.nonfinite_values if alike else one._values_of_heads() for one, _ in values]
+        counts = [x.nonfinite_values for x in (self, other) if x.nonfinite_values is not None]
+        if len({x.shape[1] for x in counts}) > 1:  # two forms of one layer, with other KV heads
+            counts = [self._values_of_heads(), other._values_of_heads()]
         result.nonfinite_values = torch.cat(counts).sum(0, keepdim=True) if counts else None
         return result
 

@@ -44,7 +44,8 @@ class Follower:
 
     def hooks(self, *more: Callable[..., Any]) -> list[RemovableHandle]:
         """Register the hooks with which forwards are seen in all threads. `more`: hooks that call `before`, `after`."""
-        for hook in (Hook.__call__, Follower.before, Follower.after, *more):
+        mine: tuple[Callable[..., Any], ...] = (Hook.__call__, Follower.before, Follower.after, *more)
+        for hook in mine:
             uncompiled(hook)
         return self._publisher.hooks()
 
