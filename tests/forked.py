@@ -12,7 +12,7 @@ from typing import Any
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([
-    "headwise.lm.train", "headwise.corpus", "headwise.compress", "headwise.cli", "headwise.parallel",
+    "headwise.lm.train", "headwise.corpus", "headwise.compress", "headwise.cli.program", "headwise.parallel",
     "headwise.telemetry", "torch._dynamo", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint",
     "pytest",
 ])  # fmt: skip

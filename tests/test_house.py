@@ -201,7 +201,8 @@ def test_type_checkers_see_the_same_front_door():
     [
         {
             "headwise": {"torch", "numpy", "scipy", "matplotlib", "typer", "rich"},
-            "headwise.cli": {"torch", "numpy", "scipy", "matplotlib"},
+            "headwise.cli": {"torch", "numpy", "scipy", "matplotlib", "typer", "rich"},
+            "headwise.cli.program": {"torch", "numpy", "scipy", "matplotlib"},
         },
         {
             "headwise.attention": {"scipy", "matplotlib", "typer", "rich", "fontTools", "torch._dynamo"},

@@ -11,8 +11,9 @@ from commands import Command
 from rich.cells import cell_len
 from typer.main import get_command
 
-from headwise.cli import app, main
+from headwise.cli import main
 from headwise.cli.chinese import HELP
+from headwise.cli.program import app
 from headwise.cli.words import WORK, work
 from headwise.wording import language, speaking
 

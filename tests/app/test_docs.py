@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from commands import Command
 
-from headwise.cli import app
+from headwise.cli.program import app
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))

@@ -9,8 +9,8 @@ from rich.console import Console
 from sweep_samples import make_model, said
 from typer.testing import CliRunner
 
-from headwise.cli import app
 from headwise.cli.measure import _numbers
+from headwise.cli.program import app
 from headwise.corpus import measure_corpus
 from headwise.corpus.printing import print_measures
 from headwise.errors import ConfigError

@@ -1,7 +1,7 @@
 """An error as one line in the user's language: our own, those of typer, and those of the system."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -30,13 +30,24 @@ IN_CHINESE = {
 }
 
 
-def in_words(error: Exception, arguments: Sequence[str], lang: str) -> str | None:
-    """The message of an error that the user can mend; None for others. arguments: of the command line."""
+def in_words(error: Exception, arguments: Sequence[str], options: Collection[str], lang: str) -> str | None:
+    """The message of an error that the user can mend; None for others. arguments: of the command line. options: those
+    of the command."""
     if isinstance(error, HeadwiseError):
-        return error.zh if lang == "zh" else str(error)
+        return _with_options(error.zh if lang == "zh" else str(error), options)
     if isinstance(error, OSError):
         return _of_system(error, arguments, lang)
     return _of_typer(error, lang) if hasattr(error, "format_message") else None
+
+
+def _with_options(message: str, options: Collection[str]) -> str:
+    """A way out that names an argument of Python names the command's option instead, or the one of the design."""
+
+    def option(found: re.Match[str]) -> str:
+        name = f"--{found[2].replace('_', '-')}"
+        return found[1] + (name if name in options else f"--set {found[2]}=…" if "--set" in options else found[2])
+
+    return re.sub(r"(; or give |；或给出 )(\w+)$", option, message)
 
 
 def _of_typer(error: Any, lang: str) -> str:

@@ -1,7 +1,8 @@
 """The commands train and write."""
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -104,7 +105,7 @@ def train(
         else:
             say(console, "resumed", step=since.step, steps=since.steps, ago=ago, path=out)
 
-    with ExitStack() as ending:
+    with _resumable(), ExitStack() as ending:
         ending.callback(stop, bar)
         texts = [ending.enter_context(read_from(file, "FILES")) for file in files]
         outcome = run(
@@ -160,6 +161,16 @@ def write(
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Ctrl-C before the first step, or a second time, ends the command at once."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(Console(stderr=True), "interrupted_training")
+        raise typer.Exit(130) from None
 
 
 def _heads(out: Path, console: Console) -> None:

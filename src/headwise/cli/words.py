@@ -31,6 +31,10 @@ SENTENCES: dict[str, tuple[str, str]] = {
         "Stopped at step {step}; run the same command to resume.",
         "已在第 {step} 步停止；再次运行同一命令即可继续。",
     ),
+    "interrupted_training": (
+        "Interrupted; the same command without --fresh resumes after the last save.",
+        "已中断；去掉 --fresh 再次运行同一命令，可从最近一次保存处继续。",
+    ),
     "stopped_measuring": (
         "Stopped; {done} of {of} units are done. Run the same command to resume.",
         "已停止；共 {of} 份，已完成 {done} 份。再次运行同一命令即可继续。",

@@ -1,0 +1,60 @@
+"""Ctrl-C: one line on standard error and exit code 130. Imports little, as it may come during the imports."""
+
+import signal
+import sys
+from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from headwise.errors import HeadwiseError
+from headwise.wording import Bilingual, in_language, language
+
+CODE = 130  # 128 + SIGINT, as shells have it
+INTERRUPTED = Bilingual("Interrupted.", "已中断。")
+_came: list[int] = []
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Within the block, Ctrl-C raises KeyboardInterrupt as usual, and `is_interruption` knows of it."""
+    _came.clear()
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    try:
+        signal.signal(signal.SIGINT, _note)
+    except ValueError:  # not in the main thread, which does not receive Ctrl-C
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether an error is Ctrl-C or came of it: a library that swallows it while it is imported fails later."""
+    return isinstance(error, KeyboardInterrupt) or bool(_came)
+
+
+def print_interrupted() -> None:
+    """Print one line to standard error."""
+    try:
+        lang = language()
+    except HeadwiseError:  # HEADWISE_LANG is wrong
+        lang = "en"
+    sys.stderr.write(f"{in_language(INTERRUPTED, lang)}\n")
+    sys.stderr.flush()
+
+
+def leave() -> None:
+    """End the process with `CODE`. Where Ctrl-C passed through the evaluation of a string, Python would end the process
+    by the signal itself, unless another one is evaluated afterwards: to make a named tuple does that."""
+    namedtuple("Afterwards", ())
+    sys.exit(CODE)
+
+
+def _note(number: int, frame: Any) -> None:
+    _came.append(number)
+    raise KeyboardInterrupt

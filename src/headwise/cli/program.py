@@ -1,0 +1,169 @@
+"""The commands as one program of typer, and how it ends."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from headwise.cli.change import budget, convert, prune
+from headwise.cli.failures import in_words
+from headwise.cli.interruption import CODE, is_interruption, leave, print_interrupted
+from headwise.cli.judge import claims, doctor, plan
+from headwise.cli.learn import train, write
+from headwise.cli.learner import check, tour
+from headwise.cli.look import measures, see, trace
+from headwise.cli.measure import measure
+from headwise.cli.options import Lang
+from headwise.cli.streams import standard_streams
+from headwise.cli.threads import settle
+from headwise.cli.view import view
+from headwise.cli.words import SENTENCES
+from headwise.errors import HeadwiseError
+from headwise.plugins import load
+from headwise.wording import language
+
+
+class _Group(TyperGroup):
+    """typer would end a command that is interrupted without a line."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _with_a_line():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _with_a_line():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _with_a_line() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_interrupted()
+        raise typer.Exit(CODE) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Multi-head attention you can inspect.",
+    add_completion=True,  # --install-completion and --show-completion, for bash, zsh, fish and PowerShell
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (
+    see,
+    view,
+    train,
+    write,
+    trace,
+    measures,
+    measure,
+    plan,
+    prune,
+    convert,
+    budget,
+    claims,
+    tour,
+    check,
+    doctor,
+):  # as --help lists them
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        typer.echo(f"headwise {metadata.version('headwise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+    lang: Lang = None,
+) -> None:
+    settle(context.invoked_subcommand)
+
+
+def run() -> None:
+    """Run the command that the arguments name, in the user's language, and end the process with its exit code."""
+    with standard_streams(), _lines():
+        _run()
+
+
+def command_line() -> Any:
+    """All commands as one, with help in the user's language."""
+    from headwise.cli.chinese import translate
+
+    group = get_command(app)
+    return translate(group) if language() == "zh" else group
+
+
+def _run() -> None:
+    try:
+        load()
+        # Some versions of typer give the code of an Exit back instead of raising it.
+        code = command_line()(sys.argv[1:] or ["--help"], prog_name="headwise", standalone_mode=False)
+        sys.stdout.flush()  # so that a full disk is reported
+        if code:
+            _leave(code)
+    except (KeyboardInterrupt, typer.Abort):
+        print_interrupted()
+        leave()
+    except typer.Exit as leaving:
+        _leave(leaving.exit_code)
+    except Exception as error:
+        message = in_words(error, sys.argv[1:], _options(sys.argv[1:]), _language())
+        if message is not None:
+            _fail(message)
+        if not is_interruption(error):
+            raise
+        print_interrupted()
+        leave()
+
+
+def _options(arguments: list[str]) -> set[str]:
+    """The options of the command that the arguments name; none if they name none."""
+    group: Any = get_command(app)
+    command = next((found for name, found in group.commands.items() if name in arguments), None)
+    return {option for parameter in command.params for option in parameter.opts} if command is not None else set()
+
+
+def _leave(code: int) -> None:
+    if code == CODE:  # of a command that printed how to resume
+        leave()
+    sys.exit(code)
+
+
+def _lines() -> AbstractContextManager[None]:
+    """How rich breaks lines in the user's language."""
+    if _language() != "zh":
+        return nullcontext()
+    from headwise.cli.chinese import lines_of_characters
+
+    return lines_of_characters()
+
+
+def _language() -> str:
+    try:
+        return language()
+    except HeadwiseError:  # HEADWISE_LANG is wrong, which the message says
+        return "en"
+
+
+def _fail(message: str) -> None:
+    error = SENTENCES["error"][_language() == "zh"]
+    Console(stderr=True).print(f"[bold red]{error}[/bold red] ", end="")
+    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(message)
+    sys.exit(2)
