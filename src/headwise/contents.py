@@ -21,6 +21,12 @@ LONGEST = 300  # characters of messages of other libraries
 Read = TypeVar("Read")
 
 
+def folder_of(path: str | os.PathLike[str]) -> Path:
+    """The folder of a config.json, which stands for its folder; any other path as it is."""
+    path = Path(path)
+    return path.parent if path.name == "config.json" and path.is_file() else path
+
+
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_out: str = "") -> Iterator[None]:
     """Raise a CheckpointError that names the file if it is missing or unreadable, or if its contents are invalid.

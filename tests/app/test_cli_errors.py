@@ -1,5 +1,6 @@
 """What is wrong with the arguments comes as one line and exit code 2, whoever finds it; a bare command shows help."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 import typer
 from commands import Command
 
-from headwise.cli import app
 from headwise.cli.look import WIDE, measures
+from headwise.cli.program import app
 from headwise.outputs import taken
 from headwise.stats import GIVEN, MEASURES
 
@@ -60,8 +61,9 @@ def test_an_interruption_that_typer_turns_into_its_own_is_one(
     def interrupted(*args: object, **options: object) -> None:
         raise typer.Abort
 
-    monkeypatch.setattr("headwise.cli.command_line", lambda: interrupted)
-    assert headwise("measures") == (130, "", "")
+    monkeypatch.setattr("headwise.cli.program.command_line", lambda: interrupted)
+    assert headwise("measures") == (130, "", "Interrupted.\n")
+    assert headwise("measures", "--lang", "zh") == (130, "", "已中断。\n")
 
 
 @pytest.mark.parametrize(
@@ -186,3 +188,23 @@ def test_measures_are_whole_at_any_width(
     else:
         for kind in kinds.values():
             assert any(kind.unit in row and kind.range in row for row in cells)
+
+
+def test_the_way_out_is_an_option_that_the_command_has(headwise: Command) -> None:
+    why = "error: d_model=8 is not divisible by num_heads=3; or give"
+    assert headwise("trace", "--num-heads", 3).err == f"{why} --set head_dim=…\n"
+    assert headwise("plan", "--d-model", 8, "--num-heads", 3).err == f"{why} --head-dim\n"
+    assert "或给出 --set head_dim=…" in headwise("trace", "--num-heads", 3, "--lang", "zh").err
+
+
+def test_config_json_stands_for_its_folder(headwise: Command, tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3, "vocab_size": 37, "n_positions": 11}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    by_file, by_folder = (headwise("plan", "--config", path) for path in (tmp_path / "config.json", tmp_path))
+    assert by_file == by_folder
+    assert by_file.code == 0
+    for command in (["see", "hi"], ["write"], ["convert", "--num-kv-heads", 1, "--file", __file__, "--dry-run"]):
+        by_file, by_folder = (headwise(*command, "--model", path) for path in (tmp_path / "config.json", tmp_path))
+        assert by_file == by_folder
+        assert by_file.code == 2
+        assert "truncated" not in by_file.err

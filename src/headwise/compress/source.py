@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from headwise.compress.words import term
+from headwise.contents import folder_of
 from headwise.errors import CheckpointError
 from headwise.files import sha256_of
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model
@@ -54,7 +55,7 @@ def open_source(model: str | os.PathLike[str] | None) -> Source:
     if model is None:
         with as_file(files("headwise.lm") / "pretrained" / MODEL_FILE) as path:
             return _opened(Bilingual("the embedded model", "内置模型"), path)
-    path = Path(model)
+    path = folder_of(model)
     if path.is_dir() and (path / "config.json").is_file():
         raise CheckpointError(
             f"--model {str(path)!r}: is a model of transformers; expected a checkpoint of headwise. In Python, "

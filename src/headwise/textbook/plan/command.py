@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from headwise.contents import folder_of
 from headwise.costs import Counts, Machine, Work
 from headwise.costs.configs import ModelConfig, find
 from headwise.costs.model import Load, decodes
@@ -159,6 +160,7 @@ def _model(config: str) -> ModelConfig:
     path = Path(config)
     if not path.exists():
         return find(config)
+    path = folder_of(path)
     if path.is_file() or ((path / "model.safetensors").is_file() and not (path / "config.json").exists()):
         from headwise.textbook.plan.checkpoint import config_of_checkpoint  # imports much of headwise.lm
 
