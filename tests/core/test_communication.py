@@ -244,7 +244,7 @@ def test_a_plan_puts_the_ways_beside_one_another() -> None:
 
 def test_a_plan_says_why_a_way_is_missing_and_fits_a_terminal() -> None:
     plan = asked(config="llama-3-8b", devices=48, link=5e10, peak=4e14, bandwidth=3e12)
-    assert "num_heads=32 cannot be divided evenly between 48 devices. Ulysses: num_heads=32 is too small" in (
+    assert "num_heads=32 cannot be divided evenly between 48 devices.\nUlysses: num_heads=32 is too small" in (
         plan.table("devices").note
     )
     console = Console(file=io.StringIO(), width=80)
@@ -252,7 +252,9 @@ def test_a_plan_says_why_a_way_is_missing_and_fits_a_terminal() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= 80
     assert "The attention of 32 layers over 48 devices" in text
-    assert [row[0] for row in spread_table(layer(4, 1), Work(1, 8, 8), 5).rows] == ["ring"]
+    rows = spread_table(layer(4, 1), Work(1, 8, 8), 5).rows
+    assert [row[0] for row in rows] == ["ring", "head-parallel", "Ulysses"]
+    assert [set(row[1:]) == {None} for row in rows] == [False, True, True]
 
 
 @pytest.mark.parametrize(

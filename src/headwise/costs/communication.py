@@ -103,9 +103,15 @@ def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
     if devices % heads:
         raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if h % heads:
-        raise ConfigError(f"head-parallel: num_heads={h} cannot be divided evenly between {heads} devices")
+        raise ConfigError(
+            f"head-parallel: num_heads={h} cannot be divided evenly between {heads} devices",
+            f"按头并行：num_heads={h} 无法平均分给 {heads} 个设备",
+        )
     if h_kv % heads and heads % h_kv:
-        raise ConfigError(f"head-parallel: num_kv_heads={h_kv} and {heads} devices: one has to divide the other")
+        raise ConfigError(
+            f"head-parallel: num_kv_heads={h_kv} and {heads} devices: one has to divide the other",
+            f"按头并行：num_kv_heads={h_kv} 与 {heads} 个设备须有一个能整除另一个",
+        )
     around, size = devices // heads, work.size
     tokens = work.batch * work.queries // around
     reduced = 2 * tokens * counts.width * size * (heads - 1) // heads
@@ -167,7 +173,10 @@ def hybrid(counts: Counts, work: Work, devices: int, heads: int) -> Way:
     if devices % heads:
         raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if counts.heads < heads:
-        raise ConfigError(f"Ulysses: num_heads={counts.heads} is too small for {heads} devices")
+        raise ConfigError(
+            f"Ulysses: num_heads={counts.heads} is too small for {heads} devices",
+            f"Ulysses：num_heads={counts.heads} 少于 {heads} 个设备",
+        )
     return _hybrid(counts, work, heads, devices // heads, "zigzag")
 
 

@@ -27,8 +27,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     for table in plan.tables:
         console.print()
         console.print(Text(in_language(table.title, lang), style="bold cyan"))
-        wide = _grid(table, 2, lang)
-        console.print(wide if _width(wide, console) <= console.width else _grid(table, 1, lang))
+        grids = [_grid(table, gap, lang, narrow) for gap, narrow in ((2, False), (1, False), (1, True))]
+        console.print(next((grid for grid in grids if _width(grid, console) <= console.width), grids[-1]))
         if table.note:
             console.print(Text(in_language(table.note, lang), style="dim"))
     if plan.notes:
@@ -76,11 +76,16 @@ def _width(grid: Grid, console: Console) -> int:
     return Measurement.get(console, console.options.update(max_width=10_000), grid).maximum
 
 
-def _grid(table: Table, gap: int, lang: str) -> Grid:
+def _grid(table: Table, gap: int, lang: str, narrow: bool) -> Grid:
+    """gap: blanks between columns. narrow: whether the words of a column's name are below one another."""
     grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, gap, 0, 0))
     for i, column in enumerate(table.columns):
+        name = in_language(column.name, lang)
         grid.add_column(
-            in_language(column.name, lang), justify="right" if column.unit else "left", overflow="fold", no_wrap=i == 0
+            name.replace(" ", "\n") if narrow else name,
+            justify="right" if column.unit else "left",
+            overflow="fold",
+            no_wrap=i == 0,
         )
     rows = _cells(table)
     for i, row in enumerate(rows):

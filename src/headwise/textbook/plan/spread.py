@@ -17,7 +17,7 @@ from headwise.costs.communication import (
 from headwise.errors import ConfigError
 from headwise.textbook.plan.tables import Column, Table, Value
 from headwise.textbook.plan.words import named, term
-from headwise.wording import joined
+from headwise.wording import Bilingual, joined
 
 COLUMNS = (
     Column(term("way")), Column(term("forward"), "bytes"), Column(term("backward"), "bytes"),
@@ -31,7 +31,8 @@ def spread_table(
     counts: Counts, work: Work, devices: int, *, layers: int = 1, link: float | None = None,
     machine: Machine | None = None,
 ) -> Table:  # fmt: skip
-    """Return a table with a row for each way to partition attention that is possible on this number of devices.
+    """Return a table with a row for each way to partition attention over this number of devices. A way that is not
+    possible has a row of None, and the reason in the note.
 
     Args:
         layers: number of such layers.
@@ -41,12 +42,12 @@ def spread_table(
     made: dict[str, Callable[[Counts, Work, int], Way]] = {"head-parallel": head_parallel, "Ulysses": ulysses}
     if between := _between(counts, devices):
         made |= {"hybrid": partial(hybrid, heads=between), "heads by ring": partial(heads_by_ring, heads=between)}
-    found, refused = [ring(counts, work, devices)], []
-    for make in made.values():
+    found, refused = [ring(counts, work, devices)], {}
+    for name, make in made.items():
         try:
             found.append(make(counts, work, devices))
         except ConfigError as error:
-            refused.append(f"{error}.")
+            refused[name] = Bilingual(f"{error}.", f"{error.zh}。")
     found.sort(key=lambda way: -way.step)
     rows: list[tuple[Value, ...]] = []
     for way in found:
@@ -58,14 +59,16 @@ def spread_table(
                 waits = exposed_seconds(way, counts, work, devices, peak=machine.peak, link=link)
                 times.append(layers * waits if waits else term("nothing"))
         rows.append((named(way.name), *sent, *times))
-    notes = [term("devices_note"), *refused]
+    notes = [term("devices_note")]
     if link is not None and machine is not None:
         tokens = hiding_tokens(counts, work, machine.peak, link)
         notes.append(term("ring_note", tokens=tokens, here=work.queries / devices))
     columns = COLUMNS + TIMES[: 0 if link is None else 1 if machine is None else 2]
+    rows += [(named(name), *[None] * (len(columns) - 1)) for name in refused]
     code = "layer_devices_title" if layers == 1 else "devices_title"
     title = term(code, layers=layers, devices=devices)
-    return Table("devices", title, columns, tuple(rows), note=joined(notes, " ", ""))
+    note = joined([*refused.values(), joined(notes, " ", "")], "\n", "\n")
+    return Table("devices", title, columns, tuple(rows), note=note)
 
 
 def _between(counts: Counts, devices: int) -> int | None:
