@@ -313,6 +313,15 @@ def test_numbers_are_float64_on_the_cpu_and_stay_on_a_device():
     assert table["x"][1].device.type == table.dense("x").device.type == "meta"
 
 
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_no_zero_is_negative(tmp_path, suffix):
+    table = HeadTable({"entropy": torch.tensor([[-0.0, 0.5]]), "max_logit": [[-0.0, -1.0]]})
+    path = tmp_path / f"table.{suffix}"
+    table.save(path)
+    assert "-0.0" not in path.read_text()
+    assert "-0" not in repr(table)
+
+
 def test_a_table_does_not_follow_what_it_was_made_of():
     x = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
     table = HeadTable({"x": x})

@@ -167,8 +167,8 @@ def columns(
 
 
 def finished(numbers: Tensor, measures: Sequence[OfRows | OfWindows]) -> dict[str, Tensor]:
-    """Column → [measures, heads] float64 from moments [measures, 5, heads]. std divides by n."""
-    count, mean, squares, least, largest = numbers.unbind(1)
+    """Column → [measures, heads] float64 from moments [measures, 5, heads], without −0. std divides by n."""
+    count, mean, squares, least, largest = (numbers + 0.0).unbind(1)
     take = torch.tensor([measure.largest for measure in measures])[:, None]
     return {
         "value": torch.where(take, largest, mean), "mean": mean, "std": (squares / count.clamp_min(1)).sqrt(),

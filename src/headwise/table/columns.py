@@ -96,7 +96,7 @@ class HeadColumn(Sequence[Tensor]):
 
 
 def _numbers(x: Any) -> Tensor:
-    """As float64, or float32 on a device without float64."""
+    """As float64, or float32 on a device without float64; 0 for −0, which says nothing of a head."""
     if isinstance(x, Tensor):
-        return x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)
-    return torch.from_numpy(np.array(x, dtype=np.float64))
+        return x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64) + 0.0
+    return torch.from_numpy(np.array(x, dtype=np.float64)) + 0.0

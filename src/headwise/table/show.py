@@ -61,10 +61,10 @@ class Printed(ABC):
 
 
 def plain(x: np.ndarray) -> Any:
-    """Lists for JSON, with None for NaN and infinity."""
+    """Lists for JSON, with None for NaN and infinity, and without −0."""
     if x.dtype.kind != "f":
         return x.tolist()
-    values = x.astype(object)
+    values = (x + 0.0).astype(object)
     values[~np.isfinite(x)] = None
     return values.tolist()
 
