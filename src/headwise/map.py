@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from headwise import map_file, map_index, pooling
+from headwise.amounts import scaled
 from headwise.errors import ConfigError, KernelError, ShapeError, check_whole
 from headwise.kernels import KERNELS, check_name, named as kernel_of, read
 from headwise.kernels.graph import has_no_numbers
@@ -302,7 +303,7 @@ class AttentionMap(Shown):
         return (
             f"AttentionMap({b} × {h} heads, {n} queries × {m} keys{gap}, {self.rule.mask!r}{scores}, "
             f"kernel {self.kernel}; "
-            f"{size / 1e6:.1f} MB stored, {b * h * n * m * 4 / 1e6:.1f} MB if dense)"
+            f"{scaled(size, 'B')} stored, {scaled(b * h * n * m * 4, 'B')} if dense)"
         )
 
     @property

@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from headwise.amounts import scaled
 from headwise.edit import prune
 from headwise.errors import TextError
 from headwise.lm.loading.decoder import DecoderModel
@@ -22,6 +23,7 @@ from headwise.reports.see import see, sentences
 from headwise.reports.see.heads import _windows
 from headwise.reports.terminal import print_report
 from headwise.stats import shown_in
+from headwise.wording import in_language
 
 Model = tuple[Decoder, CharTokenizer]
 
@@ -100,6 +102,11 @@ def test_pooled_text_keeps_every_character(model: Model) -> None:
 
 def test_one_character(model: Model) -> None:
     report = see("武", DecoderModel(*model))
+    facts = [(in_language(name, "zh"), value, in_language(value, "zh")) for name, value in report.facts]
+    size = scaled(model[0].num_parameters)
+    assert facts[0] == ("文本", "1 character", "1 个字符")
+    assert facts[1][1:] == (f"2 layers × 5 heads, d_model 20, {size} weights", f"2 层 × 5 头，d_model 20，{size} 参数")
+    assert size.endswith(" k")
     np.testing.assert_allclose(report.passages[0].maps, np.ones((2, 5, 1, 1)), rtol=1e-6)
     assert bool(report.statistics.tensor().isfinite().all())
 

@@ -187,7 +187,7 @@ def test_to_dense_refuses_what_would_not_fit() -> None:
     _, amap = attend(q, q, q, mask=Causal() & Window(3), return_map=True)
     with pytest.raises(ConfigError, match=r"0\.3 GB.*force=True"):
         amap.to_dense()
-    assert "MB stored" in repr(amap)
+    assert "B stored" in repr(amap)
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -6,6 +6,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from headwise.amounts import counted
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import check_choice
 from headwise.stats.words import UNITS
@@ -21,11 +22,9 @@ WORDS: dict[str, tuple[str, str]] = {
     "kernel": ("kernel", "计算内核"),
     "table": ("table", "表格"),
     "took": (", in {time}", "，用时 {time}"),
-    "one_file": ("1 file", "1 个文件"),
-    "files": ("{count:,} files", "{count:,} 个文件"),
     "corpus_of": (
-        "{files}, {tokens:,} tokens in {windows:,} windows{took}",
-        "{files}，{windows:,} 个窗口中的 {tokens:,} 个词元{took}",
+        "{files}, {tokens} in {windows}{took}",
+        "{files}，{windows}中的 {tokens}{took}",
     ),
     "table_of": ("{path}: {heads:,} heads × {measures} measures", "{path}：{heads:,} 个头 × {measures} 个统计量"),
     "measure": ("measure", "统计量"),
@@ -66,9 +65,8 @@ def print_measures(
     about, total, lang = found.about, found.total, language()
     took = "" if seconds is None else _said("took", time=duration(seconds, lang))
     model = about["model"] | about["model"].get("zh", {}) if lang == "zh" else about["model"]
-    files = len(about["files"])
-    counted = _said("one_file") if files == 1 else _said("files", count=files)
-    corpus = _said("corpus_of", files=counted, tokens=total.tokens, windows=total.windows, took=took)
+    counts = {"files": len(about["files"]), "tokens": total.tokens, "windows": total.windows}
+    corpus = _said("corpus_of", **{name: counted(name[:-1], n) for name, n in counts.items()}, took=took)
     facts = [
         ("model", _said("model_of", **{key: model[key] for key in ("name", "about")})),
         ("corpus", corpus),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from headwise.amounts import counted
 from headwise.corpus.result import CorpusMeasures
 from headwise.files import atomic_path
 from headwise.reports.corpus_passages import passages_data
@@ -43,6 +44,7 @@ def corpus_page(found: CorpusMeasures, lang: str) -> str:
     table = words(lang, "corpus")
     model = found.about["model"] | (found.about["model"].get("zh", {}) if lang == "zh" else {})
     title = model["name"].encode("utf-8", "replace").decode()
+    tokens, windows = counted("token", found.total.tokens), counted("window", found.total.windows)
     data: dict[str, Any] = {
         "passages": [], "colours": COLOURS, "words": table, "statistics": _statistics(found, lang),
         "names": {head.layer: head.name for head in found.heads},
@@ -51,7 +53,7 @@ def corpus_page(found: CorpusMeasures, lang: str) -> str:
             [in_language(name, lang), in_language(value, lang)]
             for name, value in (
                 (message("model"), model["about"]),
-                (message("corpus"), message("fact_corpus", tokens=found.total.tokens, windows=found.total.windows)),
+                (message("corpus"), message("fact_corpus", tokens=tokens, windows=windows)),
                 (message("kernel"), ", ".join(found.about["kernels"])),
             )
         ],

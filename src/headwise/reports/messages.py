@@ -1,7 +1,7 @@
 """Facts, titles, notes and errors of the report and the viewer, in English and Chinese.
 
->>> message("fact_characters", count=1200).zh
-'1,200 个字符'
+>>> message("fact_loss", loss=1.5).zh
+'每词元 1.50 奈特'
 """
 
 from headwise.wording import Message
@@ -12,11 +12,9 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "model": ("model", "模型"),
     "kernel": ("kernel", "计算内核"),
     "corpus": ("corpus", "语料"),
-    "fact_corpus": ("{tokens:,} tokens in {windows:,} windows", "{windows:,} 个窗口中的 {tokens:,} 个词元"),
+    "fact_corpus": ("{tokens} in {windows}", "{windows}中的 {tokens}"),
     "steps": ("steps", "步数"),
     "loss": ("loss", "损失"),
-    "fact_characters": ("{count:,} characters", "{count:,} 个字符"),
-    "fact_tokens": ("{count:,} characters, {tokens:,} tokens", "{count:,} 个字符，{tokens:,} 个词元"),
     "fact_model": ("{name}, {size} weights", "{name}，{size} 参数"),
     "fact_steps": ("{count:,} measured; the last of them is shown", "已测量 {count:,} 步，此处显示最后一步"),
     "heldout": ("held-out loss", "留出集损失"),
@@ -46,10 +44,9 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "各头在这段文本上的行为未必与在模型熟悉的文本上相同。",
     ),
     "fact_loss": ("{loss:.2f} nats per token", "每词元 {loss:.2f} 奈特"),
-    "title_cross": ("cross attention, {queries} tokens at {keys}", "交叉注意力：{queries} 个词元对 {keys} 个词元"),
-    "title_decoder": ("decoder, {tokens} tokens", "解码器，{tokens} 个词元"),
-    "title_encoder": ("encoder, {tokens} tokens", "编码器，{tokens} 个词元"),
-    "title_tokens": ("{tokens} tokens", "{tokens} 个词元"),
+    "title_cross": ("cross attention, {queries} at {keys}", "交叉注意力：{queries}对 {keys}"),
+    "title_decoder": ("decoder, {tokens}", "解码器，{tokens}"),
+    "title_encoder": ("encoder, {tokens}", "编码器，{tokens}"),
     "title_entry": ("entry {entry}", "批次第 {entry} 条"),
     "mixed": ("mixed", "混合"),
     # Comparisons and importance.

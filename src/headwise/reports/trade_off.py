@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwise.amounts import scaled
 from headwise.pictures.colours import stops
 from headwise.reports.figure import INK, MUTED, figure_class, font, quiet, save
 
@@ -19,20 +20,16 @@ MEMORY = {
 WORK = {"FLOPs": "flops", "exponentials": "exponentials"}
 
 
-def write_trade_off(
-    columns: Mapping[str, Sequence[Any]], path: str | os.PathLike[str], *, title: str,
-    scaled: Callable[[float, str], str],
-) -> None:  # fmt: skip
+def write_trade_off(columns: Mapping[str, Sequence[Any]], path: str | os.PathLike[str], *, title: str) -> None:
     """Write a PNG with memory and work over the number of heads, both axes logarithmic.
 
     Args:
         columns: num_heads, head_dim and those of MEMORY and WORK, a value per number of heads.
-        scaled: formats a number with its unit.
     """
     figure: Figure = figure_class()(figsize=(10.4, 4.7), layout="constrained", facecolor="white")
     memory, work = figure.subplots(1, 2)
     _draw(memory, columns, MEMORY, "memory of one layer", lambda value, _: scaled(value, "B"))
-    _draw(work, columns, WORK, "work of one forward pass of one layer", lambda value, _: scaled(value, ""))
+    _draw(work, columns, WORK, "work of one forward pass of one layer", lambda value, _: scaled(value))
     figure.suptitle(title, color=INK, fontproperties=font(12))
     save(figure, Path(path))
 

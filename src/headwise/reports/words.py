@@ -261,6 +261,7 @@ VIEWER: dict[str, tuple[str, str]] = {
     "another": ("Load another text", "载入其他文本"),
     "back_to_text": ("Keep this text", "保留当前文本"),
     "count": ("{n} characters", "{n} 个字符"),
+    "count_one": ("1 character", "1 个字符"),
     "count_limit": ("{n} of {limit} characters", "{n} / {limit} 个字符"),
     "too_long": (
         "The text has {n} characters; this model supports at most {limit}.",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.amounts import scaled
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
 from headwise.lm.loading.remarks import remark, remarks_on_map
 from headwise.lm.loading.tokenized import TokenizedText
@@ -91,7 +92,7 @@ class DecoderModel(LoadedModel):
         return maps, loss
 
     def _described(self) -> Bilingual:
-        c, heads, size = self.model.config, described(self.heads), f"{self.model.num_parameters / 1e6:.1f} M"
+        c, heads, size = self.model.config, described(self.heads), scaled(self.model.num_parameters)
         extras = [] if c.design == STANDARD else [c.design]
         extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} KV"]
         kind = f" ({', '.join(extras)})" if extras else ""

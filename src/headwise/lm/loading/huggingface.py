@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from headwise.amounts import scaled
 from headwise.edit.folder import is_pruned, load_pruned
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
@@ -57,13 +58,11 @@ class TransformersModel(LoadedModel):
         self.layers, self.heads = tuple(found), tuple(amap.shape[1] for amap in found.values())
         self.causal = all(float(amap[0, :, 0, 1].max()) == 0.0 for amap in found.values())
         self._predicts = self._predicts and self.causal
-        size = sum(p.numel() for p in self.model.parameters()) / 1e6
+        size = scaled(sum(p.numel() for p in self.model.parameters()))
         d = width(config)
         wide = ("", "") if d is None else (f", hidden size {d}", f"，隐藏维度 {d}")
         name, heads = type(self.model).__name__, described(self.heads)
-        self.about = Bilingual(
-            f"{name}, {heads}{wide[0]}, {size:.1f} M weights", f"{name}，{heads.zh}{wide[1]}，{size:.1f} M 参数"
-        )
+        self.about = Bilingual(f"{name}, {heads}{wide[0]}, {size} weights", f"{name}，{heads.zh}{wide[1]}，{size} 参数")
 
     def read(self, text: str) -> TokenizedText:
         """Tokenize a text with the folder's tokenizer, including special tokens."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headwise.amounts import counted
 from headwise.events import crosses, module_name
 from headwise.map import AttentionMap
 from headwise.masks import is_causal
@@ -67,10 +68,10 @@ def titles(groups: Sequence[Group]) -> list[str]:
 def _title(group: Group, both: bool, count: int) -> str:
     _, n, m = group.size
     if group.crosses:
-        return message("title_cross", queries=n, keys=m)
+        return message("title_cross", queries=counted("token", n), keys=m)
     if both:
-        return message("title_decoder" if group.causal else "title_encoder", tokens=m)
-    return message("title_tokens", tokens=m) if count > 1 else ""
+        return message("title_decoder" if group.causal else "title_encoder", tokens=counted("token", m))
+    return counted("token", m) if count > 1 else ""
 
 
 def _causal(amap: Kept) -> bool:

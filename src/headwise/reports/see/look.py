@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.amounts import counted
 from headwise.analysis.head_roles import roles
 from headwise.errors import TextError
 from headwise.lm.loading import LoadedModel, TokenizedText
@@ -24,6 +25,7 @@ from headwise.reports.see.places import Places
 from headwise.reports.see.windows import check_length, sample, size_for, slide
 from headwise.reports.see.writes import writes
 from headwise.stats import Measure, Tokens
+from headwise.wording import joined
 
 CAUTIONS = ("untrained_length",)  # remarks that belong into the head of a report
 MARGIN = 0.5  # nats above the held-out losses, beyond which a text is of another kind
@@ -57,9 +59,10 @@ def look_at(
     alike, not_compared = comparisons(found.outputs, maps, places)
     progress("comparing", 1, 1)
     needed, not_measured = importance(subject, reading, places, part(progress, "importance"))
-    counted = "fact_characters" if len(reading) == len(text) else "fact_tokens"
+    sizes = [counted("character", len(text))]
+    sizes += [] if len(reading) == len(text) else [counted("token", len(reading))]
     facts: list[tuple[str, str]] = [
-        (message("text"), message(counted, count=len(text), tokens=len(reading))),
+        (message("text"), joined(sizes)),
         (message("model"), subject.about),
         (message("kernel"), ", ".join(sorted({amap.kernel for amap in maps}))),
     ]
@@ -72,8 +75,9 @@ def look_at(
         least, most = min(subject.heldout.values()), max(subject.heldout.values())
         facts.append((message("heldout"), message("fact_heldout", least=least, most=most)))
         if loss > most + MARGIN:
-            sizes = {"choices": math.exp(loss), "usual": math.exp(most)}
-            facts.append((message("caution"), message("unknown_text", loss=loss, most=most, **sizes)))
+            choices, usual = math.exp(loss), math.exp(most)
+            caution = message("unknown_text", loss=loss, most=most, choices=choices, usual=usual)
+            facts.append((message("caution"), caution))
     remarks = subject.remarks(size or len(reading))
     facts += [(message("caution"), remark) for remark in remarks if remark.code in CAUTIONS]
     rest = [remark for remark in remarks if remark.code not in CAUTIONS]

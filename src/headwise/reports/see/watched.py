@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.amounts import scaled
 from headwise.analysis.head_roles import Roles, roles
 from headwise.errors import ConfigError, ShapeError
 from headwise.events import module_name
@@ -91,8 +92,7 @@ def report(
         raise ConfigError(f"report(record): the record {why}")
     texts = text_of("", tokens, pieces, tokenizer), text_of("decoder_", decoder_tokens, decoder_pieces, tokenizer)
     name = type(record.model).__name__
-    count = sum(p.numel() for p in record.model.parameters())
-    size = f"{count:,}" if count < 100_000 else f"{count / 1e6:.1f} M"
+    size = scaled(sum(p.numel() for p in record.model.parameters()))
     facts: list[tuple[str, str]] = [(message("model"), message("fact_model", name=name, size=size))]
     steps: list[tuple[str, str]] = [(message("steps"), message("fact_steps", count=record.totals.steps))]
     table, images = input_embedding(record.model), images_of(image, grid, image_start, side)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from headwise.amounts import scaled
 from headwise.costs import (
     Attentions,
     Counts,
@@ -35,7 +36,7 @@ from headwise.costs.work import BYTES
 from headwise.nn.counts import attentions_of, counts_of, sizes_of, summary_of
 from headwise.nn.named import names
 from headwise.textbook.plan.layers import kv_heads, layers_table, sizes_of_heads
-from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, scaled, written
+from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, written
 from headwise.textbook.plan.words import named, term
 from headwise.wording import Bilingual, joined
 
@@ -157,7 +158,7 @@ def _sizes(config: ModelConfig, attentions: Attentions) -> str:
     widths = f"{c.d_ff:,}" if c.decoder_d_ff in (0, c.d_ff) else f"{c.d_ff:,} + {c.decoder_d_ff:,}"
     parts.append(term("gated", size=widths) if c.gated else f"d_ff {widths}")
     if c.experts:
-        code, met = "shared_experts" if c.shared_experts else "experts", scaled(active_parameters(c, attentions), "")
+        code, met = "shared_experts" if c.shared_experts else "experts", scaled(active_parameters(c, attentions))
         parts.append(term(code, active=c.active_experts, all=c.experts, shared=c.shared_experts, parameters=met))
     parts.append(term("tied_vocabulary" if c.output == "tied" else "vocabulary_of", size=c.vocab))
     return joined([*parts, term("window", size=c.window)] if c.window else parts)
@@ -175,7 +176,7 @@ def _parameters(config: ModelConfig, attentions: Attentions, total: int) -> Tabl
     parts = parameter_parts(config, attentions)
     rows = [(term("output_part") if name == "output" else named(name), n, n / total) for name, n in parts.items()]
     published = config.published
-    about = term("stated_about_note", count=scaled(published, ""))
+    about = term("stated_about_note", count=scaled(published))
     exact = term("stated_note" if config.stated else "built_note", count=published)
     return Table(
         "parameters", term("parameters_title"),

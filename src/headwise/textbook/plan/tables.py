@@ -1,8 +1,9 @@
-"""A plan as tables of plain numbers, and the formatting of numbers with units."""
+"""A plan as tables of plain numbers, and how their cells are written."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headwise.amounts import scaled, three_figures
 from headwise.costs import Work
 from headwise.textbook.plan.words import term
 from headwise.wording import Bilingual, joined
@@ -61,26 +62,11 @@ def written(value: Value, unit: str) -> str:
     return value if isinstance(value, str) else _WRITE[unit](value)
 
 
-def scaled(value: float, unit: str) -> str:
-    """Format with three significant figures, a decimal prefix and a unit: 1.50 GB."""
-    prefixes = ["", "k", "M", "G", "T", "P", "E", "Z", "Y"]
-    step = 0
-    while abs(value) >= 999.5 and step < len(prefixes) - 1:
-        value, step = value / 1000, step + 1
-    if not step and value == int(value):
-        return f"{value:.0f} {unit}".rstrip()
-    return f"{_three(value)} {prefixes[step]}{unit}".rstrip()
-
-
-def _three(value: float) -> str:
-    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
-
-
 def _seconds(value: float) -> str:
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= size * 0.9995:
-            return f"{_three(value / size)} {unit}" if value < 999.5 or size < 1 else f"{value:,.0f} s"
-    return f"{_three(value * 1e9)} ns"
+            return f"{three_figures(value / size)} {unit}" if value < 999.5 or size < 1 else f"{value:,.0f} s"
+    return f"{three_figures(value * 1e9)} ns"
 
 
 _WRITE: dict[str, Callable[[float], str]] = {
@@ -89,7 +75,7 @@ _WRITE: dict[str, Callable[[float], str]] = {
     "number": lambda x: f"{x:,.0f}" if x >= 9.995 else f"{x:.2f}",
     "bytes": lambda x: scaled(x, "B"),
     "flops": lambda x: scaled(x, "FLOP"),
-    "figure": lambda x: scaled(x, ""),
+    "figure": scaled,
     "seconds": _seconds,
     "share": lambda x: f"{100 * x:.1f} %",
 }

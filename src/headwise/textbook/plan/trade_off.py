@@ -7,7 +7,7 @@ from typing import Any
 from headwise.costs import Work, attention_stages, cache_bytes, score_bytes
 from headwise.errors import ConfigError
 from headwise.nn.counts import counts_of
-from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, scaled
+from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked
 from headwise.textbook.plan.words import term
 from headwise.wording import joined
 
@@ -52,7 +52,7 @@ def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
 
     table = plan.table("trade_off")
     columns = {column.key or column.name: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
-    write_trade_off(columns, path, title=f"{plan.title}, {plan.facts[0][1]}", scaled=scaled)
+    write_trade_off(columns, path, title=f"{plan.title}, {plan.facts[0][1]}")
 
 
 def _row(d_model: int, heads: int, work: Work) -> tuple[Value, ...]:

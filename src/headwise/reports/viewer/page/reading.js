@@ -28,7 +28,7 @@ class Reading {
 
   count() {
     const n = this.length(), { most } = this;
-    byId("count").textContent = most ? fill(T.count_limit, { n: grouped(n), limit: grouped(most) }) : fill(T.count, { n: grouped(n) });
+    byId("count").textContent = most ? fill(T.count_limit, { n: grouped(n), limit: grouped(most) }) : n === 1 ? T.count_one : fill(T.count, { n: grouped(n) });
     byId("count").classList.toggle("over", Boolean(most) && n > most);
   }
 
