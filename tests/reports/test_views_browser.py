@@ -466,8 +466,8 @@ def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
         """,
     )  # fmt: skip
     without, slope = (column.flat.numpy() for column in report.importance.values())
-    np.testing.assert_allclose(out["without"], without, rtol=6e-3, atol=1e-5)
-    np.testing.assert_allclose(out["slope"], slope, rtol=6e-3, atol=1e-5)
+    np.testing.assert_allclose(out["without"], without, rtol=5.1e-2)  # two digits
+    np.testing.assert_allclose(out["slope"], slope, rtol=5.1e-2)
     best = int(without.argmax())
     assert out["most"] == f"L{best // 3}H{best % 3}"
     assert out["least"] == []  # six heads fill the first list

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headwise.amounts import counted
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import ConfigError
 from headwise.pictures.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
+from headwise.reports.ranges import value_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,8 +55,7 @@ def measures_figure(found: CorpusMeasures) -> "Figure":
         colour_bar(figure, image, axes, measure.unit, size=9)
     for axes in grid.flat[len(names) :]:
         axes.set_axis_off()
-    files = len(found.about["files"])
-    counts = f"{found.total.tokens:,} tokens of {files:,} file{'s' * (files > 1)}"
+    counts = f"{counted('token', found.total.tokens)} of {counted('file', len(found.about['files']))}"
     name = found.about["model"]["name"]
     room = int(11 * figure.get_figwidth())  # letters of a line
     shown = name if len(name) <= room else name[: room - 1] + "…"
@@ -64,8 +65,7 @@ def measures_figure(found: CorpusMeasures) -> "Figure":
 
 
 def _panel(axes: "Axes", values: np.ndarray, colours: Any) -> Any:
-    known = values[np.isfinite(values)]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    low, high = value_range(values)
     shown = np.ma.masked_invalid(values)
     image = axes.imshow(shown, cmap=colours, interpolation="nearest", aspect="auto", vmin=low, vmax=high)
     for axis, count, what in ((axes.xaxis, values.shape[1], "head"), (axes.yaxis, values.shape[0], "layer")):

@@ -1,4 +1,4 @@
-"""The upper end of colour scales, and large maps reduced without losing thin lines."""
+"""The ends of scales, and large maps reduced without losing thin lines."""
 
 import numpy as np
 
@@ -6,6 +6,19 @@ import numpy as np
 # keys, would determine the scale.
 SATURATED = 0.05
 LEVELS = 1023  # of the weights in a page
+# Statistics are exact to this share of their size, or to a few roundings of a mass of 1: less is no difference.
+ROUNDING, LEAST_RANGE = 1e-5, 5e-7
+
+
+def value_range(values: np.ndarray) -> tuple[float, float]:
+    """The smallest and the largest finite value; one number twice, 0 if it is rounding itself, if they differ by
+    rounding alone or there are none."""
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    size = max(abs(low), abs(high))
+    if high - low > max(ROUNDING * size, LEAST_RANGE):
+        return low, high
+    return (0.0, 0.0) if size <= LEAST_RANGE else (high, high)
 
 
 def halves(weights: np.ndarray) -> tuple[np.ndarray, int]:

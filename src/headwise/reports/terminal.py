@@ -12,6 +12,7 @@ from rich.text import Text
 from headwise.errors import check_choice
 from headwise.reports.data import Report
 from headwise.reports.messages import message
+from headwise.reports.ranges import value_range
 from headwise.reports.words import label, words
 from headwise.stats import known
 from headwise.wording import in_language, language_of
@@ -115,9 +116,9 @@ def _cell(values: np.ndarray, at: tuple[int, int]) -> Text:
     x = float(values[at])
     if not np.isfinite(x):
         return Text("— ·", style="bold red")
-    known = values[np.isfinite(values)]
-    low, most = min(0.0, float(known.min())), float(np.abs(known).max())
-    decimals = 0 if most >= 1000 else 1 if most >= 100 else 2
-    share = (x - low) / (float(known.max()) - low) if known.max() > known.min() else 0.0
-    number = Text(f"{x:.{decimals}f} ", style="dim" if share < 0.07 else "")
+    least, most = value_range(values)
+    low, size = min(0.0, least), max(abs(least), abs(most))
+    decimals = 0 if size >= 1000 else 1 if size >= 100 else 2
+    share = (x - low) / (most - low) if most > least else 0.0
+    number = Text(f"{round(x, decimals) + 0.0:.{decimals}f} ", style="dim" if share < 0.07 else "")  # + 0.0: no −0
     return number.append(BARS[round(share * (len(BARS) - 1))], style="cyan" if share >= 0.07 else "dim")

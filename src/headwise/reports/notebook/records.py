@@ -7,6 +7,7 @@ import numpy as np
 from headwise.map import AttentionMap
 from headwise.reports.messages import message
 from headwise.reports.notebook.small import CELLS, MOST, small, small_maps
+from headwise.reports.ranges import value_range
 from headwise.reports.words import label, unit, words
 from headwise.shown import register
 from headwise.table import HeadTable
@@ -49,10 +50,9 @@ def _statistics(table: HeadTable, lang: str) -> str:
     cells = []
     for name, column in table.items():
         values = table.dense(name).numpy(force=True)
-        known = values[np.isfinite(values)]
-        if not known.size:
+        if not np.isfinite(values).any():
             continue
-        low, high = float(known.min()), float(known.max())
+        low, high = value_range(values)
         shares = (values - low) / (high - low) if high > low else np.zeros_like(values)
         title = f"{label(name, lang)}: {number(low)} – {number(high)} {unit(column.unit, lang)}"
         cells.append((escape(title), small(shares, title)))

@@ -24,9 +24,9 @@ function drawCard(box, layer, head) {
 function drawTicks(canvas, values, value) {
   const width = canvas.clientWidth, height = canvas.clientHeight;
   const context = fitCanvas(canvas), known = values.filter((v) => v !== null);
-  const low = Math.min(...known), high = Math.max(...known);
+  const range = valueRange(known);
   const stroke = (v, colour, thick, tall) => {
-    const x = 3 + (high > low ? (v - low) / (high - low) : 0.5) * (width - 6);
+    const x = 3 + shareOf(v, range, 0.5) * (width - 6);
     context.fillStyle = colour;
     context.fillRect(x - thick / 2, (height - tall) / 2, thick, tall);
   };

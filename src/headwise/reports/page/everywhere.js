@@ -36,7 +36,7 @@ class Everywhere {
     byId("everywhere").replaceChildren(...lists);
   }
 
-  // The largest of the shares; without the first token and the unit itself if that is chosen.
+  // The largest of the shares, to five digits, so that rounding orders no heads; without the first token and the unit itself if that is chosen.
   largest(shares, units, unit) {
     const plain = byId("no-sink").checked;
     let most = -1;
@@ -44,7 +44,7 @@ class Everywhere {
       const left = plain && (units[i].c0 === 0 || (units === unitsOf(unit.side) && i === unit.index));
       if (!left && (most < 0 || shares[i] > shares[most])) most = i;
     }
-    return most < 0 ? { unit: null, weight: 0 } : { unit: units[most], weight: shares[most] };
+    return most < 0 ? { unit: null, weight: 0 } : { unit: units[most], weight: Number(shares[most].toPrecision(5)) };
   }
 
   list(title, lines, colour, name) {

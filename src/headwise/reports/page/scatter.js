@@ -26,12 +26,11 @@ class Scatter {
     svg.append(svgPart("text", { x: (PLANE.left + PLANE.width - PLANE.right) / 2, y: PLANE.height - 4, "text-anchor": "middle" }, name(x)));
     const middle = (PLANE.top + PLANE.height - PLANE.bottom) / 2;
     svg.append(svgPart("text", { x: 10, y: middle, "text-anchor": "middle", transform: `rotate(-90 10 ${middle})` }, name(y)));
-    const known = colour.values.filter((v) => v !== null), low = Math.min(...known), high = Math.max(...known);
-    this.range = [low, high];
+    this.range = valueRange(colour.values);
     const size = this.heads.length > 400 ? 3.5 : 6;
     this.points = this.heads.map(([layer, head], i) => {
       if (x.values[i] === null || y.values[i] === null) return null;
-      const value = colour.values[i], at = high > low ? (value - low) / (high - low) : 0.5;
+      const value = colour.values[i], at = shareOf(value, this.range, 0.5);
       const fillOf = value === null ? css("--masked") : `rgb(${colourAt(0.12 + 0.88 * at)})`;
       const point = svgPart("circle", { cx: places[0].at(x.values[i]), cy: places[1].at(y.values[i]), r: size, fill: fillOf });
       point.append(svgPart("title", {}, `${nameOfPoint(layer, head)} · ${x.label} ${fixed(x.values[i])}, ${y.label} ${fixed(y.values[i])}, ${colour.label} ${fixed(value)}`));
@@ -46,8 +45,7 @@ class Scatter {
 
   // Positions of values between two ends, with a little room.
   along(column, from, to) {
-    const known = column.values.filter((v) => v !== null);
-    let low = Math.min(...known), high = Math.max(...known);
+    let [low, high] = valueRange(column.values);
     if (!(high > low)) [low, high] = [low - 0.5, high + 0.5];
     const room = 0.05 * (high - low);
     [low, high] = [low - room, high + room];

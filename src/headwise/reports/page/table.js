@@ -57,16 +57,11 @@ class Numbers {
   row(layer, head) {
     const cells = this.columns.map((column) => {
       const value = column.value(layer, head);
-      const cell = make("td", { className: column.word ? "word" : "", textContent: column.word ? value || "–" : column.meter ? decimals(value, column.meter) : value });
-      if (column.word && value) {
-        const dot = make("i", { className: "dot" });
-        dot.style.setProperty("--kind", colourOf(value));
-        cell.prepend(dot);
-      }
+      if (column.word) return make("td", { className: "word" }, ...wordsOf(value));
+      const cell = make("td", { textContent: column.meter ? decimals(value, column.meter) : value });
       if (column.meter && value !== null) {
         cell.classList.add("meter");
-        const [low, high] = column.meter;
-        cell.style.backgroundSize = `${high > low ? (44 * (value - low)) / (high - low) : 0}px 2px`;
+        cell.style.backgroundSize = `${44 * shareOf(value, column.meter, 0)}px 2px`;
       }
       return cell;
     });
@@ -103,15 +98,27 @@ class Numbers {
   }
 }
 
+// A list as parts that lines are broken between, after a dot in the colour of its first part.
+function wordsOf(value) {
+  if (!value) return ["–"];
+  const dot = make("i", { className: "dot" });
+  dot.style.setProperty("--kind", colourOf(value));
+  return value.split(T.list_comma).flatMap((part, i) => {
+    const whole = make("span", {}, ...(i ? [] : [dot]), part);
+    return i ? [T.list_comma, whole] : [whole];
+  });
+}
+
 // The same number of decimals for the whole column: three digits for its largest number.
 function decimals(value, [low, high]) {
   if (value === null) return "–";
   const most = Math.max(Math.abs(low), Math.abs(high));
   if (most >= 1e5 || (most > 0 && most < 1e-3)) return value.toExponential(2);
-  return value.toFixed(most >= 100 ? 1 : most >= 10 ? 2 : 3);
+  return value.toFixed(most >= 100 ? 1 : most >= 10 ? 2 : 3).replace(/^-(?=[0.]+$)/, "");
 }
 
+// From 0, or the smallest number if that is below it.
 function extent(values) {
-  const known = values.filter((v) => v !== null);
-  return known.length ? [Math.min(0, ...known), Math.max(...known)] : [0, 0];
+  const [low, high] = valueRange(values);
+  return [Math.min(0, low), high];
 }

@@ -109,7 +109,7 @@ class Heads {
 
   words(chosen) {
     const known = chosen ? this.thumbs.map((thumb) => this.value(thumb)).filter((v) => v !== null) : [];
-    const low = Math.min(...known), high = Math.max(...known), { about, unit } = chosen?.words[language] ?? {};
+    const range = valueRange(known), [low, high] = range, { about, unit } = chosen?.words[language] ?? {};
     for (const thumb of this.thumbs) {
       const value = chosen && this.value(thumb), name = fill(T.head_name, thumb);
       const numbers = Object.keys(this.text.statistics ?? {}).map((key) => `${this.label(key)} ${fixed(this.value(thumb, key))}`);
@@ -117,7 +117,7 @@ class Heads {
       thumb.setAttribute("aria-label", chosen ? `${name}, ${this.label(this.statistic)} ${fixed(value)}` : name);
       thumb.querySelector(".caption").textContent = chosen ? `${fill(T.short_name, thumb)} · ${fixed(value)}` : "";
       thumb.querySelector("i").style.display = chosen ? "" : "none";
-      thumb.style.setProperty("--kind", value === null || !known.length ? "transparent" : `rgb(${colourAt(high > low ? (value - low) / (high - low) : 1)})`);
+      thumb.style.setProperty("--kind", value === null || !known.length ? "transparent" : `rgb(${colourAt(shareOf(value, range, 1))})`);
     }
     byId("statistic-says").textContent = known.length
       ? `${about} ${fill(T.statistic_bar, { name: this.label(this.statistic), low: fixed(low), high: fixed(high), unit })}`.trim() : "";
