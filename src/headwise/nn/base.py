@@ -165,11 +165,10 @@ class AttentionLayer(Shown, nn.Module):
         if isinstance(mask, Tensor):
             mask, bias = self._mask_of_tensor(mask, x, context, cache)
             self.check(x, context, cache, mask, scores := scores + bias)
+            _, scores = self._over_held(None, scores, x, cache)
         else:
             self.check(x, context, cache, mask, scores)
-            mask = self._mask_of_held(mask, x, cache)
-        if scores and cache is not None:
-            scores = self._scores_of_held(scores, x, cache)
+            mask, scores = self._over_held(mask, scores, x, cache)
         limits = None if cache is None else cache.limits(x.shape[1], self.num_heads)
         if limits is not None:
             mask = limits if mask is None else mask & limits
@@ -213,27 +212,18 @@ class AttentionLayer(Shown, nn.Module):
             keys -= gap.size
         return of_argument(mask, Grid(x.shape[0], self.num_heads, x.shape[1], keys))
 
-    def _mask_of_held(self, mask: Mask | None, x: Tensor, cache: Cache | None) -> Mask | None:
-        """Return a mask over all tokens as that of the keys that the cache holds and the new ones."""
-        if mask is None or cache is None:
-            return mask
-        gap = gap_of(cache)
-        if gap.start == gap.stop:  # the same object keeps what is derived from it
-            return mask
-        return mask.with_gap(gap, self._grid_of_held(x, cache))
-
-    def _scores_of_held(self, scores: tuple[Score, ...], x: Tensor, cache: Cache) -> tuple[Score, ...]:
-        """Return scores over all tokens as those of the keys that the cache holds and the new ones."""
-        gap = gap_of(cache)
-        if gap.start == gap.stop:
-            return scores
-        grid = self._grid_of_held(x, cache)
-        return tuple(one.with_gap(gap, grid) if isinstance(one, Score) else one for one in scores)
-
-    def _grid_of_held(self, x: Tensor, cache: Cache) -> Grid:
-        """The new queries, and the keys that the cache holds together with the new ones."""
+    def _over_held(
+        self, mask: Mask | None, scores: tuple[Score, ...], x: Tensor, cache: Cache | None
+    ) -> tuple[Mask | None, tuple[Score, ...]]:
+        """Return a mask and scores over all tokens as those of the keys that the cache holds and the new ones."""
+        if cache is None or (mask is None and not scores):
+            return mask, scores
         gap, n = gap_of(cache), x.shape[1]
-        return Grid(x.shape[0], self.num_heads, n, cache.seen + n - gap.size)
+        if gap.start == gap.stop:  # the same object keeps what is derived from it
+            return mask, scores
+        grid = Grid(x.shape[0], self.num_heads, n, cache.seen + n - gap.size)
+        mask = None if mask is None else mask.with_gap(gap, grid)
+        return mask, tuple(one.with_gap(gap, grid) if isinstance(one, Score) else one for one in scores)
 
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
