@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from headwise.cli.interruption import CODE
 from headwise.cli.options import Estimate, Lang, Model, load, progress_bar, stop
 from headwise.cli.streams import STREAM, is_read, read_from, stdin_text, typed
 from headwise.cli.words import said, say
@@ -121,7 +122,7 @@ def train(
         _heads(out, console)
     if not outcome.finished:
         say(console, "stopped_training", step=outcome.step)
-        raise typer.Exit(130)
+        raise typer.Exit(CODE)
     say(console, "trained", path=out)
 
 
@@ -170,7 +171,7 @@ def _resumable() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         say(Console(stderr=True), "interrupted_training")
-        raise typer.Exit(130) from None
+        raise typer.Exit(CODE) from None
 
 
 def _heads(out: Path, console: Console) -> None:

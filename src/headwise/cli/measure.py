@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from headwise.cli.interruption import CODE
 from headwise.cli.options import AnyModel, Lang, check_file, progress_bar
 from headwise.cli.streams import is_stream
 from headwise.cli.words import say
@@ -82,7 +83,7 @@ def measure(
             _print_how_to_resume(out, restart)
         else:
             atexit.unregister(ranks.leave)  # all are to end at once
-        raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
+        raise typer.Exit(143 if isinstance(stop, _Terminated) else CODE) from None
     except (HeadwiseError, OSError) as error:
         ranks.fail(str(error))
         if ranks.first or isinstance(error, Deserted):

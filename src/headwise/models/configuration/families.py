@@ -40,9 +40,9 @@ def model_config(config: Any, name: str, source: str) -> ModelConfig:
         raise ConfigError("attends in windows in some layers, which is not supported", "部分层使用滑动窗口，尚不支持")
     heads, decoder_heads = found.pop("heads", {}), found.pop("decoder_heads", {})
     both = num_layers(c) or 0
-    layers = both - found.get("decoder_layers", 0)
-    if layers + found.get("decoder_layers", 0) < 1:
+    if both < 1:
         raise ConfigError("has no layers", "没有任何层")
+    layers = both - found.get("decoder_layers", 0)
     own = _without_nothing({"num_heads": num_heads(c), **heads})
     whole = ModelConfig(
         name, width(c) or 0, layers, found.pop("d_ff"), c.vocab_size, tuple(own.items()), 0, source,
