@@ -18,6 +18,7 @@ It stores q, k and each row's log-sum-exp: p_ij = exp(S_ij − lse_i), O(n) memo
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -26,17 +27,19 @@ from headwise import map_file, map_index, pooling
 from headwise.amounts import scaled
 from headwise.errors import ConfigError, KernelError, ShapeError, check_whole
 from headwise.kernels import KERNELS, check_name, named as kernel_of, read
-from headwise.kernels.graph import has_no_numbers
+from headwise.kernels.graph import has_no_numbers, in_graph
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.kernels.reads import Matrix
 from headwise.map_products import TransposedMap, linear_operator, operand, reading
 from headwise.masks import Mask
+from headwise.masks.tensors import put_tensors, take_tensors
 from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.rule import Rule
 from headwise.shown import Shown
 from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
 from headwise.tiles import Tile
+from headwise.unchanged import add_up, noted
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -52,7 +55,9 @@ class AttentionMap(Shown):
 
     Attributes:
         q, k: [b, h, n, d] and [b, h_kv, m, d], the tensors given to `attend` (no copy), in float32 if the keys were
-            quantized (they are dequantized when they are first read); lse: [b, h, n].
+            quantized (they are dequantized when they are first read); lse: [b, h, n]. A read raises ConfigError if one
+            of them, or a tensor of the mask or the scores, was changed in place since; keep `clone()` of a map to read
+            it after such a change. A cache that is written after the keys of the map changes none of them.
         rule: mask, scale and sizes; kernel: the kernel that computed it; refusals: why faster kernels did not.
         named: the kernel named in the call, which then also reads the map, or raises KernelError. "auto": the fastest
             kernel that supports a read, or the one that `use_kernel` or HEADWISE_KERNEL names at that time.
@@ -75,18 +80,35 @@ class AttentionMap(Shown):
         refusals: Mapping[str, str] | None = None,
         nonfinite_values: Tensor | None = None,
     ) -> None:
-        self.q, self.lse, self.rule = q.detach(), lse.detach(), rule.kept()
+        self._q, self.lse, self.rule = q.detach(), lse.detach(), rule.kept()
         self._k = k.detach() if isinstance(k, Tensor) else k
+        self._inputs = noted(self._q, self._k, self.rule)
         self.kernel, self.named, self.refusals = kernel, named, dict(refusals or {})
         self.read_by: dict[str, str] = {}
         self.nonfinite_values = nonfinite_values
         self.measured: Measurements | None = None
 
     @property
+    def q(self) -> Tensor:
+        """The queries, [b, h, n, d]."""
+        self._check()
+        return self._q
+
+    @property
     def k(self) -> Tensor:
         """The keys, [b, h_kv, m, d]."""
-        self._k = decoded(self._k)
+        self._check()
+        if not isinstance(self._k, Tensor):
+            self._k = decoded(self._k)
+            self._inputs = noted(self._q, self._k, self.rule)
         return self._k
+
+    def _check(self) -> None:
+        """Raise if an input has changed. What a graph returns is noted when it is first read."""
+        if self._inputs is None:
+            self._inputs = noted(self._q, self._k, self.rule)
+        elif not in_graph():
+            self._inputs.check(lambda: add_up(self._q, decoded(self._k), self.lse, self.rule))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -284,6 +306,18 @@ class AttentionMap(Shown):
             nonfinite_values=strange,
         )  # fmt: skip
 
+    def clone(self) -> "AttentionMap":
+        """Return the same map with copies of q, k and the tensors of its mask and scores: O(n) memory. It can be read
+        after those were changed in place."""
+        self._check()
+        same = copy(self)
+        same._q, same._k = self._q.clone(), self._k.clone()
+        mask, held = take_tensors(self.rule.mask)
+        scores = tuple(score.mapped(Tensor.clone) for score in self.rule.scores)
+        same.rule = replace(self.rule, mask=put_tensors(mask, [x.clone() for x in held]), scores=scores)
+        same._inputs = noted(same._q, same._k, same.rule)
+        return same
+
     def using(self, kernel: str) -> "AttentionMap":
         """Return the same map with another kernel for its reads, which run with it or raise; "auto": the fastest that
         supports a read. No copy.
@@ -296,7 +330,7 @@ class AttentionMap(Shown):
 
     def __repr__(self) -> str:
         b, h, n, m = self.shape
-        size = sum(x.numel() * x.element_size() for x in (self.q, self.lse)) + self._k.nbytes
+        size = sum(x.numel() * x.element_size() for x in (self._q, self.lse)) + self._k.nbytes
         scores = "".join(f", {score!r}" for score in self.rule.scores)
         missing = self.rule.grid.gap
         gap = f" without tokens {missing.start}:{missing.stop}" if missing.size else ""
@@ -305,6 +339,14 @@ class AttentionMap(Shown):
             f"kernel {self.kernel}; "
             f"{scaled(size, 'B')} stored, {scaled(b * h * n * m * 4, 'B')} if dense)"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._check()
+        return {**vars(self), "_inputs": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._inputs = noted(self._q, self._k, self.rule)  # a copy's memory has counts of its own
 
     @property
     def _matrix(self) -> Matrix:

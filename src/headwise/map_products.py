@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 class Readable(Protocol):
     """An `AttentionMap` as this module uses it."""
 
-    q: Tensor
     lse: Tensor
 
+    @property
+    def q(self) -> Tensor: ...
     @property
     def k(self) -> Tensor: ...
     @property

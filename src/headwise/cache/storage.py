@@ -172,7 +172,7 @@ class Rows:
             return
         self._parts = tuple(self._with_room(i, part, end) for i, part in enumerate(new.parts))
         for room, part in zip(self._parts, new.parts, strict=True):
-            room[:, :, self.length : end] = part
+            _write(room, self.length, end, part)
         self.length = end
 
     def read(self) -> Tensor:
@@ -207,5 +207,12 @@ class Rows:
         b, h, _, d = new.shape
         room = new.new_empty(b, h, size if self._capacity is None else self._capacity, d)
         if held is not None:
-            room[:, :, : self.length] = held[:, :, : self.length]
+            _write(room, 0, self.length, held[:, :, : self.length])
         return room
+
+
+def _write(room: Tensor, start: int, stop: int, new: Tensor) -> None:
+    """Write where nobody has read yet. Through `.data` it is no change of the vectors before, of which attention maps
+    and autograd hold views."""
+    room = room if torch.compiler.is_compiling() else room.data
+    room[:, :, start:stop] = new

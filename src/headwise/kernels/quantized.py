@@ -72,7 +72,7 @@ class QuantizedKV:
 
     def decoded(self) -> Tensor:
         """Dequantize: steps times scales, [b, h, m, d] in `dtype`."""
-        return self.steps.to(torch.float32).mul_(_over(self.scales, self.parts)).to(self.dtype)
+        return (self.steps * _over(self.scales, self.parts)).to(self.dtype)
 
     def bound(self) -> Tensor:
         """Upper bound of |decoded() − x| for the x given to `of`, float64 [b, h, m, d]: half a step plus the rounding
@@ -86,6 +86,10 @@ class QuantizedKV:
     def to(self, dtype: torch.dtype) -> "QuantizedKV":
         """The same quantized vectors with another `dtype`."""
         return self if dtype == self.dtype else replace(self, dtype=dtype)
+
+    def clone(self) -> "QuantizedKV":
+        """The same vectors with memory of their own."""
+        return replace(self, steps=self.steps.clone(), scales=self.scales.clone())
 
     @property
     def shape(self) -> torch.Size:

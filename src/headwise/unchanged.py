@@ -1,0 +1,142 @@
+"""Notices that tensors which a map refers to without a copy were changed in place.
+
+PyTorch counts the in-place changes of a tensor's memory, by which autograd checks the tensors that it has saved. Noting
+a count costs nothing. But all tensors that share the memory share it, so a static KV cache that is written on raises it
+although the keys of the map are the same. Keys that had been written to before are therefore looked at where their
+count has changed: some are kept, and must have the same bits; and the weights of a query, which follow from all of its
+keys and the log-sum-exp that the map stores, must still add up to one.
+
+PyTorch counts no changes of tensors of `torch.inference_mode`, nor those made through `.data`, NumPy, CUDA graphs or
+other libraries' kernels; they go unnoticed. What a compiled function returns is noted when it is first read.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError
+from headwise.kernels.graph import has_no_numbers, in_graph
+from headwise.kernels.quantized import Vectors
+from headwise.masks import Span, State
+from headwise.masks.tensors import take_tensors
+from headwise.rule import Rule
+from headwise.tiles import stream
+
+PROBES = 64  # keys of each head that are kept, evenly spaced
+PAIRS = 1 << 18  # weights of each head, at most, that are added up: those of the last queries if there are more
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+CALLED = {
+    "q": ("q", "q"), "k": ("k", "k"), "mask": ("a tensor of its mask", "掩码的张量"),
+    "score": ("a tensor of its scores", "分数项的张量"),
+}  # fmt: skip
+
+
+class Original(NamedTuple):
+    """A tensor as it was. name: what it is, a key of CALLED. version: PyTorch's count of the changes of its memory.
+    probes: some of its rows, if it may be read after its count has changed; else None."""
+
+    name: str
+    tensor: Tensor
+    version: int
+    probes: Tensor | None = None
+
+
+class Unchanged:
+    """The inputs of a map as they were when it was made.
+
+    Args:
+        q, k: the queries and keys. rule: its mask and scores may have tensors too, and of k only keys that a query may
+            attend to matter.
+    """
+
+    def __init__(self, q: Tensor, k: Vectors, rule: Rule) -> None:
+        self._originals: list[Original] = []
+        self._rule = rule
+        self._add("q", [q])
+        if not rule.mask.value:
+            self._add("mask", take_tensors(rule.mask)[1])
+        for score in rule.scores:
+            held: list[Tensor] = []
+            score.mapped(lambda x, held=held: held.append(x) or x)  # type: ignore[misc]
+            self._add("score", held)
+        # The last, since the others must be the same where its weights are added up.
+        self._add("k", [k] if isinstance(k, Tensor) else [k.steps, k.scales])
+
+    def _add(self, name: str, tensors: Iterable[Tensor]) -> None:
+        for x in tensors:
+            if x.is_inference() or has_no_numbers(x):
+                continue
+            written = name == "k" and x._version > 0 and type(x) is Tensor
+            self._originals.append(Original(name, x, x._version, _probes(x) if written else None))
+
+    def check(self, still: Callable[[], bool]) -> None:
+        """Raise ConfigError if one of the tensors has been changed; it names which.
+
+        Args:
+            still: whether the keys still fit the log-sum-exp, `add_up`; called only if their count has changed.
+        """
+        for at, (name, x, version, probes) in enumerate(self._originals):
+            if x._version == version:
+                continue
+            now = x._version
+            if probes is None or self._moved(x, probes) or not still():
+                raise _changed(name)
+            self._originals[at] = Original(name, x, now, probes)
+
+    def _moved(self, x: Tensor, probes: Tensor) -> bool:
+        """Whether one of the kept keys is another one now, and a query of its batch entry may attend to it."""
+        different = (_probes(x) != probes).any(-1).any(1)  # [b, probes]
+        moved = different.any(0)
+        for key, where in zip(_places(x.shape[2], x.device)[moved].tolist(), different.T[moved], strict=True):
+            rows, cols = Span(0, self._rule.grid.n), Span(key, key + 1)
+            state = self._rule.mask.state(rows, cols, self._rule.grid)
+            if state is State.MIXED:
+                where = where & self._rule.allowed(rows, cols, x.device).flatten(1).any(1)
+            if state is not State.EMPTY and bool(where.any()):
+                return True
+        return False
+
+
+def noted(q: Tensor, k: Vectors, rule: Rule) -> Unchanged | None:
+    """The inputs of a map as they are now; None while PyTorch records operations or wraps tensors."""
+    return None if in_graph() else Unchanged(q, k, rule)
+
+
+@torch.no_grad()
+def add_up(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> bool:
+    """Whether the weights of the last queries [b, h, n, d] over all keys [b, h_kv, m, d], with that of a learned sink,
+    add up to one: whether the log-sum-exp [b, h, n] is theirs. Those of fully masked queries add up to zero; queries
+    whose weights are NaN do not count."""
+    n, m = rule.grid.n, rule.grid.m
+    rows = Span(max(0, n - max(1, PAIRS // max(1, m))), n)
+    lse = lse[:, :, slice(*rows)]
+    q, k = (x.to(lse.dtype) for x in (q[:, :, slice(*rows)], k))
+    total = torch.zeros_like(lse)
+    for tile in stream(q, k, lse, rule.rows(rows)):
+        total[:, :, slice(*tile.rows)] += tile.mass + tile.sink_weight * tile.first
+    expected = (lse > -torch.inf).to(lse)
+    error = 1e-3 + 16 * torch.finfo(lse.dtype).eps * lse.abs().nan_to_num(posinf=0.0, neginf=0.0)
+    return bool((((total - expected).abs() <= error) | ~(lse < torch.inf)).all())
+
+
+def _places(count: int, device: torch.device) -> Tensor:
+    """Which of `count` rows are kept: evenly spaced, the last among them."""
+    return torch.arange(count - 1, -1, -max(1, count // PROBES), device=device)
+
+
+def _probes(x: Tensor) -> Tensor:
+    """Some rows of x [b, h, m, d], copied, as bits; rows of one number each if they are scales."""
+    rows = x.detach().index_select(2, _places(x.shape[2], x.device))
+    return rows.view(BITS[x.element_size()])
+
+
+def _changed(name: str) -> ConfigError:
+    en, zh = CALLED[name]
+    return ConfigError(
+        f"this attention map cannot be read any more: {en}, or a tensor that shares its memory, was changed in place "
+        f"since. A map refers to its inputs without a copy: read it before, or keep map.clone()",
+        f"这个注意力图已无法读取：{zh}（或与其共享内存的张量）之后被就地修改。注意力图引用其输入而不复制："
+        f"请在修改之前读取，或保留 map.clone()",
+    )
