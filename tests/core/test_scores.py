@@ -160,6 +160,22 @@ def test_only_wanted_gradients_are_made() -> None:
     assert q.grad is None
 
 
+@pytest.mark.parametrize("kernel", [*ABLE, "compiled"])
+@pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (0, 1), (3, 0), (0, 3), (3, 5)])
+def test_gradients_where_no_key_is_seen_are_zero(sizes: tuple[int, int], kernel: str) -> None:
+    n, m = sizes
+    learned = [torch.ones(2, requires_grad=True), torch.ones(2, 5, requires_grad=True), torch.ones(2)]
+    score = ALiBi(learned[0]), RelativeBias(learned[1], -2), SinkLogits(learned[2].requires_grad_())
+    q, k, v = torch.randn(1, 2, n, 4), torch.randn(1, 2, m, 4), torch.randn(1, 2, m, 4, requires_grad=True)
+    mask = Dense(torch.zeros(n, m, dtype=torch.bool))
+    call = torch.compile(run, backend="aot_eager") if kernel == "compiled" else run
+    call("auto" if kernel == "compiled" else kernel, q, k, v, mask=mask, score=score).sum().backward()
+    for x in (*learned, v):
+        assert x.grad is not None
+        assert x.grad.shape == x.shape
+        assert not x.grad.any()
+
+
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(data=st.data())
 def test_random_shapes_equal_pytorch(data: st.DataObject) -> None:

@@ -6,7 +6,7 @@ mask and scores. PyTorch thus detects in-place changes between the two passes, a
 from what these hooks return.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,9 +115,20 @@ class _Attend(torch.autograd.Function):
         call = Call(q, k, v, rule, ctx.dropout_p, ctx.seed, on_delta=ctx.on_delta)
         if ctx.values_finite is not None:
             call.__dict__["values_finite"] = ctx.values_finite  # computed in the forward pass
+        learned, wanted = (relative, sinks, *rest[: ctx.biases]), ctx.needs_input_grad[7:]
         with own_dtypes(q):
-            found = ctx.kernel.gradients(call, out, lse, grad_out, ctx.needs_input_grad[7:])
-        return None, None, None, None, *found
+            found = ctx.kernel.gradients(call, out, lse, grad_out, wanted)
+        return None, None, None, None, *complete(found, learned, wanted)
+
+
+def complete(
+    found: Iterable[Tensor | None], learned: Iterable[Tensor | None], wanted: Iterable[bool]
+) -> list[Tensor | None]:
+    """The gradients of q, k, v and `learned`, with zeros for those wanted that the kernel does not have: a table of
+    distances without entries is not passed to it."""
+    dq, dk, dv, *others = found
+    each = zip(others, learned, wanted, strict=True)
+    return [dq, dk, dv, *(torch.zeros_like(x) if d is None and want and x is not None else d for d, x, want in each)]
 
 
 def _terms(call: Call) -> Terms:

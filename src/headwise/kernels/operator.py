@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headwise.errors import KernelError
 from headwise.kernels import KERNELS, run
+from headwise.kernels.autograd import complete
 from headwise.kernels.call import Call
 from headwise.kernels.written import read
 from headwise.masks import Grid
@@ -74,6 +75,8 @@ def attend_backward(*given: Any) -> list[Tensor]:
     call, kernel = _call(*of_call), list(KERNELS.values())[int(ran)]
     with torch.no_grad():
         found = kernel.gradients(call, out, lse, grad_out, wanted)
+    _, _, _, relative, sinks, biases, *_ = given
+    found = complete(found, (relative, sinks, *biases), wanted)
     return [x.contiguous() for x in found if x is not None]
 
 
