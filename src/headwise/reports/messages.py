@@ -95,6 +95,14 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "The outputs of each head are not known for this model: heads are compared by their maps only.",
         "此模型各头的输出未知，因此只按注意力图比较。",
     ),
+    "maps_only_finite": (
+        "Outputs of heads are NaN or infinite: heads are compared by their maps only.",
+        "有的头输出为 NaN 或无穷大，因此只按注意力图比较。",
+    ),
+    "not_compared_finite": (
+        "Outputs of heads are NaN or infinite: heads are not compared.",
+        "有的头输出为 NaN 或无穷大，因此不作比较。",
+    ),
     "gradient_only": (
         "Ablating each of the {heads} heads would take {work:.0e} operations, so importance is estimated by the "
         "gradient of the loss only; headwise.analysis.ablation_importance computes it.",
@@ -177,7 +185,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "hw.show(record, tokenizer, tokens=ids) shows every weight with its tokens.",
         "hw.show(record, tokenizer, tokens=ids) 可显示每个权重及其词元。",
     ),
-    # Warnings and errors of the viewer.
+    # NaN and infinity, in reports and the viewer.
     "not_finite": (
         "Layer {layer}, head {head}: the scores of {count:,} queries are NaN or infinite and are not shown.",
         "第 {layer} 层第 {head} 头：{count:,} 个查询的分数为 NaN 或无穷大，图中不显示。",
@@ -187,6 +195,15 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "affected.",
         "第 {layer} 层第 {head} 头：值中有 {count:,} 个数为 NaN 或无穷大；其权重不受影响。",
     ),
+    "windows_values_not_finite": (
+        "Layer {layer}, head {head}: NaN or infinity is among its values; its weights are not affected.",
+        "第 {layer} 层第 {head} 头：值中含有 NaN 或无穷大；其权重不受影响。",
+    ),
+    "more_not_finite": (
+        "NaN or infinity in the scores or values of {heads:,} heads in total.",
+        "共有 {heads:,} 个头的分数或值含有 NaN 或无穷大。",
+    ),
+    # Errors of the viewer.
     "too_many_characters": (
         "the text has {n:,} characters; at most {characters:,} characters and {tokens:,} tokens are supported: {why}",
         "文本有 {n:,} 个字符；上限为 {characters:,} 个字符、{tokens:,} 个词元：{why}。",

@@ -39,6 +39,9 @@ def comparisons(
         return [], [message("not_compared", heads=heads, most=MOST)]
     if not outputs:
         return alike(maps, places), [message("maps_only")]
+    if not all(bool(x.isfinite().all()) for x in outputs):
+        compared = alike(maps, places)
+        return compared, [message("maps_only_finite" if compared else "not_compared_finite")]
     found = output_similarities(outputs, ("cosine", "cka"))
     return [*(_comparison(found[kind], places, kind) for kind in ("cka", "cosine")), *alike(maps, places)], []
 
@@ -49,7 +52,7 @@ def alike(maps: Sequence[AttentionMap], places: Places) -> list[Comparison]:
         return []
     try:
         return [_comparison(map_divergence(maps), places, "maps")]
-    except ConfigError:  # in a sparse mixture, two heads may have no query in common
+    except ConfigError:  # a weight is NaN, or in a sparse mixture two heads have no query in common
         return []
 
 

@@ -15,6 +15,7 @@ from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.lm.loading.base import Look
 from headwise.map import AttentionMap
 from headwise.progress import Progress, ignored, part
+from headwise.reports import nonfinite
 from headwise.reports.data import Passage, Report
 from headwise.reports.messages import message
 from headwise.reports.see.heads import comparisons, importance
@@ -83,6 +84,7 @@ def look_at(
     rest = [remark for remark in remarks if remark.code not in CAUTIONS]
     sampled = [] if size is None else [message("windows_sampled", count=len(seen.ids))]
     notes = [message("explained"), *reading.remarks, *rest, *sampled, *not_compared, *not_measured]
+    notes += nonfinite.notes(seen.nonfinite)
     names = [""] * len(maps) if subject.kind == "headwise" else subject.layers
     return Report(
         title, [shown], statistics(seen.results, names), patterns(played, places), facts, notes,
@@ -125,7 +127,7 @@ def side_of(reading: TokenizedText) -> Side:
 @dataclass(frozen=True)
 class _Seen:
     """What a text gave: the statistics of each layer and the passage are of all of it; maps, head outputs, ids and
-    pieces of all of it or of some of its windows."""
+    pieces of all of it or of some of its windows. nonfinite: of each layer."""
 
     results: Sequence[Mapping[str, Tensor]]
     passage: Passage
@@ -134,6 +136,7 @@ class _Seen:
     look: Look
     ids: Tensor
     pieces: Any
+    nonfinite: Sequence[Mapping[str, Tensor]]
 
 
 def _whole(
@@ -150,7 +153,9 @@ def _whole(
     shown = passage(title, maps, 0, (side_of(reading), None), places, cells, progress)
     if shown.cell == 1:
         shown = replace(shown, writes=writes(subject, reading, maps, places))
-    return _Seen(results, shown, found.loss, maps, found, reading.ids, reading.pieces)
+    return _Seen(
+        results, shown, found.loss, maps, found, reading.ids, reading.pieces, list(map(nonfinite.counted, maps))
+    )
 
 
 def _slid(
@@ -162,4 +167,4 @@ def _slid(
     found = subject.look(ids)
     shown = composed_passage(title, slid.means, slid.cell, slid.peaks, side_of(reading))
     results = [{name: value[None] for name, value in layer.items()} for layer in slid.statistics]
-    return _Seen(results, shown, slid.loss, list(found.maps.values()), found, ids, pieces)
+    return _Seen(results, shown, slid.loss, list(found.maps.values()), found, ids, pieces, slid.nonfinite)

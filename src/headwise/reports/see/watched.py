@@ -6,7 +6,7 @@ hw.report(record, "report.html", tokens=batch["input_ids"], tokenizer=tokenizer)
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.events import module_name
 from headwise.map import AttentionMap
 from headwise.models import input_embedding
+from headwise.reports import nonfinite
 from headwise.reports.data import Passage, Report
 from headwise.reports.html import write_report
 from headwise.reports.messages import message
@@ -130,7 +131,7 @@ def of_maps(
     statistics = HeadTable(columns, layers=[name or unnamed for name in maps], heads=heads)
     kernels = sorted({amap.kernel for amap in maps.values() if isinstance(amap, AttentionMap)})
     facts: list[tuple[str, str]] = [(message("kernel"), ", ".join(kernels))] if kernels else []
-    notes = [message("explained"), *_notes(maps, groups, entries)]
+    notes = [message("explained"), *_notes(maps, groups, entries), *nonfinite.notes(_nonfinite(maps, latest))]
     compared = alike(groups[0].lazy, places) if len(groups) == 1 and groups[0].lazy else []
     return Report(title, passages, statistics, patterns, facts, notes, roles=roles_found, comparisons=compared)
 
@@ -291,6 +292,17 @@ def _roles(amap: AttentionMap, text: Text | None, table: Tensor | None) -> Roles
         return roles(amap)
     known = table is not None and text.ids is not None and 0 <= int(text.ids.min()) <= int(text.ids.max()) < len(table)
     return roles(amap, tokens=text.ids, pieces=text.pieces, embeddings=table if known else None)
+
+
+def _nonfinite(
+    maps: Mapping[str, AttentionMap | Picture], latest: Summary | None
+) -> Iterator[Mapping[str, Tensor]]:  # fmt: skip
+    """What there is of NaN and infinity in each layer; of pictures, what was counted when they were made."""
+    for name, amap in maps.items():
+        if isinstance(amap, AttentionMap):
+            yield nonfinite.counted(amap)
+        else:
+            yield {} if latest is None else nonfinite.watched(latest, module_name(name), amap.shape[1])
 
 
 def _notes(maps: Iterable[str], groups: Sequence[Group], entries: int | Sequence[int] | None) -> list[str]:

@@ -19,6 +19,7 @@ from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
 from headwise.masks import Span
 from headwise.progress import Progress
+from headwise.reports import nonfinite
 from headwise.reports.see.heads import leading
 from headwise.reports.see.places import Places
 from headwise.stats import Measure, Tokens, of_tokens
@@ -45,13 +46,14 @@ class Window:
 class Slid:
     """What all windows gave: statistics of each layer, [heads], and the loss in nats per token; pictures of the maps,
     [layers, heads, P, Q], of squares of `cell` × `cell` tokens: the mean and the largest of the weights within windows.
-    peaks is None if cell is 1."""
+    peaks is None if cell is 1. nonfinite: `nonfinite.counted` of each layer."""
 
     statistics: list[dict[str, Tensor]]
     loss: float | None
     cell: int
     means: np.ndarray
     peaks: np.ndarray | None
+    nonfinite: list[dict[str, Tensor]]
 
 
 def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | None:
@@ -135,6 +137,7 @@ def slide(
     cell = -(-n // cells)
     canvas = _Canvas(places, n, cell)
     sums: list[dict[str, list[tuple[int, Tensor]]]] = [{} for _ in places.counts]
+    bad: list[dict[str, Tensor]] = [{} for _ in places.counts]
     lost, counted, done = 0.0, 0, 0
     for own, group in _groups(windows, lead):
         progress("reading", done, len(windows))
@@ -145,6 +148,7 @@ def slide(
         rows = range(own, size)
         for layer, amap in enumerate(maps):
             part = owned(amap, rows)
+            bad[layer] = nonfinite.added(bad[layer], nonfinite.in_windows(nonfinite.counted(part)))
             for name, value in part.measure(*kinds).items():
                 sums[layer].setdefault(name, []).append((len(group) * len(rows), value.cpu()))
             for entry, tokens in enumerate(at):
@@ -154,7 +158,7 @@ def slide(
     progress("reading", len(windows), len(windows))
     largest = {measure.name for measure in measures if varied(measure).largest}
     statistics = [{name: _joined(found, name in largest) for name, found in layer.items()} for layer in sums]
-    return Slid(statistics, lost / counted if counted else None, cell, *canvas.finished())
+    return Slid(statistics, lost / counted if counted else None, cell, *canvas.finished(), bad)
 
 
 def sample(reading: TokenizedText, size: int) -> tuple[Tensor, list[list[str]]]:

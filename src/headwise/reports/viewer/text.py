@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
-from headwise.reports.messages import message
+from headwise.reports import nonfinite
 from headwise.reports.viewer.pyramid import HeadPyramid, Levels
 from headwise.reports.viewer.tiles import Unwanted
 from headwise.stats import describe
@@ -72,7 +72,7 @@ class Text:
     def add_layer(self, layer: int, amap: AttentionMap) -> None:
         """Add the map and the statistics of the next layer."""
         self.statistics = with_layer(self.statistics, amap)
-        self.warnings = [*self.warnings, *warnings_of(layer, amap)]
+        self.warnings = [*self.warnings, *nonfinite.remarks(layer, nonfinite.counted(amap))]
         self.heads = {**self.heads, **{(layer, head): amap.head(0, head) for head in range(amap.shape[1])}}
 
     def add_pyramid(self, place: Head, pyramid: HeadPyramid) -> None:
@@ -166,18 +166,6 @@ def words_of(name: str) -> dict[str, dict[str, str]]:
     """The label, description and unit of a statistic in each language."""
     found = {lang: describe(name, lang) for lang in LANGUAGES}
     return {lang: {"label": x.label, "about": x.about, "unit": x.unit} for lang, x in found.items() if x is not None}
-
-
-def warnings_of(layer: int, amap: AttentionMap) -> list[Message]:
-    """A warning for each head with non-finite scores, whose map shows such queries as fully masked, or values."""
-    counts = {"not_finite": (amap.lse.isnan() | (amap.lse == float("inf"))).sum((0, 2))}
-    if amap.nonfinite_values is not None:
-        found = amap.nonfinite_values.sum(0)
-        counts["values_not_finite"] = found.repeat_interleave(amap.shape[1] // len(found))
-    return [
-        message(code, layer=layer, head=head, count=count)
-        for code, of_heads in counts.items() for head, count in enumerate(of_heads.tolist()) if count
-    ]  # fmt: skip
 
 
 def _number(value: float) -> float | None:
