@@ -193,7 +193,7 @@ def test_a_role_that_needs_more_than_was_given_is_not_there():
         ({"tokens": torch.zeros(59).long()}, ShapeError, r"tokens: shape \(1, 59\)"),
         ({"tokens": torch.zeros(3, 60).long()}, ShapeError, "tokens"),
         ({"tokens": torch.zeros(60)}, DTypeError, "float32"),
-        ({"pieces": ["a"] * 59}, ShapeError, "59 of them for 60 keys"),
+        ({"pieces": ["a"] * 59}, ShapeError, "59 of them for 60 tokens"),
         ({"pieces": [["a"] * 60] * 3}, ShapeError, "3 lists for a batch of 2"),
         ({"pieces": [1] * 60}, DTypeError, "pieces"),
         ({"frequencies": {}}, ConfigError, "requires tokens"),

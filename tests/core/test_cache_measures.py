@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from design_samples import CASES, design
@@ -271,9 +272,44 @@ def test_compiled_steps(measures: tuple[str, ...]) -> None:
                 close(value, rows[name][:, :, at], name, 3e-5)
 
 
-def test_roles_require_a_full_pass() -> None:
-    with pytest.raises(ConfigError, match="a cache has dropped tokens 2 to 15"):
-        hw.analysis.roles([last_step().map])
+PIECES = ["the", ",", "\n", "cat", "."]
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("reach", [3, 9])
+def test_roles_of_steps_are_those_of_rows_of_a_full_pass(steps: str, kind: str, reach: int) -> None:
+    vectors = torch.randn(5, 6, generator=torch.Generator().manual_seed(4))
+    for step in steps_of(kind, steps):
+        stop, grid = step.rows.stop, step.map.rule.grid
+        if not grid.gap.size:
+            continue
+        ids = IDS[:, :stop]
+        about: dict[str, Any] = {
+            "tokens": ids, "pieces": [[PIECES[i] for i in row] for row in ids.tolist()], "reach": reach, "radius": 5,
+            "frequencies": {i: (i + 3) % 5 for i in range(5)}, "embeddings": vectors,
+        }  # fmt: skip
+        full, rows = step.full, Span(*step.rows.indices(stop)[:2])
+        part = AttentionMap(full.q[:, :, step.rows], full.k, full.lse[:, :, step.rows], full.rule.rows(rows))
+        expected, found = hw.analysis.roles([part], **about), hw.analysis.roles([step.map], **about)
+        assert {*found} >= {"previous", "offset", "induction", "duplicate", "semantic", "rare", "punctuation", "local"}
+        for name in expected:
+            for what in ("mass", "uniform", "coverage"):
+                one, other = (np.asarray(getattr(roles[name], what)) for roles in (found, expected))
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=f"{name}: {what}")
+        without = expected["local"].without_first, found["local"].without_first
+        np.testing.assert_allclose(*(roles.mass for roles in without if roles is not None), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found["offset"].offset, expected["offset"].offset)
+        np.testing.assert_allclose(found.olsson, expected.olsson, rtol=1e-5, equal_nan=True)
+
+
+def test_what_roles_require_of_a_map_with_dropped_tokens() -> None:
+    step = last_step()
+    keys, tokens = step.map.shape[3], step.rows.stop
+    with pytest.raises(ShapeError, match=rf"tokens: shape \(1, {keys}\) does not fit; expected \({tokens},\)"):
+        hw.analysis.roles([step.map], tokens=torch.zeros(keys, dtype=torch.long))
+    with pytest.raises(ConfigError, match="mentions: a cache has dropped tokens 2 to 15"):
+        hw.analysis.roles([step.map], mentions=[hw.analysis.Mention(1, "a")])
 
 
 @pytest.mark.parametrize("edit", [Forbid(None, [1, 17, -2]), Scale(0.25, keys=slice(0, 26), queries=[20, 21, 28])])

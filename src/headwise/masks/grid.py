@@ -86,6 +86,17 @@ class Grid:
         """Return the token of a key."""
         return key if key < self.gap.start else key + self.gap.size
 
+    def key_tokens(self) -> Tensor:
+        """Return the token of each key, [m]."""
+        key = torch.arange(self.m, device="cpu")
+        return key + self.gap.size * (key >= self.gap.start)
+
+    def keys_at(self, tokens: Tensor) -> Tensor:
+        """Return the key of each of these tokens; −1 for those that are not among the keys."""
+        behind = tokens >= self.gap.stop
+        key = tokens - self.gap.size * behind
+        return key.masked_fill(~behind & (tokens >= self.gap.start) | (tokens < 0) | (key >= self.m), -1)
+
     def keys_before(self, token: int) -> int:
         """Return how many keys are tokens before this one."""
         return min(token, self.gap.start) + max(0, token - self.gap.stop)

@@ -29,8 +29,9 @@ class Inputs:
     """The checked arguments of `roles` about the tokens.
 
     Attributes:
-        ids: [b or 1, m] or None; vectors: embeddings of these tokens, [b or 1, m, d] or None.
-        classes: name → boolean [b or 1, m]; reach, radius: in tokens.
+        ids: of all tokens, [b or 1, t], or None; vectors: embeddings of these tokens, [b or 1, t, d] or None.
+        classes: name → boolean [b or 1, t]; reach, radius: in tokens. There are as many tokens as keys, or more if a
+            cache has dropped some.
     """
 
     ids: Tensor | None
@@ -64,18 +65,19 @@ class Targets:
 
     Attributes:
         sight: the keys in sight of each query; sees: whether there is any; sees_first: whether the first key is one.
-        of: role → `Target`; seen: [b or 1, h or 1, n, 2·wide + 1], which neighbours are in sight.
+        classes: name → boolean [b or 1, m]; of: role → `Target`.
+        seen: [b or 1, h or 1, n, 2·wide + 1], which neighbours are in sight.
         similarity: of the tokens; None without their embeddings.
     """
 
     def __init__(self, rule: Rule, inputs: Inputs) -> None:
-        n, m, shift = rule.grid.n, rule.grid.m, rule.grid.shift
+        grid, n, m = rule.grid, rule.grid.n, rule.grid.m
         self.sight = sight = Sight(rule)
         self.first = sight.first.clamp_max(max(0, m - 1))  # [b or 1]
         self.sees = sight.keys > 0
         self.sees_first = sight.sees(self.first[:, None, None].expand(-1, n, -1))[..., 0]
-        position = torch.arange(n) + shift
-        near = position[:, None] + torch.arange(-inputs.wide, inputs.wide + 1)
+        position = torch.arange(n) + grid.first_token
+        near = grid.keys_at(position[:, None] + torch.arange(-inputs.wide, inputs.wide + 1))
         self.seen = sight.sees(near[None])
         self.is_first = (near[None] == self.first[:, None, None])[:, None] & self.seen
         self.of = {"first": Target(self.sees_first.long(), self.sees_first, without=False)}
@@ -84,13 +86,14 @@ class Targets:
             self.of[name] = Target(self.seen[..., at].long(), self.is_first[..., at])
         around = slice(inputs.wide - inputs.radius, inputs.wide + inputs.radius + 1)
         self.of["local"] = Target(self.seen[..., around].sum(-1), self.is_first[..., around].any(-1))
-        for name, members in inputs.classes.items():
+        self.classes = {name: grid.of_keys(members) for name, members in inputs.classes.items()}
+        for name, members in self.classes.items():
             wide = max(len(members), len(self.first))
             first_in = members.expand(wide, -1).gather(1, self.first.expand(wide)[:, None])
             self.of[name] = Target(sight.count(members), first_in[:, None] & self.sees_first)
         if inputs.ids is not None:
             wide = max(len(inputs.ids), len(self.first))
-            ids, first = inputs.ids.expand(wide, -1), self.first.expand(wide)[:, None]
+            ids, first = inputs.ids.expand(wide, -1), grid.key_tokens()[self.first.expand(wide)][:, None]
             of_query = ids[:, position.clamp_min(0)]
             for name, step in MATCHES.items():
                 same = ids.gather(1, (first - step).clamp_min(0)) == of_query
@@ -98,9 +101,9 @@ class Targets:
                 self.of[name] = Target(match_counts(inputs.ids, sight, step), same[:, None] & self.sees_first)
         self.similarity = None
         if inputs.ids is not None and inputs.vectors is not None:
-            marks = [inputs.classes[name] for name in MEANINGLESS if name in inputs.classes]
+            marks = [self.classes[name] for name in MEANINGLESS if name in self.classes]
             words = ~torch.stack(marks).any(0) if marks else None
-            self.similarity = Similarity(sight, inputs.ids, inputs.vectors, words)
+            self.similarity = Similarity(sight, grid.of_keys(inputs.ids), inputs.vectors[:, grid.key_tokens()], words)
 
     def eligible(self, name: str) -> tuple[Tensor, Tensor]:
         """Which queries have a key of the role in sight, and the weight of a uniform head on such keys."""
@@ -160,7 +163,7 @@ def collect(maps: list[AttentionMap], inputs: Inputs) -> Collected:
 
 @torch.no_grad()
 def _layer(amap: AttentionMap, targets: Targets, inputs: Inputs) -> Collected:
-    measured = [ClassMass(members, name) for name, members in inputs.classes.items()]
+    measured = [ClassMass(members, name) for name, members in targets.classes.items()]
     rows = amap.measure("entropy", "max_logit", *measured, rows=True).rows
     first = key_weights(amap, targets.sight, targets.first)
     near, scores, seen = band(amap, targets.sight, inputs.wide)

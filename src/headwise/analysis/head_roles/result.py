@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from headwise.analysis.head_roles import printing
@@ -40,7 +41,8 @@ def roles(
     """Score every head for every role on this input, and label the heads with the roles that they play.
 
     Memory is O(n): one pass of the kernel a layer for entropies and classes of keys, and a few products a query for the
-    rest. Queries and keys are one sequence; the queries are aligned to its end.
+    rest. Queries and keys are one sequence; the queries are aligned to its end. If a cache has dropped tokens,
+    distances are those between the tokens, and `tokens` and `pieces` are of all tokens, also of the dropped ones.
 
     Args:
         maps: one for each layer, all with the same size and number of heads.
@@ -62,7 +64,7 @@ def roles(
     2022, 2211.00593; Gu et al. 2024, 2410.10781; of each threshold in `headwise.analysis.head_roles.DEFINITIONS`.
     """
     layers = _layers(maps)
-    b, _, _, m = layers[0].shape
+    b, m = layers[0].shape[0], layers[0].rule.grid.tokens
     for name, value in (("reach", reach), ("radius", radius)):
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name}={value!r}: expected a whole number of tokens, at least 1")
@@ -72,12 +74,13 @@ def roles(
     if frequencies is not None:
         if ids is None:
             raise ConfigError("frequencies: requires tokens=, the integers that they are the frequencies of")
-        classes["rare"] = rare_keys(ids, Sight(layers[0].rule).seen(), frequencies, rare)
+        classes["rare"] = rare_keys(ids, _seen(layers[0]), frequencies, rare)
     vectors = None
     if embeddings is not None:
         if ids is None:
             raise ConfigError("embeddings: requires tokens=, the integers that its rows belong to")
         vectors = token_vectors(embeddings, ids)
+    _check_dropped(layers, arcs=arcs, mentions=mentions)
     collected = collect(layers, Inputs(ids, vectors, classes, reach, radius))
     heads = ids.tolist() if rows is None and ids is not None else rows
     return Roles(
@@ -97,14 +100,33 @@ def _layers(maps: AttentionMap | Sequence[AttentionMap]) -> list[AttentionMap]:
             raise DTypeError(f"maps[{index}]: expected an AttentionMap, got {type(amap).__name__}")
         if amap.shape != layers[0].shape:
             raise ShapeError(f"maps[{index}]: {tuple(amap.shape)}, expected the {tuple(layers[0].shape)} of maps[0]")
-        if amap.rule.grid.gap.size:
-            raise ConfigError(
-                f"maps[{index}]: a cache has dropped tokens {amap.rule.grid.gap.start} to "
-                f"{amap.rule.grid.gap.stop - 1}, and roles are of positions; expected the map of a full pass"
+        if amap.rule.grid.tokens != layers[0].rule.grid.tokens:
+            raise ShapeError(
+                f"maps[{index}]: of {amap.rule.grid.tokens} tokens, and maps[0] of {layers[0].rule.grid.tokens}; "
+                f"expected maps of the same tokens"
             )
     if 0 in layers[0].shape:
         raise ShapeError(f"maps: {tuple(layers[0].shape)} [batch, heads, queries, keys]; expected none of them 0")
     return layers
+
+
+def _seen(amap: AttentionMap) -> Tensor:
+    """Which tokens are in sight of any query, boolean [b or 1, t]."""
+    grid, seen = amap.rule.grid, Sight(amap.rule).seen()
+    found = torch.zeros(len(seen), grid.tokens, dtype=torch.bool)
+    found[:, grid.key_tokens()] = seen
+    return found
+
+
+def _check_dropped(layers: Sequence[AttentionMap], **given: Sequence[object]) -> None:
+    """Raise ConfigError for what refers to tokens that a cache may have dropped."""
+    gap = next((amap.rule.grid.gap for amap in layers if amap.rule.grid.gap.size), None)
+    for name, what in given.items():
+        if what and gap is not None:
+            raise ConfigError(
+                f"{name}: a cache has dropped tokens {gap.start} to {gap.stop - 1}, which they may refer to; expected "
+                f"the maps of a full pass"
+            )
 
 
 SURE = 0.95  # default confidence of labels

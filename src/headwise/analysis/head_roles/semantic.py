@@ -54,7 +54,7 @@ class Similarity:
 
     def _of_tile(self, tile: Tile) -> Tensor:
         """Σ p_ij excess_ij over the keys of a tile, [b, h, r]."""
-        excess, _ = self._counted(tile.positions.cpu(), slice(tile.cols.start, tile.cols.stop))
+        excess, _ = self._counted(self._positions[slice(*tile.rows)], slice(*tile.cols))
         return (tile.weights * excess.to(tile.weights)).sum(-1)
 
     def _counted(self, positions: Tensor, cols: slice) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ class Similarity:
         pairs = queries[:, :, None] & self._members[:, None, cols]
         pairs = (pairs & (self._ids[:, at, None] != self._ids[:, None, cols]))[:, None]
         cosines = (self._units[:, at] @ self._units[:, cols].mT)[:, None]
-        excess = cosines - self._keys[..., None, cols] - self._offsets[..., _bins(keys - positions[:, None])]
+        excess = cosines - self._keys[..., None, cols] - self._offsets[..., self._bins(positions, keys)]
         return excess * pairs, pairs
 
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
@@ -84,10 +84,16 @@ class Similarity:
     def _offset_means(self) -> Tensor:
         found, keys = torch.zeros((), dtype=torch.float64), torch.arange(self._sight.grid.m)
         for positions, excess, pairs, _ in self._blocks():
-            bins = _bins(keys - positions[:, None]).flatten()
+            bins = self._bins(positions, keys).flatten()
             both = torch.stack((excess, pairs)).flatten(-2).double()
             found = found + both.new_zeros(*both.shape[:-1], 2 * NEAR + 3).index_add(-1, bins, both)
         return _means(found)
+
+    def _bins(self, positions: Tensor, keys: Tensor) -> Tensor:
+        """The index of the mean for the distance of each query and key, [r, c]."""
+        gap = self._sight.grid.gap
+        distances = keys - positions[:, None] - gap.size * (keys < gap.start)
+        return distances.clamp(-NEAR - 1, NEAR + 1) + NEAR + 1
 
     def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """Of each query [b or 1, h or 1, n]: the largest excess, the mean over all keys in sight, and the number of
@@ -103,11 +109,6 @@ class Similarity:
 def _means(found: Tensor) -> Tensor:
     """Totals and counts, stacked, as means; 0 of none."""
     return (found[0] / found[1].clamp_min(1)).float()
-
-
-def _bins(distances: Tensor) -> Tensor:
-    """The index of the mean for each distance from query to key."""
-    return distances.clamp(-NEAR - 1, NEAR + 1) + NEAR + 1
 
 
 def _directions(vectors: Tensor, members: Tensor) -> Tensor:

@@ -17,13 +17,13 @@ BLANKS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
 
 
 def token_ids(tokens: Any, b: int, m: int) -> Tensor:
-    """Check integer tokens; return them as [b or 1, m]."""
+    """Check the integers of m tokens; return them as [b or 1, m]."""
     ids = torch.as_tensor(tokens)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise DTypeError(f"tokens: expected integers [{m}] or [{b}, {m}], got {ids.dtype}")
     ids = torch.atleast_2d(ids)
     if ids.ndim != 2 or ids.shape[1] != m or len(ids) not in (1, b):
-        raise ShapeError(f"tokens: shape {tuple(ids.shape)} does not fit; expected ({m},) or ({b}, {m}), one a key")
+        raise ShapeError(f"tokens: shape {tuple(ids.shape)} does not fit; expected ({m},) or ({b}, {m}), one a token")
     return ids.cpu().long()
 
 
@@ -54,7 +54,7 @@ def texts(pieces: Any, b: int, m: int) -> list[list[str]]:
         if not isinstance(row, Sequence) or not all(isinstance(piece, str) for piece in row):
             raise DTypeError("pieces: expected the text of each token, a list of strings or one list a batch entry")
         if len(row) != m:
-            raise ShapeError(f'pieces: {len(row)} of them for {m} keys; give the text of each token ("" for none)')
+            raise ShapeError(f'pieces: {len(row)} of them for {m} tokens; give the text of each token ("" for none)')
     if len(rows) not in (1, b):
         raise ShapeError(f"pieces: {len(rows)} lists for a batch of {b}")
     return [list(row) for row in rows]

@@ -41,11 +41,16 @@ def key_weights(amap: AttentionMap, sight: Sight, key: Tensor) -> Tensor:
 
 def band(amap: AttentionMap, sight: Sight, reach: int) -> tuple[Tensor, Tensor, Tensor]:
     """The weights around the diagonal p[i, i + o], the scores before the softmax, and which of these keys are allowed;
-    each [b, h, n, 2·reach + 1] for the offsets o = −reach … reach (the last may be [b or 1, h or 1, …])."""
+    each [b, h, n, 2·reach + 1] for the offsets o = −reach … reach of tokens (the last may be
+    [b or 1, h or 1, …])."""
     n, m = amap.shape[2:]
-    keys = (torch.arange(n) + m - n)[:, None] + torch.arange(-reach, reach + 1)
-    seen = sight.sees(keys[None])
-    scores = logits(amap, _band_products(amap, reach), keys[None].clamp(0, max(0, m - 1)).to(amap.q.device))
+    grid, steps = amap.rule.grid, torch.arange(-reach, reach + 1)
+    keys = grid.keys_at((torch.arange(n) + grid.first_token)[:, None] + steps)
+    seen, products = sight.sees(keys[None]), _band_products(amap, reach)
+    if grid.gap.size:  # of the keys along their axis, to those of the tokens, which are not farther along it
+        at = keys - (torch.arange(n) + grid.shift)[:, None] + reach
+        products = products.gather(-1, at.clamp(0, 2 * reach).to(products.device).expand_as(products))
+    scores = logits(amap, products, keys[None].clamp(0, max(0, m - 1)).to(amap.q.device))
     return _weights(amap, scores, seen), scores, seen
 
 
@@ -92,8 +97,8 @@ def _band_products(amap: AttentionMap, reach: int) -> Tensor:
     """q_i·k_j for |i − j| ≤ reach, [b, h, n, 2·reach + 1]: a block of queries by the block of keys around it."""
     b, h, n, m = amap.shape
     blocks, wide = -(-n // TALL), 2 * reach + 1
-    # Keys from m − n − reach up to the end of the last block; negative padding cuts off.
-    before, length = reach - (m - n), blocks * TALL + 2 * reach
+    # Keys from reach before the first query up to the end of the last block; negative padding cuts off.
+    before, length = reach - amap.rule.grid.shift, blocks * TALL + 2 * reach
     key = pad(compute(amap.k), (0, 0, before, length - before - m))
     around = key.unfold(2, TALL + 2 * reach, TALL)  # [b, h_kv, blocks, d, TALL + 2·reach], a view
     query = compute(amap.q) if n == blocks * TALL else pad(compute(amap.q), (0, 0, 0, blocks * TALL - n))
@@ -134,7 +139,8 @@ def match_counts(ids: Tensor, sight: Sight, shift: int) -> Tensor:
     """The keys j ≤ i in sight of query i with token[j − shift] = token[i], j − shift < i, counted: [b or 1, h or 1, n].
 
     Args:
-        ids: integer tokens [b or 1, m]; shift: 0 for repeats of the token, 1 for the tokens that followed them.
+        ids: integer tokens [b or 1, m], or of all tokens if a cache has dropped some.
+        shift: 0 for repeats of the token, 1 for the tokens that followed them.
     """
     if sight.spans is not None:
         _, found = _sorted(ids, sight, shift)
@@ -181,12 +187,11 @@ def _taken(x: Tensor, order: Tensor, axis: int) -> Tensor:
 
 def _tokens(ids: Tensor, grid: Grid, shift: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens numbered 0, 1, 2 …: of the queries [b or 1, n] (−2 before the first key), those that the keys represent
-    [b or 1, m] (−1 for none), and the positions of the queries [n]."""
+    [b or 1, m] (−1 for none), and the positions of the queries on the key axis [n]."""
     token = torch.unique(ids.cpu(), return_inverse=True)[1]
-    of_key = torch.full_like(token, -1)
-    of_key[:, shift:] = token[:, : grid.m - shift]
-    position = torch.arange(grid.n) + grid.shift
-    return torch.where(position >= 0, token[:, position.clamp_min(0)], -2), of_key, position
+    of_key = grid.of_keys(pad(token, (shift, 0), value=-1)[:, : token.shape[1]])
+    position, at = torch.arange(grid.n) + grid.shift, torch.arange(grid.n) + grid.first_token
+    return torch.where(at >= 0, token[:, at.clamp_min(0)], -2), of_key, position
 
 
 def _query_order(ids: Tensor, grid: Grid) -> Tensor:
