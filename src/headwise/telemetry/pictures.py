@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headwise.map import AttentionMap
+from headwise.masks import Span
+from headwise.masks.grid import NO_GAP
 
 SIZE = 64
 
@@ -15,12 +17,13 @@ class Picture:
 
     Attributes:
         mean, largest: of each square, [b, h, rows, columns].
-        shape: (b, h, n, m) of the map.
+        shape: (b, h, n, m) of the map. gap: the tokens that are not among its keys, as of `Grid`.
     """
 
     mean: Tensor
     largest: Tensor
     shape: tuple[int, int, int, int]
+    gap: Span = NO_GAP
 
     def __repr__(self) -> str:
         b, h, n, m = self.shape
@@ -29,4 +32,4 @@ class Picture:
 
 def picture(amap: AttentionMap) -> Picture:
     """Downsample a map."""
-    return Picture(amap.pool(SIZE), amap.pool(SIZE, "max"), amap.shape)
+    return Picture(amap.pool(SIZE), amap.pool(SIZE, "max"), amap.shape, amap.rule.grid.gap)

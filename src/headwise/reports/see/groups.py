@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from headwise.amounts import counted
 from headwise.events import crosses, module_name
 from headwise.map import AttentionMap
-from headwise.masks import is_causal
+from headwise.masks import Grid, Span, is_causal
+from headwise.masks.grid import NO_GAP
 from headwise.reports.messages import message
 from headwise.telemetry.pictures import Picture
 
@@ -20,18 +21,25 @@ class Group:
     Attributes:
         maps: of the layers, all `AttentionMap`s or all `Picture`s. layers: their indices in the model.
         crosses: whether it is cross attention. causal: whether no query attends to a later key, as far as is known.
+        gap: the tokens that a cache has dropped.
     """
 
     maps: list[Kept]
     layers: list[int]
     crosses: bool
     causal: bool
+    gap: Span = NO_GAP
 
     @property
     def size(self) -> tuple[int, int, int]:
         """Batch entries, queries and keys."""
         b, _, n, m = self.maps[0].shape
         return b, n, m
+
+    def token(self, key: int) -> int:
+        """The token of a key."""
+        b, n, m = self.size
+        return Grid(b, 1, n, m, gap=self.gap).token(key)
 
     @property
     def lazy(self) -> list[AttentionMap]:
@@ -50,10 +58,11 @@ def groups_of(maps: Mapping[str, Kept]) -> list[Group]:
     for layer, (name, amap) in enumerate(maps.items()):
         b, _, n, m = amap.shape
         causal = _causal(amap)
-        # Fewer queries than keys under a causal mask are a step of generation.
-        over = crosses(module_name(name)) or (n != m and not causal)
-        key = type(amap), b, n, m, over, causal
-        group = found.setdefault(key, Group([], [], over, causal))
+        gap = amap.rule.grid.gap if isinstance(amap, AttentionMap) else amap.gap
+        # Fewer queries than keys under a causal mask, or of a cache that has dropped some, are a step of generation.
+        over = crosses(module_name(name)) or (n != m and not causal and not gap.size)
+        key = type(amap), b, n, m, over, causal, gap
+        group = found.setdefault(key, Group([], [], over, causal, gap))
         group.maps.append(amap)
         group.layers.append(layer)
     return list(found.values())

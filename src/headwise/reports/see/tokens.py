@@ -41,8 +41,8 @@ class Text:
         """The number of entries; one may apply to the whole batch."""
         return len(self.special)
 
-    def side(self, entry: int, tokens: range) -> Side:
-        """A range of an entry's tokens as a side of a map."""
+    def side(self, entry: int, tokens: Sequence[int]) -> Side:
+        """Tokens of an entry as a side of a map."""
         at = entry if self.entries > 1 else 0
         special = [self.special[at][i] for i in tokens]
         if self.words is None or self.pieces is None:
@@ -52,7 +52,7 @@ class Text:
         return Side([self.words[at][i] for i in tokens], units_of([self.pieces[at][i] for i in tokens]), special)
 
 
-def numbered(tokens: range) -> Side:
+def numbered(tokens: Sequence[int]) -> Side:
     """Positions without known tokens, shown as numbers."""
     names = [str(i) for i in tokens]
     return Side(names, units_of(names), [True] * len(names))

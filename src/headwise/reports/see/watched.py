@@ -67,7 +67,7 @@ def report(
         record: of `hw.watch(model, maps="lazy")`. With maps="pooled", the report has maps of at most 64 × 64 cells, the
             watched statistics and no roles.
         path: write the report to this HTML file, whole or not at all.
-        tokens: the input ids, integers [m] or [b, m].
+        tokens: the input ids, integers [m] or [b, m]; of all tokens so far, if a cache has dropped some.
         pieces: the text of each token, m strings or a list of them for each batch entry; raw tokens of a tokenizer
             (Ġworld, ##ing) become readable.
         decoder_tokens, decoder_pieces: the same for the decoder's input of an encoder-decoder model.
@@ -142,7 +142,10 @@ def _images_of_groups(
     """The images of each group whose tokens are patches."""
     if images is None:
         return [None] * len(groups)
-    fitting = [texts == (None, None) or _texts_of(group, texts, groups) != (None, None) for group in groups]
+    fitting = [
+        not group.gap.size and (texts == (None, None) or _texts_of(group, texts, groups) != (None, None))
+        for group in groups
+    ]
     return [images if has else None for has in with_patches(images, groups, fitting)]
 
 
@@ -154,7 +157,7 @@ def _check(groups: Sequence[Group], texts: tuple[Text | None, Text | None]) -> N
         if prefix and not any(group.crosses for group in groups):
             raise ShapeError(f"{prefix}tokens: the record contains no cross attention; give tokens or pieces only")
         if not any(text in _texts_of(group, texts, groups) for group in groups):
-            sizes = sorted({size for group in groups for size in group.size[1:]})
+            sizes = sorted({size for group in groups for size in (group.size[1], group.size[2] + group.gap.size)})
             batch = sorted({group.size[0] for group in groups})
             raise ShapeError(
                 f"{prefix}tokens, {prefix}pieces: {text.entries} × {text.length} of them, but the maps are of batches "
@@ -171,8 +174,9 @@ def _texts_of(
     keys = second if both and group.causal else first
     queries = second if group.crosses else keys
     b, n, m = group.size
-    size = n if group.crosses else m  # queries are aligned to the end of the keys
-    return _fitting(queries, b, size), _fitting(keys, b, m)
+    tokens = m + group.gap.size
+    size = n if group.crosses else tokens  # queries are aligned to the end of the keys
+    return _fitting(queries, b, size), _fitting(keys, b, tokens)
 
 
 def _fitting(text: Text | None, b: int, size: int) -> Text | None:
@@ -205,10 +209,11 @@ def _passages(
         rows, cols = _real(group, entry) if max(n, m) <= cells else (range(n), range(m))
         before = 0 if group.crosses else m - n
         at = range(rows.start + before, rows.stop + before)  # of the queries, among the keys
-        side = queries.side(entry, at) if queries else numbered(at)
+        of_queries, of_keys = (list(map(group.token, part)) for part in (at, cols))
+        side = queries.side(entry, of_queries) if queries else numbered(of_queries)
         other: Side | None = None
         if group.crosses or at != cols:
-            other = keys.side(entry, cols) if keys else numbered(cols)
+            other = keys.side(entry, of_keys) if keys else numbered(of_keys)
         title = joined(part for part in (name, message("title_entry", entry=entry) if b > 1 else "") if part)
         sides: tuple[Side, Side | None] = side, other
         patches: tuple[int | None, int | None] = None, None
