@@ -185,6 +185,48 @@ def test_positions_that_nothing_determines_are_remarked_and_not_measured():
     assert record.remarks == {}
 
 
+BESIDE = torch.arange(N)[None] - torch.arange(N)[:, None]  # of the key and the query
+
+
+@pytest.mark.parametrize("way", ["fused", "written"])
+@pytest.mark.parametrize(
+    "allowed", [BESIDE.abs() <= 2, (BESIDE >= -3) & (BESIDE <= 1), BESIDE <= 4, BESIDE.abs() <= 6],
+    ids=["two-sided", "longer before", "four keys ahead", "wider than a block"],
+)  # fmt: skip
+def test_blocks_with_a_window_to_later_keys_are_not_taken_for_causal_ones(allowed, way):
+    q, k, v = inputs()
+    with hw.watch(Blocks(way, allowed[None, None]), measures=MEASURES, maps="lazy") as record:
+        record.model(q, k, v)
+    assert all(bool(record.latest[name].isnan().all()) for name in PLACED)
+    assert "would overlap" in record.remarks[""] or "not known" in record.remarks[""]
+    expected = dense(q, k, allowed)
+    torch.testing.assert_close(record.latest["entropy"][0], numbers(expected)["entropy"])
+
+
+def test_blocks_of_strictly_causal_attention_are_not_taken_for_causal_ones():
+    q, k, v = inputs()
+    allowed = CAUSAL.tril(-1).clone()
+    allowed[0, 0] = True  # PyTorch's own result for a fully masked query is NaN
+    with hw.watch(Blocks("fused", allowed[None, None]), measures=MEASURES) as record:
+        record.model(q, k, v)
+    assert all(bool(record.latest[name].isnan().all()) for name in PLACED)
+    assert "not known" in record.remarks[""]
+
+
+def test_sequences_one_after_the_other_in_blocks_are_measured_at_their_positions():
+    q, k, v = inputs()
+
+    class Each(Blocks):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            forward = super().forward
+            return torch.cat([forward(q[i : i + 1], k[i : i + 1], v[i : i + 1]) for i in range(B)])
+
+    with hw.watch(Each("fused", ALLOWED["causal"]), measures=MEASURES) as record:
+        record.model(q, k, v)
+    for name, wanted in numbers(dense(q, k, CAUSAL)).items():
+        torch.testing.assert_close(record.latest[name][0], wanted, rtol=1e-5, atol=1e-6, msg=name)
+
+
 class Cross(nn.Module):
     """Attention of one tensor to another."""
 

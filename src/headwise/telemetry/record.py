@@ -319,6 +319,8 @@ class Record(Shown):
         self._projections.close()
         if keep:
             self.maps = self._seen
+            for name in self._remarks.unplaced():
+                self._forward.layers[name].unplaced = True
             self.ledger.add(self._forward)
             self.remarks |= self._remarks.found()
         self._forward, self._seen, self._remarks = Running(), Maps(self._how.maps), Remarks()

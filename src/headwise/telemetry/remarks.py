@@ -1,9 +1,37 @@
 """What a record remarks on the calls of a module: what its rows in the table are of, and what is not known."""
 
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from torch import nn
 
 from headwise.models.adapters.places import computed
 from headwise.publishing import AttentionCall
+
+
+@dataclass
+class _Blocks:
+    """The blocks of queries of one module, each query being taken to be at the last key that it may attend to.
+
+    Blocks of causal attention then follow one another. Those of attention with a window on both sides do too, until
+    the end of the keys cuts the window off: there, a block begins before the one before it has ended.
+
+    Attributes:
+        start, stop: positions of the last block. advanced: whether a block has begun after another. overlap: whether
+            one has begun too early for causal attention.
+    """
+
+    start: int = 0
+    stop: int = 0
+    advanced: bool = False
+    overlap: bool = False
+
+    def add(self, start: int, n: int) -> None:
+        """Include the next one, of n queries."""
+        again = start == self.start and self.advanced
+        self.overlap |= self.start < start < self.stop or (again and self.start > 0)
+        self.advanced |= start >= self.stop > 0
+        self.start, self.stop = start, start + n
 
 
 @dataclass
@@ -13,12 +41,19 @@ class _Calls:
     Attributes:
         count: of all. single: of those with one head. blocks: of those with several queries, but fewer than keys, at
             known positions. sizes: queries and keys of the first call of unknown positions; None if there is none.
+        of: the blocks of the module and of each of its replicas.
     """
 
     count: int = 0
     single: int = 0
     blocks: int = 0
     sizes: tuple[int, int] | None = None
+    of: "WeakKeyDictionary[nn.Module, _Blocks]" = field(default_factory=WeakKeyDictionary)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether the positions of its blocks contradict one another."""
+        return any(one.overlap for one in self.of.values())
 
     def remark(self) -> str:
         """What there is to say of them, as sentences without a full stop at the end; "" if there is nothing."""
@@ -29,7 +64,14 @@ class _Calls:
                 f"where its {n} queries are among its {m} keys is not known, as no mask determines it: statistics of "
                 f"positions are NaN, and its maps align the queries to the last keys"
             )
-        if self.blocks and self.count > 1:
+        if self.overlap:
+            found.append(
+                f"it made {self.count} calls in one forward pass, whose blocks of queries would overlap if each query "
+                f"were at the last key that it may attend to: it has a window to later keys, say, so that where the "
+                f"queries are is not known: statistics of positions are NaN, and its maps align the queries to the "
+                f"last keys"
+            )
+        elif self.blocks and self.count > 1:
             found.append(
                 f"it made {self.count} calls in one forward pass, some with fewer queries than keys, each query at the "
                 f"last key that it may attend to, as in blocks of causal attention: statistics of rows are over all of "
@@ -60,8 +102,13 @@ class Remarks:
         calls.single += h == 1
         if call.unplaced:
             calls.sizes = calls.sizes or (n, m)
-        elif 1 < n < m and call.map.rule.mask.placed:
-            calls.blocks += 1
+        elif 1 < n <= m:
+            calls.blocks += n < m and call.map.rule.mask.placed
+            calls.of.setdefault(call.module, _Blocks()).add(m - n, n)
+
+    def unplaced(self) -> list[str]:
+        """The modules whose calls contradict one another in where their queries are."""
+        return [name for name, calls in self._of.items() if calls.overlap]
 
     def found(self) -> dict[str, str]:
         """name → remark, of the modules of which there is one."""
