@@ -97,8 +97,8 @@ def attend(
         mask, score = torch_arguments(q, k, v, mask, is_causal, score)
     graph = in_graph()
     plain = not graph and dropout_p == 0 and score == ()
-    if plain and return_map and gap is None:
-        if (known := again_measured(q, k, v, mask, scale, kernel, measures)) is not None:
+    if plain and return_map:
+        if (known := again_measured(q, k, v, mask, scale, kernel, measures, gap)) is not None:
             return known.out, _map_of(known, q, k, kernel)
     elif plain and not return_map and not measures and (done := again(q, k, v, mask, scale, kernel)) is not None:
         return done
@@ -142,7 +142,7 @@ def attend(
     )  # fmt: skip
     if measures:
         amap.measured = amap.measured_by(found, wanted)
-    if plain and gap is None and not out.requires_grad and bad_values is None:
+    if plain and not out.requires_grad and bad_values is None:
         keep_measured(call, chosen, mask, scale, kernel, measures, wanted, refusals)
     return out, amap
 

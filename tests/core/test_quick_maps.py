@@ -13,7 +13,7 @@ from headwise.attention import attend
 from headwise.errors import ConfigError
 from headwise.kernels import quick_maps, use_kernel
 from headwise.map import AttentionMap
-from headwise.masks import Causal, Dense, Mask, Window
+from headwise.masks import Causal, Dense, Grid, Mask, Span, Window
 from headwise.stats import Measure, SinkMass, resolve
 
 pytestmark = pytest.mark.skipif(
@@ -178,3 +178,63 @@ def test_results_do_not_share_memory() -> None:
     found[1].measured["entropy"].zero_()
     assert found[2].measured["entropy"].abs().sum() > 0
     assert list(found[2].measured) == [measure.name for measure in resolve(NAMES)]
+
+
+# Those of which a kernel has all that they need across a gap; with another one, a call goes the whole way.
+ALONG = tuple(name for name in NAMES if name not in ("distance_variance", "local_mass", "previous_mass", "self_mass"))
+
+
+def kept() -> int:
+    return len(quick_maps._decided)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("start", [0, 1, 4, 60])
+@pytest.mark.parametrize("measures", [(), ("entropy", "max_logit"), ALONG, (SinkMass(3), "mean_distance")])
+def test_steps_of_a_cache_that_drops_one_more_token_each_are_one_call(
+    measures: Given, start: int, dtype: torch.dtype
+) -> None:
+    """The end of the gap is a value: results are those of a call that nothing is kept of."""
+    for n in (1, 2):
+        quick_maps._decided.clear()
+        for stop in range(start + 1, start + 5):
+            q, k, v = qkv(1, 4, 2, n, 64, 16, 16, dtype=dtype, seed=stop)
+            again = attend(q, k, v, mask=Causal(), return_map=True, measures=measures, gap=(start, stop))
+            decided = dict(quick_maps._decided)
+            assert kept() == 1
+            quick_maps._decided.clear()
+            whole_way = attend(q, k, v, mask=Causal(), return_map=True, measures=measures, gap=(start, stop))
+            assert same(again, whole_way)
+            assert again[1].rule.grid == whole_way[1].rule.grid
+            assert again[1].rule.grid.gap == (start, stop)
+            distances = [amap.measure("mean_distance")["mean_distance"] for _, amap in (again, whole_way)]
+            assert bits(*distances)
+            quick_maps._decided.update(decided)
+        assert quick_maps.again_measured(q, k, v, Causal(), None, "auto", measures, (start, start + 90)) is not None
+        assert quick_maps.again_measured(q, k, v, Causal(), None, "auto", measures, (start + 1, start + 9)) is None
+        assert quick_maps.again_measured(q, k, v, Causal(), None, "auto", measures) is None
+
+
+def test_gaps_are_checked_as_ever() -> None:
+    q, k, v = qkv(1, 4, 2, 1, 64, 16, 16)
+    attend(q, k, v, return_map=True, gap=(4, 9))
+    for gap in ((4, 3), (4, 5, 6), range(4, 9), "49", 4, (4,), [[4], [9]]):
+        with pytest.raises(ConfigError, match="gap="):
+            attend(q, k, v, return_map=True, gap=gap)  # type: ignore[call-overload]
+    assert attend(q, k, v, return_map=True, gap=(4, 4))[1].rule.grid.gap.size == 0
+
+
+def test_a_measure_whose_statistics_depend_on_the_end_of_the_gap_goes_the_whole_way() -> None:
+    q, k, v = qkv(1, 4, 2, 1, 64, 16, 16)
+    for stop in (5, 6, 7, 9):  # of the first eight tokens, some are keys after the gap
+        _, amap = attend(q, k, v, return_map=True, measures=[SinkMass(8)], gap=(4, stop))
+        assert amap.measured is not None
+        torch.testing.assert_close(amap.measured["sink_mass"], amap[:, :, 0, : 4 + max(0, 8 - stop)].sum(-1))
+
+
+def test_a_mask_that_holds_the_gap_is_not_kept() -> None:
+    q, k, v = qkv(1, 4, 2, 8, 64, 16, 16)
+    mask = Window(70).with_gap(Span(4, 40), Grid(1, 4, 8, 64))
+    assert "with_gap" in repr(mask)
+    attend(q, k, v, mask=mask, return_map=True, gap=(4, 40))
+    assert kept() == 0

@@ -4,12 +4,15 @@ and the measures of rows.
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from headwise.events import here
+from headwise.fields import inside
 from headwise.kernels.call import Call, sum_finite
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
@@ -18,11 +21,12 @@ from headwise.kernels.cpu.rows import empty, row_values
 from headwise.kernels.kernel import Kernel
 from headwise.kernels.quantized import Vectors
 from headwise.kernels.quick import KEPT, kept, kind, plain_tensors
-from headwise.masks import Mask
+from headwise.masks import Everything, Mask, Span
+from headwise.masks.base import WithGap
 from headwise.rule import Rule
-from headwise.stats import Measure, Measurements, Statistic
-from headwise.stats.together import Together, places_of, value_of
-from headwise.stats.values import ToReduce
+from headwise.stats import Measure, Measurements, Statistic, measure
+from headwise.stats.together import Together, goes_together, places_of, value_of
+from headwise.stats.values import Reduced, ToReduce
 
 MOST = 64  # the most statistics and measures of a call: HEADWISE_MOST_KEPT in native/headwise.h
 
@@ -30,7 +34,8 @@ MOST = 64  # the most statistics and measures of a call: HEADWISE_MOST_KEPT in n
 class _Measured(NamedTuple):
     """shape: of the output. again: headwise_again_measured. request, rows: its arguments, never modified.
 
-    statistics: the number of those requested. measures, places, rule, refusals: of the results.
+    statistics: those requested. measures, places, rule, refusals: of the results; places: of those that `rows` reduces.
+    reduced: the statistic of each of these, if the others, or the gap of a cache, remain to be looked at.
     held: the objects that the requests point to.
     """
 
@@ -38,11 +43,12 @@ class _Measured(NamedTuple):
     again: Callable[..., int]
     request: Any
     rows: Any
-    statistics: int
+    statistics: tuple[Statistic, ...]
     measures: tuple[Measure, ...]
     places: dict[str, int]
     rule: Rule
     refusals: dict[str, str]
+    reduced: list[Statistic | None] | None
     held: list[Any]
 
 
@@ -61,24 +67,28 @@ _decided: dict[Any, _Measured] = {}
 
 def again_measured(
     q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | None, kernel: str,
-    measures: Sequence[str | Measure],
+    measures: Sequence[str | Measure], gap: tuple[int, int] | None = None,
 ) -> Again | None:  # fmt: skip
-    """The results of a plain call that returns a map, like an earlier one; None for any other call. As `again`."""
+    """The results of a plain call that returns a map, like an earlier one; None for any other call. As `again`.
+
+    The end of a gap is no part of what a call is: a cache drops one more token in each step.
+    """
     if here().progress is not None or not plain_tensors(q, k, v):
         return None
     assert isinstance(k, Tensor)
     assert isinstance(v, Tensor)
     try:
-        found = _decided.get((*kind(q, k, v, mask, scale, kernel), _names(measures)))
-    except TypeError:
+        start = None if gap is None else gap[0]
+        found = _decided.get((*kind(q, k, v, mask, scale, kernel), _names(measures), start))
+        if found is None or (gap is not None and not (len(gap) == 2 and gap[0] < gap[1])):
+            return None
+    except (TypeError, IndexError):  # an invalid argument
         return None
-    if found is None:
-        return None
-    shape, compiled, request, rows, statistics, wanted, places, rule, refusals, _ = found
+    shape, compiled, request, rows, statistics, wanted, places, rule, refusals, kept_statistics, _ = found
     b, h, n, _ = shape
     out, lse = q.new_empty(shape), torch.empty(b, h, n, dtype=torch.float32, device="cpu")
-    results = torch.empty(statistics, b, h, n, dtype=torch.float32, device="cpu")
-    reduced = empty(len(wanted), b, h)
+    results = torch.empty(len(statistics), b, h, n, dtype=torch.float32, device="cpu")
+    reduced = empty(len(places), b, h)
     status = compiled(
         request, rows, torch.get_num_threads(), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
         lse.data_ptr(), results.data_ptr(), reduced.values.data_ptr(), reduced.sums.data_ptr(),
@@ -86,8 +96,17 @@ def again_measured(
     )  # fmt: skip
     if not (status == binding.FINITE or (status == binding.DONE and sum_finite(v.detach(), k.detach()))):
         return None  # the usual dispatch finds the reason, or counts the values that are not finite
-    measured = Measurements(wanted, (), reduced.nonfinite, (Together(places, reduced),)) if wanted else None
-    return Again(out, lse, rule, refusals, measured)
+    if gap is not None:
+        rule = replace(rule, grid=replace(rule.grid, gap=Span(*gap)))
+    if kept_statistics is None or not wanted:
+        measured = Measurements(wanted, (), reduced.nonfinite, (Together(places, reduced),)) if wanted else None
+        return Again(out, lse, rule, refusals, measured)
+    known = dict(zip(statistics, results, strict=True))
+    same = partial(_reduced, kept_statistics, reduced)
+    try:
+        return Again(out, lse, rule, refusals, measure(_none, lse, rule, wanted, found=known, reduce=same))
+    except _Others:
+        return None
 
 
 def keep_measured(
@@ -97,18 +116,20 @@ def keep_measured(
     """Store the decisions for a call with a map that `chosen` has run, if `again_measured` supports it."""
     if not kept(call, chosen, scale) or max(len(wanted), len(call.statistics)) > MOST:
         return
-    values = [value_of(measure, call.rule) for measure in wanted]
+    gap = call.rule.grid.gap
+    dropped = gap.size > 0
+    known = [(one, value) for one in wanted if (value := value_of(one, call.rule)) is not None]
     entries = _row_entries(call.statistics)
-    if entries is None or None in values:
+    if entries is None or (len(known) < len(wanted) and not dropped):
+        return
+    if any(isinstance(one, WithGap) for one in inside(mask or Everything())):
+        return  # which the next step does not repeat
+    if any(not goes_together(one) or one.needs(call.rule) is None for one in wanted):
         return
     b, h, n, _ = call.rule.grid
     order = [statistic for statistic, _ in entries]
-    places = [order.index(x.statistic) if x is not None and x.statistic is not None else 0 for x in values]
-    reduce = [
-        ToReduce(x, None, getattr(measure, "reduce", "") == "max")
-        for x, measure in zip(values, wanted, strict=True)
-        if x is not None
-    ]
+    places = [0 if x.statistic is None else order.index(x.statistic) for _, x in known]
+    reduce = [ToReduce(x, None, getattr(one, "reduce", "") == "max") for one, x in known]
     handle = library().handle
     assert handle is not None  # the kernel has run
     shape = (b, h, n, call.values.shape[3])
@@ -121,13 +142,31 @@ def keep_measured(
     if len(_decided) >= KEPT:
         _decided.clear()
     try:
-        key = (*kind(call.q, call.k, call.v, mask, scale, kernel), _names(given))
+        key = (*kind(call.q, call.k, call.v, mask, scale, kernel), _names(given), gap.start if dropped else None)
     except TypeError:
         return
     _decided[key] = _Measured(
-        shape, handle.headwise_again_measured, ctypes.byref(request), ctypes.byref(rows), len(entries), tuple(wanted),
-        places_of(wanted), call.rule, dict(refusals), [request, rows, requested, of_rows, *held, *held_masks],
+        shape, handle.headwise_again_measured, ctypes.byref(request), ctypes.byref(rows), tuple(order), tuple(wanted),
+        places_of([one for one, _ in known]), call.rule, dict(refusals),
+        [x.statistic for _, x in known] if dropped else None, [request, rows, requested, of_rows, *held, *held_masks],
     )  # fmt: skip
+
+
+class _Others(Exception):
+    """A measure requires other statistics than those of the earlier call."""
+
+
+def _none() -> NoReturn:
+    raise _Others
+
+
+def _reduced(
+    statistics: list[Statistic | None], found: Reduced, lse: Tensor, given: Sequence[ToReduce]
+) -> Reduced:  # fmt: skip
+    """What the library has reduced; raises if it is of other statistics."""
+    if [one.value.statistic for one in given] != statistics:
+        raise _Others
+    return found
 
 
 def _row_entries(statistics: Sequence[Statistic]) -> list[tuple[Statistic, tuple[Any, ...]]] | None:
