@@ -16,7 +16,11 @@ Own = TypeVar("Own", bound="SpreadMap")
 
 
 class SpreadMap:
-    """The base of `RingMap` and `UlyssesMap`, from this rank's part of the sequence and the rule of the whole."""
+    """The base of `RingMap` and `UlyssesMap`, from this rank's part of the sequence and the rule of the whole.
+
+    It refers to q and k without a copy; unlike an `AttentionMap` it does not notice in-place changes of them, as one
+    rank alone would then leave the others waiting.
+    """
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule, who: Members, named: str
