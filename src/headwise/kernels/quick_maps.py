@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from headwise.events import here
-from headwise.fields import inside
 from headwise.kernels.call import Call, sum_finite
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
@@ -21,8 +20,7 @@ from headwise.kernels.cpu.rows import empty, row_values
 from headwise.kernels.kernel import Kernel
 from headwise.kernels.quantized import Vectors
 from headwise.kernels.quick import KEPT, kept, kind, plain_tensors
-from headwise.masks import Everything, Mask, Span
-from headwise.masks.base import WithGap
+from headwise.masks import Mask, Span
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, Statistic, measure
 from headwise.stats.together import Together, goes_together, places_of, value_of
@@ -122,8 +120,8 @@ def keep_measured(
     entries = _row_entries(call.statistics)
     if entries is None or (len(known) < len(wanted) and not dropped):
         return
-    if any(isinstance(one, WithGap) for one in inside(mask or Everything())):
-        return  # which the next step does not repeat
+    if mask is not None and mask.of_step:
+        return  # no call like it comes again
     if any(not goes_together(one) or one.needs(call.rule) is None for one in wanted):
         return
     b, h, n, _ = call.rule.grid

@@ -63,6 +63,11 @@ class Mask(Described, ABC):
         return self.causal
 
     @property
+    def of_step(self) -> bool:
+        """Whether it holds a number of dropped keys, so that the next step of a cache has another mask."""
+        return False
+
+    @property
     def padding(self) -> bool:
         """Whether the mask is known to hide the same keys from all queries."""
         return False
@@ -131,6 +136,10 @@ class _Pair(Mask, abstract=True):
     @property
     def placed(self) -> bool:
         return self.left.placed or self.right.placed
+
+    @property
+    def of_step(self) -> bool:
+        return self.left.of_step or self.right.of_step
 
     def check(self, grid: Grid) -> None:
         self.left.check(grid)
@@ -304,6 +313,10 @@ class WithGap(Mask):
             return None
         ends = found - (found - self.start).clamp(0, self.count)
         return spans.tidy(ends[..., 0], ends[..., 1])
+
+    @property
+    def of_step(self) -> bool:
+        return True
 
     @property
     def causal(self) -> bool:
