@@ -25,7 +25,7 @@ from headwise.costs import (
 )  # fmt: skip
 from headwise.costs.configs import CONFIGS, find
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
-from headwise.masks import Causal, Sinks, Window
+from headwise.masks import Causal, Documents, Sinks, Window
 from headwise.nn import registry
 from headwise.nn.counts import counts_of, sizes_of
 
@@ -85,6 +85,22 @@ def test_pairs_are_those_that_the_mask_allows(data: st.DataObject, n: int, more:
     assert allowed_pairs(n, m, window, sinks) == int(mask.to_dense(n, m).sum())
     seen = mask.to_dense(n, m).reshape(-1, n, m).any(1).sum()
     assert Work(1, n, m, window=window, sinks=sinks).seen_keys == min(int(seen), m)
+
+
+@given(st.data(), st.integers(1, 23), st.integers(0, 19))
+def test_pairs_in_chunks_are_those_that_the_mask_allows(data: st.DataObject, n: int, more: int) -> None:
+    m = n + more
+    chunk = data.draw(st.integers(1, m + 3))
+    mask = (Causal() & Documents(torch.arange(m) // chunk)).to_dense(n, m).reshape(n, m)
+    work = Work(1, n, m, window=chunk, chunked=True)
+    assert (work.pairs, work.seen_keys) == (int(mask.sum()), int(mask.any(0).sum()))
+
+
+@given(st.integers(1, 23), st.integers(1, 30))
+def test_pairs_near_one_another_are_those_that_the_mask_allows(n: int, window: int) -> None:
+    mask = Window(window, window - 1).to_dense(n, n)
+    work = Work(1, n, n, causal=False, window=window)
+    assert (work.pairs, work.seen_keys) == (int(mask.sum()), n)
 
 
 class Plain(nn.Module):
@@ -392,7 +408,10 @@ def test_roofline_changes_sides_at_the_ridge() -> None:
         ),
         (lambda: Work(0, 1, 1), ConfigError, ["batch=0"]),
         (lambda: Work(1, 3, 2), ConfigError, ["queries=3", "keys=2"]),
-        (lambda: Work(1, 3, 3, causal=False, window=2), ConfigError, ["window=2", "causal"]),
+        (lambda: Work(1, 3, 4, causal=False, window=2), ConfigError, ["window=2", "queries=3", "keys=4", "causal"]),
+        (lambda: Work(1, 3, 3, causal=False, window=2, sinks=1), ConfigError, ["sinks=1", "causal"]),
+        (lambda: Work(1, 3, 3, window=2, sinks=1, chunked=True), ConfigError, ["chunked=True", "no sinks"]),
+        (lambda: Work(1, 3, 3, chunked=True), ConfigError, ["chunked=True", "window"]),
         (lambda: Work(1, 3, 3, sinks=2), ConfigError, ["sinks=2", "window"]),
         (lambda: Work(1, 3, 3, dtype="int8"), ConfigError, ["dtype='int8'", "bfloat16"]),
         (lambda: Work(1, 3, 3, cache="int4"), ConfigError, ["cache='int4'", "int8"]),

@@ -44,15 +44,21 @@ class ModelConfig:
         attention of each decoder layer; empty if all have `sizes`.
     layers: number of blocks of attention and feed-forward; decoder_layers: number of blocks of a decoder with cross
         attention (`layers` is then the encoder), 0 for none. decoder_d_ff: width of its feed-forward; d_ff if 0.
-    causal: whether `layers` attend causally. window: number of keys per query, its own included; None for all.
-    gated: feed-forward of three matrices (act(x W_1) ∘ x W_3) W_2, Shazeer 2020, 2002.05202; else two.
-    norm: "layer" (scale and shift) or "rms" (scale). norms: number of norms per block; one for each sub-layer if None.
-        final_norms, embedding_norms: after the last and before the first block, those of both stacks counted.
-    output: the vocabulary projection is "tied" to the embedding, its "own" matrix, or "none".
+    causal: whether `layers` attend causally. window: keys at a distance below it are attended to, which is their number
+        per query, its own included, if causal; None for all. layer_windows: that of each of `layers` instead, if they
+        differ. chunked: windows are chunks of the text, as in `Work`.
+    gated: feed-forward of three matrices (act(x W_1) ∘ x W_3) W_2, Shazeer 2020, 2002.05202; else two. ff_bias: on all.
+    norm: "layer" (scale and shift), "rms" (scale, of either kind of norm) or "none" (no parameters). norms: number of
+        norms per block; one for each sub-layer if None. final_norms, embedding_norms: after the last and before the
+        first block, those of both stacks counted.
+    output: the vocabulary projection is "tied" to the embedding, its "own" matrix, or "none"; output_bias: on it.
     positions, segments: rows of learned position and segment embeddings. relative: numbers in tables of relative
         positions. convolutions: before the first layer.
     experts: feed-forward networks per block, of which a token uses active_experts, in addition to shared_experts; the
-        first dense_layers blocks have a single one, of width dense_d_ff.
+        first dense_layers blocks, or others of that number, have a single one, of width dense_d_ff. shared_d_ff: width
+        of all shared experts together, if they are not as wide as the others; shared_gate: a scale of their output for
+        each token, by d_model weights. router_bias: a bias per expert.
+    unread: parameters of parts that texts do not pass through, such as those for images.
     context: the longest sequence in training, 0 if unknown; of the target in an encoder-decoder. source_tokens: the
         fixed number of positions of the encoder, 0 if it is variable.
     published, rounded: parameters; see above. stated: whether the source states them; otherwise they are those of a
@@ -73,6 +79,8 @@ class ModelConfig:
     decoder_d_ff: int = 0
     causal: bool = True
     window: int | None = None
+    layer_windows: tuple[int | None, ...] = ()
+    chunked: bool = False
     gated: bool = False
     ff_bias: bool = False
     norm: str = "rms"
@@ -83,13 +91,18 @@ class ModelConfig:
     segments: int = 0
     pooler: bool = False
     output: str = "own"
+    output_bias: bool = False
     relative: int = 0
     convolutions: tuple[Convolution, ...] = ()
     experts: int = 0
     active_experts: int = 0
     shared_experts: int = 0
+    shared_d_ff: int = 0
+    shared_gate: bool = False
+    router_bias: bool = False
     dense_layers: int = 0
     dense_d_ff: int = 0
+    unread: int = 0
     context: int = 0
     source_tokens: int = 0
     rounded: float = 0.0
@@ -116,6 +129,17 @@ class ModelConfig:
     def attention_sizes(self) -> tuple[Sizes, ...]:
         """The sizes of each attention layer, in the order of `layer_sizes`."""
         return self.layer_sizes or (self.sizes,) * self.attention_layers
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each of `layers`."""
+        return self.layer_windows or (self.window,) * self.layers
+
+    def with_windows(self, windows: Sequence[int | None]) -> "ModelConfig":
+        """The same with the window of each of `layers`; `window` is that of the first."""
+        assert len(windows) == self.layers
+        each = tuple(windows)
+        return replace(self, window=each[0], layer_windows=() if len(set(each)) == 1 else each)
 
     def with_layers(self, sizes: Sequence[Mapping[str, int | str]]) -> "ModelConfig":
         """The same with the sizes of each attention layer, in the order of `layer_sizes`; `sizes` are those of the

@@ -26,6 +26,8 @@ from headwise.costs.stages import (
 from headwise.costs.work import BYTES, Work
 from headwise.errors import ConfigError
 
+NORMS = {"layer": 2, "rms": 1, "none": 0}  # parameters of a norm per channel
+
 
 @dataclass(frozen=True)
 class Load:
@@ -42,11 +44,11 @@ class Load:
     cache: str | None = None
     source: int | None = None
 
-    def work(self, queries: int, keys: int, *, causal: bool, window: int | None = None, **options: object) -> Work:
+    def work(self, queries: int, keys: int, *, causal: bool, **options: object) -> Work:
         """The attention of one layer under this load."""
         return Work(
-            self.batch, queries, keys, causal=causal, window=window if causal else None,
-            materialised=self.materialised, dtype=self.dtype, cache=self.cache, **options,  # type: ignore[arg-type]
+            self.batch, queries, keys, causal=causal, materialised=self.materialised, dtype=self.dtype,
+            cache=self.cache, **options,  # type: ignore[arg-type]
         )  # fmt: skip
 
 
@@ -71,10 +73,10 @@ def source_tokens(config: ModelConfig, load: Load) -> int:
 
 def parameter_parts(config: ModelConfig, attentions: Attentions) -> dict[str, int]:
     """Parameters by part, without parts that the model lacks. A tied output matrix counts as embedding."""
-    c, norm = config, config.d_model * (2 if config.norm == "layer" else 1)
+    c, norm = config, config.d_model * NORMS[config.norm]
     dense, sparse = _feed_forward(c, c.dense_d_ff), _feed_forward(c, c.d_ff)
     if c.experts:
-        sparse = c.experts * (sparse + c.d_model) + c.shared_experts * sparse  # a router: d_model weights per expert
+        sparse = c.experts * sparse + _common(c)
     decoder = c.decoder_layers * _feed_forward(c, c.decoder_d_ff or c.d_ff)
     norms = c.layers * (2 if c.norms is None else c.norms) + c.decoder_layers * 3 + c.final_norms + c.embedding_norms
     parts = {
@@ -84,16 +86,18 @@ def parameter_parts(config: ModelConfig, attentions: Attentions) -> dict[str, in
         "attention": sum(counts.parameters for counts in attentions.every),
         "feed-forward": c.dense_layers * dense + (c.layers - c.dense_layers) * sparse + decoder,
         "norms": norms * norm,
-        "output": c.vocab * c.d_model if c.output == "own" else 0,
+        "output": (c.vocab * c.d_model if c.output == "own" else 0) + _output_biases(c),
         "pooler": (c.d_model + 1) * c.d_model if c.pooler else 0,
+        "not for text": c.unread,
     }
     return {name: count for name, count in parts.items() if count}
 
 
 def active_parameters(config: ModelConfig, attentions: Attentions) -> int:
-    """Parameters used for one token: all but those of unselected experts."""
+    """Parameters used for one token: all but those of unselected experts, and of parts that are not for text."""
     idle = (config.layers - config.dense_layers) * (config.experts - config.active_experts)
-    return sum(parameter_parts(config, attentions).values()) - idle * _feed_forward(config, config.d_ff)
+    whole = sum(parameter_parts(config, attentions).values()) - config.unread
+    return whole - idle * _feed_forward(config, config.d_ff)
 
 
 def pass_stages(config: ModelConfig, attentions: Attentions, load: Load, *, logits: str = "last") -> list[Stage]:
@@ -123,12 +127,11 @@ def step_stages(config: ModelConfig, attentions: Attentions, load: Load) -> list
             f"config={config.name!r}：没有解码器的编码器不生成文本",
         )
     c = config
-    seen = load.tokens if c.window is None else min(load.tokens, c.window)  # older keys are not in the cache
-    own = load.work(1, seen, causal=True, window=c.window)
+    own = [(load.work(1, _seen(c, load, window), causal=True), every) for window, every in _decoding(c, attentions)]
     source = load.work(1, source_tokens(c, load), causal=False, projected=0, cross=True)
     layers = [
         stage.times(k)
-        for work, every in ((own, attentions.decoding), (source, attentions.cross))
+        for work, every in (*own, (source, attentions.cross))
         for counts, k in Counter(every).items()
         for stage in attention_stages(counts.at_decoding, work)
     ]
@@ -160,7 +163,9 @@ def model_cache_bytes(config: ModelConfig, attentions: Attentions, load: Load) -
         return 0
     dtype, n, m = load.cache or load.dtype, load.tokens, source_tokens(config, load)
     own = (
-        cache_bytes(counts, n, batch=load.batch, dtype=dtype, window=config.window) for counts in attentions.decoding
+        cache_bytes(counts, n, batch=load.batch, dtype=dtype, window=window)
+        for window, every in _decoding(config, attentions)
+        for counts in every
     )
     return sum(own) + sum(cache_bytes(counts, m, batch=load.batch, dtype=dtype) for counts in attentions.cross)
 
@@ -181,11 +186,42 @@ def model_kept_bytes(config: ModelConfig, attentions: Attentions, load: Load) ->
 def _works(config: ModelConfig, attentions: Attentions, load: Load) -> list[tuple[Work, tuple[Counts, ...]]]:
     """The attention over all tokens, and the layers that compute it."""
     c, n, first = config, load.tokens, _first(config, load)
-    works = [(load.work(first, first, causal=c.causal, window=c.window), attentions.layers)]
+    works = [
+        (load.work(first, first, causal=c.causal, window=window, chunked=c.chunked and window is not None), every)
+        for window, every in _by_window(c, attentions.layers)
+    ]
     if c.decoder_layers:
         works.append((load.work(n, n, causal=True), attentions.decoder))
         works.append((load.work(n, first, causal=False, projected=first, cross=True), attentions.cross))
     return works
+
+
+def attentions_over_all(config: ModelConfig, attentions: Attentions, load: Load) -> dict[tuple[Counts, Work], int]:
+    """The attention over all tokens of each kind of layer, and the number of such layers."""
+    return Counter((counts, work) for work, every in _works(config, attentions, load) for counts in every)
+
+
+def _by_window(config: ModelConfig, layers: tuple[Counts, ...]) -> list[tuple[int | None, tuple[Counts, ...]]]:
+    """Each window, and the layers that have it."""
+    found: dict[int | None, list[Counts]] = {}
+    for window, counts in zip(config.windows, layers, strict=True):
+        found.setdefault(window, []).append(counts)
+    return [(window, tuple(every)) for window, every in found.items()]
+
+
+def _decoding(config: ModelConfig, attentions: Attentions) -> list[tuple[int | None, tuple[Counts, ...]]]:
+    """The same of the layers whose keys are the tokens that are generated."""
+    return [(None, attentions.decoder)] if attentions.decoder else _by_window(config, attentions.layers)
+
+
+def _seen(config: ModelConfig, load: Load, window: int | None) -> int:
+    """Keys that a decoding step reads, its own included: older ones are not in the cache. Of a chunk, only those in it;
+    materialised scores are those of all keys that the cache holds."""
+    if window is None:
+        return load.tokens
+    if config.chunked and not load.materialised:
+        return (load.tokens - 1) % window + 1
+    return min(load.tokens, window)
 
 
 def _first(config: ModelConfig, load: Load) -> int:
@@ -199,7 +235,23 @@ def _feed_forward(config: ModelConfig, width: int) -> int:
 
 
 def _biases(config: ModelConfig, width: int) -> int:
-    return width + config.d_model if config.ff_bias else 0
+    return (2 if config.gated else 1) * width + config.d_model if config.ff_bias else 0
+
+
+def _shared_widths(config: ModelConfig) -> list[int]:
+    """The width of each shared expert; of all together if only that is known."""
+    return [config.shared_d_ff] if config.shared_d_ff else [config.d_ff] * config.shared_experts
+
+
+def _common(config: ModelConfig) -> int:
+    """Parameters that all tokens use in a block of experts: d_model weights per expert choose, and shared experts."""
+    c = config
+    shared = sum(_feed_forward(c, width) for width in _shared_widths(c))
+    return c.experts * (c.d_model + c.router_bias) + shared + (c.d_model if c.shared_gate else 0)
+
+
+def _output_biases(config: ModelConfig) -> int:
+    return config.vocab if config.output_bias else 0
 
 
 def _convolution_stages(config: ModelConfig, load: Load, tokens: int) -> list[Stage]:
@@ -215,12 +267,15 @@ def _convolution_stages(config: ModelConfig, load: Load, tokens: int) -> list[St
 def _encoder_stages(config: ModelConfig, load: Load, tokens: int) -> list[Stage]:
     """Feed-forward of `layers`, which are all layers of a model without cross attention."""
     c, size = config, BYTES[load.dtype]
-    inside = c.d_model + c.d_ff * (c.active_experts + c.shared_experts if c.experts else 1)
+    inside = c.d_model + (c.d_ff * c.active_experts + sum(_shared_widths(c)) if c.experts else c.d_ff)
     one = _feed_forward(c, c.d_ff)
-    shared = c.shared_experts * one + c.experts * c.d_model
+    shared = _common(c) if c.experts else 0
     weights = c.experts * one + shared if c.experts else one
     used = c.active_experts * one + shared if c.experts else one
-    biases = (c.active_experts + c.shared_experts if c.experts else 1) * _biases(c, c.d_ff)
+    biases = _biases(c, c.d_ff)
+    if c.experts:
+        biases = c.active_experts * biases + c.experts * c.router_bias
+        biases += sum(_biases(c, width) for width in _shared_widths(c))
     stage = linear_stage("feed-forward", weights, used, tokens, inside, inside, size, common=shared, biases=biases)
     return [stage.times(c.layers - c.dense_layers), *_dense(c, load, tokens, c.dense_layers, c.dense_d_ff)]
 
@@ -243,8 +298,10 @@ def _dense(config: ModelConfig, load: Load, tokens: int, layers: int, width: int
 def _vocabulary(config: ModelConfig, load: Load, rows: int) -> list[Stage]:
     if config.output == "none":
         return []
-    table = config.vocab * config.d_model
-    return [linear_stage("vocabulary", table, table, rows, config.d_model, config.vocab, BYTES[load.dtype])]
+    biases = _output_biases(config)
+    table = config.vocab * config.d_model + biases
+    size = BYTES[load.dtype]
+    return [linear_stage("vocabulary", table, table, rows, config.d_model, config.vocab, size, biases=biases)]
 
 
 def _added(stages: list[Stage]) -> list[Stage]:

@@ -1,7 +1,7 @@
 """The size of an attention call: numbers of queries and keys, the mask, and the dtypes.
 
->>> allowed_pairs(4, 4), allowed_pairs(1, 4), allowed_pairs(4, 4, window=2)
-(10, 4, 7)
+>>> allowed_pairs(4, 4), allowed_pairs(1, 4), allowed_pairs(4, 4, window=2), chunked_pairs(4, 4, 3), near_pairs(4, 2)
+(10, 4, 7, 7, 10)
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,11 @@ CACHE_BYTES = {**BYTES, "int8": 1}
 class Work:
     """b sequences of n queries, aligned to the end of m keys.
 
-    causal: queries do not attend to later keys. window: number of keys per query, its own included, in addition to the
-        `sinks` first keys; both require causal. projected: keys that are computed in this call, while the others come
-        from a cache; n if None.
+    causal: queries do not attend to later keys. window: queries attend to keys at a distance below it, to both sides if
+        not causal. sinks: first keys that all queries attend to in addition to the window. chunked: the keys are
+        divided into chunks of `window` instead, and queries attend to keys of their own chunk. Sinks and chunks require
+        causal and a window.
+    projected: keys that are computed in this call, while the others come from a cache; n if None.
     cross: the projected keys come from another sequence than the queries.
     materialised: whether all n×m scores are written to memory, regardless of the mask.
     dtype: of weights and activations. cache: of cached keys and values, the same by default; int8 has a float32
@@ -31,6 +33,7 @@ class Work:
     causal: bool = True
     window: int | None = None
     sinks: int = 0
+    chunked: bool = False
     projected: int | None = None
     cross: bool = False
     materialised: bool = False
@@ -48,16 +51,22 @@ class Work:
                 f"queries={self.queries}, keys={self.keys}: causal attention requires queries <= keys, as "
                 f"queries are aligned to the end of the keys"
             )
-        if self.window is not None and (self.window < 1 or not self.causal):
+        both_sides = self.window is not None and not self.causal
+        if both_sides and self.queries != self.keys:
             raise ConfigError(
-                f"window={self.window}: expected at least 1, and causal attention",
-                f"window={self.window}：应不小于 1，并且使用因果注意力",
+                f"window={self.window}, queries={self.queries}, keys={self.keys}: a window that is not causal requires "
+                f"queries = keys"
             )
-        if self.sinks < 0 or (self.sinks and self.window is None):
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"window={self.window}: expected at least 1", f"window={self.window}：应不小于 1")
+        windowed = self.causal and self.window is not None
+        if self.sinks < 0 or (self.sinks and not windowed):
             raise ConfigError(
-                f"sinks={self.sinks}: expected at least 0, and a window",
-                f"sinks={self.sinks}：应不小于 0，并且给出窗口",
+                f"sinks={self.sinks}: expected at least 0, and causal attention with a window",
+                f"sinks={self.sinks}：应不小于 0，并且使用带窗口的因果注意力",
             )
+        if self.chunked and (not windowed or self.sinks):
+            raise ConfigError("chunked=True: expected causal attention with a window, and no sinks")
         for name, value, known in (("dtype", self.dtype, BYTES), ("cache", self.cache, CACHE_BYTES)):
             if value is not None:
                 check_choice(name, value, known)
@@ -65,8 +74,12 @@ class Work:
     @property
     def pairs(self) -> int:
         """(query, key) pairs of one sequence and head that are computed: those allowed by the mask, or all n·m."""
-        n, m = self.queries, self.keys
-        return n * m if self.materialised or not self.causal else allowed_pairs(n, m, self.window, self.sinks)
+        n, m, window = self.queries, self.keys, self.window
+        if self.materialised or (window is None and not self.causal):
+            return n * m
+        if window is not None and self.chunked:
+            return chunked_pairs(n, m, window)
+        return allowed_pairs(n, m, window, self.sinks) if self.causal else near_pairs(n, window or n)
 
     @property
     def new_keys(self) -> int:
@@ -76,7 +89,12 @@ class Work:
     @property
     def seen_keys(self) -> int:
         """Keys of one sequence that any query may attend to."""
-        return self.keys if self.window is None else min(self.keys, self.window + self.queries - 1 + self.sinks)
+        if self.window is None or not self.causal:
+            return self.keys
+        reach = self.window - 1
+        if self.chunked:  # of the first query
+            reach = (self.keys - self.queries) % self.window
+        return min(self.keys, reach + self.queries + self.sinks)
 
     @property
     def size(self) -> int:
@@ -91,10 +109,26 @@ def allowed_pairs(queries: int, keys: int, window: int | None = None, sinks: int
     return _triangle(keys, most) - _triangle(keys - queries, most)
 
 
+def chunked_pairs(queries: int, keys: int, chunk: int) -> int:
+    """Pairs under a causal mask within chunks: the sum of (t − 1) mod chunk + 1 over the positions of the queries."""
+    return _triangles(keys, chunk) - _triangles(keys - queries, chunk)
+
+
+def near_pairs(tokens: int, window: int) -> int:
+    """Pairs of n tokens at a distance below the window, to both sides."""
+    return 2 * allowed_pairs(tokens, tokens, window) - tokens
+
+
 def _triangle(positions: int, most: int) -> int:
     """Σ min(t, most) for t = 1 … positions."""
     small = min(positions, most)
     return small * (small + 1) // 2 + (positions - small) * most
+
+
+def _triangles(positions: int, chunk: int) -> int:
+    """Σ ((t − 1) mod chunk + 1) for t = 1 … positions."""
+    whole, rest = divmod(positions, chunk)
+    return whole * _triangle(chunk, chunk) + _triangle(rest, chunk)
 
 
 def kept_tokens(tokens: int, window: int | None = None, sinks: int = 0) -> int:

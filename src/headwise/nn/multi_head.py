@@ -108,12 +108,14 @@ class MultiHeadAttention(ProjectedLayer):
         head_dim: int | None = None,
         value_dim: int | None = None,
         bias: bool | str = False,
-        qk_norm: bool = False,
+        qk_norm: bool | str = False,
+        learned_sinks: bool = False,
     ) -> Counts:
         """d·h·d_k + d·h_kv·(d_k + d_v) + h·d_v·d weights; 2n²h(d_k + d_v) FLOPs (Vaswani et al. 2017, 1706.03762).
 
         bias: on all projections, or on those of "qkvo" whose letters are given. qk_norm: a learned scale on queries
-        and one on keys.
+        and one on keys, of d_k numbers, or "each": of d_k numbers for each head. learned_sinks: a logit per head in
+        the softmax's denominator.
         """
         d, h = d_model, num_heads
         d_k = divided(d, h) if head_dim is None else head_dim
@@ -128,7 +130,10 @@ class MultiHeadAttention(ProjectedLayer):
         biases = {"q": h * d_k, "k": kv * d_k, "v": kv * d_v, "o": d}
         if set(letters) - set(biases):
             raise ConfigError(f"bias={bias!r}: expected True, False, or letters of 'qkvo'")
-        extra = sum(biases[letter] for letter in set(letters)) + (2 * d_k if qk_norm else 0)
+        if isinstance(qk_norm, str) and qk_norm != "each":
+            raise ConfigError(f"qk_norm={qk_norm!r}: expected True, False or 'each'")
+        scales = (h + kv if qk_norm == "each" else 2) * d_k if qk_norm else 0
+        extra = sum(biases[letter] for letter in set(letters)) + scales + (h if learned_sinks else 0)
         return Counts(
             parameters=d * h * d_k + d * kv * (d_k + d_v) + h * d_v * d + extra,
             width=d, heads=h, per_query=d * h * d_k, per_key=d * kv * (d_k + d_v), scores=h * d_k,
