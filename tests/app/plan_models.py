@@ -22,23 +22,122 @@ T5 = {
     "d_model": 48, "d_kv": 7, "d_ff": 77, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 6, "vocab_size": 101,
     "relative_attention_num_buckets": 11,
 }  # fmt: skip
+WIDE = {**LLAMA, "head_dim": 16, **SPECIAL}
+WINDOW = {**WIDE, "sliding_window": 13}
+LATER = {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}
+EXPERTS = {**WIDE, "num_local_experts": 5, "num_experts_per_tok": 2}
+MANY = {**WIDE, "moe_intermediate_size": 29, "num_experts_per_tok": 2}
+ROUTED = {**MANY, "n_routed_experts": 6, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+LATENT = {
+    **{name: size for name, size in ROUTED.items() if name != "head_dim"}, "kv_lora_rank": 10, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 14, "v_head_dim": 11, "n_shared_experts": 2, "num_key_value_heads": 6,
+}  # fmt: skip
+GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 211, "vocab_size": 101, **SPECIAL}
+PLAIN = {name: size for name, size in LLAMA.items() if name != "num_key_value_heads"} | SPECIAL
 DECODERS = {
     "llama": {**LLAMA, "attention_bias": True},
     "mistral": {**LLAMA, "sliding_window": 13, "head_dim": 16},
     "mixtral": {**LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2},
-    "qwen2": LLAMA,
-    "qwen3": {**LLAMA, "head_dim": 16},
+    "qwen2": {**LATER, "head_dim": 8},
+    "qwen3": LATER,
     "gemma": {**LLAMA, "head_dim": 16},
-    "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 211, "vocab_size": 101, **SPECIAL},
+    "gpt2": GPT2,
+    "ministral": {**WINDOW, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    "ministral3": WINDOW,
+    "gemma2": WINDOW,
+    "gemma3_text": {**WINDOW, "sliding_window_pattern": 2},
+    "vaultgemma": WINDOW,
+    "cohere": {**LLAMA, **SPECIAL, "use_qk_norm": True},
+    "cohere2": {**WINDOW, "sliding_window_pattern": 3},
+    "olmo": {**LLAMA, **SPECIAL},
+    "olmo2": {**LLAMA, **SPECIAL},
+    "olmo3": {**LLAMA, **SPECIAL, "sliding_window": 13, "num_hidden_layers": 4},
+    "phi": {**LLAMA, **SPECIAL},
+    "phi3": {**LLAMA, **SPECIAL, "sliding_window": 13},
+    "exaone4": {**LLAMA, **SPECIAL, "sliding_window": 13, "num_hidden_layers": 4},
+    "smollm3": {
+        **LLAMA, **SPECIAL, "sliding_window": 13, "use_sliding_window": True, "no_rope_layers": [1, 0, 1],
+    },
+    "cwm": {**WINDOW, "num_hidden_layers": 4},
+    "granite": {**LLAMA, **SPECIAL, "mlp_bias": True},
+    "helium": {**LLAMA, **SPECIAL, "head_dim": 8},
+    "glm": {**WIDE, "attention_bias": True},
+    "glm4": {**WIDE, "attention_bias": True},
+    "seed_oss": {**WIDE, "attention_bias": True, "attention_out_bias": False},
+    "hunyuan_v1_dense": WIDE,
+    "ernie4_5": {**WIDE, "use_bias": True},
+    "arcee": WIDE,
+    "nemotron": WIDE,
+    "stablelm": {**LLAMA, **SPECIAL, "use_qkv_bias": True, "qk_layernorm": True},
+    "starcoder2": {**LLAMA, **SPECIAL, "sliding_window": 13},
+    "internlm3": WIDE,
+    "iquestcoder": WIDE,
+    "jais2": WIDE,
+    "granite_swa": {**LLAMA, **SPECIAL, "sliding_window": 13},
+    "youtu": {**LATENT, "q_lora_rank": 13},
+    "minicpm3": {**LATENT, "q_lora_rank": 13},
+    "gpt_bigcode": GPT2,
+    "gpt_neox": PLAIN,
+    "gptj": {**GPT2, "rotary_dim": 4, "tie_word_embeddings": False},
+    "codegen": {**GPT2, "n_head": 4, "rotary_dim": 4, "tie_word_embeddings": False},
+    "opt": {
+        "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "ffn_dim": 77, "vocab_size": 101,
+        "max_position_embeddings": 211, "word_embed_proj_dim": 48, **SPECIAL,
+    },
+    "bloom": {"hidden_size": 48, "n_layer": 3, "n_head": 6, "vocab_size": 101, **SPECIAL},
+    "mpt": {"d_model": 48, "n_layers": 3, "n_heads": 6, "vocab_size": 101, "max_seq_len": 211, **SPECIAL},
+    "falcon": {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "vocab_size": 101, **SPECIAL},
+    "granitemoe": {**LLAMA, **SPECIAL, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "granitemoeshared": {
+        **LLAMA, **SPECIAL, "num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 31,
+    },
+    "minimax_m2": EXPERTS,
+    "phimoe": {**LLAMA, **SPECIAL, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 13},
+    "gpt_oss": {**EXPERTS, "sliding_window": 13},
+    **{key: {**LLAMA, **SPECIAL, "num_experts": 5, "num_experts_per_tok": 2} for key in ("olmoe", "flex_olmo")},
+    "qwen2_moe": {
+        **LATER, **MANY, "num_experts": 5, "shared_expert_intermediate_size": 31, "decoder_sparse_step": 2,
+        "head_dim": 8,
+    },
+    "qwen3_moe": {**LATER, **MANY, "num_experts": 5, "mlp_only_layers": [1]},
+    "deepseek_v2": {**LATENT, "n_group": 1, "topk_method": "greedy", "q_lora_rank": None},
+    "deepseek_v3": {**LATENT, "q_lora_rank": 13},
+    "glm4_moe": {**ROUTED, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 1},
+    "dots1": {**ROUTED, **WINDOW, "max_window_layers": 1, "n_shared_experts": 1, "n_group": 1},
+    "llama4_text": {
+        **EXPERTS, "attention_chunk_size": 7, "intermediate_size_mlp": 59, "interleave_moe_layer_step": 2,
+        "no_rope_layers": [1, 0, 1],
+    },
+}  # fmt: skip
+ENCODERS = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), PLAIN),
+    "distilbert": {"dim": 48, "n_layers": 3, "n_heads": 6, "hidden_dim": 77, "vocab_size": 101},
+    "modernbert": {**PLAIN, "local_attention": 10, "global_attn_every_n_layers": 2},
 }
-ENCODERS = {"bert": {name: size for name, size in LLAMA.items() if name != "num_key_value_heads"}}
+IMAGES = {
+    "hidden_size": 12, "intermediate_size": 19, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 7, "depth": 2, "embed_dim": 12, "num_heads": 2,
+}  # fmt: skip
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+TEXTS: dict[str, dict[str, Any]] = {  # of models with a part for texts and one for images
+    "gemma3": DECODERS["gemma3_text"],
+    "llama4": DECODERS["llama4_text"],
+    "mistral3": {"model_type": "mistral", **WINDOW},
+    **{key: {"model_type": "llama", **WIDE} for key in ("llava", "llava_next", "smolvlm", "idefics3")},
+    **{key: {"model_type": "qwen2", **DECODERS["qwen2"]} for key in ("internvl", "llava_onevision")},
+    **{key: {"model_type": "cohere2", **DECODERS["cohere2"]} for key in ("aya_vision", "cohere2_vision")},
+    **{key: {**LLAMA, **SPECIAL, **SECTIONS} for key in ("qwen2_vl", "qwen2_5_vl")},
+    "qwen3_vl": WIDE,
+    "qwen3_vl_moe": {**MANY, "num_experts": 5},
+}
+WHOLE = {kind: {"text_config": text, "vision_config": IMAGES} for kind, text in TEXTS.items()}
 BOTH = {
     "t5": T5, "mt5": {**T5, "feed_forward_proj": "gated-gelu"}, "umt5": T5,
     **dict.fromkeys(("bart", "plbart", "mbart", "pegasus", "marian"), BART),
     **dict.fromkeys(("m2m_100", "blenderbot", "blenderbot-small"), BART),
     "whisper": {**BART, "max_source_positions": 37, "max_target_positions": 211, "num_mel_bins": 11},
 }  # fmt: skip
-EVERY = DECODERS | ENCODERS | BOTH
+EVERY = DECODERS | ENCODERS | BOTH | WHOLE
 
 
 def folder_of(path: Path, kind: str, **sizes: object) -> str:
@@ -50,10 +149,12 @@ def folder_of(path: Path, kind: str, **sizes: object) -> str:
 def model_of(kind: str, **sizes: object) -> Any:
     """The model with random weights, and attention that PyTorch's counter of FLOPs knows."""
     auto = "AutoModel" if kind in ENCODERS else "AutoModelForCausalLM"
+    if kind in WHOLE:
+        auto = "AutoModelForImageTextToText"
     if kind in BOTH:
         auto = "AutoModelForSpeechSeq2Seq" if kind == "whisper" else "AutoModelForSeq2SeqLM"
     config = transformers.AutoConfig.for_model(kind, **(sizes or EVERY[kind]))
-    config._experts_implementation = "eager"  # the other ones require aligned sizes
+    config.get_text_config()._experts_implementation = "eager"  # the other ones require aligned sizes
     return getattr(transformers, auto).from_config(config, attn_implementation="eager").eval()
 
 
@@ -82,6 +183,12 @@ def flops(model: Any, **inputs: Any) -> int:
     found = counter.get_flop_counts()
     angles = sum(sum(ops.values()) for name, ops in found.items() if name.endswith(".rotary_emb"))
     return counter.get_total_flops() - angles
+
+
+@torch.no_grad()
+def attended(model: Any, **inputs: Any) -> int:
+    """Pairs of queries and keys that have a weight in any head of the model, summed over heads and layers."""
+    return sum(int((weights > 0).sum()) for weights in model(**inputs, output_attentions=True).attentions)
 
 
 def cached(cache: Any) -> int:

@@ -5,13 +5,9 @@ from functools import partial
 from typing import Any
 
 from headwise.costs.configs import Convolution
+from headwise.models.configuration.family import Family, output
 
 AUTO = TEXT, SPEECH = "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"
-
-
-def output(c: Any) -> str:
-    """Whether the output matrix is the embedding: `ModelConfig.output`."""
-    return "tied" if c.tie_word_embeddings else "own"
 
 
 def _t5(c: Any, *, in_every_layer: bool = False) -> dict[str, Any]:
@@ -46,7 +42,7 @@ def _whisper(c: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-SIZES: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
+_SIZES: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "t5": (_t5, TEXT),
     "mt5": (_t5, TEXT),
     "umt5": (partial(_t5, in_every_layer=True), TEXT),
@@ -60,3 +56,4 @@ SIZES: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "blenderbot-small": (partial(_bart, embedding_norms=2), TEXT),
     "whisper": (_whisper, SPEECH),
 }
+FAMILIES = {name: Family(sizes, auto=auto) for name, (sizes, auto) in _SIZES.items()}

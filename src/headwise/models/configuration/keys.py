@@ -13,7 +13,7 @@ def num_heads(config: Any) -> int | None:
 
 def num_layers(config: Any) -> int | None:
     """Layers of the part that reads text, of encoder and decoder together."""
-    text = _text(config)
+    text = text_part(config)
     first = _whole(text, "num_hidden_layers")
     if first is None or not two_stacks(text):
         return first
@@ -23,12 +23,12 @@ def num_layers(config: Any) -> int | None:
 
 def width(config: Any) -> int | None:
     """d_model of the part that reads text."""
-    return _whole(_text(config), "hidden_size")
+    return _whole(text_part(config), "hidden_size")
 
 
 def trained_context(config: Any) -> int | None:
     """The longest text in training, or the number of learned positions."""
-    return _whole(_text(config), "max_position_embeddings")
+    return _whole(text_part(config), "max_position_embeddings")
 
 
 def two_stacks(config: Any) -> bool:
@@ -42,7 +42,8 @@ def rotated(config: Any) -> float:
     return getattr(config, "partial_rotary_factor", None) or rope.get("partial_rotary_factor") or 1.0
 
 
-def _text(config: Any) -> Any:
+def text_part(config: Any) -> Any:
+    """The configuration of the part that reads text, which is the whole in most models."""
     try:
         return config.get_text_config()
     except ValueError:  # several parts read text

@@ -1,5 +1,6 @@
 """The plan of a published model, the plan of one layer, and the list of models and designs."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -68,7 +69,7 @@ def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = Non
     if 0 < config.context < (n if config.source_tokens else max(n, source)):
         facts.append((term("warning"), term("beyond_context", context=config.context)))
     tables = [_parameters(config, attentions, total), _model_memory(config, attentions, total, load)]
-    if config.layer_sizes:
+    if config.layer_sizes or config.layer_windows:
         tables.insert(1, layers_table(config, attentions))
     title = term("prefill_title" if config.causal else "pass_title", tokens=tokens)
     note = term("training_note", flops=written(training_flops(config, attentions, load), "flops"))
@@ -161,7 +162,17 @@ def _sizes(config: ModelConfig, attentions: Attentions) -> str:
         code, met = "shared_experts" if c.shared_experts else "experts", scaled(active_parameters(c, attentions))
         parts.append(term(code, active=c.active_experts, all=c.experts, shared=c.shared_experts, parameters=met))
     parts.append(term("tied_vocabulary" if c.output == "tied" else "vocabulary_of", size=c.vocab))
-    return joined([*parts, term("window", size=c.window)] if c.window else parts)
+    return joined([*parts, *_windows(c)])
+
+
+def _windows(config: ModelConfig) -> list[str]:
+    """The windows of the layers in words."""
+    name = "chunks" if config.chunked else "window"
+    if not config.layer_windows:
+        return [] if config.window is None else [term(name, size=config.window)]
+    name = "some_chunks" if config.chunked else "some_windows"
+    some = Counter(window for window in config.windows if window is not None)
+    return [term(name, size=window, some=count, all=config.layers) for window, count in some.items()]
 
 
 def _machine_facts(machine: Machine | None) -> list[tuple[str, str]]:
@@ -193,6 +204,10 @@ def _model_memory(config: ModelConfig, attentions: Attentions, total: int, load:
             if layers:
                 one = sum(cache_bytes(counts, 1, dtype=dtype) for counts in layers)
                 rows.append((term(f"cache_of_{name}" if attentions.cross else "cache_of_one"), one))
+        if longest := max((window for window in config.windows if window is not None), default=0):
+            full = [counts for counts, window in zip(attentions.layers, config.windows, strict=True) if window is None]
+            later = sum(cache_bytes(counts, 1, dtype=dtype) for counts in full)
+            rows.append((term("cache_of_later", size=longest - 1), later))
         rows.append((term("cache_of_all"), model_cache_bytes(config, attentions, load)))
         if dtype != "int8":
             eight = model_cache_bytes(config, attentions, replace(load, cache="int8"))

@@ -1,5 +1,6 @@
 """The sizes of a model in a checkpoint of headwise."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from headwise.costs.configs import ModelConfig
@@ -26,4 +27,5 @@ def config_of_checkpoint(path: Path) -> ModelConfig:
         path.resolve().name, c.d_model, c.num_layers, c.d_ff, c.vocab_size, (), 0, str(path), design=c.design,
         final_norms=int(c.order == "pre"), output="tied", context=c.context,
     )  # fmt: skip
-    return checked(config.with_layers(layers), path, decoder)
+    built = sum(parameter.numel() for parameter in decoder.parameters())
+    return checked(replace(config.with_layers(layers), published=built, stated=False), path)

@@ -5,10 +5,7 @@ that a variant that is not understood is refused.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-
-from torch import nn
 
 from headwise.costs.configs import ModelConfig, Sizes
 from headwise.costs.model import parameter_parts
@@ -16,7 +13,7 @@ from headwise.edit.folder import is_pruned, resize_as_saved
 from headwise.errors import ConfigError
 from headwise.lm.loading.files import check_shapes, read_config, theirs
 from headwise.models import HeadSite, find_heads
-from headwise.models.configuration.families import build, model_config
+from headwise.models.configuration.families import build, model_config, with_unread
 from headwise.nn.counts import attentions_of
 
 
@@ -44,12 +41,11 @@ def config_of(folder: Path) -> ModelConfig:
         if len(sites) == config.attention_layers:  # else it has parts that `checked` refuses
             config = config.with_layers([_resized(*one) for one in zip(config.attention_sizes, sites, strict=True)])
     check_shapes(folder, model)
-    return checked(config, folder, model)
+    return checked(with_unread(config, model, c), folder)
 
 
-def checked(config: ModelConfig, path: Path, model: nn.Module) -> ModelConfig:
-    """The configuration, with the number of parameters of the model; ConfigError if its sizes give another one."""
-    config = replace(config, published=sum(p.numel() for p in model.parameters()), stated=False)
+def checked(config: ModelConfig, path: Path) -> ModelConfig:
+    """The same; ConfigError if its sizes give another number of parameters than the model has that it describes."""
     counted = sum(parameter_parts(config, attentions_of(config)).values())
     if counted != config.published:
         raise ConfigError(

@@ -66,6 +66,9 @@ TERMS: dict[str, tuple[str, str]] = {
     "vocabulary_of": ("vocabulary {size:,}", "词表 {size:,}"),
     "tied_vocabulary": ("vocabulary {size:,} (tied)", "词表 {size:,}（与输出共享）"),
     "window": ("window {size:,}", "窗口 {size:,}"),
+    "some_windows": ("window {size:,} in {some} of {all} layers", "{all} 层中有 {some} 层的窗口为 {size:,}"),
+    "chunks": ("chunks of {size:,}", "每 {size:,} 个词元一块"),
+    "some_chunks": ("chunks of {size:,} in {some} of {all} layers", "{all} 层中有 {some} 层每 {size:,} 个词元一块"),
     "causal": ("causal", "因果"),
     "full": ("full", "无掩码"),
     "window_of": ("window of {size:,}", "窗口 {size:,}"),
@@ -88,6 +91,8 @@ TERMS: dict[str, tuple[str, str]] = {
     "parameters": ("parameters", "参数量"),
     "config": ("config", "模型"),
     "layers_column": ("layers", "层数"),
+    "window_column": ("window", "窗口"),
+    "count_column": ("count", "同类层数"),
     "vocab": ("vocab", "词表"),
     "stack": ("{numbers}", "第 {numbers} 层"),
     "encoder": ("encoder {numbers}", "编码器第 {numbers} 层"),
@@ -125,6 +130,7 @@ TERMS: dict[str, tuple[str, str]] = {
     "output": ("output", "输出投影"),
     "output_part": ("output", "输出层"),
     "pooler": ("pooler", "池化层"),
+    "not for text": ("not for text", "不用于文本的部分"),
     "all": ("all", "合计"),
     "projections": ("projections", "输入投影"),
     "scores": ("scores", "分数"),
@@ -140,6 +146,9 @@ TERMS: dict[str, tuple[str, str]] = {
     "heads": ("heads {rest}", "头 {rest}"),
     "nothing": ("nothing", "无"),
     "cache_of_one": ("cache, one token", "缓存，一个词元"),
+    "cache_of_later": (
+        "cache, each token after {size:,}", "缓存，第 {size:,} 个词元之后每个词元"
+    ),
     "cache_of_all": ("cache, all tokens", "缓存，全部词元"),
     "cache_of_target": ("cache, one target token", "缓存，一个目标词元"),
     "cache_of_source": ("cache, one source token", "缓存，一个源词元"),
@@ -160,6 +169,18 @@ TERMS: dict[str, tuple[str, str]] = {
     "layers_note": (
         "Of one layer each; cache: numbers per token.",
         "均为一层的数目；缓存：每个词元的数值个数。",
+    ),
+    "window_note": (
+        "A query in a window of w tokens attends to the last w tokens, its own included, and the cache keeps w − 1.",
+        "窗口为 w 个词元时，查询只关注包括自身在内的最近 w 个词元，缓存保留 w − 1 个词元。",
+    ),
+    "chunk_note": (
+        "A window of w tokens is a chunk of the text: a query attends within its own, and the cache keeps w − 1.",
+        "窗口为 w 个词元时，文本按 w 个词元分块，查询只关注本块之内的词元，缓存保留 w − 1 个词元。",
+    ),
+    "near_note": (
+        "A query in a window of w tokens attends to tokens at a distance below w, to both sides.",
+        "窗口为 w 个词元时，查询关注前后两侧距离小于 w 的词元。",
     ),
     "cross_note": (
         "cross: attention to the encoder's output, whose keys and values are cached once per source token.",

@@ -1,0 +1,212 @@
+"""The sizes of decoders with one feed-forward network per layer, as in `families`."""
+
+from typing import Any
+
+from headwise.models.configuration.family import Family, Options, output, require
+from headwise.models.configuration.windows import by_type, everywhere
+
+BOTH = "qkvo"
+
+
+def llama(c: Any, *, bias: str | None = None, **heads: Any) -> Options:
+    """Rotary positions, RMS norms, and a gated feed-forward network, unless other fields are put beside these."""
+    if bias is None and getattr(c, "attention_bias", False):
+        bias = BOTH
+    own = {"num_kv_heads": c.num_key_value_heads, "head_dim": getattr(c, "head_dim", None), "bias": bias, **heads}
+    if own["num_kv_heads"] == c.num_attention_heads:
+        del own["num_kv_heads"]
+    if own["head_dim"] and own["head_dim"] * c.num_attention_heads == c.hidden_size:
+        del own["head_dim"]
+    return {
+        "heads": own, "d_ff": c.intermediate_size, "gated": True, "ff_bias": bool(getattr(c, "mlp_bias", False)),
+        "output": output(c),
+    }  # fmt: skip
+
+
+def _qwen2(c: Any) -> Options:
+    return llama(c, bias="qkv")
+
+
+def _qwen3(c: Any) -> Options:
+    return llama(c, qk_norm=1)
+
+
+def _gemma2(c: Any, **heads: Any) -> Options:
+    require(c, use_bidirectional_attention=None)
+    return {**llama(c, **heads), "norms": 4}
+
+
+def _gemma3(c: Any) -> Options:
+    return {**llama(c, qk_norm=1), "norms": 4, "causal": not c.use_bidirectional_attention}
+
+
+def latent(c: Any) -> Options:
+    """Keys and values of all heads come from one latent vector, which is what transformers caches."""
+    require(c, attention_bias=False, mlp_bias=False)
+    heads = {
+        "latent_dim": c.kv_lora_rank, "rope_dim": c.qk_rope_head_dim, "head_dim": c.qk_nope_head_dim,
+        "value_dim": c.v_head_dim, "query_latent_dim": c.q_lora_rank, "latent_norm": 1,
+    }  # fmt: skip
+    return {"design": "latent", "heads": heads, "d_ff": c.intermediate_size, "gated": True, "output": output(c)}
+
+
+def _olmo(c: Any) -> Options:
+    return {**llama(c), "norm": "none"}
+
+
+def _olmo2(c: Any) -> Options:
+    return llama(c, qk_norm="each")
+
+
+def _cohere(c: Any) -> Options:
+    """One norm for attention and feed-forward, which are parallel."""
+    scales = "each" if getattr(c, "use_qk_norm", False) else None
+    return {**llama(c, qk_norm=scales), "norms": 1}
+
+
+def _ungated(c: Any) -> Options:
+    return {**llama(c), "gated": False}
+
+
+def _nemotron(c: Any) -> Options:
+    return {**_ungated(c), "norm": "layer"}
+
+
+def _glm4(c: Any) -> Options:
+    return {**_biased(c), "norms": 4}
+
+
+def _biased(c: Any) -> Options:
+    """With biases of queries, keys and values if any, and none of the output."""
+    return llama(c, bias="qkv" if c.attention_bias else "")
+
+
+def _seed_oss(c: Any) -> Options:
+    return llama(c, bias=("qkv" if c.attention_bias else "") + ("o" if c.attention_out_bias else ""))
+
+
+def _ernie(c: Any) -> Options:
+    return {**llama(c, bias=BOTH if c.use_bias else ""), "ff_bias": c.use_bias}
+
+
+def _starcoder2(c: Any) -> Options:
+    return {**_ernie(c), "gated": False, "norm": "layer"}
+
+
+def _stablelm(c: Any) -> Options:
+    scales = "each" if c.qk_layernorm else None
+    found = llama(c, bias="qkv" if c.use_qkv_bias else "", qk_norm=scales)
+    return {**found, "norm": "layer", "norms": 1 if c.use_parallel_residual else None}
+
+
+def _phi(c: Any) -> Options:
+    require(c, qk_layernorm=False)
+    return {
+        **llama(c, bias=BOTH), "gated": False, "ff_bias": True, "norm": "layer", "norms": 1, "output_bias": True,
+    }  # fmt: skip
+
+
+def _gpt2(c: Any) -> Options:
+    require(c, add_cross_attention=False)
+    return {
+        "heads": {"bias": BOTH}, "d_ff": c.n_inner or 4 * c.n_embd, "ff_bias": True, "norm": "layer",
+        "positions": c.n_positions, "output": output(c),
+    }  # fmt: skip
+
+
+def _gpt_bigcode(c: Any) -> Options:
+    return {**_gpt2(c), "heads": {"bias": BOTH, "num_kv_heads": 1 if c.multi_query else None}}
+
+
+def _gpt_neox(c: Any) -> Options:
+    return {
+        "heads": {"bias": BOTH if c.attention_bias else None}, "d_ff": c.intermediate_size, "ff_bias": True,
+        "norm": "layer", "output": output(c),
+    }  # fmt: skip
+
+
+def _gptj(c: Any) -> Options:
+    """One norm for attention and feed-forward, which are parallel."""
+    return {
+        "heads": {}, "d_ff": c.n_inner or 4 * c.n_embd, "ff_bias": True, "norm": "layer", "norms": 1,
+        "output": output(c), "output_bias": True,
+    }  # fmt: skip
+
+
+def _opt(c: Any) -> Options:
+    """Two learned positions more than the configuration states."""
+    require(c, word_embed_proj_dim=c.hidden_size, layer_norm_elementwise_affine=True)
+    last = c.do_layer_norm_before and not c._remove_final_layer_norm
+    return {
+        "heads": {"bias": BOTH if c.enable_bias else None}, "d_ff": c.ffn_dim, "ff_bias": c.enable_bias,
+        "norm": "layer", "final_norms": int(last), "positions": c.max_position_embeddings + 2, "output": output(c),
+    }  # fmt: skip
+
+
+def _bloom(c: Any) -> Options:
+    return {
+        "heads": {"bias": BOTH}, "d_ff": 4 * c.hidden_size, "ff_bias": True, "norm": "layer", "embedding_norms": 1,
+        "output": output(c),
+    }  # fmt: skip
+
+
+def _mpt(c: Any) -> Options:
+    """Layer norms without a shift."""
+    return {"heads": {}, "d_ff": c.expansion_ratio * c.d_model, "output": output(c)}
+
+
+def _falcon(c: Any) -> Options:
+    """Falcon 40B and 180B are refused: transformers caches a copy of their keys and values for every query head."""
+    require(c, new_decoder_architecture=False)
+    return {
+        "heads": {"num_kv_heads": 1 if c.multi_query else None, "bias": BOTH * c.bias}, "d_ff": c.ffn_hidden_size,
+        "ff_bias": c.bias, "norm": "layer", "norms": 1 if c.parallel_attn else None, "output": output(c),
+    }  # fmt: skip
+
+
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("llama", "gemma", "granite", "helium", "internlm3", "iquestcoder"), Family(llama)),
+    "mistral": Family(llama, everywhere),
+    "ministral": Family(llama, by_type),
+    "ministral3": Family(llama, everywhere),
+    "qwen2": Family(_qwen2, by_type),
+    "qwen3": Family(_qwen3, by_type),
+    "gemma2": Family(_gemma2, by_type),
+    "gemma3_text": Family(_gemma3, by_type),
+    "vaultgemma": Family(llama, by_type),
+    "phi3": Family(llama, everywhere),
+    "phi": Family(_phi),
+    "olmo": Family(_olmo),
+    "olmo2": Family(_olmo2),
+    "olmo3": Family(_olmo2, by_type),
+    "cohere": Family(_cohere),
+    "cohere2": Family(_cohere, by_type),
+    "exaone4": Family(_qwen3, by_type),
+    "smollm3": Family(llama, by_type),
+    "cwm": Family(llama, by_type),
+    "glm": Family(_biased),
+    "glm4": Family(_glm4),
+    "seed_oss": Family(_seed_oss),
+    "hunyuan_v1_dense": Family(_qwen3),
+    "ernie4_5": Family(_ernie),
+    "arcee": Family(_ungated),
+    **dict.fromkeys(("nemotron", "jais2"), Family(_nemotron)),
+    "granite_swa": Family(lambda c: llama(c, learned_sinks=1), by_type),
+    **dict.fromkeys(("youtu", "minicpm3"), Family(latent)),
+    "stablelm": Family(_stablelm),
+    "starcoder2": Family(_starcoder2, everywhere),
+    "gpt2": Family(_gpt2),
+    "gpt_bigcode": Family(_gpt_bigcode),
+    "gpt_neox": Family(_gpt_neox),
+    **dict.fromkeys(("gptj", "codegen"), Family(_gptj)),
+    "opt": Family(_opt),
+    "bloom": Family(_bloom),
+    "mpt": Family(_mpt),
+    "falcon": Family(_falcon),
+}
+
+# Of models that have parts for other things as well.
+PARTS: dict[str, Family] = {
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), Family(_qwen2, by_type)),
+    "qwen3_vl_text": Family(_qwen3),
+}
