@@ -1,9 +1,12 @@
 """`headwise plan --config FOLDER`: the sizes of a model of transformers by its config.json, and of a checkpoint."""
 
+import re
+from typing import Any
+
 import pytest
 import safetensors.torch
 import torch
-from plan_models import BART, DECODERS, LLAMA, folder_of, model_of, parameters
+from plan_models import BART, DECODERS, EVERY, LLAMA, WHOLE, folder_of, model_of, parameters
 
 import headwise
 from headwise.errors import CheckpointError, ConfigError
@@ -12,6 +15,8 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.textbook.plan import plan_from_options
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+
 
 def test_the_cache_has_the_kv_heads_of_the_folder(tmp_path):
     plan = plan_from_options(config=folder_of(tmp_path, "llama", **DECODERS["llama"]), sizes={}, seq=17, batch=1)
@@ -19,24 +24,79 @@ def test_the_cache_has_the_kv_heads_of_the_folder(tmp_path):
     assert memory["cache, all tokens"] == 17 * 3 * 2 * (2 * 8) * 2
 
 
-def test_what_is_not_understood_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"model_type='gpt_neox'.*llama.*--design"):
-        plan_from_options(config=folder_of(tmp_path, "gpt_neox"), sizes={})
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "unknown": ("xglm", {}, r"model_type='xglm': expected one of .*llama.*--design"),
+    "hybrid": ("qwen3_next", {}, r"model_type='qwen3_next' \(layer_types: linear_attention.*\): expected"),
+    "parts": ("paligemma", {}, "model_type='paligemma': expected one of"),
+    "no layers": ("gpt2", {"n_layer": 0}, "has no layers"),
+    "decoder": ("bert", {"is_decoder": True}, "is_decoder=True: not supported for model_type='bert'"),
+    "cross": ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True: not supported"),
+    "window": ("llama", {"sliding_window": 13}, "sliding_window=13: not supported for model_type='llama'"),
+    "chunks": ("llama", {"attention_chunk_size": 13}, "attention_chunk_size=13: not supported"),
+    "types": ("granite", {"layer_types": 3 * [SLIDING]}, "layer_types=sliding_attention: not supported"),
+    "type": ("gemma2", {"layer_types": [FULL, "linear_attention", FULL]}, "layer_types=linear_attention: not supp"),
+    "no window": ("gemma2", {"sliding_window": None}, "sliding_window=None: expected at least 1, as layer_types has"),
+    "no chunk": ("llama4_text", {"attention_chunk_size": None}, "attention_chunk_size=None: expected at least 1"),
+    "layers": ("granite", {"per_layer_config": {"1": {"num_key_value_heads": 3}}}, "per_layer_config: not supported"),
+    "biases": ("deepseek_v3", {"attention_bias": True}, "attention_bias=True: not supported"),
+    "new Falcon": ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture=True: not supported"),
+    "projected": ("opt", {"word_embed_proj_dim": 24}, "word_embed_proj_dim=24: not supported"),
+    "norms": ("phi", {"qk_layernorm": True}, "qk_layernorm=True: not supported"),
+    "one direction": ("bart", {"is_encoder_decoder": False}, "is_encoder_decoder=False: not supported"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_understood_is_refused(case, tmp_path):
+    kind, sizes, said = REFUSED[case]
+    with pytest.raises(ConfigError, match=said) as none:
+        plan_from_options(config=folder_of(tmp_path, kind, **{**EVERY.get(kind, LLAMA), **sizes}), sizes={})
+    assert re.search("[一-鿿]", none.value.zh)
+
+
+def test_a_model_with_other_parameters_than_its_sizes_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="parameters, and one of these sizes"):
-        plan_from_options(config=folder_of(tmp_path, "llama", **LLAMA, mlp_bias=True), sizes={})
-    windows = {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1}
-    with pytest.raises(ConfigError, match="has no layers") as none:
-        plan_from_options(config=folder_of(tmp_path, "gpt2", n_layer=0), sizes={})
-    assert "没有任何层" in none.value.zh
+        plan_from_options(config=folder_of(tmp_path, "helium", **LLAMA, head_dim=16), sizes={})
+
+
+def test_a_configuration_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"the model cannot be built: .*divisible by num_heads"):
         plan_from_options(config=folder_of(tmp_path, "gpt2", n_layer=1, n_embd=24, n_head=7), sizes={})
-    with pytest.raises(ConfigError, match="is_decoder=True: not supported for BERT"):
-        plan_from_options(config=folder_of(tmp_path, "bert", is_decoder=True), sizes={})
-    with pytest.raises(ConfigError, match="attends in windows in some layers"):
-        plan_from_options(config=folder_of(tmp_path, "qwen2", **LLAMA, **windows), sizes={})
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json"):
         plan_from_options(config=str(tmp_path), sizes={})
+
+
+def test_layers_with_the_same_window_share_a_row(tmp_path):
+    sizes = {**DECODERS["gemma3_text"], "num_hidden_layers": 13}
+    plan = plan_from_options(config=folder_of(tmp_path, "gemma3_text", **sizes), sizes={}, seq=17, dtype="float32")
+    rows = [(row[0], *row[-2:]) for row in plan.table("layers").rows]
+    assert rows == [("0, 2, 4, …, 12", 13, 7), ("1, 3, 5, …, 11", None, 6)]
+    assert "window 13 in 7 of 13 layers" in dict(plan.facts)["sizes"]
+    memory = dict(plan.table("memory").rows)
+    assert memory["cache, one token"] == 13 * 2 * 2 * 16 * 4
+    assert memory["cache, each token after 12"] == 6 * 2 * 2 * 16 * 4
+
+
+def test_chunks_are_named(tmp_path):
+    plan = plan_from_options(config=folder_of(tmp_path, "llama4_text", **DECODERS["llama4_text"]), sizes={}, seq=17)
+    assert "chunks of 7 in 2 of 3 layers" in dict(plan.facts)["sizes"]
+    assert "A window of w tokens is a chunk of the text" in plan.table("layers").note
+
+
+@pytest.mark.parametrize("tokens", [13, 14, 15, 20, 21])
+def test_a_step_in_chunks_attends_within_its_own(tokens, tmp_path):
+    plan = plan_from_options(config=folder_of(tmp_path, "llama4_text", **DECODERS["llama4_text"]), sizes={}, seq=tokens)
+    step = {row[0]: row[2] for row in plan.table("step").rows}
+    assert step["softmax"] == 6 * (tokens + 2 * ((tokens - 1) % 7 + 1))
+
+
+def test_parts_that_are_not_for_text_are_counted_apart(tmp_path):
+    folder = folder_of(tmp_path, "gemma3", **WHOLE["gemma3"])
+    plan, model = plan_from_options(config=folder, sizes={}, seq=17), model_of("gemma3")
+    parts = {row[0]: row[1] for row in plan.table("parameters").rows}
+    assert parts["not for text"] == parameters(model) - parameters(model.model.language_model)
+    assert parts["all"] == parameters(model)
 
 
 def test_the_source_states_no_number_of_a_folder(tmp_path):
@@ -92,10 +152,37 @@ def test_weights_of_other_shapes_than_config_json_gives_are_refused(kind, tmp_pa
     assert plan_from_options(config=str(tmp_path), sizes={}).table("parameters").rows[-1][1] > parameters(model)
 
 
-def test_devices_require_equal_layers(tmp_path):
+def test_what_devices_send_is_the_sum_over_layers_that_differ(tmp_path):
+    """Of a pruned model, and of one with windows, each layer planned alone."""
+    pruned = headwise.edit.prune(model_of("gpt2"), {1: [0, 1]}).model
+    headwise.edit.save_pruned(pruned, tmp_path / "cut")
+    layers = [{"num_heads": heads, "head_dim": 8} for heads in (6, 4, 6)]
+    check_devices(str(tmp_path / "cut"), layers, [None] * 3, bias="bias=qkvo")
+    sizes = DECODERS["gemma3_text"]
+    layers = [{"num_heads": 6, "num_kv_heads": 2, "head_dim": 16}] * 3
+    check_devices(folder_of(tmp_path, "gemma3_text", **sizes), layers, [13, None, 13], bias="qk_norm=1")
+
+
+def check_devices(config, layers, windows, bias):
+    options = {"seq": 64, "devices": 2, "link": 1e9, "peak": 1e12, "bandwidth": 1e11}
+    table = plan_from_options(config=config, sizes={}, **options).table("devices")
+    alone = [
+        plan_from_options(sizes={"d_model": 48, **layer}, more=[bias], window=window, **options).table("devices")
+        for layer, window in zip(layers, windows, strict=True)
+    ]
+    assert f"The attention of {len(layers)} layers" in table.title
+    assert len(table.rows) == 3
+    for row in table.rows:
+        each = [next(one[1:] for one in other.rows if one[0] == row[0]) for other in alone]
+        sums = [sum(0 if value == "nothing" else value for value in column) for column in zip(*each, strict=True)]
+        assert [0 if value == "nothing" else value for value in row[1:]] == pytest.approx(sums)
+
+
+def test_a_way_that_one_layer_does_not_support_is_left_out(tmp_path):
     headwise.edit.save_pruned(headwise.edit.prune(model_of("gpt2"), {1: [0]}).model, tmp_path / "cut")
-    with pytest.raises(ConfigError, match="--devices: the layers of cut have different sizes"):
-        plan_from_options(config=str(tmp_path / "cut"), sizes={}, devices=2)
+    table = plan_from_options(config=str(tmp_path / "cut"), sizes={}, seq=64, devices=2).table("devices")
+    assert {row[0] for row in table.rows if row[1] is not None} == {"ring", "Ulysses"}
+    assert "num_heads=5 cannot be divided evenly between 2 devices" in table.note
 
 
 def test_the_source_of_an_encoder_decoder_has_its_own_length(tmp_path):

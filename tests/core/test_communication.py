@@ -40,25 +40,27 @@ def layer(h: int, h_kv: int, d_k: int = 6, d_v: int = 10) -> Counts:
     return counts_of("multi_head", sizes)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(
-    ranks=st.integers(1, 9), length=st.integers(1, 3), causal=st.booleans(), zigzag=st.booleans(),
-    window=st.none() | st.integers(1, 40), sinks=st.integers(0, 5),
+    ranks=st.integers(1, 9), length=st.integers(1, 3), kind=st.sampled_from(["all", "causal", "chunks"]),
+    zigzag=st.booleans(), window=st.none() | st.integers(1, 40), sinks=st.integers(0, 5),
 )  # fmt: skip
 def test_keys_go_as_far_as_the_rings_own_plan_sends_them(
-    ranks: int, length: int, causal: bool, zigzag: bool, window: int | None, sinks: int
+    ranks: int, length: int, kind: str, zigzag: bool, window: int | None, sinks: int
 ) -> None:
-    from headwise.masks import Causal, Everything, Grid, Mask, Sinks, Window
+    from headwise.masks import Causal, Documents, Everything, Grid, Mask, Sinks, Window
     from headwise.parallel.blocks import Way as Blocks
     from headwise.parallel.layout import Layout
     from headwise.parallel.ring_plan import plan
     from headwise.rule import Rule
 
     n, layout = 2 * ranks * length, "zigzag" if zigzag else "contiguous"
+    causal, chunked = kind != "all", kind == "chunks" and window is not None
+    sinks = sinks if kind == "causal" and window is not None else 0
     mask: Mask = Causal() if causal else Everything()
-    if causal and window is not None:
-        mask = Causal() & (Window(window) | Sinks(sinks)) if sinks else Causal() & Window(window)
-    window, sinks = (window, sinks if window else 0) if causal else (None, 0)
+    if window is not None:
+        within: Mask = Documents(torch.arange(n) // window) if chunked else Window(window, 0 if causal else window - 1)
+        mask = mask & (within | Sinks(sinks) if sinks else within)
     where = Layout(layout, n, ranks)
     found = plan(where, where, Blocks(Rule(mask, 1.0, Grid(3, 4, n, n)), "auto", 0.0, 0, ()))
     numbers = sum(
@@ -66,7 +68,8 @@ def test_keys_go_as_far_as_the_rings_own_plan_sends_them(
         for rank in range(ranks)
         for cols, hops in zip(found.cols(rank), found.hops[rank], strict=True)
     )
-    way = ring(layer(4, 2), Work(3, n, n, causal=causal, window=window, sinks=sinks), ranks, layout=layout)
+    work = Work(3, n, n, causal=causal, window=window, sinks=sinks, chunked=chunked)
+    way = ring(layer(4, 2), work, ranks, layout=layout)
     assert way.forward == 2 * (numbers // ranks)
     assert way.backward == 6 * (numbers // ranks)
 
@@ -252,7 +255,7 @@ def test_a_plan_says_why_a_way_is_missing_and_fits_a_terminal() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= 80
     assert "The attention of 32 layers over 48 devices" in text
-    rows = spread_table(layer(4, 1), Work(1, 8, 8), 5).rows
+    rows = spread_table({(layer(4, 1), Work(1, 8, 8)): 1}, 5).rows
     assert [row[0] for row in rows] == ["ring", "head-parallel", "Ulysses"]
     assert [set(row[1:]) == {None} for row in rows] == [False, True, True]
 

@@ -247,12 +247,14 @@ def _hybrid(counts: Counts, work: Work, heads: int, around: int, layout: str) ->
 def _hops(work: Work, around: int, layout: str) -> tuple[int, int]:
     """The number of chunks of the keys, and the total number of hops of all chunks: each is sent as far as some device
     has a query that attends to one of its keys."""
-    if not work.causal:
+    if not work.causal and work.window is None:
         return around, around * (around - 1)
     pieces = around if layout == "contiguous" else 2 * around
     length = -(-work.queries // pieces)
-    ahead = pieces if work.window is None else 0 if work.window == 1 else 1 + (work.window - 2) // length
-    seen = [pieces if piece * length < work.sinks else ahead for piece in range(pieces)]  # later chunks
+    if not work.causal:  # the device before has such a query, R − 1 hops away, but for a chunk at an end of the text
+        far = min(around - 1, _ahead(work, 0, pieces, length))
+        return pieces, pieces // around * ((around - 1) ** 2 + far) if far else 0
+    seen = [_ahead(work, piece, pieces, length) for piece in range(pieces)]
     if layout == "contiguous":
         return pieces, sum(min(around - 1 - s, seen[s]) for s in range(around))
     # Device s holds the chunks s and 2R − 1 − s. The chunks after the first are on devices s + 1 … R − 1, then back to
@@ -262,6 +264,16 @@ def _hops(work: Work, around: int, layout: str) -> tuple[int, int]:
         total += around - 1 if s and seen[s] >= 2 * (around - s) else min(around - 1 - s, seen[s])
         total += around - 1 if s and seen[2 * around - 1 - s] else 0
     return pieces, total
+
+
+def _ahead(work: Work, piece: int, pieces: int, length: int) -> int:
+    """The number of chunks after one of the keys that have a query which attends to it; more than there are if all."""
+    if work.window is None or piece * length < work.sinks:
+        return pieces
+    if work.chunked:
+        last = (piece + 1) * length - 1
+        return (last // work.window * work.window + work.window - 1) // length - piece
+    return 0 if work.window == 1 else 1 + (work.window - 2) // length
 
 
 def _shuffled(counts: Counts, work: Work, devices: int, heads: int) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from headwise.contents import folder_of
-from headwise.costs import Counts, Machine, Work
+from headwise.costs import Machine, Work
 from headwise.costs.configs import ModelConfig, find
-from headwise.costs.model import Load, decodes
+from headwise.costs.model import Load, attentions_over_all, decodes
 from headwise.errors import ConfigError, unknown_option
 from headwise.nn.counts import attentions_of, counts_of, kinds_of, sizes_of
 from headwise.nn.named import design_of, names
@@ -16,7 +16,7 @@ from headwise.nn.registry import STANDARD
 from headwise.seeds import seeded
 from headwise.textbook.plan.build import listing as list_all, plan_design, plan_model
 from headwise.textbook.plan.compare import compare_designs
-from headwise.textbook.plan.spread import spread_table
+from headwise.textbook.plan.spread import Layers, spread_table
 from headwise.textbook.plan.tables import Plan
 from headwise.textbook.plan.trade_off import trade_off as vary_heads
 
@@ -129,14 +129,8 @@ def plan_from_options(
                 f"--devices: {model.name} has cross attention, which is not supported; plan a layer",
                 f"--devices：{model.name} 含有交叉注意力，不支持；请规划一层",
             )
-        if model.layer_sizes:
-            raise ConfigError(
-                f"--devices: the layers of {model.name} have different sizes, which is not supported; plan a layer",
-                f"--devices：{model.name} 的各层大小不同，不支持；请规划一层",
-            )
-        own = load.work(seq, seq, causal=model.causal, window=model.window)
-        counts = attentions_of(model).layers[0]
-        return _spread(whole, model.design, counts, own, devices, model.layers, link, machine)
+        layers = attentions_over_all(model, attentions_of(model), load)
+        return _spread(whole, model.design, layers, devices, link, machine)
     if design is None and not chosen:
         raise ConfigError(
             "give --config NAME (headwise plan --list shows them), or --d-model and --num-heads",
@@ -152,7 +146,7 @@ def plan_from_options(
     if causal and not counts.masked:
         raise ConfigError(f"{design} does not support masks: add --full", f"{design} 不支持掩码：请加 --full")
     layer = plan_design(design, chosen, work, machine=machine)
-    return layer if devices is None else _spread(layer, design, counts, work, devices, 1, link, machine)
+    return layer if devices is None else _spread(layer, design, {(counts, work): 1}, devices, link, machine)
 
 
 def _model(config: str) -> ModelConfig:
@@ -170,10 +164,7 @@ def _model(config: str) -> ModelConfig:
     return config_of(path)
 
 
-def _spread(
-    plan: Plan, design: str, counts: Counts, work: Work, devices: int, layers: int, link: float | None,
-    machine: Machine | None,
-) -> Plan:  # fmt: skip
+def _spread(plan: Plan, design: str, layers: Layers, devices: int, link: float | None, machine: Machine | None) -> Plan:
     """The plan with a table of the ways to partition the attention over devices."""
     if reason := _inseparable(design):
         known = [name for name in names() if not _inseparable(name)]
@@ -184,7 +175,7 @@ def _spread(
     for name, value in (("devices", devices), ("link", link)):
         if value is not None and not value > 0:
             raise ConfigError(f"{name}={value}: expected more than 0", f"{name}={value}：应大于 0")
-    table = spread_table(counts, work, devices, layers=layers, link=link, machine=machine)
+    table = spread_table(layers, devices, link=link, machine=machine)
     return replace(plan, tables=(*plan.tables, table))
 
 

@@ -1,7 +1,8 @@
 """The attention of one layer or of all layers of a model, partitioned over devices: a comparison of the ways."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from math import gcd
 
 from headwise.costs import Counts, Machine, Work
 from headwise.costs.communication import (
@@ -27,51 +28,67 @@ COLUMNS = (
 TIMES = (Column(term("sending"), "seconds"), Column(term("waits"), "seconds", "waits_forward"))
 
 
-def spread_table(
-    counts: Counts, work: Work, devices: int, *, layers: int = 1, link: float | None = None,
-    machine: Machine | None = None,
-) -> Table:  # fmt: skip
+Layers = Mapping[tuple[Counts, Work], int]
+
+
+def spread_table(layers: Layers, devices: int, *, link: float | None = None, machine: Machine | None = None) -> Table:
     """Return a table with a row for each way to partition attention over this number of devices. A way that is not
-    possible has a row of None, and the reason in the note.
+    possible in all layers has a row of None, and the reason in the note.
 
     Args:
-        layers: number of such layers.
+        layers: each kind of layer, with its input, and the number of such layers.
         link: bytes/s that a device can send; adds the minimum time of sending. machine: adds the time that a forward
             pass waits.
     """
-    made: dict[str, Callable[[Counts, Work, int], Way]] = {"head-parallel": head_parallel, "Ulysses": ulysses}
-    if between := _between(counts, devices):
+    made: dict[str, Callable[[Counts, Work, int], Way]] = {
+        "ring": ring, "head-parallel": head_parallel, "Ulysses": ulysses
+    }  # fmt: skip
+    if between := _between(layers, devices):
         made |= {"hybrid": partial(hybrid, heads=between), "heads by ring": partial(heads_by_ring, heads=between)}
-    found, refused = [ring(counts, work, devices)], {}
+    found, refused = [], {}
     for name, make in made.items():
         try:
-            found.append(make(counts, work, devices))
+            found.append([(make(counts, work, devices), counts, work, k) for (counts, work), k in layers.items()])
         except ConfigError as error:
             refused[name] = Bilingual(f"{error}.", f"{error.zh}。")
-    found.sort(key=lambda way: -way.step)
+    found.sort(key=lambda every: -sum(k * way.step for way, _, _, k in every))
     rows: list[tuple[Value, ...]] = []
-    for way in found:
-        sent = [layers * x for x in (way.forward, way.backward, way.gradients, way.weights, way.kept)]
+    for every in found:
+        sent = [
+            sum(k * getattr(way, part) for way, _, _, k in every)
+            for part in ("forward", "backward", "gradients", "weights", "kept")
+        ]
         times: list[Value] = []
         if link is not None:
-            times.append(layers * way.step / link)
+            times.append(sum(k * way.step for way, _, _, k in every) / link)
             if machine is not None:
-                waits = exposed_seconds(way, counts, work, devices, peak=machine.peak, link=link)
-                times.append(layers * waits if waits else term("nothing"))
-        rows.append((named(way.name), *sent, *times))
+                waits = sum(
+                    k * exposed_seconds(way, counts, work, devices, peak=machine.peak, link=link)
+                    for way, counts, work, k in every
+                )
+                times.append(waits or term("nothing"))
+        rows.append((named(every[0][0].name), *sent, *times))
     notes = [term("devices_note")]
     if link is not None and machine is not None:
-        tokens = hiding_tokens(counts, work, machine.peak, link)
-        notes.append(term("ring_note", tokens=tokens, here=work.queries / devices))
+        given = [
+            (hiding_tokens(counts, work, machine.peak, link), work.queries / devices)
+            for counts, work in layers
+            if work.window is None
+        ]
+        if given:
+            tokens, here = max(given)
+            notes.append(term("ring_note", tokens=tokens, here=here))
     columns = COLUMNS + TIMES[: 0 if link is None else 1 if machine is None else 2]
     rows += [(named(name), *[None] * (len(columns) - 1)) for name in refused]
-    code = "layer_devices_title" if layers == 1 else "devices_title"
-    title = term(code, layers=layers, devices=devices)
+    count = sum(layers.values())
+    code = "layer_devices_title" if count == 1 else "devices_title"
+    title = term(code, layers=count, devices=devices)
     note = joined([*refused.values(), joined(notes, " ", "")], "\n", "\n")
     return Table("devices", title, columns, tuple(rows), note=note)
 
 
-def _between(counts: Counts, devices: int) -> int | None:
-    """The largest group size inside a ring at which every device has KV heads of its own, or None."""
-    fit = [u for u in range(2, min(counts.key_vectors, devices - 1) + 1) if devices % u == counts.key_vectors % u == 0]
+def _between(layers: Layers, devices: int) -> int | None:
+    """The largest group size inside a ring at which every device has KV heads of its own in all layers, or None."""
+    heads = gcd(*(counts.key_vectors for counts, _ in layers))
+    fit = [u for u in range(2, min(heads, devices - 1) + 1) if devices % u == heads % u == 0]
     return max(fit, default=None)
