@@ -42,6 +42,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "new Falcon": ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture=True: not supported"),
     "projected": ("opt", {"word_embed_proj_dim": 24}, "word_embed_proj_dim=24: not supported"),
     "norms": ("phi", {"qk_layernorm": True}, "qk_layernorm=True: not supported"),
+    "two experts": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok=3: not supported"),
     "one direction": ("bart", {"is_encoder_decoder": False}, "is_encoder_decoder=False: not supported"),
 }  # fmt: skip
 

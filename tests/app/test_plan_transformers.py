@@ -1,5 +1,6 @@
 """`headwise plan --config FOLDER` against the models of transformers: their parameters, their caches, their FLOPs."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,9 @@ def check(model: Any, folder: Any) -> None:
     given = None if model.config.model_type == "whisper" else source
     plan = plan_of(folder, given, seq=N, dtype="float32", materialised=True)
     assert total(plan, "parameters") == parameters(model)
-    if kind in ENCODERS:
-        assert total(plan, "pass") == flops(model, input_ids=ids(B, N))
+    if kind in ENCODERS or getattr(c, "use_bidirectional_attention", False):
+        last = {} if kind in ENCODERS else {"logits_to_keep": 1}
+        assert total(plan, "pass") == flops(model, input_ids=ids(B, N), **last)
         assert exponentials(folder) == attended(model, input_ids=ids(B, N))
         assert [table.key for table in plan.tables if table.key == "step"] == []
         return
@@ -109,9 +111,49 @@ def test_the_families_are_all_tested() -> None:
     assert {config.model_type for config in kinds.values()} - set(FAMILIES) == set(PARTS)
 
 
+@pytest.mark.thorough_except(
+    "llama", "mistral", "mixtral", "qwen2", "gemma2", "gemma3_text", "cohere2", "phi3", "gpt2", "gpt_neox", "falcon",
+    "gpt_oss", "qwen2_moe", "qwen3_moe", "deepseek_v3", "llama4_text", "bert", "modernbert", "t5", "bart", "whisper",
+    "gemma3", "qwen2_vl", "mistral3",
+)  # fmt: skip
 @pytest.mark.parametrize("kind", EVERY)
 def test_a_plan_is_that_of_the_model(kind: str, tmp_path: Path) -> None:
     check(model_of(kind), folder_of(tmp_path, kind, **EVERY[kind]))
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "to both sides": ("gemma3_text", {"use_bidirectional_attention": True}),
+    "other types": ("gemma3_text", {"layer_types": 2 * ["full_attention"] + ["sliding_attention"]}),
+    "no windows": ("qwen2", {"use_sliding_window": False}),
+    "no window": ("mistral", {"sliding_window": None}),
+    "no chunks": ("llama4_text", {"layer_types": 3 * ["full_attention"]}),
+    "experts everywhere": ("llama4_text", {"interleave_moe_layer_step": 1}),
+    "dense": ("deepseek_v3", {"first_k_dense_replace": 9}),
+    "queries by a latent": ("deepseek_v2", {"q_lora_rank": 13}),
+    "biases of all": ("llama", {"mlp_bias": True}),
+    "no biases": ("gpt_neox", {"attention_bias": False}),
+    "no norms of queries": ("cohere", {"use_qk_norm": False}),
+    "parallel": ("stablelm", {"use_parallel_residual": True}),
+    "old Falcon": ("falcon", {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}),
+    "norm after": ("opt", {"do_layer_norm_before": False, "enable_bias": False}),
+    "all heads": ("gpt_bigcode", {"multi_query": False}),
+    "no expansion ratio": ("mpt", {"expansion_ratio": 3}),
+    "tied": ("gpt_oss", {"tie_word_embeddings": True}),
+    "untied": ("gemma3", {"tie_word_embeddings": False}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VARIANTS)
+def test_a_plan_heeds_the_keys_of_a_configuration(case: str, tmp_path: Path) -> None:
+    kind, more = VARIANTS[case]
+    sizes = {**EVERY[kind], **more}
+    check(model_of(kind, **sizes), folder_of(tmp_path, kind, **sizes))
+
+
+def test_the_documentation_lists_what_is_read() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+    rows = text.partition("| decoders |")[2].partition("\n\n")[0]
+    assert sorted(re.findall("`([^`]+)`", rows)) == sorted({*FAMILIES, *WITH_IMAGES})
 
 
 @pytest.mark.parametrize("case", CUTS)

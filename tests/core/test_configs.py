@@ -47,6 +47,8 @@ class Attention(nn.Module):
         self.v, self.o = nn.Linear(d, kv * d_k, "v" in bias), nn.Linear(h * d_k, d, "o" in bias)
         if size.get("qk_norm"):
             self.q_norm, self.k_norm = nn.RMSNorm(d_k), nn.RMSNorm(d_k)
+        if size.get("learned_sinks"):
+            self.sinks = nn.Parameter(torch.zeros(h))
 
 
 class FeedForward(nn.Module):
@@ -65,7 +67,7 @@ class Experts(nn.Module):
         super().__init__()
         self.experts = nn.ModuleList(FeedForward(c, c.d_ff) for _ in range(c.experts))
         self.shared = nn.ModuleList([FeedForward(c, c.shared_experts * c.d_ff)] if c.shared_experts else [])
-        self.router = nn.Linear(c.d_model, c.experts, False)
+        self.router = nn.Linear(c.d_model, c.experts, c.router_bias)
 
 
 def count(module: nn.Module) -> int:
@@ -91,6 +93,7 @@ def parts_of_modules(c: ModelConfig) -> dict[str, int]:
         sums["output"] += count(nn.Linear(c.d_model, c.vocab, False)) if c.output == "own" else 0
         sums["pooler"] += count(nn.Linear(c.d_model, c.d_model)) if c.pooler else 0
         sums["positions, segments"] += c.relative
+    sums["not for text"] = c.unread
     return {name: number for name, number in sums.items() if number}
 
 
@@ -117,7 +120,10 @@ def test_totals_that_the_weights_are_known_by(name: str, parameters: int) -> Non
     assert sum(parameter_parts(find(name), attentions_of(find(name))).values()) == parameters
 
 
-@pytest.mark.parametrize(("name", "billions"), [("deepseek-v2", 21), ("mixtral-8x7b", 13), ("llama-7b", 7)])
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("deepseek-v2", 21), ("mixtral-8x7b", 13), ("llama-7b", 7), ("qwen3-30b-a3b", 3), ("deepseek-v3", 38)],
+)
 def test_active_parameters_are_those_of_the_paper(name: str, billions: int) -> None:
     assert round(active_parameters(find(name), attentions_of(find(name))) / 1e9) == billions
 
@@ -149,6 +155,17 @@ def test_a_window_bounds_the_cache_and_the_work() -> None:
     )
     short, long = (step_stages(config, attentions_of(config), Load(1, n)) for n in (4096, 100_000))
     assert short == long
+
+
+@pytest.mark.parametrize(("name", "window", "whole"), [("gemma-2-9b", 4096, 21), ("gpt-oss-20b", 128, 12)])
+def test_layers_with_a_window_keep_no_more_than_it(name: str, window: int, whole: int) -> None:
+    config = find(name)
+    attentions, tokens = attentions_of(config), 100_000
+    one = 2 * cached_numbers(config, attentions) // config.layers
+    kept = model_cache_bytes(config, attentions, Load(1, tokens))
+    assert kept == one * (whole * tokens + (config.layers - whole) * (window - 1))
+    longer = model_cache_bytes(config, attentions, Load(1, tokens + 1))
+    assert longer - kept == whole * one
 
 
 def test_training_gpt_3_takes_what_its_paper_says() -> None:

@@ -154,8 +154,10 @@ def find(name: str) -> ModelConfig:
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     if key in CONFIGS:
         return CONFIGS[key]
+    letters = key.replace("-", "")
+    near = [known for known in CONFIGS if letters and known.replace("-", "").startswith(letters)]
     raise unknown_name(
-        "config", name, CONFIGS, listed="`headwise plan --list` lists all", zh="`headwise plan --list` 列出全部"
+        "config", name, near or CONFIGS, listed="`headwise plan --list` lists all", zh="`headwise plan --list` 列出全部"
     )
 
 
@@ -252,11 +254,33 @@ _ALL = [
         "Yang et al. 2025, 2505.09388, Table 1; Qwen/Qwen3-8B weights",
     ),
     _llama(
+        "qwen3-30b-a3b", 2048, 48, _heads(32, 4, 128, qk_norm=1), 768, 151_936, 30_532_122_624, 32_768,
+        "Yang et al. 2025, 2505.09388, Table 2; Qwen/Qwen3-30B-A3B weights", experts=128, active_experts=8,
+    ),
+    _llama(
+        "phi-3-mini", 3072, 32, _heads(32), 8192, 32_064, 3_821_079_552, 4096,
+        "Abdin et al. 2024, 2404.14219, §2; microsoft/Phi-3-mini-4k-instruct weights", window=2047,
+    ),
+    _llama(
         "gemma-2b", 2048, 18, _heads(8, 1, 256), 16_384, 256_000, 2_506_172_416, 8192, _GEMMA, output="tied"
     ),
     _llama(
         "gemma-7b", 3072, 28, _heads(16, 16, 256), 24_576, 256_000, 8_537_680_896, 8192, _GEMMA, output="tied"
     ),
+    _llama(
+        "gemma-2-9b", 3584, 42, _heads(16, 8, 256), 14_336, 256_000, 9_241_705_984, 8192,
+        "Gemma team 2024, 2408.00118, Table 1; google/gemma-2-9b weights", output="tied", norms=4,
+    ).with_windows((4096, None) * 21),
+    _llama(
+        "gemma-3-4b", 2560, 34, _heads(8, 4, 256, qk_norm=1), 10_240, 262_208, 4_300_079_472, 131_072,
+        "Gemma team 2025, 2503.19786, §2; google/gemma-3-4b-pt weights, those for images included", output="tied",
+        norms=4, unread=419_816_304,
+    ).with_windows(tuple(None if layer % 6 == 5 else 1024 for layer in range(34))),
+    _llama(
+        "gpt-oss-20b", 2880, 24, _heads(64, 8, 64, bias="qkvo", learned_sinks=1), 2880, 201_088, 20_914_757_184,
+        131_072, "OpenAI 2025, 2508.10925, Table 1; openai/gpt-oss-20b weights", experts=32, active_experts=4,
+        ff_bias=True, router_bias=True,
+    ).with_windows((128, None) * 12),
     ModelConfig(
         "falcon-7b", 4544, 32, 18_176, 65_024, _heads(71, 1), 6_921_720_704,
         "Almazrouei et al. 2023, 2311.16867; tiiuae/falcon-7b weights", norm="layer", norms=1, output="tied",
@@ -266,6 +290,13 @@ _ALL = [
         "deepseek-v2", 5120, 60, tuple({**_DEEPSEEK, "query_latent_dim": 1536}.items()), 1536, 102_400,
         235_741_434_880, 131_072, "DeepSeek-AI 2024, 2405.04434, §3.1.2; deepseek-ai/DeepSeek-V2 weights",
         design="latent", experts=160, active_experts=6, shared_experts=2, dense_layers=1, dense_d_ff=12_288,
+    ),
+    _llama(
+        "deepseek-v3", 7168, 61, tuple({**_DEEPSEEK, "query_latent_dim": 1536}.items()), 2048, 129_280,
+        671_026_404_352, 131_072,
+        "DeepSeek-AI 2024, 2412.19437, §4.2; deepseek-ai/DeepSeek-V3 weights, without multi-token prediction and the "
+        "biases that balance experts",
+        design="latent", experts=256, active_experts=8, shared_experts=1, dense_layers=3, dense_d_ff=18_432,
     ),
 ]  # fmt: skip
 

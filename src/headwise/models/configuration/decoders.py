@@ -151,8 +151,8 @@ def _bloom(c: Any) -> Options:
 
 
 def _mpt(c: Any) -> Options:
-    """Layer norms without a shift."""
-    return {"heads": {}, "d_ff": c.expansion_ratio * c.d_model, "output": output(c)}
+    """Layer norms without a shift; transformers does not read `expansion_ratio`."""
+    return {"heads": {}, "d_ff": 4 * c.d_model, "output": output(c)}
 
 
 def _falcon(c: Any) -> Options:

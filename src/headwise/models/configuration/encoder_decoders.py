@@ -42,7 +42,7 @@ def _whisper(c: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_SIZES: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
+SIZES: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "t5": (_t5, TEXT),
     "mt5": (_t5, TEXT),
     "umt5": (partial(_t5, in_every_layer=True), TEXT),
@@ -56,4 +56,4 @@ _SIZES: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "blenderbot-small": (partial(_bart, embedding_norms=2), TEXT),
     "whisper": (_whisper, SPEECH),
 }
-FAMILIES = {name: Family(sizes, auto=auto) for name, (sizes, auto) in _SIZES.items()}
+FAMILIES = {name: Family(sizes, auto=auto) for name, (sizes, auto) in SIZES.items()}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from headwise.models.configuration.decoders import latent, llama
-from headwise.models.configuration.family import Family, Options
+from headwise.models.configuration.family import Family, Options, require
 from headwise.models.configuration.windows import by_type, everywhere
 
 
@@ -25,6 +25,8 @@ def _granite_shared(c: Any) -> Options:
 
 
 def _phimoe(c: Any) -> Options:
+    """A token uses two experts, whatever `num_experts_per_tok` is."""
+    require(c, num_experts_per_tok=2)
     return {**_all_sparse(c), "norm": "layer", "output_bias": c.lm_head_bias}
 
 

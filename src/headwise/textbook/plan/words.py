@@ -203,10 +203,10 @@ TERMS: dict[str, tuple[str, str]] = {
         "对于由词元选择的权重（专家或头），字节数按多个词元平均读取的数目计算，假定各词元独立选择且每个被选中的机会均等。",
     ),
     "list_note": (
-        "cache: numbers per token in all layers, source and target in an encoder-decoder; — for encoders. h_kv c: all "
-        "heads share one latent vector c.",
+        "cache: numbers per token in all layers, source and target in an encoder-decoder; — for encoders. Layers with "
+        "a window keep no more tokens than it. h_kv c: all heads share one latent vector c.",
         "缓存：每个词元在全部层中的数值个数，编码器-解码器模型计源文本与目标文本；编码器为 —。"
-        "h_kv 为 c：所有头共享一个潜向量 c。",
+        "带窗口的层至多保留窗口之内的词元。h_kv 为 c：所有头共享一个潜向量 c。",
     ),
     "compare_note": (
         "met: parameters used per token. FLOPs and exps: one forward pass. cache: numbers per token. step: one "
