@@ -75,6 +75,64 @@ def test_keys_go_as_far_as_the_rings_own_plan_sends_them(
 
 
 @settings(deadline=None, max_examples=60)
+@given(ranks=st.integers(1, 6), length=st.integers(1, 5), other=st.integers(1, 5), heads=st.sampled_from([1, 2, 4]))
+def test_keys_of_cross_attention_go_as_far_as_the_rings_own_plan_sends_them(
+    ranks: int, length: int, other: int, heads: int
+) -> None:
+    from headwise.masks import Everything, Grid
+    from headwise.parallel.blocks import Way as Blocks
+    from headwise.parallel.layout import Layout
+    from headwise.parallel.ring_plan import plan
+    from headwise.rule import Rule
+
+    n, m = ranks * length, ranks * other
+    rule = Rule(Everything(), 1.0, Grid(3, 4, n, m))
+    found = plan(
+        Layout("contiguous", n, ranks), Layout("contiguous", m, ranks), Blocks(rule, "auto", 0.0, 0, ())
+    )  # fmt: skip
+    columns = sum(
+        hops * (cols.stop - cols.start)
+        for rank in range(ranks)
+        for cols, hops in zip(found.cols(rank), found.hops[rank], strict=True)
+    )
+    kv = 4 // heads  # KV heads of a device
+    work = Work(3, n, m, causal=False, projected=m, cross=True)
+    way = heads_by_ring(layer(4, 4), work, ranks * heads, heads)
+    passed = columns // ranks * 3 * kv * (6 + 10)
+    reduced = 2 * 24 * (heads - 1)  # of a token, bytes times the number of heads' devices
+    assert way.forward == 2 * passed + 2 * 3 * length * reduced // heads
+    assert way.backward == 6 * passed + 2 * 3 * (length + other) * reduced // heads
+    assert way.passed == 2 * passed
+
+
+def test_cross_attention_shuffles_queries_of_one_text_and_keys_of_another() -> None:
+    """What each of 4 devices sends to the 3 others: their heads of its 5 tokens and of its 7 tokens of the context."""
+    work, counts = Work(2, 20, 28, causal=False, projected=28, cross=True, dtype="float32"), layer(8, 4)
+    way = ulysses(counts, work, 4)
+    queries, keys, results = 5 * 2 * 6, 7 * 1 * 16, 5 * 2 * 10
+    assert way.forward == way.backward == 3 * 2 * 4 * (queries + keys + results)
+    assert way.kept == kept_bytes(counts, work) // 4
+    assert ring(counts, work, 4).kept == kept_bytes(counts, work) // 4
+    whole = head_parallel(counts, work, 4)
+    x = 2 * 20 * 24 * 4  # on each device
+    assert whole.kept == (kept_bytes(counts, work) - x) // 4 + x
+
+
+def test_an_encoder_decoder_is_the_sum_of_its_three_kinds_of_layers() -> None:
+    plan = asked(config="t5-base", seq=128, source=512, devices=4)
+    counts = counts_of("multi_head", {"d_model": 768, "num_heads": 12})
+    works = [
+        Work(1, 512, 512, causal=False), Work(1, 128, 128), Work(1, 128, 512, causal=False, projected=512, cross=True)
+    ]  # fmt: skip
+    table = plan.table("devices")
+    assert "The attention of 36 layers over 4 devices" in table.title
+    for make in (head_parallel, ulysses, ring):
+        made = [make(counts, work, 4) for work in works]
+        sent = [12 * sum(getattr(way, part) for way in made) for part in ("forward", "backward", "gradients")]
+        assert list(next(row for row in table.rows if row[0] == made[0].name)[1:4]) == sent
+
+
+@settings(deadline=None, max_examples=60)
 @given(ranks=st.integers(1, 12), h_kv=st.integers(1, 6), group=st.integers(1, 5))
 def test_heads_go_to_those_who_read_them(ranks: int, h_kv: int, group: int) -> None:
     from headwise.parallel.ulysses_exchange import shares
@@ -265,7 +323,6 @@ def test_a_plan_says_why_a_way_is_missing_and_fits_a_terminal() -> None:
     [
         ({"config": "gpt-2-small", "link": 1e9}, "--link requires --devices"),
         ({"config": "gpt-2-small", "devices": 4, "trade_off": True}, "leave out --designs and --trade-off, or"),
-        ({"config": "t5-base", "devices": 4}, "t5-base has cross attention"),
         ({"config": "deepseek-v2", "devices": 4}, "the heads of latent cannot be computed separately"),
         ({"config": "deepseek-v2", "devices": 4}, "supported designs: multi_head, mqa, gqa, single_head, gated_output"),
         ({"config": "gpt-2-small", "devices": 0}, "devices=0: expected more than 0"),

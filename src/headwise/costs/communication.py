@@ -13,9 +13,10 @@
 [('head-parallel', 117440512, 117440512), ('Ulysses', 18350080, 18350080), ('ring', 27525120, 82575360)]
 
 Symbols: b sequences of n tokens, width d, h query heads and h_kv KV heads of sizes d_k and d_v, P devices, e bytes per
-number. All numbers are for one layer and one device, and self attention over n tokens. If P does not divide n, devices
-differ, and the numbers are their mean. An all-reduce of S bytes sends 2·S·(P − 1)/P: it is a reduce-scatter and an
-all-gather, and this is a lower bound for any algorithm (Patarasuk & Yuan 2009, 10.1016/j.jpdc.2008.09.002).
+number. All numbers are for one layer and one device, and self attention over n tokens, or cross attention of n tokens
+to m others, the context, whose keys and values the layer computes. If P does not divide n, devices differ, and the
+numbers are their mean. An all-reduce of S bytes sends 2·S·(P − 1)/P: it is a reduce-scatter and an all-gather, and this is
+a lower bound for any algorithm (Patarasuk & Yuan 2009, 10.1016/j.jpdc.2008.09.002).
 """
 
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class Way:
             has all weights; if the heads are split, each device has its own.
         rounds: sequential transfers in a forward pass; each takes one latency.
         hops: the transfers that overlap with computation; passed: the bytes sent in them.
-        weights: bytes of the layer's weights on a device. kept: bytes that the forward saves for the backward pass.
+        weights: bytes of the layer's weights on a device. kept: bytes that the forward saves for the backward pass,
+            without the context of cross attention, which all layers share.
         buffers: bytes of communication buffers in a forward pass.
     """
 
@@ -75,6 +77,7 @@ def ways(counts: Counts, work: Work, devices: int) -> list[Way]:
 
 def head_parallel(counts: Counts, work: Work, devices: int) -> Way:
     """An all-reduce of y in the forward pass, and of the gradient of x in the backward pass: 2·b·n·d·e·(P − 1)/P each.
+    In cross attention also of the gradient of the context, of m tokens.
 
     P divides h. If h_kv < P, P / h_kv devices share a KV head: each computes some of its channels, and they gather
     it, b·n·(d_k + d_v)·e·(1 − h_kv/P), and scatter its gradient back.
@@ -113,17 +116,18 @@ def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
             f"按头并行：num_kv_heads={h_kv} 与 {heads} 个设备须有一个能整除另一个",
         )
     around, size = devices // heads, work.size
-    tokens = work.batch * work.queries // around
+    tokens, others = work.batch * work.queries // around, work.batch * work.keys // around
     reduced = 2 * tokens * counts.width * size * (heads - 1) // heads
-    shared = tokens * _head(counts) * size * (heads - h_kv) // heads if heads > h_kv else 0
-    part = tokens * max(1, h_kv // heads) * _head(counts)  # numbers in the keys and values of a device
+    of_context = 2 * others * counts.width * size * (heads - 1) // heads if work.cross else 0
+    shared = others * _head(counts) * size * (heads - h_kv) // heads if heads > h_kv else 0
+    part = others * max(1, h_kv // heads) * _head(counts)  # numbers in the keys and values of a device
     pieces, hops = _hops(work, around, "zigzag")
     passed = part * hops // pieces
     kept = (tokens * (counts.width + (counts.query + counts.concat) // heads) + part) * size
     return Way(
         "ring" if heads == 1 else "head-parallel" if around == 1 else f"heads {heads} × {around}",
         reduced + shared + passed * size,
-        reduced + shared + passed * (size + SUM_BYTES),
+        reduced + of_context + shared + passed * (size + SUM_BYTES),
         2 * (counts.parameters // heads) * size * (around - 1) // around,
         rounds=2 * (heads - 1) + (1 if shared else 0) + around - 1, hops=around - 1,
         passed=passed * size, weights=counts.parameters * size // heads, kept=kept + _lse(counts, work) // devices,
@@ -225,7 +229,7 @@ def _hybrid(counts: Counts, work: Work, heads: int, around: int, layout: str) ->
     """Ulysses over `heads` devices and a ring over `around`."""
     devices, size = heads * around, work.size
     tokens = work.batch * work.queries
-    keys = tokens * _read(counts, heads) * _head(counts)  # of all devices
+    keys = work.batch * work.keys * _read(counts, heads) * _head(counts)  # of all devices
     part = keys // devices
     pieces, hops = _hops(work, around, layout)
     passed = keys // heads * hops // (pieces * around)  # numbers that a device sends on, on average
@@ -278,8 +282,9 @@ def _ahead(work: Work, piece: int, pieces: int, length: int) -> int:
 
 def _shuffled(counts: Counts, work: Work, devices: int, heads: int) -> int:
     """Bytes that all-to-alls over `heads` of the devices send: queries, keys, values and results of n/P tokens."""
-    numbers = counts.query + counts.concat + _read(counts, heads) * _head(counts)
-    return work.batch * work.queries * numbers * work.size // devices * (heads - 1) // heads
+    own, keys = counts.query + counts.concat, _read(counts, heads) * _head(counts)
+    numbers = work.batch * (work.queries * own + work.keys * keys)
+    return numbers * work.size // devices * (heads - 1) // heads
 
 
 def _read(counts: Counts, devices: int) -> int:
@@ -304,8 +309,11 @@ def _lse(counts: Counts, work: Work) -> int:
 
 def _check(counts: Counts, work: Work, devices: int) -> None:
     positive(devices=devices)
-    if work.cross or work.queries != work.keys:
-        raise ConfigError(f"queries={work.queries}, keys={work.keys}: expected self attention of all tokens")
+    if work.new_keys != work.keys or (work.queries != work.keys and not work.cross):
+        raise ConfigError(
+            f"queries={work.queries}, keys={work.keys}: expected self attention of all tokens, or cross attention to "
+            "keys that the layer computes"
+        )
     apart = counts.scores * counts.key_vectors == counts.heads * counts.keys and counts.used is None
     if not apart or counts.mixing:
         raise ConfigError(

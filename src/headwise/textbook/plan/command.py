@@ -124,11 +124,6 @@ def plan_from_options(
         whole = plan_model(model, load, machine=machine)
         if devices is None:
             return whole
-        if model.decoder_layers:
-            raise ConfigError(
-                f"--devices: {model.name} has cross attention, which is not supported; plan a layer",
-                f"--devices：{model.name} 含有交叉注意力，不支持；请规划一层",
-            )
         layers = attentions_over_all(model, attentions_of(model), load)
         return _spread(whole, model.design, layers, devices, link, machine)
     if design is None and not chosen:

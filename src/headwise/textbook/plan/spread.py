@@ -73,7 +73,7 @@ def spread_table(layers: Layers, devices: int, *, link: float | None = None, mac
         given = [
             (hiding_tokens(counts, work, machine.peak, link), work.queries / devices)
             for counts, work in layers
-            if work.window is None
+            if work.window is None and not work.cross
         ]
         if given:
             tokens, here = max(given)
