@@ -27,17 +27,17 @@ REFUSED = {
 ADAPTER = "adapter_config.json"
 
 
-def check_config(config: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def check_config(config: Mapping[str, Any], path: str | os.PathLike[str], *, unused: tuple[str, ...] = ()) -> None:
     """Raise CheckpointError, naming the entry, if a configuration of transformers refers to code or to other weights.
 
     Args:
-        config: the contents of config.json. path: of the file, for messages.
+        config: the contents of config.json. path: of the file, for messages. unused: entries that the caller removes.
     """
     for name, value in _entries(config):
         key = name.rpartition(".")[2].removeprefix("_").removesuffix("_internal")
         if key in IMPLEMENTATIONS and not _known(value, IMPLEMENTATIONS[key]):
             raise _refused(path, name, value, f"{FETCHES}; expected one of {', '.join(IMPLEMENTATIONS[key])}")
-        if key in REFUSED and value not in (None, False):
+        if key in REFUSED and key not in unused and value not in (None, False):
             raise _refused(path, name, value, REFUSED[key])
         if key == "transformers_weights" and value not in (None, *WEIGHTS):
             raise _refused(path, name, value, f"refers to other weight files; expected {WEIGHTS[0]}")

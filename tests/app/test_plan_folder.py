@@ -13,6 +13,7 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import save_model
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
+from headwise.models.configuration.families import FAMILIES, WITH_IMAGES
 from headwise.textbook.plan import plan_from_options
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -25,9 +26,9 @@ def test_the_cache_has_the_kv_heads_of_the_folder(tmp_path):
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "unknown": ("xglm", {}, r"model_type='xglm': expected one of .*llama.*--design"),
-    "hybrid": ("qwen3_next", {}, r"model_type='qwen3_next' \(layer_types: linear_attention.*\): expected"),
-    "parts": ("paligemma", {}, "model_type='paligemma': expected one of"),
+    "unknown": ("xglm", {}, "model_type=.xglm.: not supported; `headwise plan --list` lists those.*--design"),
+    "hybrid": ("qwen3_next", {}, r"model_type='qwen3_next' \(layer_types: linear_attention.*\): not supported"),
+    "parts": ("paligemma", {}, "model_type='paligemma': not supported"),
     "no layers": ("gpt2", {"n_layer": 0}, "has no layers"),
     "decoder": ("bert", {"is_decoder": True}, "is_decoder=True: not supported for model_type='bert'"),
     "cross": ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True: not supported"),
@@ -66,6 +67,21 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json"):
         plan_from_options(config=str(tmp_path), sizes={})
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "llama4"])
+def test_quantized_weights_are_counted_in_the_dtype_of_the_plan(kind, tmp_path):
+    sizes = {**EVERY[kind], "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
+    plan = plan_from_options(config=folder_of(tmp_path, kind, **sizes), sizes={}, seq=17, dtype="float32")
+    assert dict(plan.facts)["warning"] == "the weights are quantized (mxfp4); here all of them are counted in float32"
+    count = parameters(model_of(kind))
+    assert plan.table("parameters").rows[-1][1] == count
+    assert dict(plan.table("memory").rows)["weights"] == 4 * count
+
+
+def test_a_listing_has_the_model_types_of_folders():
+    (note,) = plan_from_options(sizes={}, listing=True).notes
+    assert note.endswith(f"of one of these types: {', '.join(sorted({*FAMILIES, *WITH_IMAGES}))}.")
 
 
 def test_layers_with_the_same_window_share_a_row(tmp_path):

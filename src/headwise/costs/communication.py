@@ -15,8 +15,8 @@
 Symbols: b sequences of n tokens, width d, h query heads and h_kv KV heads of sizes d_k and d_v, P devices, e bytes per
 number. All numbers are for one layer and one device, and self attention over n tokens, or cross attention of n tokens
 to m others, the context, whose keys and values the layer computes. If P does not divide n, devices differ, and the
-numbers are their mean. An all-reduce of S bytes sends 2·S·(P − 1)/P: it is a reduce-scatter and an all-gather, and this is
-a lower bound for any algorithm (Patarasuk & Yuan 2009, 10.1016/j.jpdc.2008.09.002).
+numbers are their mean. An all-reduce of S bytes sends 2·S·(P − 1)/P: it is a reduce-scatter and an all-gather, and this
+is a lower bound for any algorithm (Patarasuk & Yuan 2009, 10.1016/j.jpdc.2008.09.002).
 """
 
 from dataclasses import dataclass

@@ -61,6 +61,7 @@ class ModelConfig:
     unread: parameters of parts that texts do not pass through, such as those for images.
     context: the longest sequence in training, 0 if unknown; of the target in an encoder-decoder. source_tokens: the
         fixed number of positions of the encoder, 0 if it is variable.
+    quantized: the method by which the weights are stored, which costs do not heed; "" if they are not quantized.
     published, rounded: parameters; see above. stated: whether the source states them; otherwise they are those of a
         model that is built from it.
     """
@@ -105,6 +106,7 @@ class ModelConfig:
     unread: int = 0
     context: int = 0
     source_tokens: int = 0
+    quantized: str = ""
     rounded: float = 0.0
     stated: bool = True
 

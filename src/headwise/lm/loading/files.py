@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from headwise.contents import Entry, one_line, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.models.adapters.huggingface.library import library
-from headwise.models.configuration.keys import num_layers, two_stacks
+from headwise.models.configuration.keys import QUANTIZATION, num_layers, two_stacks
 from headwise.trust import WEIGHTS, check_config, check_folder
 from headwise.wording import Bilingual
 
@@ -140,8 +140,10 @@ def _parts(index: Path) -> set[str]:
         return set(parts.values())
 
 
-def read_config(folder: Path) -> Any:
-    """Read the configuration. CheckpointError if it is unreadable, or the model is unknown."""
+def read_config(folder: Path, *, weights: bool = True) -> Any:
+    """Read the configuration. CheckpointError if it is unreadable, or the model is unknown. weights: whether the caller
+    loads them; otherwise a configuration of quantized weights is read as well, and `without_quantization` has to be
+    called before a model is built."""
     auto = library("models.auto")
     check_folder(folder)
     path = folder / "config.json"
@@ -152,7 +154,7 @@ def read_config(folder: Path) -> Any:
         kind = library("configuration_utils").PreTrainedConfig
         followed, _ = kind.get_config_dict(str(folder), local_files_only=True)
     for values in (own, followed):
-        check_config(values, path)
+        check_config(values, path, unused=() if weights else (QUANTIZATION,))
         if "auto_map" in values and str(values.get("model_type")) not in auto.CONFIG_MAPPING:
             raise CheckpointError(
                 f"{str(path)!r}: auto_map={values['auto_map']!r} refers to custom code for a model that "

@@ -5,6 +5,8 @@ transformers maps other names of a family, such as `n_head` of GPT-2, to these i
 
 from typing import Any
 
+QUANTIZATION = "quantization_config"
+
 
 def num_heads(config: Any) -> int | None:
     """Query heads of a layer; in an encoder-decoder, of its encoder."""
@@ -40,6 +42,22 @@ def rotated(config: Any) -> float:
     """The share of a head's channels that rotary positions rotate."""
     rope = getattr(config, "rope_parameters", None) or {}
     return getattr(config, "partial_rotary_factor", None) or rope.get("partial_rotary_factor") or 1.0
+
+
+def without_quantization(config: Any) -> str:
+    """Remove what a configuration states about quantized weights, so that transformers builds the model of their sizes;
+    return the name of the method, "" if there is none."""
+    parts = [part for part in vars(config).values() if hasattr(part, "get_text_config")]
+    found = [_removed(part) for part in (config, *parts)]
+    return next((str(stated.get("quant_method", "quantized")) for stated in found if stated), "")
+
+
+def _removed(config: Any) -> dict[str, Any]:
+    stated = getattr(config, QUANTIZATION, None)
+    if stated is None:
+        return {}
+    delattr(config, QUANTIZATION)
+    return stated if isinstance(stated, dict) else stated.to_dict()
 
 
 def text_part(config: Any) -> Any:

@@ -66,8 +66,13 @@ def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = Non
         (term("input"), term("input_of", batch=b, tokens=tokens, rest=stored)),
         *_machine_facts(machine),
     ]
+    warnings = []
     if 0 < config.context < (n if config.source_tokens else max(n, source)):
-        facts.append((term("warning"), term("beyond_context", context=config.context)))
+        warnings.append(term("beyond_context", context=config.context))
+    if config.quantized:
+        warnings.append(term("quantized", method=config.quantized, dtype=dtype))
+    if warnings:
+        facts.append((term("warning"), joined(warnings, "; ", "；")))
     tables = [_parameters(config, attentions, total), _model_memory(config, attentions, total, load)]
     if config.layer_sizes or config.layer_windows:
         tables.insert(1, layers_table(config, attentions))
@@ -113,7 +118,9 @@ def plan_design(
 
 
 def listing() -> Plan:
-    """List all published configurations, and all designs with their sizes."""
+    """List all published configurations, the model types of folders, and all designs with their sizes."""
+    from headwise.models.configuration.families import FAMILIES, WITH_IMAGES  # of transformers
+
     models = tuple(
         (
             c.name, sum(parameter_parts(c, all_of).values()), c.layers + c.decoder_layers, c.d_model,
@@ -141,6 +148,7 @@ def listing() -> Plan:
                 "designs", term("designs_title"), (Column(term("design")), Column(term("sizes"))), designs,
             ),
         ),
+        (term("folder_note", types=", ".join(sorted({*FAMILIES, *WITH_IMAGES}))),),
     )  # fmt: skip
 
 

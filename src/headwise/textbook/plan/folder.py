@@ -5,6 +5,7 @@ that a variant that is not understood is refused.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from headwise.costs.configs import ModelConfig, Sizes
@@ -14,6 +15,7 @@ from headwise.errors import ConfigError
 from headwise.lm.loading.files import check_shapes, read_config, theirs
 from headwise.models import HeadSite, find_heads
 from headwise.models.configuration.families import build, model_config, with_unread
+from headwise.models.configuration.keys import without_quantization
 from headwise.nn.counts import attentions_of
 
 
@@ -24,9 +26,10 @@ def config_of(folder: Path) -> ModelConfig:
         CheckpointError: if there is no config.json, it cannot be read, or the weights beside it have other shapes.
         ConfigError: for a model type that is not supported, and for a model with other parameters than its family.
     """
-    c = read_config(folder)
+    c = read_config(folder, weights=False)
+    quantized = without_quantization(c)
     try:
-        config = model_config(c, folder.resolve().name, str(folder / "config.json"))
+        config = replace(model_config(c, folder.resolve().name, str(folder / "config.json")), quantized=quantized)
         with theirs(folder, "the model cannot be built"):
             model = build(c)
     except ConfigError as error:

@@ -54,6 +54,10 @@ TERMS: dict[str, tuple[str, str]] = {
         "the model was trained on at most {context:,} tokens",
         "该模型训练时至多使用 {context:,} 个词元",
     ),
+    "quantized": (
+        "the weights are quantized ({method}); here all of them are counted in {dtype}",
+        "权重经过量化（{method}）；此处均按 {dtype} 计算",
+    ),
     "layers": ("{count} layers", "{count} 层"),
     "layers_of_both": ("{encoder} + {decoder} layers", "{encoder} + {decoder} 层"),
     "gated": ("d_ff {size} (gated)", "d_ff {size}（门控）"),
@@ -207,6 +211,10 @@ TERMS: dict[str, tuple[str, str]] = {
         "a window keep no more tokens than it. h_kv c: all heads share one latent vector c.",
         "缓存：每个词元在全部层中的数值个数，编码器-解码器模型计源文本与目标文本；编码器为 —。"
         "带窗口的层至多保留窗口之内的词元。h_kv 为 c：所有头共享一个潜向量 c。",
+    ),
+    "folder_note": (
+        "--config also takes a folder with the config.json of a model of transformers, of one of these types: {types}.",
+        "--config 也接受含有 transformers 模型 config.json 的文件夹，支持的类型为：{types}。",
     ),
     "compare_note": (
         "met: parameters used per token. FLOPs and exps: one forward pass. cache: numbers per token. step: one "
