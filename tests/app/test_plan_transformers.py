@@ -40,6 +40,7 @@ CUTS: dict[str, tuple[dict[str, Any], dict[int, list[int]]]] = {
     "groups": (DECODERS["llama"], {0: [0, 1, 2], 2: [0, 4]}),
     "mistral": (DECODERS["mistral"], {0: [0, 3], 1: [1, 5]}),
     "qwen3": (DECODERS["qwen3"], {2: [3, 4, 5]}),
+    "gemma3_text": (DECODERS["gemma3_text"], {1: [0, 1, 2], 2: [3, 4, 5]}),
     "gpt2": (DECODERS["gpt2"], {0: [0], 2: [1, 2, 5]}),
     "gpt2 alike": (DECODERS["gpt2"], {0: [0, 1], 1: [2, 3], 2: [0, 5]}),
     "bert": (ENCODERS["bert"], {0: [0, 2, 3, 4, 5]}),
