@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ PLANS = {
     "both": plan_model(find("t5-base"), Load(2, 700, cache="int8")),
     "unequal": plan_model(UNEQUAL, Load(2, 700, source=1100), machine=MACHINE),
     "mixture": plan_model(find("deepseek-v2"), Load(8, 1024, dtype="float32"), machine=MACHINE),
+    "windows": plan_model(find("gemma-3-4b"), Load(1, 32_768), machine=MACHINE),
+    "quantized": plan_model(replace(find("gpt-oss-20b"), quantized="mxfp4"), Load(1, 150_000)),
+    "chunks": plan_model(replace(find("gemma-2-9b"), chunked=True), Load(2, 5000)),
+    "to both sides": plan_model(replace(find("gemma-2-9b"), causal=False), Load(2, 5000)),
     "design": plan_design("gqa", GQA, Work(1, 8192, 8192, window=512, sinks=4), machine=MACHINE),
     "list": listing(),
     "trade-off": trade_off(4096, Work(1, 8192, 8192)),
