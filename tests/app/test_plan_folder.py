@@ -79,6 +79,12 @@ def test_quantized_weights_are_counted_in_the_dtype_of_the_plan(kind, tmp_path):
     assert dict(plan.table("memory").rows)["weights"] == 4 * count
 
 
+def test_entries_that_run_code_are_refused_beside_quantized_weights(tmp_path):
+    quantized = {"quantization_config": {"quant_method": "mxfp4"}}
+    with pytest.raises(CheckpointError, match="use_kernels=True"):
+        plan_from_options(config=folder_of(tmp_path, "llama", **LLAMA, **quantized, use_kernels=True), sizes={})
+
+
 def test_a_listing_has_the_model_types_of_folders():
     (note,) = plan_from_options(sizes={}, listing=True).notes
     assert note.endswith(f"of one of these types: {', '.join(sorted({*FAMILIES, *WITH_IMAGES}))}.")
