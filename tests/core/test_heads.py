@@ -134,13 +134,13 @@ def test_rotary_is_a_complex_turn_and_knows_distance_only() -> None:
     rotary = Rotary(6).double()
     x = given(9, 6)[:, None]
     pairs = torch.complex(x[..., :3], x[..., 3:])
-    angle = torch.arange(4, 13)[:, None] * 10_000.0 ** (-torch.arange(3) / 3)
-    turned = pairs * torch.polar(torch.ones_like(angle), angle).to(torch.complex128)
+    angle = torch.arange(4, 13)[:, None] * 10_000.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
+    turned = pairs * torch.polar(torch.ones_like(angle), angle)
     expected = torch.cat((turned.real, turned.imag), -1)
-    torch.testing.assert_close(rotary(x, start=4), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rotary(x, start=4), expected, rtol=0, atol=1e-14)
     q, k = given(1, 6)[:, None], given(1, 6, seed=8)[:, None]
     products = [(rotary(q, s) * rotary(k, s - 5)).sum() for s in (5, 90, 700)]
-    torch.testing.assert_close(torch.stack(products), products[0].expand(3), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.stack(products), products[0].expand(3), rtol=0, atol=1e-12)
 
 
 def test_qk_norm_bounds_the_logits() -> None:

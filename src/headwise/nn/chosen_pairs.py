@@ -11,8 +11,9 @@ from headwise.cache.chosen import ChosenCache
 from headwise.kernels.eager import eager
 from headwise.masks import Everything, Grid
 from headwise.nn.chosen import Pairs
+from headwise.nn.positions import rotated
 from headwise.nn.projected import ProjectedLayer, normed
-from headwise.nn.sparse_attention import Extras, Picks, Result, SparseCall, buckets, heads_of, rotate
+from headwise.nn.sparse_attention import Extras, Picks, Result, SparseCall, buckets, heads_of
 
 FEW = 64  # tokens of a head, on average, below which copying its weights would cost more than it saves
 
@@ -62,7 +63,8 @@ def by_choice(call: SparseCall) -> Result:
     start = 0 if call.cache is None else call.cache.seen
     q, k = normed(q, layer.q_norm), normed(k, layer.k_norm)
     if layer.rotary is not None:
-        q, k = (rotate(layer.rotary, part, at.positions + start) for part in (q, k))
+        angles = [part[at.positions] for part in layer.rotary.table(q, n, start)]
+        q, k = rotated(q, *angles), rotated(k, *angles)
     q, k = q.to(v.dtype), k.to(v.dtype)
     cache = call.cache
     assert cache is None or isinstance(cache, ChosenCache)  # checked by the layer

@@ -16,7 +16,7 @@ from headwise.masks import Everything, Grid, Mask
 from headwise.masks.grid import NO_GAP
 from headwise.nn.chosen import Columns, Picked, Rows
 from headwise.nn.gating import Gates
-from headwise.nn.positions import Rotary
+from headwise.nn.positions import rotated
 from headwise.nn.projected import normed, split
 from headwise.rule import Rule
 
@@ -111,6 +111,7 @@ def by_token(call: SparseCall) -> Result:
     extras = Extras(call, grid, v)
     extras.add_keys((slice(None), used), k)
     extras.add_values((slice(None), used), v)
+    angles = None if layer.rotary is None else layer.rotary.table(k, n, start)  # of the queries
     w_q, b_q = heads_of(layer.q_proj, h)
     w_o = layer.o_proj.weight.view(layer.d_model, h, layer.value_dim)
     entry = torch.arange(b, device=x.device)[:, None]
@@ -122,7 +123,7 @@ def by_token(call: SparseCall) -> Result:
             [F.linear(x[entry, at[:, j]], w_q[i], b_q[i]) for j, i in enumerate(members)], 1
         )  # i times [b, c, d_k] -> [b, i, c, d_k]
         q = normed(q, layer.q_norm)
-        q = q if layer.rotary is None else rotate(layer.rotary, q, at + start)
+        q = q if angles is None else rotated(q, *(part[at] for part in angles))
         of = [used.index(i // group) for i in members]
         own = of == list(range(len(used)))
         out, parts = _attend(call, grid, picks, q, k if own else k[:, of], v if own else v[:, of])
@@ -280,13 +281,3 @@ def _picks(chosen: Tensor, members: list[int], size: int) -> Picks:
     positions = order.gather(-1, torch.minimum(place, (count - 1).clamp_min(0)))
     heads = torch.tensor(members, device=chosen.device).expand(len(chosen), -1)
     return Picks(heads, positions, place < count)
-
-
-def rotate(rotary: Rotary, x: Tensor, positions: Tensor) -> Tensor:
-    """Apply rotary positions […] to x […, d]; `Rotary` itself supports consecutive positions only."""
-    d = x.shape[-1]
-    ones = (torch.arange(d, device=x.device) < d // 2).float()
-    table = rotary(ones.expand(int(positions.max()) + 1, d))  # (1, 0) rotated: cosine and sine of every position
-    cos, sin = table[positions].chunk(2, -1)
-    one, two = x.float().chunk(2, -1)
-    return torch.cat((one * cos - two * sin, two * cos + one * sin), -1).to(x.dtype)
