@@ -10,9 +10,10 @@ from torch import Tensor
 
 from headwise import events
 from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.fields import unregistered
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
-from headwise.kernels.graph import can_record, has_no_numbers, in_graph, record, shapes
+from headwise.kernels.graph import can_record, has_no_numbers, in_graph, record, recording, shapes
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.kernels.quick import again, keep
 from headwise.kernels.quick_maps import Again, again_measured, keep_measured
@@ -121,6 +122,12 @@ def attend(
     if has_no_numbers(q):
         if measures:
             raise ConfigError(f"measures=… requires data, but q has none: it is on {q.device}, or a FakeTensor")
+        if graph and recording():  # without its mask
+            unknown = unregistered(rule.mask)
+            what = "keys that a cache has dropped"
+            if unknown is not None:
+                what = f"the mask {type(unknown).__name__}, as it is not registered; see headwise.masks.register"
+            raise ConfigError(f"a graph of torch.export or make_fx cannot contain {what}")
         return _without_numbers(shapes, q, decoded(k), decoded(v), rule, float(dropout_p), return_map, kernel)
     # The seed comes from torch's generator, so that torch.manual_seed() makes runs reproducible.
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from design_samples import CASES, design, given
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import headwise as hw
 from headwise.masks import Grid, Mask, Span, State
+from headwise.nn.registry import DESIGNS
 
 
 class EveryOther(Mask):
@@ -98,3 +100,61 @@ def test_the_talking_heads_have_shapes(device: str) -> None:
     with torch.device(device):
         layer, x = hw.nn.TalkingHeadsAttention(24, 6), torch.empty(2, 7, 24)
     assert layer(x).shape == (2, 7, 24)
+
+
+@pytest.fixture
+def real(name: str, options: dict[str, Any]) -> tuple[Tensor, Any, Tensor]:
+    """What a design returns for x with data."""
+    return design(name, options, dtype=torch.float32)(given(dtype=torch.float32), return_map=True, return_concat=True)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_every_design_has_shapes_and_gradients(
+    real: tuple[Tensor, Any, Tensor], device: str, name: str, options: dict[str, Any]
+) -> None:
+    expected = real
+    with torch.device(device):
+        module, x = DESIGNS[name].build(12, 6, **options), torch.empty(2, 13, 12, requires_grad=True)
+    y, amap, concat = module(x, return_map=True, return_concat=True)
+    assert (y.shape, amap.shape, amap.lse.shape, concat.shape) == (
+        expected[0].shape, expected[1].shape, expected[1].lse.shape, expected[2].shape
+    )  # fmt: skip
+    assert y.device.type == amap.lse.device.type == concat.device.type == device
+    found = torch.autograd.grad(y.sum(), [x, *module.parameters()])
+    assert [one.shape for one in found] == [one.shape for one in (x, *module.parameters())]
+    if module.takes_mask:
+        assert module(x, mask=hw.Causal()).shape == y.shape
+    with pytest.raises((hw.ConfigError, hw.KernelError), match=r"measures=.*data|no data to read"):
+        module(x, return_map=True, measures=["entropy"])
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_every_design_from_the_meta_device_is_the_loaded_one(name: str, options: dict[str, Any]) -> None:
+    original, x = design(name, options, dtype=torch.float32), given(dtype=torch.float32)
+    with torch.device("meta"):
+        layers = [DESIGNS[name].build(12, 6, **options).eval() for _ in range(2)]
+    layers[0].to_empty(device="cpu").load_state_dict(original.state_dict(), strict=True)
+    layers[1].load_state_dict(original.state_dict(), strict=True, assign=True)
+    for layer in layers:
+        assert torch.equal(layer(x), original(x))
+
+
+def test_mixtures_have_caches_but_for_one_whose_size_is_data(device: str) -> None:
+    with torch.device(device):
+        every, chosen = (hw.nn.SparseHeadMixture(12, 6, top_k=2, rotary=True, keys=keys) for keys in ("all", "chosen"))
+        x = torch.empty(2, 5, 12)
+    cache = every.new_cache()
+    assert [every(x, mask=hw.Causal(), cache=cache).shape for _ in range(2)] == [(2, 5, 12)] * 2
+    assert cache.seen == 10
+    cache = chosen.new_cache()
+    with pytest.raises(hw.ConfigError, match=r"cache: x has no data.*ChosenCache.*SparseHeadMixture selects"):
+        chosen(x, cache=cache)
+    assert cache.seen == 0
+
+
+def test_offsets_without_data_are_named() -> None:
+    with pytest.raises(hw.ConfigError, match="offsets: on meta without data"):
+        hw.nn.ConvolutionAttention(12, 3, offsets=torch.empty(3, 1, device="meta"))
+    with torch.device("meta"):  # the convolution's offsets have data, as its sizes follow from them
+        module = hw.nn.ConvolutionAttention(12, 2, offsets=torch.tensor([[-4], [1]], device="cpu"))
+    assert (module.padding, module.centres.is_meta) == ([(4, 1)], True)

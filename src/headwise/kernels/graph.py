@@ -23,11 +23,14 @@ from headwise.rule import Rule, compute
 
 def in_graph() -> bool:
     """Whether a graph is being recorded now. It is checked in every call, and takes less than a microsecond."""
+    return recording() or _has_derivatives()
+
+
+def recording() -> bool:
+    """Whether operations are recorded now, by torch.compile, torch.export, make_fx or torch.jit.trace."""
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return True
-    if torch._C._len_torch_dispatch_stack() > 0 and traced():
-        return True
-    return _has_derivatives()
+    return torch._C._len_torch_dispatch_stack() > 0 and traced()
 
 
 def _has_derivatives() -> bool:

@@ -12,6 +12,7 @@ from headwise.attention import attend_to
 from headwise.cache import Cache
 from headwise.costs.counts import Counts, positive
 from headwise.errors import ConfigError, ShapeError
+from headwise.kernels.graph import has_no_numbers
 from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer, copy_into
 from headwise.nn.checks import check_input, size
@@ -95,17 +96,23 @@ class ConvolutionAttention(AttentionLayer):
     ) -> None:
         super().__init__(d_model, num_heads, num_kv_heads=1, head_dim=1, value_dim=d_model, dropout=dropout)
         if offsets is None:
-            offsets = torch.arange(num_heads)[:, None] - (num_heads - 1) // 2
-        if offsets.ndim != 2 or len(offsets) != num_heads:
-            raise ShapeError(f"offsets: expected [num_heads={num_heads}, axes], got shape {tuple(offsets.shape)}")
-        first, last = offsets.amin(0).tolist(), offsets.amax(0).tolist()
+            start = -((num_heads - 1) // 2)
+            first, last = [start], [start + num_heads - 1]
+            offsets = torch.arange(start, start + num_heads)[:, None]
+        else:
+            if offsets.ndim != 2 or len(offsets) != num_heads:
+                raise ShapeError(f"offsets: expected [num_heads={num_heads}, axes], got shape {tuple(offsets.shape)}")
+            if has_no_numbers(offsets):
+                raise ConfigError(f"offsets: on {offsets.device} without data, but padding and sizes follow from it")
+            first, last = offsets.amin(0).tolist(), offsets.amax(0).tolist()
         padding = [(int(-a), int(z)) for a, z in zip(first, last, strict=True)] if padding is None else list(padding)
         if len(padding) != len(first):
             raise ShapeError(f"padding: expected {len(first)} pairs, one for each axis, got {len(padding)}")
         # Offsets count from the first position of the kernel, which is aligned to the first padded key.
         self.padding = padding
         self.reach = [int(z - a) for a, z in zip(first, last, strict=True)]
-        self.centres = nn.Parameter((offsets - offsets.amin(0)).float())
+        centres = torch.empty(offsets.shape, dtype=torch.float32)  # on the device of the other parameters
+        self.centres = nn.Parameter(centres.copy_(offsets - offsets.amin(0)))
         self.sharpness = nn.Parameter(torch.full((num_heads,), float(sharpness)))
         out_dim = d_model if out_dim is None else size("out_dim", out_dim)
         self.o_proj = nn.Linear(num_heads * d_model, out_dim, bias=bias)

@@ -138,6 +138,18 @@ def by_token(call: SparseCall) -> Result:
     return y.view(b, n, -1), extras.map(), extras.concat()
 
 
+def without_data(call: SparseCall) -> Result:
+    """Compute all heads, for tensors that only have shapes: which heads were selected is not known."""
+    layer = call.layer
+    q, k, v = layer.project(call.x, call.source)
+    q, k = layer.apply_rope(q, k, 0 if call.cache is None else call.cache.seen)
+    if call.cache is not None:
+        k, v = call.cache.append(k, v)
+    out, amap = attend_to(q.to(v.dtype), k.to(v.dtype), v, **call.options)
+    concat = layer.merge(out * call.gates.weights.mT[..., None].to(out.dtype), call.x)
+    return layer.output(concat), amap, concat
+
+
 def _attend(
     call: SparseCall, grid: Grid, picks: Picks, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, list[AttentionMap]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from headwise.cache import Cache, ChosenCache
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, check_choice
+from headwise.kernels.graph import has_no_numbers, recording
 from headwise.masks import Mask
 from headwise.nn.checks import size
 from headwise.nn.chosen_pairs import by_choice
@@ -18,7 +19,7 @@ from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
-from headwise.nn.sparse_attention import SparseCall, by_sequence, by_token
+from headwise.nn.sparse_attention import SparseCall, by_sequence, by_token, without_data
 from headwise.nn.steps import Steps
 from headwise.rule import own_dtypes
 from headwise.scores import Score
@@ -158,6 +159,9 @@ class SparseHeadMixture(ProjectedLayer):
         """As in `AttentionLayer`, for the selected heads only."""
         if not x.shape[0] * x.shape[1]:  # no queries, so nothing to select
             return super().compute(x, source, cache, options, return_concat)
+        if has_no_numbers(x):
+            self._check_without_data(x, cache)
+            return without_data(SparseCall(self, x, source, self.route(x), cache, options, return_concat))
         measures = options.pop("measures")
         call = SparseCall(self, x, source, self.route(x), cache, options, return_concat)
         computed = by_sequence if self.per == "sequence" else by_choice if self.keys == "chosen" else by_token
@@ -306,6 +310,20 @@ class SparseHeadMixture(ProjectedLayer):
                 )
         if cache is not None and self.per == "sequence":
             raise ConfigError("cache: requires per='token'; with per='sequence' the whole sequence selects the heads")
+
+    def _check_without_data(self, x: Tensor, cache: Cache | None) -> None:
+        """Raise ConfigError for what depends on the selected heads when x has no data to select them by."""
+        name = type(self).__name__
+        if recording():
+            raise ConfigError(
+                f"{name} cannot be part of a graph of torch.export or make_fx: how many tokens select a head is known "
+                f"only from the data. torch.compile without fullgraph=True runs it between two graphs"
+            )
+        if isinstance(cache, ChosenCache):
+            raise ConfigError(
+                f"cache: x has no data (it is on {x.device}, or a FakeTensor), and how many keys a ChosenCache keeps "
+                f"depends on the heads that {name} selects"
+            )
 
     def new_cache(self, window: int | None = None) -> Cache:
         """As in `AttentionLayer`."""
