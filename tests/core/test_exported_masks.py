@@ -47,7 +47,9 @@ def made_fx(module: nn.Module, x: Tensor) -> Any:
 @pytest.mark.parametrize("recorded", [exported, made_fx])
 def test_an_unregistered_mask_is_named_and_not_left_out(recorded: Any) -> None:
     module, x = Masked(hw.MultiHeadAttention(12, 2), EvenKeys() & hw.Causal()), given(dtype=torch.float32)
-    with pytest.raises(hw.ConfigError, match=r"torch\.export or make_fx cannot contain the mask EvenKeys, as it is not reg"):
+    with pytest.raises(
+        hw.ConfigError, match=r"torch\.export or make_fx cannot contain the mask EvenKeys, as it is not"
+    ):
         recorded(module, x)
 
 
