@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from headwise.errors import check_declared
-from headwise.nn.layout import Layout, Part, Resizing, no_layout
+from headwise.nn.layout import Layout, Part, Resizing, check_owned, no_layout
 from headwise.table.show import as_html, as_text
 
 Change = Callable[[Tensor], Tensor]  # of Concat(head_1 … head_h) [..., n, h·d_v], to the same shape
@@ -62,10 +62,12 @@ class HeadSite:
         return self.anatomy.layout(self)
 
     def parts(self) -> list[Part]:
-        """The parts of parameters that are laid out by heads. ConfigError if there is no layout."""
+        """The parts of parameters that are laid out by heads. ConfigError if there is no layout, or a part is in an
+        adapter."""
         layout = self.layout()
         if not layout.parts:
             raise no_layout(type(self.module).__name__, layout.missing)
+        check_owned(self.name or type(self.module).__name__, self.module, layout.parts)
         return list(layout.parts)
 
 

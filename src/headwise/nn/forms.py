@@ -52,6 +52,7 @@ class MultiHeadForm(AttentionLayer):
         """Return the same function in this form, with copied weights; ConfigError with QK-norm."""
         if other.q_norm is not None:
             raise ConfigError(f"{cls.__name__} does not support QK-norm, and this MultiHeadAttention has qk_norm=True")
+        other.check_owned()
         module = cls(
             other.d_model, other.num_heads, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim,
             value_dim=other.value_dim, context_dim=other.context_dim, bias=other.q_proj.bias is not None,

@@ -103,6 +103,7 @@ class GatedAttention(ProjectedLayer):
     @classmethod
     def from_multi_head(cls, other: MultiHeadAttention, *, gate: str = "head") -> "GatedAttention":
         """Return a module that computes the same function, for further training: gates are ½, and W_O is doubled."""
+        other.check_owned()
         module = cls(
             other.d_model, other.num_heads, gate=gate, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim,
             value_dim=other.value_dim, context_dim=other.context_dim, bias=other.q_proj.bias is not None,

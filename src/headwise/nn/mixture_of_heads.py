@@ -142,6 +142,7 @@ class MixtureOfHeads(SparseHeadMixture):
         weights of standard deviation `router_std`, so that tokens select different heads. With router_std=0 and all
         heads selected (top_k = h − shared_heads) it computes the function of the module.
         """
+        other.check_owned()
         module = cls(
             other.d_model, other.num_heads, shared_heads=shared_heads, top_k=top_k, scaled=True,
             num_kv_heads=other.num_kv_heads, head_dim=other.head_dim, value_dim=other.value_dim,

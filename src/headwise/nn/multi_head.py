@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from headwise.costs.counts import Counts, divided, positive
 from headwise.errors import ConfigError, ShapeError
-from headwise.nn.layout import INDEPENDENT, Layout, Resizing
+from headwise.nn.layout import INDEPENDENT, Layout, Resizing, check_owned
 from headwise.nn.notes import Notes, Preset, Words
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.steps import Steps
@@ -148,13 +148,18 @@ class MultiHeadAttention(ProjectedLayer):
     def per_head_weights(self) -> dict[str, Tensor]:
         """Return the matrices of each head as views: "q" [h, d_model, d_k], "k" [h_kv, context_dim, d_k],
         "v" [h_kv, context_dim, d_v] and "o" [h, d_v, d_model], so that head_i's query is x @ q[i] and
-        y = Σ_i head_i @ o[i]."""
+        y = Σ_i head_i @ o[i]. ConfigError if a projection is an adapter, which has no matrix."""
+        self.check_owned()
         return {
             "q": self.q_proj.weight.view(self.num_heads, self.head_dim, self.d_model).mT,
             "k": self.k_proj.weight.view(self.num_kv_heads, self.head_dim, self.context_dim).mT,
             "v": self.v_proj.weight.view(self.num_kv_heads, self.value_dim, self.context_dim).mT,
             "o": self.o_proj.weight.mT.view(self.num_heads, self.value_dim, self.d_model),
         }
+
+    def check_owned(self) -> None:
+        """Raise ConfigError if a projection is not a linear map with weights of its own, such as an adapter."""
+        check_owned(type(self).__name__, self, self.layout().parts)
 
     @classmethod
     def from_heads(cls, q: Tensor, k: Tensor, v: Tensor, o: Tensor, **options: Any) -> "MultiHeadAttention":
@@ -207,6 +212,7 @@ class MultiHeadAttention(ProjectedLayer):
                 "nn.MultiheadAttention supports neither grouped keys, nor other values of head_dim and value_dim, nor "
                 "rotary positions, nor QK-norm; this module uses at least one of them"
             )
+        self.check_owned()
         bias = self.q_proj.bias is not None
         other = nn.MultiheadAttention(
             self.d_model, self.num_heads, dropout=self.dropout, bias=bias, kdim=self.context_dim,
