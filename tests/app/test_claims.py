@@ -279,8 +279,7 @@ def _louder(q: Any, k: Any, v: Any, *, scale: float | None = None, **options: An
 
 def _forgetful(cache: KVCache, k: Any, v: Any) -> Any:
     """A cache that keeps the new keys only."""
-    cache.seen += k.shape[2]
-    cache._k, cache._v = k, v
+    cache._seen += k.shape[2]
     return k, v
 
 

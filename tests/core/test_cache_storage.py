@@ -9,7 +9,8 @@ from hypothesis import example, given as for_all, settings, strategies as st
 
 from headwise.attention import attend
 from headwise.cache import BudgetCache, KVCache, RaggedCache, SlidingCache
-from headwise.cache.storage import Quantized, Rounded, Rows
+from headwise.cache.rows import Rows
+from headwise.cache.storage import Quantized, Rounded
 from headwise.errors import DTypeError
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -140,11 +141,11 @@ def test_padding_is_not_looked_at() -> None:
 
 
 def test_room_grows_by_doubling_and_keeps_what_was_there() -> None:
-    rows, x = Rows(Quantized(), spare=True), torch.randn(1, 2, 300, 4)
+    rows, x = Rows(Quantized()), torch.randn(1, 2, 300, 4)
     pointers = set()
     for part in x.split(1, 2):
         rows.add(rows.encoded(part))
-        pointers.add(rows._parts[0].data_ptr())
+        pointers.add(rows._held()[0].data_ptr())
     assert len(pointers) <= 5  # 64, 128, 256, 512
     assert rows.length == 300
     assert torch.equal(rows.read(), Quantized().decode(Quantized().encode(x), x.dtype))

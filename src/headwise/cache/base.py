@@ -1,13 +1,16 @@
-"""The cache protocol, and checks of keys and values."""
+"""The cache protocol, the base class of headwise's caches, and checks of keys and values."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from copy import copy
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from headwise.cache.storage import Rows
-from headwise.errors import DeviceError, DTypeError, ShapeError
+from headwise.cache.room import Room
+from headwise.cache.rows import Rows
+from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError, check_whole
 from headwise.kernels.quantized import Vectors
 from headwise.masks import Mask, Span
 
@@ -48,12 +51,98 @@ def gap_of(cache: Cache | None) -> Span:
     return gap
 
 
+class StoredCache(ABC):
+    """What headwise's caches have in common: `seen`, and changes of what they hold.
+
+    `copy.copy(cache)` is an independent cache. It is made at once: both share the memory until one of them writes
+    where the other has written, and then moves.
+
+    >>> import copy, torch, headwise as hw
+    >>> layer, prompt = hw.MultiHeadAttention(16, 2), hw.KVCache()
+    >>> y = layer(torch.randn(1, 5, 16), mask=hw.Causal(), cache=prompt)
+    >>> beams = copy.copy(prompt)
+    >>> beams.select([0, 0, 0])                                               # three continuations of one prompt
+    >>> y = layer(torch.randn(3, 4, 16), mask=hw.Causal(), cache=beams)
+    >>> beams.crop(7)                                                         # two of the four tokens are accepted
+    >>> prompt.seen, beams.seen
+    (5, 7)
+    """
+
+    _kind: "Kind | None"
+    _seen: int
+
+    def __init__(self) -> None:
+        self._kind, self._seen = None, 0
+
+    @property
+    def seen(self) -> int:
+        """The number of tokens so far, which is the position of the next one."""
+        return self._seen
+
+    def crop(self, length: int) -> None:
+        """Drop all tokens but the first `length`, such as rejected ones of speculative decoding: the next call is the
+        same as if they had never been given. Costs nothing, unless something else holds the keys, such as a map.
+
+        Raises:
+            ConfigError: if there are fewer tokens, or if the cache has already dropped some that the next query may
+                attend to then. It is left as it was.
+        """
+        length = check_whole("crop", "length", length, 0)
+        if length > self._seen:
+            raise ConfigError(f"crop(length={length}): the cache has seen {self._seen} tokens")
+        if length < self._seen:
+            mark = Mark(self)
+            try:
+                self._crop(length)
+            except BaseException:
+                mark.restore()
+                raise
+            self._seen = length
+
+    def select(self, indices: Sequence[int] | Tensor) -> None:
+        """Keep these entries of the batch, in this order: reorders, repeats and removes them, as in beam search.
+        The next call has as many entries. A cache without tokens has no entries yet, and stays as it is.
+
+        Args:
+            indices: whole numbers [new batch size].
+        """
+        chosen = _indices(indices)
+        batch, entries = self._batch, chosen.tolist()
+        if batch is None:
+            return
+        if wrong := [i for i in entries if not 0 <= i < batch]:
+            raise ShapeError(f"select(indices): {wrong[0]} is not an entry of the batch of {batch}")
+        if entries != list(range(batch)):
+            self._select(chosen)
+            self._kind = None if self._kind is None else self._kind._replace(batch=len(entries))
+
+    @property
+    def _batch(self) -> int | None:
+        """The number of entries of the batch; None if it is not known yet."""
+        return None if self._kind is None else self._kind.batch
+
+    def __copy__(self: "Stored") -> "Stored":
+        new = object.__new__(type(self))
+        vars(new).update(_kept(vars(self), shared=True))
+        return new
+
+    @abstractmethod
+    def _crop(self, length: int) -> None:
+        """`crop` to fewer tokens than there are."""
+
+    @abstractmethod
+    def _select(self, indices: Tensor) -> None:
+        """`select` other entries than there are; they exist."""
+
+
+Stored = TypeVar("Stored", bound=StoredCache)
+
+
 class Mark:
     """The state of a cache, to return to if the call that appended to it fails."""
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-        self._held = {name: _kept(value) for name, value in getattr(cache, "__dict__", {}).items()}
+    def __init__(self, cache: object) -> None:
+        self._cache, self._held = cache, _kept(getattr(cache, "__dict__", {}), shared=False)
 
     def restore(self) -> None:
         """Return to it."""
@@ -61,11 +150,36 @@ class Mark:
             vars(self._cache).update(self._held)
 
 
-def _kept(value: Any) -> Any:
-    """An attribute as it is now. Numbers that are written later are beyond those that it holds."""
+def _kept(value: Any, shared: bool) -> Any:
+    """What a cache holds, as it is now, for the same cache or for another one. Numbers that are written later are
+    beyond those that it holds; only another cache does not know of them."""
+    if isinstance(value, dict):
+        return {name: _kept(each, shared) for name, each in value.items()}
     if isinstance(value, list):
-        return [_kept(each) for each in value]
-    return copy(value) if isinstance(value, Rows) else value
+        return [_kept(each, shared) for each in value]
+    if isinstance(value, StoredCache):
+        new = object.__new__(type(value))
+        vars(new).update(_kept(vars(value), shared))
+        return new
+    if isinstance(value, Room) and shared:
+        value.shared = True
+    if not isinstance(value, Rows):
+        return value
+    if shared:
+        value.share()
+    return copy(value)
+
+
+def _indices(indices: Sequence[int] | Tensor) -> Tensor:
+    wrong = ShapeError(f"select(indices): expected whole numbers [new batch size], got {indices!r}")
+    try:
+        found = torch.as_tensor(indices, device=indices.device if isinstance(indices, Tensor) else "cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise wrong from None
+    whole = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+    if found.ndim != 1 or (len(found) and not whole):
+        raise wrong
+    return found.long()
 
 
 def described(cache: Cache, **options: object) -> str:

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, described, kind_of
-from headwise.cache.storage import Rows, storages
+from headwise.cache.base import Mark, StoredCache, described, kind_of
+from headwise.cache.full import KVCache
+from headwise.cache.sliding import SlidingCache
 from headwise.errors import ShapeError, check_whole
 from headwise.masks import HeadWindows, Mask, Span
 from headwise.masks.head_windows import check_windows
 
 
-class BudgetCache:
+class BudgetCache(StoredCache):
     """Keeps the last `windows[i]` tokens of KV head i (None: all), and the first `sinks` of every head.
 
     With this cache and `Causal()`, a layer computes the same as a full pass with `Causal() & cache.mask(num_heads)`.
@@ -27,12 +28,16 @@ class BudgetCache:
         self, windows: Sequence[int | None], sinks: int = 0, *, stored: str | None = None,
         key_parts: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
+        super().__init__()
         self.windows, self.sinks = check_windows("BudgetCache", windows), check_whole("BudgetCache", "sinks", sinks, 0)
-        k, v = storages(stored, key_parts)
-        self._k = [Rows(k, spare=window is None) for window in self.windows]
-        self._v = [Rows(v, spare=window is None) for window in self.windows]
-        self._kind: Kind | None = None
-        self.seen = 0
+        # Heads with equal windows hold the same tokens, and share a cache.
+        self._heads = [[i for i, one in enumerate(self.windows) if one == each] for each in dict.fromkeys(self.windows)]
+        self._caches = [
+            KVCache(stored=stored, key_parts=key_parts)
+            if window is None
+            else SlidingCache(window, self.sinks, stored=stored, key_parts=key_parts)
+            for window in dict.fromkeys(self.windows)
+        ]
 
     def mask(self, num_heads: int) -> HeadWindows:
         """Return the mask with which a full pass of a layer with `num_heads` query heads computes the same."""
@@ -53,19 +58,17 @@ class BudgetCache:
             raise ShapeError(
                 f"BudgetCache: {len(self.windows)} windows, but keys {tuple(k.shape)} of {kind.heads} heads"
             )
-        new = [
-            [rows.encoded(x[:, i : i + 1]) for i, rows in enumerate(heads)] for heads, x in ((self._k, k), (self._v, v))
-        ]
-        found = []
-        for heads, parts in zip((self._k, self._v), new, strict=True):
-            for rows, part in zip(heads, parts, strict=True):
-                rows.add(part)
-            found.append(self._rectangle([rows.read() for rows in heads]))
-            for rows, window in zip(heads, self.windows, strict=True):
-                if window is not None:
-                    rows.cut(self.sinks, window - 1)
-        self._kind, self.seen = kind, self.seen + k.shape[2]
-        return found[0], found[1]
+        mark = Mark(self)
+        try:
+            parts = [
+                cache.append(k[:, heads], v[:, heads]) for heads, cache in zip(self._heads, self._caches, strict=True)
+            ]
+        except BaseException:
+            mark.restore()
+            raise
+        self._kind, self._seen = kind, self.seen + k.shape[2]
+        found_k, found_v = zip(*parts, strict=True)
+        return self._rectangle(found_k), self._rectangle(found_v)
 
     def __repr__(self) -> str:
         return described(self, windows=list(self.windows), sinks=self.sinks)
@@ -74,19 +77,29 @@ class BudgetCache:
     def gap(self) -> Span:
         """The tokens that no head holds any more."""
         first = 0 if None in self.windows else self.sinks
-        return Span(first, first + self.seen - max(rows.length for rows in self._k))
+        return Span(first, first + min(cache.gap.size for cache in self._caches))
 
     @property
     def nbytes(self) -> int:
         """Bytes in use, summed over heads."""
-        return sum(rows.nbytes for rows in (*self._k, *self._v))
+        return sum(cache.nbytes for cache in self._caches)
 
-    def _rectangle(self, heads: list[Tensor]) -> Tensor:
-        """Join [b, 1, m_i, d] of each head to [b, h_kv, m, d]; shorter heads were cut, so they begin with sinks."""
-        b, _, _, d = heads[0].shape
-        out = heads[0].new_zeros(b, len(heads), max(x.shape[2] for x in heads), d)
-        for i, x in enumerate(heads):
+    def _rectangle(self, parts: Sequence[Tensor]) -> Tensor:
+        """Join [b, heads, m_i, d] to [b, h_kv, m, d]; shorter ones were cut, so they begin with sinks."""
+        if len(parts) == 1:
+            return parts[0]
+        b, _, _, d = parts[0].shape
+        out = parts[0].new_zeros(b, len(self.windows), max(x.shape[2] for x in parts), d)
+        for heads, x in zip(self._heads, parts, strict=True):
             start = self.sinks if x.shape[2] < out.shape[2] else 0
-            out[:, i, :start] = x[:, 0, :start]
-            out[:, i, out.shape[2] - (x.shape[2] - start) :] = x[:, 0, start:]
+            out[:, heads, :start] = x[:, :, :start]
+            out[:, heads, out.shape[2] - (x.shape[2] - start) :] = x[:, :, start:]
         return out
+
+    def _crop(self, length: int) -> None:
+        for cache in self._caches:
+            cache.crop(length)
+
+    def _select(self, indices: Tensor) -> None:
+        for cache in self._caches:
+            cache.select(indices)

@@ -5,12 +5,13 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from headwise.cache.base import Kind, described, kind_of
+from headwise.cache.base import StoredCache, described, kind_of
+from headwise.cache.room import Room
 from headwise.errors import ConfigError, check_whole
 from headwise.masks import Mask, Window
 
 
-class ChosenCache:
+class ChosenCache(StoredCache):
     """Keeps keys and values of each head for the tokens that selected it, for `SparseHeadMixture(keys="chosen")`.
 
     A token with k of h heads takes k / h of the numbers that `KVCache` keeps. Capacity doubles as the most selected
@@ -22,12 +23,11 @@ class ChosenCache:
     """
 
     def __init__(self, window: int | None = None) -> None:
+        super().__init__()
         self.window = None if window is None else check_whole("ChosenCache", "window", window, 1)
-        self._k = self._v = self._positions = torch.empty(0)
+        self._room: Room | None = None  # of keys and values [b, h, capacity, d], and of their positions
         self._counts = torch.empty(0, dtype=torch.long)  # [b, h]
-        self._kind: Kind | None = None
         self.chosen = torch.empty(0, dtype=torch.bool)  # [b, seen, h]
-        self.seen = 0
 
     def limits(self, n: int, num_heads: int) -> Mask | None:
         """Return the mask of the window, or None without one."""
@@ -52,25 +52,25 @@ class ChosenCache:
         """
         b, n, h = chosen.shape
         kind = kind_of(k[:0].expand(b, h, 0, -1), v[:0].expand(b, h, 0, -1), self._kind)
-        if self._kind is None:
+        room = self._room
+        if room is None:
             self._counts = torch.zeros(b, h, dtype=torch.long, device=k.device)
-            self._k, self._v = k.new_empty(b, h, 0, k.shape[-1]), v.new_empty(b, h, 0, v.shape[-1])
-            self._positions = torch.empty(b, h, 0, dtype=torch.long, device=k.device)
+            held = k.new_empty(b, h, 0, k.shape[-1]), v.new_empty(b, h, 0, v.shape[-1])
+            room = Room((*held, torch.empty(b, h, 0, dtype=torch.long, device=k.device)), 0)
             self.chosen = chosen[:, :0]
         counts = self._counts + chosen.sum(1)
-        self._grow(int(counts.max()))
         at = (entries, heads, self._counts[entries, heads] + ranks)
-        self._k, self._v = _put(self._k, at, k), _put(self._v, at, v)
-        self._positions = _put(self._positions, at, positions + self.seen)
+        self._room = _with(room, self.seen, int(counts.max()), at, (k, v, positions + self.seen))
+        self._room.written = self.seen + n
         self._counts, self.chosen = counts, torch.cat((self.chosen, chosen), 1)
-        self._kind, self.seen = kind, self.seen + n
+        self._kind, self._seen = kind, self.seen + n
 
     def read(self, members: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return keys and values [b·i, m', d] of some heads, and their positions [b·i, m'], increasing; unused places
         have the position `seen`."""
         counts = self._counts[:, members]
         most = int(counts.max())
-        k, v, positions = (x[:, members, :most].flatten(0, 1) for x in (self._k, self._v, self._positions))
+        k, v, positions = (x[:, members, :most].flatten(0, 1) for x in self._parts)
         unused = torch.arange(most, device=k.device) >= counts.flatten()[:, None]
         return k, v, positions.masked_fill(unused, self.seen)
 
@@ -80,24 +80,33 @@ class ChosenCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values in use: (selected heads of all tokens) · (d_k + d_v) · bytes per element."""
-        if self._kind is None:
-            return 0
-        one = self._k.shape[-1] * self._k.element_size() + self._v.shape[-1] * self._v.element_size()
+        one = sum(x.shape[-1] * x.element_size() for x in self._parts[:2])
         return int(self._counts.sum()) * one
 
-    def _grow(self, needed: int) -> None:
-        have = self._k.shape[2]
-        if needed <= have:
-            return
-        more = max(needed, 2 * have) - have
-        self._k, self._v, self._positions = (
-            torch.cat((x, x.new_zeros(*x.shape[:2], more, *x.shape[3:])), 2)
-            for x in (self._k, self._v, self._positions)
-        )
+    @property
+    def _parts(self) -> tuple[Tensor, ...]:
+        return () if self._room is None else self._room.parts
+
+    def _crop(self, length: int) -> None:
+        self.chosen = self.chosen[:, :length]
+        self._counts = self.chosen.sum(1)
+
+    def _select(self, indices: Tensor) -> None:
+        indices = indices.to(self._counts.device)
+        self._room = Room([x.index_select(0, indices) for x in self._parts], self.seen)
+        self._counts, self.chosen = (x.index_select(0, indices) for x in (self._counts, self.chosen))
 
 
-def _put(held: Tensor, at: tuple[Tensor, ...], new: Tensor) -> Tensor:
-    """Write in place, unless autograd needs the tensor as it was."""
-    if torch.is_grad_enabled() and (held.requires_grad or new.requires_grad):
-        return held.index_put(at, new)
-    return held.index_put_(at, new)
+def _with(room: Room, seen: int, needed: int, at: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> Room:
+    """The room of `seen` tokens with new vectors: the same one where it can be written to."""
+    parts, have = room.parts, room.capacity
+    if needed > have:
+        size = max(needed, 2 * have) - have
+        parts = tuple(torch.cat((x, x.new_zeros(*x.shape[:2], size, *x.shape[3:])), 2) for x in parts)
+    if room.differentiable or any(x.requires_grad for x in new):
+        return Room([x.index_put(at, y) for x, y in zip(parts, new, strict=True)], seen)
+    if needed <= have and not room.writable(seen):
+        parts = tuple(x.clone() for x in parts)
+    for x, y in zip(parts, new, strict=True):
+        x.index_put_(at, y)
+    return room if parts is room.parts else Room(parts, seen)

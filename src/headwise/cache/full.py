@@ -4,13 +4,16 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, described, kind_of
-from headwise.cache.storage import Rows, storages
+from headwise.cache.base import StoredCache, described, kind_of
+from headwise.cache.rows import Rows
+from headwise.cache.storage import storages
 from headwise.errors import ShapeError, check_whole
 from headwise.kernels.quantized import Vectors, decoded
+from headwise.masks import Span
+from headwise.masks.grid import NO_GAP
 
 
-class KVCache:
+class KVCache(StoredCache):
     """Keeps all keys and values. Capacity doubles as needed, so a step copies O(1) tokens on average.
 
     However tokens are split into calls, every query attends to the stored keys and values, so prefill and decoding
@@ -31,11 +34,10 @@ class KVCache:
     def __init__(
         self, *, stored: str | None = None, key_parts: Sequence[int] | None = None, capacity: int | None = None
     ) -> None:
+        super().__init__()
         self.capacity = None if capacity is None else check_whole("KVCache", "capacity", capacity, 1)
         k, v = storages(stored, key_parts)
-        self._k, self._v = Rows(k, spare=True, capacity=capacity), Rows(v, spare=True, capacity=capacity)
-        self._kind: Kind | None = None
-        self.seen = 0
+        self._k, self._v = Rows(k, capacity=capacity), Rows(v, capacity=capacity)
 
     def limits(self, n: int, num_heads: int) -> None:
         """Return None: every query may attend to all cached keys."""
@@ -56,14 +58,27 @@ class KVCache:
         new_k, new_v = self._k.encoded(k), self._v.encoded(v)  # both, before any change
         self._k.add(new_k)
         self._v.add(new_v)
-        self._kind, self.seen = kind, self.seen + n
+        self._kind, self._seen = kind, self.seen + n
         return self._k.stored(), self._v.stored()
 
     def __repr__(self) -> str:
         return described(self, capacity=self.capacity)
 
     @property
+    def gap(self) -> Span:
+        """Empty: all tokens are held."""
+        return NO_GAP
+
+    @property
     def nbytes(self) -> int:
         """2 · batch · num_kv_heads · tokens · head_dim · bytes per element (if values are as wide as keys), and with
         int8 4 bytes more per vector: the formula of `headwise plan`."""
         return self._k.nbytes + self._v.nbytes
+
+    def _crop(self, length: int) -> None:
+        for rows in (self._k, self._v):
+            rows.crop(length)
+
+    def _select(self, indices: Tensor) -> None:
+        for rows in (self._k, self._v):
+            rows.select(indices)

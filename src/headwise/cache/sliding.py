@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, described, kind_of
-from headwise.cache.storage import Rows, storages
-from headwise.errors import check_whole
+from headwise.cache.base import StoredCache, described, kind_of
+from headwise.cache.rows import Rows
+from headwise.cache.storage import storages
+from headwise.errors import ConfigError, check_whole
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.masks import Mask, Sinks, Span, Window
 
 
-class SlidingCache:
+class SlidingCache(StoredCache):
     """Keeps the last `window` tokens, and the first `sinks` (StreamingLLM, Xiao et al. 2023, 2309.17453).
 
     With this cache and `Causal()`, a layer computes the same as a full pass with
@@ -23,11 +24,10 @@ class SlidingCache:
     def __init__(
         self, window: int, sinks: int = 0, *, stored: str | None = None, key_parts: Sequence[int] | None = None
     ) -> None:
+        super().__init__()
         self.window = check_whole("SlidingCache", "window", window, 1)
         self.sinks = check_whole("SlidingCache", "sinks", sinks, 0)
         self._k, self._v = (Rows(storage) for storage in storages(stored, key_parts))
-        self._kind: Kind | None = None
-        self.seen = 0
 
     def limits(self, n: int, num_heads: int) -> Mask | None:
         """Return the window for several queries; None for one, which may attend to all cached keys."""
@@ -46,7 +46,7 @@ class SlidingCache:
             rows.add(new)
             found.append(rows.stored())
             rows.cut(self.sinks, self.window - 1)
-        self._kind, self.seen = kind, self.seen + k.shape[2]
+        self._kind, self._seen = kind, self.seen + k.shape[2]
         return found[0], found[1]
 
     def __repr__(self) -> str:
@@ -61,3 +61,18 @@ class SlidingCache:
     def nbytes(self) -> int:
         """Bytes in use, of at most sinks + window − 1 tokens (the next token is its own last key)."""
         return self._k.nbytes + self._v.nbytes
+
+    def _crop(self, length: int) -> None:
+        dropped, first = self.gap, max(self.sinks, length - self.window + 1)  # that the next query attends to
+        if dropped.size and first < min(length, dropped.stop):
+            raise ConfigError(
+                f"crop(length={length}): with window={self.window} and sinks={self.sinks}, the tokens {dropped.start} "
+                f"to {dropped.stop - 1} were dropped, some of which the next query may attend to; keep "
+                f"copy.copy(cache) from before the tokens that may be rejected"
+            )
+        for rows in (self._k, self._v):
+            rows.crop(length)
+
+    def _select(self, indices: Tensor) -> None:
+        for rows in (self._k, self._v):
+            rows.select(indices)

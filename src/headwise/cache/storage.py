@@ -1,7 +1,7 @@
 """Storage formats of a cache: unchanged, in another floating dtype, or int8 with scales."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -134,85 +134,3 @@ def storages(stored: str | None, key_parts: Sequence[int] | None) -> tuple[Stora
         )
     rounded = Rounded(getattr(torch, stored))
     return rounded, rounded
-
-
-class Encoded(NamedTuple):
-    """Encoded tensors, and the dtype before encoding."""
-
-    parts: tuple[Tensor, ...]
-    dtype: torch.dtype
-
-
-class Rows:
-    """Stored vectors [b, h, length, d], which can grow and be cut.
-
-    Args:
-        spare: capacity doubles as needed, so that a step copies O(1) tokens on average.
-        capacity: number of vectors to allocate at once.
-    """
-
-    def __init__(self, storage: Storage, *, spare: bool = False, capacity: int | None = None) -> None:
-        self._storage, self._spare, self._capacity = storage, spare, capacity
-        self._parts: tuple[Tensor, ...] = ()
-        self._dtype = torch.float32
-        self.length = 0
-
-    def encoded(self, x: Tensor) -> Encoded:
-        """Encode x [b, h, n, d] without adding it; raises if it cannot be stored."""
-        return Encoded(self._storage.encode(x if self._storage.differentiable else x.detach()), x.dtype)
-
-    def add(self, new: Encoded) -> None:
-        """Add the result of `encoded`; as a copy of all vectors if gradients flow to them."""
-        end = self.length + new.parts[0].shape[2]
-        self._dtype = new.dtype
-        if any(part.requires_grad for part in (*self._parts, *new.parts)):
-            held = self._held() or [part[:, :, :0] for part in new.parts]
-            self._parts = tuple(torch.cat(both, 2) for both in zip(held, new.parts, strict=True))
-            self.length = end
-            return
-        self._parts = tuple(self._with_room(i, part, end) for i, part in enumerate(new.parts))
-        for room, part in zip(self._parts, new.parts, strict=True):
-            _write(room, self.length, end, part)
-        self.length = end
-
-    def read(self) -> Tensor:
-        """Return all vectors, [b, h, length, d]; a view if no decoding is needed."""
-        return self._storage.decode(self._held(), self._dtype)
-
-    def stored(self) -> Vectors:
-        """Return all vectors in a form that attention can read, quantized if they are stored so."""
-        return self._storage.stored(self._held(), self._dtype)
-
-    def cut(self, first: int, last: int) -> None:
-        """Keep the first `first` and the last `last` vectors only. Tensors read before are unchanged."""
-        if self.length <= first + last:
-            return
-        start = self.length - last
-        self._parts = tuple(torch.cat((part[:, :, :first], part[:, :, start : self.length]), 2) for part in self._parts)
-        self.length = first + last
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in use."""
-        return sum(part[:, :, : self.length].numel() * part.element_size() for part in self._parts)
-
-    def _held(self) -> list[Tensor]:
-        return [part[:, :, : self.length] for part in self._parts]
-
-    def _with_room(self, i: int, new: Tensor, end: int) -> Tensor:
-        held = self._parts[i] if self._parts else None
-        if held is not None and held.shape[2] >= end:
-            return held
-        size = max(end, 64, 2 * self.length) if self._spare else end
-        b, h, _, d = new.shape
-        room = new.new_empty(b, h, size if self._capacity is None else self._capacity, d)
-        if held is not None:
-            _write(room, 0, self.length, held[:, :, : self.length])
-        return room
-
-
-def _write(room: Tensor, start: int, stop: int, new: Tensor) -> None:
-    """Write where nobody has read yet. Through `.data` it is no change of the vectors before, of which attention maps
-    and autograd hold views."""
-    room = room if torch.compiler.is_compiling() else room.data
-    room[:, :, start:stop] = new

@@ -1,0 +1,137 @@
+"""Stored vectors of a cache, which can grow, be cut and be selected from."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.cache.room import Room
+from headwise.cache.storage import Storage
+from headwise.kernels.quantized import Vectors
+
+FEW = 64  # vectors for which room is made at least
+
+
+class Encoded(NamedTuple):
+    """Encoded tensors, and the dtype before encoding."""
+
+    parts: tuple[Tensor, ...]
+    dtype: torch.dtype
+
+
+class Rows:
+    """Stored vectors [b, h, length, d], which can grow, be cut and be selected from. Copies are independent.
+
+    Room for twice as many is made as needed, so that adding one copies O(1) vectors on average.
+
+    Args:
+        capacity: number of vectors to allocate at once.
+    """
+
+    def __init__(self, storage: Storage, *, capacity: int | None = None) -> None:
+        self._storage, self._capacity = storage, capacity
+        self._room: Room | None = None
+        self._start = 0  # of the vectors in the room
+        self._dtype = torch.float32
+        self.length = 0
+
+    def encoded(self, x: Tensor) -> Encoded:
+        """Encode x [b, h, n, d] without adding it; raises if it cannot be stored."""
+        return Encoded(self._storage.encode(x if self._storage.differentiable else x.detach()), x.dtype)
+
+    def add(self, new: Encoded) -> None:
+        """Add the result of `encoded`; as a copy of all vectors if gradients flow to them."""
+        n, end = new.parts[0].shape[2], self._start + self.length
+        room, self._dtype = self._room, new.dtype
+        if any(part.requires_grad for part in new.parts) or (room is not None and room.differentiable):
+            held = [new.parts] if room is None else [self._held(), new.parts]
+            self._set([torch.cat(both, 2) for both in zip(*held, strict=True)])
+            return
+        if room is None or end + n > room.capacity or not room.writable(end):
+            room, end = self._moved(new.parts, self.length + n), self.length
+        room.write(end, new.parts)
+        self.length += n
+
+    def read(self) -> Tensor:
+        """Return all vectors, [b, h, length, d]; a view if no decoding is needed."""
+        return self._storage.decode(self._held(), self._dtype)
+
+    def stored(self) -> Vectors:
+        """Return all vectors in a form that attention can read, quantized if they are stored so."""
+        return self._storage.stored(self._held(), self._dtype)
+
+    def cut(self, first: int, last: int) -> None:
+        """Keep the first `first` and the last `last` vectors only. Tensors read before are unchanged."""
+        room = self._room
+        if room is None or self.length <= first + last:
+            return
+        start = self.length - last
+        if not first and room.capacity <= _enough(last, last + 1) and not torch.compiler.is_compiling():
+            self._start, self.length = self._start + start, last
+            return
+        kept = [(part[:, :, :first], part[:, :, start:]) for part in self._held()]
+        if room.differentiable or torch.compiler.is_compiling():
+            self._set([torch.cat(both, 2) for both in kept])
+            return
+        new = _like(room.parts, _enough(first + last, first + last + 1))
+        new.write(0, [before for before, _ in kept])
+        new.write(first, [after for _, after in kept])
+        self._room, self._start, self.length = new, 0, first + last
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` vectors. Tensors read before are unchanged."""
+        self.length = min(self.length, length)
+
+    def select(self, indices: Tensor) -> None:
+        """Keep these batch entries, in this order."""
+        room = self._room
+        if room is None:
+            return
+        indices = indices.to(room.parts[0].device)
+        found = [part.index_select(0, indices) for part in self._held()]
+        if room.differentiable or torch.compiler.is_compiling():
+            self._set(found)
+            return
+        new = _like(found, room.capacity)
+        new.write(0, found)
+        self._room, self._start = new, 0
+
+    def share(self) -> None:
+        """Note that a copy was made, which refers to the same memory."""
+        if self._room is not None:
+            self._room.shared = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        return sum(part.numel() * part.element_size() for part in self._held())
+
+    def _held(self) -> list[Tensor]:
+        end = self._start + self.length
+        return [] if self._room is None else [part[:, :, self._start : end] for part in self._room.parts]
+
+    def _set(self, parts: Sequence[Tensor]) -> None:
+        """Hold these vectors and no more."""
+        self._start, self.length = 0, parts[0].shape[2]
+        self._room = Room(parts, self.length)
+
+    def _moved(self, like: Sequence[Tensor], length: int) -> Room:
+        """Move the vectors to a new room, for as many as `length`."""
+        size, held = _enough(self.length, length) if self._capacity is None else self._capacity, self._held()
+        if self._room is not None and not self._start and length <= self._room.capacity:
+            size = self._room.capacity
+        self._room, self._start = _like(like, size), 0
+        if held:
+            self._room.write(0, held)
+        return self._room
+
+
+def _enough(held: int, needed: int) -> int:
+    """How many vectors to make room for."""
+    return max(FEW, needed, 2 * held)
+
+
+def _like(parts: Sequence[Tensor], size: int) -> Room:
+    """A new room for vectors like these."""
+    return Room([part.new_empty(*part.shape[:2], size, part.shape[3]) for part in parts], 0)
