@@ -65,8 +65,9 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
         if isinstance(plain, str):
             return plain
         ranges = plain.spans
+    full = ranges is None and rule.mask.value and rule.is_full()  # such as one query under a causal mask
     with torch.device("cpu"):  # regardless of PyTorch's default
-        for mask in conjuncts(rule.mask) if ranges is None else ():
+        for mask in conjuncts(rule.mask) if ranges is None and not full else ():
             found = mask.spans(grid)
             if found is not None:
                 ranges = found if ranges is None else spans.intersect(ranges, found)

@@ -20,7 +20,8 @@ class Cache(Protocol):
 
     Optional: `take`, as `append`, but returns what `attend` reads, such as quantized keys and values; `gap`, a `Span`
     of the tokens that no head holds any more: it begins after those that are always kept, and is empty before any is
-    dropped.
+    dropped; `parts` and `take_parts`, if some KV heads hold other tokens: a list of their indices, increasing, with the
+    cache that has only them, and as `take`, but a list of what each of these returns.
     """
 
     @property

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Mark, StoredCache, described, kind_of
+from headwise.cache.base import StoredCache, described, kind_of
 from headwise.cache.full import KVCache
 from headwise.cache.sliding import SlidingCache
 from headwise.errors import ShapeError, check_whole
+from headwise.kernels.quantized import Vectors, decoded
 from headwise.masks import HeadWindows, Mask, Span
 from headwise.masks.head_windows import check_windows
 
@@ -16,7 +17,8 @@ class BudgetCache(StoredCache):
     """Keeps the last `windows[i]` tokens of KV head i (None: all), and the first `sinks` of every head.
 
     With this cache and `Causal()`, a layer computes the same as a full pass with `Causal() & cache.mask(num_heads)`.
-    Memory is proportional to the windows; during a call the keys are laid out as a rectangle.
+    Memory is proportional to the windows, and so is the time of a step: heads with equal windows attend together, to
+    what they hold. Only for an attention map are the keys of all heads laid out as one rectangle.
 
     Args:
         windows: one per KV head.
@@ -53,22 +55,27 @@ class BudgetCache(StoredCache):
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append and return keys and values [b, h_kv, m, d]: sinks first, then zeros for heads with fewer tokens, then
         the last tokens and the new ones."""
+        parts = self.take_parts(k, v)
+        return self._rectangle([decoded(keys) for keys, _ in parts]), self._rectangle([decoded(x) for _, x in parts])
+
+    def take_parts(self, k: Tensor, v: Tensor) -> list[tuple[Vectors, Vectors]]:
+        """Append keys and values, and return those of each of `parts`, [b, heads, m_i, d], as `take` of it does."""
         kind = kind_of(k, v, self._kind)
         if kind.heads != len(self.windows):
             raise ShapeError(
                 f"BudgetCache: {len(self.windows)} windows, but keys {tuple(k.shape)} of {kind.heads} heads"
             )
-        mark = Mark(self)
-        try:
-            parts = [
-                cache.append(k[:, heads], v[:, heads]) for heads, cache in zip(self._heads, self._caches, strict=True)
-            ]
-        except BaseException:
-            mark.restore()
-            raise
+        new_k, new_v = self._caches[0].encoded(k, v)  # all store in the same way
+        found = [
+            cache.put(kind._replace(heads=len(heads)), new_k.of(heads), new_v.of(heads)) for heads, cache in self.parts
+        ]
         self._kind, self._seen = kind, self.seen + k.shape[2]
-        found_k, found_v = zip(*parts, strict=True)
-        return self._rectangle(found_k), self._rectangle(found_v)
+        return found
+
+    @property
+    def parts(self) -> list[tuple[list[int], KVCache | SlidingCache]]:
+        """The KV heads of each window, and their cache."""
+        return list(zip(self._heads, self._caches, strict=True))
 
     def __repr__(self) -> str:
         return described(self, windows=list(self.windows), sinks=self.sinks)

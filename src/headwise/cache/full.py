@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import StoredCache, described, kind_of
-from headwise.cache.rows import Rows
+from headwise.cache.base import Kind, StoredCache, described, kind_of
+from headwise.cache.rows import Encoded, Rows
 from headwise.cache.storage import storages
 from headwise.errors import ShapeError, check_whole
 from headwise.kernels.quantized import Vectors, decoded
@@ -55,11 +55,18 @@ class KVCache(StoredCache):
                 f"KVCache(capacity={self.capacity}): holds {self.seen} tokens, and {n} more do not fit; give a larger "
                 f"capacity, or SlidingCache"
             )
-        new_k, new_v = self._k.encoded(k), self._v.encoded(v)  # both, before any change
-        self._k.add(new_k)
-        self._v.add(new_v)
-        self._kind, self._seen = kind, self.seen + n
+        return self.put(kind, *self.encoded(k, v))
+
+    def put(self, kind: Kind, k: Encoded, v: Encoded) -> tuple[Vectors, Vectors]:
+        """`take`, of keys and values as they are stored."""
+        self._kind, self._seen = kind, self.seen + k.parts[0].shape[2]
+        self._k.add(k)
+        self._v.add(v)
         return self._k.stored(), self._v.stored()
+
+    def encoded(self, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
+        """Keys and values as they are stored; nothing is changed."""
+        return self._k.encoded(k), self._v.encoded(v)
 
     def __repr__(self) -> str:
         return described(self, capacity=self.capacity)

@@ -19,6 +19,10 @@ class Encoded(NamedTuple):
     parts: tuple[Tensor, ...]
     dtype: torch.dtype
 
+    def of(self, heads: list[int]) -> "Encoded":
+        """Those of some heads."""
+        return Encoded(tuple(of_heads(part, heads) for part in self.parts), self.dtype)
+
 
 class Rows:
     """Stored vectors [b, h, length, d], which can grow, be cut and be selected from. Copies are independent.
@@ -135,3 +139,9 @@ def _enough(held: int, needed: int) -> int:
 def _like(parts: Sequence[Tensor], size: int) -> Room:
     """A new room for vectors like these."""
     return Room([part.new_empty(*part.shape[:2], size, part.shape[3]) for part in parts], 0)
+
+
+def of_heads(x: Tensor, heads: list[int]) -> Tensor:
+    """x[:, heads], without a copy if they are consecutive."""
+    first, count = heads[0], len(heads)
+    return x[:, first : first + count] if heads == list(range(first, first + count)) else x[:, heads]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import StoredCache, described, kind_of
-from headwise.cache.rows import Rows
+from headwise.cache.base import Kind, StoredCache, described, kind_of
+from headwise.cache.rows import Encoded, Rows
 from headwise.cache.storage import storages
 from headwise.errors import ConfigError, check_whole
 from headwise.kernels.quantized import Vectors, decoded
@@ -40,14 +40,21 @@ class SlidingCache(StoredCache):
 
     def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
         """As `append`, but quantized keys and values stay quantized, as `attend` supports them."""
-        kind = kind_of(k, v, self._kind)
+        return self.put(kind_of(k, v, self._kind), *self.encoded(k, v))
+
+    def put(self, kind: Kind, k: Encoded, v: Encoded) -> tuple[Vectors, Vectors]:
+        """`take`, of keys and values as they are stored."""
+        self._kind, self._seen = kind, self.seen + k.parts[0].shape[2]
         found = []
-        for rows, new in ((self._k, self._k.encoded(k)), (self._v, self._v.encoded(v))):
+        for rows, new in ((self._k, k), (self._v, v)):
             rows.add(new)
             found.append(rows.stored())
             rows.cut(self.sinks, self.window - 1)
-        self._kind, self._seen = kind, self.seen + k.shape[2]
         return found[0], found[1]
+
+    def encoded(self, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
+        """Keys and values as they are stored; nothing is changed."""
+        return self._k.encoded(k), self._v.encoded(v)
 
     def __repr__(self) -> str:
         return described(self, window=self.window, sinks=self.sinks)

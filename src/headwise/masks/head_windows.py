@@ -7,6 +7,7 @@ from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError, check_whole
 from headwise.fields import Counts, Whole
+from headwise.masks import spans
 from headwise.masks.base import Mask
 from headwise.masks.grid import Grid, Span, State
 
@@ -38,6 +39,12 @@ class HeadWindows(Mask):
         if farthest < self._least or cols.stop <= self.sinks:
             return State.FULL
         return State.EMPTY if nearest >= self._most and cols.start >= self.sinks else State.MIXED
+
+    def spans(self, grid: Grid) -> Tensor | None:
+        if self._least != self._most:
+            return None
+        near = spans.one(grid.positions()[None] - self._most + 1, grid.m, grid.m)
+        return spans.unite(spans.one(torch.zeros(1, grid.n, dtype=torch.long), self.sinks, grid.m), near)
 
     def check(self, grid: Grid) -> None:
         if grid.h != len(self.windows):

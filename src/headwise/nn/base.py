@@ -14,6 +14,7 @@ from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
 from headwise.mask_tensors import of_argument
 from headwise.masks import Everything, Grid, Mask
+from headwise.nn.cache_parts import Run, attend_in_parts, runs_of
 from headwise.nn.checks import check_cache, check_input, check_option, parameters_of, size
 from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.notes import Notes, Preset
@@ -162,6 +163,7 @@ class AttentionLayer(Shown, nn.Module):
         """
         check_measures(measures, return_map)
         scores = (score,) if isinstance(score, Score) else tuple(score)
+        given_mask, given_scores = mask, scores
         if isinstance(mask, Tensor):
             mask, bias = self._mask_of_tensor(mask, x, context, cache)
             self.check(x, context, cache, mask, scores := scores + bias)
@@ -175,6 +177,9 @@ class AttentionLayer(Shown, nn.Module):
         options: dict[str, Any] = {"mask": mask, "dropout_p": self.dropout if self.training else 0.0}
         if scores:
             options["score"] = scores
+        parts = None
+        if cache is not None and not return_map and self._attends_in_parts(cache):
+            parts = self._parts(given_mask, given_scores, x, cache)
         source, to_itself = x if context is None else context, context is None and self.at_end
 
         def compute(*, return_map: bool, **more: Any) -> tuple[Tensor, Any, Any]:
@@ -182,6 +187,8 @@ class AttentionLayer(Shown, nn.Module):
             if cache is not None and (return_map or events.editing):  # positions are read
                 gap = gap_of(cache)
                 given |= {"gap": gap} if gap.start < gap.stop else {}
+            if parts is not None:
+                given["parts"] = parts
             return self.compute(x, source, cache, given, return_concat)
 
         mark = None if cache is None or torch.compiler.is_compiling() else Mark(cache)
@@ -231,10 +238,13 @@ class AttentionLayer(Shown, nn.Module):
         """Return y, the map and the concatenation; the map is None without `return_map`. Options as in `attend`."""
         q, k, v = self.project(x, source)
         q, k = self.apply_rope(q, k, 0 if cache is None else cache.seen)
-        if cache is not None:
-            k, v = self._remembered(cache, k, v)
-        q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast, norms may widen what projections narrowed
-        heads, amap = self.attention(q, k, v, **options)
+        if cache is not None and "parts" in options:
+            heads, amap = attend_in_parts(self.attention, cache, q, k, v, **options), None
+        else:
+            if cache is not None:
+                k, v = self._remembered(cache, k, v)
+            q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast, norms may widen what projections narrowed
+            heads, amap = self.attention(q, k, v, **options)
         concat = self.merge(heads, x)
         return self.output(concat), amap, concat
 
@@ -258,10 +268,45 @@ class AttentionLayer(Shown, nn.Module):
         """Return y [b, n, d_model] = Concat(head_1 … head_h) W_O."""
         return self.o_proj(concat)
 
+    @property
+    def _passes_vectors(self) -> bool:
+        """Whether queries, keys and values are passed to `attend` unchanged."""
+        return getattr(self.attention, "__func__", None) is AttentionLayer.attention
+
+    def _attends_in_parts(self, cache: Cache) -> bool:
+        """Whether KV heads that hold other tokens attend apart; see `nn/cache_parts.py`."""
+        heads = sum(len(heads) for heads, _ in getattr(cache, "parts", ()))
+        if not heads or self.num_heads % heads or events.editing or events.subscribed(self):
+            return False
+        return self._passes_vectors and type(self).compute is AttentionLayer.compute
+
+    def _parts(
+        self, mask: Mask | Tensor | None, scores: tuple[Score, ...], x: Tensor, cache: Cache
+    ) -> list[list[Run]] | None:
+        """The runs of each part of the cache; None if the mask is a tensor of the keys that all parts hold together."""
+        n, found = x.shape[1], []
+        parts = cache.parts  # type: ignore[attr-defined]
+        if isinstance(mask, Tensor) and mask.ndim and mask.shape[-1] not in (1, cache.seen + n):
+            return None
+        for heads, part in parts:
+            own, biases = mask, scores
+            if isinstance(mask, Tensor):
+                own, bias = self._mask_of_tensor(mask, x, None, part)
+                _, biases = self._over_held(None, scores + bias, x, part)
+            else:
+                own, biases = self._over_held(mask, scores, x, part)
+            if (limits := part.limits(n, self.num_heads)) is not None:
+                own = limits if own is None else own & limits
+            grid = Grid(x.shape[0], self.num_heads, n, cache.seen + n - gap_of(part).size)
+            found.append(
+                runs_of(heads, self.num_heads // sum(len(each) for each, _ in parts), own, biases, grid, x.device)
+            )
+        return found
+
     def _remembered(self, cache: Cache, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append to the cache and return all its keys and values. They stay quantized only for layers that pass them to
         `attend` unchanged."""
-        if getattr(self.attention, "__func__", None) is AttentionLayer.attention:
+        if self._passes_vectors:
             return cast(tuple[Tensor, Tensor], remembered(cache, k, v))
         return cache.append(k, v)
 
