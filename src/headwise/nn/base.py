@@ -163,23 +163,22 @@ class AttentionLayer(Shown, nn.Module):
         """
         check_measures(measures, return_map)
         scores = (score,) if isinstance(score, Score) else tuple(score)
-        given_mask, given_scores = mask, scores
+        given, own = mask, scores
         if isinstance(mask, Tensor):
             mask, bias = self._mask_of_tensor(mask, x, context, cache)
-            self.check(x, context, cache, mask, scores := scores + bias)
-            _, scores = self._over_held(None, scores, x, cache)
-        else:
-            self.check(x, context, cache, mask, scores)
-            mask, scores = self._over_held(mask, scores, x, cache)
-        limits = None if cache is None else cache.limits(x.shape[1], self.num_heads)
-        if limits is not None:
-            mask = limits if mask is None else mask & limits
-        options: dict[str, Any] = {"mask": mask, "dropout_p": self.dropout if self.training else 0.0}
-        if scores:
-            options["score"] = scores
+            scores = scores + bias
+        self.check(x, context, cache, mask, scores)
+        options: dict[str, Any] = {"dropout_p": self.dropout if self.training else 0.0}
         parts = None
         if cache is not None and not return_map and self._attends_in_parts(cache):
-            parts = self._parts(given_mask, given_scores, x, cache)
+            parts = self._parts(given, own, x, cache)
+        if parts is not None:
+            options["parts"] = parts
+        else:
+            mask, scores = self._over_cache(mask, scores, x, cache, held=isinstance(given, Tensor))
+            options["mask"] = mask
+            if scores:
+                options["score"] = scores
         source, to_itself = x if context is None else context, context is None and self.at_end
 
         def compute(*, return_map: bool, **more: Any) -> tuple[Tensor, Any, Any]:
@@ -187,8 +186,6 @@ class AttentionLayer(Shown, nn.Module):
             if cache is not None and (return_map or events.editing):  # positions are read
                 gap = gap_of(cache)
                 given |= {"gap": gap} if gap.start < gap.stop else {}
-            if parts is not None:
-                given["parts"] = parts
             return self.compute(x, source, cache, given, return_concat)
 
         mark = None if cache is None or torch.compiler.is_compiling() else Mark(cache)
@@ -218,6 +215,17 @@ class AttentionLayer(Shown, nn.Module):
                 mask = torch.cat((mask[..., : gap.start], mask[..., gap.stop :]), -1)
             keys -= gap.size
         return of_argument(mask, Grid(x.shape[0], self.num_heads, x.shape[1], keys))
+
+    def _over_cache(
+        self, mask: Mask | None, scores: tuple[Score, ...], x: Tensor, cache: Cache | None, held: bool
+    ) -> tuple[Mask | None, tuple[Score, ...]]:
+        """`_over_held`, and the mask of what the cache holds. held: whether the mask is one of held keys already."""
+        over, scores = self._over_held(None if held else mask, scores, x, cache)
+        mask = mask if held else over
+        limits = None if cache is None else cache.limits(x.shape[1], self.num_heads)
+        if limits is not None:
+            mask = limits if mask is None else mask & limits
+        return mask, scores
 
     def _over_held(
         self, mask: Mask | None, scores: tuple[Score, ...], x: Tensor, cache: Cache | None
@@ -289,17 +297,14 @@ class AttentionLayer(Shown, nn.Module):
         if isinstance(mask, Tensor) and mask.ndim and mask.shape[-1] not in (1, cache.seen + n):
             return None
         for heads, part in parts:
-            own, biases = mask, scores
             if isinstance(mask, Tensor):
                 own, bias = self._mask_of_tensor(mask, x, None, part)
-                _, biases = self._over_held(None, scores + bias, x, part)
+                own, terms = self._over_cache(own, scores + bias, x, part, held=True)
             else:
-                own, biases = self._over_held(mask, scores, x, part)
-            if (limits := part.limits(n, self.num_heads)) is not None:
-                own = limits if own is None else own & limits
+                own, terms = self._over_cache(mask, scores, x, part, held=False)
             grid = Grid(x.shape[0], self.num_heads, n, cache.seen + n - gap_of(part).size)
             found.append(
-                runs_of(heads, self.num_heads // sum(len(each) for each, _ in parts), own, biases, grid, x.device)
+                runs_of(heads, self.num_heads // sum(len(each) for each, _ in parts), own, terms, grid, x.device)
             )
         return found
 
