@@ -191,7 +191,7 @@ def test_type_checkers_see_the_same_front_door():
     """The imports that type checkers read and the table that Python reads say the same."""
     tree = ast.parse(MODULES["headwise"].read_text(encoding="utf-8"))
     seen = {alias.asname: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-            for alias in node.names if (node.module or "").startswith("headwise")}  # fmt: skip
+            for alias in node.names if alias.asname and (node.module or "").startswith("headwise")}  # fmt: skip
     spaces = dict.fromkeys(headwise._NAMESPACES, "headwise")
     assert seen == {name: f"headwise.{home}" for name, home in headwise._HOME_OF.items()} | spaces
 

@@ -23,12 +23,12 @@ from headwise.fields import inside
 from headwise.kernels import KERNELS, use_kernel
 from headwise.kernels.cpu import kernel as compiled_kernel
 from headwise.kernels.graph import can_record
-from headwise.kernels.operator import attend as forward_operator, attend_backward
 from headwise.kernels.written import read, write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.masks import Causal, Documents, Everything, Grid, HeadWindows, Lengths, Mask, Sinks, State, Window
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.registry import DESIGNS
+from headwise.operators import attend as forward_operator, attend_backward
 from headwise.rule import Rule, compute
 from headwise.scores import ALiBi, Bias, Relative, SinkLogits, t5_bias
 from headwise.telemetry import watch
@@ -373,10 +373,12 @@ def arguments(mask: str, score: str, dropout: float) -> tuple[Any, ...]:
     def leaf(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.detach().requires_grad_()
 
+    numbers, held = written
     seed = torch.tensor(7) if dropout else None
+    tensors = [q, k, v, *map(leaf, terms.biases), *held]
     return (
-        q, k, v, leaf(terms.relative), leaf(terms.sinks), [leaf(x) for x in terms.biases], *written, 0.3,
-        terms.soft_cap, dropout, seed, True, terms.split, "auto",
+        tensors, len(terms.biases), leaf(terms.relative), leaf(terms.sinks), seed, numbers, 0.3, terms.soft_cap,
+        dropout, True, terms.split, "auto",
     )  # fmt: skip
 
 
@@ -391,11 +393,9 @@ def test_pytorchs_own_checks_of_operators(mask: str, score: str, dropout: float)
     given_ = arguments(mask, score, dropout)
     opcheck(forward_operator, given_)
     out, lse, ran = forward_operator(*given_)
-    of_sinks, biases = given_[4] is not None, len(given_[5])
-    wanted = [given_[3] is not None, of_sinks, *[True] * biases]
-    plain = [x.detach() if isinstance(x, Tensor) else x for x in given_[:-1]]
-    plain[5] = [x.detach() for x in given_[5]]
-    back = (*plain, out.detach(), lse, ran, torch.randn_like(out), wanted)
+    wanted = [given_[2] is not None, given_[3] is not None, *[True] * given_[1]]
+    plain = [x.detach() if isinstance(x, Tensor) else x for x in given_[1:-1]]
+    back = ([x.detach() for x in given_[0]], *plain, out.detach(), lse, ran, torch.randn_like(out), wanted)
     opcheck(attend_backward, back, test_utils=("test_schema", "test_faketensor"))
 
 

@@ -9,9 +9,9 @@ from headwise.kernels.derivative import Attend
 
 
 @torch.compiler.allow_in_graph
-def apply(count: int, plain: tuple[Any, ...], *tensors: Any) -> Any:
+def apply(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
     """`Attend` inside torch.func, as one node of the graph that the compiler does not trace."""
-    return Attend.apply(count, plain, *tensors)
+    return Attend.apply(count, numbers, *given)
 
 
 @torch.compiler.disable(

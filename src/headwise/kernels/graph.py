@@ -13,11 +13,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-from headwise.kernels.derivative import Attend, arguments
-from headwise.kernels.operator import attend
+from headwise.kernels.derivative import Attend
 from headwise.kernels.tracing import traced
 from headwise.kernels.written import write
 from headwise.masks import Everything
+from headwise.operators import attend
 from headwise.rule import Rule, compute
 
 
@@ -63,14 +63,14 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     learned = any(x is not None and x.requires_grad for x in (terms.relative, *terms.biases))
     # The seed stays a tensor: reading a number from it would break the graph.
     seed = torch.randint(1 << 40, (), device="cpu") if dropout_p > 0 else None
-    plain = mask, rule.scale, terms.soft_cap, dropout_p, learned, terms.split
-    tensors = q, k, v, terms.relative, terms.sinks, seed, *terms.biases, *held
-    out, lse, _ = _operator()(len(terms.biases), (*plain, kernel), *tensors)
+    numbers = mask, rule.scale, terms.soft_cap, dropout_p, learned, terms.split, kernel
+    tensors = q, k, v, *terms.biases, *held
+    out, lse, _ = _operator()(len(terms.biases), numbers, terms.relative, terms.sinks, seed, *tensors)
     return out, lse
 
 
 def _operator() -> Callable[..., Any]:
-    """The function that runs a call given as `derivative.arguments`."""
+    """The function that runs a call given as the arguments of `derivative.Attend`."""
     if not _has_derivatives():
         return _attend
     if torch.compiler.is_dynamo_compiling():
@@ -80,5 +80,5 @@ def _operator() -> Callable[..., Any]:
     return Attend.apply
 
 
-def _attend(count: int, plain: tuple[Any, ...], *tensors: Any) -> Any:
-    return attend(*arguments(count, plain[:-1], tensors), plain[-1])
+def _attend(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
+    return attend(given[3:], count, *given[:3], *numbers)

@@ -1,4 +1,4 @@
-"""Attention as two PyTorch operators, `headwise::attend` and `headwise::attend_backward`.
+"""The code of the PyTorch operators that `headwise.operators` declares.
 
 The operators take plain tensors and numbers. They call `headwise.kernels.run` when the graph runs and the data are
 available, so that the choice of a kernel and the bits of the result are the same as outside of a graph.
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise import operators
 from headwise.errors import KernelError
 from headwise.kernels import KERNELS, run
 from headwise.kernels.autograd import complete
@@ -18,37 +19,27 @@ from headwise.kernels.written import read
 from headwise.masks import Grid
 from headwise.rule import Rule, Terms, compute
 
-# Arguments of both operators: q, k, v, the rule as tensors and numbers (`Rule.terms`, and `written.write` of its mask),
-# dropout, `learned`: whether relative or a bias requires a gradient, and the split of relative.
-_RULE = (
-    "Tensor q, Tensor k, Tensor v, Tensor? relative, Tensor? sinks, Tensor[] biases, SymInt[] mask, Tensor[] held, "
-    "float scale, float soft_cap, float dropout_p, Tensor? seed, bool learned, SymInt split"
-)
-_FORWARD = f"({_RULE}, str kernel) -> (Tensor, Tensor, Tensor)"
-_BACKWARD = f"({_RULE}, Tensor out, Tensor lse, Tensor ran, Tensor grad_out, bool[] wanted) -> Tensor[]"
 ONCE = "attention has no second derivative; apply torch.func.jacrev or grad to it only once"
 
 
 def _call(
-    q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None, sinks: Tensor | None, biases: Sequence[Tensor],
-    mask: Sequence[int], held: Sequence[Tensor], scale: float, soft_cap: float, dropout_p: float, seed: Tensor | None,
-    learned: bool, split: int,
+    tensors: Sequence[Tensor], count: int, relative: Tensor | None, sinks: Tensor | None, seed: Tensor | None,
+    mask: Sequence[int], scale: float, soft_cap: float, dropout_p: float, learned: bool, split: int,
 ) -> Call:  # fmt: skip
     """The recorded call; checks the mask's data."""
+    q, k, v, *rest = (x.detach() for x in tensors)
     b, h, n, _ = q.shape
     grid = Grid(b, h, n, k.shape[2])
-    laid = read(mask, held)
+    laid = read(mask, rest[count:])
     laid.check(grid)
     terms = Terms(
         n, soft_cap, None if relative is None else relative.detach().requires_grad_(learned),
-        tuple(bias.detach().requires_grad_(learned) for bias in biases), None if sinks is None else sinks.detach(),
-        split,
+        tuple(bias.requires_grad_(learned) for bias in rest[:count]), None if sinks is None else sinks.detach(), split,
     )  # fmt: skip
     rule = Rule.of_terms(laid, scale, grid, terms)
-    return Call(q.detach(), k.detach(), v.detach(), rule, dropout_p, 0 if seed is None else int(seed))
+    return Call(q, k, v, rule, dropout_p, 0 if seed is None else int(seed))
 
 
-@torch.library.custom_op("headwise::attend", mutates_args=(), schema=_FORWARD)
 def attend(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Output, log-sum-exp, and the index in KERNELS of the kernel that ran."""
     *of_call, kernel = given
@@ -61,14 +52,14 @@ def attend(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-@attend.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def attend_fake(tensors: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The shapes of `attend`."""
+    q, v = tensors[0], tensors[2]
     rows = q.shape[:3]
     lse = q.new_empty(rows, dtype=compute(q[..., :0, :]).dtype)
     return q.new_empty(*rows, v.shape[-1]), lse, torch.empty((), dtype=torch.long, device="cpu")
 
 
-@torch.library.custom_op("headwise::attend_backward", mutates_args=(), schema=_BACKWARD)
 def attend_backward(*given: Any) -> list[Tensor]:
     """Gradients of q, k and v, and the requested ones of (relative, sinks, *biases)."""
     *of_call, out, lse, ran, grad_out, wanted = given
@@ -80,61 +71,54 @@ def attend_backward(*given: Any) -> list[Tensor]:
     return [x.contiguous() for x in found if x is not None]
 
 
-@attend_backward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None, sinks: Tensor | None, biases: Sequence[Tensor],
-    *rest: Any,
-) -> list[Tensor]:  # fmt: skip
-    learning = [x for x, want in zip((relative, sinks, *biases), rest[-1], strict=True) if want and x is not None]
-    return [x.new_empty(x.shape) for x in (q, k, v, *learning)]
+def attend_backward_fake(
+    tensors: Sequence[Tensor], count: int, relative: Tensor | None, sinks: Tensor | None, *rest: Any
+) -> list[Tensor]:
+    """The shapes of `attend_backward`."""
+    terms = relative, sinks, *tensors[3 : 3 + count]
+    learning = [x for x, want in zip(terms, rest[-1], strict=True) if want and x is not None]
+    return [x.new_empty(x.shape) for x in (*tensors[:3], *learning)]
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, biases, mask, held, scale, soft_cap, dropout_p, seed, learned, split, _ = inputs
+def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Save what `backward` reads."""
+    tensors, ctx.count, relative, sinks, seed, *ctx.numbers, _ = inputs
     _, lse, ran = output
-    ctx.save_for_backward(*tensors, seed, *output, *biases, *held)
-    ctx.plain = len(biases), mask, scale, soft_cap, dropout_p, learned, split
+    ctx.save_for_backward(*output, relative, sinks, seed, *tensors)
     ctx.mark_non_differentiable(lse, ran)
 
 
-def _backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
-    count, mask, scale, soft_cap, dropout_p, learned, split = ctx.plain
-    q, k, v, relative, sinks, seed, out, lse, ran, *rest = ctx.saved_tensors
-    of_relative, of_sinks, of_biases = ctx.needs_input_grad[3:6]
-    wanted = [of_relative, of_sinks, *of_biases]
-    dq, dk, dv, *found = attend_backward(
-        q, k, v, relative, sinks, rest[:count], mask, rest[count:], scale, soft_cap, dropout_p, seed, learned, split,
-        out, lse, ran, grad_out, wanted,
-    )  # fmt: skip
-    d_relative, d_sinks, *d_biases = spread(found, wanted)
-    return dq, dk, dv, d_relative, d_sinks, d_biases, None, [None] * len(rest[count:]), *[None] * 7
+def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    """The gradients of the arguments of `attend`."""
+    out, lse, ran, relative, sinks, seed, *tensors = ctx.saved_tensors
+    of_tensors, _, of_relative, of_sinks, *_ = ctx.needs_input_grad
+    wanted = [of_relative, of_sinks, *of_tensors[3 : 3 + ctx.count]]
+    found = operators.attend_backward(
+        tensors, ctx.count, relative, sinks, seed, *ctx.numbers, out, lse, ran, grad_out, wanted
+    )
+    d_tensors, d_relative, d_sinks = placed(found, wanted, len(tensors))
+    return d_tensors, None, d_relative, d_sinks, *[None] * (len(ctx.numbers) + 2)
 
 
-def spread(found: Iterable[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Place the gradients found where `wanted` is true; None elsewhere."""
-    here = iter(found)
-    return [next(here) if want else None for want in wanted]
+def placed(
+    found: Iterable[Tensor], wanted: Sequence[bool], count: int
+) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
+    """The gradients of the operator's list of `count` tensors, of relative and of sinks, from what `attend_backward`
+    returned."""
+    dq, dk, dv, *learned = found
+    here = iter(learned)
+    d_relative, d_sinks, *d_biases = (next(here) if want else None for want in wanted)
+    return [dq, dk, dv, *d_biases, *[None] * (count - 3 - len(d_biases))], d_relative, d_sinks
 
 
-attend.register_autograd(_backward, setup_context=_setup)
-
-
-# torch.compile records derivatives that may never be computed, so the error for a missing one must be an operator too.
-# Its own derivative is never needed: hence no custom_op.
-torch.library.define("headwise::second_derivative", "(Tensor x, Tensor grad) -> Tensor")
-
-
-@torch.library.impl("headwise::second_derivative", "CompositeExplicitAutograd")
-def _(x: Tensor, grad: Tensor) -> Tensor:
+def second_derivative(x: Tensor, grad: Tensor) -> Tensor:
+    """Raise KernelError."""
     raise KernelError(ONCE)
 
 
-@torch.library.register_fake("headwise::second_derivative")
-def _(x: Tensor, grad: Tensor) -> Tensor:
+def second_derivative_fake(x: Tensor, grad: Tensor) -> Tensor:
+    """The shape of x: a graph may contain it without computing it."""
     return torch.empty_like(x)
-
-
-second_derivative = torch.ops.headwise.second_derivative.default
 
 
 def _one_by_one(operator: Any) -> Any:
@@ -164,5 +148,5 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
     return whole
 
 
-attend.register_vmap(_one_by_one(attend))
-attend_backward.register_vmap(_one_by_one(attend_backward))
+attend_vmap = _one_by_one(operators.attend)
+attend_backward_vmap = _one_by_one(operators.attend_backward)

@@ -1,0 +1,51 @@
+"""The operators `headwise::attend`, `headwise::attend_backward` and `headwise::second_derivative` of PyTorch.
+
+They are declared as soon as headwise and PyTorch are imported, so that a program saved by `torch.export` or
+`torch.jit.save` can be loaded. The code that they run, `headwise.kernels.operator`, is imported by the first call:
+all kernels take a hundred times as long to import as these declarations.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+# Arguments of the first two: q, k, v, the biases and the mask's tensors; the number of biases; the rule's other tensors
+# and numbers (`Rule.terms`, and `written.write` of its mask); dropout and its seed; `learned`: whether relative or a
+# bias requires a gradient; the split of relative. There is one list, which is never empty: AOTInductor passes None for
+# an empty one, vmap ignores the tensors of a `Tensor[]?`, and torch.jit.trace does not support `Tensor?[]`.
+_RULE = (
+    "Tensor[] tensors, int biases, Tensor? relative, Tensor? sinks, Tensor? seed, SymInt[] mask, float scale, "
+    "float soft_cap, float dropout_p, bool learned, SymInt split"
+)
+_FORWARD = f"({_RULE}, str kernel) -> (Tensor, Tensor, Tensor)"
+_BACKWARD = f"({_RULE}, Tensor out, Tensor lse, Tensor ran, Tensor grad_out, bool[] wanted) -> Tensor[]"
+
+
+def _code(name: str) -> Callable[..., Any]:
+    """A function of `headwise.kernels.operator`."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        return getattr(import_module("headwise.kernels.operator"), name)(*given, **named)
+
+    return call
+
+
+attend = torch.library.custom_op("headwise::attend", _code("attend"), mutates_args=(), schema=_FORWARD)
+attend.register_fake(_code("attend_fake"))
+attend.register_autograd(_code("backward"), setup_context=_code("setup"))
+attend.register_vmap(_code("attend_vmap"))
+
+attend_backward = torch.library.custom_op(
+    "headwise::attend_backward", _code("attend_backward"), mutates_args=(), schema=_BACKWARD
+)
+attend_backward.register_fake(_code("attend_backward_fake"))
+attend_backward.register_vmap(_code("attend_backward_vmap"))
+
+# torch.compile records derivatives that may never be computed, so the error for a missing one must be an operator too.
+# Its own derivative is never needed: hence no custom_op.
+torch.library.define("headwise::second_derivative", "(Tensor x, Tensor grad) -> Tensor")
+torch.library.impl("headwise::second_derivative", "CompositeExplicitAutograd", _code("second_derivative"))
+torch.library.register_fake("headwise::second_derivative", _code("second_derivative_fake"))
+second_derivative = torch.ops.headwise.second_derivative.default
