@@ -120,6 +120,7 @@ class Rule:
 def check_vectors(q: Any, k: Any, v: Any = None) -> None:
     """Raise ShapeError, DTypeError or DeviceError if these cannot be the queries, keys and values of one attention."""
     for name, x in (("q", q), ("k", k), ("v", k if v is None else v)):
+        check_dense(name, x)
         if x.ndim != 4:
             raise ShapeError(f"{name}: expected [batch, heads, seq, head_dim], got shape {tuple(x.shape)}")
         if x.dtype not in DTYPES:
@@ -140,6 +141,22 @@ def check_vectors(q: Any, k: Any, v: Any = None) -> None:
         raise ShapeError(f"k: shape {tuple(k.shape)} has no heads, expected at least one (num_kv_heads)")
     if h % h_kv:
         raise ShapeError(f"q has {h} heads, not a multiple of the {h_kv} heads of k and v (num_heads, num_kv_heads)")
+
+
+def check_dense(name: str, x: Any) -> None:
+    """Raise DTypeError for a nested or sparse tensor."""
+    if not isinstance(x, Tensor) or (x.layout == torch.strided and not x.is_nested):
+        return
+    if x.is_nested:
+        raise DTypeError(
+            f"{name}: expected a dense tensor, got a nested one; pad its sequences ({name}.to_padded_tensor(0.0)) and "
+            f"pass mask=Lengths(…), or pack them into one and pass mask=Documents(…)"
+        )
+    kind = str(x.layout).removeprefix("torch.")
+    raise DTypeError(
+        f"{name}: expected a dense tensor, got one of layout {kind}; pass {name}.to_dense(), and mask=… for entries "
+        f"that no query may attend to, such as Lengths(…) or Documents(…)"
+    )
 
 
 def score_tile(

@@ -51,7 +51,7 @@ def again(q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | N
     assert isinstance(v, Tensor)
     try:
         found = _decided.get(kind(q, k, v, mask, scale, kernel))
-    except TypeError:  # an invalid argument that is not hashable
+    except (TypeError, RuntimeError):  # an invalid argument: not hashable; a nested or sparse tensor
         return None
     if found is None:
         return None

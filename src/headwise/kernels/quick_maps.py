@@ -80,7 +80,7 @@ def again_measured(
         found = _decided.get((*kind(q, k, v, mask, scale, kernel), _names(measures), start))
         if found is None or (gap is not None and not (len(gap) == 2 and gap[0] < gap[1])):
             return None
-    except (TypeError, IndexError):  # an invalid argument
+    except (TypeError, IndexError, RuntimeError):  # an invalid argument
         return None
     shape, compiled, request, rows, statistics, wanted, places, rule, refusals, kept_statistics, _ = found
     b, h, n, _ = shape

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError, unknown_option
+from headwise.rule import check_dense
 
 # Arguments before the options in every constructor.
 _SIZES = frozenset({"self", "d_model", "num_heads"})
@@ -49,7 +50,7 @@ def check_option(owner: str, option: str, value: object, known: Iterable[str]) -
 
 
 def check_input(module: nn.Module, name: str, x: object) -> None:
-    """Raise DTypeError if x is not a tensor, or has a dtype that no weight of the module has.
+    """Raise DTypeError if x is not a dense tensor, or has a dtype that no weight of the module has.
 
     Under autocast any floating dtype is accepted, as it is converted; inside torch.compile nothing is checked.
     """
@@ -58,6 +59,7 @@ def check_input(module: nn.Module, name: str, x: object) -> None:
     if torch.compiler.is_compiling():
         return
     first = next(module.parameters(), None)
+    check_dense(name, x)
     if first is None or x.dtype == first.dtype:
         return
     dtypes = {p.dtype: None for p in module.parameters() if p.is_floating_point()}  # quantized weights do not count
