@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.events import OnDelta
+from headwise.kernels.entries import each_entry
 
 
 def with_delta(out: Tensor, on_delta: OnDelta) -> Tensor:
@@ -28,8 +29,13 @@ class _WithDelta(torch.autograd.Function):
         return out.view_as(out)
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, None]:
         (out,) = ctx.saved_tensors
         wide = torch.promote_types(out.dtype, torch.float32)
-        ctx.on_delta((grad_out.detach().to(wide) * out.detach().to(wide)).sum(-1))
-        return grad_out, None
+
+        def report(grad_out: Tensor) -> tuple[Tensor]:
+            ctx.on_delta((grad_out.detach().to(wide) * out.detach().to(wide)).sum(-1))
+            return (grad_out,)
+
+        (grad,) = each_entry(report, grad_out)
+        return grad, None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import KernelError
+from headwise.kernels.entries import each_entry
 
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
@@ -15,9 +16,10 @@ Backward = Callable[..., tuple[Tensor | None, ...]]
 def once(message: Callable[[Any], str]) -> Callable[[Backward], Callable[..., Any]]:
     """Decorator for `backward(ctx, saved, *grads)` of an `autograd.Function`, where `saved` are the saved tensors.
 
-    The function runs without a graph. With create_graph=True its results depend on all its inputs, and computing a
-    derivative of them raises KernelError. PyTorch's `once_differentiable` raises only if the incoming gradients require
-    a derivative, and otherwise silently omits terms of second derivatives.
+    The function runs without a graph, and for each entry of batched gradients. With create_graph=True its results
+    depend on all its inputs, and computing a derivative of them raises KernelError. PyTorch's `once_differentiable`
+    raises only if the incoming gradients require a derivative, and otherwise silently omits terms of second
+    derivatives.
 
     Args:
         message: returns the error message for the context.
@@ -27,11 +29,16 @@ def once(message: Callable[[Any], str]) -> Callable[[Backward], Callable[..., An
         @wraps(backward)
         def first(ctx: Any, *grads: Tensor) -> Any:
             saved = ctx.saved_tensors  # read only once: checkpointing allows no second read
-            with torch.no_grad():
-                found = backward(ctx, saved, *grads)
-            if not torch.is_grad_enabled():
-                return found
-            return _Refused.apply(message(ctx), len(found), *found, *saved, *grads)
+
+            def run(*grads: Tensor) -> tuple[Tensor | None, ...]:
+                with torch.no_grad():
+                    found = backward(ctx, saved, *grads)
+                if not torch.is_grad_enabled():
+                    return found
+                refused: tuple[Tensor | None, ...] = _Refused.apply(message(ctx), len(found), *found, *saved, *grads)
+                return refused
+
+            return each_entry(run, *grads)
 
         return first
 

@@ -15,6 +15,7 @@ from headwise.errors import KernelError
 from headwise.kernels import KERNELS, run
 from headwise.kernels.autograd import complete
 from headwise.kernels.call import Call
+from headwise.kernels.entries import stacked
 from headwise.kernels.written import read
 from headwise.masks import Grid
 from headwise.rule import Rule, Terms, compute
@@ -134,18 +135,10 @@ def _one_by_one(operator: Any) -> Any:
             operator(*(entry(x, dims, at) for x, dims in zip(given, in_dims, strict=True)))
             for at in range(info.batch_size)
         ]
-        stacked = [_stacked(parts) for parts in zip(*found, strict=True)]
-        return (tuple(stacked), (0,) * len(stacked)) if isinstance(found[0], tuple) else (stacked, [0] * len(stacked))
+        results = [stacked(parts) for parts in zip(*found, strict=True)]
+        return (tuple(results), (0,) * len(results)) if isinstance(found[0], tuple) else (results, [0] * len(results))
 
     return each
-
-
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Like torch.stack, which fails for float16 on a CPU under autocast, in vmap even if autocast is disabled."""
-    whole = parts[0].new_empty(len(parts), *parts[0].shape)
-    for at, part in enumerate(parts):
-        whole[at] = part
-    return whole
 
 
 attend_vmap = _one_by_one(operators.attend)
