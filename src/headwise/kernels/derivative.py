@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import KernelError
-from headwise.kernels.operator import ONCE, placed
+from headwise.kernels.operator import ONCE, REMEDY, placed
 from headwise.operators import attend, attend_backward, second_derivative
 
 
@@ -40,8 +40,8 @@ class Attend(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
         raise KernelError(
-            "attention has no derivative in forward mode (torch.func.jvp, jacfwd, hessian; forward_ad); "
-            "use reverse mode: torch.func.grad, vjp, jacrev"
+            f"attention has no derivative in forward mode (torch.func.jvp, jacfwd, hessian; forward_ad); use reverse "
+            f"mode (torch.func.grad, vjp, jacrev) for first derivatives; {REMEDY}"
         )
 
 

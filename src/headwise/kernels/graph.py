@@ -4,7 +4,7 @@ This holds for torch.compile, torch.export, make_fx and torch.jit.trace, which c
 torch.func, whose tensors have no memory of their own, and forward-mode derivatives.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from headwise.kernels import KERNELS, named, run
+from headwise.kernels.call import Call
 from headwise.kernels.derivative import Attend
 from headwise.kernels.tracing import traced
 from headwise.kernels.written import write
@@ -59,6 +61,10 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     written = write(rule.mask)
     assert written is not None  # the caller has checked can_record()
     mask, held = written
+    if _by_operations(kernel, held):
+        rule.mask.check(rule.grid)
+        (out, lse, _), _, _ = run(Call(q, k, v, rule, dropout_p), kernel)
+        return out, lse
     terms = rule.terms(compute(q[..., :0, :]))
     learned = any(x is not None and x.requires_grad for x in (terms.relative, *terms.biases))
     # The seed stays a tensor: reading a number from it would break the graph.
@@ -67,6 +73,17 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     tensors = q, k, v, *terms.biases, *held
     out, lse, _ = _operator()(len(terms.biases), numbers, terms.relative, terms.sinks, seed, *tensors)
     return out, lse
+
+
+def _by_operations(kernel: str, held: Sequence[Tensor]) -> bool:
+    """Whether derivatives may be taken of the operations of a kernel that consists of PyTorch's, all of them: those of
+    the operator are only the first, in reverse mode. The compiler cannot see which kernel is in force, and data of a
+    mask that vmap has batched cannot be checked."""
+    if torch.compiler.is_dynamo_compiling() or not _has_derivatives():
+        return False
+    chosen = KERNELS.get(named(kernel))
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return chosen is not None and chosen.by_autograd and not any(map(wrapped, held))
 
 
 def _operator() -> Callable[..., Any]:

@@ -20,7 +20,8 @@ from headwise.kernels.written import read
 from headwise.masks import Grid
 from headwise.rule import Rule, Terms, compute
 
-ONCE = "attention has no second derivative; apply torch.func.jacrev or grad to it only once"
+REMEDY = "kernel='reference' has all derivatives outside of torch.compile, and stores the n×m matrix"
+ONCE = f"attention has no second derivative (torch.func.grad or jacrev, applied twice); {REMEDY}"
 
 
 def _call(
