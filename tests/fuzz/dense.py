@@ -198,7 +198,9 @@ def _rows(t: Truth, near: Bounds, name: str) -> tuple[Tensor, Tensor, Tensor]:
         case "local_mass":
             return *linear((far <= 8).double()), lit
         case "sink_mass":
-            return *linear((torch.arange(m) < 1).double().expand(n, m)), lit
+            starts = t.starts()
+            firsts = torch.arange(m) == (0 if starts is None else starts[:, None, None])
+            return *linear(firsts.double()), lit
         case "previous_mass" | "self_mass" | "next_mass":
             on = signed == {"previous_mass": -1, "self_mass": 0, "next_mass": 1}[name]
             return *linear(on.double()), (t.allowed & on).any(-1)

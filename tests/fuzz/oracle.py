@@ -5,8 +5,9 @@ that begins with its kind; both hold names of tensors, which lie in `held`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,6 +58,36 @@ def allowed(mask: Tree, b: int, h: int, n: int, m: int, held: Mapping[str, Tenso
     return found.expand(b, h, n, m)
 
 
+def starts(mask: Tree, b: int, h: int, n: int, m: int, held: Mapping[str, Tensor]) -> Tensor | None:
+    """The key where the sequence of each key starts, [b, m]; m or more for padding before all; None: 0 for all keys."""
+    kind, *rest = mask or ("everything",)
+    match kind:
+        case "and" | "or":
+            left, right = (starts(one, b, h, n, m, held) for one in rest)
+            if left is None and right is None:
+                return None
+            if kind == "and":
+                return torch.stack([x for x in (left, right) if x is not None]).amax(0)
+        case "lengths":
+            return (m - held[rest[0]])[:, None].expand(b, m) if rest[2] == "right" else None
+        case "documents":
+            ids = torch.atleast_2d(held[rest[0]]).expand(b, m)
+            same = ids[:, :, None] == ids[:, None, :]
+            return same.int().argmax(-1).masked_fill(ids < 0, m) if m else ids
+        case "dense":
+            pass
+        case _:
+            return None
+    found = torch.full((b, m), m)
+    for at, rows in enumerate(allowed(mask, b, h, n, m, held).flatten(1, 2)):
+        start = m
+        for j in range(m):
+            sees = rows[rows[:, j]]
+            start = j if len(sees) and not bool(sees[:, :j].any()) else start
+            found[at, j] = start
+    return found
+
+
 def _real(lengths: Tensor, size: int, side: str) -> Tensor:
     """[b, size]: the first `lengths`, or the last."""
     place = torch.arange(size) if side == "left" else size - 1 - torch.arange(size)
@@ -103,8 +134,8 @@ class Truth:
     raw: scale · q·k. size: |scale| · Σ|q||k|. s: scores, −∞ where not allowed. capped, added: what of them is from the
     cap, and the magnitudes of what was added. p: weights. slope: the derivative of the cap.
     lse [b, h, n]; sink: its weight [b, h, n]. bad: queries whose scores are not finite, [b, h, n]: their p is 0.
-    dark: queries that see nothing. bad_out: [b, h, n, e], outputs that are not finite. out: with 0 there.
-    open_out: those that may be either; vague: queries of which all may.
+    dark: queries that see nothing. starts: a call of `starts`. bad_out: [b, h, n, e], outputs that are not
+    finite. out: with 0 there. open_out: those that may be either; vague: queries of which all may.
     """
 
     q: Tensor
@@ -113,6 +144,7 @@ class Truth:
     group: int
     scale: float
     allowed: Tensor
+    starts: Callable[[], Tensor | None]
     raw: Tensor
     size: Tensor
     capped: Tensor
@@ -210,7 +242,8 @@ def truth(
     slope = slope.masked_fill(~open_, 0.0)
     open_out = ((open_.double() @ far > 0) & ~bad_out) | vague[..., None]
     return Truth(
-        q, k, v, group, scale, open_, raw, size, capped, added, slope, s, p, lse, sinks, bad, dark & ~bad, bad_out,
+        q, k, v, group, scale, open_, partial(starts, mask, b, h, n, m, held),
+        raw, size, capped, added, slope, s, p, lse, sinks, bad, dark & ~bad, bad_out,
         open_out, vague, out, cap,
     )  # fmt: skip
 

@@ -8,9 +8,9 @@ from torch.testing import assert_close
 import headwise as hw
 
 LENGTHS = (11, 5, 3)
-# The first key of a sentence is not the first one of the batch where padding comes before it.
-PLACED = {"right": ("sink_mass",), "left": ()}
-MEASURES = ("entropy", "max_logit", "normalized_entropy", "previous_mass", "mean_distance", "received_mass")
+MEASURES = (
+    "sink_mass", "entropy", "max_logit", "normalized_entropy", "previous_mass", "mean_distance", "received_mass",
+)  # fmt: skip
 
 
 class Squares(hw.stats.RowMeasure):
@@ -75,7 +75,7 @@ def latest(record, layer, name):
 @pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])
 @pytest.mark.parametrize(("make", "side"), [(bert, "right"), (bert, "left"), (llama, "left"), (llama, "right")])
 def test_maps_and_measures_are_those_of_the_sentences_alone(make, side, kernel):
-    model, names = make(), [*MEASURES, *PLACED[side], "squares"]
+    model, names = make(), [*MEASURES, "squares"]
     measures = [Squares() if name == "squares" else name for name in names]
     tokens, real, positions = batch(side)
 

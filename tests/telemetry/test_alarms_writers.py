@@ -50,6 +50,23 @@ def test_entropy_and_sink_alarms_look_at_their_sides():
     ]
 
 
+@pytest.mark.filterwarnings("ignore::headwise.telemetry.AttentionWarning")
+def test_sinks_are_found_behind_padding():
+    """The batches that a decoder generates from have their padding before the text."""
+    layer = hw.nn.MultiHeadAttention(8, 2).eval()
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.zero_()  # the same weight on each key in sight
+    found = []
+    mask = hw.Causal() & hw.Lengths([9, 2, 1], side="right")
+    alarms = [hw.telemetry.SinkAlarm(0.4, then=found.append)]
+    with torch.no_grad(), hw.watch(layer, alarms=alarms) as record:
+        layer(torch.randn(3, 9, 8), mask=mask)
+    rows = [1 / (1 + i) for length in (9, 2, 1) for i in range(length)]
+    assert record.latest["sink_mass"].flatten().tolist() == pytest.approx([sum(rows) / len(rows)] * 2)
+    assert len(found) == 1
+
+
 def test_alarm_warns_or_raises_with_layer_head_and_number():
     with pytest.warns(hw.telemetry.AttentionWarning, match=r"step 0: a.b head 1: max logit 11, over 10$"):
         Alarms([hw.telemetry.MaxLogitAlarm(10.0)]).check(summary([1.0, 11.0]))

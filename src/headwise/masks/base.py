@@ -3,15 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from headwise.errors import DTypeError, check_declared
 from headwise.fields import Cuts, Described, Field, Inner, Section, Whole
-from headwise.masks import spans
+from headwise.masks import spans, starts
 from headwise.masks.grid import Grid, Span, State
+from headwise.masks.kept import kept
 
 
 class Mask(Described, ABC):
@@ -46,6 +47,13 @@ class Mask(Described, ABC):
         """Return the keys visible to each query as ranges, int32 [b or 1, n, K, 2] on the CPU (`headwise.masks.spans`);
         None if they are not a few ranges, or differ between heads."""
         return None
+
+    def starts(self, grid: Grid) -> Tensor | None:
+        """Return the token where the sequence of each key starts, int64 [b or 1, m] on the CPU (`masks.starts`), for a
+        mask that keeps sequences apart or hides padding before them; for padding, a token beyond it. None: token 0 for
+        all keys, also where a mask of positions hides it from later queries."""
+        found = self.spans(grid)
+        return None if found is None else starts.of_spans(found, grid.m)
 
     @property
     def boolean(self) -> Tensor | None:
@@ -180,6 +188,12 @@ class And(_Pair):
         left, right = self.left.spans(grid), self.right.spans(grid)
         return None if left is None or right is None else spans.intersect(left, right)
 
+    def starts(self, grid: Grid) -> Tensor | None:
+        left, right = self.left.starts(grid), self.right.starts(grid)
+        if left is None or right is None:
+            return right if left is None else left
+        return torch.maximum(left, right)
+
 
 class Or(_Pair):
     """Keys that either mask allows."""
@@ -202,6 +216,11 @@ class Or(_Pair):
     def spans(self, grid: Grid) -> Tensor | None:
         left, right = self.left.spans(grid), self.right.spans(grid)
         return None if left is None or right is None else spans.unite(left, right)
+
+    def starts(self, grid: Grid) -> Tensor | None:
+        if self.left.starts(grid) is None and self.right.starts(grid) is None:
+            return None
+        return super().starts(grid)
 
 
 @dataclass(frozen=True)
@@ -226,6 +245,13 @@ class Part(Mask):
             return None
         here = found[:, self.rows.start : self.rows.stop].long() - self.cols.start
         return spans.tidy(here[..., 0].clamp(0, grid.m), here[..., 1].clamp(0, grid.m)).int()
+
+    def starts(self, grid: Grid) -> Tensor | None:
+        found = self.whole.starts(self.grid)
+        if found is None:
+            return None
+        first = self.grid.token(self.cols.start) if self.cols.start else 0
+        return found[:, self.cols.start : self.cols.stop] - first
 
     def cut(self, cuts: Cuts) -> Mask:
         return Part(self.whole.cut(cuts), _cut_grid(self.grid, cuts), self.rows, self.cols)
@@ -259,6 +285,12 @@ class Selected(Mask):
 
     def spans(self, grid: Grid) -> Tensor | None:
         found = self.whole.spans(self._grid(grid))
+        if found is None or len(found) == 1 or "b" not in self.cuts:
+            return found
+        return found[self.cuts["b"].start : self.cuts["b"].stop]
+
+    def starts(self, grid: Grid) -> Tensor | None:
+        found = self.whole.starts(self._grid(grid))
         if found is None or len(found) == 1 or "b" not in self.cuts:
             return found
         return found[self.cuts["b"].start : self.cuts["b"].stop]
@@ -314,6 +346,10 @@ class WithGap(Mask):
         ends = found - (found - self.start).clamp(0, self.count)
         return spans.tidy(ends[..., 0], ends[..., 1])
 
+    def starts(self, grid: Grid) -> Tensor | None:
+        found = self.whole.starts(self._grid(grid))
+        return None if found is None else torch.cat((found[:, : self.start], found[:, self.start + self.count :]), 1)
+
     @property
     def of_step(self) -> bool:
         return True
@@ -351,22 +387,6 @@ class WithGap(Mask):
 def conjuncts(mask: Mask) -> list[Mask]:
     """Return the operands of `&` in a mask, or the mask alone."""
     return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
-
-
-class Kept(NamedTuple):
-    """Data derived from a mask for one size, cached on the mask."""
-
-    size: object
-    made: Any
-
-
-def kept(name: str, make: Callable[[], Any], mask: Mask, size: object) -> Any:
-    """Return `make()`, cached on the mask until it is needed for another size."""
-    found = mask.__dict__.get(name)
-    if not isinstance(found, Kept) or found.size != size:
-        found = Kept(size, make())
-        object.__setattr__(mask, name, found)
-    return found.made
 
 
 def _kept_spans(mask: Mask, grid: Grid) -> Tensor | None:

@@ -62,6 +62,9 @@ class Forbidden(Mask):
         found = torch.where(queries[:, :, None, None], ranges[:, None], whole)
         return spans.tidy(found[..., 0], found[..., 1]).int()
 
+    def starts(self, grid: Grid) -> None:
+        return None  # what is forbidden on trial divides no sequences
+
     def check(self, grid: Grid) -> None:
         for name, selection, size in (("queries", self.queries, grid.n), ("keys", self.keys, grid.m)):
             if selection.shape[0] not in (1, grid.b) or selection.shape[1] != size:

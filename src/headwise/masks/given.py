@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.fields import Array, Word
-from headwise.masks import spans
+from headwise.masks import spans, starts
 from headwise.masks.base import Mask
 from headwise.masks.grid import Grid, Span, State
 
@@ -50,6 +50,9 @@ class Lengths(Mask):
         if self.side == "left":
             return spans.one(0, lengths, grid.m)
         return spans.one(grid.m - lengths, grid.m, grid.m)
+
+    def starts(self, grid: Grid) -> Tensor | None:
+        return None if self.side == "left" else (grid.m - self.keys)[:, None].expand(-1, grid.m)
 
     def check(self, grid: Grid) -> None:
         for name, lengths, size in (("keys", self.keys, grid.m), ("queries", self.queries, grid.n)):
@@ -138,6 +141,18 @@ class Documents(Mask):
         stop = torch.where(closes, key + 1, grid.m).flip(-1).cummin(-1).values.flip(-1).masked_fill(~real, 0)
         return spans.one(start[:, grid.shift :], stop[:, grid.shift :], grid.m)
 
+    def starts(self, grid: Grid) -> Tensor:
+        ids = self.ids.cpu().long()
+        if not grid.m:
+            return ids
+        # Keys of one id lie together in a stable order, also where the id occurs in several runs.
+        sorted_ids, order = ids.sort(dim=-1, stable=True)
+        opens = torch.ones_like(ids, dtype=torch.bool)
+        opens[:, 1:] = sorted_ids[:, 1:] != sorted_ids[:, :-1]
+        run = torch.where(opens, torch.arange(grid.m, device="cpu"), 0).cummax(-1).values
+        first = torch.zeros_like(ids).scatter_(1, order, order.gather(1, run))
+        return first.masked_fill(ids < 0, grid.m)
+
     def check(self, grid: Grid) -> None:
         inside = 0 <= grid.shift <= grid.m - grid.n
         if self.ids.shape[1] != grid.m or self.ids.shape[0] not in (1, grid.b) or not inside:
@@ -184,6 +199,9 @@ class Dense(Mask):
     @property
     def boolean(self) -> Tensor:
         return self.mask
+
+    def starts(self, grid: Grid) -> Tensor:
+        return starts.of_boolean(self.mask[:, :, :1] if self.padding else self.mask)
 
     @property
     def padding(self) -> bool:

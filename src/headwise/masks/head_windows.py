@@ -46,6 +46,9 @@ class HeadWindows(Mask):
         near = spans.one(grid.positions()[None] - self._most + 1, grid.m, grid.m)
         return spans.unite(spans.one(torch.zeros(1, grid.n, dtype=torch.long), self.sinks, grid.m), near)
 
+    def starts(self, grid: Grid) -> None:
+        return None
+
     def check(self, grid: Grid) -> None:
         if grid.h != len(self.windows):
             raise ShapeError(f"mask=HeadWindows: {len(self.windows)} windows for {grid.h} query heads")

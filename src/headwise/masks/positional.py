@@ -18,6 +18,9 @@ class _Anywhere(Mask, abstract=True):
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
         return self
 
+    def starts(self, grid: Grid) -> None:
+        return None
+
 
 @dataclass(frozen=True)
 class Everything(_Anywhere):
@@ -134,3 +137,6 @@ class Sinks(Mask):
 
     def spans(self, grid: Grid) -> Tensor:
         return spans.one(torch.zeros(1, grid.n, dtype=torch.long, device="cpu"), self.count, grid.m)
+
+    def starts(self, grid: Grid) -> None:
+        return None

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.masks.base import Kept, Mask
+from headwise.masks.base import Mask
+from headwise.masks.kept import Kept
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,10 @@ class Picked(Mask):
         batch = torch.arange(b, device="cpu")[:, None, None] if len(found) > 1 else 0
         return found[batch, self.positions.cpu()].reshape(b * i, c, *found.shape[2:])
 
+    def starts(self, grid: Grid) -> Tensor | None:
+        found = self.mask.starts(self.grid)
+        return found if found is None or len(found) == 1 else found.repeat_interleave(self.positions.shape[1], 0)
+
     def check(self, grid: Grid) -> None:
         self.mask.check(self.grid)
 
@@ -122,6 +126,16 @@ class Pairs(Mask):
         ends = found[batch, at.clamp_min(0)].long() * (at >= 0)[..., None, None]  # [b·i, c, K, 2]
         ends = torch.searchsorted(keys, ends.flatten(1)).view(ends.shape).int()
         return spans.tidy(ends[..., 0], ends[..., 1])
+
+    def starts(self, grid: Grid) -> Tensor:
+        keys = self.keys.cpu().contiguous()
+        whole = self.mask.starts(self.grid)
+        whole = torch.zeros(1, self.grid.m, dtype=torch.long) if whole is None else whole
+        key = keys.clamp_max(self.grid.m - 1)
+        start = whole.repeat_interleave(len(keys) // len(whole), 0).gather(1, key)
+        column = torch.searchsorted(keys, start).clamp_max(grid.m - 1)
+        there = (keys.gather(1, column) == start) & (keys < self.grid.m)
+        return torch.where(there, column, grid.m)  # the first key is not among the selected ones: no weight
 
     def check(self, grid: Grid) -> None:
         self.mask.check(self.grid)

@@ -12,6 +12,7 @@ from headwise.errors import ConfigError
 from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
+from headwise.stats.classes import KeyWeights
 from headwise.stats.rows import ranges, sees_offset
 from headwise.stats.statistic import MASS, Compiled, Statistic
 from headwise.stats.values import SAME, RowValue
@@ -96,14 +97,19 @@ class LocalMass(RowMeasure):
 
 
 class SinkMass(RowMeasure):
-    """Σ p_ij over the first `count` tokens (1 unless given), mean over queries: the attention sink.
+    """Σ p_ij over the first `count` tokens of the query's own sequence (1 unless given), mean over queries: the
+    attention sink. Sequences start after padding, and with each packed document, as the mask shows them.
 
     A query at the position of a sink key is counted too. Source: Xiao et al. 2023 (StreamingLLM, 2309.17453).
     """
 
     name, unit, range = "sink_mass", "mass", "0 to 1"
     source = "Xiao et al. 2023, 2309.17453"
-    chinese = Chinese("首词元权重", "对第一个键的 p_ij，对查询取平均：注意力汇聚（sink）。")
+    chinese = Chinese(
+        "首词元权重",
+        "对查询所在序列第一个词元的 p_ij，对查询取平均：注意力汇聚（sink）。"
+        "序列的开头由掩码得知：在填充之后，拼接的文档则各有开头。",
+    )
     short, placed = "first", False
     shown: ClassVar[Mapping[str, int]] = {"report": 8, "viewer": 7, "watch": 5, "corpus": 5}
 
@@ -114,15 +120,40 @@ class SinkMass(RowMeasure):
         self._range = RangeMass(0, count, relative=False)
 
     def partial(self, tile: Tile) -> Tensor:
+        if (firsts := self._firsts(tile.rule)) is not None:
+            members = firsts.weights[:, None, tile.cols.start : tile.cols.stop, None].to(tile.weights)
+            return (tile.weights @ members).squeeze(-1)
         inside = self.count - tile.tokens.start
         if inside <= 0:
             return torch.zeros_like(tile.lse)
         return tile.weights[..., :inside].sum(-1)
 
     def row_value(self, rule: Rule) -> RowValue:
+        if (firsts := self._firsts(rule)) is not None:
+            return RowValue(SAME, firsts)
         if not rule.grid.gap.size:
             return RowValue(SAME, self._range)
         return RowValue(SAME, RangeMass(0, rule.grid.keys_before(self.count), relative=False))
+
+    def _firsts(self, rule: Rule) -> KeyWeights | None:
+        """The first tokens of all sequences as weights of the keys: a query sees those of its own alone. None if all
+        sequences start at token 0. One object for each rule."""
+        found: dict[int, KeyWeights | None] = rule.__dict__.setdefault("_first_tokens", {})
+        if self.count not in found:
+            found[self.count] = first_tokens(rule, self.count)
+        return found[self.count]
+
+
+def first_tokens(rule: Rule, count: int) -> KeyWeights | None:
+    """The first `count` tokens of each sequence of the mask, as weights [1 or b, m] of the keys; None if they are the
+    first ones along the key axis."""
+    starts = rule.mask.starts(rule.grid)
+    if starts is None:
+        return None
+    place = rule.grid.key_tokens() - starts
+    if not bool(((place >= 0) & (starts != 0)).any()):  # padding at the end has no weight
+        return None
+    return KeyWeights(((place >= 0) & (place < count)).float())
 
 
 def _reaches_gap(rule: Rule, offset: int) -> bool:

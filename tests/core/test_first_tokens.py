@@ -1,0 +1,92 @@
+"""The attention sink is the first token of the query's own sequence: behind padding, of each packed document, in
+decoding steps, and of one head."""
+
+import pytest
+import torch
+from samples import qkv
+from torch import Tensor
+
+import headwise as hw
+from headwise.masks import Causal, Dense, Documents, Lengths, Mask, Sinks, Window
+from headwise.stats import SinkMass
+
+N = 23
+PADS = (0, 4, 11)
+IDS = torch.tensor([[5] * 9 + [2] * 6 + [7] * 8, [-1] * 3 + [0] * 13 + [1] * 7, [3] * 20 + [-1] * 3])
+STARTS = torch.tensor([[0] * 9 + [9] * 6 + [15] * 8, [23] * 3 + [3] * 13 + [16] * 7, [0] * 20 + [23] * 3])
+
+
+def padded() -> Tensor:
+    return torch.stack([torch.arange(N) >= pad for pad in PADS])
+
+
+def behind_padding() -> Tensor:
+    return torch.tensor(PADS)[:, None].expand(-1, N)
+
+
+MADE: dict[str, tuple[Mask, Tensor]] = {
+    "lengths": (Lengths([N - pad for pad in PADS], side="right") & Causal(), behind_padding()),
+    "lengths and a window": (Causal() & Window(4) & Lengths([N - pad for pad in PADS], side="right"), behind_padding()),
+    "a boolean of keys": (Causal() & Dense(padded()[:, None, None].expand(-1, 1, N, -1)), behind_padding()),
+    "a boolean n×m": (Dense(padded()[:, None, None] & torch.ones(N, N).tril().bool()), behind_padding()),
+    "documents": (Documents(IDS) & Causal(), STARTS),
+    "documents both ways": (Documents(IDS), STARTS),
+    "documents behind padding": (
+        Documents(torch.arange(N) // 8) & Lengths([N - pad for pad in PADS], side="right"),
+        torch.maximum(torch.arange(N) // 8 * 8, behind_padding()),
+    ),
+    "an id in two runs": (Documents([4] * 5 + [6] * 7 + [4] * 11), torch.tensor([[0] * 5 + [5] * 7 + [0] * 11])),
+}
+
+
+def expected(amap: hw.AttentionMap, starts: Tensor, count: int) -> Tensor:
+    """From the matrix: mean over the queries that see anything, [b, h]."""
+    weights = amap.to_dense().double()
+    place = torch.arange(N) - starts
+    firsts = ((place >= 0) & (place < count)).expand(len(weights), -1)
+    rows = (weights * firsts[:, None, None]).sum(-1)
+    seen = amap.lse != -torch.inf
+    return rows.sum(-1) / seen.sum(-1)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch_blocks", "reference"])
+@pytest.mark.parametrize("name", MADE)
+def test_of_the_own_sequence(name: str, kernel: str) -> None:
+    mask, starts = MADE[name]
+    q, k, v = qkv(3, 6, 3, N, N)
+    _, amap = hw.attend(q, k, v, mask=mask, return_map=True, kernel=kernel, measures=["sink_mass"])
+    torch.testing.assert_close(amap.measured["sink_mass"].double(), expected(amap, starts, 1), rtol=1e-5, atol=1e-6)
+    for count in (1, 3):
+        found = amap.measure(SinkMass(count))["sink_mass"]
+        torch.testing.assert_close(found.double(), expected(amap, starts, count), rtol=1e-5, atol=1e-6)
+        assert bool((found > 0).all())
+
+
+def test_of_one_entry_and_head() -> None:
+    q, k, v = qkv(3, 6, 3, N, N)
+    _, amap = hw.attend(q, k, v, mask=MADE["documents"][0], return_map=True)
+    whole = amap.measure("sink_mass", rows=True)
+    for batch, head in ((0, 0), (1, 4), (2, 2)):
+        one = amap.head(batch, head).measure("sink_mass")["sink_mass"]
+        torch.testing.assert_close(one[0, 0], whole["sink_mass"][batch, head])
+    assert bool((whole["sink_mass"] > 0).all())
+
+
+def test_a_step_beside_padding_and_a_window() -> None:
+    """The last row of a full pass: the first token is still that behind the padding where a window hides it."""
+    q, k, v = qkv(3, 6, 3, N, N)
+    pads = Lengths([N - pad for pad in PADS], side="right")
+    for positional in (Causal(), Causal() & Window(5), Causal() & (Window(5) | Sinks(1))):
+        mask = positional & pads
+        full = hw.attend(q, k, v, mask=mask, return_map=True)[1].measure("sink_mass", rows=True).rows["sink_mass"]
+        step = hw.attend(q[:, :, -1:], k, v, mask=mask, return_map=True)[1].measure("sink_mass")["sink_mass"]
+        torch.testing.assert_close(step, full[:, :, -1], rtol=1e-5, atol=1e-7)
+
+
+def test_keys_that_a_cache_has_dropped() -> None:
+    """A range behind the first tokens is dropped: the weight stays that of the same tokens."""
+    whole = Causal() & Lengths([N - pad for pad in (0, 2, 3)], side="right")
+    grid = hw.masks.Grid(3, 6, 4, N - 6, gap=hw.masks.Span(5, 11))
+    starts = whole.with_gap(hw.masks.Span(5, 11), grid).starts(grid)
+    assert starts is not None
+    assert starts.tolist() == [[pad] * (N - 6) for pad in (0, 2, 3)]
