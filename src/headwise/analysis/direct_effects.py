@@ -1,13 +1,14 @@
 """What each head writes into the residual stream as a direct effect on the logits: logit attribution.
 
-The final norm is applied with the scale that it has at each position, so that the effect is linear in what a head
-writes. Everything that this assumes of a model is checked on the numbers of its run.
+Norms on the way, the final one and those between an attention and the residual stream, are applied with the scale that
+they have at each position, so that the effect is linear in what a head writes. Everything that this assumes of a model
+is checked on the numbers of its run, down to the logits.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads, record_heads
 from headwise.table import HeadColumn, HeadTable
 
+ROWS = 64  # of the logits that are compared
 LEAST = 2  # tokens: the last one has none that follows
 TOLERANCE = 1e-3  # of the largest number, for what must be equal
 _MEAN = "Direct effect on the logit of the next token, mean over the text"
@@ -60,21 +62,24 @@ def direct_effects(
     top: int = 3,
 ) -> DirectEffects:
     """The direct effect of every head on the logits at every position: norm(o_i W_O) · W_U, with the scale of the final
-    norm at that position kept.
+    norm at that position kept. Factors of the residual stream and of the logits, and a norm between an attention and
+    the stream, are part of it.
 
     It is exact for that path: the sum over all heads, feed-forward layers and the embedding is the logits, up to the
     mean over the vocabulary. What later layers make of a head's output is not in it.
 
     Args:
         model: a decoder whose attention adds to a residual stream.
-        run: a function that runs the model once on `ids`, with a batch of one. ids: [n].
+        run: a function that runs the model once on `ids`, with a batch of one; if that computes no logits, those of
+            norm(x) · W_U are meant. ids: [n].
         unembedding: W_U, [vocabulary, d_model].
         sites: of `find_heads(model)`, in the order of the layers; all by default.
         top: tokens to return with the largest effects.
     Returns:
         `DirectEffects`.
     Raises:
-        ConfigError: with the reason, for a model whose heads do not add to a residual stream that ends in a norm.
+        ConfigError: with the reason, for a model whose heads do not add to a residual stream that ends in a norm, or
+            whose logits are not a multiple of norm(x) · W_U, as where they have a soft cap.
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; nostalgebraist 2020, "logit lens".
     """
     if len(ids) < LEAST:
@@ -84,15 +89,19 @@ def direct_effects(
         run()
         outputs = [out[0].float() for out in outputs]  # [h, n, d_v]
     weights = [_output(site) for site in sites]
-    stream.check(outputs, weights)
-    scale, gain, centre = stream.norm()
+    paths = stream.paths(outputs, weights)
+    last = stream.norm()
     words = unembedding.float()
-    words = (words - words.mean(0)) * gain  # [V, d_model]
-    if centre:
-        words = words - words.mean(1, keepdim=True)
+    if words.ndim != 2 or words.shape[1] != len(last.gain):
+        raise ConfigError(
+            f"unembedding: shape {tuple(words.shape)}, expected [vocabulary, {len(last.gain)}], the width of the final "
+            f"norm"
+        )
+    words = last.back(words - words.mean(0)) * stream.factor_of_logits(last, unembedding)  # [V, d_model]
     work = sum(2.0 * o.shape[0] * o.shape[1] * len(words) * (o.shape[2] + len(ids)) for o in weights)
     found = DirectEffects([], [], [])
-    for out, o in zip(outputs, weights, strict=True):
+    for out, o, path in zip(outputs, weights, paths, strict=True):
+        o, scale = path.on(o), last.scale * path.scale
         following = ((out @ o)[:, :-1] * words[ids[1:]]).sum(-1) * scale[:-1]  # [h, n - 1]
         found.next_token.append(torch.cat((following, following.new_full((len(out), 1), torch.nan)), 1))
         if work > WORK:
@@ -108,6 +117,25 @@ def _output(site: HeadSite) -> Tensor:
     if "o" not in weights:
         raise ConfigError(f"{site.name}: has no output projection of each head")
     return weights["o"].float()
+
+
+class _Linear(NamedTuple):
+    """What a norm does at the scale that it has at each position, or a factor: x → gain · scale · (x − its mean if
+    centred). gain: [d_model]; scale: [n]."""
+
+    gain: Tensor
+    scale: Tensor
+    centred: bool = False
+    out: Tensor | None = None  # what it made, [n, d_model]
+
+    def on(self, x: Tensor) -> Tensor:
+        """The rows [..., d_model] but for the scale."""
+        return (x - x.mean(-1, keepdim=True) if self.centred else x) * self.gain
+
+    def back(self, x: Tensor) -> Tensor:
+        """Vectors [..., d_model] that products with a result are taken with, as those for products with its input."""
+        x = x * self.gain
+        return x - x.mean(-1, keepdim=True) if self.centred else x
 
 
 @dataclass
@@ -141,9 +169,13 @@ class _Stream:
             for hook in hooks:
                 hook.remove()
 
-    def check(self, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-        """Raise ConfigError unless each attention is the sum of its heads, and each block adds it to the stream."""
-        previous = None
+    def paths(self, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[_Linear]:
+        """How each attention is added to the stream.
+
+        Raises:
+            ConfigError: unless each is the sum of its heads, and each block adds it to the stream.
+        """
+        found, previous = [], None
         for site, out, o in zip(self.sites, outputs, weights, strict=True):
             block = self._block(site)
             written, attention = (out @ o).sum(0), self.passes[site.module].made
@@ -153,16 +185,44 @@ class _Stream:
             rest = attention - written
             if not _equal(rest, rest[:1].expand_as(rest), attention):
                 raise ConfigError(f"{site.name}: its output is not the sum of what its heads write")
-            others = (self.passes[child].made for child in block.modules() if child in self.passes)
-            sums = (before + attention + x for x in others if x is not None and x.shape == after.shape)
-            if not any(_equal(after, total, after) for total in sums):
-                raise ConfigError(f"{site.name}: its output is not added to a residual stream")
+            path = self._added(block, attention, after - before, after)
+            if path is None:
+                raise ConfigError(
+                    f"{site.name}: its output, or a multiple or norm of it, is not added to a residual stream"
+                )
             if previous is not None and not _equal(before, previous, before):
                 raise ConfigError(f"{site.name}: does not read the output of the block before")
             previous = after
+            found.append(path)
+        return found
 
-    def norm(self) -> tuple[Tensor, Tensor, bool]:
-        """The final norm as (factor of each position [n], gain [d_model], whether it subtracts the mean)."""
+    def _added(self, block: nn.Module, attention: Tensor, change: Tensor, like: Tensor) -> _Linear | None:
+        """How the attention is part of what the block adds to the stream, beside at most one other output; None if it
+        is not."""
+        passes = [(module, self.passes[module]) for module in block.modules() if module in self.passes]
+        others = [one.made for _, one in passes if one.made is not None and one.made.shape == change.shape]
+        same = _Linear(torch.ones_like(attention[0]), torch.ones_like(attention[:, 0]), out=attention)
+        ways = [same]
+        for module, one in passes:
+            x, y = one.given, one.made
+            if x is not None and y is not None and x.shape == y.shape == attention.shape and _equal(x, attention, x):
+                norm = _fitted(module, x, y)
+                ways += [] if norm is None else [norm]
+        for way in ways:
+            assert way.out is not None
+            if any(_equal(change, way.out + x, like) for x in others) or _equal(change, way.out, like):
+                return way
+        for way in ways:  # with factors, such as those of residual multipliers
+            assert way.out is not None
+            for x in others:
+                basis = torch.stack((way.out.flatten(), x.flatten()), 1).double()
+                a, c = torch.linalg.lstsq(basis, change.flatten()[:, None].double()).solution.flatten().tolist()
+                if abs(a) > TOLERANCE and _equal(change, a * way.out + c * x, change):
+                    return way._replace(gain=a * way.gain)
+        return None
+
+    def norm(self) -> _Linear:
+        """The final norm."""
         blocks = [self._block(site) for site in self.sites]
         inside = {module for block in blocks for module in block.modules()}
         last = self.passes[blocks[-1]].made
@@ -175,6 +235,24 @@ class _Stream:
                 return found
         raise ConfigError("model: no norm follows the last block")
 
+    def factor_of_logits(self, last: _Linear, unembedding: Tensor) -> float:
+        """The factor of the logits beside norm(x) · W_U and a bias; 1 if the run computed none."""
+        found = [one.made for one in self.passes.values() if one.made is not None]  # the outermost module is the last
+        logits = next((x for x in reversed(found) if x.shape[-1] == len(unembedding)), None)
+        if logits is None or len(logits) < LEAST:
+            return 1.0
+        assert last.out is not None
+        rows = torch.linspace(0, len(logits) - 1, min(len(logits), ROWS)).long()
+        ours = last.out[-len(logits) :][rows] @ unembedding.float().T
+        ours, theirs = (x - x.mean(0) for x in (ours, logits[rows]))  # a bias is the same at all positions
+        factor = float((ours * theirs).sum() / ours.square().sum().clamp_min(torch.finfo(ours.dtype).tiny))
+        if not _equal(factor * ours, theirs, theirs):
+            raise ConfigError(
+                "model: its logits are not a multiple of norm(x) · unembedding, with or without a bias; under a soft "
+                "cap, for instance, no effect is linear in what a head writes"
+            )
+        return factor
+
     def _block(self, site: HeadSite) -> nn.Module:
         block = self.model.get_submodule(site.name.rpartition(".")[0])
         if block not in self.passes or site.module not in self.passes:
@@ -182,29 +260,33 @@ class _Stream:
         return block
 
 
-def _fitted(module: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, bool] | None:
-    """The factors, the gain and whether the mean is subtracted, if the module is an RMS or layer norm that maps x to y;
-    None otherwise. Some norms store their gain less one."""
+def _fitted(module: nn.Module, x: Tensor, y: Tensor) -> _Linear | None:
+    """What the module does, if it is an RMS or layer norm that maps x to y; None otherwise. Some norms store their gain
+    less one."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if not isinstance(weight, Tensor) or weight.shape != x.shape[-1:]:
         return None
     eps = next((e for e in (getattr(module, name, None) for name in ("eps", "variance_epsilon")) if e), 1e-30)
-    for centre in (False, True):
-        inner = x - x.mean(-1, keepdim=True) if centre else x
-        factor = inner.square().mean(-1).add(eps).rsqrt()
+    for centred in (False, True):
+        inner = x - x.mean(-1, keepdim=True) if centred else x
+        scale = inner.square().mean(-1).add(eps).rsqrt()
         for gain in (weight.float(), 1 + weight.float()):
-            shifted = inner * factor[:, None] * gain + (0 if bias is None else bias.float())
+            shifted = inner * scale[:, None] * gain + (0 if bias is None else bias.float())
             if _equal(y, shifted, y):
-                return factor, gain, centre
+                return _Linear(gain, scale, centred, y)
     return None
 
 
 def _tensor(values: Sequence[Any]) -> Tensor | None:
-    """The first tensor of hidden states, of batch entry 0: [n, d]."""
-    for value in values:
-        value = value[0] if isinstance(value, tuple | list) and value else value
-        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
-            return value[0].float()
+    """The first tensor of hidden states, of batch entry 0: [n, d]. Some modules have the positions of all entries in
+    one axis."""
+    flat = [x for value in values for x in (value.values() if isinstance(value, Mapping) else [value])]
+    flat = [x[0] if isinstance(x, tuple | list) and x else x for x in flat]
+    floats = [x for x in flat if isinstance(x, Tensor) and x.is_floating_point()]
+    for ndim in (3, 2):
+        for x in floats:
+            if x.ndim == ndim:
+                return (x[0] if ndim == 3 else x).float()
     return None
 
 
