@@ -16,7 +16,7 @@ from headwise.analysis.spectrum import effective_rank, map_spectrum, squared_wei
 from headwise.attention import attend
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
-from headwise.masks import Causal, Lengths, Mask, Window
+from headwise.masks import Causal, Documents, Lengths, Mask, Window
 from headwise.scores import SinkLogits
 from headwise.table import HeadTable
 
@@ -344,3 +344,27 @@ def test_maps_of_another_text_are_refused(b: int, n: int) -> None:
     with pytest.raises(ShapeError, match=rf"maps: {b} × {n} queries, expected the 2 × 20 tokens of outputs"):
         head_information([normal(2, 2, 20, 3)], [amap], components=4)
     assert "map_rank" in head_information([normal(b, 2, n, 3)], [amap], components=4)
+
+
+def test_padding_counts_neither_by_a_mask_nor_where_maps_hide_it() -> None:
+    """Two sentences in one batch, one padded before and one behind, against both in a batch without padding."""
+    generator = torch.Generator().manual_seed(8)
+    q = torch.randn(2, 3, 40, 4, generator=generator)
+    outputs = torch.randn(2, 3, 40, 4, generator=generator)
+    outputs[:, 1] += outputs[:, 0]
+    real = torch.ones(2, 40, dtype=torch.bool)
+    real[0, :6], real[1, 34:] = False, False
+    outputs[:, 2] += 3 * outputs[:, 0] * ~real[..., None]  # heads are alike in the padding alone
+    mask = Causal() & Documents(real.long() - 1)
+    _, amap = attend(q, q, q, mask=mask, return_map=True)
+    alone = torch.stack((outputs[0, :, 6:], outputs[1, :, :34]))
+    expected = head_information([alone])
+    whole = head_information([outputs])
+    for found in (head_information([outputs], [amap]), head_information([outputs], mask=real)):
+        assert found.about["tokens"] == 68
+        for name in ("output_rank", "stable_rank", "capacity", "shared", "redundancy", "complement"):
+            torch.testing.assert_close(found[name][0], expected[name][0])
+    assert whole.about["tokens"] == 80
+    assert not torch.allclose(whole["redundancy"][0], expected["redundancy"][0])
+    with pytest.raises(ShapeError, match="mask: shape"):
+        head_information([outputs], mask=real[:1])

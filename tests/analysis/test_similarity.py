@@ -113,6 +113,41 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.matrix, table(flat(outputs), cka), rtol=0, atol=atol)
 
 
+def padded(outputs: list[Tensor], before: int, after: int) -> tuple[list[Tensor], Tensor]:
+    """The same tokens among padding whose outputs are large, NaN in one of them; and which tokens are real, [b, n]."""
+    found = []
+    for x in outputs:
+        b, h, _, d = x.shape
+        first, last = (100 * normal(b, h, count, d, seed=count, dtype=x.dtype) for count in (before, after))
+        first[0, 0, 0] = torch.nan
+        found.append(torch.cat((first, x, last), 2))
+    b, _, n, _ = outputs[0].shape
+    real = torch.arange(before + n + after)
+    return found, ((real >= before) & (real < before + n)).expand(b, -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long])
+def test_padding_does_not_count(dtype: torch.dtype) -> None:
+    kinds = ("cosine", "cka", "mutual_information")
+    outputs = outputs_of()
+    given_, mask = padded(outputs, 4, 3)
+    alone, found = output_similarities(outputs, kinds), output_similarities(given_, kinds, mask=mask.to(dtype))
+    for kind in kinds:
+        torch.testing.assert_close(found[kind].matrix, alone[kind].matrix)
+
+
+def test_bad_masks_are_named() -> None:
+    outputs = outputs_of(b=2, n=29)
+    for mask, error, text in (
+        (torch.ones(2, 29), DTypeError, "mask: expected a boolean tensor"),
+        (torch.ones(2, 28).bool(), ShapeError, r"mask: shape \(2, 28\), expected \[2, 29\]"),
+        (torch.full((2, 29), -7), ConfigError, "mask: has the value -7"),
+        (torch.zeros(2, 29).bool(), ConfigError, "mask: is False for all tokens"),
+    ):
+        with pytest.raises(error, match=text):
+            output_similarities(outputs, mask=mask)
+
+
 def test_one_token() -> None:
     found = output_similarities(outputs_of(1, (2,), 1, 3), ["cosine", "cka", "mutual_information"], corrected=False)
     assert found["cosine"]["L0H0", "L0H0"] == pytest.approx(1)

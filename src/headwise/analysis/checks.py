@@ -57,8 +57,9 @@ def checked_maps(maps: Sequence[AttentionMap] | AttentionMap, *, square: bool = 
     return maps
 
 
-def checked_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Head outputs of all layers as [h, tokens, d_v] float32 (float64 for float64), batch entries one after another.
+def checked_outputs(outputs: Sequence[Tensor], mask: Tensor | None = None) -> list[Tensor]:
+    """Head outputs of all layers as [h, tokens, d_v] float32 (float64 for float64), batch entries one after another,
+    without the tokens [b, n] where `mask` is False.
 
     Raises:
         ShapeError, DTypeError, ConfigError: naming the layer; also for NaN and infinity.
@@ -77,16 +78,39 @@ def checked_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
             raise ShapeError(
                 f"outputs[{layer}]: shape {tuple(x.shape)}, expected [{b0}, h, {n0}, {d0}] as in outputs[0]"
             )
-        bad = (~torch.isfinite(x)).sum((0, 2, 3))
+        if mask is None:
+            kept = x.detach().transpose(0, 1).reshape(h, b * n, d)
+        else:
+            kept = x.detach().transpose(0, 1)[:, checked_tokens(mask, b, n).to(x.device)]
+        bad = (~torch.isfinite(kept)).sum((1, 2))
         if bool(bad.any()):
             heads = bad.nonzero().flatten().tolist()
             raise ConfigError(
                 f"outputs[{layer}]: {int(bad.sum())} entries of head {_listed(heads)} are NaN or infinite"
             )
-        found.append(compute(x.detach()).transpose(0, 1).reshape(h, b * n, d))
+        found.append(compute(kept))
     if not found:
         raise ShapeError("outputs: got none, expected one [b, h, n, d_v] for each layer")
     return _alike("outputs", found)
+
+
+def checked_tokens(mask: Tensor, b: int, n: int) -> Tensor:
+    """Which tokens are no padding, boolean [b, n]: those where `mask` is True, or 1 as in transformers' attention_mask.
+
+    Raises:
+        ShapeError, DTypeError, ConfigError: naming the argument.
+    """
+    if not isinstance(mask, Tensor) or mask.is_floating_point() or mask.is_complex():
+        raise DTypeError(
+            f"mask: expected a boolean tensor [b, n], True for tokens that are no padding; got {_kind(mask)}"
+        )
+    if tuple(mask.shape) != (b, n):
+        raise ShapeError(f"mask: shape {tuple(mask.shape)}, expected [{b}, {n}], the batch and tokens of outputs")
+    if bool(((mask != 0) & (mask != 1)).any()):
+        raise ConfigError(f"mask: has the value {int(mask[(mask != 0) & (mask != 1)][0])}, expected True and False")
+    if not bool(mask.any()):
+        raise ConfigError("mask: is False for all tokens")
+    return mask.bool()
 
 
 def checked_weights(weights: Sequence[Weights], sides: str) -> dict[str, list[Tensor]]:

@@ -37,6 +37,7 @@ def head_information(
     shrinkage: float = 1e-3,
     corrected: bool = True,
     components: int = 32,
+    mask: Tensor | None = None,
 ) -> HeadTable:
     """Ranks, capacity, redundancy and complementarity of each head's output; with `maps`, ranks of its map too.
 
@@ -52,20 +53,22 @@ def head_information(
             degrees of freedom (adjusted R²), and the bias of the information is subtracted. Requires more tokens than
             the layer has output dimensions, h·d_v.
         components: singular values of each map, as in `map_spectrum`.
+        mask: boolean [b, n], True for tokens that are no padding, as in `output_similarities`; only those count. By
+            default those that are not fully masked queries in all `maps`, or all tokens without maps.
     Returns:
-        A table with the columns of `headwise.analysis.information.COLUMNS`; `about` holds "tokens" (of all batch
-        entries), "shrinkage" γ, "value_dim" d_v, which bounds both ranks, and "capacity_bound" (d_v/2) ln(1/γ), the
-        capacity of a head whose dimensions all have the same variance. A constant head has 0 in all columns of outputs;
-        the only head of its layer has redundancy 0. With several batch entries, columns of maps are means over them.
+        A table with the columns of `headwise.analysis.information.COLUMNS`; `about` holds "tokens" (that count, of all
+        batch entries), "shrinkage" γ, "value_dim" d_v, which bounds both ranks, and "capacity_bound" (d_v/2) ln(1/γ),
+        the capacity of a head whose dimensions all have the same variance. A constant head has 0 in all columns of
+        outputs; the only head of its layer has redundancy 0. With several batch entries, columns of maps are means over them.
     Raises:
         ShapeError, DTypeError, ConfigError: naming the argument.
     """
     check_shrinkage(shrinkage, least=1e-9)
-    layers = checked_outputs(outputs)
+    maps = None if maps is None else checked_maps(maps)
+    layers = checked_outputs(outputs, _tokens(outputs, maps) if mask is None else mask)
     sizes = counts(layers)
     tokens, d = layers[0].shape[1:]
     if maps is not None:
-        maps = checked_maps(maps)
         if [amap.shape[1] for amap in maps] != sizes:
             raise ShapeError(f"maps: heads {[amap.shape[1] for amap in maps]} by layer, expected {sizes} as in outputs")
         b, _, n, _ = outputs[0].shape
@@ -90,6 +93,15 @@ def head_information(
     )
     about = {"tokens": tokens, "value_dim": d, "shrinkage": shrinkage, "capacity_bound": bound}
     return HeadTable(columns, title=title, about=about)
+
+
+def _tokens(outputs: Sequence[Tensor], maps: Sequence[AttentionMap] | None) -> Tensor | None:
+    """The tokens that see anything in any head of any layer, boolean [b, n]; None if all do, or none, or if the maps
+    are of another size."""
+    if not maps or not isinstance(outputs[0], Tensor) or outputs[0].shape[::2] != maps[0].shape[::2]:
+        return None
+    sees = torch.stack([(amap.lse != -torch.inf).any(1).cpu() for amap in maps]).any(0)
+    return sees if bool(sees.any()) and not bool(sees.all()) else None
 
 
 def _layer(outputs: Tensor, shrinkage: float, corrected: bool) -> dict[str, Tensor]:

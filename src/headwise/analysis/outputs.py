@@ -31,6 +31,7 @@ def output_similarities(
     weights: Sequence[Weights] | None = None,
     shrinkage: float = 1e-3,
     corrected: bool = True,
+    mask: Tensor | None = None,
 ) -> dict[str, HeadSimilarity]:
     """The similarity of the outputs of all heads of all layers, by one or more measures.
 
@@ -53,6 +54,8 @@ def output_similarities(
         corrected: subtract the bias of the information from few tokens, d²/(2n) in first order. It is exact for
             Gaussian heads and γ = 0, and first order in γ, so unrelated heads can have slightly less than 0. The
             diagonal, a head with itself, is not corrected.
+        mask: boolean [b, n], True for tokens that are no padding, as the attention_mask of transformers; only those
+            count. Without it, all do: outputs do not show which tokens are padding.
     Returns:
         kind → `HeadSimilarity`. Heads of zeros (for "cka" and information, constant heads) have 0 with all heads,
         including themselves.
@@ -63,7 +66,7 @@ def output_similarities(
     for kind in kinds:
         check_choice("kinds", kind, SIMILARITIES)
     check_shrinkage(shrinkage)
-    layers = checked_outputs(outputs)
+    layers = checked_outputs(outputs, mask)
     names = head_names(counts(layers))
     found = {}
     if "cosine" in kinds:
