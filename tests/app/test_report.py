@@ -135,6 +135,9 @@ def test_cross_attention_is_shown_as_such(tmp_path: Path) -> None:
     report = hw.report(record, tmp_path / "r.html", pieces=source, decoder_pieces=target, title=HOSTILE)
     titles = [p.title.split(",")[0] for p in report.passages]
     assert titles == ["encoder", "encoder", "decoder", "decoder", "cross attention", "cross attention"]
+    # The tokens of each passage, without its padding.
+    assert [p.title for p in report.passages[:2]] == ["encoder, 9 tokens, entry 0", "encoder, 6 tokens, entry 1"]
+    assert report.passages[5].title == "cross attention, 5 tokens at 6, entry 1"
     cross = report.passages[5]
     assert cross.tokens == target[1]
     assert cross.keys == source[1][:6]

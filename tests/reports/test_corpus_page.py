@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from rich.console import Console
 
 import headwise as hw
 from headwise.corpus import Passages, measure_corpus
+from headwise.corpus.passages import HeadPassages
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import save_model
 from headwise.lm.loading import load_model
@@ -64,7 +66,9 @@ def test_a_report_takes_the_sweep_of_its_model_alone(found, model):
         hw.see("武松", model.model, sweep=found.passages)
 
 
-@pytest.mark.parametrize(("lang", "title"), [("en", "(weight; in the sample)"), ("zh", "（权重；括号内为抽样平均）")])
+@pytest.mark.parametrize(
+    ("lang", "title"), [("en", "weight in the strongest passage"), ("zh", "最强段落中的权重；括号内为抽样平均")]
+)
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_terminal_has_a_line_for_each_distinctive_head(found, lang, title, width):
     console = Console(width=width, record=True, file=open("/dev/null", "w"), color_system=None)  # noqa: SIM115
@@ -79,6 +83,21 @@ def test_the_terminal_has_a_line_for_each_distinctive_head(found, lang, title, w
         assert re.match(rf" *L{layer}H{head}  {best.strength:.3g} \(", line)
         assert cell_len(line) <= width
         assert "\u202e" not in line
+
+
+def test_heads_whose_strongest_passages_are_the_sample_are_not_named(found, capsys):
+    """Of a corpus of few windows all are strongest and all are sampled: no head attends strongly in few of them."""
+    every = {place: HeadPassages(one.sampled, one.sampled) for place, one in found.passages.items()}
+    place = found.passages.distinctive(1)[0]
+    same = replace(found.passages, found=every)
+    one = replace(found.passages, found=every | {place: found.passages[place]})
+    assert same.distinctive(5) == []
+    assert one.distinctive(5) == [place]
+    with speaking("en"):
+        print_passages(same, Console(width=100))
+        assert capsys.readouterr().out == ""
+        print_passages(one, Console(width=100))
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 def test_a_sweep_without_passages_has_a_page(model, found, tmp_path):

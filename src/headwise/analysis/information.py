@@ -59,7 +59,8 @@ def head_information(
         A table with the columns of `headwise.analysis.information.COLUMNS`; `about` holds "tokens" (that count, of all
         batch entries), "shrinkage" γ, "value_dim" d_v, which bounds both ranks, and "capacity_bound" (d_v/2) ln(1/γ),
         the capacity of a head whose dimensions all have the same variance. A constant head has 0 in all columns of
-        outputs; the only head of its layer has redundancy 0. With several batch entries, columns of maps are means over them.
+        outputs; the only head of its layer has redundancy 0. With several batch entries, columns of maps are means over
+        them.
     Raises:
         ShapeError, DTypeError, ConfigError: naming the argument.
     """

@@ -28,6 +28,7 @@ from headwise.files import write_text
 from headwise.wording import Bilingual
 
 FORMAT = "headwise-passages-1"
+ROUNDING = 1e-9  # of means of equal strengths
 
 
 class Key(NamedTuple):
@@ -149,8 +150,10 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
         return f"Passages({len(self)} heads, {count} strongest passages by {self.by})"
 
     def distinctive(self, count: int) -> list[tuple[int, int]]:
-        """The heads with the largest `contrast`."""
-        return sorted(self.found, key=lambda place: -self.found[place].contrast)[:count]
+        """The heads with the largest `contrast`, at most `count`; without those whose strongest passages are no
+        stronger than the sample, as where both are of the same windows."""
+        strong = [place for place, found in self.found.items() if found.contrast > ROUNDING]
+        return sorted(strong, key=lambda place: -self.found[place].contrast)[:count]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, as in the file."""

@@ -34,8 +34,8 @@ def passages_data(passages: Passages, lang: str) -> tuple[dict[str, Any], str, s
 
 
 def print_passages(passages: Passages, console: Console) -> None:
-    """Print a line for each of the heads that attend strongly in few passages; nothing without passages."""
-    places = [place for place in passages.distinctive(LINES) if passages[place].strongest]
+    """Print a line for each of the heads that attend strongly in few passages; nothing without such heads."""
+    places = passages.distinctive(LINES)
     if not places:
         return
     lang = language()

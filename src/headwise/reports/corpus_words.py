@@ -59,8 +59,8 @@ PLACES: dict[str, tuple[str, str]] = {
 }
 TERMINAL: dict[str, tuple[str, str]] = {
     "distinctive": (
-        "Passages of the heads that attend strongly in few of them ({by}; in the sample):",
-        "只在少数段落中强烈关注的头（{by}；括号内为抽样平均）：",
+        "Heads that attend strongly in few passages ({by} in the strongest passage; in brackets: mean of the sample):",
+        "只在少数段落中强烈关注的头（最强段落中的{by}；括号内为抽样平均）：",
     ),
 }
 

@@ -68,19 +68,13 @@ def groups_of(maps: Mapping[str, Kept]) -> list[Group]:
     return list(found.values())
 
 
-def titles(groups: Sequence[Group]) -> list[str]:
-    """A title for each group."""
-    both = any(group.crosses for group in groups)
-    return [_title(group, both, len(groups)) for group in groups]
-
-
-def _title(group: Group, both: bool, count: int) -> str:
-    _, n, m = group.size
+def title(group: Group, groups: Sequence[Group], n: int, m: int) -> str:
+    """The title of n queries and m keys of a group that are shown, among these groups."""
     if group.crosses:
         return message("title_cross", queries=counted("token", n), keys=m)
-    if both:
+    if any(other.crosses for other in groups):
         return message("title_decoder" if group.causal else "title_encoder", tokens=counted("token", m))
-    return counted("token", m) if count > 1 else ""
+    return counted("token", m) if len(groups) > 1 else ""
 
 
 def _causal(amap: Kept) -> bool:

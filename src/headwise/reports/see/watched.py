@@ -24,7 +24,7 @@ from headwise.reports import nonfinite
 from headwise.reports.data import Passage, Report
 from headwise.reports.html import write_report
 from headwise.reports.messages import message
-from headwise.reports.see.groups import Group, groups_of, titles
+from headwise.reports.see.groups import Group, groups_of, title as title_of
 from headwise.reports.see.heads import alike
 from headwise.reports.see.images import Images, images_of, with_patches
 from headwise.reports.see.look import CELLS
@@ -123,8 +123,8 @@ def of_maps(
     over = _images_of_groups(images, groups, texts)
     passages = [
         shown
-        for group, name, image in zip(groups, titles(groups), over, strict=True)
-        for shown in _passages(group, name, texts, groups, places, _entries(group, entries), cells, image)
+        for group, image in zip(groups, over, strict=True)
+        for shown in _passages(group, texts, groups, places, _entries(group, entries), cells, image)
     ]
     columns, patterns, roles_found = _numbers(maps, latest, groups, texts, places, table, over)
     heads = [range(count) for count in places.counts]
@@ -197,7 +197,7 @@ def _entries(group: Group, entries: int | Sequence[int] | None) -> list[int]:
 
 
 def _passages(
-    group: Group, name: str, texts: tuple[Text | None, Text | None], groups: Sequence[Group], places: Places,
+    group: Group, texts: tuple[Text | None, Text | None], groups: Sequence[Group], places: Places,
     entries: Sequence[int], cells: int, images: Images | None,
 ) -> list[Passage]:  # fmt: skip
     b, n, m = group.size
@@ -214,6 +214,7 @@ def _passages(
         other: Side | None = None
         if group.crosses or at != cols:
             other = keys.side(entry, of_keys) if keys else numbered(of_keys)
+        name = title_of(group, groups, len(rows), len(cols))
         title = joined(part for part in (name, message("title_entry", entry=entry) if b > 1 else "") if part)
         sides: tuple[Side, Side | None] = side, other
         patches: tuple[int | None, int | None] = None, None
