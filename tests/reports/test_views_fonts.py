@@ -3,11 +3,14 @@
 import base64
 import io
 import re
+from pathlib import Path
 
 import pytest
 from fontTools.ttLib import TTFont
 from view_samples import passage, report_of
 
+import headwise.reports
+from headwise.reports import diagrams
 from headwise.reports.fonts import SIGNS, covered, font_face, font_path
 from headwise.reports.html import write_report
 
@@ -65,3 +68,21 @@ def test_the_same_text_gives_the_same_bytes_at_any_time(monkeypatch):
     before = font_face("武松")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     assert font_face("武松") == before
+
+
+def test_the_packaged_font_stands_before_fonts_that_a_machine_may_have():
+    """Chromium looks no further than the first font that the machine has: behind it, Han would be empty boxes."""
+    reports = Path(headwise.reports.__file__).parent
+    styles = [(path, path.read_text(encoding="utf-8")) for path in sorted(reports.rglob("*.css"))]
+    styles.append((reports / "diagrams.py", diagrams.STYLE))
+    found = 0
+    for path, style in styles:
+        for line in re.findall(r"(?:--(?:ui|mono|han)|font(?:-family)?):([^;{}]*)", style):
+            names = [name.strip(" \"'") for name in re.sub(r"^[^\"',]*\d[\d.a-z/]* ", "", line).split(",")]
+            families = [name for name in names if not name.startswith(("var(", "Headwise Han"))]
+            if len(names) < 3 or not families:
+                continue
+            first = next(i for i, name in enumerate(names) if name == families[0])
+            assert any(n.startswith("Headwise Han") or n == "var(--han)" for n in names[:first]), (path.name, line)
+            found += 1
+    assert found >= 6

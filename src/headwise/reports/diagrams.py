@@ -29,7 +29,7 @@ MOST_WIDE = 1000  # matrices beyond it begin another row
 NUMBERS = 12  # rows and columns at most to write the numbers into the cells
 LINES = ("#3b4cc0", "#b4451f", "#1f8a70", "#8a3ffc", "#6b7280", "#c2185b")
 STYLE = (
-    "text{font:12px system-ui,'Segoe UI','Noto Sans CJK SC','PingFang SC','Microsoft YaHei','Headwise Han',sans-serif;"
+    "text{font:12px 'Headwise Han','Segoe UI',system-ui,'Noto Sans CJK SC','PingFang SC','Microsoft YaHei',sans-serif;"
     "fill:#1d1e26;"
     "stroke:none}.ink{stroke:#63656f}.grid{stroke:#dfddd3}.reference{stroke-dasharray:5 4}"
 )
