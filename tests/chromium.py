@@ -16,7 +16,7 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
     "--remote-debugging-pipe", "--force-color-profile=srgb", "--hide-scrollbars",
-    "--disable-backgrounding-occluded-windows",
+    "--disable-backgrounding-occluded-windows", "--enable-logging=stderr",
 ]  # fmt: skip
 # The browser reads from descriptor 3 and writes to 4; a small program puts ours there.
 TRAMPOLINE = """
@@ -34,13 +34,16 @@ class Browser:
         theirs, self._write = os.pipe()
         self._read, their_write = os.pipe()
         command = [sys.executable, "-c", TRAMPOLINE, str(theirs), str(their_write), str(BROWSER), *FLAGS]
-        self._process = subprocess.Popen(
-            [*command, f"--user-data-dir={profile}", "about:blank"], pass_fds=(theirs, their_write),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        self._log = profile / "log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, f"--user-data-dir={profile}", "about:blank"], pass_fds=(theirs, their_write),
+                stdout=subprocess.DEVNULL, stderr=log,
+            )  # fmt: skip
         os.close(theirs)
         os.close(their_write)
         self._count, self._buffer = 0, b""
+        self._free: list[tuple[str, str]] = []  # tabs that are empty again, and their contexts
         self.events: list[dict[str, Any]] = []
 
     def send(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
@@ -60,11 +63,26 @@ class Browser:
             self.events.append(answer)
 
     def page(self, width: int = 1280, height: int = 800, **options: Any) -> "Page":
-        """A new page of that size in css pixels, with storage of its own: what other pages kept is not in it."""
-        context = self.send("Target.createBrowserContext")["browserContextId"]
-        target = self.send("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        """A page of that size in css pixels, with storage of its own: what other pages kept is not in it.
+
+        A tab that a closed page left empty serves again: its process has started, and has drawn before."""
+        if self._free:
+            context, target = self._free.pop()
+        else:
+            context = self.send("Target.createBrowserContext")["browserContextId"]
+            target = self.send("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        return Page(self, context, session, width, height, **options)
+        return Page(self, context, target, session, width, height, **options)
+
+    def take_back(self, context: str, target: str, session: str) -> None:
+        """The tab of a closed page, empty, for the next one. What a session set ends with it."""
+        self.send("Target.detachFromTarget", sessionId=session)
+        self.events = [event for event in self.events if event.get("sessionId") != session]
+        self._free.append((context, target))
+
+    def console(self) -> list[str]:
+        """What all pages have written to the console so far, and the frames in them, whose processes are others."""
+        return [line for line in self._log.read_text("utf-8", errors="replace").splitlines() if "CONSOLE" in line]
 
     def close(self) -> None:
         """End the browser."""
@@ -92,15 +110,14 @@ class Page:
     """A tab: opened, asked, clicked, scrolled, and looked at."""
 
     def __init__(
-        self, browser: Browser, context: str, session: str, width: int, height: int, *, scale: float = 1.0,
-        touch: bool = False, theme: str = "light", still: bool = True,
+        self, browser: Browser, context: str, target: str, session: str, width: int, height: int, *,
+        scale: float = 1.0, touch: bool = False, theme: str = "light", still: bool = True,
     ) -> None:  # fmt: skip
-        self._browser, self._context, self._session = browser, context, session
+        self._browser, self._context, self._target, self._session = browser, context, target, session
         for domain in ("Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=touch
-        )
+        self._screen = {"deviceScaleFactor": scale, "mobile": touch}
+        self.resize(width, height)
         self.send("Emulation.setTouchEmulationEnabled", enabled=touch)
         motion = "reduce" if still else "no-preference"
         wishes = {"prefers-color-scheme": theme, "prefers-reduced-motion": motion}
@@ -110,6 +127,10 @@ class Page:
     def send(self, method: str, **params: Any) -> dict[str, Any]:
         """A command of the protocol, to this tab."""
         return self._browser.send(method, self._session, **params)
+
+    def resize(self, width: int, height: int) -> None:
+        """The window's size, in css pixels."""
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, **self._screen)
 
     def open(self, url: str) -> None:
         """Go there; the page's scripts have begun when this returns."""
@@ -197,5 +218,10 @@ class Page:
         return out
 
     def close(self) -> None:
-        """Close the tab and its storage."""
-        self._browser.send("Target.disposeBrowserContext", browserContextId=self._context)
+        """Leave nothing of it: no document, history, storage or settings."""
+        self.send("Page.navigate", url="about:blank")
+        self.wait("location.href === 'about:blank'")
+        self.do("window.name = ''")
+        self.send("Storage.clearDataForOrigin", origin="*", storageTypes="all")
+        self.send("Page.resetNavigationHistory")
+        self._browser.take_back(self._context, self._target, self._session)

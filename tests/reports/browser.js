@@ -1,4 +1,4 @@
-// Put into a copy of the page by test_views_browser.py: helpers, then the test's own steps, then the result.
+// Put into a copy of the page by the fixture `played`: helpers, then the test's own steps, then the result.
 const out = {};
 const all = (css) => [...document.querySelectorAll(css)];
 const one = (css) => document.querySelector(css);
@@ -8,6 +8,14 @@ const until = async (what) => {
   for (let i = 0; i < 200; i++) { if (what()) return; await pause(10); }
   throw new Error("waited in vain for " + what);
 };
+// The change, and until the map is drawn anew: its weights may have to be unpacked first.
+let draws = 0;
+const drawImage = CanvasRenderingContext2D.prototype.drawImage;
+CanvasRenderingContext2D.prototype.drawImage = function (...what) {
+  if (this.canvas.id === "map-base") draws++;
+  drawImage.apply(this, what);
+};
+const drawn = async (change) => { draws = 0; change(); await until(() => draws); await new Promise(requestAnimationFrame); };
 const point = (element, type, at = {}) => element.dispatchEvent(new PointerEvent(type, { bubbles: true, pointerId: 1, button: 0, ...at }));
 const press = (element, key, more = {}) => element.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true, ...more }));
 const choose = (css, value) => { one(css).value = value; one(css).dispatchEvent(new Event("change", { bubbles: true })); };

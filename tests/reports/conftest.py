@@ -1,5 +1,8 @@
 """The report that most tests of the views show, and reports in a real browser."""
 
+import base64
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ from view_samples import passage, report_of
 from chromium import Page
 from headwise.reports.data import Passage, Report
 from headwise.reports.html import write_report
+
+HELPERS = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -33,3 +38,25 @@ def show(new_page: Callable[..., Page], tmp_path: Path) -> Callable[..., Page]:
         return page
 
     return opened
+
+
+@pytest.fixture
+def played(new_page: Callable[..., Page], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """What steps (JavaScript) put into `out`, run in a copy of the report whose policy lets this one script in:
+    played(report, steps, "layer=0&head=1") -> out. The console stays silent."""
+
+    def run(report: Report, steps: str, fragment: str = "") -> dict[str, Any]:
+        code = write_report(report, tmp_path / "page.html").read_text(encoding="utf-8")
+        script = "{\n" + HELPERS + "\nconst steps = async () => {\n" + steps + "\n};\n}"
+        named = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        code = code.replace("script-src ", f"script-src 'sha256-{named}' ", 1)
+        code = code.replace("</body>", f"<script>{script}</script></body>")
+        (tmp_path / "played.html").write_text(code, encoding="utf-8")
+        page = new_page(width=1400, height=1200)
+        page.open((tmp_path / "played.html").as_uri() + fragment)
+        page.wait("document.documentElement.dataset.result")
+        out = json.loads(page.do("document.documentElement.dataset.result"))
+        assert "error" not in out, out["error"]
+        return out
+
+    return run

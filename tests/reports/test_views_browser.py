@@ -1,62 +1,16 @@
 """The page in a real browser: opened from disk, pointed at, clicked, sorted, and silent in the console."""
 
-import base64
-import hashlib
-import html
-import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from view_samples import FAMILY, HOSTILE, compared, passage, report_of
 
 from headwise.reports.data import Comparison, Passage
-from headwise.reports.html import write_report
 from parameters import thorough
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-    "--enable-logging=stderr", "--window-size=1400,1200", "--virtual-time-budget=20000", "--dump-dom",
-]  # fmt: skip
-HELPERS = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium here to open the page in"),
-]
-
-
-def opened(path: Path, tmp_path: Path, fragment: str = "") -> tuple[str, list[str]]:
-    """The document after its scripts ran, and what they wrote to the console."""
-    profile = tmp_path / "profile"
-    command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", path.as_uri() + fragment]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
-    shutil.rmtree(profile, ignore_errors=True)
-    console = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if "CONSOLE" in line]
-    return done.stdout.decode("utf-8"), console
-
-
-def played(report, tmp_path: Path, steps: str, fragment: str = "", **options) -> dict:
-    """What `steps` (JavaScript) put into `out`, run in a copy of the page whose policy lets this one script in."""
-    page = write_report(report, tmp_path / "page.html", **options).read_text(encoding="utf-8")
-    script = "{\n" + HELPERS + "\nconst steps = async () => {\n" + steps + "\n};\n}"
-    code = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = page.replace("script-src ", f"script-src 'sha256-{code}' ", 1)
-    page = page.replace("</body>", f"<script>{script}</script></body>")
-    (tmp_path / "played.html").write_text(page, encoding="utf-8")
-    document, console = opened(tmp_path / "played.html", tmp_path, fragment)
-    assert console == []
-    found = re.search(r'data-result="([^"]*)"', document)
-    assert found, "the steps did not come to an end"
-    out = json.loads(html.unescape(found[1]))
-    assert "error" not in out, out["error"]
-    return out
+pytestmark = pytest.mark.browser
 
 
 def shown_within(weight: float) -> float:
@@ -67,19 +21,17 @@ def shown_within(weight: float) -> float:
 @pytest.mark.parametrize(
     "text", thorough(["武松打虎。", "水", "\n", FAMILY, HOSTILE, "a" * 700], {"水", "\n", FAMILY, "a" * 700})
 )
-def test_page_opens_from_disk_without_a_word_in_the_console(tmp_path, text):
-    path = write_report(report_of(passage(text, text), title=text, notes=[text]), tmp_path / "report.html")
-    document, console = opened(path, tmp_path)
-    assert console == []
-    assert re.search(r'id="failure"[^>]*hidden', document)
-    assert "<img" not in document
-    assert re.search(r'id="map-title">Layer \d · head \d<', document)
-    assert re.search(r'id="map-base" width="\d{3,}"', document)
+def test_page_opens_from_disk_without_a_word_in_the_console(show, text):
+    page = show(report_of(passage(text, text), title=text, notes=[text]))
+    assert page.do("document.querySelector('#failure').hidden")
+    assert page.do("document.images.length") == 0
+    assert re.match(r"Layer \d · head \d$", page.do("document.querySelector('#map-title').textContent"))
+    assert page.do("document.querySelector('#map-base').width") >= 100
 
 
 @pytest.mark.thorough
-def test_pointing_at_the_map_tells_every_weight(tmp_path, chinese):
-    out = played(chinese, tmp_path, "await ready(); out.said = await sweep(27);", "#layer=1&head=2")
+def test_pointing_at_the_map_tells_every_weight(played, chinese):
+    out = played(chinese, "await ready(); out.said = await sweep(27);", "#layer=1&head=2")
     said = {}
     for line in out["said"]:
         # "query|武 0|0|key|松 1|1|0.123weight", with each b's own number inside it too
@@ -93,7 +45,7 @@ def test_pointing_at_the_map_tells_every_weight(tmp_path, chinese):
 
 
 @pytest.mark.thorough
-def test_keys_walk_the_map_and_enter_pins(tmp_path, chinese):
+def test_keys_walk_the_map_and_enter_pins(played, chinese):
     steps = """
       await ready();
       one("#map").focus();
@@ -105,7 +57,7 @@ def test_keys_walk_the_map_and_enter_pins(tmp_path, chinese):
       press(document.body, "Escape");
       out.after = units().findIndex((u) => u.classList.contains("pin"));
     """
-    out = played(chinese, tmp_path, steps, "#layer=0&head=0")
+    out = played(chinese, steps, "#layer=0&head=0")
     # The first key puts the cursor beside the first cell: (1, 0), (2, 0), (2, 1).
     assert "打" in out["tip"]
     assert "松" in out["tip"]
@@ -114,7 +66,7 @@ def test_keys_walk_the_map_and_enter_pins(tmp_path, chinese):
     assert (out["pinned"], out["after"]) == (2, -1)
 
 
-def test_full_size_has_every_character_and_number_of_a_long_text(tmp_path):
+def test_full_size_has_every_character_and_number_of_a_long_text(played):
     words = "".join(chr(0x4E00 + 7 * i) for i in range(137))
     steps = """
       await ready();
@@ -149,7 +101,7 @@ def test_full_size_has_every_character_and_number_of_a_long_text(tmp_path):
       out.shut = frame.scrollHeight - frame.clientHeight;
     """
     report = report_of(passage(words))
-    out = played(report, tmp_path, steps, "#layer=0&head=1")
+    out = played(report, steps, "#layer=0&head=1")
     assert (out["room"], out["shut"]) == (0, 0)
     assert out["characters"] == 137
     window = next(w for w in range(5, 25) if len(out["numbers"]) == w * (w + 1) // 2)  # a causal map's last corner
@@ -160,7 +112,7 @@ def test_full_size_has_every_character_and_number_of_a_long_text(tmp_path):
 
 
 @pytest.mark.thorough
-def test_text_shows_both_directions_and_a_click_pins(tmp_path, chinese):
+def test_text_shows_both_directions_and_a_click_pins(played, chinese):
     steps = """
       await ready();
       const tops = () => all("#tops ol").map((list) => [...list.children].map((li) => li.textContent));
@@ -179,7 +131,7 @@ def test_text_shows_both_directions_and_a_click_pins(tmp_path, chinese):
       units()[4].click();
       out.unpinned = units().every((u) => u.className === "");
     """
-    out = played(chinese, tmp_path, steps, "#layer=1&head=2")
+    out = played(chinese, steps, "#layer=1&head=2")
     maps, tokens = chinese.passages[0].maps[1, 2], chinese.passages[0].tokens
     top = max(maps[4].max(), maps[:, 4].max())
     for side, shares in ((0, maps[4]), (1, maps[:, 4])):
@@ -200,7 +152,7 @@ def test_text_shows_both_directions_and_a_click_pins(tmp_path, chinese):
 
 
 @pytest.mark.thorough
-def test_thumbnail_row_and_selectors_choose_a_head(tmp_path, chinese):
+def test_thumbnail_row_and_selectors_choose_a_head(played, chinese):
     steps = """
       await ready();
       await until(() => all(".thumb canvas").every((c) => colours(c) > 4));
@@ -218,7 +170,7 @@ def test_thumbnail_row_and_selectors_choose_a_head(tmp_path, chinese):
       press(all(".thumb")[0], "ArrowDown");
       out.focus = [document.activeElement.layer, document.activeElement.head];
     """
-    out = played(chinese, tmp_path, steps)
+    out = played(chinese, steps)
     assert out["thumb"][:3] == ["Layer 1 · head 1", 1, "11"]
     assert out["row"][:3] == ["Layer 0 · head 2", 1, "02"]
     assert out["selector"][:3] == ["Layer 1 · head 2", 1, "12"]
@@ -227,7 +179,7 @@ def test_thumbnail_row_and_selectors_choose_a_head(tmp_path, chinese):
 
 
 @pytest.mark.thorough
-def test_table_sorts_and_unknown_numbers_stand_last(tmp_path, chinese):
+def test_table_sorts_and_unknown_numbers_stand_last(played, chinese):
     steps = """
       await ready();
       const heads = all("#table th button");
@@ -243,7 +195,7 @@ def test_table_sorts_and_unknown_numbers_stand_last(tmp_path, chinese):
       out.lost = order();
       out.shown = all("tbody tr").map((r) => r.children[3].textContent);
     """
-    out = played(chinese, tmp_path, steps)
+    out = played(chinese, steps)
     entropy, sink = (chinese.statistics.dense(name).numpy() for name in ("entropy", "sink_mass"))
     down = sorted(np.ndindex(2, 3), key=lambda at: -entropy[at])
     assert [tuple(at) for at in out["down"]] == down
@@ -257,25 +209,23 @@ def test_table_sorts_and_unknown_numbers_stand_last(tmp_path, chinese):
 
 
 @pytest.mark.thorough
-def test_sentence_and_drag_zoom_and_escape_goes_back(tmp_path, chinese):
+def test_sentence_and_drag_zoom_and_escape_goes_back(played, chinese):
     steps = """
       await ready();
-      choose("#sentence", "1");
-      await pause(50);
+      await drawn(() => choose("#sentence", "1"));
       out.said = await sweep(12);
       out.faint = units().map((u) => u.classList.contains("out"));
       out.button = one("#unzoom").hidden;
-      press(document.body, "Escape");
-      await pause(50);
+      await drawn(() => press(document.body, "Escape"));
       out.back = [one("#unzoom").hidden, one("#sentence").value, (await sweep(27)).length];
       const over = one("#map-over"), box = over.getBoundingClientRect();
       const drag = (type, x, y) =>
         point(over, type, { clientX: box.left + x * box.width, clientY: box.top + y * box.height });
-      drag("pointerdown", 0.3, 0.2); drag("pointermove", 0.7, 0.6); drag("pointerup", 0.7, 0.6);
-      await pause(50);
+      drag("pointerdown", 0.3, 0.2); drag("pointermove", 0.7, 0.6);
+      await drawn(() => drag("pointerup", 0.7, 0.6));
       out.dragged = [one("#unzoom").hidden, (await sweep(27)).length];
     """
-    out = played(chinese, tmp_path, steps)
+    out = played(chinese, steps)
     assert len(out["said"]) == 16
     assert all(int(number) >= 5 for line in out["said"] for number in re.findall(r"\|(\d+)\|", line))
     assert out["faint"] == [True] * 5 + [False] * 4
@@ -286,18 +236,17 @@ def test_sentence_and_drag_zoom_and_escape_goes_back(tmp_path, chinese):
 
 
 @pytest.mark.thorough
-def test_pooled_cells_say_mean_or_maximum_and_their_texts(tmp_path):
+def test_pooled_cells_say_mean_or_maximum_and_their_texts(played):
     pooled = report_of(passage("话说大宋仁宗天子在位，嘉佑三年", cell=4))
     steps = """
       await ready();
       out.mean = await sweep(12);
-      choose("#kind", "peak");
-      await pause(50);
+      await drawn(() => choose("#kind", "peak"));
       out.peak = await sweep(12);
       out.hint = text("#cell-hint");
       out.units = units().map((u) => u.textContent);
     """
-    out = played(pooled, tmp_path, steps, "#layer=0&head=2")
+    out = played(pooled, steps, "#layer=0&head=2")
     shown = pooled.passages[0]
     assert out["units"] == ["话说大宋", "仁宗天子", "在位，嘉", "佑三年"]
     assert "4 × 4" in out["hint"]
@@ -308,7 +257,7 @@ def test_pooled_cells_say_mean_or_maximum_and_their_texts(tmp_path):
 
 
 @pytest.mark.thorough
-def test_whole_characters_and_visible_breaks(tmp_path):
+def test_whole_characters_and_visible_breaks(played):
     tokens = ["a", " ", *FAMILY, "\n", "e", "\u0301", "\t", "", "水", "\u202e"]
     steps = """
       await ready();
@@ -318,7 +267,7 @@ def test_whole_characters_and_visible_breaks(tmp_path):
       out.sum = all("#tops ol")[0].textContent;
     """
     shown = passage(tokens, causal=False)
-    out = played(report_of(shown), tmp_path, steps, "#layer=0&head=1")
+    out = played(report_of(shown), steps, "#layer=0&head=1")
     assert out["units"] == ["a", "␣", FAMILY, "↵", "e\u0301", "⇥", "水", "U+202E"]
     assert out["breaks"] == 1
     # The emoji looks as the mean of its five code points does.
@@ -327,55 +276,54 @@ def test_whole_characters_and_visible_breaks(tmp_path):
 
 
 @pytest.mark.thorough
-def test_passages_scales_and_themes(tmp_path):
+def test_passages_scales_and_themes(played):
     two = report_of(passage("武松打虎"), passage("The tiger is dead. " * 5, "second"))
     steps = """
       await ready();
       out.kind = one("#kind-field").hidden;
-      choose("#passage", "1");
+      await drawn(() => choose("#passage", "1"));
       await until(() => units().length === 95);
       out.text = units().map((u) => u.textContent).join("");
       const look = () => one("#map-base").toDataURL();
-      await pause(50);
       const first = look();
       const seen = [first];
       for (const [field, value] of [["#scale", "linear"], ["#scale", "log"], ["#range", "all"]]) {
-        choose(field, value); await pause(50); seen.push(look());
+        await drawn(() => choose(field, value)); seen.push(look());
       }
       const before = document.documentElement.dataset.theme;
-      one("#theme").click(); await pause(50);
+      await drawn(() => one("#theme").click());
       out.theme = document.documentElement.dataset.theme !== before;
       seen.push(look());
       out.different = new Set(seen).size;
     """
-    out = played(two, tmp_path, steps, "#layer=0&head=2")
+    out = played(two, steps, "#layer=0&head=2")
     assert out == {"kind": True, "text": "The␣tiger␣is␣dead.␣" * 5, "theme": True, "different": 5}
 
 
 @pytest.mark.thorough
-def test_packaged_font_is_used(tmp_path, chinese):
+def test_packaged_font_is_used(played, chinese):
     steps = """
       await document.fonts.load('16px "Headwise Han"', "虎");
       out.fonts = [...document.fonts].map((f) => [f.family.replaceAll('"', ""), f.status]);
     """
-    fonts = played(chinese, tmp_path, steps)["fonts"]
+    fonts = played(chinese, steps)["fonts"]
     assert fonts == [["Headwise Han", "loaded"], ["Headwise Han Quotes", "unloaded"]]
 
 
 @pytest.mark.thorough
-def test_link_keeps_what_was_chosen_and_survives_nonsense(tmp_path, chinese):
+def test_link_keeps_what_was_chosen_and_survives_nonsense(played, chinese):
     steps = """
       await ready();
       out.now = [text("#map-title"), units().findIndex((u) => u.className === "pin"), one("#scale").value];
     """
-    out = played(chinese, tmp_path, steps, "#layer=1&head=0&pin=3&scale=log")
+    out = played(chinese, steps, "#layer=1&head=0&pin=3&scale=log")
     assert out["now"] == ["Layer 1 · head 0", 3, "log"]
-    out = played(chinese, tmp_path, steps, "#layer=99&head=-1&pin=x&scale=alert(1)&sentence=7")
+    out = played(chinese, steps, "#layer=99&head=-1&pin=x&scale=alert(1)&sentence=7")
     assert out["now"][1:] == [-1, "sqrt"]
 
 
 @pytest.mark.thorough
-def test_many_characters_are_shown_at_once(tmp_path):
+def test_many_characters_are_shown_at_once(played):
     n, cell = 20_000, 100
     rng = np.random.default_rng(3)
     maps = np.tril(rng.random((1, 2, n // cell, n // cell), np.float32)) / n
@@ -387,24 +335,24 @@ def test_many_characters_are_shown_at_once(tmp_path):
       out.sentences = one("#sentence").options.length;
       out.said = (await sweep(9)).length;
     """
-    out = played(report, tmp_path, steps)
+    out = played(report, steps)
     assert (out["units"], out["sentences"]) == (200, 201)
     assert out["said"] > 20
 
 
 @pytest.mark.thorough
-def test_a_report_without_comparisons_has_no_tab_for_them(tmp_path, chinese):
+def test_a_report_without_comparisons_has_no_tab_for_them(played, chinese):
     steps = "await ready(); out.tabs = all('#tabs button').map((e) => e.hidden); out.all = one('#tabs').hidden;"
-    assert played(chinese, tmp_path, steps, "#tab=compare") == {"tabs": [False, True, False], "all": False}
+    assert played(chinese, steps, "#tab=compare") == {"tabs": [False, True, False], "all": False}
     alone = report_of(passage("武松打虎", layers=1, heads=1))
-    assert played(alone, tmp_path, steps, "#tab=sides")["all"]
+    assert played(alone, steps, "#tab=sides")["all"]
 
 
 @pytest.mark.thorough
-def test_matrix_tells_every_pair_in_either_order_and_a_click_shows_the_head(tmp_path):
+def test_matrix_tells_every_pair_in_either_order_and_a_click_shows_the_head(played):
     report = compared()
     out = played(
-        report, tmp_path,
+        report,
         """
         const cells = () => {
           const matrix = one("#matrix"), box = matrix.getBoundingClientRect(), found = [], left = 58;
@@ -448,10 +396,10 @@ def test_matrix_tells_every_pair_in_either_order_and_a_click_shows_the_head(tmp_
 
 
 @pytest.mark.thorough
-def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
+def test_importance_shows_every_number_and_the_table_the_roles(played):
     report = compared()
     out = played(
-        report, tmp_path,
+        report,
         """
         one("#tab-compare").click();
         const cells = () => all("#weighty button").map((e) => Number(e.textContent));
@@ -479,13 +427,13 @@ def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_head_that_a_layer_does_not_have_has_no_place(tmp_path):
+def test_a_head_that_a_layer_does_not_have_has_no_place(played):
     full = compared()
     cosine = Comparison("cosine", full.comparisons[0].values, [4, 1, 0, 2, 3], "", "Of outputs.")
     fewer = [table.select(where=[True] * 5 + [False]) for table in (full.statistics, full.importance)]
     report = replace(full, statistics=fewer[0], importance=fewer[1], comparisons=[cosine])
     out = played(
-        report, tmp_path,
+        report,
         """
         await ready();
         out.thumbs = all(".thumb").map((e) => e.title.split(" · ").slice(0, 2).join(" "));

@@ -12,15 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_views_browser import opened
+from settled import SETTLED
 from view_samples import HOSTILE, compared, passage, report_of
 
 import headwise as hw
-from chromium import BROWSER, Browser, Page
+from chromium import Browser, Page
 from headwise.pictures.colours import stops
 from headwise.pictures.png import heat_png
 
-needs_browser = [pytest.mark.browser, pytest.mark.skipif(BROWSER is None, reason="no Chromium here")]
+
+@pytest.fixture
+def tab(chromium: Browser) -> Iterator[Page]:
+    page = chromium.page(900, 1000)
+    yield page
+    page.close()
 
 
 def amap(b: int = 1, h: int = 3, n: int = 11, m: int = 11, **options) -> hw.AttentionMap:
@@ -107,10 +112,10 @@ def test_a_map_without_numbers_and_one_whose_kernel_makes_no_pictures_show_facts
     assert "<img" not in page
 
 
-@pytest.mark.thorough_except("0-map", "0-report", "0-hostile report")
+@pytest.mark.browser
+@pytest.mark.thorough_except("map", "report", "hostile report")
 @pytest.mark.parametrize("shown", ["map", "table", "report", "hostile report", "record", "layer"])
-@pytest.mark.parametrize("_", [pytest.param(0, marks=needs_browser)])
-def test_a_notebook_cell_opens_without_a_word_in_the_console(tmp_path: Path, shown, _):
+def test_a_notebook_cell_opens_without_a_word_in_the_console(chromium: Browser, tab: Page, tmp_path: Path, shown):
     table = hw.HeadTable({HOSTILE: hw.table.HeadColumn([[1.0, 2.0], [3.0]], description=HOSTILE)}, title=HOSTILE)
     text = "武松打虎。" if shown == "report" else HOSTILE
     cell = {
@@ -123,8 +128,11 @@ def test_a_notebook_cell_opens_without_a_word_in_the_console(tmp_path: Path, sho
     }[shown]()
     path = tmp_path / "cell.html"
     path.write_text(f'<!doctype html><meta charset="utf-8"><title>cell</title>{cell}', encoding="utf-8")
-    document, console = opened(path, tmp_path)
-    assert console == []
+    before = chromium.console()
+    tab.open(path.as_uri())
+    tab.do(SETTLED)
+    assert chromium.console() == before
+    document = tab.do("document.documentElement.outerHTML")
     assert (
         document.count("<img")
         == {"map": 3, "table": 0, "report": 6, "hostile report": 6, "record": 8, "layer": 0}[shown]
@@ -235,13 +243,6 @@ VS_CODE = (
 )
 
 
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory) -> Iterator[Page]:
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser.page(900, 1000)
-    browser.close()
-
-
 def cell(tab: Page, tmp_path: Path, shown: str, policy: str = "") -> None:
     """A cell's output in a page. The frame may be looked into, which it may not in a notebook."""
     shown = shown.replace('sandbox="allow-scripts', 'sandbox="allow-same-origin allow-scripts')
@@ -251,7 +252,6 @@ def cell(tab: Page, tmp_path: Path, shown: str, policy: str = "") -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 @pytest.mark.parametrize("policy", [VS_CODE, "default-src * data: 'unsafe-inline'"], ids=["vscode", "open"])
 def test_the_frame_runs_and_covers_the_pictures(tab, tmp_path, policy):
     cell(tab, tmp_path, amap()._repr_html_(), policy)
@@ -262,7 +262,6 @@ def test_the_frame_runs_and_covers_the_pictures(tab, tmp_path, policy):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 @pytest.mark.parametrize("shown", ["map", "report"])
 def test_without_scripts_there_are_pictures(tab, tmp_path, shown):
     tab.send("Emulation.setScriptExecutionDisabled", value=True)
@@ -280,7 +279,6 @@ def test_without_scripts_there_are_pictures(tab, tmp_path, shown):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 def test_without_frames_there_are_pictures(tab, tmp_path):
     """As JupyterLab shows a notebook that is not trusted, and GitHub every one."""
     cell(tab, tmp_path, re.sub("<iframe.*?</iframe>", "", compared()._repr_html_(), flags=re.DOTALL))

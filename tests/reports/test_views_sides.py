@@ -2,11 +2,9 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from test_views_browser import BROWSER, played
 from view_samples import HOSTILE, passage, report_of, weights
 
 from headwise.errors import ShapeError
@@ -63,8 +61,7 @@ def test_passages_of_two_models_are_refused(layers: int, heads: int) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.browser
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here to open the page in")
-def test_the_page_shows_both_texts_and_what_they_give_each_other(tmp_path: Path) -> None:
+def test_the_page_shows_both_texts_and_what_they_give_each_other(played) -> None:
     report = cross_report()
     steps = """
       await ready();
@@ -87,15 +84,13 @@ def test_the_page_shows_both_texts_and_what_they_give_each_other(tmp_path: Path)
       point(strip("#strip")[3], "pointerover", { clientX: 50, clientY: 50 });
       out.pair = text("#tip");
       press(document.body, "Escape");
-      choose("#passage", "0");
-      await pause(100);
+      await drawn(() => choose("#passage", "0"));
       const options = [...one("#layer").options].map((o) => o.value);
       out.own = [one("#strip-keys").hidden, options, [...new Set(shownLayers())]];
-      all("#table tbody tr")[4].click();
-      await pause(100);
+      await drawn(() => all("#table tbody tr")[4].click());
       out.back = [one("#passage").value, one("#layer").value, one("#head").value];
     """
-    out = played(report, tmp_path, steps, "#passage=1&layer=1&head=1")
+    out = played(report, steps, "#passage=1&layer=1&head=1")
     maps = report.passages[1].maps[0, 1]
     assert (out["layers"], out["rows"], out["name"]) == (["1"], [1], "decoder.0.cross")
     assert out["both"] == [False, 4, 5]
