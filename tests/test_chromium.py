@@ -9,8 +9,10 @@ from chromium import Browser
 pytestmark = pytest.mark.browser
 
 FOUND = """(async () => [
-  window.mine ?? null, history.length, localStorage.length, sessionStorage.length, document.cookie, (await indexedDB.databases()).length,
-  window.name, innerWidth, devicePixelRatio, matchMedia("(prefers-color-scheme: dark)").matches, matchMedia("print").matches,
+  window.mine ?? null, history.length, localStorage.length, sessionStorage.length, document.cookie,
+  (await indexedDB.databases()).length,
+  window.name, innerWidth, devicePixelRatio, matchMedia("(prefers-color-scheme: dark)").matches,
+  matchMedia("print").matches,
   document.querySelectorAll(":hover").length, moved,
 ])()"""
 

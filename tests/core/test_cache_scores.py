@@ -262,7 +262,8 @@ def test_one_graph_serves_every_step_with_scores(n: int, name: str, kind: str) -
     layer, x = layer_and()
     score = SCORES[name]()
     torch.compiler.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    # Which graph serves is Dynamo's choice; what AOTAutograd makes of it is seen with one kind of cache.
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager" if kind == "sliding" else "eager")
     found, expected = [], []
     with torch.no_grad():
         cache, other = CACHES[kind](), CACHES[kind]()
