@@ -46,10 +46,8 @@ test-rest: native-if-possible
 	  -m 'thorough and not slow and not bench and not wheel' $(ARGS) \
 	  $$(grep -rl --include='test_*.py' --exclude-dir=native thorough tests) tests/native
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) \
-	  fuzz lint $(if $(COMPILER),wheel) \
+	  fuzz lint $(if $(COMPILER),wheel sanitize) triton \
 	  WHEEL=$$(test ! -f $(BUILT) || echo --config-settings=cmake.define.HEADWISE_BUILT=$(abspath $(BUILT)))
-	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) \
-	  $(if $(COMPILER),sanitize) triton
 
 # The tests that hold for every part of a kind: make check-new KIND=mask, ARGS="-k name" for one of them.
 CHECKS_design = core/test_designs.py core/test_design_layout.py core/test_design_contract.py lm/test_lm_designs.py \

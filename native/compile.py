@@ -126,9 +126,9 @@ def best_target() -> str:
 
 
 def sanitized_targets() -> list[str]:
-    """What the tests with sanitizers run, and all that is compiled for them: portable, and the target with the most code
-    that this CPU supports. That is amx, its tiles emulated, which runs the code of avx512 too. HEADWISE_TEST_TARGETS
-    names others."""
+    """What the tests with sanitizers run, and all that is compiled for them: portable, and of the targets that this CPU
+    supports the one with the most code. That is amx, its tiles emulated, which runs the code of avx512 too.
+    HEADWISE_TEST_TARGETS names others."""
     best = best_target()
     return os.environ.get("HEADWISE_TEST_TARGETS", f"portable,{'amx' if best == 'avx512bf16' else best}").split(",")
 

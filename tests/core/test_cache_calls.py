@@ -159,9 +159,8 @@ def _of(whole: Mask, rows: slice, seen: int) -> Mask:
 def test_one_graph_serves_every_step(make: Callable[[], Cache], mask: Mask) -> None:
     layer, x = layer_and()
     torch.compiler.reset()
-    # Compiled too often, fullgraph raises. What AOTAutograd makes of a graph is seen with one kind of cache.
-    backend = "aot_eager" if isinstance(make(), SlidingCache) else "eager"
-    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    # Compiled too often, fullgraph raises. What AOTAutograd makes of such graphs is tested with scores.
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
     with torch.no_grad():
         found, expected = (
             torch.cat([call(part, mask=mask, cache=cache) for part in x.split(1, 1)], 1)
