@@ -18,8 +18,8 @@ OPTIONS = {"measures": ["entropy", "max_logit"], "window": WINDOW, "device": "cp
 
 @pytest.fixture
 def corpus(tmp_path, small_pieces):
-    (tmp_path / "a.txt").write_text(said(3000, 1), encoding="utf-8")
-    (tmp_path / "b.txt").write_text(said(1500, 2), encoding="utf-8")
+    (tmp_path / "a.txt").write_text(said(1600, 1), encoding="utf-8")
+    (tmp_path / "b.txt").write_text(said(710, 2), encoding="utf-8")
     return [tmp_path / "a.txt", tmp_path / "b.txt"]
 
 
@@ -42,7 +42,7 @@ def stop_at(tokens):
 def begun(model_folder, corpus, out, **options):
     """A sweep that has been stopped in the middle, in `out`; its units so far."""
     with pytest.raises(Stop):
-        measure_corpus(model_folder, corpus, out, **{**OPTIONS, **options}, progress=stop_at(120))
+        measure_corpus(model_folder, corpus, out, **{**OPTIONS, **options}, progress=stop_at(60))
     done, of = Journal(out).so_far()
     assert 0 < done < of
     return done
