@@ -51,7 +51,11 @@ def one_at_a_time() -> Iterator[None]:
     (ROOT / "build").mkdir(exist_ok=True)
     with open(ROOT / "build" / "compile.lock", "w") as lock:
         if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("Waiting for the CPU kernels, which are being compiled.", "正在等待 CPU 内核编译完成。")
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
