@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from headwise.attention import attend
 from headwise.errors import KernelError
-from headwise.masks import Causal, Dense, Window
+from headwise.masks import Causal, Dense, Grid, Mask, Span, State, Window
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.scores import ALiBi, Bias, SinkLogits
 
@@ -160,3 +160,24 @@ def test_a_second_derivative_is_refused_and_not_zero() -> None:
     q, k, v = qkv(1, 2, 1, 3, 3, 4, 4)
     with pytest.raises(KernelError, match="no second derivative"):
         torch.func.grad(lambda x: torch.func.grad(lambda y: attend(y, k, v).square().sum())(x).square().sum())(q)
+
+
+class EveryOther(Mask):
+    """A mask of somebody's own, which is not registered."""
+
+    holds = None
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        return ((rows[:, None] + cols) % 2 == 0)[None, None]
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        return State.MIXED
+
+
+def test_masks_of_somebodys_own() -> None:
+    q, k, v = qkv()
+    ours, dense = EveryOther() & Causal(), Dense((EveryOther() & Causal()).to_dense(37, 53))
+    loss = lambda mask: lambda q: attend(q, k, v, mask=mask).square().sum()  # noqa: E731
+    assert torch.equal(torch.func.grad(loss(ours))(q), torch.func.grad(loss(dense))(q))
+    both = torch.stack([q, -q])
+    assert torch.equal(torch.vmap(lambda q: attend(q, k, v, mask=ours))(both)[1], attend(-q, k, v, mask=dense))

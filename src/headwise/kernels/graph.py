@@ -18,14 +18,14 @@ from headwise.kernels.call import Call
 from headwise.kernels.derivative import Attend
 from headwise.kernels.tracing import traced
 from headwise.kernels.written import write
-from headwise.masks import Everything
+from headwise.masks import Dense, Everything, Span
 from headwise.operators import attend
 from headwise.rule import Rule, compute
 
 
 def in_graph() -> bool:
     """Whether a graph is being recorded now. It is checked in every call, and takes less than a microsecond."""
-    return recording() or _has_derivatives()
+    return recording() or has_derivatives()
 
 
 def recording() -> bool:
@@ -35,7 +35,7 @@ def recording() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 and traced()
 
 
-def _has_derivatives() -> bool:
+def has_derivatives() -> bool:
     """Whether tensors may be wrapped by torch.func or have a tangent."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
@@ -43,6 +43,25 @@ def _has_derivatives() -> bool:
 def can_record(rule: Rule) -> bool:
     """Whether the rule can be passed to an operator: its mask class is registered, and it is not a rectangle's."""
     return rule.grid.at_end and write(rule.mask) is not None
+
+
+def recordable(rule: Rule, device: torch.device) -> Rule:
+    """The rule; within torch.func, with its mask as a boolean tensor if its class is not registered."""
+    if torch.compiler.is_dynamo_compiling() or not has_derivatives() or not rule.grid.at_end or can_record(rule):
+        return rule
+    rule.mask.check(rule.grid)
+    whole = rule.allowed(Span(0, rule.grid.n), Span(0, rule.grid.m), device)
+    return replace(rule, mask=Dense(whole))
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether torch.func.vmap has batched x."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
 
 
 def has_no_numbers(x: Tensor) -> bool:
@@ -62,7 +81,8 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     assert written is not None  # the caller has checked can_record()
     mask, held = written
     if _by_operations(kernel, held):
-        rule.mask.check(rule.grid)
+        if not traced():  # its data are known
+            rule.mask.check(rule.grid)
         (out, lse, _), _, _ = run(Call(q, k, v, rule, dropout_p), kernel)
         return out, lse
     terms = rule.terms(compute(q[..., :0, :]))
@@ -79,7 +99,7 @@ def _by_operations(kernel: str, held: Sequence[Tensor]) -> bool:
     """Whether derivatives may be taken of the operations of a kernel that consists of PyTorch's, all of them: those of
     the operator are only the first, in reverse mode. The compiler cannot see which kernel is in force, and data of a
     mask that vmap has batched cannot be checked."""
-    if torch.compiler.is_dynamo_compiling() or not _has_derivatives():
+    if torch.compiler.is_dynamo_compiling() or not has_derivatives():
         return False
     chosen = KERNELS.get(named(kernel))
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -88,7 +108,7 @@ def _by_operations(kernel: str, held: Sequence[Tensor]) -> bool:
 
 def _operator() -> Callable[..., Any]:
     """The function that runs a call given as the arguments of `derivative.Attend`."""
-    if not _has_derivatives():
+    if not has_derivatives():
         return _attend
     if torch.compiler.is_dynamo_compiling():
         from headwise.kernels.dynamo import apply

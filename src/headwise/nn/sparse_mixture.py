@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from headwise.cache import Cache, ChosenCache
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, check_choice
-from headwise.kernels.graph import has_no_numbers, recording
+from headwise.kernels.graph import has_no_numbers, is_batched, recording
 from headwise.masks import Mask
 from headwise.nn.checks import size
 from headwise.nn.chosen_pairs import by_choice
@@ -163,6 +163,11 @@ class SparseHeadMixture(ProjectedLayer):
             self._check_without_data(x, cache)
             return without_data(SparseCall(self, x, source, self.route(x), cache, options, return_concat))
         measures = options.pop("measures")
+        if not torch.compiler.is_dynamo_compiling() and (is_batched(x) or is_batched(self.gate.weight)):
+            raise ConfigError(
+                f"{type(self).__name__} does not support torch.func.vmap: its gate selects the heads that are computed "
+                f"by the data; call it on the whole batch [b, n, d_model], or on one entry after another"
+            )
         call = SparseCall(self, x, source, self.route(x), cache, options, return_concat)
         computed = by_sequence if self.per == "sequence" else by_choice if self.keys == "chosen" else by_token
         y, amap, concat = computed(call)

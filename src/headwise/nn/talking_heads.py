@@ -13,7 +13,7 @@ from headwise.attention import nonfinite_values
 from headwise.cache import BudgetCache, Cache
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
-from headwise.kernels.graph import has_no_numbers
+from headwise.kernels.graph import has_derivatives, has_no_numbers, is_batched
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask, Span
 from headwise.masks.grid import NO_GAP
@@ -32,7 +32,7 @@ class TalkingHeadsAttention(ProjectedLayer):
     P ("logits_mix") and R ("weights_mix") are [h, h], the identity at the start, which is multi-head attention.
     Masks apply after the first mix. Scores are not supported, as a bias differs in meaning before and after the mix.
     Query rows are computed block by block and recomputed in the backward pass, so memory is O(rows · m · h) for any n;
-    the result is exact.
+    the result is exact. Within torch.func they are kept for the backward pass: O(n · m · h).
 
     The map (`return_map`) holds the softmax weights W_j. An `AttentionMap` stores a weight as exp(q·k − lse), and W_j
     has that form: L_j is the product of the queries Σ_l P_lj Q_l, concatenated over the KV heads, with the concatenated
@@ -167,7 +167,7 @@ class TalkingHeadsAttention(ProjectedLayer):
         r, c = slice(rows.start, rows.stop), slice(cols.start, cols.stop)
         mixes = self.logits_mix, self.weights_mix
         given = q[:, :, r], k[:, :, c], v[:, :, c], *mixes, rule, rows, cols, dropout_p
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or has_derivatives():  # torch.func does not support checkpoint
             return _attend_block(*given)
         return checkpoint(_attend_block, *given, use_reentrant=False, preserve_rng_state=dropout_p > 0)
 
@@ -183,7 +183,7 @@ def _attend_block(
     weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
     applied = F.dropout(_over_heads(weights, weights_mix), dropout_p)
     lse = scores.detach().logsumexp(-1).masked_fill(fully_masked[..., 0], -torch.inf)
-    if torch.compiler.is_compiling() or has_no_numbers(v) or bool(torch.isfinite(v).all()):
+    if torch.compiler.is_compiling() or has_no_numbers(v) or (not is_batched(v) and bool(torch.isfinite(v).all())):
         return grouped(applied, v).to(q.dtype), lse
     lost = seen_nonfinite(allowed, v, scores)  # and not by masked weights, which are 0
     return grouped(applied, v.nan_to_num(0.0, 0.0, 0.0)).masked_fill(lost, torch.nan).to(q.dtype), lse
