@@ -68,8 +68,8 @@ def attend_backward(*given: Any) -> list[Tensor]:
     call, kernel = _call(*of_call), list(KERNELS.values())[int(ran)]
     with torch.no_grad():
         found = kernel.gradients(call, out, lse, grad_out, wanted)
-    _, _, _, relative, sinks, biases, *_ = given
-    found = complete(found, (relative, sinks, *biases), wanted)
+    tensors, count, relative, sinks, *_ = given
+    found = complete(found, (relative, sinks, *tensors[3 : 3 + count]), wanted)
     return [x.contiguous() for x in found if x is not None]
 
 
