@@ -253,9 +253,10 @@ class AttentionMap(Shown):
     def diagonals(self) -> tuple[Tensor, Tensor]:
         """Mean weight by relative distance: offsets (key − position, ascending) [n + m − 1] and means
         [b, h, n + m − 1] over the unmasked pairs of each diagonal; 0 if all are masked. If a cache has dropped tokens
-        between the keys, they are the diagonals of the keys on both sides, n − 1 more or fewer if sides share some."""
+        between the keys, they are the diagonals of the keys on both sides, n − 1 more or fewer if sides share some.
+        Keys that are no tokens, as of add_bias_kv, have none."""
         n, parts = self.shape[2], []
-        for cols in self.rule.grid.sides():
+        for cols in self.rule.grid.sides()[1 if self.rule.grid.extra else 0 :]:
             side = self._matrix if cols.size == self.shape[3] else self._matrix.part(range(n), range(*cols))
             parts.append((side.rule, self._read("diagonals", of=side)))
         return pooling.diagonal_means(parts)
@@ -334,6 +335,7 @@ class AttentionMap(Shown):
         scores = "".join(f", {score!r}" for score in self.rule.scores)
         missing = self.rule.grid.gap
         gap = f" without tokens {missing.start}:{missing.stop}" if missing.size else ""
+        gap += f", the first {extra} no tokens" if (extra := self.rule.grid.extra) else ""
         return (
             f"AttentionMap({b} × {h} heads, {n} queries × {m} keys{gap}, {self.rule.mask!r}{scores}, "
             f"kernel {self.kernel}; "

@@ -42,6 +42,8 @@ def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], rule: Rule, k
         header["first"] = str(rule.grid.first)
     if rule.grid.gap.size:
         header["gap"] = json.dumps(rule.grid.gap)
+    if rule.grid.extra:
+        header["extra"] = str(rule.grid.extra)
     write_tensors(path, tensors, header)
 
 
@@ -62,12 +64,13 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Rule, str]:
         b, h, n, _ = given["q"].shape
         first = whole(parsed(text.word("first")), "first") if "first" in text else None
         gap = _gap(parsed(text.word("gap"))) if "gap" in text else NO_GAP
+        extra = whole(parsed(text.word("extra")), "extra", 0) if "extra" in text else 0
         store = _Store(tensors)
         mask: Mask = read(Mask, parsed(text.word("mask")), "mask", store.take)
         codes = parsed(text.word("scores"))
         scores: list[Score] = each(codes, "scores", lambda code, at: read(Score, code, at, store.take))
         scale = number(parsed(text.word("scale")), "scale")
-        rule = Rule(mask, scale, Grid(b, h, n, given["k"].shape[2], first, gap), tuple(scores))
+        rule = Rule(mask, scale, Grid(b, h, n, given["k"].shape[2], first, gap, extra), tuple(scores))
         _check(given, rule)
         if tensors:
             raise CheckpointError(f"tensor {next(iter(tensors))!r} belongs to no mask or score")
@@ -91,6 +94,8 @@ def _check(tensors: dict[str, Tensor], rule: Rule) -> None:
         )
     if rule.grid.gap.start > rule.grid.m:
         raise ConfigError(f"gap={tuple(rule.grid.gap)}: it begins after all {rule.grid.m} keys")
+    if rule.grid.extra > rule.grid.m:
+        raise ConfigError(f"extra={rule.grid.extra}: more than the {rule.grid.m} keys")
     wide = torch.promote_types(q.dtype, torch.float32)
     if lse.shape != q.shape[:3] or lse.dtype != wide:
         raise ShapeError(f"lse: got {lse.dtype} {tuple(lse.shape)}, expected {wide} {tuple(q.shape[:3])}")

@@ -140,9 +140,14 @@ class Tile:
     @property
     def tokens(self) -> Span:
         """The tokens that its keys are: `cols`, but of all tokens if a cache has dropped some. No tile has keys on both
-        sides of such a gap."""
+        sides of such a gap, or both tokens and the negative numbers of keys that are none (`Grid.extra`)."""
         first = self.rule.grid.token(self.cols.start)
         return Span(first, first + self.cols.size)
+
+    @property
+    def extra(self) -> bool:
+        """Whether its keys are no tokens, and so have no distance."""
+        return self.tokens.start < 0
 
     @property
     def keys(self) -> Tensor:
@@ -156,6 +161,8 @@ class Tile:
         If all keys are on one side of all rows, d is linear in the key index, so this is a thin matrix product. Its
         origin is the tile's near edge, which keeps float32 accurate at any distance.
         """
+        if self.extra:
+            return torch.zeros_like(self.lse, dtype=torch.float64)
         position, key, tokens = self.positions, self.keys, self.tokens
         before, after = tokens.stop - 1 <= int(position[0]), tokens.start >= int(position[-1])
         if not (before or after):
@@ -173,6 +180,9 @@ class Tile:
         """For d = |position − key| over the tile, with top and e of `among_keys`: top, Σ e, the mean of d and
         Σ e·(d − mean)², [b, h, r, 4] in float64. Moments about 0 would cancel for a few similar, large distances."""
         top, e = self.among_keys
+        if self.extra:
+            zero = torch.zeros_like(top, dtype=torch.float64)
+            return torch.stack((top.double(), zero, zero, zero), -1)
         position, key = self.positions, self.keys
         middle = (position - sum(self.tokens) // 2).abs()
         offset = ((position[:, None] - key).abs() - middle[:, None]).to(e.dtype)  # [r, c], small integers
@@ -190,7 +200,7 @@ class Tile:
         """The weight of the key at position + offset, and whether it is in this tile and unmasked: both [b, h, r]."""
         target = self.positions + offset - self.tokens.start
         inside = (target >= 0) & (target < self.shape[-1])
-        if not bool(inside.any()):
+        if self.extra or not bool(inside.any()):
             nothing = torch.zeros_like(self.lse)
             return nothing, nothing.bool()
         index = target.clamp(0, self.shape[-1] - 1)[:, None]

@@ -26,33 +26,35 @@ Result = tuple[Tensor, AttentionMap | None]
 
 
 def attend_edited(
-    edits: Sequence[Placed], to_itself: bool, q: Tensor, k: Vectors, v: Vectors, *,
+    edits: Sequence[Placed], at_end: bool, q: Tensor, k: Vectors, v: Vectors, *,
     mask: Mask | Tensor | None, is_causal: bool, scale: float | None, score: Score | Sequence[Score], dropout_p: float,
     return_map: bool, measures: Sequence[str | Measure], kernel: str, gap: tuple[int, int] | None = None,
+    placed: bool = True, extra: int = 0,
 ) -> Tensor | tuple[Tensor, AttentionMap]:  # fmt: skip
     """`attend` with edits; the first is applied first.
 
     Args:
         edits: the edits of the module.
-        to_itself: whether it is self attention, so that the queries are the last of the keys' tokens.
+        at_end: whether the queries are the last of the keys' tokens, as in self attention. placed: whether their
+            positions are known. extra: as `Grid` has it.
     """
     plain = partial(attend_to, dropout_p=dropout_p, kernel=kernel)
     on_delta = events.here().on_delta
     with events.within(edited=None, on_delta=None):
         mask, score = torch_arguments(q, k, v, mask, is_causal, score)
         rule = rule_of(q, k, v, mask, scale, score, dropout_p, gap=gap)
-        grid = rule.grid
-        first, length = (grid.first_token, grid.tokens) if to_itself and grid.n <= grid.m else (0, grid.n)
+        grid = replace(rule.grid, extra=extra)
+        first, length = (grid.first_token, grid.tokens) if at_end and grid.n <= grid.m else (0, grid.n)
         whole = Arguments(
             q, decoded(k), decoded(v), rule.mask, rule.scale, rule.scores, range(q.shape[1]), q.shape[1], first, length,
-            "", grid.gap,
+            "", grid.gap, placed, extra,
         )  # fmt: skip
         out, amap = _joined(edits, whole, plain, return_map)
         if on_delta is not None and out.requires_grad:
             _report_delta(out, on_delta)
         if amap is None:
             return out
-        amap.rule = replace(amap.rule, grid=replace(amap.rule.grid, gap=grid.gap))
+        amap.rule = replace(amap.rule, grid=replace(amap.rule.grid, gap=grid.gap, extra=extra))
         amap.nonfinite_values = nonfinite_values(whole.v)
         if measures:
             amap.measured = amap.measured_by(None, resolve(measures))

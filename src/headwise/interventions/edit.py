@@ -22,7 +22,8 @@ class Arguments:
         q, k, v, mask, scale, scores: as in `attend`, for these heads alone.
         heads: their numbers in the module. num_heads: of the whole module.
         first: position of the first query in its own sequence. length: of that sequence.
-        name: of the module. gap: as in `attend`.
+        name: of the module. gap: as in `attend`. placed: whether the position of the first query is known. extra: the
+            number of first keys that are no tokens, as of add_bias_kv.
     """
 
     q: Tensor
@@ -37,19 +38,33 @@ class Arguments:
     length: int
     name: str
     gap: Span = NO_GAP
+    placed: bool = True
+    extra: int = 0
 
     @property
     def grid(self) -> Grid:
         """The size of the attention matrix."""
         b, h, n, _ = self.q.shape
-        return Grid(b, h, n, self.k.shape[2], gap=self.gap)
+        return Grid(b, h, n, self.k.shape[2], gap=self.gap, extra=self.extra)
 
     def queries(self, tokens: Tokens) -> Tensor:
-        """Which queries are in a set of tokens: boolean [b or 1, n]."""
+        """Which queries are in a set of tokens: boolean [b or 1, n].
+
+        Raises:
+            ConfigError: if they are not all queries, and where the queries are is not known.
+        """
+        if tokens is not None and not self.placed:
+            n, m = self.grid.n, self.grid.m
+            raise ConfigError(
+                f"queries={tokens}: where the {n} queries of {self.name or 'the model'} are among its {m} keys is not "
+                f"known, as no mask determines it; an edit of all queries (queries=None) is possible"
+            )
         return self._selected(tokens, self.first, self.grid.n, self.length)
 
     def keys(self, tokens: Tokens) -> Tensor:
-        """Which keys are in a set of tokens: boolean [b or 1, m]."""
+        """Which keys are in a set of tokens: boolean [b or 1, m]. Keys that are no tokens are in None alone."""
+        if tokens is None:
+            return torch.ones(1, self.grid.m, dtype=torch.bool, device="cpu")
         count = self.grid.tokens
         return self.grid.of_keys(self._selected(tokens, 0, count, count))
 

@@ -41,6 +41,8 @@ class Grid:
     gap: the tokens before all queries that are not among the keys, such as those that a cache has dropped. Key j is
     token j before it, and token j + gap.size from key gap.start on. Distances are those of tokens; masks and scores are
     over the keys, as `Mask.with_gap` makes them.
+    extra: the number of first keys that are no tokens, such as those of add_bias_kv, instead of a gap. Key `extra` is
+    token 0, and those before it have negative numbers.
     """
 
     b: int
@@ -49,6 +51,7 @@ class Grid:
     m: int
     first: int | None = None
     gap: Span = NO_GAP
+    extra: int = 0
 
     def __iter__(self) -> Iterator[int]:
         return iter((self.b, self.h, self.n, self.m))
@@ -74,41 +77,46 @@ class Grid:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens: the keys, and those of the gap."""
-        return self.m + self.gap.size
+        """The number of tokens: the keys, less the extra ones, and those of the gap."""
+        return self.m + self.gap.size - self.extra
 
     @property
     def first_token(self) -> int:
         """The token of query 0."""
-        return self.shift + self.gap.size
+        return self.shift + self.gap.size - self.extra
 
     def token(self, key: int) -> int:
         """Return the token of a key."""
-        return key if key < self.gap.start else key + self.gap.size
+        return key - self.extra if key < self.gap.start else key + self.gap.size - self.extra
 
     def key_tokens(self) -> Tensor:
         """Return the token of each key, [m]."""
         key = torch.arange(self.m, device="cpu")
-        return key + self.gap.size * (key >= self.gap.start)
+        return key + self.gap.size * (key >= self.gap.start) - self.extra
 
     def keys_at(self, tokens: Tensor) -> Tensor:
         """Return the key of each of these tokens; −1 for those that are not among the keys."""
         behind = tokens >= self.gap.stop
-        key = tokens - self.gap.size * behind
+        key = tokens - self.gap.size * behind + self.extra
         return key.masked_fill(~behind & (tokens >= self.gap.start) | (tokens < 0) | (key >= self.m), -1)
 
     def keys_before(self, token: int) -> int:
         """Return how many keys are tokens before this one."""
         return min(token, self.gap.start) + max(0, token - self.gap.stop)
 
-    def of_keys(self, x: Tensor) -> Tensor:
-        """Return what the keys have of x [..., tokens], [..., m]; x itself if it is [..., m]."""
-        if x.shape[-1] != self.tokens or not self.gap.size:
+    def of_keys(self, x: Tensor, fill: int = 0) -> Tensor:
+        """Return what the keys have of x [..., tokens], [..., m], the extra ones `fill`; x itself if it is [..., m]."""
+        if x.shape[-1] != self.tokens or not (self.gap.size or self.extra):
             return x
+        if self.extra:
+            return torch.nn.functional.pad(x, (self.extra, 0), value=fill)
         return torch.cat((x[..., : self.gap.start], x[..., self.gap.stop :]), -1)
 
     def sides(self) -> "tuple[Span, ...]":
-        """Return the keys before the gap and those after it; all of them if there is none."""
+        """Return the keys before the gap and those after it, or the extra keys and the others; all of them if there is
+        neither."""
+        if 0 < self.extra < self.m:
+            return Span(0, self.extra), Span(self.extra, self.m)
         if not self.divided or self.gap.start >= self.m:
             return (Span(0, self.m),)
         return Span(0, self.gap.start), Span(self.gap.start, self.m)
@@ -121,4 +129,5 @@ class Grid:
         """Return the grid of a rectangle, with positions relative to its first key."""
         start = min(self.gap.start - cols.start, cols.size)
         gap = Span(start, start + self.gap.size) if start > 0 or not cols.start else NO_GAP
-        return Grid(self.b, self.h, rows.size, cols.size, self.shift + rows.start - cols.start, gap)
+        extra = min(max(self.extra - cols.start, 0), cols.size)
+        return Grid(self.b, self.h, rows.size, cols.size, self.shift + rows.start - cols.start, gap, extra)

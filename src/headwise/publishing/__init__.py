@@ -47,8 +47,8 @@ class AttentionCall:
             In self attention, queries that are padding are fully masked in it, whatever the model computes for them.
         values: of the call, [b, h_kv, m, d_v], detached; None for headwise's own layers. heads: the output of each head
             before the output projection, [b, h, n, d_v], detached; None for layers that do not concatenate heads.
-        unplaced: whether nothing shows where the queries of a recognised call are among its keys, such as a block of
-            the queries of full attention: measures that depend on positions (`Measure.placed`) mean nothing then.
+        unplaced: whether nothing shows where the queries of a call are among its keys, such as a block of the queries
+            of full attention: measures that depend on positions (`Measure.placed`) mean nothing then.
     """
 
     name: str
@@ -92,24 +92,28 @@ def observe(
 
 def attended(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, to_itself: bool,
-    unplaced: bool = False, compute: Callable[..., tuple[Tensor, Any]] = attend_to, **options: Any,
+    at_end: bool | None = None, unplaced: bool = False, extra: int = 0,
+    compute: Callable[..., tuple[Tensor, Any]] = attend_to, **options: Any,
 ) -> tuple[Tensor, AttentionMap | None]:  # fmt: skip
     """`attend_to` for a module of another library, published.
 
     Args:
         to_itself: whether queries and keys are one sequence, so that a query on a hidden key is padding. A name of
-            cross attention overrules it. unplaced: as in `AttentionCall`, likewise.
+            cross attention overrules it. at_end: whether the queries are the last of the keys' tokens, for edits;
+            likewise, and as `to_itself` if None. unplaced: as in `AttentionCall`, likewise. extra: the
+            number of first keys that are no tokens, of which positions are not counted.
         compute: `attend_to`, or a function that calls it and raises if the call must not be published.
     """
     compute = partial(compute, q, k, v, **options)
+    if extra:
+        compute = partial(_beside_extra_keys, extra, compute)
     if not events.subscribed(module):
         return compute(return_map=return_map)
     named = any(events.crosses(one.name(module)) for one in events.subscribers_of(module))
-    to_itself = to_itself and not named
-    mask = options.get("mask")
+    at_end = to_itself if at_end is None else at_end
     out, amap = published(
-        module, compute, mask=mask, to_itself=to_itself, return_map=return_map, values=v,
-        unplaced=unplaced and not named,
+        module, compute, mask=options.get("mask"), to_itself=to_itself and not named, at_end=at_end and not named,
+        return_map=return_map, values=v, unplaced=unplaced and not named, extra=extra,
     )  # fmt: skip
     return out, amap
 
@@ -117,15 +121,15 @@ def attended(
 @eager
 def published(
     module: nn.Module, compute: Callable[..., tuple[Any, ...]], *, mask: Mask | None, to_itself: bool,
-    return_map: bool = False, measures: Sequence[str | Measure] = (), values: Tensor | None = None,
-    unplaced: bool = False,
+    at_end: bool | None = None, return_map: bool = False, measures: Sequence[str | Measure] = (),
+    values: Tensor | None = None, unplaced: bool = False, extra: int = 0,
 ) -> tuple[Any, ...]:  # fmt: skip
     """compute(return_map=…, measures=…) of a module that has subscribers, published.
 
     Args:
         compute: returns (output of each head, map or None), or (output, map or None, concatenated heads or None).
-        to_itself: whether it is self attention. values: of the call, if they are known. unplaced: as in
-            `AttentionCall`.
+        to_itself: whether it is self attention. at_end: as in `attended`. values: of the call, if they are known.
+            unplaced: as in `AttentionCall`. extra: as in `attended`.
         return_map, measures: what the caller of the module requested, and gets as without subscribers.
     """
     seen_by = [(one, one.name(module)) for one in events.subscribers_of(module)]
@@ -133,7 +137,8 @@ def published(
     calls = [(one.on_call, name) for one, name in seen_by if one.on_call is not None]
     changes: dict[str, Any] = {"module": module}
     if edits := [replace(placed, name=name) for one, name in seen_by for placed in one.edits]:
-        changes["edited"] = partial(attend_edited, edits, to_itself)
+        at_end = to_itself if at_end is None else at_end
+        changes["edited"] = partial(attend_edited, edits, at_end, placed=not unplaced, extra=extra)
         compute = partial(_edited, edits, type(module).__name__, compute)
     if receivers:
         changes["on_delta"] = lambda delta: [receiver(delta) for receiver in receivers]
@@ -169,6 +174,19 @@ def published(
     elif not own:
         amap.measured = None
     return out, amap, *rest
+
+
+def _beside_extra_keys(
+    extra: int, compute: Callable[..., tuple[Tensor, Any]], *, return_map: bool = False,
+    measures: Sequence[str | Measure] = (),
+) -> tuple[Tensor, Any]:  # fmt: skip
+    """compute(…) with a map in which the first keys are no tokens, and the measures of that map."""
+    out, amap = compute(return_map=return_map)
+    if amap is not None:
+        amap.rule = replace(amap.rule, grid=replace(amap.rule.grid, extra=extra))
+        if measures:
+            amap.measured = amap.measured_by(None, resolve(measures))
+    return out, amap
 
 
 def _edited(edits: Sequence[Placed], kind: str, compute: Callable[..., tuple[Any, ...]], **options: Any) -> Any:

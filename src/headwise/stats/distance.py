@@ -55,9 +55,11 @@ class MeanDistance(RowMeasure):
         return tile.mean_distance
 
     def row_value(self, rule: Rule) -> RowValue | None:
-        return None if rule.grid.divided else RowValue(SAME, DISTANCE)
+        return None if rule.grid.divided or rule.grid.extra else RowValue(SAME, DISTANCE)
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...]:
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        if rule.grid.extra:
+            return None  # their share would cancel
         return (DISTANCE, _before(rule)) if rule.grid.divided else (DISTANCE,)
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
@@ -102,8 +104,8 @@ class DistanceVariance(RowMeasure):
         return second / mass.masked_fill(mass == 0, 1.0)
 
     def row_value(self, rule: Rule) -> RowValue | None:
-        """None across a gap: the variance of other distances does not determine it."""
-        return None if rule.grid.divided else RowValue(SAME, DISTANCE_VARIANCE)
+        """None across a gap, or beside keys without a distance: the variance along the keys does not determine it."""
+        return None if rule.grid.divided or rule.grid.extra else RowValue(SAME, DISTANCE_VARIANCE)
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         one, zero = torch.ones_like(lse), torch.zeros_like(lse)

@@ -87,7 +87,7 @@ class LocalMass(RowMeasure):
 
     def partial(self, tile: Tile) -> Tensor:
         first, last = int(tile.positions[0]), int(tile.positions[-1])
-        if tile.tokens.stop - 1 < first - self.radius or tile.tokens.start > last + self.radius:
+        if tile.extra or tile.tokens.stop - 1 < first - self.radius or tile.tokens.start > last + self.radius:
             return tile.lse.new_zeros(tile.lse.shape)
         near = (tile.positions[:, None] - tile.keys).abs() <= self.radius
         return (tile.weights * near).sum(-1)
@@ -124,16 +124,17 @@ class SinkMass(RowMeasure):
             members = firsts.weights[:, None, tile.cols.start : tile.cols.stop, None].to(tile.weights)
             return (tile.weights @ members).squeeze(-1)
         inside = self.count - tile.tokens.start
-        if inside <= 0:
+        if tile.extra or inside <= 0:
             return torch.zeros_like(tile.lse)
         return tile.weights[..., :inside].sum(-1)
 
     def row_value(self, rule: Rule) -> RowValue:
         if (firsts := self._firsts(rule)) is not None:
             return RowValue(SAME, firsts)
-        if not rule.grid.gap.size:
+        grid = rule.grid
+        if not (grid.gap.size or grid.extra):
             return RowValue(SAME, self._range)
-        return RowValue(SAME, RangeMass(0, rule.grid.keys_before(self.count), relative=False))
+        return RowValue(SAME, RangeMass(grid.extra, grid.extra + grid.keys_before(self.count), relative=False))
 
     def _firsts(self, rule: Rule) -> KeyWeights | None:
         """The first tokens of all sequences as weights of the keys: a query sees those of its own alone. None if all
@@ -147,19 +148,23 @@ class SinkMass(RowMeasure):
 def first_tokens(rule: Rule, count: int) -> KeyWeights | None:
     """The first `count` tokens of each sequence of the mask, as weights [1 or b, m] of the keys; None if they are the
     first ones along the key axis."""
-    starts = rule.mask.starts(rule.grid)
+    extra = rule.grid.extra
+    part = rule.part(Span(0, rule.grid.n), Span(extra, rule.grid.m)) if extra else rule
+    starts = part.mask.starts(part.grid)
     if starts is None:
         return None
-    place = rule.grid.key_tokens() - starts
+    place = part.grid.key_tokens() - starts
     if not bool(((place >= 0) & (starts != 0)).any()):  # padding at the end has no weight
         return None
-    return KeyWeights(((place >= 0) & (place < count)).float())
+    members = ((place >= 0) & (place < count)).float()
+    return KeyWeights(torch.nn.functional.pad(members, (extra, 0)))
 
 
 def _reaches_gap(rule: Rule, offset: int) -> bool:
-    """Whether the key at position + offset is not the one there along the key axis, for some query."""
+    """Whether the key at position + offset is not the one there along the key axis, or no token, for some query."""
     grid = rule.grid
-    return grid.divided and grid.shift + offset < grid.gap.start
+    near = grid.shift + offset
+    return (grid.divided and near < grid.gap.start) or (grid.extra > 0 and near < grid.extra)
 
 
 class _Diagonal(RowMeasure, abstract=True):

@@ -86,6 +86,8 @@ class _Match(RowMeasure, abstract=True):
             )
         if m == grid.tokens:
             return self.ids
+        if grid.extra:
+            return self.ids[:, grid.extra :]
         gap = grid.gap
         if self.shift:
             raise ShapeError(
@@ -128,7 +130,7 @@ class _Match(RowMeasure, abstract=True):
         if self._statistic is None or self._statistic[0] != grid:
             labels = self._all(grid).cpu().unique(return_inverse=True)[1].int()
             keys = torch.nn.functional.pad(labels, (self.shift, 0), value=-1)[:, : grid.tokens]
-            self._statistic = grid, SameLabel(grid.of_keys(keys), labels[:, grid.first_token :], self.shift)
+            self._statistic = grid, SameLabel(grid.of_keys(keys, fill=-1), labels[:, grid.first_token :], self.shift)
         return self._statistic[1]
 
     def value(self, total: Tensor, lse: Tensor) -> Tensor:

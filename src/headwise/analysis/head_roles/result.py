@@ -100,6 +100,11 @@ def _layers(maps: AttentionMap | Sequence[AttentionMap]) -> list[AttentionMap]:
             raise DTypeError(f"maps[{index}]: expected an AttentionMap, got {type(amap).__name__}")
         if amap.shape != layers[0].shape:
             raise ShapeError(f"maps[{index}]: {tuple(amap.shape)}, expected the {tuple(layers[0].shape)} of maps[0]")
+        if extra := amap.rule.grid.extra:
+            raise ConfigError(
+                f"maps[{index}]: its first {extra} keys are no tokens, as of add_bias_kv or add_zero_attn of "
+                f"nn.MultiheadAttention, which roles are not defined for"
+            )
         if amap.rule.grid.tokens != layers[0].rule.grid.tokens:
             raise ShapeError(
                 f"maps[{index}]: of {amap.rule.grid.tokens} tokens, and maps[0] of {layers[0].rule.grid.tokens}; "

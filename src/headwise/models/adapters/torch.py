@@ -32,7 +32,7 @@ from torch.nn.functional import linear
 from headwise import events
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.mask_tensors import both, of_additive, of_boolean, of_padding
-from headwise.masks import Causal, Lengths, Mask, Sinks
+from headwise.masks import Causal, Lengths, Mask, Sinks, is_causal
 from headwise.models.adapters.weights import AttentionWeights
 from headwise.publishing import attended
 from headwise.rule import Rule
@@ -130,8 +130,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Every head's result [b, h, n, d], and the weights."""
         dropout_p = self.dropout if self.training else 0.0
         out, amap = attended(
-            self, q, k, v, return_map=need_weights, to_itself=to_itself, mask=mask, score=score, dropout_p=dropout_p
-        )
+            self, q, k, v, return_map=need_weights, to_itself=to_itself, at_end=to_itself or is_causal(mask),
+            extra=appended, mask=mask, score=score, dropout_p=dropout_p,
+        )  # fmt: skip
         if not need_weights or amap is None:
             return out, None
         tensors = (q, k, *(getattr(one, "values", None) for one in score))
