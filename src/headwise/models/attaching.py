@@ -145,6 +145,13 @@ class Attachment:
         return tuple(name for name, _ in self.model.named_modules() if name in names)
 
     @property
+    def editable(self) -> tuple[str, ...]:
+        """Names of the modules whose attention headwise computes in some calls at least, in the order of
+        registration: a call that the module's own code computes cannot be edited."""
+        names = {*self.attached, *self.own, *(() if self._recognised is None else self._recognised.taken)}
+        return tuple(name for name, _ in self.model.named_modules() if name in names)
+
+    @property
     def skipped(self) -> dict[str, str]:
         """name → why a module is not attached."""
         return self._skipped | ({} if self._recognised is None else self._recognised.skipped)

@@ -48,8 +48,8 @@ def intervene(
             handle `hw.attach(model, batch=…)` of its recognised attention.
         edits: applied in this order, and after those of the enclosing `intervene` contexts.
         layers: names of attention modules (`*` matches anything) or their indices; None for all.
-        unused: "warn", "raise" or "ignore" at the end if the tokens of an edit were in no call, so that it changed
-            nothing.
+        unused: "warn", "raise" or "ignore" at the end if an edit changed nothing: its tokens were in no call, or there
+            was no call.
     Returns:
         A context manager.
     Raises:
@@ -64,7 +64,7 @@ def intervene(
     targets: list[nn.Module] = []
     if isinstance(model, Attachment):
         modules = dict(model.model.named_modules())
-        places = named([Place(name, modules[name], "attached") for name in (*model.attached, *model.own)], layers)
+        places = named([Place(name, modules[name], "attached") for name in model.editable], layers)
     else:
         places, targets, _ = select(model, layers, "intervene", done="edited", way_out=RECOGNISED)
     for place in places:
@@ -79,14 +79,10 @@ def intervene(
             yield
     finally:
         give_back(targets)
-    skipped = model.skipped if isinstance(model, Attachment) else {}
-    for place in places:
-        if place.name in skipped:
-            why = skipped[place.name]
-            raise ConfigError(f"intervene(handle): {place.name} was not edited, as its own code computed it: {why}")
     for one in placed:
-        if one.applied and not any(one.applied) and unused != "ignore":
-            what = f"{one.edit!r}: none of the {len(one.applied)} calls had a token of each set, so it changed nothing"
+        if not any(one.applied) and unused != "ignore":
+            reached = f"none of the {len(one.applied)} calls had a token of each set, so it changed nothing"
+            what = f"{one.edit!r}: {reached if one.applied else 'no attention of its layers was called'}"
             if unused == "raise":
                 raise ConfigError(what)
             warn(what)

@@ -31,6 +31,7 @@ class Attention(Call):
 
     Attributes:
         dtype: the coarsest that the code computed in. to_itself: whether queries and keys were made from one tensor.
+        at_end: whether the queries are taken to be at the end of the keys; not if it is known to be cross attention.
         cut: how many keys are left out at the end, which the mask hides from every query; the queries are aligned to
             the end of the others. unplaced: whether nothing shows where its queries are on the key axis, and it is not
             known to be cross attention.
@@ -40,6 +41,7 @@ class Attention(Call):
 
     dtype: torch.dtype
     to_itself: bool
+    at_end: bool
     cut: int
     unplaced: bool
     out: Tensor
@@ -173,6 +175,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
         axes.traced,
         min(dtype, x.softmax.dtype, key=lambda one: one.itemsize),
         _one_source(product),
+        placed.known or not crosses,
         m - keys,
         not (n == 1 or placed.known or crosses),
         form.out.arranged(out),

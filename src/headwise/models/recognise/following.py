@@ -137,6 +137,10 @@ class Following(TorchFunctionMode):
         """What a function of another package returns, computed in another way; None if it has to be called."""
         return None
 
+    def after(self, call: FusedCall | None, out: Any) -> Any:
+        """What is returned of a function of another package that was called, and noted as `call`."""
+        return out
+
     def note(
         self, library: Library, name: str, function: Callable[..., Any], given: dict[str, Any], out: Any
     ) -> FusedCall | None:
@@ -198,7 +202,7 @@ def _library(
                 return out
         out = function(*args, **kwargs)
         for mode in modes:
-            mode.note(library, name, function, given, out)
+            out = mode.after(mode.note(library, name, function, given, out), out)
     return out
 
 

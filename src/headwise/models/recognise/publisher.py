@@ -67,6 +67,9 @@ class Publisher:
         if place is None or replaced or now[0] in self._aside or not subscribed(place[0]) or in_backward():
             record.done = True  # nobody wants to know
             return
+        if any(one.edits for one in subscribers_of(place[0])):
+            record.done = True  # `attach` computes and publishes it, or raises
+            return
         made: list[Tensor] = []
         rows = SOME if place[0] in self._whole else None
         try:
@@ -74,8 +77,8 @@ class Publisher:
                 a = assembled(product, x, at, side, out)
                 compute = partial(_checked, a, rows, made)
                 attended(
-                    place[0], a.q, a.k, a.v, to_itself=a.to_itself, unplaced=a.unplaced, compute=compute, mask=a.mask,
-                    scale=a.scale, score=a.scores,
+                    place[0], a.q, a.k, a.v, to_itself=a.to_itself, at_end=a.at_end, unplaced=a.unplaced,
+                    compute=compute, mask=a.mask, scale=a.scale, score=a.scores,
                 )  # fmt: skip
             record.done = True
             self._whole.add(place[0])

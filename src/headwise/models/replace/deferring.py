@@ -13,7 +13,7 @@ from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.functions import ARITHMETIC, SAME, SOFTMAX, VIEWS
 from headwise.models.recognise.layout import merged
-from headwise.models.recognise.libraries.base import Library
+from headwise.models.recognise.libraries.base import FusedCall, Library
 from headwise.models.recognise.products import NAMES as PRODUCTS
 from headwise.models.recognise.tracked import Tracked
 from headwise.models.replace.deferred import Deferred, deferred
@@ -34,6 +34,7 @@ class Deferring(Following):
 
     Attributes:
         certified: the places. deferred: those of them where a product was deferred.
+        edited: the result of the function that is being called, computed with edits after it was compared; None.
     """
 
     certified: frozenset[Place] = frozenset()
@@ -44,6 +45,7 @@ class Deferring(Following):
         self.deferred: set[Place] = set()
         self.dropout_p = 0.0  # of the fused function that is being computed
         self.resolved: Tensor | None = None
+        self.edited: Tensor | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -54,7 +56,7 @@ class Deferring(Following):
             found = self._fused(func, types, args, kwargs)
             if found is not None:
                 return found
-        out = super().__torch_function__(func, types, args, kwargs)
+        out = self._with_edits(super().__torch_function__(func, types, args, kwargs))
         if isinstance(out, Deferred) and (out.made or (out.made_by in PRODUCTS and out.parents)):
             return out.dense()  # computed by attend, or a product that turned out to be something else
         return out
@@ -99,6 +101,18 @@ class Deferring(Following):
             return None
         made = made.reshape(call.out.shape)
         return made if call.restore is None else call.restore(made)
+
+    def after(self, call: FusedCall | None, out: Any) -> Any:
+        """What a function of another package returned, or its result with edits."""
+        if call is None or call.restore is None:
+            return self._with_edits(out)
+        restored = None if self.edited is None else call.restore(self.edited.reshape(call.out.shape))
+        self.edited = None
+        return out if restored is None else restored
+
+    def _with_edits(self, out: Any) -> Any:
+        made, self.edited = self.edited, None
+        return out if made is None else made.reshape(out.shape)
 
     def _deferred(
         self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],

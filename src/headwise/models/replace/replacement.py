@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from headwise import events
 from headwise.attention import attend, attend_to
 from headwise.errors import ConfigError, warn
-from headwise.events import here as settings, in_backward
+from headwise.events import here as settings, in_backward, subscribers_of
 from headwise.models.batches import arguments
 from headwise.models.recognise.attention import assembled, names
 from headwise.models.recognise.compiled import compile_with, not_in_one_graph, uncompiled
@@ -36,6 +37,7 @@ class Replacement:
 
     Attributes:
         computed: name of a module → why its attention is computed by its own code; "" if headwise computes it.
+        taken: names of the modules of which headwise has computed, or can compute, a call.
     """
 
     def __init__(self, model: nn.Module, apart: frozenset[nn.Module] = frozenset()) -> None:
@@ -46,6 +48,7 @@ class Replacement:
         self.model = model
         self.modules = {module: name for name, module in model.named_modules()}
         self.computed: dict[str, str] = {}
+        self.taken: set[str] = set()
         self._apart = apart
         self._verdicts: dict[Place, dict[Key, str]] = {}  # why not; "" if it is the same function
         self._certified: dict[Place, frozenset[Key]] = {}  # as of the beginning of the last forward
@@ -161,8 +164,19 @@ class Replacement:
             if module is self.model and result is not None and not self._checked:
                 self._checked = True
                 self.check(here.seen)
+            if result is not None:
+                self._check_edits(here.seen)
         finally:
             compile_with(here.callback)
+
+    def _check_edits(self, seen: Tracked) -> None:
+        """Raise if a module with edits had a softmax that is not followed, and no attention."""
+        if not events.editing:
+            return
+        done = {one.modules[0] for one in seen.softmaxes if one.done and one.modules}
+        for one in seen.softmaxes:
+            if not one.done and one.modules and one.modules[0] not in done | self._apart and is_edited(one.modules[0]):
+                raise not_edited(self.modules[one.modules[0]], f"{one.reason} ({Path(one.line).name})")
 
     def certified(self) -> Mapping[Place, frozenset[Key]]:
         """Place of a product → what was certified of its chains before this forward."""
@@ -180,7 +194,7 @@ class Replacement:
         module, name = place
         where, key = place_of(x), key_of(product, x, at, side, mode.dropout_p)
         fused = out.is_meta and not isinstance(out, Deferred)
-        waiting = fused or (isinstance(out, Deferred) and not out.made)
+        waiting, why = fused or (isinstance(out, Deferred) and not out.made), ""
         if waiting:
             why = own_code(out, x)
             if key in self._certified.get(where, ()) and not why:
@@ -201,18 +215,27 @@ class Replacement:
             if fused:
                 return
             out = out.dense() if isinstance(out, Deferred) else out
-        if in_backward():
-            return
-        self._orders[where, key] = order_of(out)
         known = self._verdicts.setdefault(where, {})
-        if key not in known:
-            known[key] = self._compared(product, x, at, side, out)
-            self.computed[name] = known[key]
-        elif not waiting and key in self._certified.get(where, ()):
-            own = "its own function computed it in the last call"
-            self.computed[name] = READ if where in mode.deferred else self.computed.get(name) or own
-        elif not waiting or known[key]:
-            self.computed[name] = known[key]
+        if not in_backward():
+            self._orders[where, key] = order_of(out)
+            if key not in known:
+                known[key] = self._compared(product, x, at, side, out)
+                self.computed[name] = known[key]
+            elif not waiting and key in self._certified.get(where, ()):
+                own = "its own function computed it in the last call"
+                why = self.computed[name] = READ if where in mode.deferred else self.computed.get(name) or own
+            elif not waiting or known[key]:
+                self.computed[name] = known[key]
+        if known.get(key) == "":
+            self.taken.add(name)
+        if is_edited(module):
+            if why := why or known.get(key, "its form was not compared"):
+                raise not_edited(name, why)
+            try:
+                made = self._attended(module, product, x, at, side, out, mode.dropout_p)
+            except Lost as reason:
+                raise not_edited(name, str(reason)) from None
+            mode.edited = in_order(made, order_of(out))
 
     def _compared(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> str:
         """Why a call must not be replaced; "" if `attend` computes the same."""
@@ -244,8 +267,8 @@ class Replacement:
         with own_dtypes(q), torch._C.DisableTorchFunction():
             a = assembled(product, plain, at, side, torch.empty(out.shape, dtype=out.dtype, device="meta"))
             made, _ = attended(
-                module, a.q, a.k, a.v, to_itself=a.to_itself, unplaced=a.unplaced, compute=_computed, mask=a.mask,
-                scale=a.scale, score=a.scores, dropout_p=max(a.dropout_p, dropout_p),
+                module, a.q, a.k, a.v, to_itself=a.to_itself, at_end=a.at_end, unplaced=a.unplaced, compute=_computed,
+                mask=a.mask, scale=a.scale, score=a.scores, dropout_p=max(a.dropout_p, dropout_p),
             )  # fmt: skip
             return a.restore(made).to(out.dtype)
 
@@ -255,7 +278,19 @@ def _computed(*given: Tensor, **options: Any) -> tuple[Tensor, Any]:
     try:
         return attend_to(*given, **options)
     except UNEXPECTED as error:
+        if settings().edited is not None:  # an edit that does not fit the call
+            raise
         raise Lost(unexpected(error)) from error
+
+
+def is_edited(module: nn.Module) -> bool:
+    """Whether the attention of a module is to be computed with edits."""
+    return bool(events.editing) and any(one.edits for one in subscribers_of(module))
+
+
+def not_edited(name: str, why: str) -> ConfigError:
+    """The error for a call that has edits, but is computed by the code of the module."""
+    return ConfigError(f"intervene(handle): {name or 'the model'} was not edited, as its own code computed it: {why}")
 
 
 class _Open:
