@@ -17,9 +17,9 @@ B = 2
 
 def cells(made: MaskTensor) -> torch.Tensor:
     """What the headwise mask allows, boolean [b, 1, n, m]; without a look at the tensor that models see."""
-    b, _, n, m = made.shape
-    allowed = torch.ones(b, 1, n, made.keys).bool() if made.mask is None else made.mask.to_dense(n, made.keys, batch=b)
-    return pad(allowed, (0, m - made.keys)).expand(b, 1, n, m)
+    (b, _, n, m), keys = made.shape, made.position.keys
+    allowed = torch.ones(b, 1, n, keys).bool() if made.mask is None else made.mask.to_dense(n, keys, batch=b)
+    return pad(allowed, (0, m - keys)).expand(b, 1, n, m)
 
 
 def holds_dense(mask: Mask | None) -> bool:

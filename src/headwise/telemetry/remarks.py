@@ -93,8 +93,8 @@ class Remarks:
     _of: dict[str, _Calls] = field(default_factory=dict)
 
     def add(self, call: AttentionCall) -> None:
-        """Include a call. Of modules that headwise computes, heads and positions are known."""
-        if computed(call.module):
+        """Include a call. Of modules that headwise computes, heads are known, and most positions."""
+        if computed(call.module) and not call.unplaced:
             return
         _, h, n, m = call.map.shape
         calls = self._of.setdefault(call.name, _Calls())

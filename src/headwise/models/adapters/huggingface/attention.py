@@ -7,10 +7,12 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from headwise import events
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.mask_tensors import both, of_additive, of_boolean
-from headwise.masks import Causal, Documents, Grid, Mask, Window, is_causal as mask_is_causal
+from headwise.masks import Causal, Documents, Grid, Mask, Span, Window, is_causal as mask_is_causal
 from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
+from headwise.models.adapters.huggingface.positions import Position, crosses, position_of
 from headwise.models.adapters.weights import AttentionWeights
 from headwise.publishing import attended
 from headwise.rule import Rule
@@ -67,17 +69,25 @@ def attention_forward(
     packed = kwargs.get("cu_seq_lens_q") is not None or kwargs.get("cu_seq_lens_k") is not None
     found: list[Mask | None] = []
     scores: tuple[Score, ...] = () if softcap is None else (SoftCap(float(softcap)),)
-    if isinstance(attention_mask, MaskTensor) and _is_of(attention_mask, b, n, key.shape[2]):
-        if attention_mask.keys < key.shape[2]:
-            key, value = key[:, :, : attention_mask.keys], value[:, :, : attention_mask.keys]
-            position_bias = None if position_bias is None else position_bias[..., : attention_mask.keys]
-        found.append(attention_mask.mask)
-    elif attention_mask is None and not packed:
-        _refuse_contradictions(module, n, key.shape[2], is_causal, sliding_window)
-    elif attention_mask is None:
-        found.append(_of_module(module, key.shape[2], is_causal, sliding_window))
+    own = attention_mask if isinstance(attention_mask, MaskTensor) else None
+    if own is not None and _is_of(own, b, n, key.shape[2]):
+        position = own.position
     else:
-        mask, score = _of_tensor(module, attention_mask, Grid(b, h, n, key.shape[2]))
+        own, allowed = None, None
+        if attention_mask is not None:
+            attention_mask, allowed = _checked(module, attention_mask, Grid(b, h, n, key.shape[2]))
+        position = position_of(module, allowed, n, key.shape[2], sliding_window, kwargs)
+    if (keys := position.keys) < key.shape[2]:
+        key, value = key[:, :, :keys], value[:, :, :keys]
+        position_bias = None if position_bias is None else position_bias[..., :keys]
+    if own is not None:
+        found.append(own.mask)
+    elif attention_mask is None and not packed:
+        _refuse_contradictions(module, n, keys, is_causal, sliding_window)
+    elif attention_mask is None:
+        found.append(_of_module(module, keys, is_causal, sliding_window))
+    else:
+        mask, score = _of_tensor(attention_mask[..., :keys], Grid(b, h, n, keys))
         found.append(mask)
         scores += score
     if packed:
@@ -89,8 +99,9 @@ def attention_forward(
     wanted = module in always_weights or _attentions_wanted(kwargs)
     whole = both(*found)
     out, amap = attended(
-        module, query, key, value, return_map=wanted, to_itself=_to_itself(module, whole, n, key.shape[2]), mask=whole,
-        scale=scaling, score=scores, dropout_p=float(dropout),
+        module, query, key, value, return_map=wanted, to_itself=_to_itself(module, whole, n, position),
+        at_end=position.at_end, unplaced=position.at_end is False, mask=whole, scale=scaling, score=scores,
+        dropout_p=float(dropout), gap=_gap(module, position, n),
     )  # fmt: skip
     weights: Tensor | None = None
     if wanted and amap is not None:
@@ -114,13 +125,23 @@ def _of_weights(weights: Tensor, value: Tensor, dropout: float) -> Tensor:
     return torch.dropout(weights.to(value.dtype), dropout, dropout > 0) @ value
 
 
-def _to_itself(module: nn.Module, mask: Mask | None, n: int, m: int) -> bool:
+def _to_itself(module: nn.Module, mask: Mask | None, n: int, position: Position) -> bool:
     """Whether queries and keys are one sequence, as far as the call shows: causal attention is, and attention of a
     decoder that is not causal reads the encoder."""
-    if mask_is_causal(mask):
+    if mask_is_causal(mask) or (position.at_end and n < position.keys):
         return True
-    crosses = getattr(module, "is_cross_attention", False) or "cross" in type(module).__name__.lower()
-    return n == m and not crosses and not getattr(module, "is_decoder", False)
+    return n == position.keys and not crosses(module) and not getattr(module, "is_decoder", False)
+
+
+def _gap(module: nn.Module, position: Position, n: int) -> Span | None:
+    """The tokens that a cache with a window has dropped, as `attend` takes them."""
+    if position.first is None and events.subscribed(module):
+        raise ConfigError(
+            f"{type(module).__name__}: its cache has a window, and which tokens its {position.keys} keys are does not "
+            f"follow from a 4-D attention_mask, so {n} queries cannot be watched or edited there; give the model a "
+            f"2-D attention_mask, or none"
+        )
+    return Span(0, position.first) if position.first else None
 
 
 def _refuse_unknown(module: nn.Module, kwargs: dict[str, Any]) -> None:
@@ -161,8 +182,8 @@ def _of_module(module: nn.Module, m: int, is_causal: bool | None, sliding_window
     return Causal() if sliding_window is None else Causal() & Window(sliding_window)
 
 
-def _of_tensor(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ...]]:
-    """A 4-D mask from a user or a model."""
+def _checked(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """A 4-D mask from a user or a model, and which keys it allows, boolean."""
     if not isinstance(given, Tensor) or (given.dtype != torch.bool and not given.is_floating_point()):
         came = given.dtype if isinstance(given, Tensor) else type(given).__name__
         raise DTypeError(f"attention_mask: expected a boolean or floating tensor, got {came}")
@@ -174,10 +195,20 @@ def _of_tensor(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Mask | Non
             f"attention_mask: {type(module).__name__} passed shape {tuple(given.shape)}, expected [{b} or 1, {h} "
             f"or 1, {n} or 1, {m}]; a model that passes a 2-D padding mask on would ignore it, which headwise does not"
         )
+    return given, given if given.dtype == torch.bool else given.detach() > _lowest(given)
+
+
+def _of_tensor(given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ...]]:
+    """The mask and the scores of a 4-D mask."""
     if given.dtype == torch.bool:
-        return of_boolean(given.expand(-1, -1, n, -1)), ()
-    given = given.expand(b, -1, -1, -1) if given.shape[2] == 1 else given  # padding has a length for each
-    return of_additive(given, n, lowest=torch.finfo(given.dtype).min / 2)
+        return of_boolean(given.expand(-1, -1, grid.n, -1)), ()
+    given = given.expand(grid.b, -1, -1, -1) if given.shape[2] == 1 else given  # padding has a length for each
+    return of_additive(given, grid.n, lowest=_lowest(given))
+
+
+def _lowest(given: Tensor) -> float:
+    """What masks a key if it is added to its score."""
+    return torch.finfo(given.dtype).min / 2
 
 
 def _of_packed(kwargs: dict[str, Any], b: int, n: int, m: int) -> Mask:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Mask
+from headwise.models.adapters.huggingface.positions import Position
 from headwise.models.adapters.lazy import LazyTensor
 
 
@@ -17,19 +18,20 @@ class MaskTensor(LazyTensor):
     attention would get, computed then; every result is an ordinary tensor.
 
     Attributes:
-        mask: over the first `keys` of the m keys; None for everything. The rest, unfilled entries of a cache of fixed
-            size, are hidden from all queries.
+        mask: over the first `position.keys` of the m keys; None for everything. The rest, unfilled entries of a cache
+            of fixed size, are hidden from all queries.
+        position: where the queries and these keys are.
     """
 
     mask: Mask | None
-    keys: int
+    position: Position
 
     @staticmethod
     def __new__(
         cls: type["MaskTensor"],
         mask: Mask | None,
         shape: tuple[int, int, int],
-        keys: int,
+        position: Position,
         device: Any,
         dtype: torch.dtype,
         eager: Callable[[], Tensor],
@@ -41,7 +43,7 @@ class MaskTensor(LazyTensor):
         self,
         mask: Mask | None,
         shape: tuple[int, int, int],
-        keys: int,
+        position: Position,
         device: Any,
         dtype: torch.dtype,
         eager: Callable[[], Tensor],
@@ -51,7 +53,7 @@ class MaskTensor(LazyTensor):
             shape: b, n, m.
             eager: computes the dense tensor.
         """
-        self.mask, self.keys, self._eager = mask, keys, eager
+        self.mask, self.position, self._eager = mask, position, eager
 
     def make(self) -> Tensor:
         with torch.inference_mode(False):  # tensors of inference mode have no version counter

@@ -13,6 +13,7 @@ from headwise.masks import Everything, Mask, is_causal
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.models.adapters.huggingface.patterns import MaskFunction, Place, Unknown, read
+from headwise.models.adapters.huggingface.positions import Position
 
 
 def make_mask(
@@ -59,6 +60,7 @@ def make_mask(
         return None
     # Queries are aligned to the end of the keys: keys beyond are unfilled entries of a fixed cache.
     keys = q_length + int(q_offset) - kv_offset
+    at_end: bool | None = True
     shape = batch_size, q_length, kv_length
     real = None
     if attention_mask is not None:
@@ -68,16 +70,21 @@ def make_mask(
     try:
         mask: Mask | None = read(function, Place(kv_offset, min(keys, kv_length)))
         if mask == Everything():
+            at_end = True if int(q_offset) and keys == kv_length else None
             mask, keys = None, kv_length  # for any alignment of the queries
         elif keys > kv_length or (keys < kv_length and not is_causal(mask)):
             raise Unknown("queries that are not aligned to the end of the keys")
     except Unknown:
         # Padding is a separate mask, so that the user's function stays one boolean for the whole batch.
         index = _indices(batch_size, q_length, kv_length, int(q_offset), kv_offset, device)
-        mask, keys = of_boolean(_evaluate(function, index, theirs, bool(kwargs.get("use_vmap")))), kv_length
+        cells = _evaluate(function, index, theirs, bool(kwargs.get("use_vmap")))
+        at_end = keys == kv_length or (q_length <= keys < kv_length and not bool(cells[..., keys:].any()))
+        keys = keys if at_end else kv_length
+        mask = of_boolean(cells[..., :keys])
     if real is not None:
         mask = both(mask, of_padding(real[:, :keys], q_length))
-    return MaskTensor(mask, shape, keys, device, dtype, partial(eager, mask_function=function))
+    position = Position(at_end, keys, kv_offset)
+    return MaskTensor(mask, shape, position, device, dtype, partial(eager, mask_function=function))
 
 
 class _Read(Exception):
