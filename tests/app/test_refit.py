@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from matplotlib.text import Text
 
 import headwise as hw
 from headwise.compress import read_budget, split_text
@@ -22,6 +23,7 @@ from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.pruning import pruning_figure
+from headwise.wording import speaking
 from processes import files_no_larger_than
 
 WORDS = ["话说", "武松", "打虎。", "The tiger", " sleeps!", "又来", "再来？\n"]
@@ -127,6 +129,13 @@ def test_the_picture_draws_the_curve_and_the_band_of_chance():
     assert [4, 4.1] in band
     assert [4, 4.3] in band
     assert near.get_ylim()[1] == pytest.approx(4.4)
+    one = hw.analysis.PruningCurve(order, "taste", "zero", np.array([0, 1, 2, 3]), 5, losses, chance[:1])
+    for lang, several, single in (("en", "2 random orders", "1 random order"), ("zh", "2 个随机顺序", "1 个随机顺序")):
+        with speaking(lang):
+            drawn, other = ([text.get_text() for text in pruning_figure(x).findobj(Text)] for x in (curve, one))
+        assert several in drawn
+        assert single in other
+        assert any("loss" in text for text in drawn) == (lang == "en")
     alone = hw.analysis.PruningCurve(order, "taste", "zero", np.array([0]), 5, losses[:1], chance[:, :1])
     with pytest.raises(hw.ConfigError, match="1 point"):
         pruning_figure(alone)

@@ -11,7 +11,11 @@ from headwise.corpus.result import CorpusMeasures
 from headwise.errors import ConfigError
 from headwise.pictures.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
+from headwise.reports.picture_words import said
 from headwise.reports.ranges import value_range
+from headwise.reports.words import unit
+from headwise.stats import describe
+from headwise.wording import in_language, language
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,24 +55,33 @@ def measures_figure(found: CorpusMeasures) -> "Figure":
     grid = figure.subplots(high, wide, squeeze=False)
     for axes, measure in zip(grid.flat, found.measures, strict=False):
         image = _panel(axes, found.table.dense(measure.name).numpy(), colours)
-        axes.set_title(drawable(measure.name.replace("_", " ")), loc="left", color=INK, fontproperties=font(10))
-        colour_bar(figure, image, axes, measure.unit, size=9)
+        axes.set_title(drawable(_name(measure.name)), loc="left", color=INK, fontproperties=font(10))
+        colour_bar(figure, image, axes, unit(measure.unit, language()), size=9)
     for axes in grid.flat[len(names) :]:
         axes.set_axis_off()
-    counts = f"{counted('token', found.total.tokens)} of {counted('file', len(found.about['files']))}"
+    counts = {"tokens": counted("token", found.total.tokens), "files": counted("file", len(found.about["files"]))}
+    every = said("measured", **{name: in_language(count, language()) for name, count in counts.items()})
     name = found.about["model"]["name"]
     room = int(11 * figure.get_figwidth())  # letters of a line
     shown = name if len(name) <= room else name[: room - 1] + "…"
-    title = f"{drawable(shown)}\n{drawable(f'every head on {counts}')}"
+    title = f"{drawable(shown)}\n{drawable(every)}"
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontproperties=font(11))
     return figure
+
+
+def _name(measure: str) -> str:
+    known = describe(measure, "zh") if language() == "zh" else None
+    return measure.replace("_", " ") if known is None else known.label
 
 
 def _panel(axes: "Axes", values: np.ndarray, colours: Any) -> Any:
     low, high = value_range(values)
     shown = np.ma.masked_invalid(values)
     image = axes.imshow(shown, cmap=colours, interpolation="nearest", aspect="auto", vmin=low, vmax=high)
-    for axis, count, what in ((axes.xaxis, values.shape[1], "head"), (axes.yaxis, values.shape[0], "layer")):
+    for axis, count, what in (
+        (axes.xaxis, values.shape[1], said("head")),
+        (axes.yaxis, values.shape[0], said("layer")),
+    ):
         axis.set_ticks(range(0, count, math.ceil(count / TICKS)))
         axis.set_label_text(what, color=MUTED, fontproperties=font(9))
     plain(axes)

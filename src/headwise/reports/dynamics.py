@@ -12,6 +12,8 @@ from headwise.analysis.head_roles.definitions import DEFINITIONS
 from headwise.analysis.history import NO_ROLE, HeadHistory
 from headwise.errors import ConfigError
 from headwise.reports.figure import INK, MUTED, drawable, figure_class, font, quiet, save
+from headwise.reports.picture_words import said
+from headwise.wording import in_language, language
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,9 +49,9 @@ def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figur
     grid = figure.subplots(2, 2, sharex=True)
     entropy = history.passage("broad")
     panels = [
-        ("weight on the previous token · random tokens, repeated", history.repeats("previous"), 1.0),
-        ("induction weight · random tokens, repeated", history.repeats("induction"), 1.0),
-        ("entropy, nats · held-out passage", entropy, float(np.nanmax(entropy, initial=0.0)) or 1.0),
+        (said("previous"), history.repeats("previous"), 1.0),
+        (said("induction"), history.repeats("induction"), 1.0),
+        (said("entropy"), entropy, float(np.nanmax(entropy, initial=0.0)) or 1.0),
     ]
     for axes, (name, values, top) in zip(grid.flat, panels, strict=False):
         _lines(axes, history, values)
@@ -59,10 +61,10 @@ def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figur
     for axes in grid.flat:
         quiet(axes)
     for axes in grid[1]:
-        axes.set_xlabel("step", color=MUTED, fontproperties=font(10))
+        axes.set_xlabel(said("step"), color=MUTED, fontproperties=font(10))
     _legend(figure, history)
     figure.suptitle(
-        drawable(title or f"Heads during training: {history.title}"), x=0.01, ha="left", color=INK,
+        drawable(title or said("training", title=history.title)), x=0.01, ha="left", color=INK,
         fontproperties=font(12),
     )  # fmt: skip
     return figure
@@ -98,17 +100,14 @@ def _lines(axes: "Axes", history: HeadHistory, values: np.ndarray) -> None:
 def _likeness(axes: "Axes", history: HeadHistory) -> None:
     """Mean over all pairs, and over those inside a layer."""
     shown: list[Any] = []
-    for measure, colour, word in (("cka", INK, "CKA"), ("cosine", "#009e73", "cosine")):
+    for measure, colour, word in (("cka", INK, "CKA"), ("cosine", "#009e73", said("cosine"))):
         for within, style in ((False, "-"), (True, ":")):
             values = history.alike(measure, within)
             if not np.isnan(values).all():
-                pairs = "pairs of one layer" if within else "all pairs"
+                pairs = said("within" if within else "pairs", measure=word)
                 mark = "o" if len(history.looks) == 1 else None
-                shown += axes.plot(
-                    history.steps, values, style, color=colour, linewidth=1.6, marker=mark, label=f"{word}, {pairs}"
-                )
-    what = "similarity of the outputs of two heads, mean · held-out passage"
-    axes.set_title(drawable(what), loc="left", color=INK, fontproperties=font(10))
+                shown += axes.plot(history.steps, values, style, color=colour, linewidth=1.6, marker=mark, label=pairs)
+    axes.set_title(drawable(said("alike")), loc="left", color=INK, fontproperties=font(10))
     if shown:
         axes.legend(handles=shown, frameon=False, prop=font(9), labelcolor=MUTED)
     else:
@@ -116,7 +115,7 @@ def _likeness(axes: "Axes", history: HeadHistory) -> None:
 
 
 def _unmeasured(axes: "Axes") -> None:
-    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
+    axes.text(0.5, 0.5, said("unmeasured"), transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
 
 
 def _legend(figure: "Figure", history: HeadHistory) -> None:
@@ -131,12 +130,14 @@ def _legend(figure: "Figure", history: HeadHistory) -> None:
     ]
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, prop=font(9),
-        labelcolor=MUTED, title="clearest role at the last step (heads)", title_fontproperties=font(9),
+        labelcolor=MUTED, title=said("clearest"), title_fontproperties=font(9),
     )  # fmt: skip
 
 
 def _word(role: str) -> str:
-    return "no role" if role == NO_ROLE else DEFINITIONS[role].word if role in DEFINITIONS else role
+    if role == NO_ROLE:
+        return said("no_role")
+    return in_language(DEFINITIONS[role].word, language()) if role in DEFINITIONS else role
 
 
 def _colour(role: str) -> str:

@@ -16,6 +16,7 @@ from headwise.reports.cells import bar, cell_inches, clipped, draw, numbers, sho
 from headwise.reports.data import Passage, Report
 from headwise.reports.figure import INK, MUTED, drawable, figure_class, font, quiet, save
 from headwise.reports.messages import message
+from headwise.reports.picture_words import said
 from headwise.reports.ranges import finite
 from headwise.reports.words import words
 from headwise.wording import in_language, joined, language_of
@@ -120,18 +121,20 @@ def loss_curve(
     figure = figure_class()(figsize=(8.4, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
     steps = [entry["step"] for entry in log]
-    axes.plot(steps, [entry["train_loss"] for entry in log], color="#c9c7bd", linewidth=1.4, label="training batch")
+    axes.plot(steps, [entry["train_loss"] for entry in log], color="#c9c7bd", linewidth=1.4, label=said("batch"))
     colours = stops("light")
     names = [name for name in log[0].get("heldout", {}) if name != "all"]
     for k, name in enumerate(names):
         losses = [entry["heldout"][name] for entry in log]
         colour = colours[14 + round(14 * k / max(1, len(names) - 1))]
-        axes.plot(steps, losses, color=colour, linewidth=2, label=drawable(f"held out: {name}"))
+        axes.plot(steps, losses, color=colour, linewidth=2, label=drawable(said("heldout_of", name=name)))
     if not names:
-        axes.plot(steps, [entry["heldout_loss"] for entry in log], color=colours[22], linewidth=2, label="held out")
+        axes.plot(
+            steps, [entry["heldout_loss"] for entry in log], color=colours[22], linewidth=2, label=said("heldout")
+        )
     _baselines(axes, baselines or {})
-    axes.set_xlabel("step", color=MUTED, fontproperties=font(10))
-    axes.set_ylabel("loss, nats per token", color=MUTED, fontproperties=font(10))
+    axes.set_xlabel(said("step"), color=MUTED, fontproperties=font(10))
+    axes.set_ylabel(said("loss"), color=MUTED, fontproperties=font(10))
     quiet(axes)
     axes.legend(frameon=False, prop=font(9))
     save(figure, Path(path))

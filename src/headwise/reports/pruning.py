@@ -9,7 +9,8 @@ import numpy as np
 from headwise.analysis.importance import PruningCurve
 from headwise.errors import ConfigError
 from headwise.pictures.colours import stops
-from headwise.reports.figure import INK, LINE, MUTED, figure_class, quiet, save
+from headwise.reports.figure import INK, LINE, MUTED, drawable, figure_class, font, quiet, save
+from headwise.reports.picture_words import said
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,12 +52,14 @@ def pruning_figure(curve: PruningCurve, *, chosen: int | None = None, limit: flo
     share = near.secondary_yaxis("right", functions=(lambda y: 100 * (y / top - 1), lambda r: top * (1 + r / 100)))
     share.tick_params(color=LINE, labelcolor=MUTED, length=3, labelsize=8.5)
     share.spines["right"].set_color(LINE)
-    near.annotate("increase, %", (1.0, 1.02), xycoords="axes fraction", ha="center", color=MUTED, fontsize=8.5)
-    whole.set_title("loss against heads kept", loc="left", color=INK, fontsize=10.5)
-    near.set_title("near the loss of the whole model", loc="left", color=INK, fontsize=10.5)
+    place = {"xycoords": "axes fraction", "ha": "center"}
+    near.annotate(said("increase"), (1.0, 1.02), **place, color=MUTED, fontproperties=font(8.5))
+    whole.set_title(said("against"), loc="left", color=INK, fontproperties=font(10.5))
+    near.set_title(said("near"), loc="left", color=INK, fontproperties=font(10.5))
     names = whole.get_legend_handles_labels()
-    figure.legend(*names, loc="outside lower center", ncols=len(names[0]), frameon=False, fontsize=9, labelcolor=INK)
-    figure.suptitle(f"{curve.total} heads, removed by {curve.method}", color=INK, fontsize=12)
+    figure.legend(*names, loc="outside lower center", ncols=len(names[0]), frameon=False, prop=font(9), labelcolor=INK)
+    title = said("removed", count=curve.total, method=curve.method)
+    figure.suptitle(drawable(title), color=INK, fontproperties=font(12))
     return figure
 
 
@@ -65,24 +68,27 @@ def _draw(axes: "Axes", curve: PruningCurve, chosen: int | None, limit: float | 
 
     kept, colours, chance = curve.kept, stops("light"), curve.random
     count = len(chance)
-    axes.fill_between(kept, chance.min(0), chance.max(0), color="#e3e1d8", linewidth=0, label=f"{count} random orders")
-    axes.plot(kept, chance.mean(0), color=MUTED, linewidth=1.4, linestyle=(0, (4, 2)), label="their mean")
+    if count > 1:
+        orders = said("random", count=count)
+        axes.fill_between(kept, chance.min(0), chance.max(0), color="#e3e1d8", linewidth=0, label=orders)
+    word = said("mean" if count > 1 else "one_random")
+    axes.plot(kept, chance.mean(0), color=MUTED, linewidth=1.4, linestyle=(0, (4, 2)), label=word)
     errors = np.nan_to_num(curve.errors)
     axes.errorbar(
         kept, curve.loss, yerr=errors, color=colours[26], linewidth=2, marker="o", markersize=3.2, elinewidth=1,
-        label="this order, ± a standard error",
+        label=said("order"),
     )  # fmt: skip
     if limit is not None:
         level = float(curve.loss[0]) * (1 + limit)
-        axes.axhline(level, color=MUTED, linestyle=(0, (1, 2)), linewidth=1, label=f"{100 * limit:g} % more")
+        axes.axhline(level, color=MUTED, linestyle=(0, (1, 2)), linewidth=1, label=said("limit", percent=100 * limit))
     if chosen is not None:
         at = list(curve.removed).index(chosen)
         axes.plot(
             [kept[at]], [curve.loss[at]], color=INK, marker="o", markersize=9, fillstyle="none", linestyle="none",
-            label=f"chosen: {chosen} removed",
+            label=said("chosen", count=chosen),
         )  # fmt: skip
     axes.set_xlim(curve.total + 0.4, kept.min() - 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("heads kept; all of them at the left", color=MUTED, fontsize=9.5)
-    axes.set_ylabel("loss, nats per token", color=MUTED, fontsize=9.5)
+    axes.set_xlabel(said("kept"), color=MUTED, fontproperties=font(9.5))
+    axes.set_ylabel(said("loss"), color=MUTED, fontproperties=font(9.5))
     quiet(axes)

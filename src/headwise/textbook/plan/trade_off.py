@@ -52,7 +52,7 @@ def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
 
     table = plan.table("trade_off")
     columns = {column.key or column.name: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
-    write_trade_off(columns, path, title=f"{plan.title}, {plan.facts[0][1]}")
+    write_trade_off(columns, path, title=joined([plan.title, plan.facts[0][1]]))
 
 
 def _row(d_model: int, heads: int, work: Work) -> tuple[Value, ...]:
