@@ -312,6 +312,8 @@ def test_other_sizes_reach_the_design() -> None:
         (["--config", "gpt-3", "--peak", "1", "--bandwidth", "1", "--measure"], ["--measure", "--peak"]),
         (["--config", "gpt-3", "--dtype", "int3"], ["dtype='int3'", "bfloat16"]),
         (["--config", "gpt-3", "--plot", "x.png"], ["--plot", "--trade-off"]),
+        (["--d-model", "512", "--num-heads", "8", "--trade-off"], ["--trade-off varies", "leave out --num-heads"]),
+        (["--d-model", "8", "--design", "mqa", "--trade-off", "--set", "bias=true"], ["leave out --design, --set"]),
         (["--config", "gpt-3", "--json", "--markdown"], ["--json", "--markdown"]),
         (["--designs"], ["--designs", "--d-model", "--num-heads"]),
         (["--designs", "--design", "mqa", "--d-model", "8", "--num-heads", "2"], ["--designs", "leave out --design"]),

@@ -61,6 +61,15 @@ def test_the_table_of_all_heads_fits_its_card_and_breaks_no_pair(show, lang):
     assert page.do("document.querySelector('#table tbody tr').lastChild.textContent").count("0.") == 2
 
 
+@pytest.mark.parametrize("heads", [12, 16])
+def test_the_small_maps_of_all_heads_fit_their_card(show, heads):
+    page = show(report_of(passage("The tiger sleeps.", layers=6, heads=heads)))
+    box = "document.querySelector('.grid-panel .scroll')"
+    for width in at_widths(page, 1440, 1280):
+        sizes = page.do(f"[{box}.scrollWidth, {box}.clientWidth]")
+        assert sizes[0] <= sizes[1], width
+
+
 def test_lists_of_a_pooled_text_stay_in_their_cards(show):
     page = show(report_of(passage("abcdefghijklmnopqrstuvwxyz" * 12, cell=40)), "pin=4")
     for width in at_widths(page, 1400, 1000, 360):

@@ -20,7 +20,9 @@ class Grid {
   constructor(box, legend, choose) {
     Object.assign(this, { box, choose, only: null, turn: 0 });
     const { layers: rows, heads } = REPORT;
-    box.style.gridTemplateColumns = `auto repeat(${heads}, minmax(18px, 1fr))`;
+    // Sixteen heads fit beside the map from 1280 pixels on.
+    box.style.gridTemplateColumns = `auto repeat(${heads}, minmax(14px, 1fr))`;
+    box.style.columnGap = heads > 12 ? "3px" : heads > 8 ? "4px" : "";
     const parts = [make("span")];
     for (let h = 0; h < heads; h++) parts.push(make("span", { className: "axis", textContent: h }));
     this.thumbs = [];

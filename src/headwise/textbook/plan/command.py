@@ -1,6 +1,6 @@
 """From the options of `headwise plan` to a plan: which kind of plan, of what, and whether the options fit it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -112,7 +112,8 @@ def plan_from_options(
             )
         return compare_designs(chosen["d_model"], chosen["num_heads"], work, num_kv_heads=chosen.get("num_kv_heads"))
     if trade_off:
-        return vary_heads(_width(model, chosen, design), work)
+        given = [name for name, value in sizes.items() if value is not None]
+        return vary_heads(_width(model, chosen, given, design), work)
     machine = _machine(peak, bandwidth, measure, dtype)
     if model is not None:
         if cache is not None and not decodes(model):
@@ -193,14 +194,16 @@ def _refuse(options: Mapping[str, object], message: str, zh: str) -> None:
         raise ConfigError(message.format(", ".join(chosen)), zh.format("、".join(chosen)))
 
 
-def _width(model: ModelConfig | None, chosen: Mapping[str, Any], design: str | None) -> int:
-    if design not in (None, STANDARD) or set(chosen) - {"d_model"}:
-        raise ConfigError(
-            "--trade-off requires --d-model or --config, and varies the number of heads itself",
-            "--trade-off 需要 --d-model 或 --config，头数由它自行改变",
-        )
+def _width(model: ModelConfig | None, chosen: Mapping[str, Any], given: Collection[str], design: str | None) -> int:
+    """d_model for --trade-off. given: the sizes that have an option of their own."""
     if model is None and "d_model" not in chosen:
         raise ConfigError("--trade-off requires --d-model or --config", "--trade-off 需要 --d-model 或 --config")
+    others = dict.fromkeys(set(given) - {"d_model"}, True)
+    _refuse(
+        {"design": design not in (None, STANDARD), **dict(sorted(others.items())), "set": set(chosen) - set(given)},
+        f"--trade-off varies the number of heads of {STANDARD} itself; leave out {{}}",
+        f"--trade-off 自行改变 {STANDARD} 的头数；请去掉 {{}}",
+    )
     return chosen["d_model"] if model is None else model.d_model
 
 
