@@ -11,12 +11,14 @@ From it, `cut` slices the object to some batch entries, heads or a rectangle, `j
 and `write` and `read` serialize the object to plain values and back.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field as dataclass_field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from headwise.contents import Entry, each, number, whole, word
 from headwise.errors import CheckpointError, ConfigError, ShapeError
@@ -87,7 +89,57 @@ def register(kind: type[Thing]) -> type[Thing]:
         raise ConfigError(f"{kind.called} {name}: holds is None, so it cannot be saved; declare its fields")
     if kind.known.setdefault(name, kind) is not kind:
         raise ConfigError(f"{kind.called} {name}: {kind.known[name].__module__} already registers this name")
+    if kind not in pytree.SUPPORTED_NODES and all(type(field) in WITHOUT_TENSORS for field in kind.holds.values()):
+        _register_tree(kind, kind.holds)
     return kind
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """The values of the fields of an object that are no objects themselves, and the object, if it is known."""
+
+    values: tuple[Any, ...]
+    made: Any = dataclass_field(default=None, compare=False, repr=False)
+
+
+def _register_tree(kind: type[Described], holds: Mapping[str, "Field"]) -> None:
+    """Let a class without tensors be part of the arguments of an exported program (`torch.export`): a tree of its inner
+    objects, or a constant. Those with tensors stay leaves, as who maps over arguments (FSDP) would cast the tensors."""
+    inner = [name for name, field in holds.items() if isinstance(field, Inner)]
+    own = {name: field for name, field in holds.items() if name not in inner}
+
+    def flatten(thing: Any) -> tuple[list[Any], _Rest]:
+        rest = _Rest(tuple(getattr(thing, name) for name in own), thing)
+        return [getattr(thing, name) for name in inner], rest
+
+    def flatten_with_keys(thing: Any) -> tuple[list[tuple[Any, Any]], _Rest]:
+        parts, rest = flatten(thing)
+        return [(pytree.GetAttrKey(name), part) for name, part in zip(inner, parts, strict=True)], rest
+
+    def unflatten(parts: Iterable[Any], rest: _Rest) -> Any:
+        held = dict(zip(inner, parts, strict=True))
+        made = rest.made  # the same object keeps what is derived from it
+        if made is not None and all(getattr(made, name) is part for name, part in held.items()):
+            return made
+        return kind(**held, **dict(zip(own, rest.values, strict=True)))
+
+    def dump(rest: _Rest) -> str:
+        pairs = zip(own.values(), rest.values, strict=True)
+        return json.dumps([field.write(value, _no_tensor, 1) for field, value in pairs])
+
+    def load(text: str) -> _Rest:
+        pairs = zip(own.items(), json.loads(text), strict=True)
+        return _Rest(tuple(field.read(code, name, _no_tensor, 1) for (name, field), code in pairs))
+
+    pytree.register_pytree_node(
+        kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys, to_dumpable_context=dump,
+        from_dumpable_context=load, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+    )  # fmt: skip
+    torch.serialization.add_safe_globals([kind])  # a saved program contains the arguments that it was exported with
+
+
+def _no_tensor(*_: Any) -> Any:
+    raise AssertionError("a field without tensors has a tensor")
 
 
 def unregistered(thing: Described) -> Described | None:
@@ -311,3 +363,6 @@ class Inner(Field):
 
     def mapped(self, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return value.mapped(change)
+
+
+WITHOUT_TENSORS = (Whole, Number, Word, Counts, Inner)
