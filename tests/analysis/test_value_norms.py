@@ -48,7 +48,7 @@ def test_bad_input() -> None:
     layer = hw.MultiHeadAttention(8, 2)
     with pytest.raises(hw.ConfigError, match="run: called no attention"):
         value_norms(layer, lambda: None)
-    with hw.intervene(layer, Uniform()), pytest.raises(hw.ConfigError, match="call it outside"):
+    with hw.intervene(layer, Uniform(), unused="ignore"), pytest.raises(hw.ConfigError, match="call it outside"):
         value_norms(layer, lambda: layer(torch.randn(1, 5, 8)))
     with pytest.raises(hw.ConfigError, match="Linear"):
         value_norms(nn.Linear(2, 2), lambda: None)

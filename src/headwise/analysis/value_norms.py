@@ -53,7 +53,7 @@ def value_norms(
         raise ConfigError("value_norms: the attention of a model is edited (hw.intervene); call it outside of that")
     places = {site.name: site for site in (find_heads(model_of(model)) if sites is None else sites)}
     keep = _Keep()
-    with torch.no_grad(), intervene(model, keep, layers=list(places)):
+    with torch.no_grad(), intervene(model, keep, layers=list(places), unused="ignore"):
         run()
     if not keep.values:
         raise ConfigError("run: called no attention of the model; expected a function that runs it once")
