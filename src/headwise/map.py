@@ -123,13 +123,12 @@ class AttentionMap(Shown):
 
     @reading
     def __getitem__(self, index: Any) -> Tensor:
-        """Exact weights of a tile: `amap[b, h, i0:i1, j0:j1]`, with integers, slices and `...` as in NumPy.
+        """Exact weights of a tile: `amap[b, h, i0:i1, j0:j1]`, with integers, slices and `...` as of a tensor, and
+        lists of batch entries or heads.
 
         Only these rows and columns are computed. An omitted index selects the whole axis.
         """
-        parts = map_index.parts(index)
-        tile: Tensor = self._read("weights", *map_index.ranges(parts, self.shape))
-        return tile.squeeze(tuple(axis for axis, part in enumerate(parts) if isinstance(part, int)))
+        return map_index.read(index, self.shape, lambda *spans: self._read("weights", *spans))
 
     def __len__(self) -> int:
         """The number of batch entries."""

@@ -57,6 +57,21 @@ def test_a_tile_equals_that_of_the_dense_matrix(index: tuple[object, ...]) -> No
     np.testing.assert_allclose(got.numpy(), expected, rtol=2e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        (0, [1, 2]), ([1, 0], slice(None), 3), (slice(None), [5, -6, 5], slice(2, 9), slice(None)), (0, []),
+        ([1, 0, 1], [0, 2, 5]), (0, torch.tensor([4, 1]), -1), (1, np.array([3]), ..., slice(2, 7)),
+        ([0], 2, slice(30, None, 3)),
+    ],
+)  # fmt: skip
+def test_heads_and_batch_entries_are_chosen_by_lists(index: tuple[object, ...]) -> None:
+    amap, dense = made("window and sinks")
+    expected, got = dense[index], amap[index]
+    assert got.shape == expected.shape
+    torch.testing.assert_close(got.double(), expected.double(), rtol=2e-5, atol=1e-7)
+
+
 def test_bad_indices_are_named() -> None:
     amap, _ = made()
     with pytest.raises(IndexError, match="head 6 is out of range for 6"):
@@ -65,6 +80,12 @@ def test_bad_indices_are_named() -> None:
         amap[0, 0, 0, 0, 0]
     with pytest.raises(ShapeError, match="key index"):
         amap[0, 0, 0, [1, 2]]
+    for wrong in ([0, 6], [-7]):
+        with pytest.raises(IndexError, match=r"head -?[67] is out of range for 6"):
+            amap[0, wrong]
+    for wrong in ([True, False], [0.5], "01", {1}, torch.tensor([[0, 1]]), torch.tensor([0.0]), None):
+        with pytest.raises(ShapeError, match="as head ind"):
+            amap[0, wrong]
 
 
 @pytest.mark.parametrize("name", MASKS)

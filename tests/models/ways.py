@@ -340,6 +340,28 @@ class Sinks(Way):
         return self.merge(torch.matmul(self.weights, v))
 
 
+class SinksInFront(Sinks):
+    """The same with the sinks before the scores."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        sinks = self.sinks.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+        both = torch.cat([sinks, torch.matmul(q, k.transpose(2, 3)) * D**-0.5], dim=-1)
+        self.weights = both.softmax(-1)[..., 1:]
+        return self.merge(torch.matmul(self.weights, v))
+
+
+class ZeroForNaN(Way):
+    """Fully masked queries, whose softmax is NaN, get zeros."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        scores = torch.matmul(q, k.transpose(2, 3)) * D**-0.5
+        scores = scores.masked_fill(~lower(x.shape[1]).tril(-1), float("-inf"))  # a query sees earlier keys alone
+        self.weights = scores.softmax(-1).nan_to_num(0.0)
+        return self.merge(torch.matmul(self.weights, v))
+
+
 class OverImages(nn.Module):
     """[b, c, height, width], 1×1 convolutions, and values on the left of the weights; one head."""
 

@@ -59,9 +59,8 @@ class AttentionScores:
 
     def __getitem__(self, index: Any) -> Tensor:
         """The scores of a tile, as `AttentionMap` is indexed."""
-        amap, parts = self.map, map_index.parts(index)
-        tile = scores_at(amap.q, amap.k, amap.lse, amap.rule, *map_index.ranges(parts, amap.shape))
-        return tile.squeeze(tuple(axis for axis, part in enumerate(parts) if isinstance(part, int)))
+        amap = self.map
+        return map_index.read(index, amap.shape, lambda *spans: scores_at(amap.q, amap.k, amap.lse, amap.rule, *spans))
 
     def __repr__(self) -> str:
         return f"AttentionScores(of {self.map!r})"

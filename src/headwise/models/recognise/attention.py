@@ -304,7 +304,7 @@ def _sink(column: Tensor, x: Followed, axes: Axes) -> Tensor:
     first = values[:1, :, :1]
     if bool(((values - first).abs() > 1e-5 * (1 + first.abs())).any()):  # beside rounding
         raise Lost(
-            "the column that is appended to the scores, or the number that is added to the sum of the exponentials, "
+            "the column that is joined to the scores, or the number that is added to the sum of the exponentials, "
             "differs between queries"
         )
     return values.mean((0, 2))

@@ -10,7 +10,15 @@ from torch import Tensor
 from headwise.models.recognise.exponentials import changed_total, log_of
 from headwise.models.recognise.followed import INPUT, Followed, Step
 from headwise.models.recognise.frames import user_line
-from headwise.models.recognise.functions import ARITHMETIC, OTHERS, REDUCTIONS, dropout_of, drops_last, steps_of
+from headwise.models.recognise.functions import (
+    ARITHMETIC,
+    OTHERS,
+    REDUCTIONS,
+    dropout_of,
+    drops,
+    steps_of,
+    turns_nan_into_0,
+)
 from headwise.models.recognise.layout import merged, views, whole
 from headwise.models.recognise.multiplied import summed
 from headwise.models.recognise.products import is_outer
@@ -32,11 +40,11 @@ def viewed(
             and x.sink is not None
             and len(outs) == 1
             and outs[0].shape == (*first.shape[:-1], first.shape[-1] - 1)
-            and drops_last(args)
+            and drops(x.extended, args)
         ):
-            seen.remember(outs[0], x.but(layout=x.sink[1], extended=False))
+            seen.remember(outs[0], x.but(layout=x.sink[1], extended=""))
         else:
-            seen.lose(x, f"the column that was appended to the scores is rearranged at {user_line()}", out)
+            seen.lose(x, f"the column that was joined to the scores is rearranged at {user_line()}", out)
         return
     kwargs.pop("input", None)
     found = views(func, first, args, kwargs)
@@ -106,6 +114,8 @@ def pointwise(
         changed = x.but(stage="other", note=kind)
     elif x.stage in ("weights", "exp") and kind in ("dropout", "feature_dropout"):
         changed = x.but(dropout_p=dropout_of(x.dropout_p, args, kwargs))
+    elif x.stage == "weights" and turns_nan_into_0(kind, other, kwargs):
+        changed = x  # of fully masked queries, whose weights are 0
     elif x.stage in ("weights", "exp", "log"):
         changed = x.but(note=x.note or f"{name} at {user_line()}")
     elif x.stage == "other":
@@ -193,14 +203,16 @@ def one_number(value: Any) -> float | None:
 
 
 def joined(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
-    """A column appended to the scores, as learned sinks are."""
+    """A column joined to the scores at either end, as learned sinks are."""
     tensors = args[0] if args else kwargs.get("tensors", ())
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     for i, tensor in enumerate(tensors):
         x = seen.known(tensor)
         if x is not None and x.stage == "scores" and dim in (-1, out.ndim - 1):
-            if i == 0 and len(tensors) == 2 and tensors[1].shape[-1] == 1 and x.sink is None:
-                seen.remember(out, x.but(sink=(tensors[1].clone(), x.layout), extended=True))
+            column = tensors[1 - i] if len(tensors) == 2 else None
+            if column is not None and column.shape[-1] == 1 and seen.known(column) is not x and x.sink is None:
+                place = "last" if i == 0 else "first"
+                seen.remember(out, x.but(sink=(column.clone(), x.layout), extended=place))
             else:
                 seen.remember(out, x.but(lost=x.lost or f"scores are joined with others at {user_line()}"))
             return
@@ -228,7 +240,7 @@ def softmaxed(
     elif not isinstance(dim, int):
         record.reason = "softmax without dim"
     elif x.extended and dim not in (-1, out.ndim - 1):
-        record.reason = "softmax along another dimension than that of the appended column"
+        record.reason = "softmax along another dimension than that of the joined column"
     else:
         factors = x.layout.dims[dim]
         record.keys = merged(sorted(factors, key=lambda factor: -factor[1]))

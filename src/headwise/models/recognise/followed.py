@@ -111,8 +111,8 @@ class Followed:
             scores, named by `note`.
         layout: where its numbers lie in the origin, or in the product.
         factor: number by which an input was multiplied since its origin.
-        sink: (logits, layout before) where a column was appended to the scores, or numbers were added to the sum of
-            the exponentials. extended: whether the column is still there.
+        sink: (logits, layout before) where a column was joined to the scores, or numbers were added to the sum of
+            the exponentials. extended: where the column is, if it is still there.
         outer: (one, other) if it is the product, number by number, of two tensors of different shapes.
         note: what else was done to weights. lost: why it is not followed any more; "" if it is.
         own: why the function that computes the whole attention has to be called itself; "" if there is no reason.
@@ -127,7 +127,7 @@ class Followed:
     factor: float = 1.0
     dropout_p: float = 0.0
     sink: tuple[Tensor, Layout] | None = None
-    extended: bool = False
+    extended: Literal["", "first", "last"] = ""
     outer: tuple[Tensor, Tensor] | None = None
     note: str = ""
     lost: str = ""

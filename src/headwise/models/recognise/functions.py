@@ -1,6 +1,6 @@
 """PyTorch's functions by what they do to tensors that are followed, and their arguments."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -63,13 +63,21 @@ def steps_of(
     return None
 
 
-def drops_last(args: Sequence[Any]) -> bool:
-    """Whether an index is all but the last of the last axis."""
+def drops(place: str, args: Sequence[Any]) -> bool:
+    """Whether an index that leaves out one of the last axis is all but the "first" or the "last"."""
     if len(args) > 2 and all(isinstance(x, int) for x in args[:3]):  # aten.slice(x, dim, start, end)
-        return bool(args[1] == 0)
+        return bool(args[1] == (place == "first"))
     index = args[0] if args else None
     last = index[-1] if isinstance(index, tuple) else index
-    return isinstance(last, slice) and last.start in (None, 0) and last.stop == -1 and last.step in (None, 1)
+    if not isinstance(last, slice) or last.step not in (None, 1):
+        return False
+    return last.start == 1 and last.stop is None if place == "first" else last.start in (None, 0) and last.stop == -1
+
+
+def turns_nan_into_0(kind: str, other: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether it is nan_to_num with 0 for NaN; weights have no infinity. other: its second argument."""
+    nan = kwargs.get("nan", other)
+    return kind == "nan_to_num" and (nan is None or (isinstance(nan, int | float) and nan == 0))
 
 
 def dropout_of(before: float, args: Sequence[Any], kwargs: dict[str, Any]) -> float:

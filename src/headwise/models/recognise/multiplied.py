@@ -116,7 +116,7 @@ def _connected(seen: Tracked, found: Contraction, x: Followed, at: int, out: Ten
     else:
         return
     if x.extended:
-        record.reason = f"the column that was appended to the scores is multiplied by values at {user_line()}"
+        record.reason = f"the column that was joined to the scores is multiplied by values at {user_line()}"
     elif not sides:
         record.reason = "softmax along an axis that is not that of the keys, such as the heads"
     elif summed != record.keys:

@@ -21,7 +21,20 @@ from headwise.models.replace.deferred import Deferred, deferred
 Place = tuple[nn.Module | None, str]  # the innermost module that computes a product, and the line of the user's code
 FUSED = "scaled_dot_product_attention"
 _KINDS = frozenset(
-    {*ARITHMETIC, *VIEWS, *SAME, *SOFTMAX, "masked_fill", "where", "tanh", "exp", "dropout", "cat", "concat"}
+    {
+        *ARITHMETIC,
+        *VIEWS,
+        *SAME,
+        *SOFTMAX,
+        "masked_fill",
+        "where",
+        "tanh",
+        "exp",
+        "dropout",
+        "cat",
+        "concat",
+        "nan_to_num",
+    }
 )
 _REDUCTIONS = frozenset({"max", "amax", "sum", "logsumexp"})
 _LIKE = frozenset({"type_as", "view_as", "expand_as", "reshape_as", "to"})  # read no numbers of the second argument
