@@ -3,7 +3,7 @@ decoding steps, and of one head."""
 
 import pytest
 import torch
-from samples import qkv
+from samples import kernels_here, qkv
 from torch import Tensor
 
 import headwise as hw
@@ -60,6 +60,16 @@ def test_of_the_own_sequence(name: str, kernel: str) -> None:
         found = amap.measure(SinkMass(count))["sink_mass"]
         torch.testing.assert_close(found.double(), expected(amap, starts, count), rtol=1e-5, atol=1e-6)
         assert bool((found > 0).all())
+
+
+@pytest.mark.skipif("cpu" not in kernels_here(), reason="the compiled kernel is not here")
+@pytest.mark.parametrize("name", [name for name in MADE if name != "an id in two runs"])  # whose mask it refuses
+def test_it_is_computed_in_the_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel, of the call and of the map: no tile is read."""
+    q, k, v = qkv(3, 6, 3, N, N)
+    monkeypatch.setattr(SinkMass, "partial", None)
+    _, amap = hw.attend(q, k, v, mask=MADE[name][0], return_map=True, kernel="cpu", measures=["sink_mass"])
+    torch.testing.assert_close(amap.measure("sink_mass")["sink_mass"], amap.measured["sink_mass"])
 
 
 def test_of_one_entry_and_head() -> None:

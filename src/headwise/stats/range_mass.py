@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import torch
@@ -136,16 +136,30 @@ class SinkMass(RowMeasure):
             return RowValue(SAME, self._range)
         return RowValue(SAME, RangeMass(grid.extra, grid.extra + grid.keys_before(self.count), relative=False))
 
-    def _firsts(self, rule: Rule) -> KeyWeights | None:
+    def _firsts(self, rule: Rule) -> "FirstTokens | None":
         """The first tokens of all sequences as weights of the keys: a query sees those of its own alone. None if all
-        sequences start at token 0. One object for each rule."""
-        found: dict[int, KeyWeights | None] = rule.__dict__.setdefault("_first_tokens", {})
+        sequences start at token 0."""
+        found: dict[int, FirstTokens | None] = rule.__dict__.setdefault("_first_tokens", {})
         if self.count not in found:
             found[self.count] = first_tokens(rule, self.count)
         return found[self.count]
 
 
-def first_tokens(rule: Rule, count: int) -> KeyWeights | None:
+class FirstTokens(KeyWeights):
+    """The first tokens of sequences, with weight 1; equal for equal weights, as of a call's rule and its map's."""
+
+    @cached_property
+    def _value(self) -> tuple[tuple[int, ...], bytes]:
+        return tuple(self.weights.shape), self.weights.numpy().tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FirstTokens) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+
+def first_tokens(rule: Rule, count: int) -> FirstTokens | None:
     """The first `count` tokens of each sequence of the mask, as weights [1 or b, m] of the keys; None if they are the
     first ones along the key axis."""
     extra = rule.grid.extra
@@ -157,7 +171,7 @@ def first_tokens(rule: Rule, count: int) -> KeyWeights | None:
     if not bool(((place >= 0) & (starts != 0)).any()):  # padding at the end has no weight
         return None
     members = ((place >= 0) & (place < count)).float()
-    return KeyWeights(torch.nn.functional.pad(members, (extra, 0)))
+    return FirstTokens(torch.nn.functional.pad(members, (extra, 0)))
 
 
 def _reaches_gap(rule: Rule, offset: int) -> bool:
