@@ -6,7 +6,7 @@ the tiles of an `AttentionMap` follow this file.
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,9 +62,8 @@ class Rule:
 
     def cut(self, cuts: Cuts) -> "Rule":
         """The rule of some batch entries and heads."""
-        sizes: dict[str, Any] = {axis: stop - start for axis, (start, stop, _) in cuts.items()}
         scores = tuple(score.cut(cuts) for score in self.scores)
-        return Rule(self.mask.cut(cuts), self.scale, replace(self.grid, **sizes), scores)
+        return Rule(self.mask.cut(cuts), self.scale, self.grid.cut(cuts), scores)
 
     def part(self, rows: Span, cols: Span) -> "Rule":
         """The rule of a rectangle, for q[:, :, rows] and k[:, :, cols]: scores, distances and mask are the same as in

@@ -237,10 +237,11 @@ class Part(Mask):
         return self.whole.allowed(rows + self.rows.start, cols + self.cols.start, self.grid)
 
     def state(self, rows: Span, cols: Span, grid: Grid) -> State:
-        return self.whole.state(_moved(rows, self.rows.start), _moved(cols, self.cols.start), self.grid)
+        return self.whole.state(rows.moved(self.rows.start), cols.moved(self.cols.start), self.grid)
 
     def spans(self, grid: Grid) -> Tensor | None:
-        found = _kept_spans(self.whole, self.grid)
+        # Computed once for many rectangles.
+        found: Tensor | None = kept("_spans", lambda: self.whole.spans(self.grid), self.whole, self.grid)
         if found is None:
             return None
         here = found[:, self.rows.start : self.rows.stop].long() - self.cols.start
@@ -254,7 +255,7 @@ class Part(Mask):
         return found[:, self.cols.start : self.cols.stop] - first
 
     def cut(self, cuts: Cuts) -> Mask:
-        return Part(self.whole.cut(cuts), _cut_grid(self.grid, cuts), self.rows, self.cols)
+        return Part(self.whole.cut(cuts), self.grid.cut(cuts), self.rows, self.cols)
 
     def joined(self, axis: str, size: int, join: Callable[[Tensor, int], Tensor]) -> Mask:
         return Part(self.whole.joined(axis, size, join), self.grid, self.rows, self.cols)
@@ -334,7 +335,7 @@ class WithGap(Mask):
 
     def state(self, rows: Span, cols: Span, grid: Grid) -> State:
         before = Span(cols.start, min(cols.stop, self.start))
-        after = _moved(Span(max(cols.start, self.start), cols.stop), self.count)
+        after = Span(max(cols.start, self.start), cols.stop).moved(self.count)
         whole = self._grid(grid)
         found = {self.whole.state(rows, part, whole) for part in (before, after) if part.start < part.stop}
         return found.pop() if len(found) == 1 else State.MIXED
@@ -387,21 +388,6 @@ class WithGap(Mask):
 def conjuncts(mask: Mask) -> list[Mask]:
     """Return the operands of `&` in a mask, or the mask alone."""
     return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
-
-
-def _kept_spans(mask: Mask, grid: Grid) -> Tensor | None:
-    """Return the spans of a whole mask, computed once for many rectangles."""
-    found: Tensor | None = kept("_spans", lambda: mask.spans(grid), mask, grid)
-    return found
-
-
-def _cut_grid(grid: Grid, cuts: Cuts) -> Grid:
-    sizes: dict[str, Any] = {axis: stop - start for axis, (start, stop, _) in cuts.items()}
-    return replace(grid, **sizes)
-
-
-def _moved(span: Span, by: int) -> Span:
-    return Span(span.start + by, span.stop + by)
 
 
 def _mask(value: object) -> Mask:

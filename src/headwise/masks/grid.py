@@ -3,10 +3,12 @@
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from headwise.fields import Cuts
 
 
 class State(enum.Enum):
@@ -27,6 +29,10 @@ class Span(NamedTuple):
     def size(self) -> int:
         """How many rows or columns it has."""
         return self.stop - self.start
+
+    def moved(self, by: int) -> "Span":
+        """Return the range that is `by` further."""
+        return Span(self.start + by, self.stop + by)
 
 
 NO_GAP = Span(0, 0)
@@ -74,6 +80,11 @@ class Grid:
     def divided(self) -> bool:
         """Whether there are keys on both sides of a gap, so that distances are not those along the key axis."""
         return self.gap.size > 0 and self.gap.start > 0
+
+    def cut(self, cuts: Cuts) -> "Grid":
+        """Return the grid of some batch entries and heads."""
+        sizes: dict[str, Any] = {axis: stop - start for axis, (start, stop, _) in cuts.items()}
+        return replace(self, **sizes)
 
     @property
     def tokens(self) -> int:

@@ -47,11 +47,11 @@ def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figur
         raise ConfigError("history: contains no records, so there is nothing to plot")
     figure = figure_class()(figsize=(10.6, 7.4), layout="constrained", facecolor="white")
     grid = figure.subplots(2, 2, sharex=True)
-    entropy = history.passage("broad")
+    broad = history.passage("broad")
     panels = [
         (said("previous"), history.repeats("previous"), 1.0),
         (said("induction"), history.repeats("induction"), 1.0),
-        (said("entropy"), entropy, float(np.nanmax(entropy, initial=0.0)) or 1.0),
+        (said("broad"), broad, float(np.nanmax(broad, initial=0.0)) or 1.0),
     ]
     for axes, (name, values, top) in zip(grid.flat, panels, strict=False):
         _lines(axes, history, values)

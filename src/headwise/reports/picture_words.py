@@ -44,7 +44,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "training": ("Heads during training: {title}", "训练中的注意力头：{title}"),
     "previous": ("weight on the previous token · random tokens, repeated", "前一词元权重 · 随机词元，重复一遍"),
     "induction": ("induction weight · random tokens, repeated", "归纳权重 · 随机词元，重复一遍"),
-    "entropy": ("entropy, nats · held-out passage", "熵，奈特 · 留出的段落"),
+    "broad": ("entropy, nats · held-out passage", "熵，奈特 · 留出的段落"),
     "alike": (
         "similarity of the outputs of two heads, mean · held-out passage", "两个头输出的相似度，平均 · 留出的段落",
     ),
