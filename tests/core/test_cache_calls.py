@@ -166,4 +166,5 @@ def test_one_graph_serves_every_step(make: Callable[[], Cache], mask: Mask) -> N
             torch.cat([call(part, mask=mask, cache=cache) for part in x.split(1, 1)], 1)
             for call, cache in ((compiled, make()), (layer, make()))
         )
-    assert torch.equal(found, expected)
+    # Parts of a BudgetCache lie elsewhere in a graph, and are then summed in another order.
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)

@@ -271,7 +271,8 @@ def test_one_graph_serves_every_step_with_scores(n: int, name: str, kind: str) -
             with torch.compiler.set_stance("fail_on_recompile" if at * n >= 15 else "default"):
                 found.append(compiled(part, mask=hw.Causal(), cache=cache, score=score))
             expected.append(layer(part, mask=hw.Causal(), cache=other, score=score))
-    assert torch.equal(torch.cat(found, 1), torch.cat(expected, 1))
+    # Parts of a BudgetCache lie elsewhere in a graph, and are then summed in another order.
+    torch.testing.assert_close(torch.cat(found, 1), torch.cat(expected, 1), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["alibi", "several"])
