@@ -14,6 +14,7 @@ import pytest
 from commands import Command
 
 from headwise.cli.program import app
+from headwise.telemetry.record import Record
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
@@ -88,6 +89,9 @@ def test_the_python_of_a_page_runs(folder: Path, page: str) -> None:
     for number, block in enumerate(blocks(page, "python")):
         exec(GIVEN.get(page, {}).get(number, ""), names)
         exec(compile(block, f"{page}, block {number}", "exec"), names)
+    for name in names.values():  # or later tests in this process would see it watch
+        if isinstance(name, Record) and name.active:
+            name.stop()
 
 
 @pytest.mark.thorough_except(*READMES)
