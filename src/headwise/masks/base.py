@@ -285,16 +285,10 @@ class Selected(Mask):
         return self.whole.state(rows, cols, self._grid(grid))
 
     def spans(self, grid: Grid) -> Tensor | None:
-        found = self.whole.spans(self._grid(grid))
-        if found is None or len(found) == 1 or "b" not in self.cuts:
-            return found
-        return found[self.cuts["b"].start : self.cuts["b"].stop]
+        return self._of_entries(self.whole.spans(self._grid(grid)))
 
     def starts(self, grid: Grid) -> Tensor | None:
-        found = self.whole.starts(self._grid(grid))
-        if found is None or len(found) == 1 or "b" not in self.cuts:
-            return found
-        return found[self.cuts["b"].start : self.cuts["b"].stop]
+        return self._of_entries(self.whole.starts(self._grid(grid)))
 
     def check(self, grid: Grid) -> None:
         self.whole.check(self._grid(grid))
@@ -305,6 +299,12 @@ class Selected(Mask):
     def joined(self, axis: str, size: int, join: Callable[[Tensor, int], Tensor]) -> Mask:
         rest = {letter: section for letter, section in self.cuts.items() if letter != axis}
         return Selected(self.whole, rest) if rest else self.whole
+
+    def _of_entries(self, found: Tensor | None) -> Tensor | None:
+        """Return what these batch entries have of a tensor [b or 1, …] of the whole mask."""
+        if found is None or len(found) == 1 or "b" not in self.cuts:
+            return found
+        return found[self.cuts["b"].start : self.cuts["b"].stop]
 
     def _grid(self, grid: Grid) -> Grid:
         """Return the grid of the whole mask."""
