@@ -35,6 +35,11 @@ MADE: dict[str, tuple[Mask, Tensor]] = {
         Documents(torch.arange(N) // 8) & Lengths([N - pad for pad in PADS], side="right"),
         torch.maximum(torch.arange(N) // 8 * 8, behind_padding()),
     ),
+    "a boolean or lengths": (
+        Dense(torch.ones(N, N).tril(-6).bool()) & Dense((torch.arange(N) >= 4).expand(N, N))
+        | Dense(torch.eye(N, dtype=torch.bool)) & Lengths([N - 4 for _ in PADS], side="right"),
+        torch.where(torch.arange(N) < 4, N, 4)[None],
+    ),
     "an id in two runs": (Documents([4] * 5 + [6] * 7 + [4] * 11), torch.tensor([[0] * 5 + [5] * 7 + [0] * 11])),
 }
 

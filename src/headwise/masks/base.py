@@ -220,7 +220,15 @@ class Or(_Pair):
     def starts(self, grid: Grid) -> Tensor | None:
         if self.left.starts(grid) is None and self.right.starts(grid) is None:
             return None
-        return super().starts(grid)
+        found = super().starts(grid)
+        if found is not None:
+            return found
+        cols = torch.arange(grid.m, device="cpu")  # also of masks without spans, such as boolean tensors
+
+        def rows(start: int, stop: int) -> Tensor:
+            return self.allowed(torch.arange(start, stop, device="cpu"), cols, grid)
+
+        return starts.of_rows(rows, grid.n, grid.m)
 
 
 @dataclass(frozen=True)

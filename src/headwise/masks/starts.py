@@ -3,6 +3,8 @@
 A sequence starts at a key that no query has in sight together with an earlier key.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,14 +25,18 @@ def of_spans(spans: Tensor, m: int) -> Tensor:
 
 def of_boolean(allowed: Tensor) -> Tensor:
     """Return the same from a boolean tensor [b, h, n, m]."""
-    b, _, n, m = allowed.shape
-    seen = torch.zeros(b, m, dtype=torch.long, device=allowed.device)
-    first = torch.zeros_like(seen)
+    return of_rows(lambda start, stop: allowed[:, :, start:stop], allowed.shape[2], allowed.shape[3])
+
+
+def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int) -> Tensor:
+    """Return the same from a function of a first and a last row to their boolean [b, h, rows, m]."""
+    seen = first = torch.zeros(1, m, dtype=torch.long, device="cpu")
     for start in range(0, n if m else 0, ROWS):
-        rows = allowed[:, :, start : start + ROWS]
-        seen += rows.sum((1, 2))
-        first.scatter_add_(1, rows.to(torch.uint8).argmax(-1).flatten(1), rows.any(-1).long().flatten(1))
-    return _of_counts(seen.cpu(), first.cpu())
+        rows = allowed(start, min(start + ROWS, n))
+        seen = seen + rows.sum((1, 2)).cpu()
+        index, some = rows.to(torch.uint8).argmax(-1).flatten(1).cpu(), rows.any(-1).long().flatten(1).cpu()
+        first = first.expand(len(rows), m).scatter_add(1, index, some)
+    return _of_counts(seen, first)
 
 
 def _of_counts(seen: Tensor, first: Tensor) -> Tensor:
