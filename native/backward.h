@@ -10,9 +10,9 @@
 //      ↓       │        │        │          3. dQ += dS K: a part of it, summed in one copy per chunk of stripes
 //
 // A task is a chunk of the keys of one KV head: every chunks-th stripe. For each stripe it processes the queries of all heads
-// that share the keys; the copies of dQ are added up in order at the end. The number of chunks depends only on the shape,
-// so the bits do not depend on the number of threads. Tasks run in parallel, except that those which would add to the same
-// entry of a bias's gradient run in successive waves (learned.h).
+// that share the keys; the copies of dQ are added up in order at the end, or, if the task has all keys (ALONE), written by it.
+// The number of chunks depends only on the shape, so the bits do not depend on the number of threads. Tasks run in parallel,
+// except that those which would add to the same entry of a bias's gradient run in successive waves (learned.h).
 
 // With PAIRS all five products are of bfloat16 with float32 sums, as in the forward pass, with P and dS
 // rounded as in FlashAttention (Dao 2023). P, dS and the gradients of the score terms are computed in float32.
@@ -30,13 +30,16 @@ template <typename T> struct Backward {
   int64_t heads_a_group, chunks, key_blocks, scratch_bytes;
   Learned learned;
   int64_t groups, first_batch, first_kv;  // of a wave
-  float* partial;              // [chunks, heads of a wave, n, width]
+  int64_t group_floats;        // of dQ
+  int64_t lines_ahead;         // that are fetched at once (ahead.h)
+  float* partial;              // [chunks, heads of a wave, n, width]; ALONE: [threads, heads of a group, n, width]
   char* scratch;
   Queue queue;
-  bool all_finite_needed, values_only;
+  bool all_finite_needed, values_only, alone;
   Flag broken, refused;  // refused: see Forward
 
   struct Memory {
+    Ahead ahead;
     float *keys_for_scores, *values_for_scores, *keys, *grad_keys, *grad_values;
     float *queries, *query_panels, *grads, *grad_panels, *scores, *slopes, *bend;
     float *slope_words, *turned;  // if converted
@@ -52,10 +55,14 @@ template <typename T> struct Backward {
     values_only = !call.grad_q.data;
     groups = learned.wave_batches * learned.wave_kvs;
     chunks = most(1, least(key_blocks, 8 / most(1, groups)));
+    alone = chunks == 1;
+    group_floats = values_only ? 0 : heads_a_group * call.n * width;
+    lines_ahead = lines_at_once();
   }
 
   int64_t lay_out(char* memory, Memory* m) const {
     Arena arena = {memory};
+    m->ahead.begin(0);
     m->keys_for_scores = arena.take<float>(GRAD_KEYS * words);
     m->values_for_scores = arena.take<float>(GRAD_KEYS * value_words);
     m->keys = arena.take<float>(words_of<OF>(GRAD_KEYS) * width);
@@ -80,25 +87,64 @@ template <typename T> struct Backward {
 
   // δ of all rows.
   void deltas(int) {
-    for (int64_t head; (head = queue.take()) < call.b * call.h;)
-      for (int64_t i = 0; i < call.n; i++) {
-        const T* out = at(call.out, head / call.h, head % call.h, i);
-        const T* grad = at(call.grad_out, head / call.h, head % call.h, i);
-        Floats total = all(0.0f);
-        for (int64_t c = 0; c < call.d_v; c += W) total += read(out + c, call.d_v - c) * read(grad + c, call.d_v - c);
-        call.delta[head * call.n + i] = sum(total);
-      }
+    for (int64_t head; (head = queue.take()) < call.b * call.h;) deltas_of(head / call.h, head % call.h);
+  }
+  void deltas_of(int64_t batch, int64_t head) {
+    for (int64_t i = 0; i < call.n; i++) {
+      const T *out = at(call.out, batch, head, i), *grad = at(call.grad_out, batch, head, i);
+      Floats total = all(0.0f);
+      for (int64_t c = 0; c < call.d_v; c += W) total += read(out + c, call.d_v - c) * read(grad + c, call.d_v - c);
+      call.delta[(batch * call.h + head) * call.n + i] = sum(total);
+    }
   }
 
   void chunk_of_keys(int worker) {
     const Tiles<TILED<OF>> tiles;
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
-    for (int64_t task; (task = queue.take()) < groups * chunks;) {
+    for (int64_t task = queue.take(), next; task < groups * chunks; task = next) {
+      next = queue.take();
       const int64_t group = task / chunks, chunk = task % chunks;
+      float* grad_queries = partial + (alone ? worker : chunk * groups + group) * group_floats;
+      if (alone) begin_alone(group, grad_queries);
+      look_ahead(group, next, m.ahead);
       for (int64_t block = chunk; block < key_blocks && !refused.value; block += chunks)
-        keys(group, chunk, block * GRAD_KEYS, m);
+        keys(group, chunk, block * GRAD_KEYS, grad_queries, m);
+      if (alone && !values_only) put_queries(group, 0, heads_a_group * call.n, grad_queries);
     }
+  }
+
+  void begin_alone(int64_t group, float* grad_queries) {
+    __builtin_memset(grad_queries, 0, (size_t)group_floats * 4);
+    for (int64_t g = 0; g < heads_a_group && !values_only; g++)
+      deltas_of(batch_of(group), kv_of(group) * heads_a_group + g);
+  }
+
+  void look_ahead(int64_t group, int64_t next, Ahead& ahead) const {
+    ahead.begin(lines_ahead);
+    if (!lines_ahead) return;
+    const auto heads = [&](const headwise_tensor& x, int64_t of, int64_t size)
+        { ahead.add<T>(x, batch_of(of), kv_of(of) * heads_a_group, heads_a_group, size, call.n); };
+    const auto keys = [&](const headwise_tensor& x, int64_t of, int64_t size)
+        { ahead.add<T>(x, batch_of(of), kv_of(of), 1, size, call.m); };
+    keys(call.grad_v, group, call.d_v);
+    keys(call.grad_k, group, call.d);
+    heads(call.grad_q, group, call.d);
+    if (next >= groups) return;
+    heads(call.out, next, call.d_v);
+    heads(call.grad_out, next, call.d_v);
+    keys(call.k, next, call.d);
+    keys(call.v, next, call.d_v);
+    heads(call.q, next, call.d);
+  }
+
+  // So many at once that all are fetched when the group is finished; 0 if they do not fit in the cache.
+  int64_t lines_at_once() const {
+    const int64_t rows = heads_a_group * call.n;
+    const int64_t bytes = 2 * (rows + call.m) * (call.d + call.d_v) * (int64_t)sizeof(T);
+    const int64_t panels = padded(least(keys_of_a_query(call), call.m), PANEL) / PANEL;
+    const int64_t fetches = heads_a_group * blocks(call.n, ROWS) * (panels + width / PANEL * key_blocks);
+    return !alone || values_only || bytes > LOCAL_BYTES || !fetches ? 0 : blocks(blocks(bytes, 64), fetches);
   }
 
   // Batch entry and KV head of a group of the wave.
@@ -106,7 +152,7 @@ template <typename T> struct Backward {
   int64_t kv_of(int64_t group) const { return first_kv + group % learned.wave_kvs; }
 
   // One block of keys with all queries.
-  void keys(int64_t group, int64_t chunk, int64_t from, Memory& m) {
+  void keys(int64_t group, int64_t chunk, int64_t from, float* grad_queries, Memory& m) {
     const int64_t batch = batch_of(group), kv = kv_of(group);
     const int64_t to = least(from + GRAD_KEYS, call.m), count = to - from;
     Finite<OF> check;
@@ -124,10 +170,9 @@ template <typename T> struct Backward {
     __builtin_memset(m.grad_values, 0, (size_t)(GRAD_KEYS * value_width) * 4);
     for (int64_t g = 0; g < heads_a_group; g++) {
       const int64_t head = kv * heads_a_group + g;
-      float* grad_queries = partial + ((chunk * groups + group) * heads_a_group + g) * call.n * width;
       float* copy = learned.copy_of(group, chunk, chunks, g);
       for (int64_t query = 0; query < call.n; query += GRAD_ROWS)
-        queries(batch, head, query, chunk, from, to, grad_queries + query * width, copy, m);
+        queries(batch, head, query, chunk, from, to, grad_queries + (g * call.n + query) * width, copy, m);
     }
     for (int64_t j = 0; j < count; j++) {
       T* grad_v = (T*)at(call.grad_v, batch, kv, from + j);
@@ -167,6 +212,7 @@ template <typename T> struct Backward {
       for (int g = 0; g * ROWS < count; g++) {
         if (parts[g].last <= from + p || parts[g].first >= from + p + PANEL) continue;
         const int rows = (int)least(ROWS, count - g * ROWS);
+        m.ahead.fetch();
         const int64_t place = g * ROWS * GRAD_STRIDE + p, columns = padded(parts[g].last - from, W) - p;
         product<OF, false, false>(rows, columns, m.queries + g * ROWS * words, words, m.keys_for_scores + p * words,
                                   m.scores + place, GRAD_STRIDE, words, nullptr);
@@ -185,10 +231,12 @@ template <typename T> struct Backward {
       const int64_t first = words_of<OF>((parts[g].first - from) / KEYS * KEYS), last = words_of<OF>(parts[g].last - from);
       const float* slopes = CONVERTED ? m.slope_words : m.slopes;
       const int64_t stride = CONVERTED ? KEY_WORDS : GRAD_STRIDE;
-      for (int64_t c = 0; c < width; c += PANEL)
+      for (int64_t c = 0; c < width; c += PANEL) {
+        m.ahead.fetch();
         product<OF, true, false>((int)least(ROWS, count - g * ROWS), call.d - c, slopes + g * ROWS * stride + first, stride,
                                  m.keys + c * words_of<OF>(GRAD_KEYS) + first * PANEL,
                                  grad_queries + g * ROWS * width + c, width, last - first, nullptr);
+      }
     }
     high_by_low(m.slopes, m.turned, m.query_panels, call.d, m.grad_keys, low, high, least(high, to - from), count);
   }
@@ -271,24 +319,31 @@ template <typename T> struct Backward {
   }
 
   void add_queries(int) {
-    const int64_t all_rows = groups * heads_a_group * call.n, share = 256;
-    for (int64_t task; (task = queue.take()) < blocks(all_rows, share);)
-      for (int64_t row = task * share; row < least(all_rows, (task + 1) * share); row++) {
-        const int64_t group = row / call.n / heads_a_group, g = row / call.n % heads_a_group;
-        T* to = (T*)at(call.grad_q, batch_of(group), kv_of(group) * heads_a_group + g, row % call.n);
-        for (int64_t c = 0; c < call.d; c += W) {
-          Floats total = load(partial + row * width + c);
-          for (int64_t chunk = 1; chunk < chunks; chunk++) total += load(partial + (chunk * all_rows + row) * width + c);
-          put(to + c, total * call.rule.scale, call.d - c);
-        }
+    const int64_t rows = heads_a_group * call.n, shares = blocks(rows, 256);
+    for (int64_t task; (task = queue.take()) < groups * shares;) {
+      const int64_t group = task / shares, first = task % shares * 256;
+      put_queries(group, first, least(rows, first + 256), partial + group * group_floats);
+    }
+  }
+
+  // Writes the gradients of some rows of a group's queries, summed over the chunks, of which the first is `from`.
+  void put_queries(int64_t group, int64_t first, int64_t last, const float* from) {
+    for (int64_t row = first; row < last; row++) {
+      T* to = (T*)at(call.grad_q, batch_of(group), kv_of(group) * heads_a_group + row / call.n, row % call.n);
+      for (int64_t c = 0; c < call.d; c += W) {
+        const float* x = from + row * width + c;
+        Floats total = load(x);
+        for (int64_t chunk = 1; chunk < chunks; chunk++) total += load(x + chunk * groups * group_floats);
+        put(to + c, total * call.rule.scale, call.d - c);
       }
+    }
   }
 
   int go() {
     const int threads = (int)least(call.threads, most(1, groups * chunks));
     Memory unused;
     scratch_bytes = padded(lay_out(nullptr, &unused), 4096);
-    const int64_t floats = values_only ? 0 : chunks * groups * heads_a_group * call.n * width;
+    const int64_t floats = (alone ? threads : chunks * groups) * group_floats;
     const int64_t copies = learned.copies_floats(chunks), sums = learned.row_floats(chunks);
     char* memory = borrow((size_t)(threads * scratch_bytes + (floats + copies + sums) * 4));
     if (!memory) return HEADWISE_NO_MEMORY;
@@ -299,12 +354,13 @@ template <typename T> struct Backward {
     __builtin_memset(learned.row_sums, 0, (size_t)sums * 4);
     learned.clear();
     all_finite_needed = !everything_is_seen(call);
-    if (!values_only) on_all<&Backward::deltas>(this, threads);
+    if (!values_only && !alone) on_all<&Backward::deltas>(this, threads);
     for (first_batch = 0; first_batch < call.b; first_batch += learned.wave_batches)
       for (first_kv = 0; first_kv < call.h_kv; first_kv += learned.wave_kvs) {
-        __builtin_memset(partial, 0, (size_t)(floats + copies) * 4);
+        if (!alone) __builtin_memset(partial, 0, (size_t)floats * 4);
+        __builtin_memset(learned.copies, 0, (size_t)copies * 4);
         on_all<&Backward::chunk_of_keys>(this, threads);
-        if (!values_only) on_all<&Backward::add_queries>(this, threads);
+        if (!values_only && !alone) on_all<&Backward::add_queries>(this, threads);
         if (call.grad_relative) learned.add_copies(first_kv, chunks);
       }
     if (learned.by_row()) learned.add_rows(chunks);

@@ -34,6 +34,7 @@ template <Operand OF> static Shape shape_of(const headwise_forward_call& call, c
 
 // Buffers of one thread.
 struct Scratch {
+  Ahead ahead;
   Rows rows;
   Floats fold[BLOCK_ROWS];  // maxima of logits
   float *queries, *out, *logits, *strip, *tops, *columns;
@@ -65,6 +66,7 @@ template <Operand OF> static int64_t lay_out(const Wanted& wanted, const Shape& 
   Scratch* t = arena.take<Scratch>(1);
   Scratch sizes;
   Scratch& it = memory ? *t : sizes;
+  it.ahead.begin(0);
   it.queries = arena.take<float>(BLOCK_ROWS * s.words);
   it.out = arena.take<float>(BLOCK_ROWS * s.width);
   it.sums = arena.take<float>(OF == PARTS ? BLOCK_ROWS * s.width : 0);

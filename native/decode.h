@@ -182,9 +182,6 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
               m.logits + r * FEW_KEYS + j, FEW_KEYS);
     }
   }
-  static void ask_for(const K* row, int64_t size) {
-    for (int64_t c = 0; c < size; c += 64 / (int64_t)sizeof(K)) __builtin_prefetch(row + c);
-  }
 
   void block(int64_t batch, int64_t kv, int64_t from, const Hull& seen, Memory& m) {
     const int64_t count = seen.last - from;
@@ -293,12 +290,14 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     for (int64_t c = 0; c < call.d; c += W) check.add(read(q + c, call.d - c));
     bad = !check.all();
     const int64_t at = (batch * call.h + head) * call.n + query;
-    const Row row = row_of<SPREAD, REACH>(call, head, sums, bad);
-    if (call.lse) call.lse[at] = row.log_sum;
-    wanted.finish(&row, &row.inverse, 1, whole + begin, 1, at);
+    Finished row;
+    sums_of(sums, bad, row);
+    finish_rows<REACH>(call, head, SPREAD || call.lse, row);
+    if (call.lse) call.lse[at] = row.log_sum[0];
+    wanted.finish(row, 1, whole + begin, 1, at);
     if (!call.d_v) return;
     T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + query * call.out.row;
-    write_row(out, whole + part_size - width, row.inverse / (1.0f - call.dropout), call.d_v);
+    write_row(out, whole + part_size - width, row.inverse[0] / (1.0f - call.dropout), call.d_v);
   }
 
   static float move(Sums& sums, float top, float centre) {

@@ -1,6 +1,5 @@
-// Computes a row's results from its sums.
+// Computes the results of rows from their sums, W rows at a time.
 
-// Rows are written in place: a copy of numbers that were just stored one by one waits until they are in the cache.
 template <bool SPREAD, bool REACH> INLINE void sums_of(const Rows& rows, int r, Sums& sums) {
   sums.top = rows.top[r];
   sums.largest = rows.largest[r];
@@ -11,45 +10,52 @@ template <bool SPREAD, bool REACH> INLINE void sums_of(const Rows& rows, int r, 
   if (REACH) sums.first = sum(rows.first[r]), sums.second = sum(rows.second[r]);
 }
 
-// The rest of a row of a head, from its sums over all keys; all but what follows from the logarithm of its `whole`.
-template <bool REACH> INLINE void begin_row(const headwise_forward_call& call, int64_t head, bool broken, Row& row) {
-  row.broken = broken;
-  row.inverse = row.log_inverse = row.offset = row.square = 0.0f;
-  row.whole = 1.0f;
-  row.log_sum = row.highest = NOTHING;
-  const float top = row.top, keys = row.total;
-  if (top != NOTHING || keys != 0.0f) {
-    float shrink = 1.0f;
-    row.highest = top;
-    row.whole = keys;
-    if (call.rule.sinks) {
-      const float sink = call.rule.sinks[head] * LOG2E;
-      row.highest = sink > top ? sink : top;
-      shrink = exp2(all(top - row.highest))[0];
-      row.whole = keys * shrink + exp2(all(sink - row.highest))[0];
-    }
-    row.inverse = broken ? __builtin_nanf("") : shrink / row.whole;
+// The sums of rows from r on. Rows beyond the last one have any numbers.
+template <bool SPREAD, bool REACH> INLINE void sums_of(const Rows& rows, int r, Finished& to) {
+  to.top = load(rows.top + r);
+  to.largest = load(rows.largest + r);
+  to.centre = load(rows.centre + r);
+  to.total = sums(rows.total + r);
+  to.entropy = to.squares = to.first = to.second = all(0.0f);
+  if (SPREAD) to.entropy = sums(rows.entropy + r), to.squares = sums(rows.squares + r);
+  if (REACH) to.first = sums(rows.first + r), to.second = sums(rows.second + r);
+  for (int i = 0; i < W; i++) to.broken[i] = -(int)rows.broken[r + i];
+}
+INLINE void sums_of(const Sums& sums, bool broken, Finished& to) {
+  to.top = all(sums.top);
+  to.largest = all(sums.largest);
+  to.centre = all(sums.centre);
+  to.total = all(sums.total);
+  to.entropy = all(sums.entropy), to.squares = all(sums.squares);
+  to.first = all(sums.first), to.second = all(sums.second);
+  to.broken = (Ints)all(0.0f) - (int)broken;
+}
+
+// The rest of rows of a head, from their sums over all keys. LOGS: also what follows from the logarithm of their `whole`.
+template <bool REACH> INLINE void finish_rows(const headwise_forward_call& call, int64_t head, bool logs, Finished& rows) {
+  const Floats nan = all(__builtin_nanf(""));
+  const Ints none = (rows.top == NOTHING) & (rows.total == 0.0f);  // fully masked
+  rows.highest = rows.top;
+  rows.whole = rows.total;
+  Floats shrink = all(1.0f);
+  if (call.rule.sinks) {
+    const Floats sink = all(call.rule.sinks[head] * LOG2E);
+    rows.highest = larger(sink, rows.top);
+    shrink = exp2(rows.top - rows.highest);
+    rows.whole = rows.total * shrink + exp2(sink - rows.highest);
   }
+  rows.whole = choose(none, all(1.0f), rows.whole);
+  rows.inverse = choose(none, all(0.0f), choose(rows.broken, nan, shrink / rows.whole));
   if (REACH) {
-    const float even = keys == 0.0f ? 1.0f : 1.0f / keys;
-    row.offset = row.first * even;
-    row.square = row.second * even;
+    const Floats even = choose(rows.total == 0.0f, all(1.0f), 1.0f / rows.total);
+    rows.offset = rows.first * even;
+    rows.square = rows.second * even;
   }
-}
-
-INLINE void finish_row(Row& row, float log_whole) {
-  if (row.top == NOTHING && row.total == 0.0f) return;  // fully masked
-  row.log_sum = row.broken ? __builtin_nanf("") : (float)(row.highest * LN2 + log_whole);
-  row.log_inverse = (float)((row.top - row.highest) * LN2) - log_whole;
-}
-
-template <bool SPREAD, bool REACH>
-static Row row_of(const headwise_forward_call& call, int64_t head, const Sums& sums, bool broken) {
-  Row row;
-  (Sums&)row = sums;
-  begin_row<REACH>(call, head, broken, row);
-  finish_row(row, SPREAD || call.lse ? ln(all(row.whole))[0] : 0.0f);
-  return row;
+  if (!logs) return;
+  const Floats log_whole = ln(rows.whole);
+  const Doubles log_sum = natural_in_double(rows.highest) + __builtin_convertvector(log_whole, Doubles);
+  rows.log_sum = choose(none, all(NOTHING), choose(rows.broken, nan, __builtin_convertvector(log_sum, Floats)));
+  rows.log_inverse = choose(none, all(0.0f), natural(rows.top - rows.highest) - log_whole);
 }
 
 // The row of a fully masked query (scale 0) is 0, even if NaN values were multiplied by its zeros.

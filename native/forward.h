@@ -32,6 +32,13 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
   const Shape shape;
   const Scaling scaling;
   Flag& refused;  // with PARTS: numbers do not fit (parts.h), or a result is not finite, as that of float32 may be
+  // How often it is fetched ahead during the queries of one head.
+  int64_t fetches() const {
+    const int64_t keys = keys_of_a_query(call);
+    if (TILED<OF>) return call.n * blocks(keys, KEYS_A_BLOCK<OF>) / (OF == PARTS ? 4 : 1);
+    return blocks(call.n, ROWS) * (padded(keys, PANEL) + shape.width) / PANEL;
+  }
+
   // Whether weights are only multiplied by values.
   const bool plain = !SPREAD && !REACH && !wanted.masses() && !wanted.longest && !shape.strip && call.dropout == 0;
 
@@ -105,6 +112,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
     for (int64_t p = whole.first / PANEL * PANEL; p < whole.last; p += PANEL)
       for (int g = 0; g * ROWS < count; g++) {
         if (parts[g].last <= p || parts[g].first >= p + PANEL) continue;
+        if (!TILED<OF>) t.ahead.fetch();
         product<OF, false, true>((int)least(ROWS, count - g * ROWS), padded(parts[g].last - p, KEYS),
                                  t.queries + g * ROWS * shape.words, shape.words, keys + p * shape.words,
                                  t.logits + g * ROWS * STRIDE + (p - from), STRIDE, shape.words, t.fold + g * ROWS);
@@ -134,6 +142,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
     Seen seen[W];
     for (int i = 0; i < count; i++) {
       const int r = begin + i;
+      if (TILED<OF>) t.ahead.fetch();
       const Stretch s = stretch(query, r, from, whole ? Hull{0, least(BLOCK, call.m - from)} : spans[i], t);
       if (s.from == s.to) {
         if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK] = NOTHING;
@@ -217,6 +226,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
         for (int g = 0; g * ROWS < count; g++) {
           const auto [first, last] = here[g];
           if (first >= last) continue;
+          if (!TILED<OF>) t.ahead.fetch();
           const float *a = weights + g * ROWS * stride + first, *b = values + c * height + (words_of<OF>(from) + first) * PANEL;
           float* to = t.out + g * ROWS * shape.width + c;
           const int rows = (int)least(ROWS, count - g * ROWS);
@@ -232,32 +242,29 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
   // The rows' results; scale[r] turns an unnormalized p of the last top into a weight.
   void finish(int64_t batch, int64_t head, int64_t query, int count, Scratch& t, float* scale) const {
     const float keep = 1.0f / (1.0f - call.dropout);
-    const int64_t at = (batch * call.h + head) * call.n + query;
-    Row rows[BLOCK_ROWS];
-    float logs[BLOCK_ROWS];
-    for (int r = 0; r < count; r++) {
-      sums_of<SPREAD, REACH>(t.rows, r, rows[r]);
-      begin_row<REACH>(call, head, t.rows.broken[r], rows[r]);
-      logs[r] = rows[r].whole;
-      if (OF == PARTS && logs[r] != logs[r] && !t.rows.broken[r]) refused.raise();
+    for (int begin = 0; begin < count; begin += W) {
+      const int rows = (int)least(W, count - begin);
+      const int64_t at = (batch * call.h + head) * call.n + query + begin;
+      Finished done;
+      sums_of<SPREAD, REACH>(t.rows, begin, done);
+      finish_rows<REACH>(call, head, SPREAD || call.lse || wanted.longest, done);
+      if (OF == PARTS && any((done.whole != done.whole) & ~done.broken & (ramp() < (float)rows))) refused.raise();
+      store(scale + begin, done.inverse);
+      if (call.lse) write(call.lse + at, done.log_sum, rows);
+      if (wanted.longest) best(done, begin, rows, at, t);
+      wanted.finish(done, rows, t.rows.masses + begin, MOST_ROWS, at);
     }
-    for (int r = count; r < BLOCK_ROWS; r++) logs[r] = 1.0f;
-    if (SPREAD || call.lse)
-      for (int r = 0; r < count; r += W) store(logs + r, ln(load(logs + r)));
-    for (int r = 0; r < count; r++) {
-      Row& row = rows[r];
-      if (wanted.count[FORMULA] || call.lse) finish_row(row, logs[r]);
-      scale[r] = row.inverse;
-      if (call.lse) call.lse[at + r] = row.log_sum;
-      if (wanted.longest) {
-        const float top = row.top == NOTHING ? 0.0f : row.top, factor = scaling.adjusted ? 1.0f : scaling.factor;
-        wanted.finish(t.best.finish(r, factor, top, row.inverse, row.log_sum != row.log_sum), at + r);
-      }
-      if (!call.d_v) continue;
-      T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + (query + r) * call.out.row;
-      write_row(out, t.out + r * shape.width, scale[r] * keep, call.d_v);
+    T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + query * call.out.row;
+    for (int r = 0; r < count && call.d_v; r++)
+      write_row(out + r * call.out.row, t.out + r * shape.width, scale[r] * keep, call.d_v);
+  }
+
+  void best(const Finished& done, int begin, int rows, int64_t at, Scratch& t) const {
+    const float factor = scaling.adjusted ? 1.0f : scaling.factor;
+    for (int i = 0; i < rows; i++) {
+      const float top = done.top[i] == NOTHING ? 0.0f : done.top[i];
+      wanted.finish(t.best.finish(begin + i, factor, top, done.inverse[i], done.log_sum[i] != done.log_sum[i]), at + i);
     }
-    wanted.finish(rows, scale, count, t.rows.masses, MOST_ROWS, at);
   }
 
   // Adds the weights in the rows of the strip to the columns.

@@ -230,6 +230,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
   template <bool KEEP, bool MIXED> struct Units {
     static constexpr int AT_ONCE = 8;  // beside the products of 32 numbers
     typedef Panels::Part Part;
+    Ahead& ahead;
     Rows& rows;
     float* logits;                // of the next unit, as are the next three
     const float* bases;
@@ -239,7 +240,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
     Floats steps[4];
 
     Units(const Panels& p, const Panel& panel, Side side)
-        : rows(p.t.rows), logits(p.logits_of(panel, 0)), bases(p.t.bases), words(p.words_of_row(panel, 0)),
+        : ahead(p.t.ahead), rows(p.t.rows), logits(p.logits_of(panel, 0)), bases(p.t.bases), words(p.words_of_row(panel, 0)),
           offsets(p.t.offsets[side == AFTER]), row(0), left(2 * p.count) {
       for (int v = 0; v < 4 && REACH; v++) {
         steps[v] = (float)(p.position(0) - panel.from - v * W) - ramp();
@@ -259,6 +260,7 @@ template <typename T, bool SPREAD, bool REACH> struct Panels {
       offsets += AT_ONCE / 2;
       row += AT_ONCE / 2;
       left -= AT_ONCE;
+      ahead.fetch();
     }
     void finish() {
       Part part;

@@ -1,7 +1,7 @@
 // Distributes a call over threads.
 //
 // Keys and values are packed once for each KV head. With many small heads a thread packs a head and processes all its queries
-// (LOCAL: no waiting, the copy stays in its cache); else all threads pack, then take blocks of queries from one queue, in
+// (LOCAL: no waiting, the copy stays in its cache, and what is needed next is fetched meanwhile); else all threads pack, then take blocks of queries from one queue, in
 // waves of heads so that the copies stay bounded.
 
 // Tiles are for CPUs with an L2 cache of 2 MB.
@@ -16,6 +16,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
   char *packed, *scratch;
   float* partial;      // [b, h, chunks, m] columns of the chunks
   int64_t wave, wave_end;
+  int64_t lines_ahead;  // that are fetched at once (ahead.h)
   bool local, all_finite_needed;
   Queue queue;
   Flag broken;         // a key or value is not finite
@@ -79,15 +80,38 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
     Scratch& t = memory(worker);
     char* to = packed + worker * head_bytes;
     const headwise_forward_call& call = forward.call;
-    for (int64_t group; (group = queue.take()) < groups;) {
+    for (int64_t group = queue.take(), next; group < groups; group = next) {
+      next = queue.take();
       Finite<OF> check;
       for (int64_t p = 0; p < forward.shape.height / PANEL; p++)
         forward.pack(group, p, to, to + forward.shape.key_bytes, check);
       if (!finite(check)) return;
+      look_ahead(group, next, t.ahead);
       for (int64_t head = 0; head < heads_a_group; head++)
         for (int64_t index = 0; index < forward.shape.chunks; index++)
           chunk(group / call.h_kv, group % call.h_kv * heads_a_group + head, index, to, t);
     }
+  }
+
+  void look_ahead(int64_t group, int64_t next, Ahead& ahead) const {
+    const headwise_forward_call& call = forward.call;
+    ahead.begin(lines_ahead);
+    if (!lines_ahead) return;
+    int64_t batch = group / call.h_kv, head = group % call.h_kv;
+    ahead.add<T>(call.out, batch, head * heads_a_group, heads_a_group, call.d_v, call.n);
+    if (next >= groups) return;
+    batch = next / call.h_kv, head = next % call.h_kv;
+    ahead.add<T>(call.k, batch, head, 1, call.d, call.m);
+    ahead.add<T>(call.v, batch, head, 1, call.d_v, call.m);
+    ahead.add<T>(call.q, batch, head * heads_a_group, heads_a_group, call.d, call.n);
+  }
+
+  // So many at once that all are fetched when the group is finished; 0 if they do not fit in the cache.
+  int64_t lines_at_once() const {
+    const headwise_forward_call& call = forward.call;
+    const int64_t bytes = (heads_a_group * call.n + call.m) * (call.d + call.d_v) * (int64_t)sizeof(T);
+    const int64_t fetches = heads_a_group * forward.fetches();
+    return head_bytes + bytes > LOCAL_BYTES || !fetches ? 0 : blocks(blocks(bytes, 64), fetches);
   }
 
   void add_columns(int) {
@@ -125,6 +149,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
     packed = scratch + threads * scratch_bytes;
     partial = (float*)(packed + a_wave * head_bytes);
     all_finite_needed = !everything_is_seen(call);
+    lines_ahead = lines_at_once();
     if (local) {
       on_all<&Run::attend_local>(this, threads);
     } else {

@@ -238,3 +238,15 @@ INLINE Floats maxima(Floats (&rows)[W]) {
     for (int i = 0; i < half; i++) rows[i] = larger(rows[i], rows[i + half]);
   return rows[0];
 }
+
+// Lane i: the sum of vector i, added in the order of sum().
+INLINE Floats sums(const Floats* x) {
+  Floats rows[W];
+  for (int i = 0; i < W; i++) rows[i] = x[i];
+  transpose(rows);
+#pragma GCC unroll 4
+  for (int half = W / 2; half; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < half; i++) rows[i] += rows[i + half];
+  return rows[0];
+}

@@ -1,7 +1,7 @@
 // The statistics that a forward pass computes in addition to its output. Each is a struct here and a line of `Statistics`
 // below. Its KIND has the signature by which a class in src/headwise/stats requests it, and its sort:
 //
-//   FORMULA           of(row): a formula of the sums that the pass computes for every row
+//   FORMULA           of(rows): a formula of the sums that the pass computes for every row
 //   MASS_OF_WEIGHTS   an additional sum for each row, Σ p over some keys: add(…) adds the shares of stretches of keys to as
 //                     many rows. It reads the weights p if exact ones are available, which is faster than recomputing
 //                     them. meets(…): whether some keys can have a share at all
@@ -26,16 +26,17 @@ struct Sums {
   float top, largest, centre, total, entropy, squares, first, second;
 };
 
-// A finished row.
-struct Row : Sums {
-  float highest;      // the largest logit, in units of ln 2, and the sink; whole: Σ p and that of the sink, relative to it
-  float whole;
-  float inverse;      // factor from an unnormalized p to a weight: 0 for a fully masked query, NaN if the query is not finite
-  float log_inverse;  // its natural logarithm
-  float log_sum;      // the row's log-sum-exp
-  float offset;       // the mean distance from the centre; square: the mean of its square
-  float square;
-  bool broken;        // the query is not finite
+// Finished rows, W at a time: a lane is a row.
+struct Finished {
+  Floats top, largest, centre, total, entropy, squares, first, second;  // Sums
+  Floats highest;      // the largest logit, in units of ln 2, and the sink; whole: Σ p and that of the sink, relative to it
+  Floats whole;
+  Floats inverse;      // factor from an unnormalized p to a weight: 0 for a fully masked query, NaN if the query is not finite
+  Floats log_inverse;  // its natural logarithm
+  Floats log_sum;      // the row's log-sum-exp
+  Floats offset;       // the mean distance from the centre; square: the mean of its square
+  Floats square;
+  Ints broken;         // the query is not finite
 };
 
 // A stretch of keys of a query: log2 of p is its logits times `factor` minus `top`; `weights` are p, or NULL if they are
@@ -49,6 +50,11 @@ struct Seen {
   Floats p(int64_t i) const { return exp2(load(row.logits + i) * factor - top); }
 };
 
+// A logarithm to base 2 as a natural one: multiplied in double, since the logarithm of a large number is one.
+typedef double Doubles __attribute__((vector_size(8 * W)));
+INLINE Doubles natural_in_double(Floats x) { return __builtin_convertvector(x, Doubles) * LN2; }
+INLINE Floats natural(Floats x) { return __builtin_convertvector(natural_in_double(x), Floats); }
+
 template <typename T> INLINE const T* of_batch(const headwise_argument& x, int64_t batch) {
   return (const T*)x.data + batch * x.batch;
 }
@@ -56,46 +62,47 @@ template <typename T> INLINE const T* of_batch(const headwise_argument& x, int64
 // The largest score of a row.
 struct Largest {
   static constexpr Kind KIND = {"largest(): float32[b, h, n]", FORMULA, 0};
-  static float of(const Row& row) { return (float)(row.largest * LN2); }
+  INLINE Floats of(const Finished& rows) { return natural(rows.largest); }
 };
 
 // -Σ p ln p, where -ln p = -ln 2 · (z - top) - ln(inverse).
 struct Entropy {
   static constexpr Kind KIND = {"entropy(): float32[b, h, n]", FORMULA, NEEDS_SPREAD};
-  static float of(const Row& row) {
-    const float entropy = row.inverse * (float)(-LN2 * row.entropy) -
-                          (row.inverse == 0.0f ? 0.0f : row.total * row.inverse * row.log_inverse);
-    return entropy < 0.0f ? 0.0f : entropy;
+  INLINE Floats of(const Finished& rows) {
+    const Floats of_total = rows.total * rows.inverse * rows.log_inverse;
+    const Floats entropy =
+        rows.inverse * natural(-rows.entropy) - choose(rows.inverse == 0.0f, all(0.0f), of_total);
+    return choose(entropy < 0.0f, all(0.0f), entropy);
   }
 };
 
 // Σ p².
 struct Squares {
   static constexpr Kind KIND = {"squares(): float32[b, h, n]", FORMULA, NEEDS_SPREAD};
-  static float of(const Row& row) { return row.squares * row.inverse * row.inverse; }
+  INLINE Floats of(const Finished& rows) { return rows.squares * rows.inverse * rows.inverse; }
 };
 
 // Σ p² / (Σ p)², of the unnormalized p: with a sink that takes almost all the weight, the weights would underflow.
 struct Concentration {
   static constexpr Kind KIND = {"concentration(): float32[b, h, n]", FORMULA, NEEDS_SPREAD};
-  static float of(const Row& row) {
-    const float even = row.total == 0.0f ? 0.0f : row.squares / (row.total * row.total);
-    return row.broken ? __builtin_nanf("") : even;
+  INLINE Floats of(const Finished& rows) {
+    const Floats even = choose(rows.total == 0.0f, all(0.0f), rows.squares / (rows.total * rows.total));
+    return choose(rows.broken, all(__builtin_nanf("")), even);
   }
 };
 
 // Σ p·|position - key|.
 struct Distance {
   static constexpr Kind KIND = {"distance(): float32[b, h, n]", FORMULA, NEEDS_REACH};
-  static float of(const Row& row) { return (row.centre + row.offset) * row.total * row.inverse; }
+  INLINE Floats of(const Finished& rows) { return (rows.centre + rows.offset) * rows.total * rows.inverse; }
 };
 
 // The variance of the distance over the keys, without the sink.
 struct Variance {
   static constexpr Kind KIND = {"variance(): float32[b, h, n]", FORMULA, NEEDS_REACH};
-  static float of(const Row& row) {
-    const float variance = row.square - row.offset * row.offset;
-    return variance < 0.0f ? 0.0f : variance;
+  INLINE Floats of(const Finished& rows) {
+    const Floats variance = rows.square - rows.offset * rows.offset;
+    return choose(variance < 0.0f, all(0.0f), variance);
   }
 };
 
@@ -292,19 +299,18 @@ struct Wanted {
     if (exact && count[MASS_OF_WEIGHTS]) add<MASS_OF_WEIGHTS>(seen, row_count, rows.masses + r);
   }
 
-  // Writes the results of finished rows, starting at row `at` of [b, h, n]; the masses of a row are `stride` apart, and
-  // `inverse` normalizes them.
-  __attribute__((noinline)) void finish(const Row* rows, const float* inverse, int row_count, const float* masses,
-                                        int64_t stride, int64_t at) const {
+  // Writes the results of the first `row_count` of finished rows to row `at` of [b, h, n] and the next ones; the masses of a
+  // row are `stride` apart.
+  __attribute__((noinline)) void finish(const Finished& rows, int row_count, const float* masses, int64_t stride,
+                                        int64_t at) const {
     for (int i = 0; i < count[FORMULA]; i++)
       Statistics::find(of[FORMULA][i].code, [&](auto one) __attribute__((always_inline)) {
-        float* to = (float*)of[FORMULA][i].result + at;
         if constexpr (decltype(one)::KIND.sort == FORMULA)
-          for (int r = 0; r < row_count; r++) to[r] = decltype(one)::of(rows[r]);
+          write((float*)of[FORMULA][i].result + at, decltype(one)::of(rows), row_count);
       });
     for (int sort = MASS_OF_WEIGHTS; sort <= MASS_OF_LOGITS; sort++)
       for (int i = 0; i < count[sort]; i++, masses += stride)
-        for (int r = 0; r < row_count; r++) ((float*)of[sort][i].result)[at + r] = masses[r] * inverse[r];
+        write((float*)of[sort][i].result + at, read(masses, row_count) * rows.inverse, row_count);
   }
 
   void finish(const BestRow& row, int64_t at) const {

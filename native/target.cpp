@@ -32,6 +32,7 @@ namespace HEADWISE_TARGET {
 #include "statistics.h"
 #include "finish.h"
 #include "queue.h"
+#include "ahead.h"
 #include "blocks.h"
 #include "forward.h"
 #include "panels.h"

@@ -1,0 +1,54 @@
+// Memory that is fetched before it is used, so that nothing waits for it.
+
+template <int LEVEL = 3, typename T> INLINE void ask_for(const T* row, int64_t size) {
+  for (int64_t c = 0; c < size; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + c, 0, LEVEL);
+}
+
+// What the next KV head is computed from, and where this one's results go: a few cache lines at a time, between products, into
+// the L2 cache. Many small heads are read from memory in hardly less time than is computed with them.
+struct Ahead {
+  struct Range {
+    const char* row;
+    int64_t stride, rows;    // of the rows that are left
+    int64_t line, lines;     // of the row
+  };
+  Range ranges[8];
+  int begun, count;
+  int64_t at_once;
+
+  // `lines`: that are fetched at once.
+  void begin(int64_t lines) {
+    begun = count = 0;
+    at_once = lines;
+  }
+  // Rows of some heads, from `head` on.
+  template <typename T> void add(const headwise_tensor& x, int64_t batch, int64_t head, int64_t heads, int64_t size, int64_t rows) {
+    constexpr int64_t EACH = sizeof(T);
+    const char* first = (const char*)x.data + (batch * x.batch + head * x.head) * EACH;
+    if (x.head == size) {  // heads lie beside each other
+      size *= heads;
+    } else if (x.head == rows * x.row) {
+      rows *= heads;
+    }
+    if (x.row == size) size *= rows, rows = least(rows, 1);
+    if (size && rows) ranges[count++] = {first, x.row * EACH, rows, 0, blocks(size * EACH, 64)};
+  }
+  __attribute__((always_inline)) void fetch() {
+    if (begun < count) fetch_lines();
+  }
+
+ private:
+  __attribute__((noinline)) void fetch_lines() {
+    for (int64_t left = at_once; left > 0 && begun < count;) {
+      Range& x = ranges[begun];
+      const int64_t some = least(left, x.lines - x.line);
+      ask_for<2>(x.row + x.line * 64, some * 64);
+      left -= some;
+      x.line += some;
+      if (x.line < x.lines) continue;
+      x.line = 0;
+      x.row += x.stride;
+      begun += --x.rows == 0;
+    }
+  }
+};
