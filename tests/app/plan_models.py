@@ -123,6 +123,7 @@ TEXTS: dict[str, dict[str, Any]] = {  # of models with a part for texts and one 
     "gemma3": DECODERS["gemma3_text"],
     "llama4": DECODERS["llama4_text"],
     "mistral3": {"model_type": "mistral", **WINDOW},
+    "paligemma": {"model_type": "gemma2", **WINDOW},
     **{key: {"model_type": "llama", **WIDE} for key in ("llava", "llava_next", "smolvlm", "idefics3")},
     **{key: {"model_type": "qwen2", **DECODERS["qwen2"]} for key in ("internvl", "llava_onevision")},
     **{key: {"model_type": "cohere2", **DECODERS["cohere2"]} for key in ("aya_vision", "cohere2_vision")},
@@ -173,6 +174,11 @@ def source_of(model: Any, b: int, n: int) -> dict[str, torch.Tensor]:
     if model.config.model_type == "whisper":  # two frames a position
         return {"input_features": torch.randn(b, model.config.num_mel_bins, 2 * n)}
     return {"input_ids": ids(b, n)}
+
+
+def prefix(model: Any, b: int, n: int) -> dict[str, torch.Tensor]:
+    """What a model says of n tokens that attend to both sides, as images and prompts do, if it has such."""
+    return {"token_type_ids": torch.zeros(b, n, dtype=torch.long)} if model.config.model_type == "paligemma" else {}
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from plan_models import (
     ENCODERS,
     EVERY,
     WHOLE,
+    WIDE,
     attended,
     cached,
     decoded,
@@ -20,6 +21,7 @@ from plan_models import (
     ids,
     model_of,
     parameters,
+    prefix,
     source_of,
     transformers,
 )
@@ -81,7 +83,7 @@ def check(model: Any, folder: Any) -> None:
     given = None if model.config.model_type == "whisper" else source
     plan = plan_of(folder, given, seq=N, dtype="float32", materialised=True)
     assert total(plan, "parameters") == parameters(model)
-    if kind in ENCODERS or getattr(c, "use_bidirectional_attention", False):
+    if kind in ENCODERS or (getattr(c, "use_bidirectional_attention", False) and not prefix(model, B, N)):
         last = {} if kind in ENCODERS else {"logits_to_keep": 1}
         assert total(plan, "pass") == flops(model, input_ids=ids(B, N), **last)
         assert exponentials(folder) == attended(model, input_ids=ids(B, N))
@@ -94,9 +96,9 @@ def check(model: Any, folder: Any) -> None:
         assert total(plan, "pass") == flops(model, **inputs, use_cache=False) - last
     else:
         idle = computed_for_nothing(c)
-        found = flops(model, input_ids=ids(B, N), logits_to_keep=1, use_cache=False)
-        assert total(plan, "pass") == found - B * N * idle
-        assert exponentials(folder) == attended(model, input_ids=ids(B, N), use_cache=False)
+        inputs = {"input_ids": ids(B, N), "use_cache": False, **prefix(model, B, N)}
+        assert total(plan, "pass") == flops(model, **inputs, logits_to_keep=1) - B * N * idle
+        assert exponentials(folder) == attended(model, **inputs)
     for prefill, steps in ((11, 5), (1, 3)):
         cache, following = decoded(model, B, prefill, steps, source or 0)
         done = plan_of(folder, given, seq=prefill + steps, dtype="float32")
@@ -136,6 +138,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no norms of queries": ("cohere", {"use_qk_norm": False}),
     "parallel": ("stablelm", {"use_parallel_residual": True}),
     "old Falcon": ("falcon", {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}),
+    "new Falcon": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "new Falcon, one norm": (
+        "falcon", {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
+    ),
+    "new Falcon, all heads": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 6}),
+    "first PaliGemma": ("paligemma", {"text_config": {"model_type": "gemma", **WIDE}}),
     "norm after": ("opt", {"do_layer_norm_before": False, "enable_bias": False}),
     "all heads": ("gpt_bigcode", {"multi_query": False}),
     "no expansion ratio": ("mpt", {"expansion_ratio": 3}),

@@ -44,7 +44,8 @@ class ModelConfig:
         attention of each decoder layer; empty if all have `sizes`.
     layers: number of blocks of attention and feed-forward; decoder_layers: number of blocks of a decoder with cross
         attention (`layers` is then the encoder), 0 for none. decoder_d_ff: width of its feed-forward; d_ff if 0.
-    causal: whether `layers` attend causally. window: keys at a distance below it are attended to, which is their number
+    causal: whether `layers` attend causally; prefix: except over all tokens, which are then a prefix that attends to
+        both sides, and what is generated after it attends causally. window: keys at a distance below it are attended to, which is their number
         per query, its own included, if causal; None for all. layer_windows: that of each of `layers` instead, if they
         differ. chunked: windows are chunks of the text, as in `Work`.
     gated: feed-forward of three matrices (act(x W_1) ∘ x W_3) W_2, Shazeer 2020, 2002.05202; else two. ff_bias: on all.
@@ -79,6 +80,7 @@ class ModelConfig:
     decoder_layers: int = 0
     decoder_d_ff: int = 0
     causal: bool = True
+    prefix: bool = False
     window: int | None = None
     layer_windows: tuple[int | None, ...] = ()
     chunked: bool = False

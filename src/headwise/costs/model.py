@@ -186,6 +186,8 @@ def model_kept_bytes(config: ModelConfig, attentions: Attentions, load: Load) ->
 def _works(config: ModelConfig, attentions: Attentions, load: Load) -> list[tuple[Work, tuple[Counts, ...]]]:
     """The attention over all tokens, and the layers that compute it."""
     c, n, first = config, load.tokens, _first(config, load)
+    if c.prefix:  # whatever the windows are
+        return [(load.work(n, n, causal=False), attentions.layers)]
     works = [
         (load.work(first, first, causal=c.causal, window=window, chunked=c.chunked and window is not None), every)
         for window, every in _by_window(c, attentions.layers)

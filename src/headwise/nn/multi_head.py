@@ -1,5 +1,6 @@
 """Multi-head attention: grouped-query and cross attention, rotary positions, QK-norm, caches and maps."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -110,12 +111,14 @@ class MultiHeadAttention(ProjectedLayer):
         bias: bool | str = False,
         qk_norm: bool | str = False,
         learned_sinks: bool = False,
+        kv_copies: bool = False,
     ) -> Counts:
         """d·h·d_k + d·h_kv·(d_k + d_v) + h·d_v·d weights; 2n²h(d_k + d_v) FLOPs (Vaswani et al. 2017, 1706.03762).
 
         bias: on all projections, or on those of "qkvo" whose letters are given. qk_norm: a learned scale on queries
         and one on keys, of d_k numbers, or "each": of d_k numbers for each head. learned_sinks: a logit per head in
-        the softmax's denominator.
+        the softmax's denominator. kv_copies: the cache has the keys and values of each query head, copies of those of
+        its KV head, as transformers has for Falcon 40B.
         """
         d, h = d_model, num_heads
         d_k = divided(d, h) if head_dim is None else head_dim
@@ -134,12 +137,16 @@ class MultiHeadAttention(ProjectedLayer):
             raise ConfigError(f"qk_norm={qk_norm!r}: expected True, False or 'each'")
         scales = (h + kv if qk_norm == "each" else 2) * d_k if qk_norm else 0
         extra = sum(biases[letter] for letter in set(letters)) + scales + (h if learned_sinks else 0)
-        return Counts(
+        counts = Counts(
             parameters=d * h * d_k + d * kv * (d_k + d_v) + h * d_v * d + extra,
             width=d, heads=h, per_query=d * h * d_k, per_key=d * kv * (d_k + d_v), scores=h * d_k,
             weighted_sum=h * d_v, output=h * d_v * d, query=h * d_k, keys=kv * d_k, values=kv * d_v, concat=h * d_v,
             key_vectors=kv, value_vectors=kv,
         )  # fmt: skip
+        if not kv_copies:
+            return counts
+        copied = replace(counts, keys=h * d_k, values=h * d_v, key_vectors=h, value_vectors=h)
+        return replace(counts, decoding=copied)
 
     def steps(self, x: Tensor, note: Steps) -> None:
         """As in `AttentionLayer`."""

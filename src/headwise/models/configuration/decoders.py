@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from headwise.errors import ConfigError
 from headwise.models.configuration.family import Family, Options, output, require
+from headwise.models.configuration.keys import rotated
 from headwise.models.configuration.windows import by_type, everywhere
 
 BOTH = "qkvo"
@@ -31,9 +33,20 @@ def _qwen3(c: Any) -> Options:
     return llama(c, qk_norm=1)
 
 
-def _gemma2(c: Any, **heads: Any) -> Options:
-    require(c, use_bidirectional_attention=None)
-    return {**llama(c, **heads), "norms": 4}
+def _gemma(c: Any) -> Options:
+    if c.use_bidirectional_attention:  # masks then depend on the implementation of attention
+        require(c, use_bidirectional_attention=False)
+    return llama(c)
+
+
+def _gemma2(c: Any) -> Options:
+    return {**_gemma(c), "norms": 4}
+
+
+def _prefix(c: Any, norms: int | None = None) -> Options:
+    """Image and prompt attend to both sides, and what is generated to all before it."""
+    require(c, use_bidirectional_attention=True)
+    return {**llama(c), "norms": norms, "prefix": True}
 
 
 def _gemma3(c: Any) -> Options:
@@ -95,12 +108,14 @@ def _starcoder2(c: Any) -> Options:
 
 def _stablelm(c: Any) -> Options:
     scales = "each" if c.qk_layernorm else None
+    _require_pairs(c)
     found = llama(c, bias="qkv" if c.use_qkv_bias else "", qk_norm=scales)
     return {**found, "norm": "layer", "norms": 1 if c.use_parallel_residual else None}
 
 
 def _phi(c: Any) -> Options:
     require(c, qk_layernorm=False)
+    _require_pairs(c)
     return {
         **llama(c, bias=BOTH), "gated": False, "ff_bias": True, "norm": "layer", "norms": 1, "output_bias": True,
     }  # fmt: skip
@@ -156,21 +171,42 @@ def _mpt(c: Any) -> Options:
 
 
 def _falcon(c: Any) -> Options:
-    """Falcon 40B and 180B are refused: transformers caches a copy of their keys and values for every query head."""
-    require(c, new_decoder_architecture=False)
+    """Falcon 40B and 180B (the new architecture) have KV heads, and norms of their own for attention and feed-forward
+    unless `num_ln_in_parallel_attn` is 1; transformers caches a copy of keys and values for every query head."""
+    heads: dict[str, Any] = {"num_kv_heads": 1 if c.multi_query else None, "bias": BOTH * c.bias}
+    norms = 1 if c.parallel_attn else None
+    if c.new_decoder_architecture:
+        require(c, parallel_attn=True)
+        heads |= {"num_kv_heads": c.num_kv_heads, "kv_copies": int(c.num_kv_heads < c.num_attention_heads)}
+        norms = c.num_ln_in_parallel_attn or 2
     return {
-        "heads": {"num_kv_heads": 1 if c.multi_query else None, "bias": BOTH * c.bias}, "d_ff": c.ffn_hidden_size,
-        "ff_bias": c.bias, "norm": "layer", "norms": 1 if c.parallel_attn else None, "output": output(c),
+        "heads": heads, "d_ff": c.ffn_hidden_size, "ff_bias": c.bias, "norm": "layer", "norms": norms,
+        "output": output(c),
     }  # fmt: skip
 
 
+def _require_pairs(c: Any) -> None:
+    """Raise ConfigError if an odd number of a head's channels is rotated: they are rotated in pairs, and transformers
+    fails, or with one channel widens queries and keys by another."""
+    width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    channels = int(rotated(c) * width)
+    if channels % 2:
+        raise ConfigError(
+            f"partial_rotary_factor={rotated(c)}: rotates {channels} of {width} channels of a head; expected an even "
+            f"number for model_type={c.model_type!r}",
+            f"partial_rotary_factor={rotated(c)}：旋转每个头 {width} 个通道中的 {channels} 个；"
+            f"model_type={c.model_type!r} 时应为偶数",
+        )
+
+
 FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(("llama", "gemma", "granite", "helium", "internlm3", "iquestcoder"), Family(llama)),
+    **dict.fromkeys(("llama", "granite", "helium", "internlm3", "iquestcoder"), Family(llama)),
     "mistral": Family(llama, everywhere),
     "ministral": Family(llama, by_type),
     "ministral3": Family(llama, everywhere),
     "qwen2": Family(_qwen2, by_type),
     "qwen3": Family(_qwen3, by_type),
+    "gemma": Family(_gemma),
     "gemma2": Family(_gemma2, by_type),
     "gemma3_text": Family(_gemma3, by_type),
     "vaultgemma": Family(llama, by_type),
@@ -210,3 +246,4 @@ PARTS: dict[str, Family] = {
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), Family(_qwen2, by_type)),
     "qwen3_vl_text": Family(_qwen3),
 }
+PREFIXED: dict[str, Family] = {"gemma": Family(_prefix), "gemma2": Family(lambda c: _prefix(c, norms=4), by_type)}

@@ -22,8 +22,9 @@ PARTS = decoders.PARTS | experts.PARTS
 IMAGES = "AutoModelForImageTextToText"
 WITH_IMAGES = (  # models with a part for texts, whose own model type is in FAMILIES or PARTS, and parts for images
     "aya_vision", "cohere2_vision", "gemma3", "idefics3", "internvl", "llama4", "llava", "llava_next",
-    "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+    "llava_onevision", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
 )  # fmt: skip
+PREFIXED = ("paligemma",)  # of those, whose own model type is in `decoders.PREFIXED`
 
 
 def model_config(config: Any, name: str, source: str) -> ModelConfig:
@@ -79,7 +80,8 @@ def _family(config: Any) -> Family:
     kind, outer = text.model_type, config.model_type
     family = FAMILIES.get(kind)
     if text is not config:
-        family = (FAMILIES | PARTS).get(kind) if outer in WITH_IMAGES else None
+        known = decoders.PREFIXED if outer in PREFIXED else FAMILIES | PARTS
+        family = known.get(kind) if outer in WITH_IMAGES else None
     if family is None:
         kinds = ", ".join(dict.fromkeys(getattr(text, "layer_types", None) or ()))
         layers = (f" (layer_types: {kinds})", f"（layer_types：{kinds}）") if kinds else ("", "")

@@ -170,7 +170,7 @@ def _sizes(config: ModelConfig, attentions: Attentions) -> str:
         code, met = "shared_experts" if c.shared_experts else "experts", scaled(active_parameters(c, attentions))
         parts.append(term(code, active=c.active_experts, all=c.experts, shared=c.shared_experts, parameters=met))
     parts.append(term("tied_vocabulary" if c.output == "tied" else "vocabulary_of", size=c.vocab))
-    return joined([*parts, *_windows(c)])
+    return joined([*parts, *_windows(c), *([term("prefix")] if c.prefix else [])])
 
 
 def _windows(config: ModelConfig) -> list[str]:

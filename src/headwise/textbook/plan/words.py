@@ -73,6 +73,7 @@ TERMS: dict[str, tuple[str, str]] = {
     "some_windows": ("window {size:,} in {some} of {all} layers", "{all} 层中有 {some} 层的窗口为 {size:,}"),
     "chunks": ("chunks of {size:,}", "每 {size:,} 个词元一块"),
     "some_chunks": ("chunks of {size:,} in {some} of {all} layers", "{all} 层中有 {some} 层每 {size:,} 个词元一块"),
+    "prefix": ("tokens of the input attend to both sides", "输入的词元双向关注"),
     "causal": ("causal", "因果"),
     "full": ("full", "无掩码"),
     "window_of": ("window of {size:,}", "窗口 {size:,}"),
