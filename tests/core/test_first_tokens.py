@@ -7,7 +7,8 @@ from samples import kernels_here, qkv
 from torch import Tensor
 
 import headwise as hw
-from headwise.masks import Causal, Dense, Documents, Lengths, Mask, Sinks, Window
+from headwise.fields import Whole
+from headwise.masks import Causal, Dense, Documents, Grid, Lengths, Mask, Sinks, Span, State, Window
 from headwise.stats import SinkMass
 
 N = 23
@@ -105,3 +106,84 @@ def test_keys_that_a_cache_has_dropped() -> None:
     starts = whole.with_gap(hw.masks.Span(5, 11), grid).starts(grid)
     assert starts is not None
     assert starts.tolist() == [[pad] * (N - 6) for pad in (0, 2, 3)]
+
+
+class Hidden(Mask):
+    """The keys at positions below `first`, hidden from all queries by a class that says no more than it must."""
+
+    holds = {"first": Whole()}
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        return (cols >= self.first).expand(len(rows), -1)[None, None]
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        return State.MIXED
+
+
+class Blocks(Hidden):
+    """Blocks of `first` tokens that do not see one another."""
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        return ((rows + grid.shift)[:, None] // self.first == cols // self.first)[None, None]
+
+
+class Near(Hidden):
+    """A window of `first` keys, which says that it is one of positions."""
+
+    placed = True
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        distance = (rows + grid.shift)[:, None] - cols
+        return ((distance < self.first) & (distance >= 0))[None, None]
+
+
+OWN: dict[str, Mask] = {
+    "hidden": Hidden(4),
+    "hidden and causal": Causal() & Hidden(4),
+    "hidden and ranges": Hidden(4) & Lengths([N, N - 7, N - 1], side="right"),
+    "hidden or hidden": Hidden(4) | Causal() & Hidden(6),
+    "blocks": Causal() & Blocks(8),
+    "a window": Near(5),
+    "a part of a window": Near(5) & Hidden(3),
+}
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch_blocks", "reference"])
+@pytest.mark.parametrize("name", OWN)
+def test_a_class_of_the_user_is_as_the_boolean_tensor_of_its_pairs(name: str, kernel: str) -> None:
+    q, k, v = qkv(3, 6, 3, N, N)
+    given = Dense(OWN[name].to_dense(N, N, batch=3, heads=6))
+    found, wanted = (
+        hw.attend(q, k, v, mask=mask, return_map=True, kernel=kernel, measures=["sink_mass"])[1]
+        for mask in (OWN[name], given)
+    )
+    for which in (lambda amap: amap.measured, lambda amap: amap.measure("sink_mass")):
+        torch.testing.assert_close(which(found)["sink_mass"], which(wanted)["sink_mass"], rtol=1e-5, atol=1e-7)
+    assert bool((found.measured["sink_mass"] > 0).all())
+
+
+def test_a_step_of_a_class_of_the_user() -> None:
+    """What it hides is behind the first token, unless it says that positions count: as that of a window of headwise."""
+    q, k, v = qkv(3, 6, 3, N, N)
+    for mask in (Hidden(4), Hidden(4) & Causal(), Near(5), Causal() & Near(5)):
+        full = hw.attend(q, k, v, mask=mask, return_map=True)[1].measure("sink_mass", rows=True).rows["sink_mass"]
+        step = hw.attend(q[:, :, -1:], k, v, mask=mask, return_map=True)[1].measure("sink_mass")["sink_mass"]
+        torch.testing.assert_close(step, full[:, :, -1], rtol=1e-5, atol=1e-7)
+
+
+def test_a_class_of_the_user_is_asked_for_some_rows_at_a_time() -> None:
+    asked = []
+
+    class Recorded(Hidden):
+        def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+            asked.append(len(rows))
+            return super().allowed(rows, cols, grid)
+
+    found = Recorded(4).starts(hw.masks.Grid(1, 1, 1000, 1000))
+    assert found is not None
+    assert found[0].tolist() == [1000] * 4 + [4] * 996
+    assert max(asked) <= 256
+    assert sum(asked) == 1000

@@ -51,9 +51,25 @@ class Mask(Described, ABC):
     def starts(self, grid: Grid) -> Tensor | None:
         """Return the token where the sequence of each key starts, int64 [b or 1, m] on the CPU (`masks.starts`), for a
         mask that keeps sequences apart or hides padding before them; for padding, a token beyond it. None: token 0 for
-        all keys, also where a mask of positions hides it from later queries."""
+        all keys, also where a mask of positions hides it from later queries.
+
+        By default as its ranges or `allowed` show them to the queries of the grid; None if these are not all queries and
+        the mask is `placed`, as a window."""
+        if self.placed and grid.n < grid.m and self.spans(grid) is None:
+            return None
+        return self._shown_starts(grid)
+
+    def _shown_starts(self, grid: Grid) -> Tensor:
+        """Return `starts` as the queries of the grid show them: of ranges, or of a few rows of `allowed` at a time."""
         found = self.spans(grid)
-        return None if found is None else starts.of_spans(found, grid.m)
+        if found is not None:
+            return starts.of_spans(found, grid.m)
+        cols = torch.arange(grid.m, device="cpu")
+
+        def rows(start: int, stop: int) -> Tensor:
+            return self.allowed(torch.arange(start, stop, device="cpu"), cols, grid)
+
+        return starts.of_rows(rows, grid.n, grid.m)
 
     @property
     def boolean(self) -> Tensor | None:
@@ -220,15 +236,7 @@ class Or(_Pair):
     def starts(self, grid: Grid) -> Tensor | None:
         if self.left.starts(grid) is None and self.right.starts(grid) is None:
             return None
-        found = super().starts(grid)
-        if found is not None:
-            return found
-        cols = torch.arange(grid.m, device="cpu")  # also of masks without spans, such as boolean tensors
-
-        def rows(start: int, stop: int) -> Tensor:
-            return self.allowed(torch.arange(start, stop, device="cpu"), cols, grid)
-
-        return starts.of_rows(rows, grid.n, grid.m)
+        return self._shown_starts(grid)
 
 
 @dataclass(frozen=True)

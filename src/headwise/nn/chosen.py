@@ -78,6 +78,9 @@ class Rows(Mask):
             return State.EMPTY
         return State.FULL if bool(part.all()) else State.MIXED
 
+    def starts(self, grid: Grid) -> None:
+        return None  # what is chosen divides no sequences
+
     def __repr__(self) -> str:
         return f"Rows(<{int(self.rows.sum())} of {self.rows.numel()}>)"
 
@@ -159,6 +162,9 @@ class Columns(Mask):
         if not bool(part.any()):
             return State.EMPTY
         return State.FULL if bool(part.all()) else State.MIXED
+
+    def starts(self, grid: Grid) -> None:
+        return None  # what is chosen divides no sequences
 
     def __repr__(self) -> str:
         return f"Columns(<{int(self.columns.sum())} of {self.columns.numel()}>)"
