@@ -53,8 +53,8 @@ class Mask(Described, ABC):
         mask that keeps sequences apart or hides padding before them; for padding, a token beyond it. None: token 0 for
         all keys, also where a mask of positions hides it from later queries.
 
-        By default as its ranges or `allowed` show them to the queries of the grid; None if these are not all queries and
-        the mask is `placed`, as a window."""
+        By default as its ranges or `allowed` show them to the queries of the grid; None if these are not all queries
+        and the mask is `placed`, as a window."""
         if self.placed and grid.n < grid.m and self.spans(grid) is None:
             return None
         return self._shown_starts(grid)
