@@ -55,21 +55,9 @@ class Mask(Described, ABC):
 
         By default as its ranges or `allowed` show them to the queries of the grid; None if these are not all queries
         and the mask is `placed`, as a window."""
-        if self.placed and grid.n < grid.m and self.spans(grid) is None:
-            return None
-        return self._shown_starts(grid)
-
-    def _shown_starts(self, grid: Grid) -> Tensor:
-        """Return `starts` as the queries of the grid show them: of ranges, or of a few rows of `allowed` at a time."""
         found = self.spans(grid)
-        if found is not None:
-            return starts.of_spans(found, grid.m)
-        cols = torch.arange(grid.m, device="cpu")
-
-        def rows(start: int, stop: int) -> Tensor:
-            return self.allowed(torch.arange(start, stop, device="cpu"), cols, grid)
-
-        return starts.of_rows(rows, grid.n, grid.m)
+        hidden = found is None and self.placed and grid.n < grid.m
+        return None if hidden else starts.shown(found, self.allowed, grid)
 
     @property
     def boolean(self) -> Tensor | None:
@@ -236,7 +224,7 @@ class Or(_Pair):
     def starts(self, grid: Grid) -> Tensor | None:
         if self.left.starts(grid) is None and self.right.starts(grid) is None:
             return None
-        return self._shown_starts(grid)
+        return starts.shown(self.spans(grid), self.allowed, grid)
 
 
 @dataclass(frozen=True)

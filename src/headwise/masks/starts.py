@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from headwise.masks.grid import Grid
+
 ROWS = 256  # of a boolean n×m in memory at once
 
 
@@ -37,6 +39,14 @@ def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int) -> Tensor:
         index, some = rows.to(torch.uint8).argmax(-1).flatten(1).cpu(), rows.any(-1).long().flatten(1).cpu()
         first = first.expand(len(rows), m).scatter_add(1, index, some)
     return _of_counts(seen, first)
+
+
+def shown(spans: Tensor | None, allowed: Callable[[Tensor, Tensor, Grid], Tensor], grid: Grid) -> Tensor:
+    """Return the same of the mask with these `spans` and `allowed`, as the queries of the grid show them."""
+    if spans is not None:
+        return of_spans(spans, grid.m)
+    cols = torch.arange(grid.m, device="cpu")
+    return of_rows(lambda *ends: allowed(torch.arange(*ends, device="cpu"), cols, grid), grid.n, grid.m)
 
 
 def _of_counts(seen: Tensor, first: Tensor) -> Tensor:
