@@ -35,9 +35,9 @@ def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int) -> Tensor:
     seen = first = torch.zeros(1, m, dtype=torch.long, device="cpu")
     for start in range(0, n if m else 0, ROWS):
         rows = allowed(start, min(start + ROWS, n))
-        seen = seen + rows.sum((1, 2)).cpu()
-        index, some = rows.to(torch.uint8).argmax(-1).flatten(1).cpu(), rows.any(-1).long().flatten(1).cpu()
-        first = first.expand(len(rows), m).scatter_add(1, index, some)
+        seen = seen + rows.view(torch.uint8).sum((1, 2), dtype=torch.int32).cpu()  # three times as fast as of bool
+        some, index = (x.flatten(1).cpu() for x in rows.max(-1))  # the first key that is seen, if there is one
+        first = first.expand(len(rows), m).scatter_add(1, index, some.long())
     return _of_counts(seen, first)
 
 
