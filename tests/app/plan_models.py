@@ -1,6 +1,7 @@
 """Small models of transformers with random weights, and what PyTorch counts that they hold and compute."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,38 @@ DECODERS = {
         "no_rope_layers": [1, 0, 1],
     },
 }  # fmt: skip
+MAMBA_2 = {
+    "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_d_state": 10, "mamba_d_conv": 4,
+    "mamba_expand": 2, "mamba_chunk_size": 5,
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 5, "linear_value_head_dim": 9,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+HYBRIDS = {
+    "bamba": {**LLAMA, **SPECIAL, **MAMBA_2, "attn_layer_indices": [1]},
+    "falcon_h1": {**LLAMA, **SPECIAL, **MAMBA_2, "mamba_d_ssm": 96},
+    "granitemoehybrid": {
+        **LLAMA, **SPECIAL, **MAMBA_2, "num_local_experts": 5, "num_experts_per_tok": 2,
+        "shared_intermediate_size": 31, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "jamba": {
+        **LLAMA, **SPECIAL, "num_experts": 5, "num_experts_per_tok": 2, "mamba_d_state": 10, "mamba_dt_rank": 7,
+        "attn_layer_period": 3, "attn_layer_offset": 1,
+    },
+    "lfm2": {**LLAMA, **SPECIAL, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3},
+    "lfm2_moe": {
+        **LLAMA, **SPECIAL, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "num_experts": 5,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 29, "num_dense_layers": 1,
+    },
+    "olmo_hybrid": {**LLAMA, **SPECIAL, **DELTA},
+    "qwen3_5_text": {**WIDE, **DELTA},
+    "qwen3_5_moe_text": {**MANY, **DELTA, "num_experts": 5, "shared_expert_intermediate_size": 31},
+    "qwen3_next": {
+        **MANY, **DELTA, "num_experts": 5, "shared_expert_intermediate_size": 31, "decoder_sparse_step": 2,
+    },
+}  # fmt: skip
+DECODERS |= HYBRIDS
 ENCODERS = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), PLAIN),
     "distilbert": {"dim": 48, "n_layers": 3, "n_heads": 6, "hidden_dim": 77, "vocab_size": 101},
@@ -129,6 +162,8 @@ TEXTS: dict[str, dict[str, Any]] = {  # of models with a part for texts and one 
     **{key: {"model_type": "cohere2", **DECODERS["cohere2"]} for key in ("aya_vision", "cohere2_vision")},
     **{key: {**LLAMA, **SPECIAL, **SECTIONS} for key in ("qwen2_vl", "qwen2_5_vl")},
     "qwen3_vl": WIDE,
+    "qwen3_5": HYBRIDS["qwen3_5_text"],
+    "qwen3_5_moe": HYBRIDS["qwen3_5_moe_text"],
     "qwen3_vl_moe": {**MANY, "num_experts": 5},
 }
 WHOLE = {kind: {"text_config": text, "vision_config": IMAGES} for kind, text in TEXTS.items()}
@@ -183,12 +218,20 @@ def prefix(model: Any, b: int, n: int) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def flops(model: Any, **inputs: Any) -> int:
-    """FLOPs of a forward pass by PyTorch's counter, without the angles of rotary positions."""
+    """FLOPs of a forward pass by PyTorch's counter, without the angles of rotary positions. Of recurrent layers, those
+    of linear maps, and of the convolution over the tokens without padding; not those of states, as transformers'
+    reference computes them in chunks or number by number."""
     with FlopCounterMode(display=False) as counter:
         model(**inputs)
     found = counter.get_flop_counts()
     angles = sum(sum(ops.values()) for name, ops in found.items() if name.endswith(".rotary_emb"))
-    return counter.get_total_flops() - angles
+    kinds = [ops for name, ops in found.items() if re.search(r"layers\.\d+\.(mamba|linear_attn|conv)$", name)]
+    reference = sum(count for ops in kinds for op, count in ops.items() if str(op) not in ("aten.mm", "aten.addmm"))
+    kernels = [x for name, x in model.named_parameters() if re.search(r"\.(conv1d|conv\.conv)\.weight$", name)]
+    if not kinds:
+        return counter.get_total_flops() - angles
+    convolved = 2 * inputs["input_ids"].numel() * sum(x.numel() for x in kernels)
+    return counter.get_total_flops() - angles - reference + convolved
 
 
 @torch.no_grad()
@@ -197,11 +240,18 @@ def attended(model: Any, **inputs: Any) -> int:
     return sum(int((weights > 0).sum()) for weights in model(**inputs, output_attentions=True).attentions)
 
 
+def states(cache: Any) -> int:
+    """Bytes of the states in a cache of transformers, of recurrent layers and of their convolutions."""
+    kinds = (getattr(layer, name, None) or {} for layer in cache.layers for name in ("conv_states", "recurrent_states"))
+    return sum(x.numel() * x.element_size() for kind in kinds for x in kind.values() if x is not None)
+
+
 def cached(cache: Any) -> int:
     """Bytes of keys and values in a cache of transformers, of self and cross attention."""
     if hasattr(cache, "self_attention_cache"):
         return cached(cache.self_attention_cache) + cached(cache.cross_attention_cache)
-    return sum(x.numel() * x.element_size() for layer in cache.layers for x in (layer.keys, layer.values))
+    found = [x for layer in cache.layers for x in (getattr(layer, "keys", None), getattr(layer, "values", None))]
+    return sum(x.numel() * x.element_size() for x in found if x is not None)
 
 
 @torch.no_grad()

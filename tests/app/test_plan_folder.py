@@ -27,7 +27,9 @@ def test_the_cache_has_the_kv_heads_of_the_folder(tmp_path):
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown": ("xglm", {}, "model_type=.xglm.: not supported; `headwise plan --list` lists those.*--design"),
-    "hybrid": ("qwen3_next", {}, r"model_type='qwen3_next' \(layer_types: linear_attention.*\): not supported"),
+    "hybrid": ("kimi_linear", {}, r"model_type='kimi_linear' \(layer_types: linear_attention.*\): not supported"),
+    "no types": ("lfm2_moe", {"layer_types": None}, "layer_types: 0 of 3 layers"),
+    "no attention": ("granitemoehybrid", {"layer_types": 3 * ["linear_attention"]}, "no layer of model_type="),
     "parts": ("florence2", {}, "model_type='florence2': not supported"),
     "both sides": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True: not supported"),
     "one channel": ("stablelm", {"hidden_size": 24}, "partial_rotary_factor=0.25: rotates 1 of 4 channels of a head"),

@@ -11,6 +11,7 @@ from plan_models import (
     DECODERS,
     ENCODERS,
     EVERY,
+    HYBRIDS,
     WHOLE,
     WIDE,
     attended,
@@ -23,6 +24,7 @@ from plan_models import (
     parameters,
     prefix,
     source_of,
+    states,
     transformers,
 )
 
@@ -58,6 +60,11 @@ def plan_of(folder: Any, source: int | None = None, **options: Any) -> Plan:
 
 def total(plan: Plan, key: str) -> Any:
     return plan.table(key).rows[-1][1]
+
+
+def of_states(plan: Plan, key: str) -> Any:
+    """FLOPs of the states of recurrent layers."""
+    return next((row[1] for row in plan.table(key).rows if row[0] == "states"), 0) or 0
 
 
 def exponentials(folder: Any) -> Any:
@@ -97,15 +104,18 @@ def check(model: Any, folder: Any) -> None:
     else:
         idle = computed_for_nothing(c)
         inputs = {"input_ids": ids(B, N), "use_cache": False, **prefix(model, B, N)}
-        assert total(plan, "pass") == flops(model, **inputs, logits_to_keep=1) - B * N * idle
+        found = flops(model, **inputs, logits_to_keep=1)
+        assert total(plan, "pass") - of_states(plan, "pass") == found - B * N * idle
         assert exponentials(folder) == attended(model, **inputs)
     for prefill, steps in ((11, 5), (1, 3)):
         cache, following = decoded(model, B, prefill, steps, source or 0)
         done = plan_of(folder, given, seq=prefill + steps, dtype="float32")
-        assert dict(done.table("memory").rows)["cache, all tokens"] == cached(cache)
+        memory = dict(done.table("memory").rows)
+        assert memory["cache, all tokens"] == cached(cache)
+        assert sum(size for name, size in memory.items() if name.startswith("states")) == states(cache)
         after = plan_of(folder, given, seq=prefill + steps + 1, dtype="float32", materialised=True)
         if kind not in UNFOLDED:
-            assert total(after, "step") == flops(model, **following) - B * idle
+            assert total(after, "step") - of_states(after, "step") == flops(model, **following) - B * idle
 
 
 def test_the_families_are_all_tested() -> None:
@@ -122,6 +132,32 @@ def test_the_families_are_all_tested() -> None:
 @pytest.mark.parametrize("kind", EVERY)
 def test_a_plan_is_that_of_the_model(kind: str, tmp_path: Path) -> None:
     check(model_of(kind), folder_of(tmp_path, kind, **EVERY[kind]))
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_states_are_those_of_the_cache(kind: str, tmp_path: Path) -> None:
+    """Of a model in bfloat16, whose states are float32; each number is updated and read by one product, or two."""
+    folder, model = folder_of(tmp_path, kind, **EVERY[kind]), model_of(kind).bfloat16()
+    cache, _ = decoded(model, B, 11, 2, 0)
+    memory = dict(plan_of(folder, seq=13, dtype="bfloat16").table("memory").rows)
+    assert memory["cache, all tokens"] == cached(cache)
+    assert sum(size for name, size in memory.items() if name.startswith("states")) == states(cache)
+    held = [x for layer in cache.layers for x in (getattr(layer, "recurrent_states", None) or {}).values()]
+    numbers = sum(x.numel() for x in held if x is not None)
+    each = 6 if "linear_num_key_heads" in EVERY[kind] else 4
+    plan = plan_of(folder, seq=N)
+    assert of_states(plan, "step") == each * numbers
+    assert of_states(plan, "pass") == N * each * numbers
+
+
+def test_a_plan_tells_layers_with_attention_and_with_a_state_apart(tmp_path: Path) -> None:
+    plan = plan_of(folder_of(tmp_path, "jamba", **EVERY["jamba"]), seq=N)
+    assert "3 layers, 1 with attention, 2 recurrent" in dict(plan.facts)["sizes"]
+    assert [row[0] for row in plan.table("layers").rows] == ["1"]
+    longer = plan_of(folder_of(tmp_path, "jamba", **EVERY["jamba"]), seq=2 * N)
+    first, second = (dict(one.table("memory").rows) for one in (plan, longer))
+    assert second["cache, all tokens"] == 2 * first["cache, all tokens"] > 0
+    assert second["states of 2 recurrent layers"] == first["states of 2 recurrent layers"] > 0
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -144,6 +180,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "new Falcon, all heads": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 6}),
     "first PaliGemma": ("paligemma", {"text_config": {"model_type": "gemma", **WIDE}}),
+    "biases of state spaces": ("bamba", {"mamba_proj_bias": True, "mamba_conv_bias": False, "attention_bias": True}),
+    "a norm of state spaces": (
+        "falcon_h1", {"mamba_rms_norm": True, "projectors_bias": True, "mamba_d_ssm": None, "mlp_bias": True},
+    ),
+    "Granite without experts": ("granitemoehybrid", {"num_local_experts": 0, "mamba_proj_bias": True}),
+    "Jamba without experts": ("jamba", {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False}),
+    "Jamba's own rank": ("jamba", {"mamba_dt_rank": "auto", "attn_layer_period": 2, "expert_layer_offset": 0}),
+    "biases of gates": ("qwen3_next", {"attention_bias": True, "mlp_only_layers": [1], "decoder_sparse_step": 1}),
+    "a width as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 5}),
     "norm after": ("opt", {"do_layer_norm_before": False, "enable_bias": False}),
     "all heads": ("gpt_bigcode", {"multi_query": False}),
     "no expansion ratio": ("mpt", {"expansion_ratio": 3}),

@@ -3,6 +3,7 @@
     counts   costs of a layer per token and per pair         configs  published models
     work     numbers of queries and keys, and the mask       stages   both combined: FLOPs, bytes, memory, time
     model    a whole published Transformer                   communication  between devices
+    recurrent  layers with a state beside attention
 
 The costs of a head design are in its own file, as the method `costs` of its class; `headwise.nn.counts` finds it by
 name.

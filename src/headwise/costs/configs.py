@@ -11,6 +11,7 @@ number (Vaswani et al. 2017, Brown et al. 2020), `rounded` is the largest roundi
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from headwise.costs.recurrent import Recurrence
 from headwise.errors import unknown_name
 
 Sizes = tuple[tuple[str, int | str], ...]
@@ -40,14 +41,16 @@ class ModelConfig:
     """The sizes of one Transformer.
 
     design, sizes: the design of the attention and its sizes besides d_model, as in `headwise.nn.counts`.
-    layer_sizes: the sizes of each attention layer instead, if they differ: of all `layers`, then of self and cross
+    layer_sizes: the sizes of each attention layer instead, if they differ: in `layers`, then of self and cross
         attention of each decoder layer; empty if all have `sizes`.
-    layers: number of blocks of attention and feed-forward; decoder_layers: number of blocks of a decoder with cross
-        attention (`layers` is then the encoder), 0 for none. decoder_d_ff: width of its feed-forward; d_ff if 0.
+    layers: number of blocks of attention and feed-forward; attended: the numbers of those that have attention, empty
+        if all have. recurrent: the layers with a state, in place of attention or beside it. decoder_layers: number of
+        blocks of a decoder with cross attention (`layers` is then the encoder), 0 for none. decoder_d_ff: width of its
+        feed-forward; d_ff if 0.
     causal: whether `layers` attend causally; prefix: except over all tokens, which are then a prefix that attends to
-        both sides, and what is generated after it attends causally. window: keys at a distance below it are attended to, which is their number
-        per query, its own included, if causal; None for all. layer_windows: that of each of `layers` instead, if they
-        differ. chunked: windows are chunks of the text, as in `Work`.
+        both sides, and what is generated after it attends causally. window: keys at a distance below it are attended
+        to, which is their number per query, its own included, if causal; None for all. layer_windows: that of each of
+        their attentions instead, if they differ. chunked: windows are chunks of the text, as in `Work`.
     gated: feed-forward of three matrices (act(x W_1) ∘ x W_3) W_2, Shazeer 2020, 2002.05202; else two. ff_bias: on all.
     norm: "layer" (scale and shift), "rms" (scale, of either kind of norm) or "none" (no parameters). norms: number of
         norms per block; one for each sub-layer if None. final_norms, embedding_norms: after the last and before the
@@ -77,6 +80,8 @@ class ModelConfig:
     source: str
     design: str = "multi_head"
     layer_sizes: tuple[Sizes, ...] = ()
+    attended: tuple[int, ...] = ()
+    recurrent: tuple[Recurrence, ...] = ()
     decoder_layers: int = 0
     decoder_d_ff: int = 0
     causal: bool = True
@@ -127,7 +132,12 @@ class ModelConfig:
     @property
     def attention_layers(self) -> int:
         """The number of attention layers; each decoder layer of an encoder-decoder has two."""
-        return self.layers + 2 * self.decoder_layers
+        return self.self_attentions + 2 * self.decoder_layers
+
+    @property
+    def self_attentions(self) -> int:
+        """How many of `layers` have attention."""
+        return len(self.attended) or self.layers
 
     @property
     def attention_sizes(self) -> tuple[Sizes, ...]:
@@ -136,12 +146,12 @@ class ModelConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each of `layers`."""
-        return self.layer_windows or (self.window,) * self.layers
+        """The window of each attention in `layers`."""
+        return self.layer_windows or (self.window,) * self.self_attentions
 
     def with_windows(self, windows: Sequence[int | None]) -> "ModelConfig":
-        """The same with the window of each of `layers`; `window` is that of the first."""
-        assert len(windows) == self.layers
+        """The same with the window of each attention in `layers`; `window` is that of the first."""
+        assert len(windows) == self.self_attentions
         each = tuple(windows)
         return replace(self, window=each[0], layer_windows=() if len(set(each)) == 1 else each)
 

@@ -84,6 +84,7 @@ def parameter_parts(config: ModelConfig, attentions: Attentions) -> dict[str, in
         "positions, segments": (c.positions + c.segments) * c.d_model + c.relative,
         "convolutions": sum(one.weights + one.outputs for one in c.convolutions),
         "attention": sum(counts.parameters for counts in attentions.every),
+        "recurrent layers": sum(layer.parameters for layer in c.recurrent),
         "feed-forward": c.dense_layers * dense + (c.layers - c.dense_layers) * sparse + decoder,
         "norms": norms * norm,
         "output": (c.vocab * c.d_model if c.output == "own" else 0) + _output_biases(c),
@@ -116,7 +117,7 @@ def pass_stages(config: ModelConfig, attentions: Attentions, load: Load, *, logi
         weights = (c.d_model + 1) * c.d_model
         size = BYTES[load.dtype]
         ends.append(linear_stage("pooler", weights, weights, b, c.d_model, c.d_model, size, biases=c.d_model))
-    return _added([*_convolution_stages(c, load, b * first), *layers, *fed, *ends])
+    return _added([*_convolution_stages(c, load, b * first), *layers, *_recurrent(c, load, n), *fed, *ends])
 
 
 def step_stages(config: ModelConfig, attentions: Attentions, load: Load) -> list[Stage]:
@@ -136,7 +137,7 @@ def step_stages(config: ModelConfig, attentions: Attentions, load: Load) -> list
         for stage in attention_stages(counts.at_decoding, work)
     ]
     fed = (_decoder_stages if c.decoder_layers else _encoder_stages)(c, load, load.batch)
-    return _added([*layers, *fed, *_vocabulary(c, load, load.batch)])
+    return _added([*layers, *_recurrent(c, load, 1, transfers=2), *fed, *_vocabulary(c, load, load.batch)])
 
 
 def decodes(config: ModelConfig) -> bool:
@@ -168,6 +169,12 @@ def model_cache_bytes(config: ModelConfig, attentions: Attentions, load: Load) -
         for counts in every
     )
     return sum(own) + sum(cache_bytes(counts, m, batch=load.batch, dtype=dtype) for counts in attentions.cross)
+
+
+def states_bytes(config: ModelConfig, load: Load) -> int:
+    """States of all recurrent layers, however many tokens there are."""
+    size = BYTES[load.dtype]
+    return load.batch * sum(layer.state_bytes(size) for layer in config.recurrent)
 
 
 def largest_score_bytes(config: ModelConfig, attentions: Attentions, load: Load) -> int:
@@ -264,6 +271,20 @@ def _convolution_stages(config: ModelConfig, load: Load, tokens: int) -> list[St
         )
         for one in config.convolutions
     ]  # fmt: skip
+
+
+def _recurrent(config: ModelConfig, load: Load, tokens: int, transfers: int = 1) -> list[Stage]:
+    """The layers with a state; transfers: how often a state is read or written."""
+    size, rows = BYTES[load.dtype], load.batch * tokens
+    found = []
+    for layer, k in Counter(config.recurrent).items():
+        moved = 2 * (layer.width + layer.inside)
+        states = transfers * load.batch * layer.state_bytes(size)
+        found.append(
+            Stage("recurrent layers", 2 * rows * layer.per_token, size * (layer.parameters + rows * moved)).times(k)
+        )
+        found.append(Stage("states", 2 * rows * layer.update, states).times(k))
+    return found
 
 
 def _encoder_stages(config: ModelConfig, load: Load, tokens: int) -> list[Stage]:

@@ -57,7 +57,7 @@ def attentions_of(config: ModelConfig) -> Attentions:
     every = config.attention_sizes
     of = {sizes: counts_of(config.design, {"d_model": config.d_model, **dict(sizes)}) for sizes in dict.fromkeys(every)}
     found = tuple(of[sizes] for sizes in every)
-    layers, decoder = found[: config.layers], found[config.layers :]
+    layers, decoder = found[: config.self_attentions], found[config.self_attentions :]
     return Attentions(layers, decoder[::2], decoder[1::2])
 
 

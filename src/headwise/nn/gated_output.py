@@ -78,13 +78,16 @@ class GatedAttention(ProjectedLayer):
         return joined.more(linear_parts("gate", self.gate_proj, 0, "query", width))
 
     @staticmethod
-    def costs(d_model: int, num_heads: int, *, gate: str = "head", **options: Any) -> Counts:
+    def costs(d_model: int, num_heads: int, *, gate: str = "head", gate_bias: bool = True, **options: Any) -> Counts:
         """`multi_head` with a sigmoid gate on each head's output, or on each of its channels: (d + 1)·h weights, or
-        (d + 1)·h·d_v (Qiu et al. 2025, 2505.06708)."""
+        (d + 1)·h·d_v (Qiu et al. 2025, 2505.06708).
+
+        gate_bias: whether the gate has a bias b.
+        """
         check_choice("gate", gate, ("head", "channel"))
         full = MultiHeadAttention.costs(d_model, num_heads, **options)
         gates = num_heads if gate == "head" else full.concat
-        parameters = full.parameters + (d_model + 1) * gates
+        parameters = full.parameters + (d_model + bool(gate_bias)) * gates
         return replace(
             full, parameters=parameters, per_query=full.per_query + d_model * gates, query=full.query + gates
         )

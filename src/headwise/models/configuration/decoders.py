@@ -19,9 +19,9 @@ def llama(c: Any, *, bias: str | None = None, **heads: Any) -> Options:
         del own["num_kv_heads"]
     if own["head_dim"] and own["head_dim"] * c.num_attention_heads == c.hidden_size:
         del own["head_dim"]
+    width = getattr(c, "intermediate_size", 0)  # a model with experts alone may state only theirs
     return {
-        "heads": own, "d_ff": c.intermediate_size, "gated": True, "ff_bias": bool(getattr(c, "mlp_bias", False)),
-        "output": output(c),
+        "heads": own, "d_ff": width, "gated": True, "ff_bias": bool(getattr(c, "mlp_bias", False)), "output": output(c),
     }  # fmt: skip
 
 

@@ -46,8 +46,9 @@ def _qwen_moe(c: Any, experts: int, found: Options) -> Options:
     }  # fmt: skip
 
 
-def _qwen2_moe(c: Any) -> Options:
-    found = _qwen_moe(c, c.num_experts, llama(c, bias="qkv" if c.qkv_bias else ""))
+def qwen2_moe(c: Any) -> Options:
+    """Experts beside a shared one, whose output each token scales."""
+    found = _qwen_moe(c, c.num_experts, llama(c, bias="qkv" if getattr(c, "qkv_bias", False) else None))
     return {**found, "shared_experts": 1, "shared_d_ff": c.shared_expert_intermediate_size, "shared_gate": True}
 
 
@@ -96,7 +97,7 @@ FAMILIES: dict[str, Family] = {
     "phimoe": Family(_phimoe, everywhere),
     "gpt_oss": Family(_gpt_oss, by_type),
     **dict.fromkeys(("olmoe", "flex_olmo"), Family(_olmoe)),
-    "qwen2_moe": Family(_qwen2_moe, by_type),
+    "qwen2_moe": Family(qwen2_moe, by_type),
     "qwen3_moe": Family(_qwen3_moe, everywhere),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), Family(_deepseek)),
     "glm4_moe": Family(_glm4_moe),

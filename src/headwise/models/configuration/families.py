@@ -10,19 +10,20 @@ from torch import nn
 from headwise.costs.configs import ModelConfig
 from headwise.errors import ConfigError
 from headwise.models.adapters.huggingface.library import library
-from headwise.models.configuration import decoders, encoder_decoders, encoders, experts
+from headwise.models.configuration import decoders, encoder_decoders, encoders, experts, hybrids
 from headwise.models.configuration.family import Family
 from headwise.models.configuration.keys import num_heads, num_layers, text_part, trained_context, two_stacks, width
 from headwise.models.configuration.windows import chunked
 
 FAMILIES: dict[str, Family] = {
-    **decoders.FAMILIES, **experts.FAMILIES, **encoders.FAMILIES, **encoder_decoders.FAMILIES
+    **decoders.FAMILIES, **experts.FAMILIES, **hybrids.FAMILIES, **encoders.FAMILIES, **encoder_decoders.FAMILIES
 }  # fmt: skip
 PARTS = decoders.PARTS | experts.PARTS
 IMAGES = "AutoModelForImageTextToText"
 WITH_IMAGES = (  # models with a part for texts, whose own model type is in FAMILIES or PARTS, and parts for images
     "aya_vision", "cohere2_vision", "gemma3", "idefics3", "internvl", "llama4", "llava", "llava_next",
-    "llava_onevision", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+    "llava_onevision", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
+    "qwen3_vl_moe", "smolvlm",
 )  # fmt: skip
 PREFIXED = ("paligemma",)  # of those, whose own model type is in `decoders.PREFIXED`
 
@@ -47,8 +48,10 @@ def model_config(config: Any, name: str, source: str) -> ModelConfig:
         name, width(c) or 0, layers, found.pop("d_ff"), c.vocab_size, tuple(own.items()), 0, source,
         **{"context": trained_context(c) or 0, "chunked": chunked(c), **found},
     )  # fmt: skip
-    whole = whole.with_windows(family.windows(c, layers))
-    return whole.with_layers([own] * layers + [_without_nothing(own | decoder_heads)] * (2 * whole.decoder_layers))
+    whole = whole.with_windows(family.windows(c, whole.self_attentions))
+    return whole.with_layers(
+        [own] * whole.self_attentions + [_without_nothing(own | decoder_heads)] * (2 * whole.decoder_layers)
+    )
 
 
 def build(config: Any) -> nn.Module:
@@ -98,4 +101,4 @@ def _family(config: Any) -> Family:
 
 
 def _without_nothing(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: size for name, size in sizes.items() if size}
+    return {name: size for name, size in sizes.items() if size or size is False}

@@ -6,17 +6,19 @@ from typing import Any
 from headwise.errors import ConfigError
 
 SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
+HYBRID = "hybrid"  # attention and a state
+STATES = {"linear_attention", "conv", HYBRID}
 Windows = Callable[[Any, int], Sequence[int | None]]
 
 
 def nowhere(config: Any, layers: int) -> Sequence[int | None]:
     """No windows; ConfigError for a configuration with keys that transformers' cache reads and the model does not."""
-    for name in ("sliding_window", "attention_chunk_size"):
-        if size := getattr(config, name, None):
-            _refuse(config, name, size)
-    if (kinds := _kinds(config)) - {FULL}:
-        _refuse(config, "layer_types", ", ".join(sorted(kinds)))
-    return (None,) * layers
+    return _nowhere(config, layers, {FULL})
+
+
+def beside_states(config: Any, layers: int) -> Sequence[int | None]:
+    """The same in a model that has layers with a state, of which `layers` have attention."""
+    return _nowhere(config, layers, {FULL, *STATES})
 
 
 def everywhere(config: Any, layers: int) -> Sequence[int | None]:
@@ -41,7 +43,12 @@ def by_type(config: Any, layers: int) -> list[int | None]:
                     f"{name}={sizes[kind]}: expected at least 1, as layer_types has {kind}",
                     f"{name}={sizes[kind]}：layer_types 中有 {kind}，应不小于 1",
                 )
-    found = [sizes.get(kind) for kind in config.layer_types]
+    return [sizes.get(kind) for kind in types_of(config, layers)]
+
+
+def types_of(config: Any, layers: int) -> list[str]:
+    """`layer_types`; ConfigError if they are not those of all layers."""
+    found: list[str] = list(config.layer_types or ())
     if len(found) != layers:
         raise ConfigError(
             f"layer_types: {len(found)} of {layers} layers", f"layer_types：{layers} 层中有 {len(found)} 项"
@@ -57,6 +64,15 @@ def to_both_sides(config: Any, layers: int) -> Sequence[int | None]:
 def chunked(config: Any) -> bool:
     """Whether windows are chunks."""
     return CHUNKED in _kinds(config)
+
+
+def _nowhere(config: Any, layers: int, known: set[str]) -> Sequence[int | None]:
+    for name in ("sliding_window", "attention_chunk_size"):
+        if size := getattr(config, name, None):
+            _refuse(config, name, size)
+    if (kinds := _kinds(config)) - known:
+        _refuse(config, "layer_types", ", ".join(sorted(kinds)))
+    return (None,) * layers
 
 
 def _kinds(config: Any) -> set[str]:

@@ -30,6 +30,7 @@ from headwise.costs.model import (
     parameter_parts,
     pass_stages,
     source_tokens,
+    states_bytes,
     step_stages,
     training_flops,
 )  # fmt: skip
@@ -74,7 +75,7 @@ def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = Non
     if warnings:
         facts.append((term("warning"), joined(warnings, "; ", "；")))
     tables = [_parameters(config, attentions, total), _model_memory(config, attentions, total, load)]
-    if config.layer_sizes or config.layer_windows:
+    if config.layer_sizes or config.layer_windows or config.attended:
         tables.insert(1, layers_table(config, attentions))
     title = term("prefill_title" if config.causal else "pass_title", tokens=tokens)
     note = term("training_note", flops=written(training_flops(config, attentions, load), "flops"))
@@ -163,7 +164,8 @@ def _sizes(config: ModelConfig, attentions: Attentions) -> str:
     layers = (
         term("layers_of_both", encoder=c.layers, decoder=c.decoder_layers) if both else term("layers", count=c.layers)
     )
-    parts: list[str] = [layers, f"d_model {c.d_model:,}", *sizes_of_heads(c)]
+    attended = [term("attended", count=c.self_attentions, states=len(c.recurrent))] if c.recurrent else []
+    parts: list[str] = [layers, *attended, f"d_model {c.d_model:,}", *sizes_of_heads(c)]
     widths = f"{c.d_ff:,}" if c.decoder_d_ff in (0, c.d_ff) else f"{c.d_ff:,} + {c.decoder_d_ff:,}"
     parts.append(term("gated", size=widths) if c.gated else f"d_ff {widths}")
     if c.experts:
@@ -180,7 +182,7 @@ def _windows(config: ModelConfig) -> list[str]:
         return [] if config.window is None else [term(name, size=config.window)]
     name = "some_chunks" if config.chunked else "some_windows"
     some = Counter(window for window in config.windows if window is not None)
-    return [term(name, size=window, some=count, all=config.layers) for window, count in some.items()]
+    return [term(name, size=window, some=count, all=config.self_attentions) for window, count in some.items()]
 
 
 def _machine_facts(machine: Machine | None) -> list[tuple[str, str]]:
@@ -220,6 +222,8 @@ def _model_memory(config: ModelConfig, attentions: Attentions, total: int, load:
         if dtype != "int8":
             eight = model_cache_bytes(config, attentions, replace(load, cache="int8"))
             rows.append((term("cache_of_all_in", dtype="int8"), eight))
+        if config.recurrent:
+            rows.append((term("states_of_all", count=len(config.recurrent)), states_bytes(config, load)))
     alike = len({counts.heads for counts in attentions.every}) == 1 and source_tokens(config, load) == load.tokens
     for stored, same in _both_ways(load):
         scores = largest_score_bytes(config, attentions, same)

@@ -21,7 +21,8 @@ SHOWN = 4  # runs of layers in a row
 def layers_table(config: ModelConfig, attentions: Attentions) -> Table:
     """Return a table with a row for each run of equal layers, or, if their windows differ, for all equal layers:
     parameters and cache are those of one layer."""
-    first, second = config.attention_sizes[: config.layers], config.attention_sizes[config.layers :]
+    count = config.self_attentions
+    first, second = config.attention_sizes[:count], config.attention_sizes[count:]
     stacks = [("encoder" if second else "stack", first, attentions.layers)]
     if second:
         stacks += [("decoder", second[::2], attentions.decoder), ("cross", second[1::2], attentions.cross)]
@@ -35,7 +36,8 @@ def layers_table(config: ModelConfig, attentions: Attentions) -> Table:
             given, counts = dict(sizes[i]), layers[i]
             d_k = given.get("head_dim", config.d_model // counts.heads)
             cache = counts.cache if decodes and counts.cached else None
-            row: list[Value] = [term(name, numbers=_written(numbers)), counts.heads, kv_heads(given, counts), d_k]
+            places = [config.attended[i] for i in numbers] if config.attended else numbers
+            row: list[Value] = [term(name, numbers=_written(places)), counts.heads, kv_heads(given, counts), d_k]
             row += [counts.parameters, cache]
             rows.append((*row, windows[i], len(numbers)) if windowed else tuple(row))
     notes = [term("layers_note"), *([term("cross_note")] if second else [])]
