@@ -49,11 +49,14 @@ class Unchanged:
     Args:
         q, k: the queries and keys. rule: its mask and scores may have tensors too, and of k only keys that a query may
             attend to matter.
+        whole: whether these are all keys of the rule, so that keys that had been written to before can be looked at;
+            otherwise every change that PyTorch counts is one.
+        keep: what to keep of a map, in the error.
     """
 
-    def __init__(self, q: Tensor, k: Vectors, rule: Rule) -> None:
+    def __init__(self, q: Tensor, k: Vectors, rule: Rule, *, whole: bool = True, keep: str = "map.clone()") -> None:
         self._originals: list[Original] = []
-        self._rule = rule
+        self._rule, self._whole, self._keep = rule, whole, keep
         self._add("q", [q])
         if not rule.mask.value:
             self._add("mask", take_tensors(rule.mask)[1])
@@ -68,7 +71,7 @@ class Unchanged:
         for x in tensors:
             if x.is_inference() or has_no_numbers(x):
                 continue
-            written = name == "k" and x._version > 0 and type(x) is Tensor
+            written = self._whole and name == "k" and x._version > 0 and type(x) is Tensor
             self._originals.append(Original(name, x, x._version, _probes(x) if written else None))
 
     def check(self, still: Callable[[], bool]) -> None:
@@ -82,7 +85,7 @@ class Unchanged:
                 continue
             now = x._version
             if probes is None or self._moved(x, probes) or not still():
-                raise _changed(name)
+                raise _changed(name, self._keep)
             self._originals[at] = Original(name, x, now, probes)
 
     def _moved(self, x: Tensor, probes: Tensor) -> bool:
@@ -99,9 +102,10 @@ class Unchanged:
         return False
 
 
-def noted(q: Tensor, k: Vectors, rule: Rule) -> Unchanged | None:
-    """The inputs of a map as they are now; None while PyTorch records operations or wraps tensors."""
-    return None if in_graph() else Unchanged(q, k, rule)
+def noted(q: Tensor, k: Vectors, rule: Rule, *, whole: bool = True, keep: str = "map.clone()") -> Unchanged | None:
+    """The inputs of a map as they are now, by the arguments of `Unchanged`; None while PyTorch records operations or
+    wraps tensors."""
+    return None if in_graph() else Unchanged(q, k, rule, whole=whole, keep=keep)
 
 
 @torch.no_grad()
@@ -132,11 +136,11 @@ def _probes(x: Tensor) -> Tensor:
     return rows.view(BITS[x.element_size()])
 
 
-def _changed(name: str) -> ConfigError:
+def _changed(name: str, keep: str) -> ConfigError:
     en, zh = CALLED[name]
     return ConfigError(
         f"this attention map cannot be read any more: {en}, or a tensor that shares its memory, was changed in place "
-        f"since. A map refers to its inputs without a copy: read it before, or keep map.clone()",
+        f"since. A map refers to its inputs without a copy: read it before, or keep {keep}",
         f"这个注意力图已无法读取：{zh}（或与其共享内存的张量）之后被就地修改。注意力图引用其输入而不复制："
-        f"请在修改之前读取，或保留 map.clone()",
+        f"请在修改之前读取，或保留 {keep}",
     )

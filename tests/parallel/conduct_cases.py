@@ -156,6 +156,45 @@ def mistakes_are_told_on_every_rank(rank: int, ranks: int) -> None:
     raises(hw.ShapeError, "x: the ranks hold", parallel.unshard, torch.zeros(1, 5 + 3 * last, 2))
 
 
+def maps_of_changed_inputs_raise_on_every_rank(rank: int, ranks: int) -> None:
+    """Where one rank's input, or a tensor of the mask, was changed in place since; and the ranks are then in step."""
+    last, n = rank == ranks - 1, 4 * ranks
+    q, k, v = (x.detach() for x in mine("zigzag", *qkv(1, 4, 2, n, n)))
+    k.mul_(2.0)  # written to before: every later change still counts
+    allowed = torch.ones(n, n).tril().bool()
+
+    def made(how: str, mask=None):
+        return HOW[how](q, k, v, mask=hw.Dense(allowed) if mask is None else mask, return_map=True)[1]
+
+    reads = {
+        "measure": lambda amap: amap.measure("entropy"), "pooled": lambda amap: amap.pool(3),
+        "maps": lambda amap: amap.maps(), "gather": lambda amap: amap.gather(),
+    }  # fmt: skip
+    for x, said in ((q, "q, or a tensor"), (k, "k, or a tensor"), (allowed, "a tensor of its mask, or a tensor")):
+        amap = made("ring")
+        for read in reads.values():
+            read(amap)
+        if last:
+            x[..., -1:, :] = ~x[..., -1:, :] if x is allowed else x[..., -1:, :] * 0.5
+        other = "" if last else f"rank {ranks - 1} of the group raised: "
+        for name, read in reads.items():
+            start = other and f"RingMap.{name}: {other}"
+            raises(hw.ConfigError, f"{start}this attention map cannot be read any more: {said}", read, amap)
+        repr(amap)
+        if last and x is allowed:
+            x[..., -1:, :] = ~x[..., -1:, :]
+    amap = made("ulysses")
+    before = amap.measure("entropy")["entropy"]
+    if last:
+        q.mul_(0.5)
+        raises(hw.ConfigError, "q, or a tensor that shares its memory", lambda: amap.q)
+    assert torch.equal(amap.measure("entropy")["entropy"], before)  # of its own copies
+    if last:
+        allowed[:, 0] = True
+    raises(hw.ConfigError, "a tensor of its mask", amap.measure, "entropy")
+    made("ring", hw.Causal()).measure("entropy")
+
+
 def a_rank_that_fails_does_not_hold_the_others_for_long(rank: int, ranks: int) -> None:
     """They get an error within the group's timeout, which says whom they waited for."""
     own = dist.new_group(timeout=timedelta(seconds=6))
@@ -187,7 +226,7 @@ CASES = {
     case.__name__: case
     for case in (
         bytes_of_a_ring, bytes_of_ulysses, work_is_even_in_zigzag, no_rank_holds_the_whole,
-        mistakes_are_told_on_every_rank,
+        mistakes_are_told_on_every_rank, maps_of_changed_inputs_raise_on_every_rank,
         a_rank_that_fails_does_not_hold_the_others_for_long,
     )
 }  # fmt: skip

@@ -12,6 +12,7 @@ from headwise.parallel.ring_measures import Found, check_measures, measured
 from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_pooling import squares
 from headwise.parallel.ring_travel import split
+from headwise.parallel.sequence_call import together
 from headwise.parallel.spread_map import SpreadMap
 from headwise.pooling import Squares
 from headwise.rule import Rule
@@ -48,12 +49,13 @@ class RingMap(SpreadMap):
         """
         measures = resolve(wanted)
         check_measures(measures, return_map=True)
+        self._check_all("measure")
         return self.measured_by((), measures, rows=rows)
 
     def measured_by(self, found: Found, wanted: Sequence[Measure], *, rows: bool = False) -> Measurements:
         """As `measure`, with statistics of this rank's rows that kernels have already computed."""
         return measured(
-            self.q, self.k, self.lse, self.rule, self._plan, self._who, wanted, bad_values=self._bad_values,
+            self._q, self._k, self.lse, self.rule, self._plan, self._who, wanted, bad_values=self._bad_values,
             found=found, keep_rows=rows, kernel=self.named,
         )  # fmt: skip
 
@@ -70,22 +72,29 @@ class RingMap(SpreadMap):
         rows and one piece of keys."""
         n, m = self.shape[2:]
         cell = check_whole("pooled", "cell", cell, 1)
+        self._check_all("pooled")
         sides = pooling.side("rows", rows, n), pooling.side("cols", cols, m)
-        return squares(self.q, self.k, self.lse, self.rule, self._plan, self._who, *sides, cell, self.named)
+        return squares(self._q, self._k, self.lse, self.rule, self._plan, self._who, *sides, cell, self.named)
 
     def maps(self) -> tuple[AttentionMap, ...]:
         """This rank's rows over all keys, one `AttentionMap` per chunk, which are read locally. All ranks must call it,
         as it gathers the keys: O(m) memory on each."""
+        self._check_all("maps")
         whole = self._plan.keys
-        keys = self._whole(self.k, whole.kind)
+        keys = self._whole(self._k, whole.kind)
         spans = self._plan.rows(self._who.rank)
-        parts, bad = zip(split(self.q, spans), split(self.lse, spans), spans, strict=True), self._bad_of_all()
+        parts, bad = zip(split(self._q, spans), split(self.lse, spans), spans, strict=True), self._bad_of_all()
         return tuple(self._map(q, keys, lse, self.rule.rows(rows), bad) for q, lse, rows in parts)
 
     def gather(self) -> AttentionMap:
         """Gather the map of the whole sequence on every rank, O(n) memory on each. All ranks must call it."""
-        q, k, lse = (self._whole(x, self._plan.keys.kind) for x in (self.q, self.k, self.lse[..., None]))
+        self._check_all("gather")
+        q, k, lse = (self._whole(x, self._plan.keys.kind) for x in (self._q, self._k, self.lse[..., None]))
         return self._map(q, k, lse[..., 0], self.rule, self._bad_of_all())
+
+    def _check_all(self, name: str) -> None:
+        """Raise on every rank if an input of any has changed."""
+        together(self._who, f"RingMap.{name}", self.lse.device, self._check)
 
     def _whole(self, x: Tensor, layout: str) -> Tensor:
         return unshard(x, layout, dim=2, group=self._who.group)

@@ -2,8 +2,8 @@
 
 import struct
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,12 +13,13 @@ from headwise.attention import check_mask, rule_of
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels.written import write
 from headwise.masks import Mask
-from headwise.parallel.layout import Layout, Members, check_held, check_layout
+from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths
 from headwise.parallel.ring_measures import check_measures
 from headwise.rule import DTYPES, Rule
 from headwise.scores import Score, check_scores
 from headwise.stats import Measure, resolve
 
+Result = TypeVar("Result")
 HASHED = 1 << 20  # mask tensors with more numbers are compared between ranks by shape only
 
 
@@ -84,6 +85,25 @@ def agree(
     return wanted, queries, keys, rule
 
 
+def together(who: Members, name: str, device: torch.device, call: Callable[[], Result]) -> Result:
+    """Return call(), which sends nothing; if it raises on a rank, raise on all. A collective of one number.
+
+    Args:
+        name: of what the user called. device: of tensors that the group can send.
+    Raises:
+        HeadwiseError: on every rank, for an error on any.
+    """
+    own: Exception | None = None
+    try:
+        result = call()
+    except Exception as error:  # of any type, as in `agree`
+        own = error
+    failed = [rank for rank, one in enumerate(lengths(int(own is not None), who, device)) if one]
+    if failed:
+        _raise_together(who, name, own, failed)
+    return result
+
+
 FACTS = 17  # numbers that are compared: whether the check failed, n, m, and those that must be equal
 
 
@@ -110,7 +130,7 @@ def device_of(who: Members, like: object) -> torch.device:
     return like.device if isinstance(like, Tensor) else torch.device("cpu")
 
 
-def _raise_together(who: Members, name: str, own: Exception | None, failed: list[int]) -> None:
+def _raise_together(who: Members, name: str, own: Exception | None, failed: list[int]) -> NoReturn:
     """Raise this rank's own error, or the first error of another rank."""
     errors: list[Any] = [None] * who.ranks
     dist.all_gather_object(errors, None if own is None else (type(own).__name__, str(own)), group=who.group)

@@ -11,6 +11,7 @@ from headwise.kernels import check_name
 from headwise.parallel.layout import Members
 from headwise.rule import Rule
 from headwise.stats import Measurements
+from headwise.unchanged import noted
 
 Own = TypeVar("Own", bound="SpreadMap")
 
@@ -18,18 +19,38 @@ Own = TypeVar("Own", bound="SpreadMap")
 class SpreadMap:
     """The base of `RingMap` and `UlyssesMap`, from this rank's part of the sequence and the rule of the whole.
 
-    It refers to q and k without a copy; unlike an `AttentionMap` it does not notice in-place changes of them, as one
-    rank alone would then leave the others waiting.
+    It refers to q, k, and the tensors of the rule without a copy. Reading it after one of them was changed in place
+    raises, as for an `AttentionMap`: what all ranks must call raises on all of them.
     """
+
+    keep = "map.gather()"  # in the error
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule, who: Members, named: str
     ) -> None:  # fmt: skip
-        self.q, self.k, self.lse, self.rule = q.detach(), k.detach(), lse.detach(), rule.kept()
+        self._q, self._k, self.lse, self.rule = q.detach(), k.detach(), lse.detach(), rule.kept()
+        self._inputs = noted(self._q, self._k, self.rule, whole=False, keep=self.keep)
         self.measured: Measurements | None = None
         self.named = named  # as of an `AttentionMap`
         self._who = who
         self._bad_values = nonfinite(v)
+
+    @property
+    def q(self) -> Tensor:
+        """This rank's queries, as passed in."""
+        self._check()
+        return self._q
+
+    @property
+    def k(self) -> Tensor:
+        """This rank's keys, as passed in."""
+        self._check()
+        return self._k
+
+    def _check(self) -> None:
+        """Raise ConfigError if an input of this rank has changed."""
+        if self._inputs is not None:
+            self._inputs.check(lambda: False)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from headwise.map import AttentionMap
 from headwise.parallel.layout import Members
 from headwise.parallel.ring_measures import check_measures
+from headwise.parallel.sequence_call import together
 from headwise.parallel.spread_map import SpreadMap
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, resolve
@@ -21,10 +22,13 @@ class UlyssesMap(SpreadMap):
     Attributes:
         own: their `AttentionMap` [b, h_r, n, m], which is read locally.
         heads: their indices among all h heads.
-        q, k: this rank's part of the sequence, of all heads, as passed in. lse: [b, h_r, n], of its own heads.
+        q, k: this rank's part of the sequence, of all heads, as passed in; `own` has copies. lse: [b, h_r, n], of its
+            own heads.
         rule: of the whole matrix and all heads.
         measured: the `Measurements` of the argument `measures`, of all heads of all ranks, or None.
     """
+
+    keep = "map.own.clone()"
 
     def __init__(
         self, own: AttentionMap, heads: range, q: Tensor, k: Tensor, v: Tensor, rule: Rule, who: Members
@@ -42,7 +46,8 @@ class UlyssesMap(SpreadMap):
         only the results are sent. For rows, use `own.measure(…, rows=True)`."""
         measures = resolve(wanted)
         check_measures(measures, return_map=True)
-        return self.of_all_heads(self.own.measure(*measures), measures)
+        found = together(self._who, "UlyssesMap.measure", self.lse.device, lambda: self.own.measure(*measures))
+        return self.of_all_heads(found, measures)
 
     @torch.no_grad()
     def of_all_heads(self, found: Measurements, measures: Sequence[Measure]) -> Measurements:
