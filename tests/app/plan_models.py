@@ -141,7 +141,14 @@ HYBRIDS = {
         **MANY, **DELTA, "num_experts": 5, "shared_expert_intermediate_size": 31, "decoder_sparse_step": 2,
     },
 }  # fmt: skip
-DECODERS |= HYBRIDS
+DECODERS |= HYBRIDS | {
+    "gemma3n_text": {
+        **WINDOW, "num_hidden_layers": 5, "num_kv_shared_layers": 2, "laurel_rank": 9, "altup_num_inputs": 3,
+        "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 97,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")],
+        "activation_sparsity_pattern": [0.0] * 5,
+    },
+}  # fmt: skip
 ENCODERS = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), PLAIN),
     "distilbert": {"dim": 48, "n_layers": 3, "n_heads": 6, "hidden_dim": 77, "vocab_size": 101},

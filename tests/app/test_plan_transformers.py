@@ -160,6 +160,12 @@ def test_a_plan_tells_layers_with_attention_and_with_a_state_apart(tmp_path: Pat
     assert second["states of 2 recurrent layers"] == first["states of 2 recurrent layers"] > 0
 
 
+def test_a_plan_says_which_layers_have_no_cache_of_their_own(tmp_path: Path) -> None:
+    table = plan_of(folder_of(tmp_path, "gemma3n_text", **EVERY["gemma3n_text"]), seq=N).table("layers")
+    assert [(row[0], row[5]) for row in table.rows] == [("0, 2", 64), ("1", 64), ("3", 0), ("4", 0)]
+    assert "cache 0: the layer attends to the keys and values of an earlier one" in table.note
+
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "to both sides": ("gemma3_text", {"use_bidirectional_attention": True}),
     "other types": ("gemma3_text", {"layer_types": 2 * ["full_attention"] + ["sliding_attention"]}),
@@ -189,6 +195,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Jamba's own rank": ("jamba", {"mamba_dt_rank": "auto", "attn_layer_period": 2, "expert_layer_offset": 0}),
     "biases of gates": ("qwen3_next", {"attention_bias": True, "mlp_only_layers": [1], "decoder_sparse_step": 1}),
     "a width as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 5}),
+    "nothing is shared": ("gemma3n_text", {"num_kv_shared_layers": 0}),
+    "biases of what is shared": ("gemma3n_text", {"attention_bias": True, "num_key_value_heads": 6}),
     "norm after": ("opt", {"do_layer_norm_before": False, "enable_bias": False}),
     "all heads": ("gpt_bigcode", {"multi_query": False}),
     "no expansion ratio": ("mpt", {"expansion_ratio": 3}),

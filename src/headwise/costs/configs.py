@@ -37,6 +37,21 @@ class Convolution:
 
 
 @dataclass(frozen=True)
+class Others:
+    """What all tokens pass beside attention, feed-forward networks and norms.
+
+    parameters: all of them; table: of those, the ones of which a token reads `row`. work: multiply-adds per token.
+        inside: numbers per token that one step passes to the next.
+    """
+
+    parameters: int
+    work: int
+    inside: int
+    table: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The sizes of one Transformer.
 
@@ -62,6 +77,7 @@ class ModelConfig:
         first dense_layers blocks, or others of that number, have a single one, of width dense_d_ff. shared_d_ff: width
         of all shared experts together, if they are not as wide as the others; shared_gate: a scale of their output for
         each token, by d_model weights. router_bias: a bias per expert.
+    others: parts of the model beside these, if there are any.
     unread: parameters of parts that texts do not pass through, such as those for images.
     context: the longest sequence in training, 0 if unknown; of the target in an encoder-decoder. source_tokens: the
         fixed number of positions of the encoder, 0 if it is variable.
@@ -110,6 +126,7 @@ class ModelConfig:
     router_bias: bool = False
     dense_layers: int = 0
     dense_d_ff: int = 0
+    others: Others | None = None
     unread: int = 0
     context: int = 0
     source_tokens: int = 0

@@ -16,7 +16,8 @@ class Counts:
     output: work per token after the weighted sum; output_weights: number of weights there, if different.
     query, keys, values, concat: numbers per token that one step passes to the next: queries, keys, values, and the
         concatenated heads. key_vectors, value_vectors: number of vectors that keys and values are split into.
-    cached: whether keys and values are kept between decoding steps. masked: whether masks are supported.
+    cached: whether keys and values are kept between decoding steps. shared: whether they are those of another layer,
+        which computes and keeps them. masked: whether masks are supported.
     decoding: the counts of the same layer when computed with a cache, if they differ.
     """
 
@@ -38,6 +39,7 @@ class Counts:
     used: int | None = None
     output_weights: int | None = None
     cached: bool = True
+    shared: bool = False
     masked: bool = True
     decoding: "Counts | None" = None
 
@@ -64,12 +66,18 @@ class Counts:
     @property
     def cache(self) -> int:
         """Numbers per token that are kept between decoding steps."""
-        return self.at_decoding.keys + self.at_decoding.values if self.cached else 0
+        return self.at_decoding.keys + self.at_decoding.values if self.cached and not self.shared else 0
+
+    @property
+    def projected(self) -> int:
+        """Numbers per token that the projection of keys and values writes."""
+        return 0 if self.shared else self.keys + self.values
 
     @property
     def cached_vectors(self) -> int:
         """Vectors per token in the cache; an int8 cache stores one scale for each."""
-        return self.at_decoding.key_vectors + self.at_decoding.value_vectors if self.cached else 0
+        kept = self.cached and not self.shared
+        return self.at_decoding.key_vectors + self.at_decoding.value_vectors if kept else 0
 
 
 @dataclass(frozen=True)

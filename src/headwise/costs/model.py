@@ -89,6 +89,7 @@ def parameter_parts(config: ModelConfig, attentions: Attentions) -> dict[str, in
         "norms": norms * norm,
         "output": (c.vocab * c.d_model if c.output == "own" else 0) + _output_biases(c),
         "pooler": (c.d_model + 1) * c.d_model if c.pooler else 0,
+        "other parts": 0 if c.others is None else c.others.parameters,
         "not for text": c.unread,
     }
     return {name: count for name, count in parts.items() if count}
@@ -117,7 +118,8 @@ def pass_stages(config: ModelConfig, attentions: Attentions, load: Load, *, logi
         weights = (c.d_model + 1) * c.d_model
         size = BYTES[load.dtype]
         ends.append(linear_stage("pooler", weights, weights, b, c.d_model, c.d_model, size, biases=c.d_model))
-    return _added([*_convolution_stages(c, load, b * first), *layers, *_recurrent(c, load, n), *fed, *ends])
+    beside = [*_recurrent(c, load, n), *_other_stages(c, load, b * n)]
+    return _added([*_convolution_stages(c, load, b * first), *layers, *beside, *fed, *ends])
 
 
 def step_stages(config: ModelConfig, attentions: Attentions, load: Load) -> list[Stage]:
@@ -137,7 +139,8 @@ def step_stages(config: ModelConfig, attentions: Attentions, load: Load) -> list
         for stage in attention_stages(counts.at_decoding, work)
     ]
     fed = (_decoder_stages if c.decoder_layers else _encoder_stages)(c, load, load.batch)
-    return _added([*layers, *_recurrent(c, load, 1, transfers=2), *fed, *_vocabulary(c, load, load.batch)])
+    beside = [*_recurrent(c, load, 1, transfers=2), *_other_stages(c, load, load.batch)]
+    return _added([*layers, *beside, *fed, *_vocabulary(c, load, load.batch)])
 
 
 def decodes(config: ModelConfig) -> bool:
@@ -285,6 +288,14 @@ def _recurrent(config: ModelConfig, load: Load, tokens: int, transfers: int = 1)
         )
         found.append(Stage("states", 2 * rows * layer.update, states).times(k))
     return found
+
+
+def _other_stages(config: ModelConfig, load: Load, tokens: int) -> list[Stage]:
+    c = config.others
+    if c is None:
+        return []
+    numbers = c.parameters - c.table + tokens * (c.row + 2 * c.inside)
+    return [Stage("other parts", 2 * tokens * c.work, BYTES[load.dtype] * numbers)]
 
 
 def _encoder_stages(config: ModelConfig, load: Load, tokens: int) -> list[Stage]:

@@ -86,7 +86,7 @@ def attention_stages(counts: Counts, work: Work) -> list[Stage]:
         Stage(
             "projections",
             2 * b * (n * counts.per_query + new * counts.per_key),
-            size * (weights + inputs * counts.width + b * n * counts.query + b * new * (counts.keys + counts.values)),
+            size * (weights + inputs * counts.width + b * n * counts.query + b * new * counts.projected),
         ),
         Stage("scores", 2 * pairs * counts.scores, size * b * n * counts.query + read_keys + matrix),
         Stage("softmax", 0, 2 * matrix, pairs * counts.heads),
@@ -127,9 +127,7 @@ def kept_bytes(counts: Counts, work: Work) -> int:
     """Memory that the forward of one layer saves for its backward pass: x, q, k, v, the concatenated heads, and the
     weights (materialised) or the log-sum-exps (blockwise). The context of cross attention, which all layers share, is
     not counted."""
-    tokens = work.queries * (counts.width + counts.query + counts.concat) + work.new_keys * (
-        counts.keys + counts.values
-    )
+    tokens = work.queries * (counts.width + counts.query + counts.concat) + work.new_keys * counts.projected
     return work.batch * tokens * work.size + score_bytes(counts, work)
 
 

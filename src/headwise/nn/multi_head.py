@@ -112,13 +112,15 @@ class MultiHeadAttention(ProjectedLayer):
         qk_norm: bool | str = False,
         learned_sinks: bool = False,
         kv_copies: bool = False,
+        shared_kv: bool = False,
     ) -> Counts:
         """d·h·d_k + d·h_kv·(d_k + d_v) + h·d_v·d weights; 2n²h(d_k + d_v) FLOPs (Vaswani et al. 2017, 1706.03762).
 
         bias: on all projections, or on those of "qkvo" whose letters are given. qk_norm: a learned scale on queries
         and one on keys, of d_k numbers, or "each": of d_k numbers for each head. learned_sinks: a logit per head in
         the softmax's denominator. kv_copies: the cache has the keys and values of each query head, copies of those of
-        its KV head, as transformers has for Falcon 40B.
+        its KV head, as transformers has for Falcon 40B. shared_kv: keys and values are those of another layer, as in
+        the last layers of Gemma 3n.
         """
         d, h = d_model, num_heads
         d_k = divided(d, h) if head_dim is None else head_dim
@@ -130,16 +132,18 @@ class MultiHeadAttention(ProjectedLayer):
                 f"num_heads={h} is not divisible by num_kv_heads={kv}", f"num_heads={h} 不能被 num_kv_heads={kv} 整除"
             )
         letters = bias if isinstance(bias, str) else "qkvo" if bias else ""
-        biases = {"q": h * d_k, "k": kv * d_k, "v": kv * d_v, "o": d}
+        of_keys, of_values = (0, 0) if shared_kv else (kv * d_k, kv * d_v)
+        biases = {"q": h * d_k, "k": of_keys, "v": of_values, "o": d}
         if set(letters) - set(biases):
             raise ConfigError(f"bias={bias!r}: expected True, False, or letters of 'qkvo'")
         if isinstance(qk_norm, str) and qk_norm != "each":
             raise ConfigError(f"qk_norm={qk_norm!r}: expected True, False or 'each'")
-        scales = (h + kv if qk_norm == "each" else 2) * d_k if qk_norm else 0
+        normed = (h, of_keys // d_k) if qk_norm == "each" else (1, int(not shared_kv))
+        scales = sum(normed) * d_k if qk_norm else 0
         extra = sum(biases[letter] for letter in set(letters)) + scales + (h if learned_sinks else 0)
         counts = Counts(
-            parameters=d * h * d_k + d * kv * (d_k + d_v) + h * d_v * d + extra,
-            width=d, heads=h, per_query=d * h * d_k, per_key=d * kv * (d_k + d_v), scores=h * d_k,
+            parameters=d * (h * d_k + of_keys + of_values) + h * d_v * d + extra, shared=bool(shared_kv),
+            width=d, heads=h, per_query=d * h * d_k, per_key=d * (of_keys + of_values), scores=h * d_k,
             weighted_sum=h * d_v, output=h * d_v * d, query=h * d_k, keys=kv * d_k, values=kv * d_v, concat=h * d_v,
             key_vectors=kv, value_vectors=kv,
         )  # fmt: skip

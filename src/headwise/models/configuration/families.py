@@ -10,13 +10,14 @@ from torch import nn
 from headwise.costs.configs import ModelConfig
 from headwise.errors import ConfigError
 from headwise.models.adapters.huggingface.library import library
-from headwise.models.configuration import decoders, encoder_decoders, encoders, experts, hybrids
+from headwise.models.configuration import decoders, encoder_decoders, encoders, experts, hybrids, sharing
 from headwise.models.configuration.family import Family
 from headwise.models.configuration.keys import num_heads, num_layers, text_part, trained_context, two_stacks, width
 from headwise.models.configuration.windows import chunked
 
 FAMILIES: dict[str, Family] = {
-    **decoders.FAMILIES, **experts.FAMILIES, **hybrids.FAMILIES, **encoders.FAMILIES, **encoder_decoders.FAMILIES
+    **decoders.FAMILIES, **experts.FAMILIES, **hybrids.FAMILIES, **sharing.FAMILIES, **encoders.FAMILIES,
+    **encoder_decoders.FAMILIES,
 }  # fmt: skip
 PARTS = decoders.PARTS | experts.PARTS
 IMAGES = "AutoModelForImageTextToText"
@@ -39,6 +40,7 @@ def model_config(config: Any, name: str, source: str) -> ModelConfig:
         raise ConfigError("per_layer_config: not supported", "不支持 per_layer_config")
     found = family.sizes(c)
     heads, decoder_heads = found.pop("heads", {}), found.pop("decoder_heads", {})
+    layer_heads = found.pop("layer_heads", None)
     both = num_layers(c) or 0
     if both < 1:
         raise ConfigError("has no layers", "没有任何层")
@@ -49,9 +51,8 @@ def model_config(config: Any, name: str, source: str) -> ModelConfig:
         **{"context": trained_context(c) or 0, "chunked": chunked(c), **found},
     )  # fmt: skip
     whole = whole.with_windows(family.windows(c, whole.self_attentions))
-    return whole.with_layers(
-        [own] * whole.self_attentions + [_without_nothing(own | decoder_heads)] * (2 * whole.decoder_layers)
-    )
+    each = [_without_nothing(own | more) for more in layer_heads or [{}] * whole.self_attentions]
+    return whole.with_layers(each + [_without_nothing(own | decoder_heads)] * (2 * whole.decoder_layers))
 
 
 def build(config: Any) -> nn.Module:

@@ -15,8 +15,8 @@ class Family:
     """One model type.
 
     sizes: fields of `ModelConfig` by a configuration; "heads" are the sizes of an attention layer besides num_heads,
-        "decoder_heads" those in a decoder with cross attention. windows: those of the layers. auto: the class of
-        transformers that builds the model.
+        "layer_heads" more of each layer if they differ, "decoder_heads" those in a decoder with cross attention.
+    windows: those of the layers. auto: the class of transformers that builds the model.
     """
 
     sizes: Callable[[Any], Options]

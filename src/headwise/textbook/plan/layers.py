@@ -41,6 +41,8 @@ def layers_table(config: ModelConfig, attentions: Attentions) -> Table:
             row += [counts.parameters, cache]
             rows.append((*row, windows[i], len(numbers)) if windowed else tuple(row))
     notes = [term("layers_note"), *([term("cross_note")] if second else [])]
+    if any(counts.shared for counts in attentions.layers):
+        notes.append(term("shared_note"))
     if windowed:
         kind = "chunk_note" if config.chunked else "window_note" if config.causal else "near_note"
         notes.append(term(kind))

@@ -138,6 +138,7 @@ TERMS: dict[str, tuple[str, str]] = {
     "output": ("output", "输出投影"),
     "output_part": ("output", "输出层"),
     "pooler": ("pooler", "池化层"),
+    "other parts": ("other parts", "其他部分"),
     "not for text": ("not for text", "不用于文本的部分"),
     "all": ("all", "合计"),
     "projections": ("projections", "输入投影"),
@@ -178,6 +179,10 @@ TERMS: dict[str, tuple[str, str]] = {
     "layers_note": (
         "Of one layer each; cache: numbers per token.",
         "均为一层的数目；缓存：每个词元的数值个数。",
+    ),
+    "shared_note": (
+        "cache 0: the layer attends to the keys and values of an earlier one.",
+        "缓存为 0：该层使用前面某层的键和值。",
     ),
     "window_note": (
         "A query in a window of w tokens attends to the last w tokens, its own included, and the cache keeps w − 1.",
