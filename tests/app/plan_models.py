@@ -148,6 +148,11 @@ DECODERS |= HYBRIDS | {
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")],
         "activation_sparsity_pattern": [0.0] * 5,
     },
+    "gemma4_text": {
+        **WINDOW, "num_hidden_layers": 5, "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 97, "global_head_dim": 24, "num_global_key_value_heads": 3,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")],
+        "attention_k_eq_v": True,
+    },
 }  # fmt: skip
 ENCODERS = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), PLAIN),
@@ -249,7 +254,8 @@ def attended(model: Any, **inputs: Any) -> int:
 
 def states(cache: Any) -> int:
     """Bytes of the states in a cache of transformers, of recurrent layers and of their convolutions."""
-    kinds = (getattr(layer, name, None) or {} for layer in cache.layers for name in ("conv_states", "recurrent_states"))
+    layers = getattr(cache, "layers", ())  # an encoder-decoder has two caches, and no states
+    kinds = (getattr(layer, name, None) or {} for layer in layers for name in ("conv_states", "recurrent_states"))
     return sum(x.numel() * x.element_size() for kind in kinds for x in kind.values() if x is not None)
 
 

@@ -28,6 +28,8 @@ def test_the_cache_has_the_kv_heads_of_the_folder(tmp_path):
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown": ("xglm", {}, "model_type=.xglm.: not supported; `headwise plan --list` lists those.*--design"),
     "hybrid": ("kimi_linear", {}, r"model_type='kimi_linear' \(layer_types: linear_attention.*\): not supported"),
+    "sharing": ("gemma4_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers=2: not supported"),
+    "all to both sides": ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
     "widths": ("gemma3n_text", {"intermediate_size": [77, 77, 77, 77, 78]}, "expected the same in all layers"),
     "no types": ("lfm2_moe", {"layer_types": None}, "layer_types: 0 of 3 layers"),
     "no attention": ("granitemoehybrid", {"layer_types": 3 * ["linear_attention"]}, "no layer of model_type="),

@@ -197,6 +197,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a width as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 5}),
     "nothing is shared": ("gemma3n_text", {"num_kv_shared_layers": 0}),
     "biases of what is shared": ("gemma3n_text", {"attention_bias": True, "num_key_value_heads": 6}),
+    "Gemma 4 without embeddings of layers": (
+        "gemma4_text", {"hidden_size_per_layer_input": 0, "attention_k_eq_v": False, "attention_bias": True},
+    ),
+    "Gemma 4 with experts": ("gemma4_text", {
+        "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 29,
+    }),
     "norm after": ("opt", {"do_layer_norm_before": False, "enable_bias": False}),
     "all heads": ("gpt_bigcode", {"multi_query": False}),
     "no expansion ratio": ("mpt", {"expansion_ratio": 3}),

@@ -113,6 +113,7 @@ class MultiHeadAttention(ProjectedLayer):
         learned_sinks: bool = False,
         kv_copies: bool = False,
         shared_kv: bool = False,
+        values_of_keys: bool = False,
     ) -> Counts:
         """d·h·d_k + d·h_kv·(d_k + d_v) + h·d_v·d weights; 2n²h(d_k + d_v) FLOPs (Vaswani et al. 2017, 1706.03762).
 
@@ -120,7 +121,7 @@ class MultiHeadAttention(ProjectedLayer):
         and one on keys, of d_k numbers, or "each": of d_k numbers for each head. learned_sinks: a logit per head in
         the softmax's denominator. kv_copies: the cache has the keys and values of each query head, copies of those of
         its KV head, as transformers has for Falcon 40B. shared_kv: keys and values are those of another layer, as in
-        the last layers of Gemma 3n.
+        the last layers of Gemma 3n. values_of_keys: values are the projected keys, which are cached as both.
         """
         d, h = d_model, num_heads
         d_k = divided(d, h) if head_dim is None else head_dim
@@ -132,7 +133,7 @@ class MultiHeadAttention(ProjectedLayer):
                 f"num_heads={h} is not divisible by num_kv_heads={kv}", f"num_heads={h} 不能被 num_kv_heads={kv} 整除"
             )
         letters = bias if isinstance(bias, str) else "qkvo" if bias else ""
-        of_keys, of_values = (0, 0) if shared_kv else (kv * d_k, kv * d_v)
+        of_keys, of_values = (0, 0) if shared_kv else (kv * d_k, 0 if values_of_keys else kv * d_v)
         biases = {"q": h * d_k, "k": of_keys, "v": of_values, "o": d}
         if set(letters) - set(biases):
             raise ConfigError(f"bias={bias!r}: expected True, False, or letters of 'qkvo'")

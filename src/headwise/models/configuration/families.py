@@ -36,7 +36,7 @@ def model_config(config: Any, name: str, source: str) -> ModelConfig:
         ConfigError: for a model type that is not in `FAMILIES`, and for values of keys that are not supported.
     """
     c, family = text_part(config), _family(config)
-    if getattr(c, "is_heterogeneous", False):
+    if getattr(c, "is_heterogeneous", False) and not family.per_layer:
         raise ConfigError("per_layer_config: not supported", "不支持 per_layer_config")
     found = family.sizes(c)
     heads, decoder_heads = found.pop("heads", {}), found.pop("decoder_heads", {})

@@ -16,12 +16,14 @@ class Family:
 
     sizes: fields of `ModelConfig` by a configuration; "heads" are the sizes of an attention layer besides num_heads,
         "layer_heads" more of each layer if they differ, "decoder_heads" those in a decoder with cross attention.
-    windows: those of the layers. auto: the class of transformers that builds the model.
+    windows: those of the layers. auto: the class of transformers that builds the model. per_layer: whether
+        `per_layer_config` is read.
     """
 
     sizes: Callable[[Any], Options]
     windows: Windows = nowhere
     auto: str = "AutoModelForCausalLM"
+    per_layer: bool = False
 
 
 def output(c: Any) -> str:

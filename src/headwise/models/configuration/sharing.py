@@ -1,12 +1,13 @@
-"""The sizes of decoders whose last layers attend to the keys and values of earlier ones, as in `families`."""
+"""The sizes of Gemma 3n, whose last layers attend to the keys and values of earlier ones, and of Gemma 4, as in
+`families`."""
 
 from typing import Any
 
 from headwise.costs.configs import Others
 from headwise.errors import ConfigError
-from headwise.models.configuration.decoders import llama
-from headwise.models.configuration.family import Family, Options
-from headwise.models.configuration.windows import by_type
+from headwise.models.configuration.decoders import BOTH, llama
+from headwise.models.configuration.family import Family, Options, output, require
+from headwise.models.configuration.windows import FULL, by_type, types_of
 
 REUSE = "reuse"
 
@@ -41,4 +42,38 @@ def _gemma3n(c: Any) -> Options:
     }  # fmt: skip
 
 
-FAMILIES: dict[str, Family] = {"gemma3n_text": Family(_gemma3n, by_type)}
+def _gemma4(c: Any) -> Options:
+    """Layers without a window have heads of another size; experts are beside the network of each layer, behind a router
+    with a scale for each channel and expert. If layers share keys and values, transformers computes them for the last
+    token alone in a prefill: not supported."""
+    require(c, num_kv_shared_layers=0)
+    if c.use_bidirectional_attention == "all":
+        require(c, use_bidirectional_attention=None)
+    layers = [
+        {
+            "num_kv_heads": None if one.num_key_value_heads == c.num_attention_heads else one.num_key_value_heads,
+            "head_dim": one.head_dim, "values_of_keys": (c.attention_k_eq_v and kind == FULL) or None,
+        }
+        for one, kind in zip(c.per_layer_config, types_of(c, c.num_hidden_layers), strict=True)
+    ]  # fmt: skip
+    found: Options = {
+        "heads": {"qk_norm": 1, "bias": BOTH if c.attention_bias else None}, "layer_heads": layers,
+        "d_ff": c.intermediate_size, "gated": True, "norms": 4, "output": output(c),
+    }  # fmt: skip
+    if c.enable_moe_block:
+        found |= {
+            "d_ff": c.moe_intermediate_size, "experts": c.num_experts, "active_experts": c.top_k_experts,
+            "shared_experts": 1, "shared_d_ff": c.intermediate_size, "router_bias": True, "norms": 8,
+        }  # fmt: skip
+    if own := c.hidden_size_per_layer_input:
+        count = c.num_hidden_layers
+        table, maps = c.vocab_size_per_layer_input * count * own, 3 * c.hidden_size * count * own
+        parameters = maps + own + count * c.hidden_size + table
+        found["others"] = Others(parameters, maps, 3 * count * own, table, count * own)
+    return found
+
+
+FAMILIES: dict[str, Family] = {
+    "gemma3n_text": Family(_gemma3n, by_type),
+    "gemma4_text": Family(_gemma4, by_type, per_layer=True),
+}
