@@ -149,7 +149,8 @@ DECODERS |= HYBRIDS | {
         "activation_sparsity_pattern": [0.0] * 5,
     },
     "gemma4_text": {
-        **WINDOW, "num_hidden_layers": 5, "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 97, "global_head_dim": 24, "num_global_key_value_heads": 3,
+        **WINDOW, "num_hidden_layers": 5, "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 97,
+        "global_head_dim": 24, "num_global_key_value_heads": 3,
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")],
         "attention_k_eq_v": True,
     },
