@@ -2,9 +2,11 @@
 
 import gc
 import weakref
+from contextlib import ExitStack
 
 import pytest
 import torch
+import touched
 import ways
 from largest_tensor import Largest
 from test_recognise import model_of
@@ -172,6 +174,26 @@ def test_attached_models_are_watched_and_observed_once(first):
             torch.testing.assert_close(record.latest["entropy"], expected)
             assert list(record.maps if first == "attach" else record.layers) == ["attention.0", "attention.1"]
             assert [call.name for call in seen] == ["attention.0", "attention.1"]
+
+
+@pytest.mark.parametrize("first", ["attach", "watch"])
+@pytest.mark.parametrize("n", [1, N])
+def test_calls_that_the_code_of_an_attached_model_computes_are_watched(first, n):
+    """The first call of another form (of one token), and weights through which no gradients flow."""
+    model = nn.Sequential(ways.SmallGPT(), touched.DetachedWeights()).double().eval()
+    x, seen = batch(1, n), []
+    with hw.watch(model, measures=["entropy"], maps="lazy") as record:
+        model(x)
+    with ExitStack() as stack:
+        opened = [lambda: hw.attach(model, batch=batch()), lambda: hw.watch(model, measures=["entropy"], maps="lazy")]
+        one, two = [stack.enter_context(open_()) for open_ in (opened if first == "attach" else opened[::-1])]
+        stack.enter_context(hw.models.observe(seen.append, model=model))
+        model(x)
+        found = two if first == "attach" else one
+        assert [call.name for call in seen] == list(found.maps) == list(record.maps) == ["0", "1"]
+        torch.testing.assert_close(found.latest["entropy"], record.latest["entropy"])
+        for mine, theirs in zip(found.maps.values(), record.maps.values(), strict=True):
+            torch.testing.assert_close(mine[:], theirs[:])
 
 
 def test_the_handle_restores_the_model_and_frees_it():

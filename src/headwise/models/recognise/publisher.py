@@ -63,7 +63,8 @@ class Publisher:
         assert x.product is not None
         now = modules_in_call(self._modules, x.product.modules)
         place = names(x.product, now, self._modules)
-        replaced = isinstance((product.left, product.right)[at], Deferred)  # it was computed, and published, by attach
+        weights = (product.left, product.right)[at]
+        replaced = isinstance(weights, Deferred) and not weights.made  # attach computed and published it
         if place is None or replaced or now[0] in self._aside or not subscribed(place[0]) or in_backward():
             record.done = True  # nobody wants to know
             return
