@@ -297,7 +297,8 @@ def test_a_configuration_that_has_no_size_of_heads_stays(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3"])
 def test_a_number_of_heads_that_its_configuration_refuses_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
     """Llama's and Gemma's configurations refuse numbers of heads that do not divide d_model, here 7 of 24."""
-    pruned = prune(hf_model(name, num_attention_heads=8, num_key_value_heads=8, dtype=torch.float32), dict.fromkeys(range(3), [3])).model
+    model = hf_model(name, num_attention_heads=8, num_key_value_heads=8, dtype=torch.float32)
+    pruned = prune(model, {0: [3], 1: [3], 2: [3]}).model
     assert (pruned.config.num_attention_heads == 8) == (name != "qwen3")
     save_pruned(pruned, tmp_path / "cut")
     assert torch.equal(hidden(load_pruned(tmp_path / "cut"), ids()), hidden(pruned, ids()))

@@ -113,7 +113,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Bart": {"vocab_size": VOCAB, "d_model": 20, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
              "decoder_attention_heads": 2, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "pad_token_id": 0,
              "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": 2},
-    "Bloom": {"vocab_size": VOCAB, "hidden_size": 20, "n_layer": 1, "n_head": 5},
+    "Bloom": {"vocab_size": VOCAB, "hidden_size": 20, "n_layer": 2, "n_head": 5},
+    "Falcon": {"vocab_size": VOCAB, "hidden_size": 20, "num_hidden_layers": 2, "num_attention_heads": 5,
+               "bos_token_id": 1, "eos_token_id": 2},
+    "DebertaV2": {**_LIKE_BERT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 4},
+    "BigBird": {**_LIKE_BERT, "block_size": 2},
+    "XLNet": {"vocab_size": VOCAB, "d_model": 20, "n_layer": 2, "n_head": 5, "d_inner": 29},
+    "Mamba": {"vocab_size": VOCAB, "hidden_size": 20, "num_hidden_layers": 2, "state_size": 4},
 }  # fmt: skip
 
 

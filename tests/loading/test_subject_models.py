@@ -16,9 +16,10 @@ from headwise.lm.loading import LoadedModel, huggingface, load_model
 from headwise.map import AttentionMap
 
 CAUSAL = [("GPT2", "LMHeadModel"), ("Llama", "ForCausalLM"), ("Qwen3", "ForCausalLM"), ("Mistral", "ForCausalLM"),
-          ("Gemma2", "ForCausalLM"), ("OPT", "ForCausalLM")]  # fmt: skip
+          ("Gemma2", "ForCausalLM"), ("OPT", "ForCausalLM"), ("Bloom", "ForCausalLM"),
+          ("Falcon", "ForCausalLM")]  # fmt: skip
 ENCODERS = [("Bert", "Model"), ("Bert", "ForMaskedLM"), ("Roberta", "Model"), ("DistilBert", "Model"),
-            ("Albert", "Model")]  # fmt: skip
+            ("Albert", "Model"), ("DebertaV2", "Model")]  # fmt: skip
 
 
 def tokens(n: int, b: int = 1) -> torch.Tensor:
@@ -265,12 +266,34 @@ def test_a_pruned_model_is_read(tmp_path: Path, kind: str, head: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "head", "words"),
-    [("Bart", "ForConditionalGeneration", "encoder-decoder model"), ("Bloom", "ForCausalLM", "by itself")],
+    [
+        ("Bart", "ForConditionalGeneration", "encoder-decoder model"),
+        ("Mamba", "ForCausalLM", "no attention in Mamba"),
+        ("BigBird", "ForMaskedLM", "in other ways for texts of other lengths"),
+    ],
 )
 def test_a_model_that_will_not_do_says_why(tmp_path: Path, kind: str, head: str, words: str) -> None:
     saved(tmp_path, kind, head, byte_level())
     with pytest.raises(CheckpointError, match=words):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Bloom", "Falcon"])
+def test_attention_that_is_recognised_gives_maps_in_every_call(tmp_path: Path, kind: str) -> None:
+    """Of one token, with padding, again, and with the outputs of the heads."""
+    subject = opened(tmp_path, kind, "ForCausalLM")
+    for ids in (tokens(1), tokens(2), tokens(1), tokens(9)):
+        assert tuple(subject.maps(ids)) == subject.layers
+    look = subject.look(tokens(9))
+    assert [out.shape[:3] for out in look.outputs] == [(1, 5, 9)] * len(subject.layers)
+    assert subject.heads == (5,) * len(subject.layers)
+
+
+def test_a_length_of_minus_one_is_none(tmp_path: Path) -> None:
+    """XLNet's max_position_embeddings."""
+    subject = opened(tmp_path, "XLNet", "LMHeadModel")
+    assert subject.context is None
+    assert tuple(subject.maps(tokens(9))) == subject.layers
 
 
 def test_parts_of_weights_are_read(tmp_path: Path) -> None:

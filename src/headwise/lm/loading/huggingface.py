@@ -1,6 +1,7 @@
 """Loading a model of Hugging Face transformers; its attention is computed by headwise."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from headwise.lm.loading.files import (
 )
 from headwise.lm.loading.remarks import remark
 from headwise.lm.loading.tokenized import TokenizedText
-from headwise.models import attach
+from headwise.models import HeadSite, attach, find_heads
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.configuration.keys import trained_context, width
 from headwise.stats import Measure
@@ -48,10 +49,8 @@ class TransformersModel(LoadedModel):
         check_weights(folder, config)
         self._tokenizer = read_tokenizer(folder)
         self.model, self._predicts = _load(folder, config)
-        try:
-            attach(self.model)
-        except ConfigError as error:
-            raise CheckpointError(f"{self._folder!r}: {error}") from None
+        self.layers: tuple[str, ...] = ()
+        self._recognised = self._attach()
         self.limit = _positions(self.model)
         self.context = trained_context(config) if self.limit is None else self.limit
         found = self._tried()
@@ -95,6 +94,12 @@ class TransformersModel(LoadedModel):
         return _mean_loss if self._predicts else None
 
     @property
+    def sites(self) -> list[HeadSite]:
+        """As in `LoadedModel`."""
+        found = super().sites
+        return [] if self._recognised and any(site.output is None for site in found) else found
+
+    @property
     def unembedding(self) -> Tensor | None:
         """As in `LoadedModel`."""
         matrix = self.model.get_output_embeddings() if self._predicts else None
@@ -122,6 +127,8 @@ class TransformersModel(LoadedModel):
         options = {"logits_to_keep": 0 if whole else 1} if self._predicts else {}
         with self._collected(measures, on_map) as maps:
             found = self.model(input_ids=ids, use_cache=False, **padding, **options)
+        if self._recognised:
+            self._check_recognised(maps, ids)
         if whole:
             loss = float(_nats(found.logits[:, :-1], ids[:, 1:]))
             return maps, lambda: loss
@@ -138,6 +145,50 @@ class TransformersModel(LoadedModel):
             targets = ids[:, start + 1 : start + rows + 1]
             total += float(_nats(logits[:, : targets.shape[1]], targets, reduction="sum"))
         return total / (b * (n - 1))
+
+    def _attach(self) -> bool:
+        """Have headwise compute the attention. That of models with code of their own, such as BLOOM, is recognised: the
+        first pass of each form of a call (several tokens, one, padding) is compared with the code, and later ones are
+        replaced, so that each of them gives maps. Returns whether it is recognised."""
+        try:
+            attach(self.model)
+        except ConfigError:
+            before, last = list(self.model.modules()), self._vocabulary - 1
+        else:
+            return False
+        ids = (last - torch.arange(8)[None]).clamp(min=0)  # no padding
+        batch = {"input_ids": ids, "use_cache": False}
+        try:
+            with theirs(self._folder, f"{type(self.model).__name__} cannot be run on token ids alone"), quiet():
+                with suppress(ConfigError):
+                    find_heads(self.model, batch)  # so that `sites` finds them
+                handle = attach(self.model, batch)
+                with torch.no_grad():
+                    self.model(**{**batch, "input_ids": ids[:, :1]})
+                    self.model(**batch, attention_mask=(torch.arange(8)[None] < 4).long())
+        except ConfigError as error:
+            raise CheckpointError(f"{self._folder!r}: {error}") from None
+        if handle.skipped:
+            name, why = next(iter(handle.skipped.items()))
+            raise CheckpointError(f"{self._folder!r}: headwise cannot compute the attention of {name}: {why}")
+        if before != list(self.model.modules()):  # BigBird, whose attention is another one for short texts
+            raise self._depends_on_length()
+        return True
+
+    def _check_recognised(self, maps: Maps, ids: Tensor) -> None:
+        """Raise CheckpointError unless there is one map of all tokens from each layer."""
+        b, n = ids.shape
+        same = not self.layers or tuple(maps) == self.layers
+        if not same or any((amap.shape[0], *amap.shape[2:]) != (b, n, n) for amap in maps.values()):
+            raise self._depends_on_length()
+
+    def _depends_on_length(self) -> CheckpointError:
+        name = type(self.model).__name__
+        return CheckpointError(
+            f"{self._folder!r}: {name} computes its attention by itself, in other ways for texts of other lengths; "
+            f"hw.watch(model) records what is recognised",
+            f"{self._folder!r}：{name} 自行计算注意力，且计算方式随文本长度而变；hw.watch(model) 会记录能识别的部分",
+        )
 
     def _tried(self) -> Maps:
         """The maps of two tokens, which show the layers, the heads, and whether the model is causal."""

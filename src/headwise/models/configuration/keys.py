@@ -29,8 +29,9 @@ def width(config: Any) -> int | None:
 
 
 def trained_context(config: Any) -> int | None:
-    """The longest text in training, or the number of learned positions."""
-    return _whole(text_part(config), "max_position_embeddings")
+    """The longest text in training, or the number of learned positions; None if it is not limited (XLNet has −1)."""
+    length = _whole(text_part(config), "max_position_embeddings")
+    return length if length is None or length > 0 else None
 
 
 def two_stacks(config: Any) -> bool:
