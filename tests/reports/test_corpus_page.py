@@ -111,6 +111,23 @@ def test_a_sweep_without_passages_has_a_page(model, found, tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("few", [True, False])
+def test_the_first_axes_show_statistics_that_differ(found, chromium, tmp_path, few):
+    """Of a corpus of few windows the contrast of every head is 0, up to rounding; without passages there is none."""
+    same = {place: HeadPassages(one.sampled, one.sampled) for place, one in found.passages.items()}
+    path = write_corpus_page(
+        replace(found, passages=replace(found.passages, found=same if few else {})), tmp_path / "page.html", lang="en"
+    )
+    page = chromium.page(1200, 900)
+    page.open(path.as_uri())
+    page.wait("document.querySelectorAll('#scatter circle').length == 6")
+    assert page.do("['x', 'y'].map((axis) => document.querySelector(`#scatter-${axis}`).value)") == [
+        "entropy",
+        "sink_mass",
+    ]
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("lang", thorough(["en", "zh"], {"zh"}))
 def test_the_page_of_a_sweep_answers(found, chromium, tmp_path, lang):
     page = chromium.page(1200, 900)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from headwise.amounts import counted
+from headwise.corpus.passages import ROUNDING
 from headwise.corpus.result import CorpusMeasures
 from headwise.files import atomic_path
 from headwise.reports.corpus_passages import passages_data
@@ -79,7 +80,8 @@ def _statistics(found: CorpusMeasures, lang: str) -> list[dict[str, Any]]:
         for name, column in found.table.items()
     ]  # fmt: skip
     if len(found.passages):
-        values = [found.passages[head.layer, head.head].contrast for head in found.heads]
+        each = [found.passages[head.layer, head.head].contrast for head in found.heads]
+        values = [value if abs(value) > ROUNDING else 0.0 for value in each]
         columns.append({
             "name": "contrast", "label": CORPUS["contrast"][lang == "zh"], "unit": unit(found.passages.unit, lang),
             "description": CORPUS["contrast_about"][lang == "zh"], "values": _numbers(values),

@@ -61,7 +61,9 @@ function start() {
   if (typeof DecompressionStream === "undefined") { fail(new Error("DecompressionStream")); return; }
   byId("facts").replaceChildren(...REPORT.facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
   const kept = new URLSearchParams(location.hash.slice(1)), names = REPORT.statistics.map((one) => one.name);
-  const usual = { x: names.includes("entropy") ? "entropy" : names[0], y: names.includes("contrast") ? "contrast" : names[Math.min(1, names.length - 3)], colour: "layer" };
+  const across = names.includes("entropy") ? "entropy" : names[0];
+  const differs = (name) => new Set(REPORT.statistics[names.indexOf(name)]?.values).size > 1; // no line of points at 0
+  const usual = { x: across, y: ["contrast", ...names].find((name) => name !== across && differs(name)) ?? "layer", colour: "layer" };
   for (const axis of AXES) {
     const select = byId(`scatter-${axis}`);
     select.replaceChildren(...REPORT.statistics.map((one) => new Option(one.label, one.name)));
