@@ -115,6 +115,41 @@ def same_cost_for_any_h() -> list[Check]:
 
 
 @claim(
+    "The amount of computation is proportional to the number of heads.",
+    "计算量与头数成正比。",
+    formula="h · 4·n²·d_k",
+    at=[
+        place("treatment", "5.3.8",
+              "Standard multi-head attention computes all heads in full, with work in proportion to their number.",
+              "标准的多头注意力完整计算所有头，计算量与头数成正比。", paragraph=3),
+        place("treatment", "5.3.13", "With many heads, such as the 96 of GPT-3, this may be the bottleneck.",
+              "头数较多时（如 GPT-3 的 96 个头），这可能成为瓶颈。", paragraph=1),
+    ],
+    control=("with h·d_k = d_model, six heads take what one takes", "h·d_k = d_model 时，六个头与单头相同"),
+    note="d_k 固定时成立；softmax 的指数运算则总是如此。但这些文字取 d_k = d_model / h，矩阵乘法的 FLOP 数便与头数"
+         "无关，同一节的 5.3.11 也这样写（见 same-cost-for-any-h）。",
+    expected=Verdict.CONDITIONS,
+)  # fmt: skip
+def cost_grows_with_heads() -> list[Check]:
+    """True with a fixed d_k, and always of the exponentials of the softmax. But with d_k = d_model / h, as in these
+    texts, the FLOPs of the matrix products do not depend on h, as §5.3.11 of the same section says
+    (same-cost-for-any-h).
+    """
+    fixed = [_attention_flops(32, 24 * h, h) for h in (1, 6)]
+    split = [_attention_flops(32, 24, h) for h in (1, 6)]
+    exps = [sum(stage.exponentials for stage in _stages(64, 32, h)) for h in (1, 8)]
+    ratio = split[1] / split[0]
+    return [
+        equal(("FLOPs of 6 heads relative to one, both with d_k = 24", "d_k 都是 24 时，6 个头与单头的 FLOP 数之比"),
+              fixed[1] / fixed[0], 6),
+        equal(("exponentials with 8 heads relative to one", "8 个头的指数运算与单头之比"), exps[1] / exps[0], 8),
+        equal(("FLOPs of 6 heads relative to one, both with h·d_k = 24",
+               "h·d_k 都是 24 时，6 个头与单头的 FLOP 数之比"), ratio, 6).beyond(),
+        equal(("and that, expected to be 1", "同上，预期为 1"), ratio, 1).control(fixed[1] / fixed[0]),
+    ]  # fmt: skip
+
+
+@claim(
     "A layer takes O(n²·d + n·d²) operations: twice the length is four times the scores, twice the projections.",
     "一层需 O(n²·d + n·d²) 次运算：长度加倍，分数部分变为四倍，投影部分变为两倍。",
     formula="4·n²·d + 8·n·d²",

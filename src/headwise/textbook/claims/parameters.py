@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 from headwise.costs.configs import CONFIGS
 from headwise.reports.curves import Curve
@@ -185,6 +186,46 @@ def head_size_table() -> list[Check]:
                   "公布的头维度不等于 ⌊d_model / h⌋ 的模型数"), otherwise, 1)
         .control(wrong),
     ]  # fmt: skip
+
+
+@claim(
+    "The width d_model must be divisible by the number of heads.",
+    "d_model 必须能被头数 h 整除。",
+    formula="h | d_model",
+    at=[place("tutorial", "7", "num_hiddens must be divisible by h, so that d_k is an integer.",
+              "num_hiddens 必须能被 h 整除，以保证 d_k 是整数。", item=2)],
+    also="Brown et al. 2020, table 2.1",
+    control=("the numbers of heads that divide 12 are accepted", "能整除 12 的头数都被接受"),
+    note="只有 d_k 由 d_model / h 算出时才如此，nn.MultiheadAttention 就是这样。若头维度另行给定，W_O 会把 h·d_v 维"
+         "映回 d_model，任何头数都可以；GPT-3 论文的 1.3B 与 13B 两行便不整除。",
+    expected=Verdict.CONDITIONS,
+)  # fmt: skip
+def width_divides_by_heads() -> list[Check]:
+    """Only where d_k is computed as d_model / h, as in nn.MultiheadAttention. Where the size of heads is given, W_O maps
+    h·d_v numbers to d_model, for any number of heads; in the rows 1.3B and 13B of GPT-3's table h does not divide.
+    """
+    width, heads = 12, range(1, 13)
+    accepted = [h for h in heads if _accepts(width, h)]
+    divisors = [h for h in heads if width % h == 0]
+    free = [h for h in heads if tuple(standard(width, h, head_dim=4)(torch.zeros(1, 2, width)).shape) == (1, 2, width)]
+    return [
+        equal(("numbers of heads that nn.MultiheadAttention accepts at a width of 12, and do not divide it",
+               "宽度为 12 时，nn.MultiheadAttention 接受、却不能整除它的头数个数"), len({*accepted} - {*divisors}), 0),
+        equal(("the same of layers with heads of size 4", "头维度为 4 的层，同上"), len({*free} - {*divisors}), 0)
+        .beyond(),
+        equal(("published models whose d_model is no multiple of h", "公布的模型中 d_model 不是 h 的倍数的个数"),
+              sum(d % h != 0 for d, h, _ in PUBLISHED.values()), 0).beyond(),
+        equal(("numbers of heads that are accepted and divide it", "被接受且能整除的头数个数"),
+              len({*accepted} & {*divisors}), len(divisors)).control(len({*accepted} - {*divisors})),
+    ]  # fmt: skip
+
+
+def _accepts(width: int, heads: int) -> bool:
+    try:
+        nn.MultiheadAttention(width, heads)
+    except AssertionError:
+        return False
+    return True
 
 
 @claim(

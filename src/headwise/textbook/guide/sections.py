@@ -100,7 +100,7 @@ _TREATMENT: dict[Key, Shown] = {
     ("5.3.6", "equation", "5.3.9"): _differs("residual", "without  residual, 24", "MultiHead contains W_Q, W_K, W_V and W_O already; read literally, it would project twice", "MultiHead 已包含 W_Q、W_K、W_V、W_O；照字面会投影两次"),
     ("5.3.6", "equation", "5.3.10"): _differs("block_diagonal", "block_diagonal", "this is another layer, with d²/h parameters in each projection", "这是另一种层，每个投影有 d²/h 个参数"),
     ("5.3.7",): _differs("subspaces", "layer 1", "at equal width F_h does not contain F_1: four heads of size 1 do not replace one of size 4", "d_model 相同时，F_h 并不包含 F_1：四个 1 维的头不能代替一个 4 维的头"),
-    ("5.3.8",): Shown("mixtures", "token 0"),
+    ("5.3.8",): _differs("mixtures", "token 0", "the work of standard attention is in proportion to the number of heads with a fixed d_k only; with d_k = d_model / h it does not depend on it", "标准注意力的计算量只在 d_k 固定时与头数成正比；d_k = d_model / h 时与头数无关"),
     ("5.3.9",): _differs("head_kinds", "previous", "identical heads are not separated by the noise of minibatches, only by different starts or dropout", "完全相同的头不会被小批量噪声分开，只有起点不同或用 dropout 才会"),
     ("5.3.9", "equation", "5.3.11"): _differs("information", "heads  ", "low cosines do not mean different information: heads have bases of their own; CKA is larger", "余弦低不代表信息不同：各头的基不同；CKA 更大"),
     ("5.3.10",): _differs("trade_off", " 16   32", "a weight matrix has n(n − 1) degrees of freedom, not n; generalisation by more heads is not found", "权重矩阵有 n(n − 1) 个自由度而不是 n 个；未发现头多带来的泛化提升"),
@@ -131,7 +131,7 @@ _TUTORIAL: dict[Key, Shown] = {
     ("5",): _differs("cost", "    8 ", "splitting does not lower the cost: O(n²·d_k) is one of h heads", "拆分不降低计算量：O(n²·d_k) 只是 h 个头中的一个"),
     ("6",): _differs("parameters", " 1 heads", "equal parameters at equal width", "d_model 相同时参数量相同"),
     ("6", "table", "1"): _differs("parameters", " 1 heads", "row 2 (more parameters) does not hold at equal width", "第 2 行（多头参数较多）在 d_model 相同时不成立"),
-    ("7",): Shown("scores", "1024  q·k "),
+    ("7",): _differs("scores", "1024  q·k ", "h must divide num_hiddens only where d_k is computed as num_hiddens / h", "只有 d_k 由 num_hiddens / h 算出时，h 才必须整除 num_hiddens"),
 }  # fmt: skip
 _NOTES: dict[Key, Shown] = {
     ("1",): Shown("trade_off", "  8   64"),

@@ -101,6 +101,6 @@ for name in ("transformer-base", "bert-base", "gpt-2-small", "gpt-2-medium", "gp
         "From GPT-2 small to GPT-3 the width grows sixteenfold, the number of heads eightfold, the head size twofold.",
         "从 GPT-2 small 到 GPT-3，d_model 增至十六倍，头数增至八倍，头维度增至两倍。",
     ),
-    claims=("head-size-table",),
+    claims=("head-size-table", "width-divides-by-heads"),
     exercises=(possible_heads, head_size, model_attention),
 )

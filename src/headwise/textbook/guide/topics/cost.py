@@ -107,6 +107,7 @@ for heads in (1, 8, 64):
         "score-memory",
         "memory-n-squared",
         "same-cost-for-any-h",
+        "cost-grows-with-heads",
         "n-squared-at-n-near-d",
     ),
     exercises=(layer_flops, crossover, score_memory),
