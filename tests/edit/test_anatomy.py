@@ -214,6 +214,18 @@ def test_a_model_without_heads_is_told_what_is_known() -> None:
         find_heads("bert")  # type: ignore[arg-type]
 
 
+def test_other_things_than_sites_and_gates_are_named() -> None:
+    layer = hw.MultiHeadAttention(6, 3)
+    for gates, came in (({"": torch.ones(3)}, "dict"), ([[1.0] * 3], "list of list"), (0.5, "float")):
+        wrong: Any = gates
+        with pytest.raises(ConfigError, match=rf"gates: .* got {came}$"), scale_heads(find_heads(layer), wrong):
+            pass
+    model: Any = layer
+    for tapped in (record_heads(model), scale_heads(model, torch.ones(1, 3))):
+        with pytest.raises(ConfigError, match=r"sites: .* got MultiHeadAttention"), tapped:
+            pass
+
+
 def test_gates_that_do_not_fit_are_named() -> None:
     sites = find_heads(hw.MultiHeadAttention(12, 3))
     with pytest.raises(ShapeError, match="gates: 2 tensors for 1 sites"), scale_heads(sites, torch.ones(2, 3)):

@@ -201,7 +201,7 @@ def head_size_table() -> list[Check]:
     expected=Verdict.CONDITIONS,
 )  # fmt: skip
 def width_divides_by_heads() -> list[Check]:
-    """Only where d_k is computed as d_model / h, as in nn.MultiheadAttention. Where the size of heads is given, W_O maps
+    """Only where d_k is computed as d_model / h, as in nn.MultiheadAttention. With a given size of heads W_O maps
     h·d_v numbers to d_model, for any number of heads; in the rows 1.3B and 13B of GPT-3's table h does not divide.
     """
     width, heads = 12, range(1, 13)
