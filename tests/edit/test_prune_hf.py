@@ -159,6 +159,29 @@ def folder_of(tmp_path: Path) -> Path:
     return tmp_path / "cut"
 
 
+@pytest.mark.parametrize("kind", ["GPTNeoX", "Falcon"])
+def test_a_model_whose_heads_a_batch_found_is_loaded_with_a_batch(kind: str, tmp_path: Path) -> None:
+    """Its cache, which it makes unless it is told otherwise, is none that a second call could take."""
+    torch.manual_seed(7)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 53}
+    config = getattr(transformers, f"{kind}Config")(**sizes, bos_token_id=1, eos_token_id=2)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    assert model.config.use_cache
+    find_heads(model, {"input_ids": ids()})
+    assert model.config.use_cache
+    gates = [torch.tensor([1.0, 0.0, 1.0, 1.0])] * 2
+    with scale_heads(find_heads(model), gates):
+        expected = hidden(model, ids())
+    pruned = prune(model, {0: [1], 1: [1]}, copy=True).model
+    torch.testing.assert_close(hidden(pruned, ids()), expected)
+    save_pruned(pruned, tmp_path / "cut")
+    with pytest.raises(CheckpointError, match=r"find_heads\(model, batch\) found them, give load_pruned a batch too"):
+        load_pruned(tmp_path / "cut")
+    again = load_pruned(tmp_path / "cut", {"input_ids": ids()})
+    assert torch.equal(hidden(again, ids()), hidden(pruned, ids()))
+    assert [site.num_heads for site in find_heads(again)] == [3, 3]
+
+
 def test_no_model_is_overwritten(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     with pytest.raises(CheckpointError, match="is not empty; expected a new folder"):

@@ -29,7 +29,8 @@ WEIGHTS_FORMAT = "pt"  # as transformers has it
 
 def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Write a model of transformers whose heads were pruned or merged: model.safetensors, config.json and heads.json
-    (and generation_config.json), the whole folder or nothing. `load_pruned` reads it.
+    (and generation_config.json), the whole folder or nothing. `load_pruned` reads it; with a batch, where `find_heads`
+    found the heads by one.
 
     Args:
         model: an instance of a model class of transformers, with any numbers of heads.
@@ -57,9 +58,11 @@ def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         (temporary / HEADS_FILE).write_text(json.dumps(heads, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
-def load_pruned(folder: str | os.PathLike[str]) -> Any:
+def load_pruned(folder: str | os.PathLike[str], batch: Any = None) -> Any:
     """Load a model that `save_pruned` wrote, in eval mode and in its saved dtypes.
 
+    Args:
+        batch: for attention that `find_heads` found by a batch: one like it, on which the newly built model is called.
     Raises:
         CheckpointError: if a file is missing, cannot be read, or does not fit the others. ConfigError: without
             transformers.
@@ -81,7 +84,7 @@ def load_pruned(folder: str | os.PathLike[str]) -> Any:
             f"{str(folder / CONFIG_FILE)!r} does not build a {kind.__name__}: {one_line(error)}"
         ) from None
     with reading(file, "list of heads"):
-        _resize_all(model, heads)
+        _resize_all(model, heads, batch)
         same = heads.named("same", word)
         if missing := [name for name in same.values() if name not in tensors]:
             raise CheckpointError(f"same: {missing[0]!r} is not among the weights")
@@ -108,12 +111,16 @@ def resize_as_saved(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         _resize_all(model, heads)
 
 
-def _resize_all(model: Any, heads: Entry) -> None:
+def _resize_all(model: Any, heads: Entry, batch: Any = None) -> None:
     inner = f"{model.base_model_prefix}."  # of names in a model with an output layer
-    sites = {site.name.removeprefix(inner): site for site in find_heads(model)}
     sizes = {name.removeprefix(inner): size for name, size in _sizes(heads).items()}
+    hint = "" if batch is not None else "; if find_heads(model, batch) found them, give load_pruned a batch too"
+    try:
+        sites = {site.name.removeprefix(inner): site for site in find_heads(model, batch)}
+    except ConfigError:
+        raise CheckpointError(f"{type(model).__name__} has no attention heads of a known kind{hint}") from None
     if set(sites) != set(sizes):
-        raise CheckpointError(f"its modules are not those of {type(model).__name__}")
+        raise CheckpointError(f"its modules are not those of {type(model).__name__}{hint}")
     for name, site in sites.items():
         _resize(site, *sizes[name])
 

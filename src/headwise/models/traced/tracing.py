@@ -240,14 +240,21 @@ def _copied(x: Any) -> Any:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Within it, the model is in evaluation mode; afterwards all attributes are what they were."""
+    """Within it, the model is in evaluation mode, and one of transformers makes no cache, which a second call could not
+    take; afterwards all attributes are what they were."""
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    cached = [config for config in configs if getattr(config, "use_cache", None) is True]
     before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     for module in model.modules():  # graphs of torch.export have no eval()
         module.training = False
+    for config in cached:
+        config.use_cache = False
     try:
         yield
     finally:
+        for config in cached:
+            config.use_cache = True
         with torch.no_grad():
             for buffer, value in values:
                 buffer.copy_(value)
