@@ -111,3 +111,9 @@ def test_ids_of_a_model_are_its_tokens():
 def test_wrong_arguments_are_named(call, words):
     with pytest.raises(hw.ConfigError, match=re.escape(words)):
         call()
+
+
+@pytest.mark.parametrize("ids", [torch.zeros(0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.long)])
+def test_ids_of_no_token_are_an_empty_text(ids):
+    with pytest.raises(hw.TextError, match="the text is empty; give at least one token"):
+        hw.see(ids, hw.load_model().model)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise.corpus.journal import check_model
 from headwise.corpus.passages import Passages
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.lm.text_files import read_text
 from headwise.map import AttentionMap
@@ -208,9 +208,11 @@ def _of_module(text: Any, model: nn.Module, tokenizer: Any, title: str, cells: i
             f"text: for an nn.Module expected token ids, the keyword arguments of its forward, or a text with "
             f"tokenizer=…; got {type(text).__name__}"
         )
+    tokens = text.get("input_ids") if isinstance(text, Mapping) else text
+    if isinstance(tokens, Tensor) and not tokens.numel():
+        raise TextError("the text is empty; give at least one token", "文本是空的；至少给出一个词元")
     with torch.no_grad(), watch(model, maps="lazy") as record:
         model(**text) if isinstance(text, Mapping) else model(torch.atleast_2d(text))
-    tokens = text.get("input_ids") if isinstance(text, Mapping) else text
     named = tokenizer if isinstance(tokens, Tensor) else None
     return report(record, tokens=tokens, tokenizer=named, title=title, cells=cells)
 
