@@ -1,7 +1,17 @@
 // Memory that is fetched before it is used, so that nothing waits for it.
 
+// Of the L2 cache, for one thread's heads. Tiles are for CPUs with an L2 cache of 2 MB.
+constexpr int64_t LOCAL_BYTES = (HEADWISE_TILES ? 1536 : 512) << 10;
+
 template <int LEVEL = 3, typename T> INLINE void ask_for(const T* row, int64_t size) {
   for (int64_t c = 0; c < size; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + c, 0, LEVEL);
+}
+
+// How many lines are fetched at once, so that the bytes of a group are after so many `fetches`. 0, none: groups do not fit in
+// the cache beside `others`, or all of them do.
+static int64_t lines_ahead_of(int64_t bytes, int64_t others, int64_t groups, int64_t fetches) {
+  const bool pays = others + bytes <= LOCAL_BYTES && groups * bytes > LOCAL_BYTES && fetches > 0;
+  return pays ? blocks(blocks(bytes, 64), fetches) : 0;
 }
 
 // What the next KV head is computed from, and where this one's results go: a few cache lines at a time, between products, into

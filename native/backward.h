@@ -31,7 +31,7 @@ template <typename T> struct Backward {
   Learned learned;
   int64_t groups, first_batch, first_kv;  // of a wave
   int64_t group_floats;        // of dQ
-  int64_t lines_ahead;         // that are fetched at once (ahead.h)
+  int64_t lines_ahead;         // fetched at once (ahead.h)
   float* partial;              // [chunks, heads of a wave, n, width]; ALONE: [threads, heads of a group, n, width]
   char* scratch;
   Queue queue;
@@ -138,13 +138,12 @@ template <typename T> struct Backward {
     heads(call.q, next, call.d);
   }
 
-  // So many at once that all are fetched when the group is finished; 0 if they do not fit in the cache.
   int64_t lines_at_once() const {
     const int64_t rows = heads_a_group * call.n;
     const int64_t bytes = 2 * (rows + call.m) * (call.d + call.d_v) * (int64_t)sizeof(T);
     const int64_t panels = padded(least(keys_of_a_query(call), call.m), PANEL) / PANEL;
     const int64_t fetches = heads_a_group * blocks(call.n, ROWS) * (panels + width / PANEL * key_blocks);
-    return !alone || values_only || bytes > LOCAL_BYTES || !fetches ? 0 : blocks(blocks(bytes, 64), fetches);
+    return alone && !values_only ? lines_ahead_of(bytes, 0, groups, fetches) : 0;
   }
 
   // Batch entry and KV head of a group of the wave.

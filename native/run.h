@@ -4,8 +4,6 @@
 // (LOCAL: no waiting, the copy stays in its cache, and what is needed next is fetched meanwhile); else all threads pack, then take blocks of queries from one queue, in
 // waves of heads so that the copies stay bounded.
 
-// Tiles are for CPUs with an L2 cache of 2 MB.
-constexpr int64_t LOCAL_BYTES = (HEADWISE_TILES ? 1536 : 512) << 10;
 constexpr int64_t WAVE_BYTES = 64 << 20;
 constexpr int64_t A_THREADS_WORK = 1 << 18;  // multiply-adds: fewer take less time than starting a thread
 
@@ -16,7 +14,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
   char *packed, *scratch;
   float* partial;      // [b, h, chunks, m] columns of the chunks
   int64_t wave, wave_end;
-  int64_t lines_ahead;  // that are fetched at once (ahead.h)
+  int64_t lines_ahead;  // fetched at once (ahead.h)
   bool local, all_finite_needed;
   Queue queue;
   Flag broken;         // a key or value is not finite
@@ -106,12 +104,10 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
     ahead.add<T>(call.q, batch, head * heads_a_group, heads_a_group, call.d, call.n);
   }
 
-  // So many at once that all are fetched when the group is finished; 0 if they do not fit in the cache.
   int64_t lines_at_once() const {
     const headwise_forward_call& call = forward.call;
     const int64_t bytes = (heads_a_group * call.n + call.m) * (call.d + call.d_v) * (int64_t)sizeof(T);
-    const int64_t fetches = heads_a_group * forward.fetches();
-    return head_bytes + bytes > LOCAL_BYTES || !fetches ? 0 : blocks(blocks(bytes, 64), fetches);
+    return lines_ahead_of(bytes, head_bytes, groups, heads_a_group * forward.fetches());
   }
 
   void add_columns(int) {
