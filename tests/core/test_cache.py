@@ -1,6 +1,7 @@
 """Caches change nothing but the time: prefill and decoding give what one pass over all tokens gives."""
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import pytest
@@ -356,6 +357,22 @@ def test_a_cache_masks_by_itself_what_it_does_not_hold(make, mask, parts):
         found = torch.cat([layer(part, mask=Causal(), cache=cache) for part in x.split(parts, 1)], 1)
         torch.testing.assert_close(found, layer(x, mask=Causal() & mask), rtol=1e-4, atol=1e-5)
     assert f"12 tokens seen, {cache.nbytes:,} bytes" in repr(cache)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: SlidingCache(4), lambda: SlidingCache(3, sinks=2), lambda: BudgetCache([4, 4]), lambda: BudgetCache([3, None])],
+)  # fmt: skip
+def test_no_cache_hides_new_tokens(make: Callable[[], Cache]) -> None:
+    """Those after a query too, unless a mask does, whether a map is returned or not."""
+    layer, x = hw.MultiHeadAttention(24, 4, num_kv_heads=2).double(), torch.randn(2, 11, 24).double()
+    cache, windows = make(), getattr(make(), "windows", None) or [make().window] * 2
+    sees = HeadWindows([w for w in windows for _ in range(2)], cache.sinks)
+    for start, stop in ((0, 5), (5, 6), (6, 11)):
+        part, together = x[:, start:stop], copy(cache)
+        expected = layer(x[:, :stop], mask=sees)[:, start:]
+        torch.testing.assert_close(layer(part, cache=cache), expected)
+        torch.testing.assert_close(layer(part, cache=together, return_map=True)[0], expected)
 
 
 def test_a_ragged_cache_masks_its_padding_by_itself():

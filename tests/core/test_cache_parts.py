@@ -30,6 +30,7 @@ def tensor_of(kind: str, n: int, m: int) -> torch.Tensor:
 OPTIONS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "causal": lambda n, m: {"mask": Causal()},
     "one query at a time": lambda n, m: {},
+    "no mask": lambda n, m: {},
     "windows of query heads": lambda n, m: {"mask": Causal() & HeadWindows([2, 9, 3, 3, None, 5, 4, 4], 1)},
     "distances": lambda n, m: {"mask": Causal(), "score": hw.ALiBi.standard(HEADS)},
     "sinks of heads": lambda n, m: {"mask": Causal(), "score": (hw.SoftCap(3.0), hw.SinkLogits(torch.arange(8.0)))},

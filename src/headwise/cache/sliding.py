@@ -30,8 +30,12 @@ class SlidingCache(StoredCache):
         self._k, self._v = (Rows(storage) for storage in storages(stored, key_parts))
 
     def limits(self, n: int, num_heads: int) -> Mask | None:
-        """Return the window for several queries; None for one, which may attend to all cached keys."""
-        return None if n == 1 else Window(self.window) | Sinks(self.sinks) if self.sinks else Window(self.window)
+        """Return the window for several queries, which hides no new token; None for one, which may attend to all cached
+        keys."""
+        if n == 1:
+            return None
+        near = Window(self.window, n - 1)
+        return near | Sinks(self.sinks) if self.sinks else near
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append and return what is visible to the new queries: sinks, the last window − 1 tokens, and the new ones."""
