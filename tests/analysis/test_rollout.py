@@ -95,6 +95,14 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     torch.testing.assert_close(rollout(maps).row(-1).double(), product(dense(maps))[:, -1], rtol=1e-5, atol=1e-5)
 
 
+def test_layers_differ_in_dtype() -> None:
+    kinds = torch.float32, torch.float64, torch.bfloat16
+    maps = [maps_of(1, 7, dtype=dtype)[0] for dtype in kinds]
+    x, whole = torch.randn(1, 7, 2), product(dense(maps))
+    torch.testing.assert_close((rollout(maps) @ x).double(), whole @ x.double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close((rollout(maps).T @ x).double(), whole.mT @ x.double(), rtol=1e-5, atol=1e-6)
+
+
 def test_bad_arguments_are_named() -> None:
     maps = maps_of(2, 9)
     wide = attend(*(torch.randn(1, 2, n, 4) for n in (5, 9, 9)), return_map=True)[1]

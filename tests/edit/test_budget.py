@@ -12,6 +12,7 @@ from headwise.edit import budget, budget_effect
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.model import Decoder, DecoderConfig
+from headwise.masks import Mask
 
 WORDS = 31
 
@@ -53,6 +54,20 @@ def test_what_a_window_keeps_is_what_the_weights_say(window: int, sinks: int, n:
         torch.testing.assert_close(kept, expected, rtol=1e-5, atol=1e-6)
         least = kept.view(2, 3).amin(1)
         assert windows == tuple(window if x >= 0.5 else None for x in least.tolist())
+
+
+@pytest.mark.parametrize(
+    "mask", [hw.Lengths([41, 12], side="right"), hw.Documents(torch.arange(41) // 15), hw.Lengths([3, 41])], ids=repr
+)
+def test_queries_that_lose_nothing_by_their_own_mask_do_not_count(mask: Mask) -> None:
+    q, k = torch.randn(2, 2, 6, 41, 5, generator=torch.Generator().manual_seed(2))
+    _, amap = hw.attend(q, k, k, mask=hw.Causal() & mask, return_map=True)
+    i, j = torch.arange(41)[:, None], torch.arange(41)
+    far = (i - j >= 7) & (j >= 2)
+    counted = (far & amap.mask.to_dense(41, 41, batch=2)).any(-1).expand(2, 6, -1)
+    lost = (amap.to_dense().double() * far).sum(-1)
+    expected = 1 - (lost * counted).sum((0, 2)) / counted.sum((0, 2))
+    torch.testing.assert_close(budget([amap], 7, 2).kept[0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_threshold_between_heads_parts_them() -> None:
@@ -146,7 +161,7 @@ def test_the_embedded_model_has_heads_that_need_little() -> None:
         ({"window": 5, "sinks": -1}, "sinks=-1"),
         ({"window": 5, "threshold": 0.0}, r"threshold=0\.0"),
         ({"window": 5, "threshold": 95}, "threshold=95"),
-        ({"window": 40}, "they cover all 41 tokens"),
+        ({"window": 40}, "they cover all keys .* of 41 tokens"),
         ({"window": 5, "maps": []}, "maps: empty"),
     ],
 )

@@ -62,8 +62,9 @@ class Rollout:
         wide = wide[None] if wide.ndim == 2 else wide
         if wide.ndim != 3 or wide.shape[0] not in (1, b) or wide.shape[1] != n:
             raise ShapeError(f"rollout @ x: x has shape {given}, expected ({n},), ({n}, e) or ({b}, {n}, e)")
-        wide = wide.detach().to(self._layers[0].map.lse).expand(b, -1, -1)
+        wide = wide.detach().expand(b, -1, -1)
         for layer in reversed(self._layers) if transposed else self._layers:
+            wide = wide.to(layer.map.lse)  # layers may differ in dtype and device
             mixed = layer.transposed_times(wide) if transposed else layer.times(wide)
             wide = self._residual * wide + (1 - self._residual) * mixed
         return wide[..., 0] if x.ndim == 1 else wide

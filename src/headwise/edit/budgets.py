@@ -38,11 +38,32 @@ class OutsideMass(RowMeasure):
         self.window, self.sinks = window, sinks
 
     def partial(self, tile: Tile) -> Tensor:
-        farthest = int(tile.positions[-1]) - tile.tokens.start
-        if farthest < self.window or tile.tokens.stop <= self.sinks:
+        far = _outside(tile, self.window, self.sinks)
+        return tile.lse.new_zeros(tile.lse.shape) if far is None else (tile.weights * far).sum(-1)
+
+
+class OutsideKeys(RowMeasure):
+    """How many of these keys a query may attend to."""
+
+    name, unit, range = "outside_keys", "keys", "0 to keys"
+    source = OutsideMass.source
+
+    def __init__(self, window: int, sinks: int) -> None:
+        self.window, self.sinks = window, sinks
+
+    def partial(self, tile: Tile) -> Tensor:
+        far = _outside(tile, self.window, self.sinks)
+        if far is None:
             return tile.lse.new_zeros(tile.lse.shape)
-        far = (tile.positions[:, None] - tile.keys >= self.window) & (tile.keys >= self.sinks)
-        return (tile.weights * far).sum(-1)
+        seen = far if tile.allowed is None else far & tile.allowed
+        return seen.sum(-1).to(tile.lse).expand(tile.lse.shape)
+
+
+def _outside(tile: Tile, window: int, sinks: int) -> Tensor | None:
+    """Which pairs are outside of the window and the sinks, boolean [r, c]; None if none is."""
+    if int(tile.positions[-1]) - tile.tokens.start < window or tile.tokens.stop <= sinks:
+        return None
+    return (tile.positions[:, None] - tile.keys >= window) & (tile.keys >= sinks)
 
 
 class AheadMass(RowMeasure):
@@ -233,28 +254,24 @@ def _texts(maps: Sequence[Any]) -> list[list[AttentionMap]]:
 
 
 def _kept(maps: Sequence[AttentionMap], window: int, sinks: int) -> Tensor:
-    """Return [h], the mean over texts, batch entries and queries with keys beyond the window and the sinks."""
+    """Return [h], the mean over texts, batch entries and queries that may attend to keys beyond the window and the
+    sinks."""
     total, count = torch.zeros(2, maps[0].shape[1], dtype=torch.float64)
     for amap in maps:
-        _, _, n, m = amap.shape
-        first = max(0, window + sinks - (m - n))  # the first query with a key before its window and after the sinks
         # A causal mask leaves no mass ahead; other maps are checked.
-        measures = [OutsideMass(window, sinks)] if is_causal(amap.mask) else [OutsideMass(window, sinks), AheadMass()]
-        rows = amap.measure(*measures, rows=True).rows
+        ahead = [] if is_causal(amap.mask) else [AheadMass()]
+        rows = amap.measure(OutsideMass(window, sinks), OutsideKeys(window, sinks), *ahead, rows=True).rows
         if "ahead_mass" in rows and bool((rows["ahead_mass"] > 0).any()):
             raise ConfigError(
                 "maps: queries attend to later keys; expected causal maps (mask=Causal()), as a cache holds past "
                 "tokens only"
             )
-        if first >= n:
-            continue
-        outside = rows["outside_mass"][:, :, first:]
-        total += outside.double().sum((0, 2)).cpu()
-        count += (amap.lse[:, :, first:] != -torch.inf).double().sum((0, 2)).cpu()
+        total += rows["outside_mass"].double().sum((0, 2)).cpu()
+        count += (rows["outside_keys"] > 0).double().sum((0, 2)).cpu()
     if not count.all():
         longest = max(amap.shape[3] for amap in maps)
         raise ConfigError(
-            f"window={window}, sinks={sinks}: they cover all {longest} tokens of the maps; give maps of longer texts, "
-            f"or a smaller window"
+            f"window={window}, sinks={sinks}: they cover all keys that queries of the maps, of {longest} tokens, may "
+            f"attend to; give maps of longer texts, or a smaller window"
         )
     return 1.0 - total / count
