@@ -94,11 +94,32 @@ LEFT = {
     touched.LargestOfQueries: "something that differs between keys is computed from its scores",
     touched.DependsOnWeights: "its scores or weights are read",
     touched.NumPyWeights: "its scores or weights are read",
+    touched.MaskLikeScores: "",
     touched.Penalised: "",
     touched.TwoValues: "",
     touched.ChangedMask: "its scores or weights are read",
     touched.ChangedKeys: "its scores or weights are read",
 }
+
+
+@pytest.mark.filterwarnings("ignore:attach.model.. not attached")
+@pytest.mark.parametrize("kind", LEFT, ids=lambda kind: kind.__name__)
+def test_attention_is_watched_whoever_computes_it(kind):
+    torch.manual_seed(3)
+    model = nn.Sequential(Model(kind()), ways.DividedByTensor()).double()
+
+    def watched():
+        with hw.watch(model, measures=["entropy"], maps="lazy") as record:
+            model(batch(5))
+        return {name: amap.to_dense() for name, amap in record.maps.items()}
+
+    expected = watched()
+    with hw.attach(model):
+        model(batch(4))
+        found = watched()
+    assert found.keys() == expected.keys()
+    for name, weights in found.items():
+        torch.testing.assert_close(weights, expected[name])
 
 
 @pytest.mark.filterwarnings("ignore:attach.model.. not attached")

@@ -95,6 +95,14 @@ class NumPyWeights(Change):
         return weights
 
 
+class MaskLikeScores(Change):
+    """The mask is converted to the dtype of the scores, of which it reads no numbers."""
+
+    def scores(self, scores):
+        mask = torch.zeros(N, N).masked_fill(~lower(N), -torch.inf)
+        return scores + mask.type_as(scores) + mask.to(scores)
+
+
 class Penalised(Change):
     """A penalty of the weights' entropy is added to the output."""
 

@@ -89,6 +89,8 @@ class Deferring(Following):
             return func(*args, **kwargs)
         if name == "_assert_tensor_metadata":  # of exported graphs; shape and dtype are what they were
             return None
+        if name in _LIKE and lazy[0] is not args[0]:
+            return func(*tree_map(_form, tuple(args)), **tree_map(_form, kwargs))
         if name in _NEVER or not (name in PRODUCTS or name in _KINDS or self._reduces(name, lazy[0])):
             return func(*args, **kwargs)
         for other in lazy[1:]:
@@ -237,6 +239,11 @@ def _shares(x: Any, y: Tensor) -> bool:
     if not isinstance(x, Tensor) or isinstance(x, Deferred):
         return False
     return x.untyped_storage()._cdata == y.untyped_storage()._cdata
+
+
+def _form(x: Any) -> Any:
+    """A tensor of the same shape, dtype and device, without its numbers and without memory for them."""
+    return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape) if isinstance(x, Deferred) else x
 
 
 def _number(x: Any) -> Any:
