@@ -361,8 +361,8 @@ def test_a_cache_masks_by_itself_what_it_does_not_hold(make, mask, parts):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: SlidingCache(4), lambda: SlidingCache(3, sinks=2), lambda: BudgetCache([4, 4]), lambda: BudgetCache([3, None])],
-)  # fmt: skip
+    [lambda: SlidingCache(4), lambda: SlidingCache(3, 2), lambda: BudgetCache([4, 4]), lambda: BudgetCache([3, None])],
+)
 def test_no_cache_hides_new_tokens(make: Callable[[], Cache]) -> None:
     """Those after a query too, unless a mask does, whether a map is returned or not."""
     layer, x = hw.MultiHeadAttention(24, 4, num_kv_heads=2).double(), torch.randn(2, 11, 24).double()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.checks import checked_maps
-from headwise.errors import ConfigError, ShapeError, not_installed
+from headwise.errors import ConfigError, ShapeError, not_installed, whole_number
 from headwise.map import AttentionMap
 from headwise.rule import compute
 
@@ -43,11 +43,11 @@ class Rollout:
 
     def row(self, i: int) -> Tensor:
         """The share of each input token at position i, [b, n]. Negative i counts from the end."""
-        n = self.shape[1]
-        if not -n <= i < n:
-            raise IndexError(f"rollout: position {i} is out of range for {n}")
+        n, number = self.shape[1], whole_number(i)
+        if number is None or not -n <= number < n:
+            raise IndexError(f"rollout: position {i!r} is out of range for {n}")
         one = self._layers[0].map.lse.new_zeros(n)
-        one[i] = 1.0
+        one[number] = 1.0
         return self.T @ one
 
     def __repr__(self) -> str:
@@ -238,10 +238,11 @@ def attention_flow(
     csgraph, sparse = _scipy()
     layers = mixings(maps, head_weights, value_norms)
     b, _, n, _ = layers[0].map.shape
-    if not -n <= position < n:
-        raise ConfigError(f"position={position}: expected −{n} to {n - 1}")
-    if not 0 <= batch < b:
-        raise ConfigError(f"batch={batch}: expected 0 to {b - 1}")
+    at, entry = whole_number(position), whole_number(batch)
+    if at is None or not -n <= at < n:
+        raise ConfigError(f"position={position!r}: expected −{n} to {n - 1}")
+    if entry is None or not 0 <= entry < b:
+        raise ConfigError(f"batch={batch!r}: expected 0 to {b - 1}")
     if not 0.0 <= residual <= 1.0:
         raise ConfigError(f"residual={residual}: expected 0 to 1")
     if len(layers) * n * n > MOST_EDGES:
@@ -251,7 +252,7 @@ def attention_flow(
         )
     sources, targets, widths = [], [], []
     for k, layer in enumerate(layers):
-        mixed = layer.dense(batch) * (1 - residual) + residual * torch.eye(n, dtype=torch.float64)
+        mixed = layer.dense(entry) * (1 - residual) + residual * torch.eye(n, dtype=torch.float64)
         query, key = mixed.nonzero().T
         sources.append(k * n + key)  # a key of layer k, at its input
         targets.append((k + 1) * n + query)
@@ -259,7 +260,7 @@ def attention_flow(
     size = (len(layers) + 1) * n
     edges = [torch.cat(part).numpy().astype(np.int32) for part in (widths, sources, targets)]
     graph = sparse.csr_array((edges[0], (edges[1], edges[2])), shape=(size, size), dtype=np.int32)
-    sink = len(layers) * n + position % n
+    sink = len(layers) * n + at % n
     flows = [csgraph.maximum_flow(graph, token, sink).flow_value / WHOLE for token in range(n)]
     return torch.tensor(flows, dtype=torch.float64)
 

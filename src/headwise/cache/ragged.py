@@ -1,6 +1,6 @@
 """A cache for a batch of sequences of different lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,8 +37,8 @@ class RaggedCache(StoredCache):
         self, lengths: Sequence[int], *, stored: str | None = None, key_parts: Sequence[int] | None = None
     ) -> None:
         super().__init__()
-        if not len(lengths):
-            raise ConfigError("RaggedCache(lengths=[]): expected one length per sequence of the batch")
+        if not isinstance(lengths, Iterable) or isinstance(lengths, str) or not len(lengths):
+            raise ConfigError(f"RaggedCache(lengths={lengths!r}): expected one length per sequence of the batch")
         self._prompts = [check_whole("RaggedCache", "length", length, 1) for length in lengths]
         self._lengths = [0] * len(lengths)
         self._k, self._v = (Rows(storage) for storage in storages(stored, key_parts))

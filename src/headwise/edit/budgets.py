@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headwise.cache import BudgetCache
 from headwise.edit.table import aligned, change
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, ShapeError, check_whole
 from headwise.map import AttentionMap
 from headwise.masks import HeadWindows, is_causal
 from headwise.stats import RowMeasure
@@ -181,6 +181,8 @@ def budget(
             raise ConfigError(f"{name}={value!r}: expected a whole number of at least {least}")
     if not 0.0 < threshold <= 1.0:
         raise ConfigError(f"threshold={threshold}: expected 0 < threshold <= 1")
+    if value_dim is not None:
+        value_dim = check_whole("budget", "value_dim", value_dim, 1)
     texts = _texts(maps)
     kept = tuple(_kept([text[i] for text in texts], window, sinks) for i in range(len(texts[0])))
     windows, widths = [], []

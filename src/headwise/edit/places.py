@@ -16,6 +16,8 @@ def place(site: HeadSite) -> str:
 
 def by_site(argument: str, sites: Sequence[HeadSite], given: Mapping[str | int, Value]) -> dict[int, Value]:
     """Return the values by the number of their site; ConfigError for a site that does not exist or is given twice."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{argument}: expected a mapping from sites, by name or by number, got {given!r}")
     names = [site.name for site in sites]
     found: dict[int, Value] = {}
     for key, value in given.items():

@@ -1,6 +1,6 @@
 """Sliding windows that differ between heads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -59,6 +59,6 @@ class HeadWindows(Mask):
 
 def check_windows(owner: str, windows: Sequence[int | None]) -> tuple[int | None, ...]:
     """Return the windows; ConfigError naming `owner` if they are not whole numbers or None."""
-    if not len(windows):
-        raise ConfigError(f"{owner}(windows=[]): expected one window per head")
+    if not isinstance(windows, Iterable) or isinstance(windows, str) or not len(windows):
+        raise ConfigError(f"{owner}(windows={windows!r}): expected one window per head, such as [128, None]")
     return tuple(None if window is None else check_whole(owner, "window", window, 1) for window in windows)

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import DTypeError, ShapeError
 from headwise.models.site import Change, HeadSite
 
 
@@ -18,12 +18,12 @@ def scale_heads(sites: Sequence[HeadSite], gates: Sequence[Tensor] | Tensor) -> 
         sites: from `find_heads`.
         gates: one tensor [h] per site, for all batch entries and tokens; it may require a gradient. 0 masks a head.
     Raises:
-        ShapeError: naming the site whose gates do not fit. ConfigError: for other things than sites and tensors.
+        ShapeError: naming the site whose gates do not fit. DTypeError: for other things than sites and tensors.
     """
-    _check_sites(sites)
+    check_sites(sites)
     if not isinstance(gates, Tensor | Sequence) or not all(isinstance(gate, Tensor) for gate in gates):
         inside = f" of {type(gates[0]).__name__}" if isinstance(gates, Sequence) else ""
-        raise ConfigError(
+        raise DTypeError(
             f"gates: expected one tensor [h] for each site, in their order, got {type(gates).__name__}{inside}"
         )
     if len(gates) != len(sites):
@@ -54,7 +54,7 @@ def record_heads(sites: Sequence[HeadSite]) -> Iterator[list[Tensor]]:
     Entry i is that of the latest call of `sites[i]`, with its graph, and [0, h, 0, d_v] before the first. Positions on
     two axes are flattened row by row; a call without a batch has b = 1.
     """
-    _check_sites(sites)
+    check_sites(sites)
     heads = [torch.empty(0, site.num_heads, 0, site.value_dim) for site in sites]
 
     def recorded(i: int, site: HeadSite) -> Change:
@@ -71,7 +71,7 @@ def record_heads(sites: Sequence[HeadSite]) -> Iterator[list[Tensor]]:
         yield heads
 
 
-def _check_sites(sites: Sequence[HeadSite]) -> None:
-    """Raise ConfigError for other things, such as the model itself."""
+def check_sites(sites: object) -> None:
+    """Raise DTypeError for anything but sites."""
     if not isinstance(sites, Sequence) or not all(isinstance(site, HeadSite) for site in sites):
-        raise ConfigError(f"sites: expected the list that find_heads(model) returns, got {type(sites).__name__}")
+        raise DTypeError(f"sites: expected those of find_heads(model), got {type(sites).__name__}")

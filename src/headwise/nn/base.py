@@ -15,13 +15,14 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.mask_tensors import of_argument
 from headwise.masks import Everything, Grid, Mask
 from headwise.nn.cache_parts import Run, attend_in_parts, runs_of
-from headwise.nn.checks import check_cache, check_input, check_option, parameters_of, size
+from headwise.nn.checks import check_cache, check_input, check_option, check_share, flag, parameters_of, size
 from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.notes import Notes, Preset
 from headwise.nn.positions import Rotary
 from headwise.nn.steps import Steps
 from headwise.publishing import published
 from headwise.scores import Score
+from headwise.scores.base import listed
 from headwise.shown import Shown
 from headwise.stats import Measure
 
@@ -101,10 +102,9 @@ class AttentionLayer(Shown, nn.Module):
                 f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}",
                 f"num_heads={num_heads} 不能被 num_kv_heads={num_kv_heads} 整除",
             )
-        if rotary and context_dim != d_model:
+        if flag("rotary", rotary) and context_dim != d_model:
             raise ConfigError("rotary=True: requires self attention, as a context has positions of its own")
-        if not 0.0 <= dropout < 1.0:
-            raise ConfigError(f"dropout={dropout}: expected 0 <= dropout < 1")
+        check_share("dropout", dropout)
         self.d_model, self.num_heads, self.num_kv_heads = d_model, num_heads, num_kv_heads
         self.head_dim, self.value_dim, self.context_dim = head_dim, value_dim, context_dim
         self.dropout = dropout
@@ -162,7 +162,7 @@ class AttentionLayer(Shown, nn.Module):
             y [b, n, d_model]; with return_map (y, map); with return_concat (y, concat); with both (y, map, concat).
         """
         check_measures(measures, return_map)
-        scores = (score,) if isinstance(score, Score) else tuple(score)
+        scores = listed(score)
         given, own = mask, scores
         if isinstance(mask, Tensor):
             mask, bias = self._mask_of_tensor(mask, x, context, cache)

@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.cache import Cache
-from headwise.errors import ConfigError, ShapeError, check_choice
+from headwise.errors import DTypeError, ShapeError, check_choice
 from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer
-from headwise.nn.checks import size
+from headwise.nn.checks import check_share, flag, size
 from headwise.scores import Score
 from headwise.shown import Shown
 from headwise.stats import Measure
@@ -68,9 +68,10 @@ class TransformerBlock(Shown, nn.Module):
         ):
             check_choice(name, value, known)
         for name, share in (("dropout", dropout), ("inner_dropout", inner_dropout)):
-            if not 0.0 <= share < 1.0:
-                raise ConfigError(f"{name}={share}: expected 0 <= {name} < 1")
-        width = attention.d_model
+            check_share(name, share)
+        if not isinstance(attention, AttentionLayer):
+            raise DTypeError(f"attention: expected a layer such as MultiHeadAttention(512, 8), got {attention!r}")
+        width, bias = attention.d_model, flag("bias", bias)
         self.order, self.activation = order, activation
         self.attention_norm = NORMS[norm](width)
         self.attention = attention

@@ -2,8 +2,10 @@
 
 import inspect
 from collections.abc import Iterable
+from numbers import Real
 from operator import index
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,19 @@ def size(name: str, value: object, least: int = 1) -> int:
             f"{name}={value!r}：应为不小于 {least} 的整数",
         )
     return number
+
+
+def flag(name: str, value: object) -> bool:
+    """Return an option that is on or off as bool; ConfigError for anything but True and False, or 1 and 0."""
+    if not isinstance(value, bool | int | np.bool_) or value not in (True, False):
+        raise ConfigError(f"{name}={value!r}: expected True or False")
+    return bool(value)
+
+
+def check_share(name: str, value: object) -> None:
+    """Raise ConfigError for anything but a number from 0 to 1, 1 excluded."""
+    if not isinstance(value, Real) or not 0.0 <= float(value) < 1.0:
+        raise ConfigError(f"{name}={value!r}: expected 0 <= {name} < 1")
 
 
 def parameters_of(design: type[nn.Module]) -> dict[str, inspect.Parameter]:
@@ -75,5 +90,8 @@ def check_input(module: nn.Module, name: str, x: object) -> None:
 
 def check_cache(cache: object) -> None:
     """Raise DTypeError if this is not a cache."""
-    if cache is not None and not all(hasattr(cache, name) for name in ("seen", "limits", "append")):
-        raise DTypeError(f"cache: expected a headwise cache such as KVCache(), got {type(cache).__name__}")
+    if cache is None:
+        return
+    if isinstance(cache, type) or not all(hasattr(cache, name) for name in ("seen", "limits", "append")):
+        given = f"the class {cache.__name__}" if isinstance(cache, type) else type(cache).__name__
+        raise DTypeError(f"cache: expected a headwise cache such as KVCache(), got {given}")

@@ -15,7 +15,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.kernels.graph import has_no_numbers
 from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer, copy_into
-from headwise.nn.checks import check_input, size
+from headwise.nn.checks import check_input, flag, size
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.notes import Notes, Words
 from headwise.nn.steps import Steps
@@ -95,6 +95,7 @@ class ConvolutionAttention(AttentionLayer):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(d_model, num_heads, num_kv_heads=1, head_dim=1, value_dim=d_model, dropout=dropout)
+        bias = flag("bias", bias)
         if offsets is None:
             start = -((num_heads - 1) // 2)
             first, last = [start], [start + num_heads - 1]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError
 from headwise.nn.base import AttentionLayer, copy_into
+from headwise.nn.checks import flag
 from headwise.nn.layout import Layout, Part
 from headwise.nn.multi_head import MultiHeadAttention
 
@@ -24,6 +25,7 @@ class MultiHeadForm(AttentionLayer):
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, **options)
+        bias = flag("bias", bias)
         h, h_kv, d_k, d_v = self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
         self.b_q, self.b_k, self.b_v, self.b_o = (
             nn.Parameter(torch.zeros(shape)) if bias else None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.costs.counts import Counts, divided, positive
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.nn.layout import INDEPENDENT, Layout, Resizing, check_owned
 from headwise.nn.notes import Notes, Preset, Words
 from headwise.nn.projected import ProjectedLayer
@@ -201,6 +201,8 @@ class MultiHeadAttention(ProjectedLayer):
         The result is batch-first regardless of `other.batch_first`, and True in its masks means "may attend", the
         opposite of `attn_mask` and `key_padding_mask`. Parameters require gradients where those of `other` do.
         """
+        if not isinstance(other, nn.MultiheadAttention):
+            raise DTypeError(f"from_torch(other): expected an nn.MultiheadAttention, got {type(other).__name__}")
         unlike = (other.bias_k is not None, "add_bias_kv"), (other.add_zero_attn, "add_zero_attn"), (
             other.kdim != other.vdim, "kdim different from vdim"
         )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.nn.base import AttentionLayer
+from headwise.nn.checks import flag
 from headwise.nn.layout import Layout, linear_parts
 
 
@@ -21,6 +22,7 @@ class ProjectedLayer(AttentionLayer):
         self, d_model: int, num_heads: int, *, bias: bool = False, qk_norm: bool = False, **options: Any
     ) -> None:
         super().__init__(d_model, num_heads, **options)
+        bias, qk_norm = flag("bias", bias), flag("qk_norm", qk_norm)
         h_kv, d_k, d_v = self.num_kv_heads, self.head_dim, self.value_dim
         self.q_proj = nn.Linear(d_model, num_heads * d_k, bias=bias)
         self.k_proj = nn.Linear(self.context_dim, h_kv * d_k, bias=bias)

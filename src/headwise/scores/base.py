@@ -121,13 +121,19 @@ class WithGap(Score):
 
 def check_scores(scores: object, grid: Grid, device: torch.device) -> tuple[Score, ...]:
     """Return `score=…` as a tuple; raises for scores that do not fit the grid, and for repeated ones."""
-    given = (scores,) if isinstance(scores, Score) else scores
-    if not isinstance(given, Sequence) or not all(isinstance(score, Score) for score in given):
-        raise DTypeError(f"score: expected headwise scores such as (SoftCap(30.0),), got {scores!r}")
+    given = listed(scores)
     for at, score in enumerate(given):
         if not score.kind.repeats and any(other.kind is score.kind for other in given[:at]):
             raise ConfigError(f"score: two of {score.kind.__name__}; expected at most one")
         score.check(grid, device)
+    return given
+
+
+def listed(scores: object) -> tuple[Score, ...]:
+    """Return `score=…` as a tuple; DTypeError for anything but scores."""
+    given = (scores,) if isinstance(scores, Score) else scores
+    if not isinstance(given, Sequence) or not all(isinstance(score, Score) for score in given):
+        raise DTypeError(f"score: expected headwise scores such as (SoftCap(30.0),), got {scores!r}")
     return tuple(given)
 
 

@@ -1,0 +1,51 @@
+"""Mistakes that are easily made get one sentence that names the argument."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import headwise as hw
+from headwise.errors import HeadwiseError
+from headwise.nn.positions import Rotary
+
+LAYER = hw.MultiHeadAttention(12, 4, num_kv_heads=2)
+X = torch.randn(1, 5, 12)
+
+
+def amap() -> hw.AttentionMap:
+    return LAYER(X, mask=hw.Causal(), return_map=True)[1]
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "a cache that was not made": (lambda: LAYER(X, cache=hw.KVCache), r"cache: .*KVCache\(\), got the class KVCache"),
+    "no scores": (lambda: LAYER(X, score=None), "score: expected headwise scores .*None"),
+    "letters of biases": (lambda: hw.MultiHeadAttention(12, 4, bias="qkv"), "bias='qkv': expected True or False"),
+    "letters, per head": (lambda: hw.nn.PerHeadAttention(12, 4, bias="qkv"), "bias='qkv': expected True or False"),
+    "a norm of each": (lambda: hw.MultiHeadAttention(12, 4, qk_norm="each"), "qk_norm='each': expected True or False"),
+    "a rotary base": (lambda: hw.MultiHeadAttention(12, 2, rotary=10_000.0), "rotary=10000.0: expected True or False"),
+    "dropout None": (lambda: hw.MultiHeadAttention(12, 4, dropout=None), "dropout=None: expected 0 <= dropout < 1"),
+    "a base below 0": (lambda: Rotary(4, base=-1.0), "base=-1.0"),
+    "one window": (lambda: hw.cache.BudgetCache(4), "BudgetCache.windows=4.: expected one window per head"),
+    "one length": (lambda: hw.cache.RaggedCache(4), "RaggedCache.lengths=4.: expected one length per sequence"),
+    "another module": (lambda: hw.MultiHeadAttention.from_torch(nn.Linear(2, 2)), "from_torch.other.*got Linear"),
+    "a class of layers": (lambda: hw.TransformerBlock(hw.MultiHeadAttention, d_ff=4), "attention: expected a layer"),
+    "a model for its sites": (lambda: hw.models.record_heads(LAYER).__enter__(), "sites: expected .*find_heads"),
+    "a model to scale": (lambda: hw.models.scale_heads(LAYER, []).__enter__(), "sites: expected .*find_heads"),
+    "groups of no site": (lambda: hw.edit.merge_kv(LAYER, 1, groups=[[0, 1]]), "groups: expected a mapping from sites"),
+    "half a position": (lambda: hw.analysis.attention_flow([amap()], 1.5), "position=1.5: expected"),
+    "a value of no size": (lambda: hw.edit.budget([amap()], 1, 1, value_dim=1.5), "value_dim=1.5"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_named(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(HeadwiseError, match=message):
+        call()
+
+
+def test_a_position_of_a_rollout_is_whole() -> None:
+    with pytest.raises(IndexError, match=r"position 1\.5 is out of range for 5"):
+        hw.analysis.rollout([amap()]).row(1.5)  # type: ignore[arg-type]
