@@ -9,7 +9,7 @@ from headwise.cache import KVCache
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels import use_kernel
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.masks import Window
+from headwise.masks import HeadWindows, Window
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61, "d_model": 42, "num_layers": 3, "num_heads": 7, "d_ff": 55, "context": 29,
@@ -42,6 +42,15 @@ def test_steps_with_a_cache_equal_one_pass(ids: torch.Tensor, num_kv_heads: int 
     caches = [KVCache() for _ in range(3)]
     steps = [decoder(part, caches=caches) for part in ids.split([11, 1, 1, 10], 1)]
     assert torch.allclose(torch.cat(steps, 1), decoder(ids), atol=1e-5)
+
+
+def test_a_call_that_raises_leaves_all_caches_as_they_were(ids: torch.Tensor) -> None:
+    decoder, caches = made(), [KVCache(), KVCache(), KVCache()]
+    decoder(ids[:, :4], caches=caches)
+    with pytest.raises(ShapeError, match="2 windows for 7 query heads"):
+        decoder(ids[:, 4:7], mask=[Window(5), Window(5), HeadWindows([1, 2])], caches=caches)
+    assert [cache.seen for cache in caches] == [4, 4, 4]
+    torch.testing.assert_close(decoder(ids[:, 4:7], caches=caches), decoder(ids[:, :7])[:, 4:])
 
 
 def test_maps_come_one_a_layer_and_leave_the_logits_alone(ids: torch.Tensor) -> None:
@@ -164,5 +173,9 @@ def test_calls_that_cannot_be_are_named(ids: torch.Tensor) -> None:
         made()(ids[0])
     with pytest.raises(ShapeError, match="caches: expected one for each of the 3"):
         made()(ids, caches=[KVCache()])
+    caches = made().new_caches()
+    caches[1].append(*torch.randn(2, 2, 7, 3, 6))
+    with pytest.raises(ConfigError, match=r"caches: have seen \[0, 3\] tokens; expected as many in each layer"):
+        made()(ids, caches=caches)
     with pytest.raises(ConfigError, match="return_map"):
         made()(ids, measures=("entropy",))

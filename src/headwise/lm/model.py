@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.cache import Cache
+from headwise.cache.base import Mark
 from headwise.errors import ConfigError, ShapeError, check_choice
 from headwise.masks import Causal, Mask
 from headwise.nn.base import AttentionLayer
 from headwise.nn.block import ORDERS, TransformerBlock
+from headwise.nn.checks import check_cache
 from headwise.nn.named import build, design_of, options_of
 from headwise.nn.registry import STANDARD
 from headwise.parallel.heads_held import held_heads
@@ -186,7 +188,7 @@ class Decoder(nn.Module):
         Args:
             ids: token ids [b, n].
             mask: combined with `Causal()`, such as `Documents(ids)` for packed texts; or one for each layer.
-            caches: one per layer; ids are then the next n tokens.
+            caches: one per layer; ids are then the next n tokens. A call that raises leaves them as they were.
             return_maps: whether to return maps. measures: statistics to accumulate in the same pass.
         """
         x, maps = self.hidden(ids, mask=mask, caches=caches, return_maps=return_maps, measures=measures)
@@ -212,14 +214,19 @@ class Decoder(nn.Module):
             raise ShapeError(f"ids: expected [batch, seq], got shape {tuple(ids.shape)}")
         if caches is not None and len(caches) != len(self.blocks):
             raise ShapeError(f"caches: expected one for each of the {len(self.blocks)} layers, got {len(caches)}")
-        masks = self._masks(mask)
+        held: Sequence[Cache | None] = [None] * len(self.blocks) if caches is None else caches
+        masks, marks = self._masks(mask), [] if torch.compiler.is_compiling() else _marked(held)
         x = self.dropout(self.embedding(ids))  # [b, n] -> [b, n, d]
         maps = []
-        for i, block in enumerate(self.blocks):
-            cache = None if caches is None else caches[i]
-            found = block(x, mask=masks[i], cache=cache, return_map=return_maps, measures=measures)
-            x, amap = found if return_maps else (found, None)
-            maps.append(amap)
+        try:
+            for block, one, cache in zip(self.blocks, masks, held, strict=True):
+                found = block(x, mask=one, cache=cache, return_map=return_maps, measures=measures)
+                x, amap = found if return_maps else (found, None)
+                maps.append(amap)
+        except BaseException:
+            for mark in marks:
+                mark.restore()
+            raise
         return self.norm(x), maps if return_maps else []
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -257,6 +264,15 @@ class Decoder(nn.Module):
                     weight.mul_(math.sqrt(3.0))
                 for weight in (*block.attention.last_weights(), block.ff_out.weight):
                     weight.mul_(1.0 / math.sqrt(2 * self.config.num_layers))
+
+
+def _marked(caches: Sequence[Cache | None]) -> list[Mark]:
+    """The states of the caches; ConfigError if they do not hold the same tokens."""
+    for cache in caches:
+        check_cache(cache)
+    if len(seen := {cache.seen for cache in caches if cache is not None}) > 1:
+        raise ConfigError(f"caches: have seen {sorted(seen)} tokens; expected as many in each layer")
+    return [Mark(cache) for cache in caches]
 
 
 def _check_size(where: str, name: str, value: object) -> None:
