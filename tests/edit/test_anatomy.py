@@ -186,6 +186,42 @@ def test_fused_layers_of_torch_are_scaled_and_recorded_too() -> None:
     assert heads[0][:, 2].any()
 
 
+def test_heads_of_torch_are_recorded_whoever_computes_them_since() -> None:
+    module = torch_attention()
+    sites, x = find_heads(module), given(7)
+    expected = module(x, x, x)[0]
+    with record_heads(sites) as heads, hw.watch(module, maps="lazy") as record:
+        module(x, x, x)
+    with record_heads(sites), hw.intervene(module, hw.interventions.Scale(0.0, heads=[1])):
+        edited = module(x, x, x)[0]
+    with scale_heads(sites, [torch.tensor([1.0, 0.0, 1.0])]):
+        torch.testing.assert_close(edited, module(x, x, x)[0])
+    (amap,) = record.maps.values()
+    v = x @ sites[0].weights()["v"][0] + _bias(module, 2, 0)
+    torch.testing.assert_close(amap.to_dense().double()[:, 0] @ v, heads[0][:, 0], rtol=1e-5, atol=1e-6)
+    edit = hw.intervene(module, hw.interventions.Scale(1.0), unused="ignore")
+    edit.__enter__()
+    with record_heads(sites):
+        edit.__exit__(None, None, None)
+        torch.testing.assert_close(module(x, x, x)[0], expected)
+
+
+def test_contexts_of_torch_end_in_any_order() -> None:
+    module, x = torch_attention(), given(7)
+    sites, gate = find_heads(module), torch.tensor([0.5, 0.0, -2.0]).double()
+    expected = module(x, x, x)[0]
+    scaling, recording = scale_heads(sites, [gate]), record_heads(sites)
+    scaling.__enter__()
+    heads = recording.__enter__()
+    scaling.__exit__(None, None, None)
+    torch.testing.assert_close(module(x, x, x)[0], expected)
+    assert heads[0][:, 1].any()
+    assert not torch.backends.mha.get_fastpath_enabled()
+    recording.__exit__(None, None, None)
+    assert "forward" not in vars(module)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_nested_contexts_of_torch_agree_in_either_order() -> None:
     module = torch_attention()
     sites, x = find_heads(module), given(7)

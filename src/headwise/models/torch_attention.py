@@ -1,7 +1,9 @@
 """`nn.MultiheadAttention`, also inside `nn.TransformerEncoderLayer` and similar modules."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -58,27 +60,72 @@ class TorchKind(Kind):
         these are disabled, and W_O is replaced by the identity while the heads are computed."""
         module = site.module
         assert isinstance(module, nn.MultiheadAttention)
-        before, own = module.forward, vars(module).get("forward")
-
-        def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-            with _identity(module.out_proj):
-                concat, weights = before(*args, **kwargs)
-            swapped = concat.ndim == 3 and not module.batch_first  # [n, b, h·d_v]
-            concat = concat.transpose(0, 1) if swapped else concat
-            y = nn.functional.linear(change(concat), module.out_proj.weight, module.out_proj.bias)
-            return y.transpose(0, 1) if swapped else y, weights
-
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        vars(module)["forward"] = forward
+        tapped = vars(module).get("forward")
+        if not isinstance(tapped, _Tapped):
+            tapped = vars(module)["forward"] = _Tapped(module, tapped)
+        tapped.changes.append(change)
+        _fused_paths.forbid()
         try:
             yield
         finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-            if own is None:
-                del vars(module)["forward"]
-            else:
-                vars(module)["forward"] = own
+            _fused_paths.allow()
+            tapped.close(change)
+
+
+class _Tapped:
+    """The `forward` of a module while its heads are changed, whatever else computes the module since or until then.
+
+    Attributes:
+        own: the module's own `forward`, if that of its class is replaced; None. changes: the first is applied first.
+    """
+
+    def __init__(self, module: nn.MultiheadAttention, own: Callable[..., Any] | None) -> None:
+        self.module, self.own, self.changes = module, own, list[Change]()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        module = self.module
+        compute = partial(type(module).forward, module) if self.own is None else self.own
+        with _identity(module.out_proj):
+            concat, weights = compute(*args, **kwargs)
+        swapped = concat.ndim == 3 and not module.batch_first  # [n, b, h·d_v]
+        concat = concat.transpose(0, 1) if swapped else concat
+        for change in self.changes:
+            concat = change(concat)
+        y = nn.functional.linear(concat, module.out_proj.weight, module.out_proj.bias)
+        return y.transpose(0, 1) if swapped else y, weights
+
+    def close(self, change: Change) -> None:
+        """Apply a change no more; without any the module is as before."""
+        self.changes.remove(change)
+        held = vars(self.module)
+        if self.changes or held.get("forward") is not self:
+            return
+        del held["forward"]
+        if self.own is not None:
+            held["forward"] = self.own
+
+
+class _FusedPaths:
+    """PyTorch's fused paths of whole layers, which are off as long as something forbids them."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = Lock(), 0, True
+
+    def forbid(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self._users += 1
+
+    def allow(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                torch.backends.mha.set_fastpath_enabled(self._before)
+
+
+_fused_paths = _FusedPaths()
 
 
 @contextmanager
