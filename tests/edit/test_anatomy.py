@@ -206,19 +206,26 @@ def test_heads_of_torch_are_recorded_whoever_computes_them_since() -> None:
         torch.testing.assert_close(module(x, x, x)[0], expected)
 
 
-def test_contexts_of_torch_end_in_any_order() -> None:
-    module, x = torch_attention(), given(7)
-    sites, gate = find_heads(module), torch.tensor([0.5, 0.0, -2.0]).double()
-    expected = module(x, x, x)[0]
+@pytest.mark.parametrize("make", [torch_attention, lambda: design("per_head", {}), lambda: design("multi_head", {})])
+def test_contexts_end_in_any_order(make: Any) -> None:
+    module, x = make(), given(7)
+    sites = find_heads(module)
+    gate = torch.linspace(-2.0, 0.5, module.num_heads).double()
+
+    def call() -> Tensor:
+        found: Tensor = module(x, x, x)[0] if isinstance(module, nn.MultiheadAttention) else module(x)
+        return found
+
+    expected = call()
     scaling, recording = scale_heads(sites, [gate]), record_heads(sites)
     scaling.__enter__()
     heads = recording.__enter__()
     scaling.__exit__(None, None, None)
-    torch.testing.assert_close(module(x, x, x)[0], expected)
-    assert heads[0][:, 1].any()
-    assert not torch.backends.mha.get_fastpath_enabled()
+    torch.testing.assert_close(call(), expected)
+    assert heads[0].any()
     recording.__exit__(None, None, None)
-    assert "forward" not in vars(module)
+    torch.testing.assert_close(call(), expected, rtol=0, atol=0)
+    assert not {"forward", "compute"} & vars(module).keys()
     assert torch.backends.mha.get_fastpath_enabled()
 
 

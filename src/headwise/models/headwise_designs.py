@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headwise.models.replaced_method import ReplacedMethod
 from headwise.models.site import Change, HeadSite, Kind
 from headwise.nn.base import AttentionLayer
 from headwise.nn.layout import Layout, Resizing
@@ -66,24 +67,21 @@ class HeadwiseKind(Kind):
             with super().tapped(site, change):
                 yield
             return
-        layer = _layer(site)
-        before, own = layer.compute, vars(layer).get("compute")
-
-        def compute(
-            x: Tensor, source: Tensor, cache: Any, options: dict[str, Any], return_concat: bool
-        ) -> tuple[Tensor, Any, Any]:
-            _, amap, concat = before(x, source, cache, options, True)
-            changed = change(concat)
-            return layer.output(changed), amap, changed if return_concat else None
-
-        vars(layer)["compute"] = compute
-        try:
+        with _Compute.with_change(_layer(site), change):
             yield
-        finally:
-            if own is None:
-                del vars(layer)["compute"]
-            else:
-                vars(layer)["compute"] = own
+
+
+class _Compute(ReplacedMethod):
+    name = "compute"
+
+    def __call__(
+        self, x: Tensor, source: Tensor, cache: Any, options: dict[str, Any], return_concat: bool
+    ) -> tuple[Tensor, Any, Any]:
+        layer: Any = self.module
+        _, amap, concat = self.before(x, source, cache, options, True)
+        for change in self.changes:
+            concat = change(concat)
+        return layer.output(concat), amap, concat if return_concat else None
 
 
 def _layer(site: HeadSite) -> AttentionLayer:

@@ -1,14 +1,14 @@
 """`nn.MultiheadAttention`, also inside `nn.TransformerEncoderLayer` and similar modules."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headwise.models.replaced_method import ReplacedMethod
 from headwise.models.site import Change, HeadSite, Kind
 from headwise.nn.layout import Layout, Part, Resizing
 
@@ -60,49 +60,27 @@ class TorchKind(Kind):
         these are disabled, and W_O is replaced by the identity while the heads are computed."""
         module = site.module
         assert isinstance(module, nn.MultiheadAttention)
-        tapped = vars(module).get("forward")
-        if not isinstance(tapped, _Tapped):
-            tapped = vars(module)["forward"] = _Tapped(module, tapped)
-        tapped.changes.append(change)
         _fused_paths.forbid()
         try:
-            yield
+            with _Forward.with_change(module, change):
+                yield
         finally:
             _fused_paths.allow()
-            tapped.close(change)
 
 
-class _Tapped:
-    """The `forward` of a module while its heads are changed, whatever else computes the module since or until then.
-
-    Attributes:
-        own: the module's own `forward`, if that of its class is replaced; None. changes: the first is applied first.
-    """
-
-    def __init__(self, module: nn.MultiheadAttention, own: Callable[..., Any] | None) -> None:
-        self.module, self.own, self.changes = module, own, list[Change]()
+class _Forward(ReplacedMethod):
+    name = "forward"
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        module = self.module
-        compute = partial(type(module).forward, module) if self.own is None else self.own
+        module: Any = self.module
         with _identity(module.out_proj):
-            concat, weights = compute(*args, **kwargs)
+            concat, weights = self.before(*args, **kwargs)
         swapped = concat.ndim == 3 and not module.batch_first  # [n, b, h·d_v]
         concat = concat.transpose(0, 1) if swapped else concat
         for change in self.changes:
             concat = change(concat)
         y = nn.functional.linear(concat, module.out_proj.weight, module.out_proj.bias)
         return y.transpose(0, 1) if swapped else y, weights
-
-    def close(self, change: Change) -> None:
-        """Apply a change no more; without any the module is as before."""
-        self.changes.remove(change)
-        held = vars(self.module)
-        if self.changes or held.get("forward") is not self:
-            return
-        del held["forward"]
-        if self.own is not None:
-            held["forward"] = self.own
 
 
 class _FusedPaths:
