@@ -98,6 +98,14 @@ def test_a_cache_with_holes(steps: tuple[int, ...]) -> None:
 SIZES = {"d_model": 12, "num_heads": 4, "top_k": 2, "keys": "chosen"}
 
 
+def test_a_window_hides_no_new_token() -> None:
+    module: Any = design("sparse_mixture", {"keys": "chosen", "top_k": 3})
+    x, cache = given(11), module.new_cache(3)
+    for start, stop in ((0, 5), (5, 6), (6, 11)):
+        expected = module(x[:, :stop], mask=Window(3, 11))[:, start:]
+        torch.testing.assert_close(module(x[:, start:stop], cache=cache), expected)
+
+
 def test_a_step_shows_the_map_of_all_tokens_before() -> None:
     module, x = design("sparse_mixture", {"top_k": 2, "keys": "chosen"}), given()
     cache = module.new_cache()
