@@ -9,7 +9,7 @@ from design_samples import CASES, design, given
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.models import KINDS, HeadSite, find_heads, record_heads, scale_heads
 
@@ -261,11 +261,11 @@ def test_other_things_than_sites_and_gates_are_named() -> None:
     layer = hw.MultiHeadAttention(6, 3)
     for gates, came in (({"": torch.ones(3)}, "dict"), ([[1.0] * 3], "list of list"), (0.5, "float")):
         wrong: Any = gates
-        with pytest.raises(ConfigError, match=rf"gates: .* got {came}$"), scale_heads(find_heads(layer), wrong):
+        with pytest.raises(DTypeError, match=rf"gates: .* got {came}$"), scale_heads(find_heads(layer), wrong):
             pass
     model: Any = layer
     for tapped in (record_heads(model), scale_heads(model, torch.ones(1, 3))):
-        with pytest.raises(ConfigError, match=r"sites: .* got MultiHeadAttention"), tapped:
+        with pytest.raises(DTypeError, match=r"sites: .* got MultiHeadAttention"), tapped:
             pass
 
 
