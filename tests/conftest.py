@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from chromium import BROWSER, Browser, Page
@@ -21,6 +22,11 @@ if os.environ.get("HEADWISE_TEST_PLUGINS"):
     from headwise import plugins
 
     plugins.load()
+
+# What PyTorch does with each graph that it has compiled, but for its log: it times the graph's guards, for which it
+# empties the processor's caches, and collects garbage.
+torch._C._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"
 
 # A job in the background ignores Ctrl-C, and hands that down; the programs that tests start and stop must not.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
