@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -104,10 +105,15 @@ def run() -> None:
 
 def command_line() -> Any:
     """All commands as one, with help in the user's language."""
+    return _commands(language())
+
+
+@cache  # typer reads the signatures of all commands each time: a hundredth of a second
+def _commands(lang: str) -> Any:
     from headwise.cli.chinese import translate
 
     group = get_command(app)
-    return translate(group) if language() == "zh" else group
+    return translate(group) if lang == "zh" else group
 
 
 def _run() -> None:
@@ -135,8 +141,8 @@ def _run() -> None:
 
 def _options(arguments: list[str]) -> set[str]:
     """The options of the command that the arguments name; none if they name none."""
-    group: Any = get_command(app)
-    command = next((found for name, found in group.commands.items() if name in arguments), None)
+    commands = _commands(_language()).commands
+    command = next((found for name, found in commands.items() if name in arguments), None)
     return {option for parameter in command.params for option in parameter.opts} if command is not None else set()
 
 
