@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,10 +25,15 @@ FAULTS = {
 }
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Every string of the library in which most letters are Chinese, without docstrings and code, and its place."""
+@cache  # and not of each worker that collects this
+def texts() -> dict[str, str]:
+    """The place of every string of the library in which most letters are Chinese, without docstrings and code."""
+    found = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        source = path.read_text(encoding="utf-8")
+        if not re.search(HAN, source):
+            continue
+        tree = ast.parse(source)
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
@@ -36,25 +41,23 @@ def texts() -> Iterator[tuple[str, str]]:
             prose = re.sub(r"`[^`]*`", "·", wrapped_off(node.value))
             han, latin = len(re.findall(HAN, prose)), len(re.findall(r"[A-Za-z]{3,} [a-z]{2,}", prose))
             if han > 3 * latin and "import " not in prose:
-                yield f"{path.relative_to(SOURCE)}:{node.lineno}", prose
-
-
-ALL = dict(texts())
+                found[f"{path.relative_to(SOURCE)}:{node.lineno}"] = prose
+    return found
 
 
 def test_there_are_texts() -> None:
-    assert len(ALL) > 1000
+    assert len(texts()) > 1000
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_chinese_is_set_as_chinese(fault: str) -> None:
     quoted = "textbook/claims/model.py"  # a passage of the novel, as printed
     found = {
-        where: m[0] for where, text in ALL.items() if quoted not in where and (m := re.search(FAULTS[fault], text))
+        where: m[0] for where, text in texts().items() if quoted not in where and (m := re.search(FAULTS[fault], text))
     }
     assert found == {}, fault
 
 
 def test_one_term_for_one_thing() -> None:
-    found = {where: (term, TERMS[term]) for where, text in ALL.items() for term in TERMS if term in text}
+    found = {where: (term, TERMS[term]) for where, text in texts().items() for term in TERMS if term in text}
     assert found == {}
