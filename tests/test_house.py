@@ -496,9 +496,9 @@ WRITES_HTML = {"headwise.table.show", "headwise.textbook.claims.show"}
 
 def drawn(source: str) -> list[str]:
     """Imports of drawing libraries, and tags of HTML in texts that are not docstrings: line: what."""
-    tree, found = ast.parse(source), []
-    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    found = []
+    notes = {id(node.value) for node in nodes(source) if isinstance(node, ast.Expr)}
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
