@@ -55,18 +55,21 @@ def stepped(layer: Any, x: torch.Tensor, cache: Cache, mask: Mask, chunks: list[
     return torch.cat([layer(part, mask=mask, cache=cache) for part in x.split(chunks, 1)], 1)
 
 
+# Each pair of the three; all three together where vectors are stored, below.
 @every
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_cut_of_the_tokens_gives_one_full_pass(name: str, options: dict[str, Any], kind: str) -> None:
+@pytest.mark.parametrize("chunks", CHUNKS, ids=["at once", "one by one", "in parts"])
+def test_every_cut_of_the_tokens_gives_one_full_pass(
+    name: str, options: dict[str, Any], kind: str, chunks: list[int]
+) -> None:
     layer, x = design(name, options, dtype=torch.float32), given(dtype=torch.float32)
-    for chunks in CHUNKS:
-        cache, mask = KINDS[kind](layer, None)
-        if name == "talking_heads" and kind.startswith("budgets"):
-            with pytest.raises(ConfigError, match=r"cache: .*mixes the scores of all heads.*equal windows"):
-                stepped(layer, x, cache, mask, chunks)
-            continue
-        torch.testing.assert_close(stepped(layer, x, cache, mask, chunks), layer(x, mask=mask))
-        assert cache.seen == 13
+    cache, mask = KINDS[kind](layer, None)
+    if name == "talking_heads" and kind.startswith("budgets"):
+        with pytest.raises(ConfigError, match=r"cache: .*mixes the scores of all heads.*equal windows"):
+            stepped(layer, x, cache, mask, chunks)
+        return
+    torch.testing.assert_close(stepped(layer, x, cache, mask, chunks), layer(x, mask=mask))
+    assert cache.seen == 13
 
 
 # Every pair of a design, a kind and a dtype; all three together where vectors are stored as they are and in parts.

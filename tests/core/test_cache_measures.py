@@ -69,15 +69,18 @@ class Step(NamedTuple):
     full: AttentionMap
 
 
-def steps_of(kind: str, steps: str, dtype: torch.dtype = torch.float64) -> Iterator[Step]:
-    """Each step of a layer with the cache, measured by `all_measures`."""
+def steps_of(
+    kind: str, steps: str, dtype: torch.dtype = torch.float64, *, measured: bool = False
+) -> Iterator[Step]:
+    """Each step of a layer with the cache, by `all_measures` if measured."""
     layer, x = layer_and(dtype)
     cache, start = CACHES[kind](), 0
     with torch.no_grad():
         q, k, v = (part.double() for part in layer.project(x, x))
         for part in x.split(STEPS[steps], 1):
             stop = start + part.shape[1]
-            _, amap = layer(part, mask=hw.Causal(), cache=cache, return_map=True, measures=all_measures(stop))
+            measures = all_measures(stop) if measured else ()
+            _, amap = layer(part, mask=hw.Causal(), cache=cache, return_map=True, measures=measures)
             here = (x[:, :, :stop] for x in (q, k, v))
             _, full = hw.attend(*here, mask=limits(cache), kernel="reference", return_map=True)
             yield Step(slice(start, stop), amap, full)
@@ -114,7 +117,7 @@ def test_measures_of_steps_are_those_of_a_full_pass(dtype: torch.dtype, kernel: 
     gaps = 0
     try:
         with hw.kernels.use_kernel(kernel):
-            for step in steps_of(kind, steps, dtype):
+            for step in steps_of(kind, steps, dtype, measured=True):
                 check(step.map, step, LIMITS[dtype])
                 later = step.map.measure(*all_measures(step.rows.stop))
                 for name, value in later.items():
@@ -158,15 +161,16 @@ def test_means_of_diagonals(kind: str, steps: str, kernel: str) -> None:
             continue
         weights = step.full.to_dense()[:, :, step.rows]
         allowed = step.full.mask.to_dense(step.rows.stop, step.rows.stop, heads=HEADS)[:, :, step.rows]
-        by_offset = dict(zip(offsets.tolist(), means.unbind(-1), strict=True))
-        assert offsets.tolist() == sorted(by_offset)
-        for offset in range(-step.rows.stop, 1):
-            total = weights.diagonal(offset + step.rows.start, 2, 3).sum(-1)
-            cells = allowed.diagonal(offset + step.rows.start, 2, 3).sum(-1)
-            if offset in by_offset:
-                close(by_offset[offset], total / cells.clamp_min(1), f"offset {offset}", 1e-6)
-            else:
-                assert not cells.any()
+        every = torch.arange(-step.rows.stop, step.rows.stop - step.rows.start)
+        total, cells = (
+            torch.stack([x.diagonal(offset + step.rows.start, 2, 3).sum(-1) for offset in every.tolist()], -1)
+            for x in (weights, allowed)
+        )
+        assert offsets.tolist() == sorted(set(offsets.tolist()))
+        there = torch.isin(every, offsets)
+        assert there.sum() == len(offsets)
+        close(means, (total / cells.clamp_min(1))[..., there], f"offsets {offsets.tolist()}", 1e-6)
+        assert not cells[..., ~there].any()
 
 
 def test_received_weight_and_largest_weights() -> None:
@@ -282,7 +286,7 @@ def test_roles_of_steps_are_those_of_rows_of_a_full_pass(steps: str, kind: str, 
     vectors = torch.randn(5, 6, generator=torch.Generator().manual_seed(4))
     for step in steps_of(kind, steps):
         stop, grid = step.rows.stop, step.map.rule.grid
-        if not grid.gap.size:
+        if not grid.gap.size or (steps == "steps" and stop % 3):  # a third of the steps of one token
             continue
         ids = IDS[:, :stop]
         about: dict[str, Any] = {
