@@ -56,6 +56,8 @@ def nodes(source: str) -> list[ast.AST]:
 def kinds(source: str) -> set[str]:
     """Concrete classes and constants that a source imports from `headwise.stats` or reads as an attribute of it."""
     found: set[str] = set()
+    if "stats" not in source:
+        return found
     for node in nodes(source):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headwise.stats"):
             found |= {alias.name for alias in node.names} & CONCRETE
@@ -66,6 +68,8 @@ def kinds(source: str) -> set[str]:
 
 def strings(source: str) -> set[str]:
     """Names of measures among the strings of a source, docstrings apart."""
+    if not any(name in source for name in NAMES):
+        return set()
     return {node.value for node in nodes(source) if isinstance(node, ast.Constant)} & NAMES
 
 
