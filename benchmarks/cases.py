@@ -168,11 +168,11 @@ def _cases() -> list[Case]:
                 Case(name, "statistics", at, STATISTICS, dtype, mask, statistics=names, peers=("sdpa", "plain"),
                      goals=ADDED[what])
             )  # fmt: skip
-    for dtype, mask in both:
-        name, limit = f"train-2048-{mask}-{SHORT[dtype]}", "multiply-add units: seven products, q·k twice among them"
-        peers = ("sdpa", "eager", "flex")
-        at, goals = (1, 12, 2048, 64), TRAIN[dtype]
-        cases.append(Case(name, "train", at, limit, dtype, mask, backward=True, peers=peers, goals=goals))
+    limit = "multiply-add units: seven products, q·k twice among them"
+    for what, at in (("2048", (1, 12, 2048, 64)), ("small-128", (8, 8, 128, 64))):
+        for dtype, mask in both:
+            name, peers, goals = f"train-{what}-{mask}-{SHORT[dtype]}", ("sdpa", "eager", "flex"), TRAIN[dtype]
+            cases.append(Case(name, "train", at, limit, dtype, mask, backward=True, peers=peers, goals=goals))
     for dtype in SHORT:
         name, limit = f"decode-16k-{SHORT[dtype]}", "reading keys and values from memory"
         cases.append(
