@@ -32,7 +32,8 @@ struct Ahead {
     at_once = lines;
   }
   // Rows of some heads, from `head` on.
-  template <typename T> void add(const headwise_tensor& x, int64_t batch, int64_t head, int64_t heads, int64_t size, int64_t rows) {
+  template <typename T>
+  void add(const headwise_tensor& x, int64_t batch, int64_t head, int64_t heads, int64_t size, int64_t rows) {
     constexpr int64_t EACH = sizeof(T);
     const char* first = (const char*)x.data + (batch * x.batch + head * x.head) * EACH;
     if (x.head == size) {  // heads lie beside each other

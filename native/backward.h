@@ -31,6 +31,7 @@ template <typename T> struct Backward {
   Learned learned;
   int64_t groups, first_batch, first_kv;  // of a wave
   int64_t group_floats;        // of dQ
+  int threads;
   int64_t lines_ahead;         // fetched at once (ahead.h)
   float* partial;              // [chunks, heads of a wave, n, width]; ALONE: [threads, heads of a group, n, width]
   char* scratch;
@@ -102,8 +103,8 @@ template <typename T> struct Backward {
     const Tiles<TILED<OF>> tiles;
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
-    for (int64_t task = queue.take(), next; task < groups * chunks; task = next) {
-      next = queue.take();
+    for (int64_t task = queue.take(), next; task < groups * chunks; task = next < 0 ? queue.take() : next) {
+      next = lines_ahead ? queue.reserve(groups, threads) : -1;
       const int64_t group = task / chunks, chunk = task % chunks;
       float* grad_queries = partial + (alone ? worker : chunk * groups + group) * group_floats;
       if (alone) begin_alone(group, grad_queries);
@@ -130,7 +131,7 @@ template <typename T> struct Backward {
     keys(call.grad_v, group, call.d_v);
     keys(call.grad_k, group, call.d);
     heads(call.grad_q, group, call.d);
-    if (next >= groups) return;
+    if (next < 0 || next >= groups) return;
     heads(call.out, next, call.d_v);
     heads(call.grad_out, next, call.d_v);
     keys(call.k, next, call.d);
@@ -339,7 +340,7 @@ template <typename T> struct Backward {
   }
 
   int go() {
-    const int threads = (int)least(call.threads, most(1, groups * chunks));
+    threads = (int)least(call.threads, most(1, groups * chunks));
     Memory unused;
     scratch_bytes = padded(lay_out(nullptr, &unused), 4096);
     const int64_t floats = (alone ? threads : chunks * groups) * group_floats;

@@ -8,6 +8,10 @@ struct Flag {
 struct Queue {
   int64_t next;
   int64_t take() { return __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); }
+  // A task to do after the present one, so that it can be prepared; −1 near the end, where another thread may be free sooner.
+  int64_t reserve(int64_t tasks, int threads) {
+    return tasks - __atomic_load_n(&next, __ATOMIC_RELAXED) > threads ? take() : -1;
+  }
 };
 
 // Resets the job's queue and runs job->STEP(worker) on all threads.

@@ -1,8 +1,8 @@
 // Distributes a call over threads.
 //
 // Keys and values are packed once for each KV head. With many small heads a thread packs a head and processes all its queries
-// (LOCAL: no waiting, the copy stays in its cache, and what is needed next is fetched meanwhile); else all threads pack, then take blocks of queries from one queue, in
-// waves of heads so that the copies stay bounded.
+// (LOCAL: no waiting, the copy stays in its cache, and what the next head needs is fetched meanwhile); else all threads pack,
+// then take blocks of queries from one queue, in waves of heads so that the copies stay bounded.
 
 constexpr int64_t WAVE_BYTES = 64 << 20;
 constexpr int64_t A_THREADS_WORK = 1 << 18;  // multiply-adds: fewer take less time than starting a thread
@@ -14,6 +14,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
   char *packed, *scratch;
   float* partial;      // [b, h, chunks, m] columns of the chunks
   int64_t wave, wave_end;
+  int threads;
   int64_t lines_ahead;  // fetched at once (ahead.h)
   bool local, all_finite_needed;
   Queue queue;
@@ -78,8 +79,8 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
     Scratch& t = memory(worker);
     char* to = packed + worker * head_bytes;
     const headwise_forward_call& call = forward.call;
-    for (int64_t group = queue.take(), next; group < groups; group = next) {
-      next = queue.take();
+    for (int64_t group = queue.take(), next; group < groups; group = next < 0 ? queue.take() : next) {
+      next = lines_ahead ? queue.reserve(groups, threads) : -1;
       Finite<OF> check;
       for (int64_t p = 0; p < forward.shape.height / PANEL; p++)
         forward.pack(group, p, to, to + forward.shape.key_bytes, check);
@@ -97,7 +98,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
     if (!lines_ahead) return;
     int64_t batch = group / call.h_kv, head = group % call.h_kv;
     ahead.add<T>(call.out, batch, head * heads_a_group, heads_a_group, call.d_v, call.n);
-    if (next >= groups) return;
+    if (next < 0 || next >= groups) return;
     batch = next / call.h_kv, head = next % call.h_kv;
     ahead.add<T>(call.k, batch, head, 1, call.d, call.m);
     ahead.add<T>(call.v, batch, head, 1, call.d_v, call.m);
@@ -135,7 +136,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
     Scratch* unused;
     scratch_bytes = padded(lay_out<OF>(forward.wanted, s, nullptr, &unused), 4096);
     const int64_t work = call.b * call.h * call.n * call.m * (call.d + call.d_v) / A_THREADS_WORK;
-    const int threads = (int)least(call.threads, least(1 + work, most(1, groups * heads_a_group * s.query_blocks)));
+    threads = (int)least(call.threads, least(1 + work, most(1, groups * heads_a_group * s.query_blocks)));
     local = threads == 1 || (groups >= 4 * threads && head_bytes <= LOCAL_BYTES);
     const int64_t a_wave = local ? threads : most(1, least(groups, WAVE_BYTES / most(1, head_bytes)));
     const int64_t partial_bytes = s.strip ? padded(call.b * call.h * s.chunks * call.m * 4, 64) : 0;
