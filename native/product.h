@@ -28,24 +28,8 @@ static void register_block(const float* __restrict a, int64_t lda, const float* 
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++) acc[r][v] = all(0.0f);
-  int64_t k = 0;
-  if constexpr (V == 1) {
-    Floats odd[R];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) odd[r] = all(0.0f);
-    for (; k + 2 <= steps; k += 2) {
-      const Floats one = load(b + k * PANEL), other = load(b + (k + 1) * PANEL);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; r++) {
-        acc[r][0] = multiply_add<DOT>(acc[r][0], all(TURNED ? a[k * lda + r] : a[r * lda + k]), one);
-        odd[r] = multiply_add<DOT>(odd[r], all(TURNED ? a[(k + 1) * lda + r] : a[r * lda + k + 1]), other);
-      }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) acc[r][0] += odd[r];
-  }
 #pragma GCC unroll 2
-  for (; k < steps; k++) {
+  for (int64_t k = 0; k < steps; k++) {
     Floats row[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++) row[v] = load(b + k * PANEL + v * W);
