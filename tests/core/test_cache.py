@@ -378,6 +378,15 @@ def test_no_cache_hides_new_tokens(make: Callable[[], Cache]) -> None:
         torch.testing.assert_close(layer(part, cache=together, return_map=True)[0], expected)
 
 
+@pytest.mark.parametrize("mask", [None, Causal()], ids=["no mask", "causal"])
+@pytest.mark.parametrize("make", [lambda: SlidingCache(4), lambda: SlidingCache(3, 2), lambda: BudgetCache([3, None])])
+def test_no_token_is_a_call_too(make: Callable[[], Cache], mask: Mask | None) -> None:
+    layer, x, cache = hw.MultiHeadAttention(24, 4, num_kv_heads=2), torch.randn(2, 6, 24), make()
+    for start, stop in ((0, 0), (0, 6), (6, 6)):
+        assert layer(x[:, start:stop], mask=mask, cache=cache).shape == (2, stop - start, 24)
+    assert cache.seen == 6
+
+
 def test_a_ragged_cache_masks_its_padding_by_itself():
     layer, cache = hw.MultiHeadAttention(24, 4, rotary=True).eval(), RaggedCache([5, 2])
     x = torch.randn(2, 7, 24)

@@ -70,6 +70,17 @@ def test_queries_that_lose_nothing_by_their_own_mask_do_not_count(mask: Mask) ->
     torch.testing.assert_close(budget([amap], 7, 2).kept[0], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_bias_of_minus_infinity_is_a_mask() -> None:
+    q, k = torch.randn(2, 1, 6, 41, 5, generator=torch.Generator().manual_seed(2))
+    padding = hw.Lengths([30], side="right")
+    bias = torch.zeros(1, 1, 41, 41).masked_fill(~padding.to_dense(41, 41), -torch.inf)
+    found = []
+    for mask, score in ((hw.Causal() & padding, ()), (hw.Causal(), hw.Bias(bias))):
+        _, amap = hw.attend(q, k, k, mask=mask, score=score, return_map=True)
+        found.append(budget([amap], 7, 2).kept[0])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
 def test_a_threshold_between_heads_parts_them() -> None:
     maps = maps_of(made(), ids())
     least = torch.cat([kept.view(2, 3).amin(1) for kept in budget(maps, 7, 2).kept]).sort().values

@@ -31,7 +31,7 @@ class ChosenCache(StoredCache):
 
     def limits(self, n: int, num_heads: int) -> Mask | None:
         """Return the mask of the window, which hides no new token, or None without one."""
-        return None if self.window is None else Window(self.window, n - 1)
+        return None if self.window is None else Window(self.window, max(0, n - 1))
 
     def append(self, k: Tensor, v: Tensor) -> NoReturn:
         """Raise ConfigError: a layer that computes all heads for each token leaves no holes."""

@@ -34,7 +34,7 @@ class SlidingCache(StoredCache):
         keys."""
         if n == 1:
             return None
-        near = Window(self.window, n - 1)
+        near = Window(self.window, max(0, n - 1))
         return near | Sinks(self.sinks) if self.sinks else near
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -55,8 +55,7 @@ class OutsideKeys(RowMeasure):
         far = _outside(tile, self.window, self.sinks)
         if far is None:
             return tile.lse.new_zeros(tile.lse.shape)
-        seen = far if tile.allowed is None else far & tile.allowed
-        return seen.sum(-1).to(tile.lse).expand(tile.lse.shape)
+        return (far & (tile.log_weights > -torch.inf)).sum(-1).to(tile.lse)  # a bias of −∞ hides keys too
 
 
 def _outside(tile: Tile, window: int, sinks: int) -> Tensor | None:
