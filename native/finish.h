@@ -10,7 +10,7 @@ template <bool SPREAD, bool REACH> INLINE void sums_of(const Rows& rows, int r, 
   if (REACH) sums.first = sum(rows.first[r]), sums.second = sum(rows.second[r]);
 }
 
-// The sums of rows from r on. Rows beyond the last one have any numbers.
+// The sums of rows from r on. Rows beyond the last one have any numbers, and any bytes in place of bools.
 template <bool SPREAD, bool REACH> INLINE void sums_of(const Rows& rows, int r, Finished& to) {
   to.top = load(rows.top + r);
   to.largest = load(rows.largest + r);
@@ -19,7 +19,9 @@ template <bool SPREAD, bool REACH> INLINE void sums_of(const Rows& rows, int r, 
   to.entropy = to.squares = to.first = to.second = all(0.0f);
   if (SPREAD) to.entropy = sums(rows.entropy + r), to.squares = sums(rows.squares + r);
   if (REACH) to.first = sums(rows.first + r), to.second = sums(rows.second + r);
-  for (int i = 0; i < W; i++) to.broken[i] = -(int)rows.broken[r + i];
+  Bytes broken;
+  __builtin_memcpy(&broken, rows.broken + r, sizeof broken);
+  to.broken = __builtin_convertvector(broken, Ints) != 0;
 }
 INLINE void sums_of(const Sums& sums, bool broken, Finished& to) {
   to.top = all(sums.top);

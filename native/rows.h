@@ -11,7 +11,6 @@ template <int FORMULA> INLINE Floats value_of(Floats x, Floats lse) {
 // All ones in the lanes of rows [i, n).
 INLINE Ints rows_from(int64_t i, int64_t n) { return ramp() < (float)least(W, n - i); }
 
-typedef uint8_t Bytes __attribute__((vector_size(W)));
 INLINE Ints counted_from(const uint8_t* counted, int64_t i, int64_t n) {
   Bytes bytes = {};
   __builtin_memcpy(&bytes, counted + i, (size_t)least(W, n - i));

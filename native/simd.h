@@ -25,6 +25,7 @@ constexpr int PANEL = W * VECTORS;  // columns of B that are stored together
 typedef float Floats __attribute__((vector_size(4 * W)));
 typedef int32_t Ints __attribute__((vector_size(4 * W)));
 typedef uint32_t Words __attribute__((vector_size(4 * W)));
+typedef uint8_t Bytes __attribute__((vector_size(W)));
 
 #define INLINE static inline __attribute__((always_inline))
 
