@@ -9,10 +9,12 @@ from torch import nn
 
 import headwise as hw
 from headwise.errors import HeadwiseError
+from headwise.lm.model import Decoder, DecoderConfig
 from headwise.nn.positions import Rotary
 
 LAYER = hw.MultiHeadAttention(12, 4, num_kv_heads=2)
 X = torch.randn(1, 5, 12)
+DECODER = Decoder(DecoderConfig(5, d_model=4, num_layers=1, num_heads=1, d_ff=4, context=4))
 
 
 def amap() -> hw.AttentionMap:
@@ -34,6 +36,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a class of layers": (lambda: hw.TransformerBlock(hw.MultiHeadAttention, d_ff=4), "attention: expected a layer"),
     "a model for its sites": (lambda: hw.models.record_heads(LAYER).__enter__(), "sites: expected .*find_heads"),
     "a model to scale": (lambda: hw.models.scale_heads(LAYER, []).__enter__(), "sites: expected .*find_heads"),
+    "one gate for all": (lambda: hw.models.scale_heads([], torch.tensor(1.0)).__enter__(), "gates: .* got Tensor"),
+    "one cache for all layers": (lambda: DECODER(torch.zeros(1, 2).long(), caches=hw.KVCache()), "caches: .* KVCache"),
     "groups of no site": (lambda: hw.edit.merge_kv(LAYER, 1, groups=[[0, 1]]), "groups: expected a mapping from sites"),
     "half a position": (lambda: hw.analysis.attention_flow([amap()], 1.5), "position=1.5: expected"),
     "a value of no size": (lambda: hw.edit.budget([amap()], 1, 1, value_dim=1.5), "value_dim=1.5"),

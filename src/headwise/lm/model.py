@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headwise.cache import Cache
 from headwise.cache.base import Mark
-from headwise.errors import ConfigError, ShapeError, check_choice
+from headwise.errors import ConfigError, DTypeError, ShapeError, check_choice
 from headwise.masks import Causal, Mask
 from headwise.nn.base import AttentionLayer
 from headwise.nn.block import ORDERS, TransformerBlock
@@ -212,6 +212,9 @@ class Decoder(nn.Module):
         Arguments as in `forward`."""
         if ids.ndim != 2:
             raise ShapeError(f"ids: expected [batch, seq], got shape {tuple(ids.shape)}")
+        if caches is not None and not isinstance(caches, Sequence):
+            given = type(caches).__name__
+            raise DTypeError(f"caches: expected one for each layer, as of decoder.new_caches(), got {given}")
         if caches is not None and len(caches) != len(self.blocks):
             raise ShapeError(f"caches: expected one for each of the {len(self.blocks)} layers, got {len(caches)}")
         held: Sequence[Cache | None] = [None] * len(self.blocks) if caches is None else caches

@@ -21,7 +21,8 @@ def scale_heads(sites: Sequence[HeadSite], gates: Sequence[Tensor] | Tensor) -> 
         ShapeError: naming the site whose gates do not fit. DTypeError: for other things than sites and tensors.
     """
     check_sites(sites)
-    if not isinstance(gates, Tensor | Sequence) or not all(isinstance(gate, Tensor) for gate in gates):
+    several = isinstance(gates, Sequence) or (isinstance(gates, Tensor) and gates.ndim > 0)
+    if not several or not all(isinstance(gate, Tensor) for gate in gates):
         inside = f" of {type(gates[0]).__name__}" if isinstance(gates, Sequence) else ""
         raise DTypeError(
             f"gates: expected one tensor [h] for each site, in their order, got {type(gates).__name__}{inside}"
