@@ -95,6 +95,7 @@ LEFT = {
     touched.DependsOnWeights: "its scores or weights are read",
     touched.NumPyWeights: "its scores or weights are read",
     touched.MaskLikeScores: "",
+    touched.ReadLikeUnread: "its scores or weights are read",
     touched.Penalised: "",
     touched.TwoValues: "",
     touched.ChangedMask: "its scores or weights are read",

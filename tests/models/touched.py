@@ -103,6 +103,15 @@ class MaskLikeScores(Change):
         return scores + mask.type_as(scores) + mask.to(scores)
 
 
+class ReadLikeUnread(Change):
+    """Scores that were read are converted to the dtype of others, of which nothing was read."""
+
+    def scores(self, scores):
+        half = 0.5 * scores
+        scores.max().item()
+        return half + 0.5 * scores.type_as(half)
+
+
 class Penalised(Change):
     """A penalty of the weights' entropy is added to the output."""
 

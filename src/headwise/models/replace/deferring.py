@@ -242,8 +242,10 @@ def _shares(x: Any, y: Tensor) -> bool:
 
 
 def _form(x: Any) -> Any:
-    """A tensor of the same shape, dtype and device, without its numbers and without memory for them."""
-    return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape) if isinstance(x, Deferred) else x
+    """Of what is not computed, a tensor of the same shape, dtype and device, without memory for its numbers."""
+    if not isinstance(x, Deferred) or x.made:
+        return x
+    return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
 
 
 def _number(x: Any) -> Any:
