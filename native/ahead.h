@@ -34,6 +34,7 @@ struct Ahead {
   // Rows of some heads, from `head` on.
   template <typename T>
   void add(const headwise_tensor& x, int64_t batch, int64_t head, int64_t heads, int64_t size, int64_t rows) {
+    if (!size || !rows) return;  // there may be no memory
     constexpr int64_t EACH = sizeof(T);
     const char* first = (const char*)x.data + (batch * x.batch + head * x.head) * EACH;
     if (x.head == size) {  // heads lie beside each other
@@ -42,7 +43,7 @@ struct Ahead {
       rows *= heads;
     }
     if (x.row == size) size *= rows, rows = least(rows, 1);
-    if (size && rows) ranges[count++] = {first, x.row * EACH, rows, 0, blocks(size * EACH, 64)};
+    ranges[count++] = {first, x.row * EACH, rows, 0, blocks(size * EACH, 64)};
   }
   __attribute__((always_inline)) void fetch() {
     if (begun < count) fetch_lines();

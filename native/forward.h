@@ -254,8 +254,9 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
       if (wanted.longest) best(done, begin, rows, at, t);
       wanted.finish(done, rows, t.rows.masses + begin, MOST_ROWS, at);
     }
+    if (!call.d_v) return;
     T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + query * call.out.row;
-    for (int r = 0; r < count && call.d_v; r++)
+    for (int r = 0; r < count; r++)
       write_row(out + r * call.out.row, t.out + r * shape.width, scale[r] * keep, call.d_v);
   }
 
