@@ -49,6 +49,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "layers": ("granite", {"per_layer_config": {"1": {"num_key_value_heads": 3}}}, "per_layer_config: not supported"),
     "biases": ("deepseek_v3", {"attention_bias": True}, "attention_bias=True: not supported"),
     "new Falcon": ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn=False: not"),
+    "shared keys": ("gemma3n_text", {"num_kv_shared_layers": 4}, "num_kv_shared_layers=4: of 5 layers, expected one"),
     "projected": ("opt", {"word_embed_proj_dim": 24}, "word_embed_proj_dim=24: not supported"),
     "norms": ("phi", {"qk_layernorm": True}, "qk_layernorm=True: not supported"),
     "two experts": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok=3: not supported"),

@@ -31,7 +31,7 @@ def _gemma3n(c: Any) -> Options:
     table = c.vocab_size_per_layer_input * layers * own
     return {
         **llama(c, qk_norm=1), "d_ff": widths.pop(), "norms": 4,
-        "layer_heads": [{"shared_kv": mode == REUSE or None} for mode in c.kv_sharing_modes],
+        "layer_heads": [{"shared_kv": mode == REUSE or None} for mode in _sharing_modes(c)],
         "others": Others(
             # Besides maps: three norms and a scale in each layer, and a norm of the embeddings of layers.
             layers * (of_layer + 4 * d) + ends + own + table,
@@ -40,6 +40,21 @@ def _gemma3n(c: Any) -> Options:
             layers * (rank + 2 * own + 2 * streams * d) + 2 * streams * d, table, layers * own,
         ),
     }  # fmt: skip
+
+
+def _sharing_modes(c: Any) -> list[str | None]:
+    """What each layer does with keys and values; ConfigError if transformers refuses the numbers."""
+    try:
+        found: list[str | None] = c.kv_sharing_modes
+    except ValueError:
+        shared, layers = c.num_kv_shared_layers, c.num_hidden_layers
+        raise ConfigError(
+            f"num_kv_shared_layers={shared}: of {layers} layers, expected one before them of each type in "
+            f"layer_types={c.layer_types} for model_type={c.model_type!r}",
+            f"num_kv_shared_layers={shared}：共 {layers} 层；model_type={c.model_type!r} 时，在它们之前，"
+            f"layer_types={c.layer_types} 中的每种类型应至少有一层",
+        ) from None
+    return found
 
 
 def _gemma4(c: Any) -> Options:
