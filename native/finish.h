@@ -10,12 +10,14 @@ template <bool SPREAD, bool REACH> INLINE void sums_of(const Rows& rows, int r, 
   if (REACH) sums.first = sum(rows.first[r]), sums.second = sum(rows.second[r]);
 }
 
-// The sums of rows from r on. Rows beyond the last one have any numbers, and any bytes in place of bools.
-template <bool SPREAD, bool REACH> INLINE void sums_of(const Rows& rows, int r, Finished& to) {
-  to.top = load(rows.top + r);
+// The sums of `count` rows from r on. Those beyond, up to a vector, are like fully masked ones, with any numbers elsewhere,
+// and any bytes in place of bools.
+template <bool SPREAD, bool REACH> INLINE void sums_of(const Rows& rows, int r, int count, Finished& to) {
+  const Ints here = ramp() < (float)count;
+  to.top = choose(here, load(rows.top + r), all(NOTHING));
+  to.total = choose(here, sums(rows.total + r), all(0.0f));
   to.largest = load(rows.largest + r);
   to.centre = load(rows.centre + r);
-  to.total = sums(rows.total + r);
   to.entropy = to.squares = to.first = to.second = all(0.0f);
   if (SPREAD) to.entropy = sums(rows.entropy + r), to.squares = sums(rows.squares + r);
   if (REACH) to.first = sums(rows.first + r), to.second = sums(rows.second + r);

@@ -246,9 +246,9 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
       const int rows = (int)least(W, count - begin);
       const int64_t at = (batch * call.h + head) * call.n + query + begin;
       Finished done;
-      sums_of<SPREAD, REACH>(t.rows, begin, done);
+      sums_of<SPREAD, REACH>(t.rows, begin, rows, done);
       finish_rows<REACH>(call, head, SPREAD || call.lse || wanted.longest, done);
-      if (OF == PARTS && any((done.whole != done.whole) & ~done.broken & (ramp() < (float)rows))) refused.raise();
+      if (OF == PARTS && any((done.whole != done.whole) & ~done.broken)) refused.raise();
       store(scale + begin, done.inverse);
       if (call.lse) write(call.lse + at, done.log_sum, rows);
       if (wanted.longest) best(done, begin, rows, at, t);
