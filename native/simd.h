@@ -230,24 +230,18 @@ INLINE void transpose(Floats (&rows)[W]) {
   if constexpr (W > 8) exchange<false, 8>(rows);
 }
 
-// Lane i: the maximum of vector i.
-INLINE Floats maxima(Floats (&rows)[W]) {
+// Lane i: vector i, folded to one number in the order of sum() and maximum(), of which `join` is the operation.
+template <typename Join> INLINE Floats folded(Floats (&rows)[W], const Join& join) {
   transpose(rows);
 #pragma GCC unroll 4
   for (int half = W / 2; half; half /= 2)
 #pragma GCC unroll 8
-    for (int i = 0; i < half; i++) rows[i] = larger(rows[i], rows[i + half]);
+    for (int i = 0; i < half; i++) rows[i] = join(rows[i], rows[i + half]);
   return rows[0];
 }
-
-// Lane i: the sum of vector i, added in the order of sum().
+INLINE Floats maxima(Floats (&rows)[W]) { return folded(rows, larger); }
 INLINE Floats sums(const Floats* x) {
   Floats rows[W];
   for (int i = 0; i < W; i++) rows[i] = x[i];
-  transpose(rows);
-#pragma GCC unroll 4
-  for (int half = W / 2; half; half /= 2)
-#pragma GCC unroll 8
-    for (int i = 0; i < half; i++) rows[i] += rows[i + half];
-  return rows[0];
+  return folded(rows, [](Floats a, Floats b) __attribute__((always_inline)) { return a + b; });
 }
