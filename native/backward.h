@@ -63,7 +63,6 @@ template <typename T> struct Backward {
 
   int64_t lay_out(char* memory, Memory* m) const {
     Arena arena = {memory};
-    m->ahead.begin(0);
     m->keys_for_scores = arena.take<float>(GRAD_KEYS * words);
     m->values_for_scores = arena.take<float>(GRAD_KEYS * value_words);
     m->keys = arena.take<float>(words_of<OF>(GRAD_KEYS) * width);
