@@ -34,6 +34,7 @@ from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.mask_tensors import both, of_additive, of_boolean, of_padding
 from headwise.masks import Causal, Lengths, Mask, Sinks, is_causal
 from headwise.models.adapters.weights import AttentionWeights
+from headwise.nn.checks import check_share
 from headwise.publishing import attended
 from headwise.rule import Rule
 from headwise.scores import Score
@@ -64,8 +65,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> None:
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
             raise ShapeError(f"embed_dim={embed_dim} is not a positive multiple of num_heads={num_heads}")
-        if not 0.0 <= dropout < 1.0:
-            raise ConfigError(f"dropout={dropout}: expected 0 <= dropout < 1")
+        check_share("dropout", dropout)
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
