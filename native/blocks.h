@@ -2,10 +2,10 @@
 
 // Words per step of p·V, so that a panel of values stays in L1.
 constexpr int VALUE_WORDS = 4096 / PANEL;
-// Keys of a block of logits, and the row lengths of logits and of weights in parts.
-template <Operand OF> constexpr int KEYS_A_BLOCK = OF == PARTS ? PANEL : BLOCK_KEYS;
-template <Operand OF> constexpr int LOGITS_STRIDE = OF == PARTS ? PANEL + 16 : STRIDE;
-template <Operand OF> constexpr int WEIGHTS_STRIDE = OF == PARTS ? PANEL / NUMBERS<OF> * STEP<OF> : 0;
+// Keys of a block of logits, and the row lengths of logits and, with tiles, of weights.
+template <Operand OF> constexpr int KEYS_A_BLOCK = TILED<OF> ? PANEL : BLOCK_KEYS;
+template <Operand OF> constexpr int LOGITS_STRIDE = TILED<OF> ? PANEL + 16 : STRIDE;
+template <Operand OF> constexpr int WEIGHTS_STRIDE = TILED<OF> ? PANEL / NUMBERS<OF> * STEP<OF> : 0;
 
 // Sizes common to all blocks of a call.
 struct Shape {
@@ -40,16 +40,17 @@ struct Scratch {
   float *queries, *out, *logits, *strip, *tops, *columns;
   Best best;
 
-  // With PARTS (panels.h):
+  // With tiles (panels.h):
   Rows past;                    // sums of the panels before
-  float *sums;                  // of p V; `out` has those of the panels before
+  float *sums;                  // of p V; `out` has those of the panels before, if they are gathered
   float *weights;               // p, as words
   float bases[BLOCK_ROWS];      // tops, 0 if there is none
+  float factors[BLOCK_ROWS];    // from products to logits
   float limits[BLOCK_ROWS];     // logits above them raise the top
   float changes[BLOCK_ROWS];    // factors of the rows of p V
   float offsets[2][BLOCK_ROWS]; // row − centre; −row − centre
   bool changed;                 // whether any is not 1
-  bool gathered;                // whether there are sums of panels before
+  bool summed, gathered;        // whether there are sums, and those of panels before
 };
 
 struct Arena {
@@ -69,8 +70,8 @@ template <Operand OF> static int64_t lay_out(const Wanted& wanted, const Shape& 
   it.ahead.begin(0);
   it.queries = arena.take<float>(BLOCK_ROWS * s.words);
   it.out = arena.take<float>(BLOCK_ROWS * s.width);
-  it.sums = arena.take<float>(OF == PARTS ? BLOCK_ROWS * s.width : 0);
-  it.logits = arena.take<float>((OF == PARTS ? 2 : 1) * BLOCK_ROWS * LOGITS_STRIDE<OF>);
+  it.sums = arena.take<float>(TILED<OF> ? BLOCK_ROWS * s.width : 0);
+  it.logits = arena.take<float>((TILED<OF> ? 2 : 1) * BLOCK_ROWS * LOGITS_STRIDE<OF>);
   it.weights = arena.take<float>(2 * BLOCK_ROWS * WEIGHTS_STRIDE<OF>);
   it.strip = arena.take<float>(BLOCK_ROWS * s.strip);
   it.tops = arena.take<float>(s.strip ? BLOCK_ROWS * s.key_blocks : 0);

@@ -169,6 +169,13 @@ EMULATED __m256bh cvtneps_pbh(__m512 a) {
   return result;
 }
 
+EMULATED __m512bh cvtne2ps_pbh(__m512 upper, __m512 lower) {
+  const __m256bh halves[] = {cvtneps_pbh(lower), cvtneps_pbh(upper)};
+  __m512bh result;
+  __builtin_memcpy(&result, halves, sizeof result);
+  return result;
+}
+
 }  // namespace emulated
 
 // All other intrinsics are the compiler's and do not compile without AVX-512.
@@ -192,3 +199,4 @@ EMULATED __m256bh cvtneps_pbh(__m512 a) {
 #define _mm512_cvtph_ps emulated::cvtph_ps
 #define _mm512_dpbf16_ps emulated::dpbf16_ps
 #define _mm512_cvtneps_pbh emulated::cvtneps_pbh
+#define _mm512_cvtne2ps_pbh emulated::cvtne2ps_pbh

@@ -11,14 +11,14 @@
 // A mask costs time only at its boundaries: ROWS queries skip the keys that are masked for all of them, and -inf is only
 // written in rows that are partially masked in a block.
 //
-// float32 in parts is computed by panels.h, between step 1 of a panel and step 3 of another.
+// With tiles, step 2 of a panel of keys is computed beside steps 1 and 3 of the panels next to it: panels.h.
 //
 // Column sums require no second QKᵀ: the strip stores p of all blocks for these rows, each block with the top that it
 // was computed with. When the rows are finished their scales are known, and one weighted sum over the strip's rows adds
 // them to the columns. Each chunk of query blocks has its own columns, and chunks are added up in order, so the bits
 // do not depend on the number of threads.
 
-template <typename T, bool SPREAD, bool REACH> struct Panels;
+template <Operand OF, typename T, bool SPREAD, bool REACH> struct Panels;
 
 template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
   static constexpr bool DOT = OF == PAIRS;  // p and the scores' factor are rounded to bfloat16
@@ -35,7 +35,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
   // How often it is fetched ahead during the queries of one head.
   int64_t fetches() const {
     const int64_t keys = keys_of_a_query(call);
-    if (TILED<OF>) return call.n * blocks(keys, KEYS_A_BLOCK<OF>) / (OF == PARTS ? 4 : 1);
+    if (TILED<OF>) return call.n * blocks(keys, KEYS_A_BLOCK<OF>) / 4;
     return blocks(call.n, ROWS) * (padded(keys, PANEL) + shape.width) / PANEL;
   }
 
@@ -62,8 +62,8 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
     clear_rows<SPREAD, REACH>(t.rows, count, wanted.masses());
     t.best.clear(count);
     const Hull seen = hull(call, batch, query, count, 0, call.m);
-    if constexpr (OF == PARTS) {
-      Panels<T, SPREAD, REACH>{*this, batch, head, query, count, keys, values, t}.go(seen);
+    if constexpr (TILED<OF>) {
+      Panels<OF, T, SPREAD, REACH>{*this, batch, head, query, count, keys, values, t}.go(seen);
     } else {
       blocks_of_keys(batch, head, query, count, seen, keys, values, t);
     }
@@ -73,7 +73,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
   }
 
  private:
-  template <typename, bool, bool> friend struct Panels;
+  template <Operand, typename, bool, bool> friend struct Panels;
 
   void blocks_of_keys(int64_t batch, int64_t head, int64_t query, int count, const Hull& seen, const float* keys,
                       const float* values, Scratch& t) const {
@@ -112,7 +112,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
     for (int64_t p = whole.first / PANEL * PANEL; p < whole.last; p += PANEL)
       for (int g = 0; g * ROWS < count; g++) {
         if (parts[g].last <= p || parts[g].first >= p + PANEL) continue;
-        if (!TILED<OF>) t.ahead.fetch();
+        t.ahead.fetch();
         product<OF, false, true>((int)least(ROWS, count - g * ROWS), padded(parts[g].last - p, KEYS),
                                  t.queries + g * ROWS * shape.words, shape.words, keys + p * shape.words,
                                  t.logits + g * ROWS * STRIDE + (p - from), STRIDE, shape.words, t.fold + g * ROWS);
@@ -142,7 +142,6 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
     Seen seen[W];
     for (int i = 0; i < count; i++) {
       const int r = begin + i;
-      if (TILED<OF>) t.ahead.fetch();
       const Stretch s = stretch(query, r, from, whole ? Hull{0, least(BLOCK, call.m - from)} : spans[i], t);
       if (s.from == s.to) {
         if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK] = NOTHING;
@@ -226,7 +225,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
         for (int g = 0; g * ROWS < count; g++) {
           const auto [first, last] = here[g];
           if (first >= last) continue;
-          if (!TILED<OF>) t.ahead.fetch();
+          t.ahead.fetch();
           const float *a = weights + g * ROWS * stride + first, *b = values + c * height + (words_of<OF>(from) + first) * PANEL;
           float* to = t.out + g * ROWS * shape.width + c;
           const int rows = (int)least(ROWS, count - g * ROWS);

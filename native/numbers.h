@@ -87,6 +87,10 @@ INLINE void write(Brain* x, Floats v, int64_t count) {
   for (int i = 0; i < W && i < count; i++) x[i].bits = narrow(v[i]);
 }
 #if HEADWISE_DOT
+INLINE void write(Brain* x, Floats v, Floats next) {
+  const __m512bh both = _mm512_cvtne2ps_pbh(next, v);
+  __builtin_memcpy(x, &both, sizeof both);
+}
 // Each number as bfloat16, in the lower half of its lane.
 INLINE Words narrowed(Floats v) {
   const __m256bh low = _mm512_cvtneps_pbh(v);

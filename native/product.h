@@ -71,7 +71,10 @@ INLINE void product(int rows, int64_t columns, const float* a, int64_t lda, cons
                     int64_t steps, Floats* top) {
   const int vectors = vectors_for<OF>(columns);
 #if HEADWISE_TILES
-  if constexpr (TILED<OF>) return tile_product<OF, ADD, FOLD>(rows, vectors, a, lda, b, c, ldc, steps, top);
+  if constexpr (TILED<OF>) {
+    static_assert(!FOLD, "maxima are found in panels.h");
+    return tile_product<OF, ADD>(rows, vectors, a, lda, b, c, ldc, steps);
+  }
 #endif
   constexpr bool DOT = OF == PAIRS;
   if (vectors == 1) return rows_of_block<DOT, 1, ADD, FOLD, TURNED>(rows, a, lda, b, c, ldc, steps, top);

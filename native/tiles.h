@@ -41,10 +41,10 @@ INLINE void configure_tiles() {
   _tile_loadconfig(&config);
 }
 
-// The first TILES (2 or 4) of four accumulators: they begin with C if ADD, otherwise with 0, and are stored to C.
-template <int TILES, bool ADD>
-INLINE void begin_sums(const float* c0, const float* c1, const float* c2, const float* c3, int64_t ldc) {
-  if (ADD) {
+// The first TILES (2 or 4) of four accumulators: they begin with C if `add`, otherwise with 0, and are stored to C.
+template <int TILES>
+INLINE void begin_sums(bool add, const float* c0, const float* c1, const float* c2, const float* c3, int64_t ldc) {
+  if (add) {
     _tile_loadd(0, c0, ldc * 4);
     _tile_loadd(1, c1, ldc * 4);
     if constexpr (TILES > 2) _tile_loadd(2, c2, ldc * 4);
@@ -122,7 +122,7 @@ struct Alone {
 // C [16 × 16·TILES] = or += A [16 × words] · B [words × PANEL]; `words` are whole steps.
 template <int TILES, Operand OF, bool ADD>
 INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t words) {
-  begin_sums<TILES, ADD>(c, c + 16, c + 32, c + 48, ldc);
+  begin_sums<TILES>(ADD, c, c + 16, c + 32, c + 48, ldc);
   for (int64_t k = 0; k < words; k += STEP<OF>) {
     const float *x = a + k, *y = b + k * PANEL, *y2 = y + 16 * PANEL, *y3 = y2 + 16 * PANEL;
     sixteen_rows_step<TILES>(x, lda, y);
@@ -137,15 +137,15 @@ INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, 
   store_sums<TILES>(c, c + 16, c + 32, c + 48, ldc);
 }
 
-// C [32 × 32] = or += A [32 × words] · B [words × 32 columns of a panel]. Among the products of 32 numbers, if
+// C [32 × 32] = or, if `add`, += A [32 × words] · B [words × 32 columns of a panel]. Among the products of 32 numbers, if
 // beside.begin(), beside.after<i>(part) runs after product i, and beside.end() after the last; `part` is what the first of them
 // leave to the others.
-template <Operand OF, bool ADD, typename Beside>
-INLINE void thirty_two_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t words,
+template <Operand OF, typename Beside>
+INLINE void thirty_two_rows(bool add, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t words,
                             Beside& beside) {
   float* lower = c + 16 * ldc;
   Alone alone;
-  begin_sums<4, ADD>(c, c + 16, lower, lower + 16, ldc);
+  begin_sums<4>(add, c, c + 16, lower, lower + 16, ldc);
   for (int64_t k = 0; k < words; k += STEP<OF>) {
     if (beside.begin()) {
       thirty_two_numbers<OF>(a + k, lda, b + k * PANEL, beside);
@@ -171,28 +171,21 @@ static void some_rows(int rows, const float* a, int64_t lda, const float* b, flo
 }
 
 // The same for up to 32 rows and the first 2 or 4 vectors of a panel.
-template <int TILES, Operand OF, bool ADD, bool FOLD>
-static void tile_product(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t words,
-                         Floats* top) {
+template <int TILES, Operand OF, bool ADD>
+static void tile_product(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t words) {
   Alone alone;
   if (rows == 32) {
-    for (int v = 0; v < 16 * TILES; v += 32) thirty_two_rows<OF, ADD>(a, lda, b + v, c + v, ldc, words, alone);
+    for (int v = 0; v < 16 * TILES; v += 32) thirty_two_rows<OF>(ADD, a, lda, b + v, c + v, ldc, words, alone);
   } else {
     for (int r = 0; r < rows; r += 16)
       some_rows<TILES, OF, ADD>((int)least(16, rows - r), a + r * lda, lda, b, c + r * ldc, ldc, words);
   }
-  if (!FOLD) return;
-  for (int r = 0; r < rows; r++) {
-    Floats most = top[r];
-    for (int v = 0; v < 16 * TILES; v += W) most = larger(most, load(c + r * ldc + v));
-    top[r] = most;
-  }
 }
-template <Operand OF, bool ADD, bool FOLD>
+template <Operand OF, bool ADD>
 INLINE void tile_product(int rows, int vectors, const float* a, int64_t lda, const float* b, float* c, int64_t ldc,
-                         int64_t words, Floats* top) {
-  if (vectors == 2) return tile_product<2, OF, ADD, FOLD>(rows, a, lda, b, c, ldc, words, top);
-  tile_product<4, OF, ADD, FOLD>(rows, a, lda, b, c, ldc, words, top);
+                         int64_t words) {
+  if (vectors == 2) return tile_product<2, OF, ADD>(rows, a, lda, b, c, ldc, words);
+  tile_product<4, OF, ADD>(rows, a, lda, b, c, ldc, words);
 }
 #endif
 
