@@ -40,17 +40,20 @@ struct Scratch {
   float *queries, *out, *logits, *strip, *tops, *columns;
   Best best;
 
+  // On two levels (levels.h):
+  Rows past;                    // sums of the blocks before
+  float* before;                // and their p V
+  bool gathered;                // whether there are any
+
   // With tiles (panels.h):
-  Rows past;                    // sums of the panels before
-  float *sums;                  // of p V; `out` has those of the panels before, if they are gathered
-  float *weights;               // p, as words
+  float* weights;               // p, as words
   float bases[BLOCK_ROWS];      // tops, 0 if there is none
   float factors[BLOCK_ROWS];    // from products to logits
   float limits[BLOCK_ROWS];     // logits above them raise the top
   float changes[BLOCK_ROWS];    // factors of the rows of p V
   float offsets[2][BLOCK_ROWS]; // row − centre; −row − centre
   bool changed;                 // whether any is not 1
-  bool summed, gathered;        // whether there are sums, and those of panels before
+  bool summed;                  // whether there is a sum of p V
 };
 
 struct Arena {
@@ -70,7 +73,7 @@ template <Operand OF> static int64_t lay_out(const Wanted& wanted, const Shape& 
   it.ahead.begin(0);
   it.queries = arena.take<float>(BLOCK_ROWS * s.words);
   it.out = arena.take<float>(BLOCK_ROWS * s.width);
-  it.sums = arena.take<float>(TILED<OF> ? BLOCK_ROWS * s.width : 0);
+  it.before = arena.take<float>(BLOCK_ROWS * s.width);
   it.logits = arena.take<float>((TILED<OF> ? 2 : 1) * BLOCK_ROWS * LOGITS_STRIDE<OF>);
   it.weights = arena.take<float>(2 * BLOCK_ROWS * WEIGHTS_STRIDE<OF>);
   it.strip = arena.take<float>(BLOCK_ROWS * s.strip);

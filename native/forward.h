@@ -26,6 +26,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
   static constexpr int KEYS = KEYS_AT_ONCE<OF>;
   static constexpr int GROUPS = (BLOCK_ROWS + ROWS - 1) / ROWS;
   static constexpr int64_t BLOCK = KEYS_A_BLOCK<OF>;
+  static constexpr int BLOCKS_AT_ONCE = 8;  // on the first level of sums
 
   const headwise_forward_call& call;
   const Wanted wanted;
@@ -77,7 +78,10 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
 
   void blocks_of_keys(int64_t batch, int64_t head, int64_t query, int count, const Hull& seen, const float* keys,
                       const float* values, Scratch& t) const {
+    const Levels<SPREAD, REACH> levels = {t, ROWS, count, shape.width};
+    levels.begin();
     bool begun[GROUPS] = {};  // whether p V of a group has been stored
+    int done = 0;
     for (int64_t from = seen.first / BLOCK * BLOCK; from < seen.last; from += BLOCK) {
       Hull parts[GROUPS];
       bool empty = true;
@@ -97,7 +101,9 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
       for (int r = 0; r < count; r += W)
         softmax(batch, head, query, r, (int)least(W, count - r), from, parts, weights, stride, t);
       mix(from, count, parts, weights, stride, values, begun, t);
+      if (++done % BLOCKS_AT_ONCE == 0 && from + BLOCK < seen.last) levels.gather(begun);
     }
+    levels.finish(begun);
   }
 
   // 1. S = QKᵀ, and the maximum of each row per lane.
@@ -158,6 +164,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
       if (rises >> i & 1) {
         const float centre = REACH ? distance_of(s, round ? top[i] : highest[i]) : 0.0f;
         raise<SPREAD, REACH>(t.rows, r, top[i], centre, wanted.masses(), t.out + r * shape.width, shape.width);
+        if (t.gathered) raise<SPREAD, REACH>(t.past, r, top[i], centre, 0, t.before + r * shape.width, shape.width);
       }
       if (plain)
         weigh<DOT, false, false, false, false>(t.rows, r, s, factor, weights + r * stride, {0, 0}, nullptr);

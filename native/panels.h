@@ -8,9 +8,6 @@
 // A product of tiles takes 16 cycles. The CPU computes other instructions meanwhile, but only those close behind it: the
 // weights are computed in units of two vectors, the instructions of which are placed between the products. S and p have two
 // buffers, used in turn, which stay in the L1 cache.
-//
-// Sums over PANELS_AT_ONCE panels are added to those of the panels before: rounding errors of adding to one long sum many
-// times would accumulate.
 
 #if HEADWISE_TILES
 template <Operand OF, typename T, bool SPREAD, bool REACH> struct Panels {
@@ -58,11 +55,12 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Panels {
         for (int r = 0; r < count; r++) weigh_row(now, r);
       }
       rescale();
-      if (++panels % PANELS_AT_ONCE == 0 && after.any()) gather(false);
+      if (++panels % PANELS_AT_ONCE == 0 && after.any()) levels().gather(&t.summed);
       before = now;
       now = after;
     }
-    if (before.any()) mix(before, alone), gather(true);
+    if (before.any()) mix(before, alone), levels().finish(&t.summed);
+    if (OF == PARTS && t.summed) check();
     for (int r = 0; r < count; r += W) {
       Floats lanes[W];
       for (int i = 0; i < W; i++) lanes[i] = t.fold[r + i];
@@ -82,12 +80,12 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Panels {
   }
 
   void begin() const {
-    t.past.masses = t.rows.masses;
+    levels().begin();
     for (int r = 0; r < count; r++) {
       t.fold[r] = all(NOTHING), t.limits[r] = __builtin_nanf(""), t.changes[r] = 1.0f;
       if (REACH) centre(r);
     }
-    t.changed = t.summed = t.gathered = false;
+    t.changed = t.summed = false;
   }
 
   // What the distances of a row's keys from its centre have in common (Units).
@@ -136,7 +134,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Panels {
     const float* p = words_of_row(panel, 0) + first;
     for (int64_t c = 0; c < f.call.d_v; c += PANEL) {
       const float* from = values + c * words_of<OF>(f.shape.height) + (words_of<OF>(panel.from) + first) * PANEL;
-      float* to = t.sums + c;
+      float* to = t.out + c;
       if (count <= 16) {
         if (t.summed)
           product<OF, true, false>(count, f.call.d_v - c, p, WORDS, from, to, f.shape.width, size, nullptr);
@@ -269,45 +267,15 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Panels {
     if (!panel.quiet) f.wanted.add_after(&one, 1, exact, t.rows, r);
   }
 
-  static void add_sums(Rows& to, const Rows& from, int r) {
-    to.total[r] += from.total[r];
-    if (SPREAD) to.entropy[r] += from.entropy[r], to.squares[r] += from.squares[r];
-    if (REACH) to.first[r] += from.first[r], to.second[r] += from.second[r];
-  }
+  Levels<SPREAD, REACH> levels() const { return {t, BLOCK_ROWS, count, f.shape.width}; }
 
-  // Adds the sums of the last panels to those of the panels before, if there are any. `last`: no panel follows.
-  void gather(bool last) const {
-    if (!t.gathered) {
-      float* sums = t.sums;
-      t.sums = t.out;
-      t.out = sums;
-    }
+  // Refuses sums of parts that are not finite: those of float32 may be.
+  void check() const {
     for (int r = 0; r < count; r++) {
-      if (last && t.gathered) add_sums(t.rows, t.past, r);
-      if (!last) keep_sums(r);
-      if (OF == PARTS || t.gathered) gather_row(r);
+      Ints strange = {};
+      for (int64_t c = 0; c < f.call.d_v; c += W) strange |= not_finite(load(t.out + r * f.shape.width + c));
+      if (any(strange) && !t.rows.broken[r]) f.refused.raise();
     }
-    t.summed = false;
-    t.gathered = true;
-  }
-  void gather_row(int r) const {
-    float *sums = t.sums + r * f.shape.width, *out = t.out + r * f.shape.width;
-    Ints strange = {};
-    for (int64_t c = 0; c < f.call.d_v; c += W) {
-      Floats whole = load(out + c);
-      if (t.gathered) store(out + c, whole += load(sums + c));
-      strange |= not_finite(whole);
-    }
-    if (OF == PARTS && any(strange) && !t.rows.broken[r]) f.refused.raise();
-  }
-  void keep_sums(int r) const {
-    if (!t.gathered) {
-      t.past.top[r] = t.rows.top[r];
-      t.past.centre[r] = t.rows.centre[r];
-      clear_sums<SPREAD, REACH>(t.past, r);
-    }
-    add_sums(t.past, t.rows, r);
-    clear_sums<SPREAD, REACH>(t.rows, r);
   }
 
   // Rescales the rows of O whose top was raised for the panel that is added next.
@@ -316,10 +284,10 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Panels {
     t.changed = false;
     for (int r = 0; r < count; r++) {
       if (t.changes[r] == 1.0f) continue;
-      float *sums = t.sums + r * f.shape.width, *out = t.out + r * f.shape.width;
+      float *out = t.out + r * f.shape.width, *before = t.before + r * f.shape.width;
       for (int64_t c = 0; c < f.call.d_v; c += W) {
-        if (t.summed) store(sums + c, load(sums + c) * t.changes[r]);
-        if (t.gathered) store(out + c, load(out + c) * t.changes[r]);
+        if (t.summed) store(out + c, load(out + c) * t.changes[r]);
+        if (t.gathered) store(before + c, load(before + c) * t.changes[r]);
       }
       t.changes[r] = 1.0f;
     }

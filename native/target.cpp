@@ -34,6 +34,7 @@ namespace HEADWISE_TARGET {
 #include "queue.h"
 #include "ahead.h"
 #include "blocks.h"
+#include "levels.h"
 #include "forward.h"
 #include "units.h"
 #include "panels.h"

@@ -4,13 +4,14 @@ import math
 
 import pytest
 import torch
-from kernel_formula import run, truth
+from kernel_formula import LIMITS as LIMITS_OF_OUT
+from kernel_formula import error, run, truth
 from samples import MASKS, SCORES, qkv
 from torch import Tensor
 
 from headwise.kernels import KERNELS
 from headwise.kernels.call import Call
-from headwise.masks import Causal, Everything, Grid, Mask, Window
+from headwise.masks import Causal, Everything, Grid, Mask, Span, State, Window, spans
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits
 from headwise.stats import (
@@ -140,11 +141,43 @@ def test_many_equal_weights(n: int, lower: float) -> None:
     q, k = torch.ones(1, 1, n, 1), torch.full((1, 1, m, 1), -lower)
     k[:, :, 5] = 0.0
     v = qkv(1, 1, 1, n, m, 8, 4)[2] + 1.0
+    v[..., 0] = 1.7
     found, expected = run(q, k, v, statistics=(*ROWS, *RANGES)), truth(q, k)
     close(found.lse, expected.lse, limit=1e-6, near=0.0)
-    close(found.out, expected.out(v), limit=5e-6, near=0.0)
+    close(found.out, expected.out(v), limit=3e-6, near=0.0)
     for statistic in (*ROWS, *RANGES):
         close(found.statistics[statistic], expected.of(statistic), near=1e-30)
+
+
+class Apart(Mask):
+    """Of 18,000 keys, some queries have only the first half, some only the second, some all, some none."""
+
+    holds = None
+    ends = torch.tensor([[0, 9000], [9000, 18000], [0, 18000], [0, 0]]).repeat_interleave(torch.tensor([14, 13, 7, 6]), 0)
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        first, last = self.ends[rows].T[..., None]
+        return ((cols >= first) & (cols < last))[None, None]
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        return State.MIXED
+
+    def spans(self, grid: Grid) -> Tensor:
+        return spans.one(self.ends[None, :, 0], self.ends[None, :, 1], grid.m)
+
+
+@pytest.mark.every_target
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_on_two_levels(dtype: torch.dtype) -> None:
+    """Those of thousands of keys are added to those of the keys before; the largest logit rises all the time."""
+    q, k, v = qkv(1, 2, 1, 40, 18000, 8, 24, dtype=dtype)
+    k[..., 0] += torch.linspace(0, 40, 18000).to(dtype)
+    q[..., 0].abs_()
+    found, expected = run(q, k, v, Apart(), statistics=(*ROWS, *RANGES)), truth(q, k, Apart())
+    assert error(found.out, expected.out(v)) <= LIMITS_OF_OUT[dtype]
+    close(found.lse, expected.lse, limit=2e-6, near=2e-6)
+    for statistic in (*ROWS, *RANGES):
+        close(found.statistics[statistic], expected.of(statistic), LIMITS[dtype], near=LIMITS[dtype])
 
 
 @pytest.mark.parametrize("n", [2, 5])
