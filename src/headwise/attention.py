@@ -252,16 +252,19 @@ def _checked_gap(gap: Any, most: int) -> Span:
 
 def _check_number(name: str, value: Any) -> None:
     """Raise ConfigError for what is neither a number nor a tensor of one without gradients."""
-    if isinstance(value, float | int | torch.SymFloat | torch.SymInt):
+    if isinstance(value, float | torch.SymFloat | torch.SymInt):
         return
     if isinstance(value, Tensor) and value.requires_grad:
         raise ConfigError(
             f"{name}: a tensor that requires gradients, which would not reach it; multiply q by it instead"
         )
     try:
-        float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(f"{name}={value!r}: expected a number") from None
+        if not isinstance(value, str):
+            float(value)
+            return
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    raise ConfigError(f"{name}={value!r}: expected a number")
 
 
 def _check_tensors(q: Tensor, k: Vectors, v: Vectors) -> None:

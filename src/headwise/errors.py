@@ -62,6 +62,8 @@ class CheckpointError(HeadwiseError):
     """A file that is missing, damaged, of another type or model, or cannot be written."""
 
 
+MOST = 2**63 - 1  # the largest whole number of tensors
+
 # What the system says most often, in Chinese.
 REASONS = {
     errno.ENOENT: "没有这个文件或文件夹", errno.EACCES: "没有权限", errno.EPERM: "不允许此操作",
@@ -143,10 +145,12 @@ def not_installed(what: str, *packages: str, zh: str | None = None) -> ConfigErr
 
 def check_whole(owner: str, name: str, value: object, least: int) -> int:
     """Return `value`, a whole number of any library such as NumPy, as one of Python; raises a ConfigError that names it
-    if it is none or less than `least`."""
+    if it is none, less than `least` or more than 64 bits hold."""
     number = whole_number(value)
+    given = f"{owner}({name}={value!r})"
+    if number is not None and number > MOST:
+        raise ConfigError(f"{given}: expected at most {MOST}", f"{given}：应不大于 {MOST}")
     if number is None or number < least:
-        given = f"{owner}({name}={value!r})"
         raise ConfigError(
             f"{given}: expected a whole number, {name} >= {least}", f"{given}：应为整数，且 {name} >= {least}"
         )

@@ -225,9 +225,10 @@ class AttentionMap(Shown):
             >>> mean.shape, int(allowed[0, 0, 0, 59])
             (torch.Size([1, 1, 10, 60]), 0)
         """
-        cell = check_whole("pooled", "cell", cell, 1)
         n, m = self.shape[2:]
-        part = self._matrix.part(pooling.side("rows", rows, n), pooling.side("cols", cols, m))
+        rows, cols = pooling.side("rows", rows, n), pooling.side("cols", cols, m)
+        cell = min(check_whole("pooled", "cell", cell, 1), max(len(rows), len(cols)))  # larger ones are one square
+        part = self._matrix.part(rows, cols)
         found: Squares = self._read("squares", cell, progress, of=part)
         return found
 

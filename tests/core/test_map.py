@@ -148,6 +148,13 @@ def test_a_rectangle_is_pooled_from_its_first_cell(name: str) -> None:
             )
 
 
+@pytest.mark.parametrize("cell", [30, 2**31, 2**63 - 1])
+def test_a_cell_that_is_larger_than_the_rectangle_is_one_square(cell: int) -> None:
+    amap, _ = made()
+    for part, whole in zip(amap.pooled(range(7), range(30), cell), amap.pooled(range(7), range(30), 30), strict=True):
+        assert torch.equal(part, whole)
+
+
 @pytest.mark.parametrize("rows", [range(3, 3), range(0, 38), slice(0, 9, 2), range(-2, 5), 7])
 def test_a_rectangle_that_is_none_is_named(rows: object) -> None:
     amap, _ = made()

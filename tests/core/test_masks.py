@@ -172,10 +172,26 @@ def test_bad_masks_are_refused_when_made() -> None:
         Causal() & torch.ones(2, 2).bool()
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.uint64])
 def test_lengths_of_narrow_integers_do_not_wrap(dtype: torch.dtype) -> None:
     mask = Lengths(torch.tensor([3], dtype=dtype), side="right")
     assert mask.to_dense(300, 300)[0, 0, 0].nonzero().flatten().tolist() == [297, 298, 299]
+
+
+@pytest.mark.parametrize(
+    ("huge", "small"),
+    [
+        (Window(5, 2**63 - 1), Window(5, 90)),
+        (Window(2**63 - 1, 2), Window(90, 2)),
+        (Sinks(2**63 - 1) & Causal(), Causal()),
+        (HeadWindows([2**63 - 1, 2**63 - 1], 3) & Causal(), Causal()),
+        (HeadWindows([2, 2], 2**63 - 1), Everything()),
+    ],
+)
+def test_sizes_near_the_limit_of_64_bits_do_not_wrap(huge: Mask, small: Mask) -> None:
+    grid = Grid(1, 2, 7, 9).part(Span(0, 5), Span(6, 9))  # its queries may be before the first key
+    assert torch.equal(spans.to_dense(huge.spans(grid), 3), spans.to_dense(small.spans(grid), 3))
+    assert torch.equal(huge.to_dense(7, 9, heads=2), small.to_dense(7, 9).expand_as(huge.to_dense(7, 9, heads=2)))
 
 
 EMPTY = {
@@ -208,6 +224,8 @@ def test_an_empty_batch_has_masks(name: str, other: str | None) -> None:
         (lambda: Window(2, None), r"Window\(right=None\)"),
         (lambda: Sinks("a"), r"Sinks\(count='a'\)"),
         (lambda: Lengths(torch.tensor([True])), r"Lengths\(keys=…\)"),
+        (lambda: Lengths(torch.tensor([1j])), r"Lengths\(keys=…\)"),
+        (lambda: Window(2**63), r"Window\(left=9223372036854775808\): expected at most 9223372036854775807"),
     ],
 )
 def test_numbers_of_masks_are_whole(make: Callable[[], Mask], message: str) -> None:

@@ -14,6 +14,7 @@ from headwise.nn.positions import Rotary
 
 LAYER = hw.MultiHeadAttention(12, 4, num_kv_heads=2)
 X = torch.randn(1, 5, 12)
+Q = torch.randn(1, 2, 5, 3)
 DECODER = Decoder(DecoderConfig(5, d_model=4, num_layers=1, num_heads=1, d_ff=4, context=4))
 
 
@@ -40,6 +41,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "one cache for all layers": (lambda: DECODER(torch.zeros(1, 2).long(), caches=hw.KVCache()), "caches: .* KVCache"),
     "groups of no site": (lambda: hw.edit.merge_kv(LAYER, 1, groups=[[0, 1]]), "groups: expected a mapping from sites"),
     "half a position": (lambda: hw.analysis.attention_flow([amap()], 1.5), "position=1.5: expected"),
+    "a scale in letters": (lambda: hw.attend(Q, Q, Q, scale="1"), "scale='1': expected a number"),
+    "a scale of 400 digits": (lambda: hw.attend(Q, Q, Q, scale=10**400), "scale=10+: expected a number"),
     "a value of no size": (lambda: hw.edit.budget([amap()], 1, 1, value_dim=1.5), "value_dim=1.5"),
 }
 

@@ -105,7 +105,7 @@ class Documents(Mask):
 
     def __init__(self, ids: Sequence[int] | Tensor) -> None:
         self.ids = torch.atleast_2d(as_given(ids))
-        if self.ids.ndim != 2 or self.ids.is_floating_point() or self.ids.dtype == torch.bool:
+        if self.ids.ndim != 2 or not _is_whole(self.ids):
             raise DTypeError(
                 f"Documents(ids): expected integers [m] or [b, m], got {self.ids.dtype} {tuple(self.ids.shape)}"
             )
@@ -224,11 +224,18 @@ def as_given(value: Sequence[int] | Tensor) -> Tensor:
 
 
 def _lengths(name: str, value: Sequence[int] | Tensor) -> Tensor:
-    lengths = torch.as_tensor(value, device="cpu")
-    whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool) or lengths.shape == (0,)  # [] is floating
+    given = torch.as_tensor(value, device="cpu")
+    whole = _is_whole(given) or given.shape == (0,)  # [] is floating
+    # In a narrow dtype, such as uint8, differences would wrap, and PyTorch finds no minimum of wide unsigned ones.
+    lengths = given.long() if whole else given
     if lengths.ndim != 1 or not whole or (_known(lengths) and _range(lengths)[0] < 0):
         raise ShapeError(f"Lengths({name}=…): expected a list of lengths >= 0, one per sequence, got {value!r}")
-    return lengths.long()  # in a narrow dtype, such as uint8, differences would wrap
+    return lengths
+
+
+def _is_whole(x: Tensor) -> bool:
+    """Whether a tensor consists of whole numbers."""
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def _range(lengths: Tensor) -> tuple[int, int]:

@@ -11,8 +11,6 @@ from headwise.masks import spans
 from headwise.masks.base import Mask
 from headwise.masks.grid import Grid, Span, State
 
-FOREVER = 1 << 62  # a window without limit
-
 
 class HeadWindows(Mask):
     """Head i may attend to keys less than `windows[i]` before the query (None: all), and to the first `sinks` keys.
@@ -26,7 +24,7 @@ class HeadWindows(Mask):
     def __init__(self, windows: Sequence[int | None], sinks: int = 0) -> None:
         self.windows = check_windows("HeadWindows", windows)
         self.sinks = check_whole("HeadWindows", "sinks", sinks, 0)
-        lengths = [FOREVER if window is None else window for window in self.windows]
+        lengths = [spans.FAR if window is None else min(window, spans.FAR) for window in self.windows]
         self._least, self._most, self._lengths = min(lengths), max(lengths), torch.tensor(lengths, device="cpu")
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:

@@ -100,7 +100,8 @@ class Window(_Anywhere):
 
     def spans(self, grid: Grid) -> Tensor:
         position = grid.positions()[None]
-        return spans.one(position - self.left + 1, position + self.right + 1, grid.m)
+        left, right = (min(size, spans.FAR) for size in (self.left, self.right))
+        return spans.one(position - left + 1, position + right + 1, grid.m)
 
     def with_gap(self, gap: Span, grid: Grid) -> Mask:
         beyond = grid.shift - gap.start + 1 >= self.left  # all keys before the gap are, with it and without

@@ -7,6 +7,8 @@ not adjacent, with the same K ≥ 1 for all rows. A row with fewer ranges ends i
 import torch
 from torch import Tensor
 
+FAR = 1 << 62  # a distance beyond all keys, which added to a position does not exceed 64 bits
+
 
 def one(start: Tensor | int, stop: Tensor | int, m: int) -> Tensor:
     """Return spans with the single range [start, stop) for each query, clipped to the m keys.
