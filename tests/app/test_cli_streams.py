@@ -10,6 +10,7 @@ import pytest
 from commands import Command
 
 import headwise as hw
+from headwise.cli import main
 
 PROGRAM = sys.executable, "-m", "headwise"
 
@@ -136,6 +137,23 @@ def test_output_that_cannot_be_written_is_an_error(arguments: tuple[str, ...]) -
     with open("/dev/full", "w") as full:
         found = subprocess.run([*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (found.returncode, found.stderr) == (2, "error: No space left on device\n")
+
+
+def test_streams_that_are_closed_lose_nothing_else(headwise: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert headwise("measures") == (0, "", "")
+    monkeypatch.setattr(sys, "stderr", None)
+    assert headwise("measures", "--absent") == (2, "", "")
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "20"])
+def test_tables_keep_their_columns_however_narrow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "argv", ["headwise", "measures"])
+    main()
+    assert "Olsson" in capsys.readouterr().out
 
 
 def test_a_text_in_utf_16_is_named(headwise: Command, tmp_path: Path) -> None:

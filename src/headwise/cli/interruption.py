@@ -44,8 +44,9 @@ def print_interrupted() -> None:
         lang = language()
     except HeadwiseError:  # HEADWISE_LANG is wrong
         lang = "en"
-    sys.stderr.write(f"{in_language(INTERRUPTED, lang)}\n")
-    sys.stderr.flush()
+    if sys.stderr is not None:  # closed
+        sys.stderr.write(f"{in_language(INTERRUPTED, lang)}\n")
+        sys.stderr.flush()
 
 
 def leave() -> None:

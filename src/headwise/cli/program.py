@@ -1,5 +1,6 @@
 """The commands as one program of typer, and how it ends."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,6 +28,9 @@ from headwise.cli.words import SENTENCES
 from headwise.errors import HeadwiseError
 from headwise.plugins import load
 from headwise.wording import language
+
+
+NARROWEST = 40  # columns
 
 
 class _Group(TyperGroup):
@@ -99,8 +103,15 @@ def _top(
 
 def run() -> None:
     """Run the command that the arguments name, in the user's language, and end the process with its exit code."""
+    _widen()
     with standard_streams(), _lines():
         _run()
+
+
+def _widen() -> None:
+    """COLUMNS=0 is what some programs set where they do not know the width, and tables lose columns below `NARROWEST`."""
+    if os.environ.get("COLUMNS", "").isdigit() and int(os.environ["COLUMNS"]) < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
 
 
 def command_line() -> Any:

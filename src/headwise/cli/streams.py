@@ -24,16 +24,16 @@ STREAM = "-"  # the name of standard input and standard output
 @contextmanager
 def standard_streams() -> Iterator[None]:
     """Within the block, standard output and standard error are UTF-8 in every locale, unless PYTHONIOENCODING names
-    another encoding. What that cannot represent is escaped. When the reader of a pipe is gone, output is discarded and
-    the command completes: its files are written."""
+    another encoding. What that cannot represent is escaped. When the reader of a pipe is gone, or a stream is closed,
+    its output is discarded and the command completes: its files are written."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_utf8, before)
     try:
         yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
+        for stream, given in zip((sys.stdout, sys.stderr), before, strict=True):
             with suppress(OSError, ValueError):
-                stream.flush()
+                stream.flush() if given is not None else stream.close()
         sys.stdout, sys.stderr = before
 
 
@@ -123,9 +123,11 @@ class _Pipe(io.FileIO):
 
 def _utf8(stream: Any) -> Any:
     """The stream as described in `standard_streams`; the stream itself if it is not a file of the system."""
+    if stream is None:  # closed, as by `>&-`, or a program without a console
+        return open(os.devnull, "w", encoding="utf-8")
     try:
         handle = stream.fileno()
-    except (AttributeError, OSError, ValueError):  # None, or a stream in memory
+    except (AttributeError, OSError, ValueError):  # a stream in memory
         return stream
     stream.flush()
     encoding = stream.encoding if os.environ.get("PYTHONIOENCODING") else "utf-8"
