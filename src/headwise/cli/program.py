@@ -29,7 +29,6 @@ from headwise.errors import HeadwiseError
 from headwise.plugins import load
 from headwise.wording import language
 
-
 NARROWEST = 40  # columns
 
 
@@ -109,7 +108,7 @@ def run() -> None:
 
 
 def _widen() -> None:
-    """COLUMNS=0 is what some programs set where they do not know the width, and tables lose columns below `NARROWEST`."""
+    """Some programs set COLUMNS=0 where they do not know the width, and tables lose columns below `NARROWEST`."""
     if os.environ.get("COLUMNS", "").isdigit() and int(os.environ["COLUMNS"]) < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
 
