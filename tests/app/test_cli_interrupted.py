@@ -4,13 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import weakref
 from pathlib import Path
 
 import pytest
 from commands import Command
 
 from headwise.cli import main
-from headwise.cli.interruption import is_interruption
+from headwise.cli.interruption import is_interruption, noted
 
 SOURCE = Path(__file__).parents[2] / "src"
 # Ctrl-C as the module of that name is imported, where a library may change it into another error, or swallow it.
@@ -54,6 +56,23 @@ def test_a_command_that_is_interrupted_while_it_is_imported_prints_one_line(begu
 def test_a_library_that_changes_the_interruption_into_another_error_is_no_failure(tmp_path: Path) -> None:
     args = "see", "hello", "--out", str(tmp_path / "report.html")
     assert ended(*args, begun="headwise.reports.figure", how="swallowed") == (130, "", "Interrupted.\n")
+
+
+def test_an_interruption_that_python_ignores_comes_again(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        with noted():
+            things.clear()
+            time.sleep(5)
+
+    before, things = sys.unraisablehook, {type("Thing", (), {})()}
+    references = [weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT)) for thing in things]
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert references[0]() is None
+    assert time.monotonic() - began < 4
+    assert sys.unraisablehook is before
+    assert capsys.readouterr() == ("", "")
 
 
 def test_other_errors_are_raised_and_the_handler_of_signals_is_the_one_before(

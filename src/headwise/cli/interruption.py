@@ -1,9 +1,11 @@
 """Ctrl-C: one line on standard error and exit code 130. Imports little, as it may come during the imports."""
 
+import _thread
 import signal
 import sys
+import threading
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,9 +29,11 @@ def noted() -> Iterator[None]:
     except ValueError:  # not in the main thread, which does not receive Ctrl-C
         yield
         return
+    before, sys.unraisablehook = sys.unraisablehook, _unraisable(sys.unraisablehook)
     try:
         yield
     finally:
+        sys.unraisablehook = before
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -54,6 +58,27 @@ def leave() -> None:
     by the signal itself, unless another one is evaluated afterwards: to make a named tuple does that."""
     namedtuple("Afterwards", ())
     sys.exit(CODE)
+
+
+def _unraisable(before: Callable[[Any], object]) -> Callable[[Any], object]:
+    """A hook for exceptions that Python ignores, as those of finalizers and of callbacks of the import system: Ctrl-C
+    that came in one comes again a moment later."""
+
+    def hook(ignored: Any) -> None:
+        if ignored.exc_type is KeyboardInterrupt:
+            threading.Timer(0.02, _interrupt).start()
+        else:
+            before(ignored)
+
+    return hook
+
+
+def _interrupt() -> None:
+    """Ctrl-C in the main thread, which ends its waiting where the system can do that."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 def _note(number: int, frame: Any) -> None:
