@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from commands import Command
 
 from headwise.cli import main
 from headwise.cli.interruption import is_interruption, noted
+from headwise.errors import ConfigError
 
 SOURCE = Path(__file__).parents[2] / "src"
 # Ctrl-C as the module of that name is imported, where a library may change it into another error, or swallow it.
@@ -73,6 +75,24 @@ def test_an_interruption_that_python_ignores_comes_again(capsys: pytest.CaptureF
     assert time.monotonic() - began < 4
     assert sys.unraisablehook is before
     assert capsys.readouterr() == ("", "")
+
+
+def test_an_interruption_that_a_library_swallows_ends_the_command(
+    headwise: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swallowing(*args: object, **options: object) -> None:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    def broken(*args: object, **options: object) -> None:
+        swallowing()
+        raise ConfigError("a library that is half imported")
+
+    monkeypatch.setattr("headwise.cli.program.command_line", lambda: broken)
+    assert headwise("measures") == (130, "", "Interrupted.\n")
+    monkeypatch.setattr("headwise.cli.program.load", swallowing)
+    monkeypatch.setattr("headwise.cli.program.command_line", lambda: pytest.fail)
+    assert headwise("measures") == (130, "", "Interrupted.\n")
 
 
 def test_other_errors_are_raised_and_the_handler_of_signals_is_the_one_before(

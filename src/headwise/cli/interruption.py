@@ -42,6 +42,12 @@ def is_interruption(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or bool(_came)
 
 
+def check_interrupted() -> None:
+    """Raise KeyboardInterrupt if Ctrl-C came and a library swallowed it, as some do while they are imported."""
+    if _came:
+        raise KeyboardInterrupt
+
+
 def print_interrupted() -> None:
     """Print one line to standard error."""
     try:

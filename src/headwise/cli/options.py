@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from headwise.cli.interruption import check_interrupted
 from headwise.cli.streams import is_stream
 from headwise.cli.words import say, work
 from headwise.errors import ConfigError
@@ -74,6 +75,7 @@ def load(model: Path | None) -> Any:
 def progress_bar() -> Iterator[Any]:
     """A bar, as the `progress=` of a call. It appears with the first report, so that an earlier error is printed alone,
     and disappears at the end. Where there is no terminal, `Estimate` prints a line for what takes long."""
+    check_interrupted()
     columns = TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from headwise.cli.change import budget, convert, prune
 from headwise.cli.failures import in_words
-from headwise.cli.interruption import CODE, is_interruption, leave, print_interrupted
+from headwise.cli.interruption import CODE, check_interrupted, is_interruption, leave, print_interrupted
 from headwise.cli.judge import claims, doctor, plan
 from headwise.cli.learn import train, write
 from headwise.cli.learner import check, tour
@@ -129,6 +129,7 @@ def _commands(lang: str) -> Any:
 def _run() -> None:
     try:
         load()
+        check_interrupted()
         # Some versions of typer give the code of an Exit back instead of raising it.
         code = command_line()(sys.argv[1:] or ["--help"], prog_name="headwise", standalone_mode=False)
         sys.stdout.flush()  # so that a full disk is reported
@@ -140,13 +141,13 @@ def _run() -> None:
     except typer.Exit as leaving:
         _leave(leaving.exit_code)
     except Exception as error:
+        if is_interruption(error):
+            print_interrupted()
+            leave()
         message = in_words(error, sys.argv[1:], _options(sys.argv[1:]), _language())
-        if message is not None:
-            _fail(message)
-        if not is_interruption(error):
+        if message is None:
             raise
-        print_interrupted()
-        leave()
+        _fail(message)
 
 
 def _options(arguments: list[str]) -> set[str]:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from headwise.cli.interruption import check_interrupted
 from headwise.cli.options import AnyModel, Lang
 from headwise.cli.streams import is_stream, stdin_text
 from headwise.cli.words import say as tell
@@ -36,6 +37,7 @@ def view(
     text = stdin_text("--file") if is_stream(file) else None if file is None else read_text(file)
 
     def say(address: str) -> None:
+        check_interrupted()
         tell(console, "serving", address=address)
 
     title = "" if file is None or is_stream(file) else file.name
