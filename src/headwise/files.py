@@ -1,6 +1,7 @@
 """Atomic writing of files: a crash, a full disk or `kill -9` never leaves an incomplete file."""
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -56,6 +57,8 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
+    if target.exists() and not (target.is_file() or target.is_dir()):  # such as /dev/null, which would be replaced
+        raise OSError(errno.EINVAL, "it is a pipe or a device; expected a file name")
     with _beside(target) as folder:
         temporary = folder / target.name
         yield temporary

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headwise.errors import CheckpointError, ConfigError
-from headwise.files import LONGEST, atomic_folder, atomic_path, is_temporary, sweep
+from headwise.files import LONGEST, atomic_folder, atomic_path, is_temporary, sweep, write_text
 from headwise.outputs import check_writable, contents, taken
 
 posix = pytest.mark.skipif(os.name != "posix", reason="no such locks, signals and permissions here")
@@ -144,6 +144,16 @@ def test_what_cannot_be_written_is_known_before(tmp_path: Path, path: str, why: 
         with pytest.raises(CheckpointError, match=rf"--out '.*': cannot be written: {why}"):
             look(tmp_path / path, "--out", folder=folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "gone"]
+
+
+@posix
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(CheckpointError, match=r"'.*pipe' could not be written \(it is a pipe or a device; expected a"):
+        write_text(pipe, "text")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 @posix
