@@ -4,7 +4,7 @@ import errno
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from difflib import get_close_matches
 from operator import index
 from typing import Any
@@ -155,6 +155,18 @@ def check_whole(owner: str, name: str, value: object, least: int) -> int:
             f"{given}: expected a whole number, {name} >= {least}", f"{given}：应为整数，且 {name} >= {least}"
         )
     return number
+
+
+def check_sequence(owner: str, name: str, value: Any, expected: str) -> list[Any]:
+    """Return the entries of any sequence, such as a NumPy array or a tensor; raises a ConfigError that names it if it
+    has no order or no entries."""
+    try:
+        entries = [] if isinstance(value, str | bytes | Set | Mapping) else list(value)
+    except TypeError:
+        entries = []
+    if not entries:
+        raise ConfigError(f"{owner}({name}={value!r}): expected {expected}")
+    return entries
 
 
 def whole_number(value: Any) -> int | None:

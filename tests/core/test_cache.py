@@ -11,11 +11,12 @@ from hypothesis import given as for_all, settings, strategies as st
 
 import headwise as hw
 from headwise.attention import attend
-from headwise.cache import BudgetCache, Cache, KVCache, RaggedCache, SlidingCache
+from headwise.cache import BudgetCache, Cache, ChosenCache, KVCache, RaggedCache, SlidingCache
 from headwise.costs import cache_bytes
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.masks import Causal, Dense, Grid, HeadWindows, Mask, Sinks, Span, State, Window
+from headwise.nn import SparseHeadMixture
 from headwise.nn.base import AttentionLayer
 from headwise.nn.counts import counts_of
 from headwise.nn.registry import DESIGNS
@@ -304,6 +305,11 @@ def test_a_layer_of_another_design_is_told() -> None:
         (lambda: RaggedCache([]), "lengths="),
         (lambda: RaggedCache([3, 0]), "length=0"),
         (lambda: RaggedCache([3]).mask(0), "n=0"),
+        (lambda: BudgetCache(torch.tensor(3)), r"BudgetCache\(windows=tensor\(3\)\): expected one window per head"),
+        (lambda: RaggedCache(torch.tensor(3)), r"RaggedCache\(lengths=tensor\(3\)\): expected one length per"),
+        (lambda: RaggedCache({5, 2}), r"lengths=\{2, 5\}"),  # type: ignore[arg-type]
+        (lambda: KVCache(stored="int8", key_parts=3), "key_parts=3"),  # type: ignore[arg-type]
+        (lambda: KVCache(stored=["int8"]), r"stored=\['int8'\]: expected None"),  # type: ignore[arg-type]
         (lambda: KVCache(capacity=0), "capacity=0"),
         (lambda: KVCache(stored="int4"), "stored='int4'.*int8"),
         (lambda: KVCache(key_parts=(3, 4)), "key_parts=.*stored='int8'"),
@@ -333,6 +339,37 @@ def test_options_that_cannot_be_are_named(call: Callable[[], Any], words: str) -
 def test_what_does_not_fit_is_named(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(HeadwiseError, match=words):
         call()
+
+
+@pytest.mark.parametrize("kind", [*MAKE, "chosen"])
+def test_wrong_keys_and_values_are_named(kind: str) -> None:
+    cache, (k, v) = (MAKE | {"chosen": ChosenCache})[kind](), kv()
+    wrong: list[tuple[Any, Any, str]] = [
+        (k[0, 0, 0, 0], v, r"cache: k: expected \[batch, heads, tokens, width\], got shape \(\)"),
+        (k, v[..., 0], r"cache: v: expected \[batch, heads, tokens, width\], got shape \(2, 3, 4\)"),
+        (None, v, "cache: k: expected a torch.Tensor, got NoneType"),
+        (k, v.numpy(), "cache: v: expected a torch.Tensor, got ndarray"),
+        (k.long(), v, r"cache: k: expected a floating dtype, got torch\.int64"),
+        (k, v.to_sparse(), "cache: v: expected a dense tensor"),
+        (k, v.to("meta"), "k is on cpu, but v is on meta"),
+    ]
+    for x, y, words in wrong:
+        with pytest.raises(HeadwiseError, match=words):
+            cache.append(x, y)
+    assert (cache.seen, cache.nbytes) == (0, 0)
+
+
+def test_no_token_leaves_the_holes_of_selected_heads() -> None:
+    layer, cache = SparseHeadMixture(24, 4, top_k=2, keys="chosen"), ChosenCache()
+    x, allowed = torch.randn(2, 6, 24), torch.ones(1, 1, 1, 6, dtype=torch.bool)
+    nothing, first = x[:, :0], layer(x[:, :0], cache=cache, return_map=True)[1]
+    layer(x, mask=Causal(), cache=cache)
+    held = cache.nbytes
+    y, amap = layer(nothing, mask=allowed, cache=cache, return_map=True)
+    assert (y.shape, first.shape, amap.shape) == ((2, 0, 24), (2, 4, 0, 0), (2, 4, 0, 6))
+    assert (cache.seen, cache.nbytes) == (6, held)
+    assert torch.equal(cache.append(*torch.empty(2, 2, 4, 0, 6))[0].any(-1), cache.chosen.mT)
+    assert layer(x[:0], cache=ChosenCache()).shape == (0, 6, 24)
 
 
 def test_a_cache_takes_as_many_tokens_as_it_has_room_for() -> None:

@@ -13,6 +13,7 @@ from headwise.cache.rows import Rows
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError, check_whole
 from headwise.kernels.quantized import Vectors
 from headwise.masks import Mask, Span
+from headwise.rule import check_dense
 
 
 class Cache(Protocol):
@@ -202,8 +203,18 @@ class Kind(NamedTuple):
 
 def kind_of(k: Tensor, v: Tensor, held: Kind | None) -> Kind:
     """Return the kind of new keys and values; raises if it differs from the cached one."""
-    if k.ndim != 4 or k.shape[:3] != v.shape[:3]:
+    for name, x in (("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"cache: {name}: expected a torch.Tensor, got {type(x).__name__}")
+        check_dense(f"cache: {name}", x)
+        if x.ndim != 4:
+            raise ShapeError(f"cache: {name}: expected [batch, heads, tokens, width], got shape {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise DTypeError(f"cache: {name}: expected a floating dtype, got {x.dtype}")
+    if k.shape[:3] != v.shape[:3]:
         raise ShapeError(f"cache: k {tuple(k.shape)} and v {tuple(v.shape)} differ in batch, heads or tokens")
+    if k.device != v.device:
+        raise DeviceError(f"cache: k is on {k.device}, but v is on {v.device}; move them to one device")
     kind = Kind(k.shape[0], k.shape[1], k.shape[3], v.shape[3], (k.dtype, v.dtype), k.device)
     if held is None or kind == held:
         return kind

@@ -1,7 +1,5 @@
 """A cache with holes: keys and values of the heads that each token selected."""
 
-from typing import NoReturn
-
 import torch
 from torch import Tensor
 
@@ -33,12 +31,24 @@ class ChosenCache(StoredCache):
         """Return the mask of the window, which hides no new token, or None without one."""
         return None if self.window is None else Window(self.window, max(0, n - 1))
 
-    def append(self, k: Tensor, v: Tensor) -> NoReturn:
-        """Raise ConfigError: a layer that computes all heads for each token leaves no holes."""
-        raise ConfigError(
-            "cache=ChosenCache(): keeps the heads that tokens selected, of SparseHeadMixture(keys='chosen'); give "
-            "other layers a KVCache()"
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append no tokens, [b, h, 0, d], and return all keys and values [b, h, seen, d], with zeros where a token did
+        not select the head. Raises ConfigError for tokens: a layer that computes all heads for each leaves no holes."""
+        kind = kind_of(k, v, self._kind)
+        if k.shape[0] * k.shape[2]:
+            raise ConfigError(
+                "cache=ChosenCache(): keeps the heads that tokens selected, of SparseHeadMixture(keys='chosen'); give "
+                "other layers a KVCache()"
+            )
+        none = torch.empty(0, dtype=torch.long, device=k.device)
+        chosen = torch.empty(kind.batch, k.shape[2], kind.heads, dtype=torch.bool, device=k.device)
+        self.store(k.new_empty(0, kind.key), v.new_empty(0, kind.value), chosen, none, none, none, none)
+        *held, positions = self.read(list(range(kind.heads)))
+        at = torch.arange(len(positions), device=k.device)[:, None], positions
+        found_k, found_v = (
+            x.new_zeros(len(positions), self.seen + 1, x.shape[-1]).index_put(at, x)[:, : self.seen] for x in held
         )
+        return found_k.unflatten(0, (kind.batch, kind.heads)), found_v.unflatten(0, (kind.batch, kind.heads))
 
     def store(
         self, k: Tensor, v: Tensor, chosen: Tensor, heads: Tensor, entries: Tensor, positions: Tensor, ranks: Tensor
@@ -60,7 +70,7 @@ class ChosenCache(StoredCache):
             self.chosen = chosen[:, :0]
         counts = self._counts + chosen.sum(1)
         at = (entries, heads, self._counts[entries, heads] + ranks)
-        self._room = _with(room, self.seen, int(counts.max()), at, (k, v, positions + self.seen))
+        self._room = _with(room, self.seen, _most(counts), at, (k, v, positions + self.seen))
         self._room.written = self.seen + n
         self._counts, self.chosen = counts, torch.cat((self.chosen, chosen), 1)
         self._kind, self._seen = kind, self.seen + n
@@ -69,7 +79,7 @@ class ChosenCache(StoredCache):
         """Return keys and values [b·i, m', d] of some heads, and their positions [b·i, m'], increasing; unused places
         have the position `seen`."""
         counts = self._counts[:, members]
-        most = int(counts.max())
+        most = _most(counts)
         k, v, positions = (x[:, members, :most].flatten(0, 1) for x in self._parts)
         unused = torch.arange(most, device=k.device) >= counts.flatten()[:, None]
         return k, v, positions.masked_fill(unused, self.seen)
@@ -95,6 +105,10 @@ class ChosenCache(StoredCache):
         indices = indices.to(self._counts.device)
         self._room = Room([x.index_select(0, indices) for x in self._parts], self.seen)
         self._counts, self.chosen = (x.index_select(0, indices) for x in (self._counts, self.chosen))
+
+
+def _most(counts: Tensor) -> int:
+    return int(counts.max()) if counts.numel() else 0  # an empty batch has no tokens
 
 
 def _with(room: Room, seen: int, needed: int, at: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> Room:

@@ -1,6 +1,6 @@
 """A cache for a batch of sequences of different lengths."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from headwise.cache.base import StoredCache, described, kind_of
 from headwise.cache.rows import Rows
 from headwise.cache.storage import storages
-from headwise.errors import ConfigError, ShapeError, check_whole
+from headwise.errors import ShapeError, check_sequence, check_whole
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.masks import Lengths, Span
 
@@ -37,10 +37,9 @@ class RaggedCache(StoredCache):
         self, lengths: Sequence[int], *, stored: str | None = None, key_parts: Sequence[int] | None = None
     ) -> None:
         super().__init__()
-        if not isinstance(lengths, Iterable) or isinstance(lengths, str) or not len(lengths):
-            raise ConfigError(f"RaggedCache(lengths={lengths!r}): expected one length per sequence of the batch")
-        self._prompts = [check_whole("RaggedCache", "length", length, 1) for length in lengths]
-        self._lengths = [0] * len(lengths)
+        entries = check_sequence("RaggedCache", "lengths", lengths, "one length per sequence of the batch")
+        self._prompts = [check_whole("RaggedCache", "length", length, 1) for length in entries]
+        self._lengths = [0] * len(entries)
         self._k, self._v = (Rows(storage) for storage in storages(stored, key_parts))
 
     @property

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.costs.work import CACHE_BYTES
-from headwise.errors import ConfigError, DTypeError, ShapeError, check_whole
+from headwise.errors import ConfigError, DTypeError, ShapeError, check_sequence, check_whole
 from headwise.kernels.quantized import QuantizedKV, Vectors
 
 
@@ -91,7 +91,10 @@ class Quantized:
     differentiable = False
 
     def __init__(self, widths: Sequence[int] | None = None) -> None:
-        self.widths = None if widths is None else [check_whole("cache", "key_parts", width, 0) for width in widths]
+        self.widths: list[int] | None = None
+        if widths is not None:
+            entries = check_sequence("cache", "key_parts", widths, "widths of the parts of a key, such as (512, 64)")
+            self.widths = [check_whole("cache", "key_parts", width, 0) for width in entries]
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return int8 [b, h, n, d] and float32 [b, h, n, parts]; DTypeError if a number is not finite."""
@@ -122,15 +125,15 @@ class Quantized:
 
 def storages(stored: str | None, key_parts: Sequence[int] | None) -> tuple[Storage, Storage]:
     """Return the storage of keys and of values."""
+    if stored is not None and not (isinstance(stored, str) and stored in CACHE_BYTES):
+        raise ConfigError(
+            f"stored={stored!r}: expected None (the dtype of the keys) or one of {', '.join(CACHE_BYTES)}"
+        )
     if key_parts is not None and stored != "int8":
-        raise ConfigError(f"key_parts={tuple(key_parts)}: separate scales per part require stored='int8'")
+        raise ConfigError(f"key_parts={key_parts!r}: separate scales per part require stored='int8'")
     if stored is None:
         return AsGiven(), AsGiven()
     if stored == "int8":
         return Quantized(key_parts), Quantized()
-    if stored not in CACHE_BYTES:
-        raise ConfigError(
-            f"stored={stored!r}: expected None (the dtype of the keys) or one of {', '.join(CACHE_BYTES)}"
-        )
     rounded = Rounded(getattr(torch, stored))
     return rounded, rounded

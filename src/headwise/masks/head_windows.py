@@ -1,11 +1,11 @@
 """Sliding windows that differ between heads."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, ShapeError, check_whole
+from headwise.errors import ShapeError, check_sequence, check_whole
 from headwise.fields import Counts, Whole
 from headwise.masks import spans
 from headwise.masks.base import Mask
@@ -57,6 +57,5 @@ class HeadWindows(Mask):
 
 def check_windows(owner: str, windows: Sequence[int | None]) -> tuple[int | None, ...]:
     """Return the windows; ConfigError naming `owner` if they are not whole numbers or None."""
-    if not isinstance(windows, Iterable) or isinstance(windows, str) or not len(windows):
-        raise ConfigError(f"{owner}(windows={windows!r}): expected one window per head, such as [128, None]")
-    return tuple(None if window is None else check_whole(owner, "window", window, 1) for window in windows)
+    entries = check_sequence(owner, "windows", windows, "one window per head, such as [128, None]")
+    return tuple(None if window is None else check_whole(owner, "window", window, 1) for window in entries)
