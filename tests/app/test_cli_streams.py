@@ -11,6 +11,8 @@ from commands import Command
 
 import headwise as hw
 from headwise.cli import main
+from headwise.cli.streams import typed
+from headwise.errors import TextError
 
 PROGRAM = sys.executable, "-m", "headwise"
 
@@ -41,6 +43,14 @@ def test_bytes_on_standard_input_that_are_not_utf8(headwise: Command) -> None:
     done = headwise("see", "-", answer="武松".encode("gb18030"))
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: 'standard input' is not UTF-8: byte 0xce at offset 0")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="arguments of another kind")
+@pytest.mark.parametrize("option", ["TEXT", "--beside"])
+def test_bytes_of_an_argument_that_are_not_utf8(option: str) -> None:
+    assert typed(os.fsdecode("武松".encode()), option) == "武松"
+    with pytest.raises(TextError, match=f"'{option}' is not UTF-8: byte 0xff at offset 2;"):
+        typed("ab\udcff", option)
 
 
 @pytest.mark.thorough

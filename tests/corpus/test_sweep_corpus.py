@@ -63,6 +63,10 @@ def test_a_byte_that_is_no_utf8_is_named_by_its_place(tmp_path, monkeypatch, blo
         source = Source(str(path), "text", len(data))
         with pytest.raises(TextError, match=f"at offset {at};"):
             check(source, "text", len(data), quiet)
+    for kind in ("text", "jsonl"):
+        path.write_bytes("打虎\0".encode())
+        with pytest.raises(TextError, match="is not text: NUL byte at offset 6;"):
+            check(Source(str(path), kind, 7), "text", 7, quiet)
     path.write_text("武松", encoding="utf-8")
     assert check(Source(str(path), "text", 6), "text", 6, quiet).size == 6
 

@@ -23,6 +23,13 @@ def test_bytes_that_are_no_utf8_are_told_with_file_and_offset(tmp_path: Path, ma
         read_text(tmp_path / "gb.txt")
 
 
+@pytest.mark.parametrize("first", [0, 7])
+def test_a_nul_byte_is_no_text(first: int) -> None:
+    begun = b"" if first else MARK
+    with pytest.raises(TextError, match=f"t.txt' is not text: NUL byte at offset {first + len(begun) + 3};"):
+        decoded(begun + "水\0".encode(), "t.txt", first)
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), st.booleans(), st.integers(1, 1 << 40))
 @settings(deadline=None, max_examples=60)
 def test_the_offset_is_that_of_the_file(text: str, mark: bool, first: int) -> None:

@@ -144,7 +144,7 @@ def write(
     """Generate text with a model, one character at a time."""
     from headwise.lm.generate import check_sampling, write as compose
 
-    prompt = stdin_text("--prompt").removesuffix("\n") if prompt == STREAM else typed(prompt)
+    prompt = stdin_text("--prompt").removesuffix("\n") if prompt == STREAM else typed(prompt, "--prompt")
     check_sampling(prompt, length, temperature, top_k, top_p)
     kept = None
     if budget is not None:

@@ -103,7 +103,7 @@ def see(
     elif file is not None:
         text, title = read_text(file), file.name
     elif text is not None:
-        text = typed(text)
+        text = typed(text, "TEXT")
     with nullcontext() if is_stream(out) else taken(out, "--out"):
         with progress_bar() as progress:
             loaded = load_model(model)
@@ -171,7 +171,7 @@ def _beside(given: str | None, *, taken: bool) -> str | None:
             f"--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -",
             f"--beside {given!r}：没有这个文件；要与这段文字本身比较，请用管道传给 --beside -",
         )
-    return typed(given)
+    return typed(given, "--beside")
 
 
 def trace(

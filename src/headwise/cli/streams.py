@@ -96,13 +96,23 @@ def written(path: Path) -> Iterator[Path]:
         sys.stdout.buffer.flush()
 
 
-def typed(argument: str) -> str:
-    """A text from the command line, which Python decodes by the locale, decoded as UTF-8 if it is UTF-8."""
+def typed(argument: str, option: str) -> str:
+    """A text from the command line, which Python decodes by the locale, decoded as UTF-8 if it is UTF-8.
+
+    TextError naming the option and a byte that neither of them has.
+    """
+    from headwise.lm.text_files import not_utf8
+
     if os.name != "posix":
         return argument
     try:
-        return os.fsencode(argument).decode()
-    except UnicodeError:
+        data = os.fsencode(argument)
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if any("\udc80" <= character <= "\udcff" for character in argument):  # Python's form of such a byte
+            raise not_utf8(option, data[error.start], error.start) from None
+        return argument
+    except UnicodeEncodeError:
         return argument
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from headwise.contents import one_line
 from headwise.errors import ConfigError, TextError
-from headwise.lm.text_files import not_utf8
+from headwise.lm.text_files import not_utf8, nul
 from headwise.table.files import arrow
 
 BLOCK = 1 << 22  # bytes read at once
@@ -86,8 +86,8 @@ def check(source: Source, field: str, upto: int, advance: Advance) -> Print:
     """Read a file once up to byte `upto`, and return its print.
 
     Raises:
-        TextError: naming the file and the first byte that is not UTF-8, the first line that is not JSON or has no such
-            field, or the column that a Parquet file lacks.
+        TextError: naming the file and the first byte that is not UTF-8, or NUL, the first line that is not JSON or has
+            no such field, or the column that a Parquet file lacks.
     """
     if source.kind == "parquet":
         check_column(source.path, field)
@@ -136,6 +136,8 @@ def _decode(decoder: codecs.IncrementalDecoder, block: bytes, path: str, at: int
         decoder.decode(block, final)
     except UnicodeDecodeError as error:
         raise not_utf8(path, error.object[error.start], at - waiting + error.start) from None
+    if 0 in block:
+        raise nul(path, at + block.index(0))
 
 
 def _paths(given: str) -> list[str]:

@@ -14,22 +14,20 @@ def read_text(path: str | os.PathLike[str]) -> str:
     text = decoded(data, path)
     if not text:
         raise TextError(f"{os.fspath(path)!r} is empty", f"{os.fspath(path)!r} 是空文件")
-    if "\0" in text:
-        raise TextError(
-            f"{os.fspath(path)!r} is not text: NUL byte at offset {data.index(0)}; expected a UTF-8 text file",
-            f"{os.fspath(path)!r} 不是文本：偏移 {data.index(0)} 处有空字节；应为 UTF-8 文本文件",
-        )
     return text
 
 
 def decoded(data: bytes, path: str | os.PathLike[str], first: int = 0) -> str:
-    """Decode the contents of a file from byte `first` on. TextError naming a byte that is not UTF-8 and its offset."""
+    """Decode the contents of a file from byte `first` on. TextError naming a byte that is not UTF-8, or NUL, and its
+    offset."""
     if first == 0 and data.startswith(MARK):
         data, first = data[len(MARK) :], len(MARK)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise not_utf8(path, data[error.start], first + error.start) from None
+    if "\0" in text:
+        raise nul(path, first + data.index(0))
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -41,6 +39,14 @@ def not_utf8(path: str | os.PathLike[str], byte: int, offset: int) -> TextError:
         f"iconv -f {encoding} -t UTF-8",
         f"{os.fspath(path)!r} 不是 UTF-8：偏移 {offset} 处的字节是 0x{byte:02x}；请先转换，例如用 iconv -f "
         f"{encoding} -t UTF-8",
+    )
+
+
+def nul(path: str | os.PathLike[str], offset: int) -> TextError:
+    """The error for a NUL byte, which UTF-16 and binary files contain, at an offset of the file."""
+    return TextError(
+        f"{os.fspath(path)!r} is not text: NUL byte at offset {offset}; expected UTF-8",
+        f"{os.fspath(path)!r} 不是文本：偏移 {offset} 处有空字节（NUL）；应为 UTF-8 文本",
     )
 
 
