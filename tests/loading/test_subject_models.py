@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from folders import TOKENIZERS, VOCAB, byte_level, model_of, saved, transformers, unigram, word_piece
+from folders import CONFIGS, TOKENIZERS, VOCAB, byte_level, model_of, saved, transformers, unigram, word_piece
 
 import headwise as hw
-from headwise.errors import CheckpointError, DTypeError, ShapeError, TextError
+from headwise.corpus import measure_corpus
+from headwise.errors import CheckpointError, ConfigError, DTypeError, ShapeError, TextError
 from headwise.lm.checkpoint import load_pretrained, save_model
 from headwise.lm.loading import LoadedModel, huggingface, load_model
+from headwise.lm.loading.positions import positions_of
 from headwise.map import AttentionMap
 
 CAUSAL = [("GPT2", "LMHeadModel"), ("Llama", "ForCausalLM"), ("Qwen3", "ForCausalLM"), ("Mistral", "ForCausalLM"),
@@ -135,7 +137,7 @@ def test_sites_stand_in_the_order_of_the_layers(tmp_path: Path, kind: str, head:
 @pytest.mark.parametrize(
     ("kind", "head", "limit"),
     [("GPT2", "LMHeadModel", 48), ("OPT", "ForCausalLM", 48), ("Bert", "Model", 48), ("Roberta", "Model", 48),
-     ("DistilBert", "Model", 48)],
+     ("DistilBert", "Model", 48), ("GPTJ", "ForCausalLM", 48), ("Nystromformer", "Model", 48)],
 )  # fmt: skip
 def test_learned_positions_end(tmp_path: Path, kind: str, head: str, limit: int) -> None:
     subject = opened(tmp_path, kind, head)
@@ -143,6 +145,32 @@ def test_learned_positions_end(tmp_path: Path, kind: str, head: str, limit: int)
     assert next(iter(subject.maps(tokens(limit)).values())).shape[2] == limit
     with pytest.raises(TextError, match=f"{limit + 1} tokens.*{limit} positions"):
         subject.maps(tokens(limit + 1))
+
+
+def test_a_window_beyond_the_positions_is_refused_before_the_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path, "Roberta", "Model", byte_level())
+    (folder / "t.txt").write_text("武松打虎")
+    monkeypatch.setattr(huggingface, "_load", lambda *_: pytest.fail("weights are loaded"))
+    with pytest.raises(ConfigError, match=f"window=51.*: {folder.name} has 48 positions"):
+        measure_corpus(folder, folder / "t.txt", folder / "t.csv", window=51)
+
+
+def test_a_text_that_is_too_long_for_a_model_without_positions(tmp_path: Path) -> None:
+    """Its biases are those of so many distances."""
+    subject = opened(tmp_path, "Mpt", "ForCausalLM")
+    assert (subject.limit, subject.context) == (None, 48)
+    with pytest.raises(TextError, match="49 tokens at once are too many for MptForCausalLM, which was trained on 48"):
+        subject.maps(tokens(49))
+
+
+def test_positions_of_images_do_not_count() -> None:
+    text = {**CONFIGS["Llama"], "model_type": "llama"}
+    vision = {"hidden_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    config = transformers.LlavaConfig(vision_config={**vision, "model_type": "clip_vision_model"}, text_config=text)
+    with torch.device("meta"):
+        assert positions_of(transformers.LlavaModel(config)) is None
 
 
 def test_rotary_positions_go_on_with_a_remark(tmp_path: Path) -> None:

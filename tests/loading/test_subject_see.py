@@ -157,7 +157,7 @@ def test_the_command_says_in_a_line_that_a_text_is_too_long(
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2
-    assert "has learned 48 positions" in " ".join(capsys.readouterr().err.split())
+    assert "has 48 positions" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "r").exists()
 
 

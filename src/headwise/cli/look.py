@@ -106,7 +106,7 @@ def see(
         text = typed(text, "TEXT")
     with nullcontext() if is_stream(out) else taken(out, "--out"):
         with progress_bar() as progress:
-            loaded = load_model(model)
+            loaded = load_model(model, window=window)
             if sort is not None:  # which statistics there are depends on the model
                 reading = loaded.read(in_language(SAMPLE, lang) if text is None else text)
                 check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])

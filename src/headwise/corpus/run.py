@@ -103,7 +103,7 @@ def measure_corpus(
     try:
         given = [files] if isinstance(files, str | os.PathLike) else list(files)
         sources = look(given, journal, output, restart, ranks)
-        loaded = _placed(model, device, dtype, ranks)
+        loaded = _placed(model, window, device, dtype, ranks)
         frame = Frame.of(loaded)
         length = length_of(window, loaded, frame)
         room = length - len(frame)
@@ -185,10 +185,11 @@ class _Done:
 
 
 def _placed(
-    model: LoadedModel | str | os.PathLike[str] | None, device: str | None, dtype: str | None, ranks: Ranks
-) -> LoadedModel:
+    model: LoadedModel | str | os.PathLike[str] | None, window: int | None, device: str | None, dtype: str | None,
+    ranks: Ranks,
+) -> LoadedModel:  # fmt: skip
     """The model on its device; with several GPUs, each process of a machine has its own."""
-    loaded = model if isinstance(model, LoadedModel) else load_model(model)
+    loaded = model if isinstance(model, LoadedModel) else load_model(model, window=window)
     here = next(loaded.model.parameters()).device
     found = "cuda" if torch.cuda.is_available() else "cpu"
     wanted = device or (str(here) if isinstance(model, LoadedModel) else found)

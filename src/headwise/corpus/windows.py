@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel
+from headwise.lm.loading.positions import check_window
 from headwise.wording import in_language
 
 POOL = 16  # batches whose windows are sorted by length together
@@ -81,11 +82,7 @@ def length_of(window: int | None, loaded: LoadedModel, frame: Frame) -> int:
             f"window: {loaded.name} does not specify its training length; give --window N, in tokens",
             f"window：{in_language(loaded.name, 'zh')} 未给出训练长度；请用 --window N 指定词元数",
         )
-    if loaded.limit is not None and length > loaded.limit:
-        raise ConfigError(
-            f"window={length}: {loaded.name} supports at most {loaded.limit} positions",
-            f"window={length}：{in_language(loaded.name, 'zh')} 最多支持 {loaded.limit} 个位置",
-        )
+    check_window(length, loaded.limit, loaded.name)
     if length <= len(frame):
         raise ConfigError(
             f"window={length}: {len(frame)} special tokens are added to every window; expected a larger window",

@@ -1,7 +1,7 @@
 """Loading a model of Hugging Face transformers; its attention is computed by headwise."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headwise.amounts import scaled
+from headwise.contents import one_line
 from headwise.edit.folder import is_pruned, load_pruned
-from headwise.errors import CheckpointError, ConfigError, TextError
+from headwise.errors import CheckpointError, ConfigError, HeadwiseError, TextError
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
 from headwise.lm.loading.characters import by_decoding, by_offsets, readable
 from headwise.lm.loading.files import (
@@ -23,6 +24,7 @@ from headwise.lm.loading.files import (
     read_tokenizer,
     theirs,
 )
+from headwise.lm.loading.positions import check_window, positions_of
 from headwise.lm.loading.remarks import remark
 from headwise.lm.loading.tokenized import TokenizedText
 from headwise.models import HeadSite, attach, find_heads
@@ -32,6 +34,8 @@ from headwise.stats import Measure
 from headwise.wording import Bilingual, Message
 
 LOGITS = 1 << 26  # logits stored at a time, 256 MB in float32
+TRIED = 8  # tokens that every model can read
+NO_MEMORY = "DefaultCPUAllocator"  # in PyTorch's error
 UNREAD = ("pooler",)  # parts that do not affect attention; they may be missing from the weights
 
 
@@ -41,17 +45,19 @@ class TransformersModel(LoadedModel):
     kind = "transformers"
     model: Any
 
-    def __init__(self, folder: Path, name: str = "") -> None:
+    def __init__(self, folder: Path, name: str = "", window: int | None = None) -> None:
         self.name = name or folder.resolve().name
         self._folder = str(folder)
         config = read_config(folder)
         check_one_text(folder, config)
         check_weights(folder, config)
         self._tokenizer = read_tokenizer(folder)
+        if window is not None and window > (trained_context(config) or window):
+            check_window(window, positions_of(_built(folder, config)), self.name)
         self.model, self._predicts = _load(folder, config)
         self.layers: tuple[str, ...] = ()
         self._recognised = self._attach()
-        self.limit = _positions(self.model)
+        self.limit = positions_of(self.model)
         self.context = trained_context(config) if self.limit is None else self.limit
         found = self._tried()
         self.layers, self.heads = tuple(found), tuple(amap.shape[1] for amap in found.values())
@@ -125,7 +131,7 @@ class TransformersModel(LoadedModel):
         wants = with_loss and self._predicts and ids.shape[1] > 1
         whole = wants and ids.numel() * self._vocabulary <= LOGITS
         options = {"logits_to_keep": 0 if whole else 1} if self._predicts else {}
-        with self._collected(measures, on_map) as maps:
+        with self._collected(measures, on_map) as maps, self._lengths(ids.shape[1]):
             found = self.model(input_ids=ids, use_cache=False, **padding, **options)
         if self._recognised:
             self._check_recognised(maps, ids)
@@ -133,6 +139,29 @@ class TransformersModel(LoadedModel):
             loss = float(_nats(found.logits[:, :-1], ids[:, 1:]))
             return maps, lambda: loss
         return maps, lambda: self._long_loss(ids) if wants else None
+
+    @contextmanager
+    def _lengths(self, n: int) -> Iterator[None]:
+        """Convert an error of the model in a text that is longer than those it was trained on to a TextError."""
+        try:
+            yield
+        except HeadwiseError:
+            raise
+        except Exception as error:
+            if (
+                n <= max(self.context or 0, TRIED)
+                or isinstance(error, torch.OutOfMemoryError)
+                or NO_MEMORY in str(error)
+            ):
+                raise
+            name, context = type(self.model).__name__, self.context
+            trained = (
+                ("", "") if context is None else (f", which was trained on {context:,}", f"，其训练长度为 {context:,}")
+            )
+            raise TextError(
+                f"{n:,} tokens at once are too many for {name}{trained[0]}: {one_line(error)}",
+                f"{name} 一次读不了 {n:,} 个词元{trained[1]}：{one_line(error)}",
+            ) from error
 
     def _long_loss(self, ids: Tensor) -> float:
         """The loss without storing all logits: the text is processed again in parts, with a cache."""
@@ -214,17 +243,28 @@ def _remarks_on(ids: list[int], pieces: list[str], unknown: int | None, sign: st
     return tuple(remarks)
 
 
-def _load(folder: Path, config: Any) -> tuple[Any, bool]:
-    """Load the model in eval mode; also returns whether it predicts the next token."""
+def _kind(config: Any) -> tuple[Any, bool, set[str]]:
+    """The class of transformers that loads the model, whether it predicts the next token, and all such models."""
     auto = library("models.auto")
     names = set(library("models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    headed = any(name in names for name in getattr(config, "architectures", None) or ())
+    return auto.AutoModelForCausalLM if headed else auto.AutoModel, headed, names
+
+
+def _built(folder: Path, config: Any) -> Any:
+    """The model on the meta device, without weights."""
+    with theirs(folder, "the model cannot be built"), quiet(), torch.device("meta"):
+        return _kind(config)[0].from_config(config)
+
+
+def _load(folder: Path, config: Any) -> tuple[Any, bool]:
+    """Load the model in eval mode; also returns whether it predicts the next token."""
+    kind, headed, names = _kind(config)
     if is_pruned(folder):
         pruned = load_pruned(folder).float()
         headed = type(pruned).__name__ in names
         return pruned if headed else pruned.base_model, headed
     with theirs(folder, "the model cannot be loaded"), quiet():
-        headed = any(name in names for name in getattr(config, "architectures", None) or ())
-        kind = auto.AutoModelForCausalLM if headed else auto.AutoModel
         model, info = kind.from_pretrained(
             str(folder), config=config, local_files_only=True, trust_remote_code=False, use_safetensors=True,
             dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True,
@@ -242,20 +282,6 @@ def _load(folder: Path, config: Any) -> tuple[Any, bool]:
             f"{zh_hint}",
         )
     return model.eval(), headed
-
-
-def _positions(model: nn.Module) -> int | None:
-    """Number of learned positions of a model, or None: from tables such as `position_embeddings` and `wpe`, without the
-    entries that some reserve for padding."""
-    found = []
-    for name, module in model.named_modules():
-        last = name.rpartition(".")[2]
-        if isinstance(module, nn.Embedding) and (last == "wpe" or "position" in last):
-            kept = getattr(module, "offset", None)  # OPT
-            if not isinstance(kept, int):
-                kept = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa
-            found.append(module.num_embeddings - kept)
-    return min(found, default=None)
 
 
 def _mean_loss(model: nn.Module, windows: Tensor) -> Tensor:

