@@ -4,6 +4,7 @@ import copy
 import math
 import sys
 import weakref
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Event, Thread
@@ -644,6 +645,21 @@ def test_gradients_of_heads_of_a_mixed_model(x):
     with hw.telemetry.gate_gradients(model, layers="mine") as gates:
         model(x).square().mean().backward()
     assert gates.layers == ("mine",)
+
+
+@pytest.mark.parametrize("layers", [None, "*"])
+def test_gradients_of_heads_beside_a_design_that_couples_them(layers, x):
+    coupled = hw.nn.TalkingHeadsAttention(x.shape[-1], H)
+    own = model_of()[:1]
+    model = nn.Sequential(OrderedDict(talking=coupled, own=own)).double()
+    expected = gated(own, coupled(x.double()))["0.attn"]
+    with hw.telemetry.gate_gradients(model, layers=layers) as gates:
+        model(x.double()).square().mean().backward()
+    assert gates.layers == ("own.0.attn",)
+    assert "mix their weights" in gates.unwatched["talking"]
+    torch.testing.assert_close(torch.as_tensor(gates.importance().column[0]).double(), expected.sum(0).abs())
+    with pytest.raises(hw.ConfigError, match="talking: its heads mix their weights"):
+        hw.telemetry.gate_gradients(model, layers=["talking"])
 
 
 def test_alarms_of_a_recognised_model(x):

@@ -48,14 +48,20 @@ def chosen(model: nn.Module, layers: Layers, caller: str, unsupported: Any = Non
     if not places:
         return Chosen([], [], {}, _named(model, others, layers), aside)
     more = others if may_have_more(others, unwatched) else []
+    reasons = {} if unsupported is None else {p.name: why for p in places if (why := unsupported(p.module))}
+    none = len(reasons) == len(places)  # select raises if headwise computes nothing that is supported
+    if layers is None and more and none:
+        return Chosen([], [], unwatched | reasons, more, aside)
     if layers is None or not more:
         return Chosen(*select(model, layers, caller, unsupported), more, aside)
     of_known = [one for one in wanted if isinstance(one, int) or _matching(places, [one])]
     of_others = [one for one in wanted if isinstance(one, str) and _matching(others, [one])]
     if missing := set(wanted) - {*of_known, *of_others}:
         select(model, [one for one in wanted if one in missing], caller, unsupported)  # which raises
-    known, targets, unwatched = select(model, of_known, caller, unsupported) if of_known else ([], [], unwatched)
-    return Chosen(known, targets, unwatched, _matching(others, of_others), aside)
+    rest = _matching(others, of_others)
+    if not of_known or (none and set(of_known) <= set(of_others)):
+        return Chosen([], [], unwatched | reasons, rest, aside)
+    return Chosen(*select(model, of_known, caller, unsupported), rest, aside)
 
 
 def may_have_more(others: list[Place], unwatched: dict[str, str]) -> bool:
