@@ -140,6 +140,20 @@ class Near(Hidden):
         return ((distance < self.first) & (distance >= 0))[None, None]
 
 
+class NearBehind(Near):
+    """The same window behind padding: the first `PADS` keys of each batch entry are hidden from all queries."""
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        return super().allowed(rows, cols, grid) & (cols >= torch.tensor(PADS)[:, None])[:, None, None]
+
+
+class Earlier(Near):
+    """The window without the query's own token."""
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        return super().allowed(rows, cols, grid) & ((rows + grid.shift)[:, None] != cols)
+
+
 OWN: dict[str, Mask] = {
     "hidden": Hidden(4),
     "hidden and causal": Causal() & Hidden(4),
@@ -168,10 +182,27 @@ def test_a_class_of_the_user_is_as_the_boolean_tensor_of_its_pairs(name: str, ke
 def test_a_step_of_a_class_of_the_user() -> None:
     """What it hides is behind the first token, unless it says that positions count: as that of a window of headwise."""
     q, k, v = qkv(3, 6, 3, N, N)
-    for mask in (Hidden(4), Hidden(4) & Causal(), Near(5), Causal() & Near(5)):
+    for mask in (
+        Hidden(4),
+        Hidden(4) & Causal(),
+        Near(5),
+        Causal() & Near(5),
+        NearBehind(70),
+        NearBehind(5) & Causal(),
+    ):
         full = hw.attend(q, k, v, mask=mask, return_map=True)[1].measure("sink_mass", rows=True).rows["sink_mass"]
         step = hw.attend(q[:, :, -1:], k, v, mask=mask, return_map=True)[1].measure("sink_mass")["sink_mass"]
         torch.testing.assert_close(step, full[:, :, -1], rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_of_a_class_that_hides_own_keys_or_all_keys() -> None:
+    """Keys are padding only if the query at their position, which is not there, and those that are may not see them."""
+    step = hw.masks.Grid(3, 6, 1, N)
+    assert Earlier(5).starts(step) is None
+    assert Near(5).starts(step) is None
+    found = NearBehind(5).starts(hw.masks.Grid(3, 6, 1, 10))
+    assert found is not None
+    assert found.tolist() == [[0] * 10, [10] * 4 + [4] * 6, [10] * 10]
 
 
 def test_a_class_of_the_user_is_asked_for_some_rows_at_a_time() -> None:

@@ -4,6 +4,7 @@ A sequence starts at a key that no query has in sight together with an earlier k
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from headwise.masks.grid import Grid
 
 ROWS = 256  # of a boolean n×m in memory at once
+DIAGONAL = 64  # rows and columns of a square on the diagonal
 
 
 def of_spans(spans: Tensor, m: int) -> Tensor:
@@ -47,6 +49,27 @@ def shown(spans: Tensor | None, allowed: Callable[[Tensor, Tensor, Grid], Tensor
         return of_spans(spans, grid.m)
     cols = torch.arange(grid.m, device="cpu")
     return of_rows(lambda *ends: allowed(torch.arange(*ends, device="cpu"), cols, grid), grid.n, grid.m)
+
+
+def behind_hidden(allowed: Callable[[Tensor, Tensor, Grid], Tensor], grid: Grid) -> Tensor | None:
+    """Return the same of a mask of positions, of which the grid has only the last queries: one sequence for each batch
+    entry, behind the first keys that are hidden from the query at their own position. None if there are no such keys,
+    or if a query of the grid may attend to one of them, as in a mask of earlier keys alone."""
+    first = torch.zeros(1, dtype=torch.long, device="cpu")
+    for start in range(0, grid.m, DIAGONAL):
+        own = torch.arange(start, min(start + DIAGONAL, grid.m), device="cpu")
+        square = allowed(own - start, own, replace(grid, n=len(own), first=start))
+        seen = square.diagonal(dim1=2, dim2=3).any(1).cpu()
+        first = torch.where(first == start, start + (seen.cumsum(1) == 0).sum(1), first)
+        if not bool((first == start + len(own)).any()):
+            break
+    key = torch.arange(int(first.max()), device="cpu")
+    if not len(key):
+        return None
+    later = allowed(torch.arange(grid.n, device="cpu"), key, grid).flatten(1, 2).any(1).cpu()
+    if bool((later & (key < first[:, None])).any()):
+        return None
+    return torch.where(torch.arange(grid.m, device="cpu") < first[:, None], grid.m, first[:, None])
 
 
 def _of_counts(seen: Tensor, first: Tensor) -> Tensor:
