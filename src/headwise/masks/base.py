@@ -53,14 +53,11 @@ class Mask(Described, ABC):
         mask that keeps sequences apart or hides padding before them; for padding, a token beyond it. None: token 0 for
         all keys, also where a mask of positions hides it from later queries.
 
-        By default as its ranges or `allowed` show them to the queries of the grid. If these are not all queries and the
-        mask is `placed`, as a window, then one sequence behind the first keys that are hidden from the query at their
-        own position too, such as padding."""
+        By default as its ranges or `allowed` show them to the queries of the grid, or, if these are not all queries and
+        the mask is `placed`, as a window, as those at the keys' own positions show padding (`starts.behind_hidden`)."""
         found = self.spans(grid)
-        if found is None and self.placed and grid.n < grid.m:
-            whole = grid.at_end and not (grid.gap.size or grid.extra)
-            return starts.behind_hidden(self.allowed, grid) if whole else None
-        return starts.shown(found, self.allowed, grid)
+        hidden = found is None and self.placed and grid.n < grid.m
+        return starts.behind_hidden(self.allowed, grid) if hidden else starts.shown(found, self.allowed, grid)
 
     @property
     def boolean(self) -> Tensor | None:

@@ -54,7 +54,9 @@ def shown(spans: Tensor | None, allowed: Callable[[Tensor, Tensor, Grid], Tensor
 def behind_hidden(allowed: Callable[[Tensor, Tensor, Grid], Tensor], grid: Grid) -> Tensor | None:
     """Return the same of a mask of positions, of which the grid has only the last queries: one sequence for each batch
     entry, behind the first keys that are hidden from the query at their own position. None if there are no such keys,
-    or if a query of the grid may attend to one of them, as in a mask of earlier keys alone."""
+    if a query of the grid may attend to one of them, as in a mask of earlier keys alone, or if keys are no tokens."""
+    if not grid.at_end or grid.gap.size or grid.extra:
+        return None
     first = torch.zeros(1, dtype=torch.long, device="cpu")
     for start in range(0, grid.m, DIAGONAL):
         own = torch.arange(start, min(start + DIAGONAL, grid.m), device="cpu")
