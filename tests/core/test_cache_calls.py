@@ -1,14 +1,18 @@
 """What a call does to a cache: gradients flow through it, a call that fails leaves it, and its gaps are known."""
 
+import weakref
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
 
 import headwise as hw
 from headwise.cache import BudgetCache, Cache, KVCache, RaggedCache, SlidingCache
+from headwise.cache.rows import Rows
 from headwise.errors import HeadwiseError, ShapeError
+from headwise.lm.model import Decoder, DecoderConfig
 from headwise.masks import Forbidden, HeadWindows, Mask
 from headwise.nn import SparseHeadMixture
 
@@ -74,6 +78,36 @@ def test_a_call_that_fails_leaves_the_cache(kind: str) -> None:
             assert (cache.seen, cache.nbytes) == (seen, held)
         for part in x[:, 5:].split(1, 1):
             assert torch.equal(layer(part, mask=hw.Causal(), cache=cache), layer(part, mask=hw.Causal(), cache=other))
+
+
+@pytest.mark.parametrize("kind", ["full", "int8", "sliding", "budget", "ragged"])
+def test_a_decoder_that_fails_after_its_caches_have_grown_leaves_them(kind: str) -> None:
+    """Those that only append hold one memory at a time meanwhile: the earlier one is free when the next layer runs."""
+    torch.manual_seed(0)
+    decoder = Decoder(DecoderConfig(vocab_size=9, d_model=16, num_heads=2, num_layers=2, d_ff=8, context=99)).eval()
+    caches, ids = [KINDS[kind](), KINDS[kind]()], torch.randint(9, (2, 64))
+    with torch.no_grad():
+        decoder(ids, caches=caches)
+        expected = decoder(ids[:, :5], caches=deepcopy(caches))
+        rooms = [weakref.ref(x._room) for x in rows_of(caches[0])]
+        held = []
+
+        def fail(*_: object) -> None:
+            held.extend(room() for room in rooms)
+            raise KeyboardInterrupt
+
+        handle = decoder.blocks[1].register_forward_hook(fail)
+        with pytest.raises(KeyboardInterrupt):
+            decoder(ids[:, :5], caches=caches)
+        handle.remove()
+        assert [cache.seen for cache in caches] == [64, 64]
+        if kind in ("full", "int8"):
+            assert held == [None, None]
+        assert torch.equal(decoder(ids[:, :5], caches=caches), expected)
+
+
+def rows_of(cache: Any) -> list[Rows]:
+    return [rows for each in getattr(cache, "_caches", [cache]) for rows in (each._k, each._v)]
 
 
 def test_a_call_that_fails_leaves_the_cache_of_selected_heads() -> None:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -70,6 +70,7 @@ class StoredCache(ABC):
     (5, 7)
     """
 
+    only_appends: ClassVar[bool] = False  # whether an append drops no vector
     _kind: "Kind | None"
     _seen: int
 
@@ -141,13 +142,29 @@ Stored = TypeVar("Stored", bound=StoredCache)
 
 
 class Mark:
-    """The state of a cache, to return to if the call that appended to it fails."""
+    """The state of a cache, to return to if the call that appended to it fails.
+
+    A cache that only appends is cut to its former length instead, so that memory from which it moves is free at once.
+    """
 
     def __init__(self, cache: object) -> None:
-        self._cache, self._held = cache, _kept(getattr(cache, "__dict__", {}), shared=False)
+        held = getattr(cache, "__dict__", {})
+        within = {name for name, x in held.items() if isinstance(x, list) and x and isinstance(x[0], StoredCache)}
+        self._cache, self._within = cache, [Mark(each) for name in within for each in held[name]]
+        longer = isinstance(cache, StoredCache) and cache.only_appends and cache.seen > 0
+        self._lengths = [(x, x.length) for x in held.values() if isinstance(x, Rows)] if longer else []
+        self._held = {
+            name: _kept(x, shared=False)
+            for name, x in held.items()
+            if name not in within and not (longer and isinstance(x, Rows))
+        }
 
     def restore(self) -> None:
         """Return to it."""
+        for mark in self._within:
+            mark.restore()
+        for rows, length in self._lengths:
+            rows.crop(length)
         if self._held:
             vars(self._cache).update(self._held)
 

@@ -31,6 +31,8 @@ class KVCache(StoredCache):
         capacity: number of tokens to allocate at once; more raise ShapeError.
     """
 
+    only_appends = True
+
     def __init__(
         self, *, stored: str | None = None, key_parts: Sequence[int] | None = None, capacity: int | None = None
     ) -> None:

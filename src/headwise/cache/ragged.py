@@ -33,6 +33,8 @@ class RaggedCache(StoredCache):
         stored, key_parts: as in `KVCache`.
     """
 
+    only_appends = True  # after its first call, which no mark with tokens precedes
+
     def __init__(
         self, lengths: Sequence[int], *, stored: str | None = None, key_parts: Sequence[int] | None = None
     ) -> None:
