@@ -148,16 +148,18 @@ class Mark:
     """
 
     def __init__(self, cache: object) -> None:
-        held = getattr(cache, "__dict__", {})
-        within = {name for name, x in held.items() if isinstance(x, list) and x and isinstance(x[0], StoredCache)}
-        self._cache, self._within = cache, [Mark(each) for name in within for each in held[name]]
+        self._cache = cache
+        self._held: dict[str, Any] = {}
+        self._lengths: list[tuple[Rows, int]] = []
+        self._within: list[Mark] = []
         longer = isinstance(cache, StoredCache) and cache.only_appends and cache.seen > 0
-        self._lengths = [(x, x.length) for x in held.values() if isinstance(x, Rows)] if longer else []
-        self._held = {
-            name: _kept(x, shared=False)
-            for name, x in held.items()
-            if name not in within and not (longer and isinstance(x, Rows))
-        }
+        for name, x in getattr(cache, "__dict__", {}).items():
+            if longer and isinstance(x, Rows):
+                self._lengths.append((x, x.length))
+            elif isinstance(x, list) and x and isinstance(x[0], StoredCache):
+                self._within += [Mark(each) for each in x]
+            else:
+                self._held[name] = _kept(x, shared=False)
 
     def restore(self) -> None:
         """Return to it."""
@@ -169,9 +171,14 @@ class Mark:
             vars(self._cache).update(self._held)
 
 
+_UNCHANGING = (int, str, tuple, type(None))
+
+
 def _kept(value: Any, shared: bool) -> Any:
     """What a cache holds, as it is now, for the same cache or for another one. Numbers that are written later are
     beyond those that it holds; only another cache does not know of them."""
+    if type(value) in _UNCHANGING:  # most are
+        return value
     if isinstance(value, dict):
         return {name: _kept(each, shared) for name, each in value.items()}
     if isinstance(value, list):

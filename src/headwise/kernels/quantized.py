@@ -8,6 +8,7 @@
 tensor(True)
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -50,13 +51,13 @@ class QuantizedKV:
         x = x.detach()
         widths = _widths(x, parts)
         scales = _largest(x, widths).float() / LEVELS
-        if not bool(torch.isfinite(scales).all()):
+        if not math.isfinite(float(scales.sum())) and not bool(torch.isfinite(scales).all()):  # a sum may overflow
             count = int((~torch.isfinite(x)).sum())
             what = f"{count} of the new values are infinite or NaN" if count else "a value exceeds the float32 range"
             raise DTypeError(f"{what} and cannot be quantized")
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         steps = wide / _over(scales, widths).clamp_min(1e-45)
-        return cls(steps.round().clamp(-LEVELS, LEVELS).to(torch.int8), scales, widths, x.dtype)
+        return cls(steps.round_().clamp_(-LEVELS, LEVELS).to(torch.int8), scales, widths, x.dtype)
 
     def __post_init__(self) -> None:
         steps, scales = self.steps, self.scales
@@ -134,6 +135,8 @@ def _widths(x: Tensor, parts: Sequence[int] | None) -> tuple[int, ...]:
 def _largest(x: Tensor, widths: tuple[int, ...]) -> Tensor:
     if not widths:
         return x.new_zeros(*x.shape[:-1], 0)
+    if len(widths) == 1:
+        return x.abs().amax(-1, keepdim=True)
     return torch.stack([part.abs().amax(-1) for part in x.split(list(widths), -1)], -1)
 
 
