@@ -22,7 +22,7 @@ Read = TypeVar("Read")
 
 
 def folder_of(path: str | os.PathLike[str]) -> Path:
-    """The folder of a config.json, which stands for its folder; any other path as it is."""
+    """The folder of a config.json, which may be given for it; any other path as it is."""
     path = Path(path)
     return path.parent if path.name == "config.json" and path.is_file() else path
 

@@ -391,7 +391,7 @@ def test_what_cannot_be_measured_is_named() -> None:
     _, amap = attend(q, k, v, return_map=True)
     for wanted, words in (
         (("entropi",), "measure='entropi': did you mean 'entropy'"),
-        (("entropy", "entropy"), "'entropy' is asked for twice"),
+        (("entropy", "entropy"), "'entropy' is requested twice"),
         (("class_mass",), "ClassMass"),
         (("induction_mass",), "InductionMass"),
     ):

@@ -73,10 +73,11 @@ class DroppedWeights(Way):
 
 # kind: what it says, whether it is the same function
 SAYS = {
-    Inverted: (("queries see exactly the keys that Causal() hides: its mask may be inverted",
+    Inverted: (("queries attend to exactly the keys that Causal() masks: its mask may be inverted",
                 "2 fully masked queries: their result is NaN, and so are gradients, where attend returns 0"), True),
-    WithoutItself: (("no query sees its own key", "2 fully masked queries: their result is the mean of all values, as "
-                     "they are masked with a finite number, where attend returns 0"), True),
+    WithoutItself: (("no query attends to its own key",
+                     "2 fully masked queries: their result is the mean of all values, as they are masked with a finite "
+                     "number, where attend returns 0"), True),
     Unscaled: (("its scale is 1, not 1/√4 = 0.5: there is none",), True),
     DroppedWeights: (("a share of 0.5 of its weights is dropped",), True),
     DroppedScores: (("dropout of scores at",), False),

@@ -560,7 +560,7 @@ def test_what_cannot_be_watched_is_named():
         ({"layers": [3]}, "layers=3"),
         ({"measures": ["nothing"]}, "measure='nothing': "),
         ({"measures": ["induction_mass"]}, "requires the tokens"),
-        ({"measures": ["entropy", "entropy"]}, "asked for twice"),
+        ({"measures": ["entropy", "entropy"]}, "requested twice"),
         ({"measures": []}, "give at least one"),
         ({"alarms": ["loud"]}, "expected alarms such as"),
     ],

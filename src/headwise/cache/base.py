@@ -176,7 +176,7 @@ _UNCHANGING = (int, str, tuple, type(None))
 
 def _kept(value: Any, shared: bool) -> Any:
     """What a cache holds, as it is now, for the same cache or for another one. Numbers that are written later are
-    beyond those that it holds; only another cache does not know of them."""
+    beyond those that it holds; another cache may overwrite them."""
     if type(value) in _UNCHANGING:  # most are
         return value
     if isinstance(value, dict):

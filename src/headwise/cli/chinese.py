@@ -235,8 +235,8 @@ MARKS = {
 
 @contextmanager
 def lines_of_characters() -> Iterator[None]:
-    """Within the block, rich breaks lines between any two Chinese characters, and before no closing mark: it knows
-    spaces only."""
+    """Within the block, rich breaks lines between any two Chinese characters, and before no closing mark; by itself it
+    breaks lines at spaces only."""
     import rich.text as module
 
     from headwise.textbook.guide.prose import breaks

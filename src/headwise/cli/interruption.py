@@ -19,7 +19,7 @@ _came: list[int] = []
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """Within the block, Ctrl-C raises KeyboardInterrupt as usual, and `is_interruption` knows of it."""
+    """Within the block, Ctrl-C raises KeyboardInterrupt as usual, and `is_interruption` recognises it."""
     _came.clear()
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

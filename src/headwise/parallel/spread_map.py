@@ -68,7 +68,7 @@ class SpreadMap:
     @property
     def nonfinite_values(self) -> Tensor | None:
         """NaN and infinite entries of v on all ranks, [b, h_kv]; None if there are none. None too if nothing was
-        measured, as a rank by itself knows its own part alone."""
+        measured, as a single rank has only its own part."""
         return None if self.measured is None else self.measured.nonfinite_values
 
     def _bad_of_all(self) -> Tensor | None:

@@ -38,10 +38,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "unknown_text": (
         "The loss of {loss:.2f} nats per token means that the model predicts this text as poorly as a choice among "
         "{choices:,.0f} equally likely tokens; on text like its training text it is at most {most:.2f} nats "
-        "({usual:,.0f} tokens). What the heads do here may not be what they do on text that the model knows.",
+        "({usual:,.0f} tokens). What the heads do here may differ from what they do on such text.",
         "每词元 {loss:.2f} 奈特的损失相当于在 {choices:,.0f} 个等可能的词元中猜测；"
         "在与训练文本同类的文本上至多为 {most:.2f} 奈特（{usual:,.0f} 个词元）。"
-        "各头在这段文本上的行为未必与在模型熟悉的文本上相同。",
+        "各头在这段文本上的行为可能与在同类文本上不同。",
     ),
     "fact_loss": ("{loss:.2f} nats per token", "每词元 {loss:.2f} 奈特"),
     "title_cross": ("cross attention, {queries} at {keys}", "交叉注意力：{queries}对 {keys}"),

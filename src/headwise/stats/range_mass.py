@@ -137,7 +137,7 @@ class SinkMass(RowMeasure):
         return RowValue(SAME, RangeMass(grid.extra, grid.extra + grid.keys_before(self.count), relative=False))
 
     def _firsts(self, rule: Rule) -> "FirstTokens | None":
-        """The first tokens of all sequences as weights of the keys: a query sees those of its own alone. None if all
+        """The first tokens of all sequences as weights of the keys: a query may attend only to its own. None if all
         sequences start at token 0."""
         found: dict[int, FirstTokens | None] = rule.__dict__.setdefault("_first_tokens", {})
         if self.count not in found:

@@ -82,7 +82,7 @@ def resolve(wanted: Sequence[str | Measure]) -> list[Measure]:
             raise _unknown(item)
     names = [m.name for m in found]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ConfigError(f"measure {twice.pop()!r} is asked for twice; give one of them another name")
+        raise ConfigError(f"measure {twice.pop()!r} is requested twice; give one of them another name")
     return found
 
 

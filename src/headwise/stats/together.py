@@ -32,7 +32,7 @@ def value_of(measure: Measure, rule: Rule) -> RowValue | None:
 
 @dataclass(frozen=True)
 class Together:
-    """Measures that were reduced together, each made from `reduced` when it is asked for.
+    """Measures that were reduced together, each made from `reduced` when it is requested.
 
     places: name → where the measure is in it.
     """

@@ -49,7 +49,7 @@ def gate_gradients(model: nn.Module, *, layers: Iterable[int | str] | None = Non
         model: as in `watch`: headwise's layers, nn.MultiheadAttention, models of transformers. Attention of the last
             two is computed by headwise meanwhile. Other attention is recognised in each forward with gradients; its
             layers are listed from their first backward pass on. Calls that only checkpointing with use_reentrant=True
-            repeats with gradients are not seen.
+            repeats with gradients are not recorded.
         layers: names of attention modules (`*` matches anything) or their indices; None for all.
     Raises:
         ConfigError: naming the argument, or the modules, if no module is supported.

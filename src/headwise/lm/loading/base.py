@@ -176,8 +176,8 @@ class LoadedModel(ABC):
             raise TextError(
                 f"the text has {n:,} tokens, but {self.name} has {self.limit:,} positions, which is "
                 f"its maximum; give a shorter text, or measure it in windows with `headwise measure`",
-                f"文本有 {n:,} 个词元，而 {in_language(self.name, 'zh')} 只有 {self.limit:,} 个位置，"
-                "这是它的上限；请缩短文本，或用 `headwise measure` 分窗口测量",
+                f"文本有 {n:,} 个词元，而 {in_language(self.name, 'zh')} 最多只有 {self.limit:,} 个位置；"
+                "请缩短文本，或用 `headwise measure` 分窗口测量",
             )
         self._check_ids(ids)
         if mask is None:

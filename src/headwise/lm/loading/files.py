@@ -158,9 +158,9 @@ def read_config(folder: Path, *, weights: bool = True) -> Any:
         if "auto_map" in values and str(values.get("model_type")) not in auto.CONFIG_MAPPING:
             raise CheckpointError(
                 f"{str(path)!r}: auto_map={values['auto_map']!r} refers to custom code for a model that "
-                f"this version of transformers does not know; headwise does not run code from model folders",
+                f"this version of transformers does not support; headwise does not run code from model folders",
                 f"{str(path)!r}：auto_map={values['auto_map']!r} 指向自定义代码，此版本的 transformers "
-                "不认识该模型；headwise 不运行模型文件夹中的代码",
+                "不支持该模型；headwise 不运行模型文件夹中的代码",
             )
     unknown = "its config.json cannot be read, or its model is unknown to this version of transformers"
     with theirs(folder, unknown), quiet():

@@ -60,7 +60,7 @@ def _nothing_in(folder: Path) -> tuple[str, str]:
     """What a folder without a model holds, in English and in Chinese."""
     found = sorted(entry.name for entry in folder.iterdir())
     some = f"{', '.join(found[:6])}{', …' if len(found) > 6 else ''}"
-    there, chinese = (f"it holds {some}", f"其中有 {some}") if found else ("it is empty", "它是空的")
+    there, chinese = (f"it holds {some}", f"其中有 {some}") if found else ("it is empty", "该文件夹为空")
     return (
         f"{str(folder)!r} is no model: expected {MODEL_FILE} of `headwise train`, or config.json, *.safetensors and a "
         f"tokenizer of transformers; {there}",

@@ -19,9 +19,9 @@ SENTENCES = {
         "有 {count:,} 个字符不在模型的词表中，按 UTF-8 字节读入；每个字符仍完整显示。",
     ),
     "unknown_tokens": (
-        "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model sees {sign}, the original text is "
+        "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model reads {sign}; the original text is "
         "shown.",
-        "共 {of:,} 个词元，其中 {count:,} 个不在模型的词表中；模型将它们视为 {sign}，此处显示原文。",
+        "共 {of:,} 个词元，其中 {count:,} 个不在模型的词表中；模型读入的是 {sign}，此处显示原文。",
     ),
     "parts_of_characters": (
         "Characters that consist of several tokens are shown as a whole: {count:,} tokens end inside a character.",

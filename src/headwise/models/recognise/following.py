@@ -1,4 +1,4 @@
-"""The mode that sees every function of PyTorch while a model runs."""
+"""The mode that intercepts every function of PyTorch while a model runs."""
 
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ _kinds: dict[Any, tuple[str, Kind]] = {}
 
 def _kind(func: Any) -> tuple[str, Kind]:
     """The name of a function, and whether it reads an attribute that is not followed, is that of nn.MultiheadAttention,
-    computes a whole attention, or is ignored; kept, as it is asked for at each call."""
+    computes a whole attention, or is ignored; kept, as each call needs it."""
     name = name_of(func)
     kind: Kind = "seen"
     if name == "__get__":

@@ -66,7 +66,7 @@ class Publisher:
         weights = (product.left, product.right)[at]
         replaced = isinstance(weights, Deferred) and not weights.made  # attach computed and published it
         if place is None or replaced or now[0] in self._aside or not subscribed(place[0]) or in_backward():
-            record.done = True  # nobody wants to know
+            record.done = True  # nothing is subscribed to it
             return
         if any(one.edits for one in subscribers_of(place[0])):
             record.done = True  # `attach` computes and publishes it, or raises

@@ -72,7 +72,7 @@ class Tracked:
         self._known[held.key] = held, what
 
     def remember_layer(self, name: str, source: Any, out: Tensor) -> None:
-        """Keep that a tensor is the output of a layer, which heads are parts of; of most nothing more is asked.
+        """Keep that a tensor is the output of a layer, of which heads are parts; most are not used further.
 
         Args:
             name: of its function, one of `LAYERS`. source: its input.

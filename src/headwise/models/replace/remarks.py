@@ -34,9 +34,9 @@ def _of_mask(a: Attention, amap: AttentionMap) -> Iterator[str]:
         allowed = a.mask.to_dense(n, m, batch=b, heads=h).expand(b, h, n, m)
         opposite = named_mask(~allowed, (b, h, n, m))
         if repr(opposite) == "Causal()":
-            yield "queries see exactly the keys that Causal() hides: its mask may be inverted"
+            yield "queries attend to exactly the keys that Causal() masks: its mask may be inverted"
         elif n == m and bool(allowed.tril(-1).any()) and not bool(allowed.diagonal(dim1=2, dim2=3).any()):
-            yield "no query sees its own key"
+            yield "no query attends to its own key"
     if bool(hidden.any()):
         count = int(hidden.any(1).sum())
         what = _result(a, hidden)

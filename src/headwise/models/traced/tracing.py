@@ -33,7 +33,7 @@ def trace(model: nn.Module, batch: Any, taken: Collection[nn.Module]) -> int:
     """Run the model once on a batch, in evaluation mode, and keep what is known of the heads of its modules.
 
     Args:
-        batch: its arguments. taken: modules of other kinds, which know their heads.
+        batch: its arguments. taken: modules of other kinds, whose heads are known.
     Returns:
         The number of modules that were traced.
     """

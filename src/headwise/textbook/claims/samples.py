@@ -40,7 +40,7 @@ def standard(d_model: int, num_heads: int, **options: Any) -> Any:
 
 
 def counted(run: Callable[[], Tensor]) -> int:
-    """FLOPs of matrix products, counted at run time with a kernel whose products PyTorch sees."""
+    """FLOPs of matrix products, counted at run time with a kernel whose products PyTorch counts."""
     with torch.no_grad(), use_kernel("torch_blocks"), FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops()

@@ -1,4 +1,4 @@
-"""A call of a function that computes a whole attention, as the chain that it stands for."""
+"""A call of a function that computes a whole attention, as the chain of operations that it computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""`F.scaled_dot_product_attention`, which a `TorchFunctionMode` sees."""
+"""`F.scaled_dot_product_attention`, which a `TorchFunctionMode` intercepts."""
 
 from collections.abc import Sequence
 from typing import Any
