@@ -1,11 +1,14 @@
+import gc
 import importlib.util
 import sys
+import weakref
 
 import pytest
 import torch
 from watched_models import ids, mixed, transformers_model, x
 
 import headwise as hw
+from headwise import events
 from headwise.telemetry.trainers import TrainingRecord
 
 
@@ -22,7 +25,7 @@ def test_steps_of_a_trainer_gather_forwards_and_clip():
             seen.append("closed")
 
     keeper = TrainingRecord(0.5, [Lines()], {"every": 2, "measures": ["max_logit"]})
-    keeper.begin(model)
+    keeper.begin(model, 0)
     before = model.blocks[0].attention.q_proj.weight.clone()
     for _ in range(3):
         model(x(seed=1))
@@ -34,6 +37,37 @@ def test_steps_of_a_trainer_gather_forwards_and_clip():
     assert seen == [0, 2, "closed"]
     assert not keeper.record.active
     assert not torch.equal(model.blocks[0].attention.q_proj.weight, before)
+
+
+def test_steps_are_numbered_as_those_of_the_trainer():
+    model, keeper = mixed().train(), TrainingRecord(None, [], {"every": 2, "measures": ["max_logit"]})
+    keeper.begin(model, 3)  # resumed from a checkpoint
+    for _ in range(3):
+        model(x())
+        keeper.end_step()
+    model(x())  # a step that fails, of which the trainer says nothing
+    keeper.begin(model, 0)  # the same trainer once more
+    for _ in range(2):
+        model(x())
+        keeper.end_step()
+    keeper.end()
+    assert keeper.record.history.steps == [4, 6, 8]
+    with pytest.raises(hw.ConfigError, match=r"start\(step=8\): expected an integer of at least 9"):
+        keeper.record.start(8)
+
+
+def test_run_that_failed_is_not_watched_any_more_when_another_model_is_trained():
+    keeper = TrainingRecord(None, [], {"measures": ["max_logit"]})
+    first, second = mixed().train(), mixed().train()
+    kept, before = weakref.ref(first), len(events.subscribers)
+    keeper.begin(first, 0)
+    first(x())
+    del first
+    keeper.begin(second, 0)
+    gc.collect()
+    assert kept() is None
+    assert len(events.subscribers) == before
+    keeper.end()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -29,6 +29,16 @@ class Ledger:
         self.clipped: int | None = None
         self.latest = self._summary(self.last, 0, 0)
 
+    def begin_at(self, step: int) -> None:
+        """Number the current step so."""
+        if type(step) is not int or step < self.index or (self.pending and step > self.index):
+            at = "has numbers already" if self.pending else "is next"
+            raise ConfigError(
+                f"start(step={step!r}): expected an integer of at least {self.index}, the step that {at}; "
+                f"record.clear() counts from 0 again"
+            )
+        self.index = step
+
     def add(self, running: Running) -> None:
         """Add the states of a forward to the current step."""
         for name, layer in running.layers.items():

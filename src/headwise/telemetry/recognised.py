@@ -55,10 +55,11 @@ class RecognisedRecord(Record):
         named = super().modules()
         return {name: named[name] for name in self.layers}
 
-    def start(self: Self) -> Self:
-        """Watch from now on, in addition to the numbers so far."""
-        if not self.active:
-            super().start()
+    def start(self: Self, step: int | None = None) -> Self:
+        """As in `Record`."""
+        active = self.active
+        super().start(step)
+        if not active:
             self._handles += self._follower.hooks(RecognisedRecord._before, RecognisedRecord._after)
         return self
 

@@ -87,8 +87,17 @@ class Record(Shown):
         """Whether it is watching."""
         return bool(self._handles)
 
-    def start(self: Self) -> Self:
-        """Watch from now on, in addition to the numbers so far."""
+    def start(self: Self, step: int | None = None) -> Self:
+        """Watch from now on, in addition to the numbers so far.
+
+        Args:
+            step: the number of the next step, such as that of the checkpoint from which a run is resumed; None to count
+                on from the last one, or from 0.
+        Raises:
+            ConfigError: if there were later steps already.
+        """
+        if step is not None:
+            self.ledger.begin_at(step)
         if self.active:
             return self
         take_over(self._targets)

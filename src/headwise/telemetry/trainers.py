@@ -27,13 +27,19 @@ class TrainingRecord:
         self._tau, self._writers, self._options = tau, writers, options
         self.record: Record | None = None
 
-    def begin(self, model: nn.Module) -> None:
-        """Watch the model, in addition to the numbers of an earlier run on it."""
+    def begin(self, model: nn.Module, step: int) -> None:
+        """Watch the model, in addition to the numbers of an earlier run on it.
+
+        Args:
+            step: how many steps the trainer has made: with those of a checkpoint, if the run is resumed from one.
+        """
+        if self.record is not None:
+            self.record.stop()  # of a run that failed
         if self.record is None or self.record.model is not model:
             self.record = watch(model, steps="manual", during="training", **self._options)
             for writer in self._writers:
                 self.record.write_to(writer)
-        self.record.start()
+        self.record.start(max(step, self.record.ledger.index))
 
     def end_step(self) -> None:
         """End a step after the optimiser's."""
@@ -44,7 +50,7 @@ class TrainingRecord:
         qk_clip(record.model, record.reduce() if many else record, self._tau)
 
     def end(self) -> None:
-        """End the record when training ends or fails."""
+        """End the record when training ends."""
         if self.record is not None:
             self.record.stop()
         for writer in self._writers:
@@ -59,7 +65,9 @@ def trainer_callback(*, tau: float | None = None, writers: Sequence[Writer] = ()
         writers: as for `Record.write_to`; closed when training ends.
         options: those of `watch`, except steps and during.
     Returns:
-        The callback; its `record` is the `Record` once training has begun. It excludes evaluation.
+        The callback; its `record` is the `Record` once training has begun. It excludes evaluation. Steps are numbered
+        as the trainer's, from 0 on; a run that is resumed from a checkpoint continues with the steps of the checkpoint.
+        `Trainer` does not say when training fails: the model is watched then until `record.stop()`.
     Raises:
         ConfigError: if transformers is not installed, or an option is invalid.
     """
@@ -70,7 +78,7 @@ def trainer_callback(*, tau: float | None = None, writers: Sequence[Writer] = ()
 
     class HeadwiseCallback(TrainingRecord, TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            self.begin(model)
+            self.begin(model, state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.end_step()
@@ -93,7 +101,7 @@ def lightning_callback(*, tau: float | None = None, writers: Sequence[Writer] = 
     class HeadwiseCallback(TrainingRecord, _lightning()):  # type: ignore[misc]
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             self._stepped = trainer.global_step
-            self.begin(pl_module)
+            self.begin(pl_module, trainer.global_step)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
             if trainer.global_step != self._stepped:  # not while gradients accumulate
