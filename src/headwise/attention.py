@@ -13,16 +13,7 @@ from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.fields import unregistered
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
-from headwise.kernels.graph import (
-    can_record,
-    check_measurable,
-    has_no_numbers,
-    in_graph,
-    record,
-    recordable,
-    recording,
-    shapes,
-)
+from headwise.kernels.graph import can_record, has_no_numbers, in_graph, record, recordable, recording, shapes
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.kernels.quick import again, keep
 from headwise.kernels.quick_maps import Again, again_measured, keep_measured
@@ -117,8 +108,6 @@ def attend(
     rule = rule_of(q, k, v, mask, scale, score, dropout_p, graph, gap)
     if graph:
         k, v = decoded(k), decoded(v)
-        if measures and not torch.compiler.is_dynamo_compiling():
-            check_measurable((q, k, v), kernel)
         rule = recordable(rule, q.device)
         listened = events.listening and torch.compiler.is_dynamo_compiling()  # the operator's backward reports no δ
         if not measures and not listened and can_record(rule):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from headwise.attention import attend
-from headwise.errors import ConfigError, KernelError
+from headwise.errors import KernelError
 from headwise.masks import Causal, Dense, Grid, Mask, Span, State, Window
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.scores import ALiBi, Bias, SinkLogits
@@ -19,30 +19,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute"),  # of the compiler's own looking around
     pytest.mark.filterwarnings("ignore:Dynamo"),
 ]
-
-
-def measured(x: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    y, amap = attend(x, x, x, mask=Causal(), return_map=True, measures=["entropy"], **options)
-    return y.sum(), amap.measured["entropy"]
-
-
-def test_statistics_of_the_pass_are_refused_where_they_cannot_be_and_of_the_map_are_the_same() -> None:
-    x = torch.randn(2, 3, 5, 7)
-    expected = measured(x)[1]
-    for call in (
-        lambda: torch.func.grad(measured, has_aux=True)(x),
-        lambda: torch.func.jvp(measured, (x,), (x,), has_aux=True),
-        lambda: torch.func.vmap(measured)(x[None]),
-        lambda: torch.func.vmap(lambda one: measured(one, kernel="reference"))(x[None]),
-    ):
-        with pytest.raises(ConfigError, match=r"measures=…: not supported within torch\.func.*map\.measure"):
-            call()
-
-    def after(x: Tensor) -> tuple[Tensor, Tensor]:
-        y, amap = attend(x, x, x, mask=Causal(), return_map=True)
-        return y.sum(), amap.measure("entropy")["entropy"]
-
-    torch.testing.assert_close(torch.func.grad(after, has_aux=True)(x)[1], expected)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-from headwise.errors import ConfigError
 from headwise.kernels import KERNELS, named, run
 from headwise.kernels.call import Call
 from headwise.kernels.derivative import Attend
@@ -63,18 +62,6 @@ def is_batched(x: Tensor) -> bool:
             return True
         x = functorch.get_unwrapped(x)
     return False
-
-
-def check_measurable(tensors: Sequence[Tensor], kernel: str) -> None:
-    """Raise ConfigError for statistics within torch.func or forward-mode derivatives, unless the kernel consists of
-    PyTorch's operations and vmap has batched none of the tensors."""
-    chosen = KERNELS.get(named(kernel))
-    if has_derivatives() and (chosen is None or not chosen.by_autograd or any(map(is_batched, tensors))):
-        raise ConfigError(
-            "measures=…: not supported within torch.func or forward-mode derivatives; leave them out, and measure the "
-            "map of return_map=True by map.measure(…): within torch.func.grad, or for vmap and jvp in a call outside; "
-            "kernel='reference' supports them except under vmap, and stores the n×m matrix"
-        )
 
 
 def has_no_numbers(x: Tensor) -> bool:
