@@ -13,7 +13,17 @@ from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.fields import unregistered
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
-from headwise.kernels.graph import can_record, has_no_numbers, in_graph, record, recordable, recording, shapes
+from headwise.kernels.graph import (
+    can_record,
+    has_no_numbers,
+    in_graph,
+    in_transform,
+    is_batched,
+    record,
+    recordable,
+    recording,
+    shapes,
+)
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.kernels.quick import again, keep
 from headwise.kernels.quick_maps import Again, again_measured, keep_measured
@@ -119,6 +129,19 @@ def attend(
                 attend, q, k, v, mask=mask, scale=scale, score=score, dropout_p=dropout_p, return_map=return_map,
                 measures=measures, kernel=kernel, gap=gap,
             )  # fmt: skip
+        if measures and in_transform():
+            if any(map(is_batched, (q, k, v))):
+                raise ConfigError(
+                    "measures=…: torch.func.vmap has batched the call, and statistics need its numbers; leave them "
+                    "out, or call it (a watched model) for one entry after the other"
+                )
+            # The operator returns no statistics, and only kernels made of operations run within torch.func otherwise.
+            out, amap = attend(
+                q, k, v, mask=mask, scale=scale, score=score, dropout_p=dropout_p, return_map=True, kernel=kernel,
+                gap=gap,
+            )  # fmt: skip
+            amap.measured = amap.measured_by(None, wanted)
+            return out, amap
     rule.mask.check(rule.grid)
     if has_no_numbers(q):
         if measures:

@@ -321,6 +321,33 @@ def test_modes_without_gradients_add_up_with_those_with(mode):
     assert_close(record.totals.numbers, record.latest.numbers, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("steps", ["forward", "manual"])
+def test_gradients_of_torch_func_are_watched(steps):
+    model = mixed()
+    weights = dict(model.named_parameters())
+
+    def loss(weights, x):
+        return torch.func.functional_call(model, weights, (x,)).square().mean()
+
+    want = torch.func.grad(loss)(weights, x())
+    with hw.watch(model, measures=["max_logit", "entropy"], maps="lazy", steps=steps) as record:
+        model(x())
+        model(x())
+        record.step() if steps == "manual" else None
+        expected = record.latest
+        found = torch.func.grad(loss)(weights, x())
+        torch.func.grad(loss)(weights, x())
+        record.step() if steps == "manual" else None
+        assert record.latest.step > expected.step
+        assert record.nbytes > 0
+        with pytest.raises(hw.ConfigError, match=r"torch\.func\.vmap has batched the call"):
+            torch.vmap(lambda x: model(x[None]))(x())
+    torch.testing.assert_close(record.latest.numbers, expected.numbers)
+    torch.testing.assert_close(record.totals.numbers, expected.numbers)
+    torch.testing.assert_close(found, want)
+    assert record.maps["blocks.0.attention"].measure("entropy")["entropy"].shape == (2, 2)
+
+
 def test_autocast_leaves_statistics_in_float32():
     model = mixed()
     with hw.watch(model, maps="lazy") as record, torch.autocast("cpu", dtype=torch.bfloat16):

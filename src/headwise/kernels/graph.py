@@ -4,7 +4,8 @@ This holds for torch.compile, torch.export, make_fx and torch.jit.trace, which c
 torch.func, whose tensors have no memory of their own, and forward-mode derivatives.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,31 @@ def recording() -> bool:
 def has_derivatives() -> bool:
     """Whether tensors may be wrapped by torch.func or have a tangent."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def in_transform() -> bool:
+    """Whether a function runs within torch.func (grad, vmap, …), uncompiled."""
+    return torch._C._functorch.peek_interpreter_stack() is not None and not recording()
+
+
+@contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Within it, operations are not those of the torch.func transforms that run: results are plain tensors, if what
+    they are made of is `plain`."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        yield
+        return
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack():
+        yield
+
+
+def plain(x: Tensor) -> Tensor:
+    """The numbers of a tensor that torch.func has wrapped, unless vmap has batched it."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x.detach()
 
 
 def can_record(rule: Rule) -> bool:

@@ -17,6 +17,7 @@ from headwise.errors import ConfigError
 from headwise.events import call_name, here, in_backward
 from headwise.files import write_text
 from headwise.kernels.eager import eager
+from headwise.kernels.graph import outside_transforms, plain
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.models.hooks import Hook
@@ -292,9 +293,11 @@ class Record(Shown):
                 return
             failed = sys.exc_info()[1] not in (None, self._error)
             measured = self._open
-            self._end_forward(keep=not failed)
+            with outside_transforms():
+                self._end_forward(keep=not failed)
         if self._how.steps == "forward" and not failed and self._counts():
-            self.step()
+            with outside_transforms():
+                self.step()
         if measured:
             self._check(module, result)
 
@@ -341,7 +344,9 @@ class Record(Shown):
         if not self._open:
             return
         with _seeing, own_dtypes(call.map.q):
-            self._forward.add(call.name, layer_of(call, self._pooling))
+            layer = layer_of(call, self._pooling)
+            with outside_transforms():  # torch.func's tensors are wrapped, and belong to the function that it runs
+                self._forward.add(call.name, layer.with_tensors(plain))
             self._remarks.add(call)
             if self._how.maps == "lazy":
                 name = call_name(call.name, self._seen)
