@@ -59,11 +59,39 @@ def test_an_adapter_is_named(read: str, projection: str, wrapper: type[Wrapped])
     model, x = nn.ModuleDict({"inner": layer}), given()
     before = layer(x)
     of = "inner: " if read in ("prune", "merge_kv", "weights") else "MultiHeadAttention: "
-    with pytest.raises(hw.ConfigError, match=f"{of}{projection} is {wrapper.__name__}, which has no weight"):
+    with pytest.raises(hw.ConfigError, match=rf"{of}{projection} is \S+\.{wrapper.__name__}, which has no weight"):
         READS[read](model, layer)
     assert torch.equal(layer(x), before)
     with hw.watch(model):
         layer(x)
+
+
+class Doubled(nn.Module):
+    """A map within a module that knows nothing of it, twice."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.base(x)
+
+
+@pytest.mark.parametrize("name", ["c_attn", "c_proj"])
+def test_heads_of_gpt2_within_an_adapter_are_found(name: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (the hf extra)")
+    config = transformers.GPT2Config(vocab_size=7, n_positions=5, n_embd=12, n_layer=1, n_head=3)
+    model = transformers.GPT2Model(config).eval()
+    attention = model.h[0].attn
+    setattr(attention, name, Doubled(getattr(attention, name)))
+    (site,) = hw.find_heads(model)
+    assert (site.kind, site.num_heads, site.head_dim) == ("gpt2", 3, 4)
+    ids = torch.arange(5)[None]
+    with hw.watch(model, maps="lazy", values=True) as record, hw.models.record_heads([site]) as heads:
+        model(ids)
+    torch.testing.assert_close(heads[0], record.maps["blocks.0.attn.hook_z"].transpose(1, 2))
+    with pytest.raises(hw.ConfigError, match=rf"h\.0\.attn: {name} is \S+\.Doubled, which has no weight"):
+        hw.telemetry.qk_clip(model, record, tau=1e-3)
 
 
 def test_a_parametrization_is_read_as_it_computes() -> None:

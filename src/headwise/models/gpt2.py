@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.models.site import HeadSite, Kind, norms_of, put_sizes
 from headwise.nn.layout import Layout, Part, Resizing
@@ -14,24 +14,21 @@ class Gpt2Kind(Kind):
     name = "gpt2"
     about = "GPT-2-like models of transformers (c_attn, c_proj)"
 
-    def site(self, name: str, module: nn.Module) -> HeadSite | None:
+    def site(self, name: str, module: Any) -> HeadSite | None:
         """As in `Kind`."""
-        maps = [getattr(module, x, None) for x in ("c_attn", "c_proj")]
+        packed, out = (_weight(getattr(module, x, None)) for x in ("c_attn", "c_proj"))
         d = getattr(module, "head_dim", None)
-        if not isinstance(d, int) or any(type(x).__name__ != "Conv1D" for x in maps):
+        if not isinstance(d, int) or packed is None or out is None:
             return None
-        packed, out = maps
-        assert packed is not None
-        assert out is not None
-        width = out.weight.shape[0]
-        if packed.weight.shape[1] != (2 if hasattr(module, "q_attn") else 3) * width:
+        width = out.shape[0]
+        if packed.shape[1] != (2 if hasattr(module, "q_attn") else 3) * width:
             return None
-        return HeadSite(name, module, self.name, width // d, width // d, d, d, out, self)
+        return HeadSite(name, module, self.name, width // d, width // d, d, d, module.c_proj, self)
 
     def layout(self, site: HeadSite) -> Layout:
         """As in `Kind`."""
         held: Any = site.module
-        width, d = held.c_proj.weight.shape[0], held.head_dim
+        width, d = site.num_heads * site.head_dim, held.head_dim
         if hasattr(held, "q_attn"):
             places = [("q", held.q_attn, 0), ("k", held.c_attn, 0), ("v", held.c_attn, width)]
         else:
@@ -48,3 +45,9 @@ class Gpt2Kind(Kind):
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
         """As in `Kind`."""
         put_sizes(site.module, num_heads=num_heads, split_size=num_heads * site.head_dim)
+
+
+def _weight(linear: object) -> Tensor | None:
+    """The weight [in, out] of a Conv1D, alone or within an adapter; None for another object."""
+    parts: list[Any] = [*linear.modules()] if isinstance(linear, nn.Module) else []
+    return next((part.weight for part in parts if type(part).__name__ == "Conv1D"), None)

@@ -136,9 +136,10 @@ def check_owned(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
         passed_on = isinstance(getattr(kind, part.name, None), property) and not parametrize.is_parametrized(owner)
         if passed_on or not hasattr(owner, part.name):
             name = next((name for name, child in module.named_modules() if child is owner), "")
+            what = f"{kind.__module__}.{kind.__qualname__}"
             raise ConfigError(
-                f"{place}: {name or 'the module'} is {kind.__name__}, which has no {part.name} of its own: an adapter "
-                f"or a quantized module. Merge the adapter into the weights, or load the model unquantized"
+                f"{place}: {name or 'the module'} is {what}, which has no {part.name} of its own: an adapter or a "
+                f"quantized module. Merge the adapter into the weights, or load the model unquantized"
             )
 
 
