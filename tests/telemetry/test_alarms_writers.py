@@ -93,6 +93,7 @@ def test_model_in_training_meets_the_alarms():
     dead, *bad = found
     assert dead.heads == (("blocks.0.attention", 0),)
     assert "constant: entropy at 100.00% of its maximum" in dead.message
+    assert str(dead) == dead.message  # for then=print
     assert ("blocks.0.attention", 1) in bad[0].heads
     assert "NaN or infinity in queries (12) and keys (12) and values (12)" in bad[0].message
     assert "learned_sink_mass" in record.latest

@@ -36,6 +36,9 @@ class Finding:
     heads: tuple[tuple[str, int], ...]
     message: str
 
+    def __str__(self) -> str:
+        return self.message
+
 
 class Alarm(ABC):
     """A condition that is checked in every measured step.
