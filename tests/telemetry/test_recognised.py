@@ -695,3 +695,37 @@ def test_functions_of_the_user_that_pytorch_hands_to_modes_are_called_and_not_ke
         model(x)
     assert record.layers == ("attn",)
     assert kept[0]() is None
+
+
+REPEATED = {
+    "repeat_interleave": lambda x: x.repeat_interleave(3, 1),
+    "named": lambda x: torch.repeat_interleave(x, dim=-3, repeats=3),
+    "repeat": lambda x: x.repeat(1, 3, 1, 1),
+    "tile": lambda x: x.tile((3, 1, 1)),
+    "expand": lambda x: x[:, :, None].expand(-1, -1, 3, -1, -1).flatten(1, 2),
+}
+
+
+@pytest.mark.parametrize("how", REPEATED)
+def test_padded_queries_of_grouped_heads_are_not_counted(how):
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = nn.Linear(24, 24), nn.Linear(24, 8), nn.Linear(24, 8)
+
+        def forward(self, x, real):
+            q, k, v = (layer(x).unflatten(-1, (-1, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            scores = (q @ REPEATED[how](k).mT / 2).masked_fill(~real[:, None, None], -torch.inf)
+            seen.append(scores)
+            return (scores.softmax(-1) @ REPEATED[how](v)).transpose(1, 2).flatten(2)
+
+    torch.manual_seed(3)
+    model, x, real, seen = Grouped(), torch.randn(2, 7, 24), torch.arange(7) < torch.tensor([[5], [3]]), []
+    with hw.watch(model, measures=["entropy", "max_logit"]) as record:
+        model(x, real)
+    weights = seen[0].detach().double().softmax(-1)
+    entropy = -torch.special.xlogy(weights, weights).sum(-1)
+    expected = torch.stack([entropy[i, :, row].sum(-1) for i, row in enumerate(real)]).sum(0) / real.sum()
+    largest = torch.stack([seen[0][i, :, row].amax((-1, -2)) for i, row in enumerate(real)]).amax(0)
+    torch.testing.assert_close(record.latest["entropy"][0], expected.float())
+    torch.testing.assert_close(record.latest["max_logit"][0], largest.detach())

@@ -1,5 +1,6 @@
 """What views, functions of each number, and softmax do to a tensor that is followed."""
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,7 +20,7 @@ from headwise.models.recognise.functions import (
     steps_of,
     turns_nan_into_0,
 )
-from headwise.models.recognise.layout import merged, views, whole
+from headwise.models.recognise.layout import interleaved, merged, tiled, views, whole
 from headwise.models.recognise.multiplied import summed
 from headwise.models.recognise.products import is_outer
 from headwise.models.recognise.tracked import Tracked
@@ -54,6 +55,29 @@ def viewed(
             seen.remember(tensor, x.but(layout=layout, outer=None))
         elif x.stage != "input" and isinstance(tensor, Tensor):
             seen.lose(x, f"{getattr(func, '__name__', 'a view')} at {user_line()}", tensor)
+
+
+def repeated(seen: Tracked, name: str, x: Followed, first: Tensor, args: Sequence[Any], kwargs: Any, out: Any) -> None:
+    """Heads of keys or values that are repeated for groups of query heads."""
+    if x.stage != "input":
+        pointwise(seen, name, x, first, args[0] if args else None, kwargs, out)
+        return
+    names = ("repeats", "dim") if name == "repeat_interleave" else ("repeats",) if name == "repeat" else ("dims",)
+    given: list[Any] = [*args, *(kwargs[one] for one in names[len(args) :] if one in kwargs)]
+    if name != "repeat_interleave":
+        given = list(given[0]) if given and isinstance(given[0], Sequence) else given
+        given = [1] * (first.ndim - len(given)) + given
+    elif len(given) != 2:
+        return
+    if any(type(one) is not int for one in given):
+        return
+    (view,) = views(interleaved if name == "repeat_interleave" else tiled, first, given, {})
+    layout = None if view is None else x.layout.through(view)
+    shape = tuple(out.shape)
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    layout = None if layout is None else layout.through((shape, strides, 0))
+    if layout is not None:
+        seen.remember(out, x.but(layout=layout, outer=None))
 
 
 def pointwise(

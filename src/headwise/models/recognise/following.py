@@ -13,7 +13,16 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from headwise.models.recognise.chains import chosen, joined, kind_of, pointwise, softmaxed, viewed, written
+from headwise.models.recognise.chains import (
+    chosen,
+    joined,
+    kind_of,
+    pointwise,
+    repeated,
+    softmaxed,
+    viewed,
+    written,
+)
 from headwise.models.recognise.followed import INPUT, UNEXPECTED, Lost, Softmax, unexpected
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.functions import (
@@ -21,6 +30,7 @@ from headwise.models.recognise.functions import (
     IGNORED,
     LAYERS,
     OPAQUE,
+    REPEATS,
     RETURN_OTHERS,
     SAME,
     SOFTMAX,
@@ -250,6 +260,8 @@ def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[
             seen.remember(out, INPUT.but(layout=whole(tuple(out.shape)), outer=(first, args[1])))
     elif name in VIEWS:
         viewed(seen, func, x, first, args[1:], kwargs, out)
+    elif name in REPEATS:
+        repeated(seen, name, x, first, args[1:], kwargs, out)
     elif name in SAME:
         seen.remember(out, x)
     elif name in SOFTMAX:
@@ -259,7 +271,8 @@ def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[
         pointwise(seen, name, x, first, other, kwargs, out, args=args)
 
 
-_ASKING = VIEWS | SOFTMAX | {"mul", "div", "where"}  # those that do more with an input than a function of each number
+# Those that do more with an input than a function of each number.
+_ASKING = VIEWS | REPEATS | SOFTMAX | {"mul", "div", "where"}
 # What takes note of functions of more than one tensor that is followed.
 _OF_SEVERAL: dict[str, Callable[[Tracked, str, Sequence[Any], dict[str, Any], Any], None]] = {
     **dict.fromkeys(PRODUCTS, multiplied),

@@ -14,6 +14,7 @@ VIEWS = frozenset({
     "split", "split_with_sizes", "tensor_split", "select", "narrow", "__getitem__", "broadcast_to", "T", "mT", "H",
     "mH", "slice", "_unsafe_view",
 })  # fmt: skip
+REPEATS = frozenset({"repeat_interleave", "repeat", "tile"})
 SAME = frozenset({
     "contiguous", "clone", "detach", "float", "double", "half", "bfloat16", "to", "type", "type_as", "cpu", "cuda",
     "data", "requires_grad_", "alias", "_to_copy",

@@ -108,6 +108,19 @@ def _probed(func: Callable[..., Any], shape: tuple[int, ...], args: tuple[Any, .
         ]
 
 
+def interleaved(x: Tensor, repeats: int, dim: int) -> Tensor:
+    """`x.repeat_interleave(repeats, dim)` as a view, before the dimension and its repeats become one."""
+    dim %= x.ndim
+    return x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :])
+
+
+def tiled(x: Tensor, *repeats: int) -> Tensor:
+    """`x.repeat(repeats)` as a view, before each dimension and its repeats become one."""
+    shape = (1,) * (len(repeats) - x.ndim) + tuple(x.shape)
+    pairs = zip(repeats, shape, strict=True)
+    return x.view([one for size in shape for one in (1, size)]).expand([one for pair in pairs for one in pair])
+
+
 def _frozen(x: Any) -> Any:
     """Arguments as a key; TypeError for tensors and others that have no value to compare."""
     if isinstance(x, tuple | list):
