@@ -729,3 +729,21 @@ def test_padded_queries_of_grouped_heads_are_not_counted(how):
     largest = torch.stack([seen[0][i, :, row].amax((-1, -2)) for i, row in enumerate(real)]).amax(0)
     torch.testing.assert_close(record.latest["entropy"][0], expected.float())
     torch.testing.assert_close(record.latest["max_logit"][0], largest.detach())
+
+
+def test_masks_of_large_numbers_that_were_added_to_each_other_are_a_mask():
+    class Added(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(12, 36)
+
+        def forward(self, x, real):
+            q, k, v = (y.unflatten(-1, (3, 4)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+            future, padding = torch.ones(7, 7).triu(1) * -1e9, (~real)[:, None, None] * -1e9
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=future + padding)
+
+    model, real = Added(), torch.arange(7) < torch.tensor([[5], [3]])
+    with hw.watch(model, measures=["entropy"], maps="lazy") as record:
+        model(torch.randn(2, 7, 12), real)
+    allowed = torch.ones(7, 7).tril().bool() & real[:, None] & real[:, :, None]
+    torch.testing.assert_close(record.maps[""][:, 0] > 0, allowed)

@@ -119,8 +119,10 @@ class Changes:
         if bool(hidden.any()):
             least, most = values[hidden].aminmax()
             floor = torch.finfo(values.dtype).min / 4
-            if least != most and most > max(floor, -1e30):
-                hidden = torch.zeros_like(hidden)  # biases that reach so low
+            # Different numbers are biases that reach so low, unless nothing is left of scores beside them in float32:
+            # two masks of −1e9 that were added to each other are a mask.
+            if least != most and most > max(floor, -1e8):
+                hidden = torch.zeros_like(hidden)
         if bool(hidden.any()):
             self.hidden.append(hidden)
             values = values.masked_fill(hidden, 0.0)
