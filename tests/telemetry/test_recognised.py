@@ -747,3 +747,9 @@ def test_masks_of_large_numbers_that_were_added_to_each_other_are_a_mask():
         model(torch.randn(2, 7, 12), real)
     allowed = torch.ones(7, 7).tril().bool() & real[:, None] & real[:, :, None]
     torch.testing.assert_close(record.maps[""][:, 0] > 0, allowed)
+
+
+def test_a_forward_within_vmap_is_refused_with_the_reason(x):
+    model = model_of()
+    with hw.watch(model), pytest.raises(hw.ConfigError, match=r"torch\.func\.vmap has batched it"):
+        torch.vmap(model)(x[:, None])

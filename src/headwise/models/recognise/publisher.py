@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise.attention import attend_to
 from headwise.events import in_backward, subscribed, subscribers_of
+from headwise.kernels.graph import is_batched
 from headwise.map import AttentionMap
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, unexpected
@@ -70,6 +71,9 @@ class Publisher:
             return
         if any(one.edits for one in subscribers_of(place[0])):
             record.done = True  # `attach` computes and publishes it, or raises
+            return
+        if is_batched(out):
+            record.reason = "torch.func.vmap has batched it, and statistics need its numbers"
             return
         made: list[Tensor] = []
         rows = SOME if place[0] in self._whole else None
