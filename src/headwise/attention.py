@@ -135,7 +135,7 @@ def attend(
                     "measures=…: torch.func.vmap has batched the call, and statistics need its numbers; leave them "
                     "out, or call it (a watched model) for one entry after the other"
                 )
-            # The operator returns no statistics, and only kernels made of operations run within torch.func otherwise.
+            # The operator returns no statistics; without it, tangents would be lost, and most kernels not run.
             out, amap = attend(
                 q, k, v, mask=mask, scale=scale, score=score, dropout_p=dropout_p, return_map=True, kernel=kernel,
                 gap=gap,

@@ -156,6 +156,17 @@ def test_forward_mode_is_refused_and_not_dropped() -> None:
         torch.compile(pushed, fullgraph=True, backend="aot_eager")(q)
 
 
+def test_a_call_with_measures_does_not_lose_tangents() -> None:
+    def call(x: Tensor) -> Tensor:
+        return attend(x, x, x, return_map=True, measures=["entropy"])[0]
+
+    x = torch.randn(1, 2, 5, 8)
+    with forward_ad.dual_level(), pytest.raises(KernelError, match="no derivative in forward mode"):
+        call(forward_ad.make_dual(x, x))
+    with forward_ad.dual_level():
+        torch.testing.assert_close(call(x), attend(x, x, x))
+
+
 def test_a_second_derivative_is_refused_and_not_zero() -> None:
     q, k, v = qkv(1, 2, 1, 3, 3, 4, 4)
     with pytest.raises(KernelError, match="no second derivative"):

@@ -42,8 +42,8 @@ def has_derivatives() -> bool:
 
 
 def in_transform() -> bool:
-    """Whether a function runs within torch.func (grad, vmap, …), uncompiled."""
-    return torch._C._functorch.peek_interpreter_stack() is not None and not recording()
+    """Whether a function runs within torch.func (grad, vmap, …) or forward-mode derivatives, uncompiled."""
+    return has_derivatives() and not recording()
 
 
 @contextmanager
