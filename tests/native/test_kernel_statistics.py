@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from kernel_formula import LIMITS as LIMITS_OF_OUT
-from kernel_formula import error, run, truth
+from kernel_formula import LIMITS as LIMITS_OF_OUT, error, run, truth
 from samples import MASKS, SCORES, qkv
 from torch import Tensor
 
@@ -153,7 +152,9 @@ class Apart(Mask):
     """Of 18,000 keys, some queries have only the first half, some only the second, some all, some none."""
 
     holds = None
-    ends = torch.tensor([[0, 9000], [9000, 18000], [0, 18000], [0, 0]]).repeat_interleave(torch.tensor([14, 13, 7, 6]), 0)
+    ends = torch.tensor([[0, 9000], [9000, 18000], [0, 18000], [0, 0]]).repeat_interleave(
+        torch.tensor([14, 13, 7, 6]), 0
+    )
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         first, last = self.ends[rows].T[..., None]
