@@ -16,6 +16,7 @@ from chromium import BROWSER, Browser, Page
 from parameters import without_repeated_pairs
 from processes import processor_time
 
+gc.disable()  # until all is collected, which makes hardly any garbage
 os.environ["HEADWISE_LANG"] = "en"  # whatever the locale is; tests in Chinese name the language
 # The tests over registries hold for the parts of other packages too, if they are asked to.
 if os.environ.get("HEADWISE_TEST_PLUGINS"):
@@ -91,6 +92,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What is imported and collected stays until the end: the garbage collector need not look through it each time."""
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """So does what a file's tests leave, imported or compiled: millions of objects, of which a collection takes
+    seconds."""
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,6 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +29,13 @@ TEXTS = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items(
 def nodes(source: str) -> list[ast.AST]:
     """All of a module's syntax; each module is parsed once for all rules."""
     return list(ast.walk(ast.parse(source)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _syntax_is_let_go() -> Iterator[None]:
+    """It is more than a million objects."""
+    yield
+    nodes.cache_clear()
 
 
 @cache

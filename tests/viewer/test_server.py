@@ -323,13 +323,13 @@ def test_only_the_last_texts_are_remembered(client, session):
     assert settled(session.find(names[-1])) == "ready"
 
 
-def test_an_error_of_ours_is_no_page_of_code(client, ready, monkeypatch, caplog):
+def test_an_error_of_ours_is_no_page_of_code(client, ready, monkeypatch, capsys):
     def fail(*_):
         raise RuntimeError("a secret of the code")
 
     monkeypatch.setattr(app_module, "rectangle", fail)
     refused(client.get(f"{ready}/tiles/0/0/1/1/0"), 500, "the terminal shows details")
-    assert "a secret of the code" in caplog.text
+    assert "a secret of the code" in capsys.readouterr().err
 
 
 def test_computed_tiles_are_kept(client, ready, monkeypatch):
