@@ -4,7 +4,10 @@ import gc
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,20 @@ os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"
 # A job in the background ignores Ctrl-C, and hands that down; the programs that tests start and stop must not.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What takes longest to import, which on a new machine is compiled too: one worker begins with the first, another with
+# the last, so that each finds compiled what the other has met.
+LARGE = [
+    "torch._dynamo.convert_frame", "functorch.compile", "torch.distributed.tensor.parallel", "headwise.parallel",
+    "hypothesis", "headwise.reports", "headwise.analysis", "scipy.stats", "transformers.generation.utils",
+    "transformers.modeling_utils",
+]  # fmt: skip
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in LARGE if worker == "gw0" else reversed(LARGE):
+            with suppress(ImportError):
+                import_module(name)
 
 # How long an example takes says nothing on a machine that does other things too.
 settings.register_profile("new-examples", deadline=None)
