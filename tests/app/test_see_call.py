@@ -1,6 +1,7 @@
 """`hw.see`: what the command shows, as one call."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,15 @@ def equal(one: hw.reports.Report, other: hw.reports.Report) -> bool:
     return all(np.array_equal(a.maps, b.maps) for a, b in zip(one.passages, other.passages, strict=True))
 
 
+def small_model(folder: Path, text: str):
+    """A loaded decoder with two heads, which knows the characters of a text."""
+    torch.manual_seed(3)
+    tokenizer = CharTokenizer.from_text(text, min_count=1)
+    decoder = Decoder(DecoderConfig(tokenizer.vocab_size, d_model=8, num_layers=1, num_heads=2, context=12)).eval()
+    save_model(folder / "model.safetensors", decoder, tokenizer, info={"step": 0})
+    return hw.load_model(folder)
+
+
 def test_text_path_and_loaded_model_give_one_report(tmp_path, capfd):
     loaded = hw.load_model()
     by_default = hw.see(TEXT)
@@ -37,12 +47,13 @@ def test_text_path_and_loaded_model_give_one_report(tmp_path, capfd):
 
 @pytest.mark.thorough_except("en-I know it is the moon.")
 @pytest.mark.parametrize(("lang", "words"), [("en", "I know it is the moon."), ("zh", "鲁智深是关西汉子")])
-def test_without_a_text_readers_see_a_passage_in_their_language_that_the_model_knows(lang, words, monkeypatch):
+def test_without_a_text_readers_see_a_passage_in_their_language_that_the_model_knows(lang, words, tmp_path, monkeypatch):
     monkeypatch.setenv("HEADWISE_LANG", "zh" if lang == "en" else "en")  # lang= counts more
-    loaded = hw.load_model()
+    sample = "".join(in_language(SAMPLE, lang))
+    assert set(sample) <= set(load_pretrained()[1].characters)
+    loaded = small_model(tmp_path, sample)
     report = hw.see(model=loaded, lang=lang)
     assert words in "".join(report.passages[0].tokens).replace("␣", " ")
-    assert set(in_language(SAMPLE, lang)) <= set(load_pretrained()[1].characters)
     assert not any("UTF-8" in note for note in report.notes)
     monkeypatch.setenv("HEADWISE_LANG", lang)
     assert equal(hw.see(model=loaded), report)
@@ -64,12 +75,9 @@ def test_a_page_is_in_the_language_of_the_locale_unless_lang_is_given(tmp_path, 
 
 
 def test_files_are_written(tmp_path):
-    torch.manual_seed(3)
-    tokenizer = CharTokenizer.from_text(TEXT, min_count=1)
-    decoder = Decoder(DecoderConfig(tokenizer.vocab_size, d_model=8, num_layers=1, num_heads=2, context=12)).eval()
-    save_model(tmp_path / "model.safetensors", decoder, tokenizer, info={"step": 0})
+    loaded = small_model(tmp_path, TEXT)
     steps = []
-    report = hw.see(TEXT, hw.load_model(tmp_path), out=tmp_path / "r.html", png=tmp_path / "maps", lang="zh",
+    report = hw.see(TEXT, loaded, out=tmp_path / "r.html", png=tmp_path / "maps", lang="zh",
                     progress=lambda what, done, of: steps.append(what))  # fmt: skip
     assert TEXT in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert 'lang="zh' in (tmp_path / "r.html").read_text(encoding="utf-8")
