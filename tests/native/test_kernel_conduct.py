@@ -82,7 +82,7 @@ def test_the_same_bits_for_any_number_of_threads(n: int, dropout: float, threads
     for dtype in DTYPES:
         threads(1)
         first = everything(n, dtype, dropout)
-        for count in (1, 2, 3, 5, 8):
+        for count in (1, 3, 8):
             threads(count)
             assert same(everything(n, dtype, dropout), first), count
 

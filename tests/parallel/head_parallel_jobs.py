@@ -110,12 +110,12 @@ def writing(mesh: DeviceMesh) -> Answer:
     text = "the quick brown fox jumps over the lazy dog. " * 3
     tokenizer = CharTokenizer.from_text(text)
     torch.manual_seed(2)
-    decoder = Decoder(DecoderConfig(tokenizer.vocab_size, 24, 2, 4, 2, 16, context=12)).eval().double()
+    decoder = Decoder(DecoderConfig(tokenizer.vocab_size, 24, 2, 4, 2, 16, context=7)).eval().double()
     spread = hw.parallel.parallelize_heads(decoder, mesh, copy=True)
     found = {}
     for temperature in (0.0, 1.0):
         pair = (
-            "".join(write(model, tokenizer, "the", 20, temperature=temperature, seed=5)) for model in (decoder, spread)
+            "".join(write(model, tokenizer, "the", 9, temperature=temperature, seed=5)) for model in (decoder, spread)
         )
         found[str(temperature)] = list(pair)
     return found
