@@ -43,3 +43,11 @@ def varlen():
 
     varlen._varlen_attn.register_kernel("cpu")(fused.varlen_on_a_cpu)
     return varlen.varlen_attn
+
+
+@pytest.fixture
+def untraced_flex(monkeypatch):
+    """flex_attention without PyTorch's compiler, as it is debugged; its gradients are wrong then."""
+    from torch.nn.attention import flex_attention
+
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)

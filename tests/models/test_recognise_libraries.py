@@ -210,6 +210,7 @@ class TestFlex:
 
     ids = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
 
+    @pytest.mark.usefixtures("untraced_flex")
     @pytest.mark.parametrize(
         ("mask_mod", "expected"),
         [
@@ -226,6 +227,7 @@ class TestFlex:
     def test_masks(self, mask_mod, expected, x):
         assert repr(self.call(x, mask_mod=mask_mod).mask) == expected
 
+    @pytest.mark.usefixtures("untraced_flex")
     @pytest.mark.parametrize(
         ("score_mod", "scale", "mask", "scores"),
         [
@@ -246,10 +248,12 @@ class TestFlex:
         call = self.call(x, mask_mod=lambda b, h, i, j: i >= j, compiled=True, grouped=True)
         assert (call.num_heads, call.num_kv_heads, repr(call.mask)) == (4, 2, "Causal()")
 
+    @pytest.mark.usefixtures("untraced_flex")
     def test_another_function_of_scores_is_not_followed(self, x):
         with pytest.raises(ConfigError, match=r"flex_attention: a score_mod that is not a scale, a soft cap"):
             self.call(x, lambda s, b, h, i, j: s + s.sin())
 
+    @pytest.mark.usefixtures("untraced_flex")
     def test_a_mask_is_evaluated_once_for_all_layers(self, x):
         from torch.nn.attention import flex_attention as flex
 
