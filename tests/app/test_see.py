@@ -242,22 +242,22 @@ def test_the_head_of_the_report_says_what_is_beyond_the_trained_length(model: tu
     ("args", "desktop", "opens"),
     [([], True, True), ([], False, False), (["--no-open"], True, False), (["--open"], False, True)],
 )
-def test_the_report_is_opened_on_a_desktop(headwise, monkeypatch, tmp_path, args, desktop, opens):
+def test_the_report_is_opened_on_a_desktop(headwise, model_folder, monkeypatch, tmp_path, args, desktop, opens):
     opened = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("headwise.cli.look.on_desktop", lambda: desktop)
     monkeypatch.setattr("headwise.cli.look.open_in_browser", lambda path: opened.append(path.exists()) or True)
-    done = headwise("see", "武松打虎。", *args)
+    done = headwise("see", "武松打虎。", "--model", model_folder, *args)
     assert done.code == 0
     assert done.out.startswith("Wrote the report to report.html")
     assert opened == [True] * opens
 
 
-def test_a_browser_that_is_not_there_is_one_sentence(headwise, monkeypatch, tmp_path):
+def test_a_browser_that_is_not_there_is_one_sentence(headwise, model_folder, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("webbrowser.open", lambda *_: False)
     monkeypatch.setattr("webbrowser.get", lambda *_: (_ for _ in ()).throw(__import__("webbrowser").Error("none")))
-    done = headwise("see", "武松打虎。", "--open")
+    done = headwise("see", "武松打虎。", "--model", model_folder, "--open")
     assert done.code == 0
     assert "No browser could be opened here" in done.out
     assert headwise("see", "武松", "--open", "--out", "-").code == 2

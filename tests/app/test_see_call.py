@@ -47,7 +47,9 @@ def test_text_path_and_loaded_model_give_one_report(tmp_path, capfd):
 
 @pytest.mark.thorough_except("en-I know it is the moon.")
 @pytest.mark.parametrize(("lang", "words"), [("en", "I know it is the moon."), ("zh", "鲁智深是关西汉子")])
-def test_without_a_text_readers_see_a_passage_in_their_language_that_the_model_knows(lang, words, tmp_path, monkeypatch):
+def test_without_a_text_readers_see_a_passage_in_their_language_that_the_model_knows(
+    lang, words, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HEADWISE_LANG", "zh" if lang == "en" else "en")  # lang= counts more
     sample = "".join(in_language(SAMPLE, lang))
     assert set(sample) <= set(load_pretrained()[1].characters)
