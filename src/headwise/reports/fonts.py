@@ -2,7 +2,7 @@
 
 import base64
 import io
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -35,13 +35,14 @@ def font_face(text: str) -> str:
     """
     points = set(map(ord, text)) & covered()
     wide = {p for p in points if p >= 0x2E80} | set(map(ord, SIGNS))
-    rules = _rule(FAMILY, sorted(wide)[:MOST_GLYPHS], "U+2190-21FF,U+2400-243F,U+2E80-10FFFF")
+    rules = _rule(FAMILY, (*sorted(wide)[:MOST_GLYPHS],), "U+2190-21FF,U+2400-243F,U+2E80-10FFFF")
     if points & QUOTES and any(0x3400 <= p <= 0x9FFF for p in points):
-        rules += _rule(f"{FAMILY} Quotes", sorted(points & QUOTES), "U+B7,U+2014-2026")
+        rules += _rule(f"{FAMILY} Quotes", (*sorted(points & QUOTES),), "U+B7,U+2014-2026")
     return rules
 
 
-def _rule(family: str, points: list[int], span: str) -> str:
+@lru_cache(maxsize=32)  # pages of the same texts, and those without Chinese, need the same
+def _rule(family: str, points: tuple[int, ...], span: str) -> str:
     """A font with some code points. span: the code points that a browser uses it for; without it, the blank of the font
     would determine the unit `ch`."""
     from fontTools import subset
