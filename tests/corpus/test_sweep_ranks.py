@@ -87,7 +87,7 @@ def options(model_folder, tmp_path):
     write_jsonl(tmp_path / "b.jsonl", [said(1 + 97 * n % 300, n) for n in range(20)])
     (tmp_path / "c.txt").write_text(said(1600, 2), encoding="utf-8")
     (tmp_path / "d.txt").touch()
-    fixed = ["--measures", "entropy,max_logit,received_mass", "--window", WINDOW, "--batch", 3, "--device", "cpu"]
+    fixed = ["--measures", "entropy,max_logit,received_mass", "--window", WINDOW, "--batch", 8, "--device", "cpu"]
     files = [tmp_path / name for name in ("a.txt", "b.jsonl", "c.txt", "d.txt")]
     named = [part for file in files for part in ("--file", file)]
     return ["--model", model_folder, *named, *fixed]
