@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from samples import MASKS, dense_truth, qkv
+from torch import Tensor
 
 from headwise.attention import attend
 from headwise.errors import CheckpointError, ConfigError, DTypeError, ShapeError
@@ -110,6 +111,11 @@ def test_a_product_of_the_wrong_size_is_named() -> None:
         amap.T @ torch.zeros(53, 2)
 
 
+def of_cells(x: Tensor, rows: list[slice], cols: list[slice], reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a function makes of each cell's numbers, [2, 6, cells, cells]."""
+    return torch.stack([torch.stack([reduce(x[..., i, j]) for j in cols], -1) for i in rows], -2)
+
+
 @pytest.mark.thorough_except(
     "1-lengths", "7-padded left", "12-everything", "53-dense", "500-causal", "53-window and sinks"
 )
@@ -121,12 +127,11 @@ def test_pooling_is_over_allowed_cells(name: str, size: int) -> None:
     allowed = amap.mask.to_dense(37, 53, batch=2, heads=6).expand(2, 6, 37, 53).double()
     means, tops = amap.pool(size), amap.pool(size, "max")
     assert means.shape == (2, 6, -(-37 // cell), -(-53 // cell))
-    for i in range(means.shape[2]):
-        for j in range(means.shape[3]):
-            here = (..., slice(i * cell, i * cell + cell), slice(j * cell, j * cell + cell))
-            total, count = dense[here].sum((-2, -1)), allowed[here].sum((-2, -1))
-            torch.testing.assert_close(means[..., i, j].double(), total / count.clamp_min(1), rtol=1e-4, atol=1e-7)
-            torch.testing.assert_close(tops[..., i, j].double(), dense[here].amax((-2, -1)), rtol=1e-4, atol=1e-7)
+    rows, cols = ([slice(i, i + cell) for i in range(0, length, cell)] for length in (37, 53))
+    total, count = (of_cells(x, rows, cols, lambda here: here.sum((-2, -1))) for x in (dense, allowed))
+    torch.testing.assert_close(means.double(), total / count.clamp_min(1), rtol=1e-4, atol=1e-7)
+    largest = of_cells(dense, rows, cols, lambda here: here.amax((-2, -1)))
+    torch.testing.assert_close(tops.double(), largest, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -137,15 +142,13 @@ def test_a_rectangle_is_pooled_from_its_first_cell(name: str) -> None:
     assert found.mean.shape == found.largest.shape == found.allowed.shape == (2, 6, 7, 10)
     for name_, part in one._asdict().items():
         assert torch.equal(part[0, 0], getattr(found, name_)[1, 3])
-    for i in range(7):
-        for j in range(10):
-            here = (..., slice(5 + 4 * i, min(30, 9 + 4 * i)), slice(13 + 4 * j, 17 + 4 * j))
-            assert torch.equal(found.allowed[..., i, j], allowed[here].sum((-2, -1)))
-            mean = dense[here].sum((-2, -1)) / allowed[here].sum((-2, -1)).clamp_min(1)
-            torch.testing.assert_close(found.mean[..., i, j].double(), mean, rtol=1e-4, atol=1e-7)
-            torch.testing.assert_close(
-                found.largest[..., i, j].double(), dense[here].amax((-2, -1)), rtol=1e-4, atol=1e-7
-            )
+    rows = [slice(i, min(30, i + 4)) for i in range(5, 30, 4)]
+    cols = [slice(j, j + 4) for j in range(13, 53, 4)]
+    total, count = (of_cells(x, rows, cols, lambda here: here.sum((-2, -1))) for x in (dense, allowed))
+    assert torch.equal(found.allowed, count)
+    torch.testing.assert_close(found.mean.double(), total / count.clamp_min(1), rtol=1e-4, atol=1e-7)
+    largest = of_cells(dense, rows, cols, lambda here: here.amax((-2, -1)))
+    torch.testing.assert_close(found.largest.double(), largest, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("cell", [30, 2**31, 2**63 - 1])
