@@ -31,19 +31,17 @@ struct Ahead {
     begun = count = 0;
     at_once = lines;
   }
-  // Rows of some heads, from `head` on.
-  template <typename T>
-  void add(const headwise_tensor& x, int64_t batch, int64_t head, int64_t heads, int64_t size, int64_t rows) {
+  // Rows of some heads, from `head` on, of `size` numbers of `each` bytes.
+  void add(const headwise_tensor& x, int64_t each, int64_t batch, int64_t head, int64_t heads, int64_t size, int64_t rows) {
     if (!size || !rows) return;  // there may be no memory
-    constexpr int64_t EACH = sizeof(T);
-    const char* first = (const char*)x.data + (batch * x.batch + head * x.head) * EACH;
+    const char* first = (const char*)x.data + (batch * x.batch + head * x.head) * each;
     if (x.head == size) {  // heads lie beside each other
       size *= heads;
     } else if (x.head == rows * x.row) {
       rows *= heads;
     }
     if (x.row == size) size *= rows, rows = least(rows, 1);
-    ranges[count++] = {first, x.row * EACH, rows, 0, blocks(size * EACH, 64)};
+    ranges[count++] = {first, x.row * each, rows, 0, blocks(size * each, 64)};
   }
   __attribute__((always_inline)) void fetch() {
     if (begun < count) fetch_lines();

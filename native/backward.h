@@ -124,9 +124,9 @@ template <typename T> struct Backward {
     ahead.begin(lines_ahead);
     if (!lines_ahead) return;
     const auto heads = [&](const headwise_tensor& x, int64_t of, int64_t size)
-        { ahead.add<T>(x, batch_of(of), kv_of(of) * heads_a_group, heads_a_group, size, call.n); };
+        { ahead.add(x, sizeof(T), batch_of(of), kv_of(of) * heads_a_group, heads_a_group, size, call.n); };
     const auto keys = [&](const headwise_tensor& x, int64_t of, int64_t size)
-        { ahead.add<T>(x, batch_of(of), kv_of(of), 1, size, call.m); };
+        { ahead.add(x, sizeof(T), batch_of(of), kv_of(of), 1, size, call.m); };
     keys(call.grad_v, group, call.d_v);
     keys(call.grad_k, group, call.d);
     heads(call.grad_q, group, call.d);

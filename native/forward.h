@@ -18,9 +18,9 @@
 // them to the columns. Each chunk of query blocks has its own columns, and chunks are added up in order, so the bits
 // do not depend on the number of threads.
 
-template <Operand OF, typename T, bool SPREAD, bool REACH> struct Panels;
+template <Operand OF, bool SPREAD, bool REACH> struct Panels;
 
-template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
+template <Operand OF, bool SPREAD, bool REACH> struct Forward {
   static constexpr bool DOT = OF == PAIRS;  // p and the scores' factor are rounded to bfloat16
   static constexpr int ROWS = GROUP<OF>;    // per product
   static constexpr int KEYS = KEYS_AT_ONCE<OF>;
@@ -29,6 +29,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
   static constexpr int BLOCKS_AT_ONCE = 8;  // on the first level of sums
 
   const headwise_forward_call& call;
+  const Dtype<OF> dtype;
   const Wanted wanted;
   const Shape shape;
   const Scaling scaling;
@@ -45,26 +46,26 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
 
   void pack(int64_t group, int64_t panel, char* keys, char* values, Finite<OF>& check) const {
     const int64_t batch = group / call.h_kv, head = group % call.h_kv, from = panel * PANEL;
-    const T* k = (const T*)call.k.data + batch * call.k.batch + head * call.k.head;
-    pack_keys<OF>(k + from * call.k.row, call.k.row, call.m - from, call.d, (float*)keys + from * shape.words, check);
+    dtype.pack_keys(dtype.row(call.k, batch, head, from), call.k.row, call.m - from, call.d,
+                    (float*)keys + from * shape.words, check);
     if (!call.d_v) return;
-    const T* v = (const T*)call.v.data + batch * call.v.batch + head * call.v.head;
     const int64_t to = least(from + PANEL, padded(call.m, KEYS));
-    pack_values<OF>(v, call.v.row, call.m, call.d_v, from, to, shape.height, (float*)values, check);
+    dtype.pack_values(dtype.row(call.v, batch, head, 0), call.v.row, call.m, call.d_v, from, to, shape.height, (float*)values,
+                      check);
   }
 
   // One block of queries of one head.
   void block(int64_t batch, int64_t head, int64_t index, const float* keys, const float* values, Scratch& t) const {
     const int64_t query = index * BLOCK_ROWS;
     const int count = (int)least(BLOCK_ROWS, call.n - query);
-    const T* q = (const T*)call.q.data + batch * call.q.batch + head * call.q.head + query * call.q.row;
-    load_queries<OF>(q, call.q.row, count, call.d, scaling, shape.words, t.queries, t.rows.broken, refused);
+    dtype.load_queries(dtype.row(call.q, batch, head, query), call.q.row, count, call.d, scaling, shape.words, t.queries,
+                       t.rows.broken, refused);
     if (refused.value) return;
     clear_rows<SPREAD, REACH>(t.rows, count, wanted.masses());
     t.best.clear(count);
     const Hull seen = hull(call, batch, query, count, 0, call.m);
     if constexpr (TILED<OF>) {
-      Panels<OF, T, SPREAD, REACH>{*this, batch, head, query, count, keys, values, t}.go(seen);
+      Panels<OF, SPREAD, REACH>{*this, batch, head, query, count, keys, values, t}.go(seen);
     } else {
       blocks_of_keys(batch, head, query, count, seen, keys, values, t);
     }
@@ -74,7 +75,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
   }
 
  private:
-  template <Operand, typename, bool, bool> friend struct Panels;
+  template <Operand, bool, bool> friend struct Panels;
 
   void blocks_of_keys(int64_t batch, int64_t head, int64_t query, int count, const Hull& seen, const float* keys,
                       const float* values, Scratch& t) const {
@@ -261,9 +262,7 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Forward {
       wanted.finish(done, rows, t.rows.masses + begin, MOST_ROWS, at);
     }
     if (!call.d_v) return;
-    T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + query * call.out.row;
-    for (int r = 0; r < count; r++)
-      write_row(out + r * call.out.row, t.out + r * shape.width, scale[r] * keep, call.d_v);
+    dtype.write_rows(dtype.row(call.out, batch, head, query), call.out.row, count, t.out, shape.width, scale, keep, call.d_v);
   }
 
   void best(const Finished& done, int begin, int rows, int64_t at, Scratch& t) const {

@@ -10,12 +10,12 @@
 // buffers, used in turn, which stay in the L1 cache.
 
 #if HEADWISE_TILES
-template <Operand OF, typename T, bool SPREAD, bool REACH> struct Panels {
+template <Operand OF, bool SPREAD, bool REACH> struct Panels {
   static constexpr int KEYS = KEYS_AT_ONCE<OF>, PANELS_AT_ONCE = 16;
   static constexpr int LINE = LOGITS_STRIDE<OF>, WORDS = WEIGHTS_STRIDE<OF>;  // row lengths
   typedef TwoVectors<OF, SPREAD, REACH> Two;
 
-  const Forward<OF, T, SPREAD, REACH>& f;
+  const Forward<OF, SPREAD, REACH>& f;
   const int64_t batch, head, query;
   const int count;  // of queries
   const float *keys, *values;

@@ -7,8 +7,8 @@
 constexpr int64_t WAVE_BYTES = 64 << 20;
 constexpr int64_t A_THREADS_WORK = 1 << 18;  // multiply-adds: fewer take less time than starting a thread
 
-template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
-  typedef Forward<OF, T, SPREAD, REACH> Blocks;
+template <Operand OF, bool SPREAD, bool REACH> struct Run {
+  typedef Forward<OF, SPREAD, REACH> Blocks;
   Blocks forward;
   int64_t groups, heads_a_group, head_bytes, scratch_bytes;
   char *packed, *scratch;
@@ -21,8 +21,8 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
   Flag broken;         // a key or value is not finite
   Flag refused;        // see Forward
 
-  explicit Run(const headwise_forward_call& call, const Wanted& wanted)
-      : forward{call, wanted, shape_of<OF>(call, wanted), scaling_of<OF>(call.rule), refused}, queue{0}, broken{0},
+  Run(const headwise_forward_call& call, const Dtype<OF>& dtype, const Wanted& wanted)
+      : forward{call, dtype, wanted, shape_of<OF>(call, wanted), scaling_of<OF>(call.rule), refused}, queue{0}, broken{0},
         refused{0} {}
 
   Scratch& memory(int worker) {
@@ -97,17 +97,18 @@ template <Operand OF, typename T, bool SPREAD, bool REACH> struct Run {
     ahead.begin(lines_ahead);
     if (!lines_ahead) return;
     int64_t batch = group / call.h_kv, head = group % call.h_kv;
-    ahead.add<T>(call.out, batch, head * heads_a_group, heads_a_group, call.d_v, call.n);
+    const int64_t size = forward.dtype.size;
+    ahead.add(call.out, size, batch, head * heads_a_group, heads_a_group, call.d_v, call.n);
     if (next < 0 || next >= groups) return;
     batch = next / call.h_kv, head = next % call.h_kv;
-    ahead.add<T>(call.k, batch, head, 1, call.d, call.m);
-    ahead.add<T>(call.v, batch, head, 1, call.d_v, call.m);
-    ahead.add<T>(call.q, batch, head * heads_a_group, heads_a_group, call.d, call.n);
+    ahead.add(call.k, size, batch, head, 1, call.d, call.m);
+    ahead.add(call.v, size, batch, head, 1, call.d_v, call.m);
+    ahead.add(call.q, size, batch, head * heads_a_group, heads_a_group, call.d, call.n);
   }
 
   int64_t lines_at_once() const {
     const headwise_forward_call& call = forward.call;
-    const int64_t bytes = (heads_a_group * call.n + call.m) * (call.d + call.d_v) * (int64_t)sizeof(T);
+    const int64_t bytes = (heads_a_group * call.n + call.m) * (call.d + call.d_v) * forward.dtype.size;
     return lines_ahead_of(bytes, head_bytes, groups, heads_a_group * forward.fetches());
   }
 
@@ -170,7 +171,7 @@ static int run(const headwise_forward_call& call, const Wanted& wanted) {
     return fits_eight(call) && few ? Decode<T, Eight, SPREAD, REACH>(call, wanted).go() : HEADWISE_TOO_MANY_QUERIES;
   if (few_queries(call) && few) return Decode<T, T, SPREAD, REACH>(call, wanted).go();
   if (OF == PARTS && !parts_pay(call)) return REFUSED;
-  return Run<OF, T, SPREAD, REACH>(call, wanted).go();
+  return Run<OF, SPREAD, REACH>(call, dtype_of<OF, T>(), wanted).go();
 }
 
 template <Operand OF, typename T> static int run(const headwise_forward_call& call) {

@@ -35,6 +35,7 @@ namespace HEADWISE_TARGET {
 #include "ahead.h"
 #include "blocks.h"
 #include "levels.h"
+#include "dtype.h"
 #include "forward.h"
 #include "units.h"
 #include "panels.h"
