@@ -106,6 +106,24 @@ def test_a_decoder_that_fails_after_its_caches_have_grown_leaves_them(kind: str)
         assert torch.equal(decoder(ids[:, :5], caches=caches), expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_stay_without_gradients_if_a_call_with_gradients_fails(kind: str) -> None:
+    layer, x = layer_and()
+    cache = KINDS[kind]()
+    with torch.no_grad():
+        layer(x[:, :5], mask=hw.Causal(), cache=cache)
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    rooms = [rows._room for rows in rows_of(cache)]
+    list(layer.children())[-1].register_forward_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        layer(x[:, 5:6], mask=hw.Causal(), cache=cache)
+    assert cache.seen == 5
+    assert all(rows._room is room for rows, room in zip(rows_of(cache), rooms, strict=True))
+
+
 def rows_of(cache: Any) -> list[Rows]:
     return [rows for each in getattr(cache, "_caches", [cache]) for rows in (each._k, each._v)]
 

@@ -22,14 +22,14 @@ MAKE: dict[str, Callable[[], Any]] = {
     "int8": lambda: KVCache(stored="int8"),
     "sliding": lambda: SlidingCache(5),
     "sinks": lambda: SlidingCache(4, 2, stored="int8"),
-    "budgets": lambda: BudgetCache([4, None, 1], 1),
+    "budgets": lambda: BudgetCache([None, 4, 1], 1),
     "equal budgets": lambda: BudgetCache([6] * 3),
     "ragged": lambda: RaggedCache([5, 3]),
 }
 SHORT: dict[str, Mask] = {  # those that drop tokens
     "sliding": Window(5),
     "sinks": Window(4) | Sinks(2),
-    "budgets": HeadWindows([4, 4, None, None, 1, 1], 1),
+    "budgets": HeadWindows([None, None, 4, 4, 1, 1], 1),
     "equal budgets": Window(6),
 }
 every = pytest.mark.parametrize("kind", MAKE)

@@ -94,7 +94,7 @@ class StoredCache(ABC):
         if length > self._seen:
             raise ConfigError(f"crop(length={length}): the cache has seen {self._seen} tokens")
         if length < self._seen:
-            mark = Mark(self)
+            mark = Mark(self, appends=False)
             try:
                 self._crop(length)
             except BaseException:
@@ -142,22 +142,27 @@ Stored = TypeVar("Stored", bound=StoredCache)
 
 
 class Mark:
-    """The state of a cache, to return to if the call that appended to it fails.
+    """The state of a cache, to return to if what changes it fails.
 
-    A cache that only appends is cut to its former length instead, so that memory from which it moves is free at once.
+    A cache that only appends is cut to its former length instead, so that memory from which it moves is free at once;
+    not with gradients: they would flow to the vectors that stay.
+
+    Args:
+        appends: whether tokens are appended, and nothing else is done to it.
     """
 
-    def __init__(self, cache: object) -> None:
+    def __init__(self, cache: object, *, appends: bool = True) -> None:
         self._cache = cache
         self._held: dict[str, Any] = {}
         self._lengths: list[tuple[Rows, int]] = []
         self._within: list[Mark] = []
-        longer = isinstance(cache, StoredCache) and cache.only_appends and cache.seen > 0
+        appends = appends and not torch.is_grad_enabled()
+        longer = appends and isinstance(cache, StoredCache) and cache.only_appends and cache.seen > 0
         for name, x in getattr(cache, "__dict__", {}).items():
             if longer and isinstance(x, Rows):
                 self._lengths.append((x, x.length))
             elif isinstance(x, list) and x and isinstance(x[0], StoredCache):
-                self._within += [Mark(each) for each in x]
+                self._within += [Mark(each, appends=appends) for each in x]
             else:
                 self._held[name] = _kept(x, shared=False)
 
