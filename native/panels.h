@@ -182,9 +182,13 @@ template <Operand OF, bool SPREAD, bool REACH> struct Panels {
     for (int i = 0; i < W; i++) lanes[i] = maxima_of(logits_of(panel, begin + (i < rows ? i : 0)));
     const Floats products = maxima(lanes), highest = products * factor, largest = load(t.rows.largest + begin);
     store(t.rows.largest + begin, choose(highest > largest, highest, largest));
-    const unsigned rise = bits((Ints)(highest > largest) & (Ints)(highest > load(t.rows.top + begin) + ABOVE));
+    const Floats before = load(t.rows.top + begin);
+    const Ints rises = (Ints)(highest > largest) & (Ints)(highest > before + ABOVE);
+    const unsigned rise = bits(rises);
+    // Of tops, not of this panel's largest logits: the factors are kept for the next panels, which may exceed no limit.
     unsigned round = 0;
-    if (OF == PAIRS && factor != 1.0f) round = bits(~(Ints)(magnitude(highest) <= FUSED) & (Ints)(highest != NOTHING));
+    if (OF == PAIRS && factor != 1.0f)
+      round = bits(~(Ints)(magnitude(choose(rises, highest, before)) <= FUSED) & (Ints)(highest != NOTHING));
     for (int i = 0; i < rows; i++) {
       const int r = begin + i;
       const Stretch s = stretch(panel, r);
