@@ -105,14 +105,21 @@ def test_trainer_of_lightning_keeps_a_record(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
-    callback = hw.telemetry.lightning_callback(measures=["entropy"], tau=None)
-    trainer = lightning.Trainer(
-        max_epochs=1, accumulate_grad_batches=2, callbacks=[callback], logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, accelerator="cpu", default_root_dir=str(tmp_path),
-    )  # fmt: skip
-    trainer.fit(Module(), torch.utils.data.DataLoader(list(x(b=8)), batch_size=2))
-    assert callback.record.history.steps == [0, 1]
-    assert callback.record.latest.layers[0] == "net.blocks.0.attention"
+    def train(epochs, resumed):
+        callback = hw.telemetry.lightning_callback(measures=["entropy"], tau=None)
+        trainer = lightning.Trainer(
+            max_epochs=epochs, accumulate_grad_batches=2, callbacks=[callback], logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu", default_root_dir=str(tmp_path),
+        )  # fmt: skip
+        rows = torch.utils.data.DataLoader(list(x(b=8)), batch_size=2)
+        trainer.fit(Module(), rows, ckpt_path=resumed)
+        return trainer, callback.record
+
+    trainer, record = train(1, None)
+    assert record.history.steps == [0, 1]
+    assert record.latest.layers[0] == "net.blocks.0.attention"
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    assert train(2, tmp_path / "saved.ckpt")[1].history.steps == [2, 3]
 
 
 @pytest.mark.parametrize(

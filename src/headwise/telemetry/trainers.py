@@ -99,7 +99,9 @@ def lightning_callback(*, tau: float | None = None, writers: Sequence[Writer] = 
     """
 
     class HeadwiseCallback(TrainingRecord, _lightning()):  # type: ignore[misc]
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_start(
+            self, trainer: Any, pl_module: Any
+        ) -> None:  # at on_fit_start, a checkpoint's steps are not known
             self._stepped = trainer.global_step
             self.begin(pl_module, trainer.global_step)
 
