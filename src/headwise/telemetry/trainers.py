@@ -99,9 +99,8 @@ def lightning_callback(*, tau: float | None = None, writers: Sequence[Writer] = 
     """
 
     class HeadwiseCallback(TrainingRecord, _lightning()):  # type: ignore[misc]
-        def on_train_start(
-            self, trainer: Any, pl_module: Any
-        ) -> None:  # at on_fit_start, a checkpoint's steps are not known
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            # At on_fit_start, the steps of a checkpoint are not known yet.
             self._stepped = trainer.global_step
             self.begin(pl_module, trainer.global_step)
 
