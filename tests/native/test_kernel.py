@@ -104,6 +104,16 @@ def test_logits_of_any_size(n: int, factor: float, sign: float) -> None:
     check(run(q, k, v, Causal()), truth(q, k, Causal()), v)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_of_some_keys_are_far_below_those_of_others(dtype: torch.dtype) -> None:
+    """Those of the first query for keys 64 to 127, where those of the second rise."""
+    q, k, v = qkv(1, 1, 1, 40, 192, 32, 8, dtype=dtype)
+    q[..., :2], k[..., :2] = torch.tensor([0.0, 1.0]), 0.0
+    q[..., 0, :2] = torch.tensor([1.0, 0.0])
+    k[..., 64:128, :2] = torch.tensor([-1e10, 60.0])
+    check(run(q, k, v), truth(q, k), v)
+
+
 @pytest.mark.parametrize("n", [1, 50])
 def test_denormal_numbers_are_numbers(n: int) -> None:
     q, k, v = qkv(1, 2, 1, n, 90)
