@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 import weakref
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from commands import Command
 
 from headwise.cli import main
 from headwise.cli.interruption import is_interruption, noted
+from headwise.cli.measure import _signals, _Terminated
 from headwise.errors import ConfigError
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -60,21 +62,44 @@ def test_a_library_that_changes_the_interruption_into_another_error_is_no_failur
     assert ended(*args, begun="headwise.reports.figure", how="swallowed") == (130, "", "Interrupted.\n")
 
 
-def test_an_interruption_that_python_ignores_comes_again(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("block", "sent"), [(nullcontext, signal.SIGINT), (_signals, signal.SIGINT), (_signals, signal.SIGTERM)]
+)
+def test_an_interruption_that_python_ignores_comes_again(
+    block: Callable[[], AbstractContextManager[None]], sent: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     def command() -> None:
-        with noted():
+        with noted(), block():
             things.clear()
             time.sleep(5)
 
     before, things = sys.unraisablehook, {type("Thing", (), {})()}
-    references = [weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT)) for thing in things]
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    references = [weakref.ref(thing, lambda _: signal.raise_signal(sent)) for thing in things]
+    began, handler = time.monotonic(), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt) as raised:
         command()
+    signal.signal(signal.SIGTERM, handler)
+    assert isinstance(raised.value, _Terminated) == (sent == signal.SIGTERM)
     assert references[0]() is None
     assert time.monotonic() - began < 4
     assert sys.unraisablehook is before
     assert capsys.readouterr() == ("", "")
+
+
+def test_repeated_signals_do_not_interrupt_the_end_of_a_measurement() -> None:
+    def command() -> None:
+        with noted(), _signals():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                signal.raise_signal(signal.SIGTERM)  # of a launcher that ends its processes
+                ended.append(True)
+
+    ended: list[bool] = []
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert (ended, signal.signal(signal.SIGTERM, handler)) == ([True], signal.SIG_IGN)
 
 
 def test_an_interruption_that_a_library_swallows_ends_the_command(
@@ -88,6 +113,9 @@ def test_an_interruption_that_a_library_swallows_ends_the_command(
         swallowing()
         raise ConfigError("a library that is half imported")
 
+    monkeypatch.setattr("headwise.cli.measure._measure", broken)
+    stopped = "Stopped before anything was measured.\n"
+    assert headwise("measure", "--file", "text.txt", "--out", "out.csv") == (130, "", stopped)
     monkeypatch.setattr("headwise.cli.program.command_line", lambda: broken)
     assert headwise("measures") == (130, "", "Interrupted.\n")
     monkeypatch.setattr("headwise.cli.program.load", swallowing)

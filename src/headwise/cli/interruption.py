@@ -15,12 +15,14 @@ from headwise.wording import Bilingual, in_language, language
 CODE = 130  # 128 + SIGINT, as shells have it
 INTERRUPTED = Bilingual("Interrupted.", "已中断。")
 _came: list[int] = []
+_lost: list[int] = []  # those of which Python ignored the exception, and which come again
 
 
 @contextmanager
 def noted() -> Iterator[None]:
     """Within the block, Ctrl-C raises KeyboardInterrupt as usual, and `is_interruption` recognises it."""
     _came.clear()
+    _lost.clear()
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
@@ -48,6 +50,14 @@ def check_interrupted() -> None:
         raise KeyboardInterrupt
 
 
+def is_first(number: int) -> bool:
+    """Note a signal that ends the command. Returns False for a repeated one, such as launchers send."""
+    first = not _came or bool(_lost)
+    _came.append(number)
+    _lost.clear()
+    return first
+
+
 def print_interrupted() -> None:
     """Print one line to standard error."""
     try:
@@ -67,24 +77,26 @@ def leave() -> None:
 
 
 def _unraisable(before: Callable[[Any], object]) -> Callable[[Any], object]:
-    """A hook for exceptions that Python ignores, as those of finalizers and of callbacks of the import system: Ctrl-C
-    that came in one comes again a moment later."""
+    """A hook for exceptions that Python ignores, as those of finalizers and of callbacks of the import system: Ctrl-C,
+    or another signal, that came in one comes again a moment later."""
 
     def hook(ignored: Any) -> None:
-        if ignored.exc_type is KeyboardInterrupt:
-            threading.Timer(0.02, _interrupt).start()
-        else:
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
             before(ignored)
+            return
+        number = _came[-1] if _came else signal.SIGINT
+        _lost.append(number)
+        threading.Timer(0.02, _interrupt, [number]).start()
 
     return hook
 
 
-def _interrupt() -> None:
-    """Ctrl-C in the main thread, which ends its waiting where the system can do that."""
+def _interrupt(number: int) -> None:
+    """Send a signal to the main thread, which ends its waiting where the system can do that."""
     if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:
-        _thread.interrupt_main()
+        _thread.interrupt_main(number)
 
 
 def _note(number: int, frame: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.interruption import CODE
+from headwise.cli.interruption import CODE, check_interrupted, is_first, is_interruption
 from headwise.cli.options import AnyModel, Lang, check_file, progress_bar
 from headwise.cli.streams import is_stream
 from headwise.cli.words import say
@@ -78,19 +78,17 @@ def measure(
                 heads=_numbers("heads", heads), passages=passages,
                 strongest_by=strongest_by, device=device, dtype=dtype, restart=restart,
             )  # fmt: skip
-    except KeyboardInterrupt as stop:
-        if ranks.first:
-            _print_how_to_resume(out, restart)
-        else:
-            atexit.unregister(ranks.leave)  # all are to end at once
-        raise typer.Exit(143 if isinstance(stop, _Terminated) else CODE) from None
-    except (HeadwiseError, OSError) as error:
-        ranks.fail(str(error))
-        if ranks.first or isinstance(error, Deserted):
-            raise
-        raise typer.Exit(2) from None
-    except Exception as error:
-        ranks.fail(f"{type(error).__name__}: {error}")
+    except (KeyboardInterrupt, Exception) as error:
+        if is_interruption(error):
+            if ranks.first:
+                _print_how_to_resume(out, restart)
+            else:
+                atexit.unregister(ranks.leave)  # all are to end at once
+            raise typer.Exit(143 if isinstance(error, _Terminated) else CODE) from None
+        named = isinstance(error, HeadwiseError | OSError)
+        ranks.fail(str(error) if named else f"{type(error).__name__}: {error}")
+        if named and not ranks.first and not isinstance(error, Deserted):
+            raise typer.Exit(2) from None
         raise
 
 
@@ -141,15 +139,16 @@ def _signals() -> Iterator[None]:
     """In this context SIGTERM ends the run as Ctrl-C does, and repeated signals, which launchers send, are ignored."""
 
     def end(number: int, frame: Any) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
+        if not is_first(number):
+            return
         raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
+    check_interrupted()
     before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     except KeyboardInterrupt:
-        before.clear()  # they stay ignored
+        before = dict.fromkeys(before, signal.SIG_IGN)
         raise
     finally:
         for each, handler in before.items():

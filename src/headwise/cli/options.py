@@ -85,6 +85,7 @@ def progress_bar() -> Iterator[Any]:
     task = bar.add_task("", total=None)
 
     def progress(what: str, done: int, of: int) -> None:
+        check_interrupted()
         bar.start()
         bar.update(task, description=work(what), completed=done, total=of)
 
@@ -108,6 +109,7 @@ class Estimate:
 
     def __call__(self, what: str, done: int, of: int) -> None:
         """Called with the work done, and how much there is."""
+        check_interrupted()
         now = self._clock()
         if of != self._of or done < self._first[1]:  # another part
             self._of, self._first, self._printed = of, (now, done), False
