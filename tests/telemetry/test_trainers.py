@@ -52,8 +52,15 @@ def test_steps_are_numbered_as_those_of_the_trainer():
         keeper.end_step()
     keeper.end()
     assert keeper.record.history.steps == [4, 6, 8]
-    with pytest.raises(hw.ConfigError, match=r"start\(step=8\): expected an integer of at least 9"):
+    with pytest.raises(hw.ConfigError, match=r"start\(step=8\): expected at least 9, the step that is next"):
         keeper.record.start(8)
+    with pytest.raises(hw.ConfigError, match=r"start\(step=9.5\): expected a whole number"):
+        keeper.record.start(9.5)
+    assert keeper.record.start(torch.tensor(10)).ledger.index == 10
+    model(x())
+    with pytest.raises(hw.ConfigError, match=r"start\(step=12\): step 10 has numbers already; end it with record\.step"):
+        keeper.record.start(12)
+    keeper.end()
 
 
 def test_run_that_failed_is_not_watched_any_more_when_another_model_is_trained():

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_whole
 from headwise.telemetry.running import Layer, Running
 from headwise.telemetry.summary import History, Summary
 
@@ -31,13 +31,18 @@ class Ledger:
 
     def begin_at(self, step: int) -> None:
         """Number the current step so."""
-        if type(step) is not int or step < self.index or (self.pending and step > self.index):
-            at = "has numbers already" if self.pending else "is next"
+        number = check_whole("start", "step", step, 0)
+        if self.pending and number != self.index:
             raise ConfigError(
-                f"start(step={step!r}): expected an integer of at least {self.index}, the step that {at}; "
-                f"record.clear() counts from 0 again"
+                f"start(step={number}): step {self.index} has numbers already; end it with record.step(), or discard "
+                f"all steps with record.clear()"
             )
-        self.index = step
+        if number < self.index:
+            raise ConfigError(
+                f"start(step={number}): expected at least {self.index}, the step that is next; record.clear() counts "
+                f"from 0 again"
+            )
+        self.index = number
 
     def add(self, running: Running) -> None:
         """Add the states of a forward to the current step."""

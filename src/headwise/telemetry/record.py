@@ -95,7 +95,7 @@ class Record(Shown):
             step: the number of the next step, such as that of the checkpoint from which a run is resumed; None to count
                 on from the last one, or from 0.
         Raises:
-            ConfigError: if there were later steps already.
+            ConfigError: if there were later steps already, or the current step has numbers and another number.
         """
         if step is not None:
             self.ledger.begin_at(step)
