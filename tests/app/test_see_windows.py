@@ -96,6 +96,13 @@ def test_a_window_that_is_too_small_is_refused(loaded, window):
         hw.see(TEXT, loaded, window=window)
 
 
+@pytest.mark.parametrize("window", ["8", 8.5])
+def test_a_window_that_is_no_number_of_tokens_is_refused(loaded, window):
+    for model in (loaded, None):
+        with pytest.raises(hw.ConfigError, match=f"window={window!r}: expected a whole number of tokens"):
+            hw.see(TEXT, model, window=window)
+
+
 def test_every_statistic_of_a_report_is_there_in_windows(loaded):
     short, long = (hw.see(text, loaded).statistics for text in (TEXT[:24], TEXT))
     assert list(long) == list(short)

@@ -9,6 +9,7 @@ from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained
 from headwise.lm.loading.base import LoadedModel
 from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.loading.names import find_model
+from headwise.lm.loading.positions import whole_window
 from headwise.wording import Bilingual
 
 
@@ -29,8 +30,9 @@ def load_model(path: str | os.PathLike[str] | None = None, *, window: int | None
     Raises:
         CheckpointError: naming what is missing or not supported: pickled weights, unknown architectures,
             encoder-decoder models, models that require custom code.
-        ConfigError: if transformers is required but not installed, or for a `window` that is too long.
+        ConfigError: if transformers is required but not installed, or for a `window` that is too long or no whole number.
     """
+    window = whole_window(window)
     if path is None:
         decoder, tokenizer, info = load_pretrained()
         return DecoderModel(decoder, tokenizer, Bilingual("embedded decoder", "内置解码器"), info)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, whole_number
 from headwise.models.configuration.keys import text_part, trained_context
 from headwise.wording import in_language
 
@@ -22,6 +22,14 @@ def positions_of(model: Any) -> int | None:
     longest = trained_context(model.config)
     known = [number for number in (*found, longest) if number is not None]
     return min(known) if any(number is not None for number in found) else None
+
+
+def whole_window(window: object) -> int | None:
+    """The tokens of a window as an integer of Python, or None; raises ConfigError for anything else."""
+    number = None if window is None else whole_number(window)
+    if number is None and window is not None:
+        raise ConfigError(f"window={window!r}: expected a whole number of tokens", f"window={window!r}：应为整数个词元")
+    return number
 
 
 def check_window(window: int, limit: int | None, name: str) -> None:

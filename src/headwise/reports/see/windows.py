@@ -16,7 +16,7 @@ from torch import Tensor
 from headwise.corpus.moments import varied
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel, TokenizedText
-from headwise.lm.loading.positions import check_window
+from headwise.lm.loading.positions import check_window, whole_window
 from headwise.map import AttentionMap
 from headwise.masks import Span
 from headwise.progress import Progress
@@ -65,6 +65,7 @@ def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | Non
     Raises:
         ConfigError: if it is too small, too large for the model, or the model is not causal.
     """
+    window = whole_window(window)
     if window is not None and window != 0 and window < 8:
         raise ConfigError(
             f"window={window}: expected at least 8 tokens, or 0 to read the text whole",
