@@ -30,7 +30,8 @@ def load_model(path: str | os.PathLike[str] | None = None, *, window: int | None
     Raises:
         CheckpointError: naming what is missing or not supported: pickled weights, unknown architectures,
             encoder-decoder models, models that require custom code.
-        ConfigError: if transformers is required but not installed, or for a `window` that is too long or no whole number.
+        ConfigError: if transformers is required but not installed, or for a `window` that is too long or no whole
+            number.
     """
     window = whole_window(window)
     if path is None:
