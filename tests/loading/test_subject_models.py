@@ -171,6 +171,8 @@ def test_positions_of_images_do_not_count() -> None:
     config = transformers.LlavaConfig(vision_config={**vision, "model_type": "clip_vision_model"}, text_config=text)
     with torch.device("meta"):
         assert positions_of(transformers.LlavaModel(config)) is None
+        beside = transformers.GitConfig(**CONFIGS["Llama"], vision_config=vision)
+        assert positions_of(transformers.GitModel(beside)) == 48
 
 
 def test_rotary_positions_go_on_with_a_remark(tmp_path: Path) -> None:

@@ -16,8 +16,17 @@ def positions_of(model: Any) -> int | None:
     `wpe` of the part that reads text, without the entries that some reserve for padding. It may be on the meta device.
     """
     text = model if text_part(model.config) is model.config else model.get_decoder()
-    found = [_entries(name, module) for name, module in text.named_modules()]
-    found += [table.shape[-2] for name, table in text.named_buffers() if name.rpartition(".")[2] in BUFFERS]
+    own = type(text.config)
+    others = {  # such as an image encoder beside the text's layers (GIT)
+        id(inner)
+        for module in text.modules()
+        if type(getattr(module, "config", text.config)) is not own
+        for inner in module.modules()
+    }
+    parts = [(name, module) for name, module in text.named_modules() if id(module) not in others]
+    found = [_entries(name, module) for name, module in parts]
+    for _, module in parts:
+        found += [table.shape[-2] for name, table in module.named_buffers(recurse=False) if name in BUFFERS]
     # Some tables are longer than the indices that the model makes (Nyströmformer).
     longest = trained_context(model.config)
     known = [number for number in (*found, longest) if number is not None]
