@@ -96,7 +96,7 @@ def _interrupt(number: int) -> None:
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:
-        _thread.interrupt_main(number)
+        _thread.interrupt_main(signal.Signals(number))
 
 
 def _note(number: int, frame: Any) -> None:
