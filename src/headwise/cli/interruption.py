@@ -37,6 +37,8 @@ def noted() -> Iterator[None]:
     finally:
         sys.unraisablehook = before
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        _came.clear()
+        _lost.clear()
 
 
 def is_interruption(error: BaseException) -> bool:
