@@ -101,6 +101,14 @@ class Softmax:
     function: str = ""
 
 
+class Answer(NamedTuple):
+    """What a function that computes a whole attention returned, and what takes tensors of its shape to the shape of the
+    result that is compared; None for one that changes nothing."""
+
+    returned: Tensor
+    arrange: Callable[[Tensor], Tensor] | None
+
+
 @dataclass(frozen=True)
 class Followed:
     """What is known of one tensor.
@@ -116,6 +124,8 @@ class Followed:
         outer: (one, other) if it is the product, number by number, of two tensors of different shapes.
         note: what else was done to weights. lost: why it is not followed any more; "" if it is.
         own: why the function that computes the whole attention has to be called itself; "" if there is no reason.
+        answer: what that function returned, if it is another tensor than the one that is compared: it had dropout, or
+            another shape.
     """
 
     stage: Stage
@@ -132,6 +142,7 @@ class Followed:
     note: str = ""
     lost: str = ""
     own: str = ""
+    answer: Answer | None = None
 
     def but(self, **changes: Any) -> "Followed":
         """The same with these changes."""

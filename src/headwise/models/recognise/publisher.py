@@ -76,7 +76,7 @@ class Publisher:
             record.reason = "torch.func.vmap has batched it, and statistics need its numbers"
             return
         made: list[Tensor] = []
-        rows = SOME if place[0] in self._whole else None
+        rows = SOME if place[0] in self._whole and not x.note else None  # of changed weights, only some rows may differ
         try:
             with torch.no_grad(), own_dtypes(out):
                 a = assembled(product, x, at, side, out)
@@ -91,9 +91,10 @@ class Publisher:
             record.reason = explained(x, str(reason))
             return
         receivers = [(one.on_delta, one.name(place[0])) for one in subscribers_of(place[0]) if one.on_delta]
-        if receivers and out.requires_grad:
-            result = a.out.detach().clone() if a.dropout_p else made[0]
-            out.register_hook(partial(_publish_delta, receivers, result, a.arrange))
+        returned = out if x.answer is None else x.answer.returned
+        if receivers and returned.requires_grad:
+            result = _result(a, x, *made)
+            returned.register_hook(partial(_publish_delta, receivers, result, partial(_arranged, a, x)))
 
 
 def _publish_delta(
@@ -113,11 +114,31 @@ def _publish_delta(
 def _checked(
     attention: Attention, rows: int | None, made: list[Tensor], *given: Tensor, return_map: bool = True, **options: Any
 ) -> tuple[Tensor, AttentionMap]:
-    """`attend_to`, compared with the code; Lost if it differs, or is no call of `attend`. `made` gets its output."""
+    """`attend_to`, compared with the code; Lost if it differs, or is no call of `attend`. `made` gets its output and
+    log-sum-exp."""
     try:
         out, amap = attend_to(*given, return_map=True, **options)
         attention.check(out, amap, every=False, rows=rows)
     except UNEXPECTED as error:
         raise Lost(unexpected(error)) from error
-    made.append(out)
+    made += [out, amap.lse]
     return out, amap
+
+
+def _arranged(attention: Attention, x: Followed, tensor: Tensor) -> Tensor:
+    """A tensor of the shape of what the code computed, as [b, h, n, d_v]."""
+    arrange = None if x.answer is None else x.answer.arrange
+    return attention.arrange(tensor if arrange is None else arrange(tensor))
+
+
+def _result(attention: Attention, x: Followed, out: Tensor, lse: Tensor) -> Tensor:
+    """What the code computed, as it is now: `out`, but for dropout, and for fully masked queries, which get a mean of
+    values from code that masks with finite numbers."""
+    hidden = (lse == -torch.inf)[..., None]
+    if not attention.dropout_p and not bool(hidden.any()):
+        return out
+    assert x.softmax is not None
+    own = (attention.out if x.answer is None else _arranged(attention, x, x.answer.returned)).detach()
+    # Functions of other packages give them 0; where sequences are packed, they are padding that is not in the output.
+    own = own.masked_fill(hidden if x.softmax.function else hidden & own.isnan(), 0.0)
+    return own if attention.dropout_p else torch.where(hidden, own.to(out.dtype), out)

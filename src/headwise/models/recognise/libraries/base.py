@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Mask
-from headwise.models.recognise.followed import INPUT, Followed, Product, Softmax, Step
+from headwise.models.recognise.followed import INPUT, Answer, Followed, Product, Softmax, Step
 from headwise.models.recognise.layout import views, whole
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.tracked import Tracked
@@ -27,6 +27,8 @@ class FusedCall:
         plain: computes `out` without dropout.
         own: why the function has to be called itself, though this is what it computes; "" if there is no reason.
         restore: (result of the shape of `out`) → what the function returns.
+        returned: what the function returned, if `out` is a rearrangement of it, and the loss does not depend on `out`.
+        arrange: (a tensor of its shape) → one of the shape of `out`.
     """
 
     q: Tensor
@@ -40,6 +42,8 @@ class FusedCall:
     plain: Callable[[], Tensor] | None = None
     own: str = ""
     restore: Callable[[Tensor], Tensor] | None = None
+    returned: Tensor | None = None
+    arrange: Callable[[Tensor], Tensor] | None = None
 
 
 def named_tensors(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,6 +96,8 @@ def take(seen: Tracked, call: FusedCall, record: Softmax) -> None:
     if call.dropout_p and call.plain is not None and not call.out.is_meta:
         with torch.no_grad():
             plain = call.plain()
+    returned = call.out if call.returned is None else call.returned
+    answer = None if returned is plain else Answer(returned, call.arrange)
     here = whole(shape)
     heads = ("h" + "g" if "g" in scores else "h") if call.heads else None
     product = Product(
@@ -102,7 +108,7 @@ def take(seen: Tracked, call: FusedCall, record: Softmax) -> None:
     steps = tuple(Step(kind, value, here, *coef) for kind, value, *coef in call.steps)
     found = INPUT.but(
         stage="weights", layout=here, product=product, steps=steps, softmax=record, dropout_p=call.dropout_p,
-        own=call.own,
+        own=call.own, answer=answer,
     )  # fmt: skip
     values = Contraction(_without_numbers(shape), call.v, scores, c, o)
     seen.ready.append((values, found, 0, 1, plain))
@@ -151,11 +157,16 @@ def _grouped(call: FusedCall, known: Followed | None) -> tuple[FusedCall, Follow
         layout = None if view is None else known.layout.through(view)
         known = None if layout is None else known.but(layout=layout)
     letters = a.replace("h", "gh"), b.replace("h", "g"), c.replace("h", "g"), o.replace("h", "gh")
-    plain = call.plain
+    plain, arrange, head = call.plain, call.arrange, o.index("h")
+
+    def split(x: Tensor) -> Tensor:
+        return (x if arrange is None else arrange(x)).unflatten(head, sizes)
+
     steps = tuple(
         (kind, _split(value, sizes) if isinstance(value, Tensor) else value, *coef) for kind, value, *coef in call.steps
     )
     return replace(
-        call, steps=steps, q=call.q.unflatten(at, sizes), out=call.out.unflatten(o.index("h"), sizes), letters=letters,
-        plain=None if plain is None else lambda: plain().unflatten(o.index("h"), sizes),
+        call, steps=steps, q=call.q.unflatten(at, sizes), out=call.out.unflatten(head, sizes), letters=letters,
+        plain=None if plain is None else lambda: plain().unflatten(head, sizes),
+        returned=call.out if call.returned is None else call.returned, arrange=split,
     ), known  # fmt: skip

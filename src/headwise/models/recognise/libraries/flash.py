@@ -51,6 +51,7 @@ def _read(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: T
          *masked(mask, windowed(left, 0 if given.get("causal") else right))),
         heads=True, dropout_p=dropout_p,
         plain=lambda: arranged(first_of(function(**{**given, "dropout_p": 0.0})))[0][3], restore=again,
+        returned=made, arrange=lambda x: arranged(x)[0][3],
         own="it writes new keys to its cache" if "k_cache" in given and given.get("k") is not None else "",
     )  # fmt: skip
 

@@ -7,10 +7,13 @@ from torch import Tensor
 
 from headwise.masks import Causal, Documents, Lengths, Mask, Window
 
+# q, k, v and out as a batch; the mask; and what packs an output again.
+Packed = tuple[tuple[Tensor, Tensor, Tensor, Tensor], Mask, Callable[[Tensor], Tensor]]
+
 
 def packed(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, starts_q: Tensor, starts_k: Tensor, used: Tensor | None = None
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Mask, Callable[[Tensor], Tensor]]:
+) -> Packed:
     """Tensors [b, tokens, …], the mask of packed sequences, and a function that packs an output again.
 
     Queries and keys that are packed in the same way stay as they are, and the mask is `Documents`. Others become a
