@@ -14,6 +14,7 @@ from headwise.scores import Score
 
 KEPT = 1 << 20  # numbers of a mask that are kept to be compared
 HIDES = -9000.0  # exp of this is 0 in every dtype: an addition of so little is a mask
+BIASES = -1000.0  # biases beside a mask are not less
 
 
 @dataclass
@@ -119,9 +120,9 @@ class Changes:
         if bool(hidden.any()):
             least, most = values[hidden].aminmax()
             floor = torch.finfo(values.dtype).min / 4
-            # Different numbers are biases that reach so low, unless nothing is left of scores beside them in float32:
-            # two masks of −1e9 that were added to each other are a mask.
-            if least != most and most > max(floor, -1e8):
+            # Different numbers are biases that reach so low, unless nothing is left of scores beside them in float32,
+            # or nothing is near them: masks of −1e9 or −1e4 that were added to each other, or to a bias, are a mask.
+            if least != most and most > max(floor, -1e8) and not _apart(values, hidden):
                 hidden = torch.zeros_like(hidden)
         if bool(hidden.any()):
             self.hidden.append(hidden)
@@ -149,3 +150,9 @@ class Changes:
                 left = left & ~hidden
             if bool(left.any()):
                 raise Lost("scores are multiplied by 0 and not masked")
+
+
+def _apart(values: Tensor, hidden: Tensor) -> bool:
+    """Whether what is not hidden is far from what is."""
+    rest = values[~hidden]
+    return bool(rest.numel() and rest.min() > BIASES)
