@@ -17,6 +17,7 @@ from headwise.models.recognise.layout import Layout
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import Call
 from headwise.models.recognise.scores import Changes
+from headwise.models.recognise.tracked import weak
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 
 KEPT = 512  # forms of calls
@@ -174,7 +175,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
         x.dropout_p,
         axes.traced,
         min(dtype, x.softmax.dtype, key=lambda one: one.itemsize),
-        _one_source(product),
+        (n == m or placed.known) and _one_source(product),
         placed.known or not crosses,
         m - keys,
         not (n == 1 or placed.known or crosses),
@@ -311,11 +312,20 @@ def _sink(column: Tensor, x: Followed, axes: Axes) -> Tensor:
 
 
 def _one_source(product: Product) -> bool:
-    """Whether queries and keys are layers of one and the same tensor."""
-    one, two = (None if x is None else x.origin for x in product.inputs)
-    if one is None or two is None:
-        return False
-    return one is two or (one.source() is not None and one.source() is two.source())
+    """Whether queries and keys are layers of one and the same tensor, or that tensor itself."""
+    one, two = (
+        _source(x, operand) for x, operand in zip(product.inputs, (product.of.left, product.of.right), strict=True)
+    )
+    return one is two
+
+
+def _source(x: Followed | None, operand: Tensor) -> Any:
+    """A reference to the tensor that queries or keys were made from: the same object for the same tensor, even if that
+    has been freed."""
+    if x is not None and x.origin is not None:
+        return x.origin.source
+    whole = operand._base
+    return weak(whole if whole is not None and whole.numel() == operand.numel() else operand)
 
 
 def _two_sources(product: Product) -> bool:

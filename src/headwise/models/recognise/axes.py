@@ -11,6 +11,9 @@ from torch import Tensor
 from headwise.models.recognise.followed import Followed, Lost, Product
 from headwise.models.recognise.layout import Factor, Layout, whole
 
+Part = tuple[
+    int, bool, int
+]  # a part of a dimension: its size, whether it holds heads, its stride in the layer; 0 unknown
 Dim = list[Factor] | str  # atoms of a dimension, or the letter of one that stays last
 
 
@@ -56,9 +59,11 @@ class Axes:
         for letter in out:
             of_queries = _heads(letter, letters, product, queries)
             of_keys = _heads(letter, others, product, 1 - queries) if letter not in softmaxed else None
+            # As strides of two layers cannot be compared, those of keys are left out.
+            of_keys = None if of_keys is None else [(size, head, 0) for size, head, _ in of_keys]
             traced[letter] = of_keys if of_queries is None else of_queries
         if product.heads is not None:
-            traced = {one: [(size, one in product.heads)] for one, size in zip(out, product.shape, strict=True)}
+            traced = {one: [(size, one in product.heads, 0)] for one, size in zip(out, product.shape, strict=True)}
         cuts = [{1, size} for size in product.shape]
         for i, dim in enumerate(self._dims):
             for size, stride in dim:
@@ -69,7 +74,7 @@ class Axes:
                                 raise Lost("its axes are divided in a way that is not followed")
                             cuts[i].add(cut // stride)
                 inner = 1
-                for part, _ in reversed(traced[out[i]] or []):
+                for part, _, _ in reversed(traced[out[i]] or []):
                     inner *= part
                     cuts[i].add(inner)
         self._atoms = [_divided(dim, cut) for dim, cut in zip(self._dims, cuts, strict=True)]
@@ -77,6 +82,7 @@ class Axes:
         lone = [letter for letter in out if letter not in others]
         leading = [letter for letter in out if letter not in softmaxed and letter not in lone]
         self.traced = any(traced[letter] is not None for letter in leading)
+        strides: dict[Factor, int] = {}  # of heads in the layer that made the queries
         for i, letter in enumerate(out):
             if letter in softmaxed:
                 self.groups[3] += self._atoms[i]
@@ -85,8 +91,9 @@ class Axes:
             if self.traced:
                 marks = self._marks(i, inside)
                 lead = 2 if letter in lone else 0
-                for atom, head in zip(self._atoms[i], marks, strict=True):
+                for atom, (head, stride) in zip(self._atoms[i], marks, strict=True):
                     self.groups[1 if head else lead].append(atom)
+                    strides[atom] = stride
             elif letter in lone:
                 self.groups[2 if letter == lone[-1] else 1] += self._atoms[i]
             elif len(leading) == 1:
@@ -94,18 +101,20 @@ class Axes:
                 self.groups[1] += self._atoms[i][1:]
             else:
                 self.groups[1 if letter == leading[-1] else 0] += self._atoms[i]
+        if all(strides.get(atom) for atom in self.groups[1]):
+            self.groups[1].sort(key=lambda atom: -strides[atom])  # heads are numbered as in that layer
         self.sizes = tuple(prod(size for size, _ in group) for group in self.groups)
         self._plans: dict[Any, Plan] = {}
 
-    def _marks(self, i: int, inside: list[tuple[int, bool]] | None) -> list[bool]:
-        """Which atoms of dimension i are heads."""
+    def _marks(self, i: int, inside: list[Part] | None) -> list[tuple[bool, int]]:
+        """Which atoms of dimension i are heads, and their strides in the layer that made them, if they are known."""
         marks = []
         base = self._dims[i][0][1] if self._dims[i] else 1
         for _, stride in self._atoms[i]:
-            inner, mark = 1, False
-            for size, head in reversed(inside or []):
+            inner, mark = 1, (False, 0)
+            for size, head, step in reversed(inside or []):
                 if inner <= stride // base < inner * size:
-                    mark = head
+                    mark = head, step * (stride // base // inner)
                 inner *= size
             marks.append(mark)
         return marks
@@ -239,9 +248,8 @@ def _divided(dim: Sequence[Factor], cuts: Iterable[int]) -> list[Factor]:
     return atoms[::-1]
 
 
-def _heads(letter: str, letters: str, product: Product, side: int) -> list[tuple[int, bool]] | None:
-    """The parts of a dimension of one operand, outer first, and whether each holds heads; None if it cannot be traced
-    back to a layer."""
+def _heads(letter: str, letters: str, product: Product, side: int) -> list[Part] | None:
+    """The parts of a dimension of one operand, outer first; None if it cannot be traced back to a layer."""
     x: Followed | None = product.inputs[side]
     if letter not in letters or x is None or x.origin is None or x.lost:
         return None
@@ -257,7 +265,7 @@ def _heads(letter: str, letters: str, product: Product, side: int) -> list[tuple
         while size > 1 and (at := _dimension(stride, places)) is not None:
             ((extent, step),) = places[at]
             here = min(size, extent * step // stride)  # a factor may reach over several dimensions of the origin
-            parts.append((here, at in origin.features or at in summed))
+            parts.append((here, at in origin.features or at in summed, stride))
             size, stride = size // here, stride * here
         found += parts[::-1]
     return found

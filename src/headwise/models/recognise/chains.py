@@ -22,6 +22,7 @@ from headwise.models.recognise.functions import (
 )
 from headwise.models.recognise.layout import interleaved, merged, tiled, views, whole
 from headwise.models.recognise.multiplied import summed
+from headwise.models.recognise.parts import COMPLEX, dim_of, keep_origin, put_together, replaced
 from headwise.models.recognise.products import is_outer
 from headwise.models.recognise.tracked import Tracked
 
@@ -53,7 +54,9 @@ def viewed(
         layout = None if view is None else x.layout.through(view)
         if layout is not None:
             seen.remember(tensor, x.but(layout=layout, outer=None))
-        elif x.stage != "input" and isinstance(tensor, Tensor):
+        elif isinstance(tensor, Tensor) and x.stage == "input":
+            keep_origin(seen, x, tensor)
+        elif isinstance(tensor, Tensor):
             seen.lose(x, f"{getattr(func, '__name__', 'a view')} at {user_line()}", tensor)
 
 
@@ -76,7 +79,8 @@ def repeated(seen: Tracked, name: str, x: Followed, first: Tensor, args: Sequenc
     shape = tuple(out.shape)
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     layout = None if layout is None else layout.through((shape, strides, 0))
-    if layout is not None:
+    keep_origin(seen, x, out, layout)
+    if layout is not None and x.factor != 1:
         seen.remember(out, x.but(layout=layout, outer=None))
 
 
@@ -94,8 +98,12 @@ def pointwise(
             return
     kind = kind_of(name)
     if x.stage == "input" and kind not in ("mul", "div"):
+        if (x.origin is None or x.lost) and (y := seen.known(other)) is not None and y.stage == "input" and not y.lost:
+            x = y  # rotated halves, to which the other part of rotary positions is added
         if out.shape == first.shape:
             seen.remember(out, x if x.factor == 1 and x.outer is None else x.but(factor=1.0, outer=None))
+        else:
+            keep_origin(seen, x, out, None if name not in COMPLEX else COMPLEX[name](x))
         return
     if x.stage == "exp" and kind == "sum" and (out.numel() < first.numel() or first.shape[-1] == 1):
         seen.remember(out, x.but(stage="total"))
@@ -111,6 +119,8 @@ def pointwise(
         if x.stage == "weights":
             seen.lose(x, f"its result goes through {name} at {user_line()}")
         like = INPUT.but(layout=whole(tuple(out.shape))) if larger else x.but(factor=1.0)
+        if larger and x.stage == "input" and x.origin is not None:
+            like = replaced(x, out, None)
         seen.remember(out, like.but(outer=(other, first) if swapped else (first, other)))
         return
     if out.shape != first.shape:
@@ -227,9 +237,12 @@ def one_number(value: Any) -> float | None:
 
 
 def joined(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
-    """A column joined to the scores at either end, as learned sinks are."""
+    """A column joined to the scores at either end, as learned sinks are; or parts of inputs."""
     tensors = args[0] if args else kwargs.get("tensors", ())
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    dim = dim_of(args, kwargs)
+    put_together(seen, name == "stack", tensors, dim, out)
+    if name == "stack":
+        return
     for i, tensor in enumerate(tensors):
         x = seen.known(tensor)
         if x is not None and x.stage == "scores" and dim in (-1, out.ndim - 1):
@@ -249,7 +262,7 @@ def softmaxed(
     stage: Any = "log" if "log" in name else "weights"
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     if x is None or x.stage != "scores" or x.product is None:
-        if x is not None and x.stage == "input" and x.origin is not None:
+        if x is not None and x.stage == "input" and x.origin is not None and not x.lost:
             what = f"softmax of the output of a layer ({x.origin.made_by}), as in a classifier, router or gate"
         else:
             what = "softmax of what is not a product of queries and keys, as in additive attention"

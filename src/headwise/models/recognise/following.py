@@ -27,6 +27,7 @@ from headwise.models.recognise.followed import INPUT, UNEXPECTED, Lost, Softmax,
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.functions import (
     ARITHMETIC,
+    DERIVED,
     IGNORED,
     LAYERS,
     OPAQUE,
@@ -250,6 +251,9 @@ def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[
     if name == "where" and len(args) == 3:
         chosen(seen, args, out)
     elif x is None:
+        if name in DERIVED:
+            seen.derive(first, out)
+            return
         if len(args) > 1 and kind not in _ASKING and seen.passed_on(args[1], out):
             return
         if len(args) > 1 and (y := seen.known(args[1])) is not None and isinstance(out, Tensor):
@@ -278,7 +282,6 @@ _OF_SEVERAL: dict[str, Callable[[Tracked, str, Sequence[Any], dict[str, Any], An
     **dict.fromkeys(PRODUCTS, multiplied),
     **dict.fromkeys(LAYERS, lambda seen, name, args, kwargs, out: seen.remember_layer(name, (*args, None)[0], out)),
     "scaled_dot_product_attention": lambda seen, name, *call: scaled_dot_product_attention(seen, *call),
-    "cat": joined,
-    "concat": joined,
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), joined),
     "__setitem__": written,
 }

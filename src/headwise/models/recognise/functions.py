@@ -19,6 +19,7 @@ SAME = frozenset({
     "contiguous", "clone", "detach", "float", "double", "half", "bfloat16", "to", "type", "type_as", "cpu", "cuda",
     "data", "requires_grad_", "alias", "_to_copy",
 })  # fmt: skip
+DERIVED = VIEWS | SAME | {"layer_norm", "rms_norm", "dropout"}  # of the same tokens
 OTHERS = frozenset({"sigmoid", "relu", "softplus", "elu", "gelu", "silu", "square", "pow", "gumbel_softmax"})
 ARITHMETIC = {
     "mul": "mul", "multiply": "mul", "__mul__": "mul", "__rmul__": "mul", "div": "div", "divide": "div",

@@ -12,7 +12,7 @@ from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.layout import Factor, Layout, merged, whole
 from headwise.models.recognise.products import Contraction, contraction, outer
 from headwise.models.recognise.several import broadcast, of_inputs, of_weights
-from headwise.models.recognise.tracked import Tracked, weak
+from headwise.models.recognise.tracked import Tracked
 
 
 def multiplied(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
@@ -77,7 +77,7 @@ def combined(seen: Tracked, found: Contraction, out: Tensor, name: str, factors:
     if any(fixed):
         own, other = (found.a, found.b)[:: 1 if fixed[0] else -1]
         features = tuple(i for i, one in enumerate(found.out) if one in own and one not in other)
-        origin = Origin(tuple(out.shape), features, name, weak((found.left, found.right)[fixed[0]]))
+        origin = Origin(tuple(out.shape), features, name, seen.root((found.left, found.right)[fixed[0]]))
     product = Product(found, tuple(out.shape), out.dtype, modules_in_call(seen.modules), user_line(), both, any(fixed))
     if not any(fixed):
         seen.products += 1

@@ -9,7 +9,7 @@ from torch import Tensor
 from headwise.models.recognise.followed import INPUT, Origin, learned
 from headwise.models.recognise.layout import whole
 from headwise.models.recognise.products import Contraction, pair, terms
-from headwise.models.recognise.tracked import Tracked, weak
+from headwise.models.recognise.tracked import Tracked
 
 Factor = tuple[Tensor, str]  # a tensor and the letters of its dimensions
 
@@ -84,6 +84,6 @@ def _folded(seen: Tracked, x: Factor, by: Factor, rest: set[str]) -> Factor:
         made = torch.einsum(f"{x[1]},{by[1]}->{kept}", x[0], by[0])
     features = tuple(i for i, one in enumerate(kept) if one in by[1] and one not in x[1])
     if features:
-        origin = Origin(tuple(made.shape), features, "einsum", weak(x[0]))
+        origin = Origin(tuple(made.shape), features, "einsum", seen.root(x[0]))
         seen.remember(made, INPUT.but(layout=whole(origin.shape), origin=origin))
     return made, kept

@@ -51,6 +51,7 @@ class Tracked:
         self.kept: dict[Any, Any] = {}
         self.on_refused: Callable[[Contraction, Followed, int, Tensor], None] | None = None
         self._known: dict[int, _Known] = {}
+        self._roots: dict[int, tuple[Callable[[], Tensor | None], Callable[[], Tensor | None]]] = {}
 
     def known(self, x: Any) -> Followed | None:
         """What is known of a tensor."""
@@ -77,7 +78,17 @@ class Tracked:
         Args:
             name: of its function, one of `LAYERS`. source: its input.
         """
-        self._known[id(out)] = weakref.ref(out), (name, weak(source), out.shape)
+        self._known[id(out)] = weakref.ref(out), (name, self.root(source), out.shape)
+
+    def root(self, x: Any) -> Callable[[], Tensor | None]:
+        """A reference to the tensor that x was made from by what `derive` was called for, x itself if by nothing."""
+        entry = self._roots.get(id(x))
+        return weak(x) if entry is None or entry[0]() is not x else entry[1]
+
+    def derive(self, x: Any, out: Any) -> None:
+        """Keep that `out` has the numbers of x, or each token of it normalised, and is the same tokens."""
+        if isinstance(x, Tensor) and isinstance(out, Tensor) and out is not x and out.numel() == x.numel():
+            self._roots[id(out)] = weakref.ref(out), self.root(x)
 
     def passed_on(self, x: Any, out: Any) -> bool:
         """Whether x is the output of a layer of which nothing was asked yet; then as much is known of `out`, a function
@@ -97,6 +108,7 @@ class Tracked:
     def forget(self) -> None:
         """Forget all tensors."""
         self._known.clear()
+        self._roots.clear()
         self.kept.clear()
 
     def join(self, other: "Tracked") -> None:
