@@ -1,6 +1,9 @@
 """Small plain calls that come again: from their arguments straight to compiled code, and nothing else is different."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +12,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from headwise.attention import attend
-from headwise.errors import ConfigError, KernelError, ShapeError
-from headwise.kernels import quick, use_kernel
-from headwise.masks import Causal, Dense, Mask, Window
+from headwise.errors import ConfigError, DTypeError, KernelError, ShapeError
+from headwise.kernels import QuantizedKV, quick, use_kernel
+from headwise.kernels.quantized import Vectors, decoded
+from headwise.masks import Causal, Dense, Everything, Grid, Mask, Span, State, Window, shows_whole_past
 from headwise.scores import SoftCap
 
 
@@ -25,6 +29,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SIZES = ((2, 6, 3, 17, 23, 20, 12), (1, 2, 2, 1, 41, 8, 8), (3, 4, 1, 5, 5, 7, 3))
+Form = Callable[[Tensor], QuantizedKV] | None
 WAYS = {"None": None, "causal": Causal(), "window": Causal() & Window(3)}
 
 
@@ -33,7 +38,9 @@ def nothing_kept() -> None:
     quick._decided.clear()
 
 
-def came_again(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, scale: float | None = None) -> Tensor | None:
+def came_again(
+    q: Tensor, k: Vectors, v: Vectors, mask: Mask | None = None, scale: float | None = None
+) -> Tensor | None:
     return quick.again(q, k, v, mask, scale, "auto")
 
 
@@ -169,6 +176,11 @@ def test_large_calls_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         q, k, v = qkv(1, heads, 1, 17, 23, 4, 4)
         attend(q, k, v)
         assert (came_again(q, k, v) is not None) is kept
+    step, any_number = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4)
+    attend(step, any_number.expand(-1, -1, 5, -1), any_number.expand(-1, -1, 5, -1))
+    for m, kept in ((2 * 17 * 23, True), (2 * 17 * 23 + 1, False)):
+        some = any_number.expand(-1, -1, m, -1)
+        assert (came_again(step, some, some) is not None) is kept
 
 
 def test_callers_at_once_do_not_meet() -> None:
@@ -212,3 +224,102 @@ def test_signs_that_pytorch_keeps_in_a_bit_are_read() -> None:
     signs = (q, k, v), (torch._neg_view(q), k, v), (q, torch._neg_view(k), v), (q, k, torch._neg_view(v))
     for x, y, z in (*signs, *signs):
         assert torch.equal(attend(x, y, z), attend(x.clone(), y.clone(), z.clone()))
+
+
+def _whole_way(*given: Any, **options: Any) -> Tensor:
+    """`attend`, of which nothing is kept before or after."""
+    kept = dict(quick._decided)
+    quick._decided.clear()
+    out = attend(*given, **options)
+    quick._decided.clear()
+    quick._decided.update(kept)
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", [None, QuantizedKV.of], ids=["floats", "int8"])
+@pytest.mark.parametrize("mask", [*WAYS.values(), Everything()], ids=repr)
+@pytest.mark.parametrize("n", [1, 2])
+def test_decoding_steps_with_another_number_of_keys(mask: Mask | None, form: Form, dtype: torch.dtype, n: int) -> None:
+    """One entry for all steps if one query attends to every key, else one for each: no step has the keys of another."""
+    q, k, v = qkv(2, 6, 3, n, 40, 20, 12, dtype=dtype)
+    keys, values = (x if form is None else form(x) for x in (k, v))
+    several = n > 1 or not shows_whole_past(mask)
+    for step, m in enumerate((9, 10, 40, 11, n, 9)):
+        some_k, some_v = _first(keys, m), _first(values, m)
+        out = attend(q, some_k, some_v, mask=mask)
+        assert torch.equal(out, _whole_way(q, some_k, some_v, mask=mask))
+        again = quick.again(q + step, some_k, some_v, mask, None, "auto")
+        assert again is not None
+        assert torch.equal(again, _whole_way(q + step, some_k, some_v, mask=mask))
+        assert len(quick._decided) == (min(step + 1, 5) if several else 1)
+
+
+def _first(x: Vectors, m: int) -> Vectors:
+    """The first m vectors, as a cache returns them: a view with the strides of its memory."""
+    if isinstance(x, QuantizedKV):
+        return replace(x, steps=x.steps[:, :, :m], scales=x.scales[:, :, :m])
+    return x[:, :, :m]
+
+
+def test_quantized_vectors_that_differ_are_another_call() -> None:
+    """In numbers, scales, layout, width, dtype or gradients; `decoded` by another way gives what is expected."""
+    q, k, v = qkv(2, 6, 3, 2, 23, 8, 8)
+    keys, values = QuantizedKV.of(k), QuantizedKV.of(v)
+    attend(q, keys, values)
+    assert came_again(q, keys, values) is not None
+    apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (keys.scales, values.scales, keys.steps)]
+    others = (
+        (QuantizedKV.of(-3 * v), QuantizedKV.of(2 * k), True),
+        (replace(keys, scales=keys.scales * 2), replace(values, scales=values.scales / 3), True),
+        (replace(keys, scales=apart[0]), values, False),
+        (keys, replace(values, scales=apart[1]), False),
+        (replace(keys, steps=apart[2]), values, False),
+        (replace(keys, scales=keys.scales[:, :1].expand(-1, 3, -1, -1)), values, False),
+        (QuantizedKV.of(k, [3, 5]), values, False),
+        (keys, v, False),
+        (k, values, False),
+        (k, v, False),
+        (replace(keys, scales=keys.scales.clone().requires_grad_()), values, False),
+    )
+    for other_k, other_v, known in others:
+        assert (came_again(q, other_k, other_v) is not None) is known
+        out = attend(q, other_k, other_v)
+        assert torch.equal(out, _whole_way(q, other_k, other_v))
+        torch.testing.assert_close(out, attend(q, decoded(other_k), decoded(other_v), kernel="reference"))
+    for wrong in (keys.to(torch.bfloat16), QuantizedKV.of(k[:, :, :9]), QuantizedKV.of(k[..., :7])):
+        with pytest.raises((ShapeError, DTypeError), match="k"):
+            attend(q, wrong, values)
+    learned = q.clone().requires_grad_()
+    attend(learned, keys, values).sum().backward()
+    assert learned.grad is not None
+    one = q[:, :, :1]
+    attend(one, keys, values)
+    for given in ((keys, _first(values, 22)), (keys, _first(values, 0)), (_first(keys, 0), values)):
+        with pytest.raises(ShapeError, match="v"):
+            attend(one, *given)
+    assert not attend(one, _first(keys, 0), _first(values, 0)).any()
+    many = torch.randn(2, 6, 60, 8)  # more queries than the library reads quantized keys for
+    before = len(quick._decided)
+    attend(many, keys, values)
+    assert len(quick._decided) == before
+
+
+def test_a_mask_is_known_to_show_the_past_only_where_it_does() -> None:
+    class Even(Causal):
+        """Of the keys up to the query's own, every other one."""
+
+        def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+            return super().allowed(rows, cols, grid) & (cols % 2 == 0)
+
+        def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+            return State.MIXED
+
+        def spans(self, grid: Grid) -> None:
+            return None
+
+    far = Window(3)
+    shown, hidden = (Causal(), Everything(), Causal() & Everything()), (far, Causal() & far, Even(), Causal() & Even())
+    assert [shows_whole_past(mask) for mask in (*shown, *hidden)] == [True] * 3 + [False] * 4
+    for mask in shown:
+        assert all(bool(mask.to_dense(1, m).all()) for m in (1, 2, 9))

@@ -43,6 +43,11 @@ class Call:
         """The values as floats."""
         return decoded(self.values)
 
+    @property
+    def reads_floats(self) -> bool:
+        """Whether quantized keys have been dequantized for it, or the keys are floats."""
+        return isinstance(self.keys, Tensor) or "k" in self.__dict__
+
     @cached_property
     def values_finite(self) -> bool:
         """False if k or v contains NaN or infinity (or its sum overflows, which only costs time)."""

@@ -11,6 +11,7 @@ tensor(True)
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,6 +123,13 @@ Vectors = Tensor | QuantizedKV
 def decoded(x: Vectors) -> Tensor:
     """Return x as a tensor, dequantized if it is quantized."""
     return x.decoded() if isinstance(x, QuantizedKV) else x
+
+
+def in_memory(k: Vectors, v: Vectors) -> tuple[Any, ...]:
+    """What a kernel reads of keys and values: steps and scales if both have one scale per vector, else k and v."""
+    if type(k) is QuantizedKV and type(v) is QuantizedKV and len(k.parts) == len(v.parts) == 1:
+        return k.steps, v.steps, k.scales, v.scales
+    return k, v
 
 
 def _widths(x: Tensor, parts: Sequence[int] | None) -> tuple[int, ...]:

@@ -4,10 +4,14 @@ Validation, the choice of a kernel and its request depend, for a plain call (no 
 shapes, strides, dtypes, mask, scale, measures and the requested kernel, and not on the addresses. `keep` stores them
 after a call has been dispatched, and `again` runs the next call like it in a tenth of the time of a dispatch;
 `quick_maps.py` does the same for calls that return a map. Any other call is dispatched as usual.
+
+One query that attends to all keys is a call like that with another number of keys: decoding steps have one key more
+each.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,21 +23,29 @@ from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
 from headwise.kernels.cpu.passes import like
 from headwise.kernels.kernel import Kernel
-from headwise.kernels.quantized import Vectors
-from headwise.masks import Mask
+from headwise.kernels.quantized import Vectors, in_memory
+from headwise.masks import Mask, shows_whole_past
 
 PAIRS = 1 << 21  # (query, key) pairs over all heads: in larger calls the time of dispatch is negligible
 KEPT = 512  # the most decisions that are stored
 
 
-class _Decided(NamedTuple):
-    """shape: of the output; None: that of q. again: headwise_again. request: its argument, never modified.
-    held: the objects that the request points to."""
+class _Request(NamedTuple):
+    """A call for m keys, never modified, and the objects that it points to."""
+
+    m: int
+    like: binding.ForwardCall
+    held: Any
+
+
+@dataclass
+class _Decided:
+    """shape: of the output; None: that of q. again: headwise_again. request: of the latest call, replaced as a whole
+    where the next one may have another number of keys."""
 
     shape: tuple[int, ...] | None
     again: Callable[..., int]
-    request: Any
-    held: list[Any]
+    request: _Request
 
 
 _decided: dict[Any, _Decided] = {}
@@ -45,20 +57,23 @@ def again(q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | N
 
     The arguments need not be validated. Must not be called while a graph is recorded.
     """
-    if not plain_tensors(q, k, v):
+    memory = in_memory(k, v)
+    if not plain_tensors(q, *memory):
         return None
-    assert isinstance(k, Tensor)
-    assert isinstance(v, Tensor)
     try:
-        found = _decided.get(kind(q, k, v, mask, scale, kernel))
-    except (TypeError, RuntimeError):  # an invalid argument: not hashable; a nested or sparse tensor
+        found = _decided.get(_kind(q, k, v, memory, mask, scale, kernel))
+        if found is None:
+            return None
+    except (TypeError, IndexError, RuntimeError):  # an invalid argument: not hashable; a nested or sparse tensor
         return None
-    if found is None:
-        return None
-    shape, compiled, request, _ = found
-    out = torch.empty_like(q) if shape is None else q.new_empty(shape)  # empty_like takes half the time
-    threads = torch.get_num_threads()
-    status = compiled(request, threads, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
+    (keys, values, *scales), m, request = memory, k.shape[2], found.request
+    if m != request.m:
+        request = found.request = _Request(m, *binding.of_all_keys(request.like, m))
+    like = binding.with_scales(request.like, *scales) if scales else request.like
+    out = torch.empty_like(q) if found.shape is None else q.new_empty(found.shape)  # empty_like takes half the time
+    status = found.again(
+        ctypes.byref(like), torch.get_num_threads(), q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr()
+    )
     if status in (binding.DONE, binding.FINITE):
         return out
     return None  # the usual dispatch finds the reason and another kernel
@@ -66,38 +81,38 @@ def again(q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | N
 
 def keep(call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, kernel: str) -> None:
     """Store the decisions for a call that `chosen` has run, if `again` supports it."""
-    if call.statistics or not kept(call, chosen, scale):
+    q, memory = call.q, in_memory(call.keys, call.values)
+    k, v, *scales = memory
+    if call.statistics or not kept(call, chosen, scale, k, v) or (scales and call.reads_floats):
         return
-    q, k, v = call.q, call.k, call.v
-    b, h, n, _ = call.rule.grid
+    b, h, n, m = call.rule.grid
     handle = library().handle
     assert handle is not None  # the kernel has run
     shape = (b, h, n, v.shape[3])
-    request, held = like(q, k, v, shape, call)
+    request = _Request(m, *like(q, k, v, shape, call, scales))
     if len(_decided) >= KEPT:
         _decided.clear()
-    _decided[kind(q, k, v, mask, scale, kernel)] = _Decided(
-        None if q.shape == shape and q.is_contiguous() else shape,
-        handle.headwise_again,
-        ctypes.byref(request),
-        [request, *held],
+    _decided[_kind(q, call.keys, call.values, memory, mask, scale, kernel)] = _Decided(
+        None if q.shape == shape and q.is_contiguous() else shape, handle.headwise_again, request
     )
 
 
-def plain_tensors(q: Tensor, k: Vectors, v: Vectors) -> bool:
+def plain_tensors(*given: object) -> bool:
     """Whether these are ordinary tensors on the CPU for which no gradient is recorded."""
-    if not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and q.is_cpu and k.is_cpu and v.is_cpu):
+    if torch._C._len_torch_dispatch_stack():
         return False
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return False
-    if torch._C._len_torch_dispatch_stack() or _wrapped(q) or _wrapped(k) or _wrapped(v):
-        return False
-    return not (q.is_neg() or k.is_neg() or v.is_neg())  # the values in memory have the opposite sign
+    recorded = torch.is_grad_enabled()
+    for x in given:
+        if type(x) is not Tensor or not x.is_cpu or (recorded and x.requires_grad) or _wrapped(x):
+            return False
+        if x.is_neg():  # the values in memory have the opposite sign
+            return False
+    return True
 
 
-def kept(call: Call, chosen: Kernel, scale: float | None) -> bool:
-    """Whether decisions are stored for calls like this one."""
-    q, k, v, rule = call.q, call.keys, call.values, call.rule
+def kept(call: Call, chosen: Kernel, scale: float | None, k: Vectors, v: Vectors) -> bool:
+    """Whether decisions are stored for calls like this one, of which k and v are in memory."""
+    q, rule = call.q, call.rule
     b, h, n, m = rule.grid
     if chosen.name != "cpu" or b * h * n * m > PAIRS or call.dropout_p > 0 or rule.scores:
         return False
@@ -113,8 +128,23 @@ def kept(call: Call, chosen: Kernel, scale: float | None) -> bool:
 
 
 def kind(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, kernel: str) -> tuple[Any, ...]:
-    """The cache key of a plain call."""
+    """The cache key of a plain call with a map."""
     return (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, mask, scale,
+        named(kernel),
+    )  # fmt: skip
+
+
+def _kind(
+    q: Tensor, k: Vectors, v: Vectors, memory: Sequence[Tensor], mask: Mask | None, scale: float | None, kernel: str
+) -> tuple[Any, ...]:
+    """The cache key of a plain call without a map, given `in_memory(k, v)`. It has the number of keys, unless there is
+    one query, which attends to all."""
+    of_k: tuple[int, ...] = k.shape
+    of_v: tuple[int, ...] = v.shape
+    if q.shape[2] == 1 and 0 < of_k[2] == of_v[2] <= PAIRS and shows_whole_past(mask):
+        of_k, of_v = (*of_k[:2], *of_k[3:]), (*of_v[:2], *of_v[3:])
+    return (
+        q.shape, of_k, of_v, q.stride(), *[x.stride() for x in memory], q.dtype, k.dtype, v.dtype, mask, scale,
         named(kernel),
     )  # fmt: skip

@@ -112,7 +112,7 @@ def keep_measured(
     wanted: Sequence[Measure], refusals: Mapping[str, str],
 ) -> None:  # fmt: skip
     """Store the decisions for a call with a map that `chosen` has run, if `again_measured` supports it."""
-    if not kept(call, chosen, scale) or max(len(wanted), len(call.statistics)) > MOST:
+    if not kept(call, chosen, scale, call.keys, call.values) or max(len(wanted), len(call.statistics)) > MOST:
         return
     gap = call.rule.grid.gap
     dropped = gap.size > 0

@@ -64,6 +64,7 @@ __all__ = [
     "conjuncts",
     "is_causal",
     "register",
+    "shows_whole_past",
 ]
 
 for _kind in (And, Or, Everything, Causal, Window, Sinks, Lengths, Documents, Dense, HeadWindows, Forbidden, WithGap):
@@ -74,3 +75,8 @@ MASKS = Mask.known  # by name, for files and graphs
 def is_causal(mask: Mask | None) -> bool:
     """Whether the mask is known to hide all keys after each query."""
     return mask is not None and mask.causal
+
+
+def shows_whole_past(mask: Mask | None) -> bool:
+    """Whether the mask is known to show each query all keys up to its own position, however many there are."""
+    return mask is None or all(vars(type(one)).get("whole_past", False) for one in conjuncts(mask))

@@ -25,6 +25,7 @@ class Mask(Described, ABC):
 
     known: ClassVar[dict[str, type["Mask"]]] = {}
     called = "mask"
+    whole_past: ClassVar[bool] = False  # shows each query all keys up to its own position; a subclass says it anew
 
     def __init_subclass__(cls, abstract: bool = False) -> None:
         super().__init_subclass__()
@@ -222,9 +223,8 @@ class Or(_Pair):
         return None if left is None or right is None else spans.unite(left, right)
 
     def starts(self, grid: Grid) -> Tensor | None:
-        if self.left.starts(grid) is None and self.right.starts(grid) is None:
-            return None
-        return starts.shown(self.spans(grid), self.allowed, grid)
+        none = self.left.starts(grid) is None and self.right.starts(grid) is None
+        return None if none else starts.shown(self.spans(grid), self.allowed, grid)
 
 
 @dataclass(frozen=True)

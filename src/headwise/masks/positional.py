@@ -27,6 +27,7 @@ class Everything(_Anywhere):
     """Every query may attend to every key, as with `mask=None`."""
 
     holds = {}
+    whole_past = True
 
     def with_gap(self, gap: Span, grid: Grid) -> Mask:
         return self
@@ -47,6 +48,7 @@ class Causal(_Anywhere):
 
     holds = {}
     causal = True
+    whole_past = True
 
     def with_gap(self, gap: Span, grid: Grid) -> Mask:
         return self

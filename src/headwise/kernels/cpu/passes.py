@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from headwise.errors import KernelError
 from headwise.kernels.call import Call, Declined
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
-from headwise.kernels.quantized import QuantizedKV, Vectors
+from headwise.kernels.quantized import QuantizedKV, Vectors, in_memory
 from headwise.kernels.tracing import traced
 from headwise.lowering import Lowered
 from headwise.rule import without_masked_queries
@@ -62,9 +62,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
     Raises:
         Declined: if a key or value that is masked for some query is not finite.
     """
-    found = None
-    if _has_one_scale(call.keys) and _has_one_scale(call.values):
-        found = _forward(call, call.keys.steps, call.values.steps, (call.keys.scales, call.values.scales))
+    k, v, *scales = in_memory(call.keys, call.values)
+    found = _forward(call, k, v, scales) if scales else None
     if found is None:
         found = _forward(call, call.k, call.v)
     assert found is not None  # it is None only for quantized KV
@@ -72,7 +71,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
 
 
 def _forward(
-    call: Call, k: Tensor, v: Tensor, scales: tuple[Tensor, Tensor] | None = None
+    call: Call, k: Tensor, v: Tensor, scales: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]] | None:
     """Run on float keys and values, or on quantized ones with their scales; None if they must be dequantized first."""
     q, k, v = map(in_rows, (call.q, k, v))
@@ -86,7 +85,7 @@ def _forward(
     )  # fmt: skip
     request.lse = lse.data_ptr()
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
-    if scales is not None:
+    if scales:
         request.key_scales, request.value_scales = map(binding.view, scales)
     statistics, held = _request_statistics(request, call)
     status = send("headwise_forward", request, call)
@@ -97,10 +96,10 @@ def _forward(
 
 
 def like(
-    q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int], call: Call
+    q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int], call: Call, scales: Sequence[Tensor] = ()
 ) -> tuple[binding.ForwardCall, list[Any]]:  # fmt: skip
-    """The request of headwise_again for calls with the layouts of q, k and v and a contiguous output [b, h, n, d_v];
-    and the objects that it points to, which must outlive it."""
+    """The request of headwise_again for calls with the layouts of q, k, v and scales, and a contiguous output
+    [b, h, n, d_v]; and the objects that it points to, which must outlive it."""
     assert isinstance(call.lowered, Lowered)  # refusal() has checked
     b, h, n, d_v = shape
     nowhere = (binding.TensorView(None, *x.stride()[:3]) for x in (q, k, v))
@@ -108,11 +107,9 @@ def like(
         binding.CODES[q.dtype], 0, b, h, k.shape[1], n, k.shape[2], q.shape[3], d_v,
         *nowhere, binding.TensorView(None, h * n * d_v, n * d_v, d_v),
     )  # fmt: skip
+    if scales:
+        request.key_scales, request.value_scales = (binding.TensorView(None, *x.stride()[:3]) for x in scales)
     return request, binding.write_rule(request.rule, call.lowered, call.rule)
-
-
-def _has_one_scale(x: Vectors) -> TypeGuard[QuantizedKV]:
-    return isinstance(x, QuantizedKV) and len(x.parts) == 1
 
 
 def backward(
