@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 
@@ -65,9 +66,10 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
         if isinstance(plain, str):
             return plain
         ranges = plain.spans
-    full = ranges is None and rule.mask.value and rule.is_full()  # such as one query under a causal mask
-    with torch.device("cpu"):  # regardless of PyTorch's default
-        for mask in conjuncts(rule.mask) if ranges is None and not full else ():
+    with _on_cpu():
+        for mask in conjuncts(rule.mask) if ranges is None else ():
+            if mask.value and Rule(mask, 1.0, grid).is_full():  # such as Causal() for one query
+                continue
             found = mask.spans(grid)
             if found is not None:
                 ranges = found if ranges is None else spans.intersect(ranges, found)
@@ -90,6 +92,12 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
     relative = None if terms.relative is None else terms.relative.contiguous()
     dense = None if dense is None else dense.to(device)
     return Lowered(ranges.contiguous(), dense, terms.soft_cap, relative, bias, terms.sinks)
+
+
+def _on_cpu() -> AbstractContextManager[object]:
+    """Context manager in which new tensors are on the CPU, regardless of PyTorch's default. A mode of PyTorch's makes
+    each operation take some microseconds more, and most programs do without."""
+    return nullcontext() if torch.empty(0).is_cpu else torch.device("cpu")
 
 
 def _without_split(terms: Terms, grid: Grid) -> Terms | str:
