@@ -51,13 +51,12 @@ class QuantizedKV:
         """
         x = x.detach()
         widths = _widths(x, parts)
-        scales = _largest(x, widths).float() / LEVELS
+        scales = _largest(x, widths).float().div_(LEVELS)
         if not math.isfinite(float(scales.sum())) and not bool(torch.isfinite(scales).all()):  # a sum may overflow
             count = int((~torch.isfinite(x)).sum())
             what = f"{count} of the new values are infinite or NaN" if count else "a value exceeds the float32 range"
             raise DTypeError(f"{what} and cannot be quantized")
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        steps = wide / _over(scales, widths).clamp_min(1e-45)
+        steps = x / _over(scales, widths).clamp_min(1e-45)  # in float32 at least
         return cls(steps.round_().clamp_(-LEVELS, LEVELS).to(torch.int8), scales, widths, x.dtype)
 
     def __post_init__(self) -> None:
