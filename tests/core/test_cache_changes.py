@@ -1,5 +1,6 @@
 """Copies, `crop` and `select` of a cache: the next call is the same as of a full pass over the tokens that are left."""
 
+import random
 from collections.abc import Callable, Iterator
 from copy import copy, deepcopy
 from typing import Any
@@ -10,7 +11,9 @@ from design_samples import CASES, design, given
 
 import headwise as hw
 from headwise.cache import BudgetCache, ChosenCache, KVCache, RaggedCache, SlidingCache
+from headwise.cache.base import Mark
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
+from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.masks import Causal, HeadWindows, Mask, Sinks, Window
 from headwise.nn import SparseHeadMixture
@@ -315,3 +318,40 @@ def test_a_new_cache_has_nothing_to_change(kind: str) -> None:
         with pytest.raises(ShapeError, match="1 is not an entry"):
             cache.select([1])
     assert cache.seen == cache.nbytes == 0
+
+
+@pytest.mark.parametrize("stored", [None, "int8"])
+@pytest.mark.parametrize("sinks", [0, 3])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_changes_keeps_what_was_read(seed: int, sinks: int, stored: str | None) -> None:
+    """Steps, tensors that are held, copies and failed calls of a sliding window, against a list of all tokens."""
+    draw, window, width = random.Random(seed), 5, 4
+    caches = [(SlidingCache(window, sinks, stored=stored), torch.empty(1, 2, 0, width))]
+    held: list[tuple[Vectors, torch.Tensor]] = []
+    for _ in range(150):
+        at = draw.randrange(len(caches))
+        cache, tokens = caches[at]
+        new = torch.randn(1, 2, draw.choice((1, 1, 1, 1, 2, 9)), width)
+        what = draw.choice(("step", "step", "step", "hold", "forget", "copy", "fail", "crop"))
+        mark = Mark(cache)
+        keys, values = cache.take(new, -new)
+        former, tokens = tokens, torch.cat((tokens, decoded(QuantizedKV.of(new)) if stored else new), 2)
+        first = max(sinks, former.shape[2] - window + 1)
+        expected = torch.cat((tokens[:, :, :sinks], tokens[:, :, first:]), 2)
+        assert torch.equal(decoded(keys), expected)
+        assert torch.equal(decoded(values), -expected)
+        if what == "fail":
+            mark.restore()
+            tokens = former
+        elif what == "crop" and cache.gap.size == 0:
+            cache.crop(former.shape[2])
+            tokens = former
+        elif what == "copy":
+            caches = [*caches[-2:], (copy(cache), tokens)]
+        elif what == "hold":
+            held.append((keys, expected))
+        elif what == "forget":
+            held.clear()
+        caches = [(c, tokens if c is cache else t) for c, t in caches]
+        assert all(torch.equal(decoded(x), wanted) for x, wanted in held)
+        del keys, values

@@ -1,6 +1,7 @@
 """Numbers in a cache: how far they are from those that came, and what cannot be kept."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from headwise.cache import BudgetCache, KVCache, RaggedCache, SlidingCache
 from headwise.cache.rows import Rows
 from headwise.cache.storage import Quantized, Rounded
 from headwise.errors import DTypeError
+from headwise.kernels.quantized import QuantizedKV
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -149,3 +151,19 @@ def test_room_grows_by_doubling_and_keeps_what_was_there() -> None:
     assert len(pointers) <= 5  # 64, 128, 256, 512
     assert rows.length == 300
     assert torch.equal(rows.read(), Quantized().decode(Quantized().encode(x), x.dtype))
+
+
+@pytest.mark.parametrize("stored", [None, "int8"])
+def test_a_window_with_sinks_is_copied_once_in_many_steps(stored: str | None) -> None:
+    """Also after a long prompt, the memory of which is not held."""
+    cache = SlidingCache(100, 4, stored=stored)
+    cache.append(*torch.randn(2, 1, 2, 5000, 8))
+    places = []
+    for _ in range(500):
+        keys, _ = cache.take(*torch.randn(2, 1, 2, 1, 8))  # and nothing else holds its memory in the next step
+        assert keys.shape[2] == 104
+        memory = (keys.steps if isinstance(keys, QuantizedKV) else keys).untyped_storage()
+        places.append((memory.data_ptr(), memory.nbytes()))
+        del keys, memory
+    assert sum(place != before for before, place in pairwise(places)) <= 6
+    assert max(size for _, size in places[1:]) <= 2 * 104 * 2 * 8 * (1 if stored else 4)

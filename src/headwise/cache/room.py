@@ -48,16 +48,22 @@ class Room:
         """Write vectors [b, h, n, …] from `at` on. Through `.data` it is no change of the vectors before, of which
         attention maps and autograd hold views."""
         self.written = at + new[0].shape[2]
+        self.overwrite(at, new)
+
+    def overwrite(self, at: int, new: Sequence[Tensor]) -> None:
+        """`write` between vectors that have been written."""
+        end = at + new[0].shape[2]
         for part, x in zip(self.parts, new, strict=True):
             part = part if torch.compiler.is_compiling() else part.data
-            part[:, :, at : self.written] = x
+            part[:, :, at:end] = x
 
 
 def _are_alone(parts: Sequence[Tensor]) -> bool:
     """Whether no other tensor, such as a view that an attention map holds, refers to the memory of these."""
     if torch.compiler.is_compiling() or not all(type(part) is Tensor for part in parts):
         return False
-    return all(_references(part) == _references_alone() for part in parts)
+    alone = _references_alone()
+    return all(_references(part) == alone for part in parts)
 
 
 def _references(x: Tensor) -> int:

@@ -37,7 +37,7 @@ class Rows:
         self._storage, self._capacity = storage, capacity
         self._room: Room | None = None
         self._start = 0  # of the vectors in the room
-        self._first, self._dropped = 0, 0  # `_dropped` more follow the first `_first` there, which are not held
+        self._apart: tuple[Tensor, ...] = ()  # the first vectors, if others were dropped after them, and only then
         self._dtype = torch.float32
         self.length = 0
 
@@ -47,15 +47,18 @@ class Rows:
 
     def add(self, new: Encoded) -> None:
         """Add the result of `encoded`; as a copy of all vectors if gradients flow to them."""
-        n, end = new.parts[0].shape[2], self._start + self.length
-        room, self._dtype = self._room, new.dtype
+        n, begin = new.parts[0].shape[2], self._start - self._first
+        end, room, self._dtype = begin + self.length, self._room, new.dtype
         with_graph = any(part.requires_grad for part in new.parts) or (room is not None and room.differentiable)
-        if with_graph or self._dropped:
+        if with_graph or (room is not None and self._apart and not room.writable(begin)):
             held = self._pieces() or [[] for _ in new.parts]
             self._set([torch.cat((*pieces, part), 2) for pieces, part in zip(held, new.parts, strict=True)])
             return
-        if room is None or end + n > room.capacity or not room.writable(end):
+        if room is None or end + n > room.capacity or not (self._apart or room.writable(end)):
             room, end = self._moved(new.parts, self.length + n), self.length
+        elif self._apart:  # over dropped ones
+            room.overwrite(begin, self._apart)
+            self._start, self._apart = begin, ()
         room.write(end, new.parts)
         self.length += n
 
@@ -69,19 +72,17 @@ class Rows:
 
     def cut(self, first: int, last: int) -> None:
         """Keep the first `first` and the last `last` vectors only. Tensors read before are unchanged."""
-        room, dropped = self._room, self.length - first - last
-        if room is None or dropped <= 0:
-            return
         self._settle()
-        if not (room.differentiable or torch.compiler.is_compiling()):
-            if not first and room.capacity <= _enough(last, last + 1):
-                self._start, self.length = self._start + dropped, last
-                return
-            if first and dropped <= max(FEW, last):  # what follows is copied only once, when more are added
-                self._first, self._dropped, self.length = first, dropped, first + last
-                return
-        start = self.length - last
-        self._set([torch.cat((part[:, :, :first], part[:, :, start:]), 2) for part in self._held()])
+        room, held = self._room, first + last
+        if room is None or self.length <= held:
+            return
+        if room.differentiable or torch.compiler.is_compiling() or room.capacity > _enough(held, held + 1):
+            start = self.length - last
+            self._set([torch.cat((part[:, :, :first], part[:, :, start:]), 2) for part in self._held()])
+            return
+        if first:  # so that those that follow stay where they are, and can be followed by more
+            self._apart = tuple(part[:, :, self._start : self._start + first].clone() for part in room.parts)
+        self._start, self.length = self._start + self.length - last, held
 
     def crop(self, length: int) -> None:
         """Keep the first `length` vectors. Tensors read before are unchanged."""
@@ -100,7 +101,7 @@ class Rows:
             return
         new = _like(found, room.capacity)
         new.write(0, found)
-        self._room, self._start, self._dropped = new, 0, 0
+        self._room, self._start, self._apart = new, 0, ()
 
     def __copy__(self) -> "Rows":  # a tenth of the time of the default, in every call of a layer
         new = object.__new__(Rows)
@@ -118,27 +119,30 @@ class Rows:
         parts = () if self._room is None else self._room.parts
         return sum(part[:, :, :1].numel() * part.element_size() for part in parts) * self.length
 
+    @property
+    def _first(self) -> int:
+        """How many vectors are apart."""
+        return self._apart[0].shape[2] if self._apart else 0
+
     def _pieces(self) -> list[list[Tensor]]:
         """The vectors of each part of the room, in pieces that follow each other."""
         if self._room is None:
             return []
-        start, end = self._start, self._start + self.length + self._dropped
-        if not self._dropped:
-            return [[part[:, :, start:end]] for part in self._room.parts]
-        at = start + self._first
-        return [[part[:, :, start:at], part[:, :, at + self._dropped : end]] for part in self._room.parts]
+        start, end = self._start, self._start + self.length - self._first
+        here = [part[:, :, start:end] for part in self._room.parts]
+        return [[*pieces] for pieces in zip(self._apart, here, strict=True)] if self._apart else [[x] for x in here]
 
     def _held(self) -> list[Tensor]:
         return [pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2) for pieces in self._pieces()]
 
     def _settle(self) -> None:
-        """Remove what was dropped from the room."""
-        if self._dropped:
+        """Bring all vectors together."""
+        if self._apart:
             self._set(self._held())
 
     def _set(self, parts: Sequence[Tensor]) -> None:
         """Hold these vectors and no more."""
-        self._start, self._dropped, self.length = 0, 0, parts[0].shape[2]
+        self._start, self._apart, self.length = 0, (), parts[0].shape[2]
         self._room = Room(parts, self.length)
 
     def _moved(self, like: Sequence[Tensor], length: int) -> Room:
@@ -146,7 +150,7 @@ class Rows:
         size, held = _enough(self.length, length) if self._capacity is None else self._capacity, self._held()
         if self._room is not None and not self._start and length <= self._room.capacity:
             size = self._room.capacity
-        self._room, self._start = _like(like, size), 0
+        self._room, self._start, self._apart = _like(like, size), 0, ()
         if held:
             self._room.write(0, held)
         return self._room
