@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from headwise.cache.base import Kind, StoredCache, described, kind_of
-from headwise.cache.rows import Encoded, Rows
+from headwise.cache.rows import Encoded, Rows, encoded
 from headwise.cache.storage import storages
 from headwise.errors import ShapeError, check_whole
 from headwise.kernels.quantized import Vectors, decoded
@@ -68,7 +68,7 @@ class KVCache(StoredCache):
 
     def encoded(self, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
         """Keys and values as they are stored; nothing is changed."""
-        return self._k.encoded(k), self._v.encoded(v)
+        return encoded(self._k, self._v, k, v)
 
     def __repr__(self) -> str:
         return described(self, capacity=self.capacity)

@@ -34,7 +34,7 @@ class Rows:
     """
 
     def __init__(self, storage: Storage, *, capacity: int | None = None) -> None:
-        self._storage, self._capacity = storage, capacity
+        self.storage, self._capacity = storage, capacity
         self._room: Room | None = None
         self._start = 0  # of the vectors in the room
         self._apart: tuple[Tensor, ...] = ()  # the first vectors, if others were dropped after them, and only then
@@ -43,7 +43,7 @@ class Rows:
 
     def encoded(self, x: Tensor) -> Encoded:
         """Encode x [b, h, n, d] without adding it; raises if it cannot be stored."""
-        return Encoded(self._storage.encode(x if self._storage.differentiable else x.detach()), x.dtype)
+        return Encoded(self.storage.encode(x if self.storage.differentiable else x.detach()), x.dtype)
 
     def add(self, new: Encoded) -> None:
         """Add the result of `encoded`; as a copy of all vectors if gradients flow to them."""
@@ -64,11 +64,11 @@ class Rows:
 
     def read(self) -> Tensor:
         """Return all vectors, [b, h, length, d]; a view if no decoding is needed."""
-        return self._storage.decode(self._held(), self._dtype)
+        return self.storage.decode(self._held(), self._dtype)
 
     def stored(self) -> Vectors:
         """Return all vectors in a form that attention can read, quantized if they are stored so."""
-        return self._storage.stored(self._held(), self._dtype)
+        return self.storage.stored(self._held(), self._dtype)
 
     def cut(self, first: int, last: int) -> None:
         """Keep the first `first` and the last `last` vectors only. Tensors read before are unchanged."""
@@ -154,6 +154,16 @@ class Rows:
         if held:
             self._room.write(0, held)
         return self._room
+
+
+def encoded(keys: Rows, values: Rows, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
+    """Encode k and v [b, h, n, d] without adding them; raises if they cannot be stored. Those of one token are encoded
+    together where that is the same, in half the time."""
+    if keys.storage is not values.storage or k.shape[2] != 1 or k.shape != v.shape or k.dtype != v.dtype:
+        return keys.encoded(k), values.encoded(v)
+    both = keys.encoded(torch.stack((k, v)))
+    of_keys, of_values = zip(*(part.unbind() for part in both.parts), strict=True)
+    return Encoded(of_keys, both.dtype), Encoded(of_values, both.dtype)
 
 
 def _enough(held: int, needed: int) -> int:

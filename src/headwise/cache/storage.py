@@ -1,5 +1,6 @@
 """Storage formats of a cache: unchanged, in another floating dtype, or int8 with scales."""
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -62,6 +63,8 @@ class Rounded:
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """Convert x; DTypeError if a number overflows."""
         kept = x.to(self.dtype)
+        if math.isfinite(float(kept.detach().sum())):  # that of finite numbers may overflow too
+            return (kept,)
         lost = int((~torch.isfinite(kept) & torch.isfinite(x)).sum())
         if lost:
             most = torch.finfo(self.dtype).max
@@ -124,7 +127,7 @@ class Quantized:
 
 
 def storages(stored: str | None, key_parts: Sequence[int] | None) -> tuple[Storage, Storage]:
-    """Return the storage of keys and of values."""
+    """Return the storage of keys and of values: one object if it encodes both in the same way."""
     if stored is not None and not (isinstance(stored, str) and stored in CACHE_BYTES):
         raise ConfigError(
             f"stored={stored!r}: expected None (the dtype of the keys) or one of {', '.join(CACHE_BYTES)}"
@@ -133,7 +136,7 @@ def storages(stored: str | None, key_parts: Sequence[int] | None) -> tuple[Stora
         raise ConfigError(f"key_parts={key_parts!r}: separate scales per part require stored='int8'")
     if stored is None:
         return AsGiven(), AsGiven()
-    if stored == "int8":
+    if key_parts is not None:
         return Quantized(key_parts), Quantized()
-    rounded = Rounded(getattr(torch, stored))
-    return rounded, rounded
+    both = Quantized() if stored == "int8" else Rounded(getattr(torch, stored))
+    return both, both
