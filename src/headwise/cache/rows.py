@@ -1,6 +1,7 @@
 """Stored vectors of a cache, which can grow, be cut and be selected from."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from headwise.cache.room import Room
 from headwise.cache.storage import Storage
+from headwise.errors import DTypeError
 from headwise.kernels.quantized import Vectors
 
 FEW = 64  # vectors for which room is made at least
@@ -159,11 +161,12 @@ class Rows:
 def encoded(keys: Rows, values: Rows, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
     """Encode k and v [b, h, n, d] without adding them; raises if they cannot be stored. Those of one token are encoded
     together where that is the same, in half the time."""
-    if keys.storage is not values.storage or k.shape[2] != 1 or k.shape != v.shape or k.dtype != v.dtype:
-        return keys.encoded(k), values.encoded(v)
-    both = keys.encoded(torch.stack((k, v)))
-    of_keys, of_values = zip(*(part.unbind() for part in both.parts), strict=True)
-    return Encoded(of_keys, both.dtype), Encoded(of_values, both.dtype)
+    if keys.storage is values.storage and k.shape[2] == 1 and k.shape == v.shape and k.dtype == v.dtype:
+        with suppress(DTypeError):  # which is raised again, for keys or values alone
+            both = keys.encoded(torch.stack((k, v)))
+            of_keys, of_values = zip(*(part.unbind() for part in both.parts), strict=True)
+            return Encoded(of_keys, both.dtype), Encoded(of_values, both.dtype)
+    return keys.encoded(k), values.encoded(v)
 
 
 def _enough(held: int, needed: int) -> int:
