@@ -126,7 +126,8 @@ def _projected(layer: ProjectedLayer, taken: list[Tensor]) -> tuple[Tensor, Tens
     h, linears = layer.num_heads, (layer.q_proj, layer.k_proj, layer.v_proj)
     parts = [heads_of(linear, h) for linear in linears]
     if sum(map(len, taken)) < FEW * h:
-        q, k, v = (torch.cat([F.linear(x, w, bias) for x, w, bias in zip(taken, *part, strict=True)]) for part in parts)
+        used = [i for i, x in enumerate(taken) if len(x)] or [0]
+        q, k, v = (torch.cat([F.linear(taken[i], w[i], biases[i]) for i in used]) for w, biases in parts)
         return q, k, v
     # One wide product of each head is faster than three narrow ones, and costs a copy of the weights.
     weights = [torch.cat(of_head) for of_head in zip(*(w for w, _ in parts), strict=True)]
