@@ -189,6 +189,8 @@ def test_a_step_of_a_class_of_the_user() -> None:
         Causal() & Near(5),
         NearBehind(70),
         NearBehind(5) & Causal(),
+        NearBehind(5) | NearBehind(3),
+        NearBehind(5) | Sinks(2),
     ):
         full = hw.attend(q, k, v, mask=mask, return_map=True)[1].measure("sink_mass", rows=True).rows["sink_mass"]
         step = hw.attend(q[:, :, -1:], k, v, mask=mask, return_map=True)[1].measure("sink_mass")["sink_mass"]

@@ -224,7 +224,7 @@ class Or(_Pair):
 
     def starts(self, grid: Grid) -> Tensor | None:
         none = self.left.starts(grid) is None and self.right.starts(grid) is None
-        return None if none else starts.shown(self.spans(grid), self.allowed, grid)
+        return None if none else super().starts(grid)
 
 
 @dataclass(frozen=True)
