@@ -282,7 +282,7 @@ def _check_number(name: str, value: Any) -> None:
             f"{name}: a tensor that requires gradients, which would not reach it; multiply q by it instead"
         )
     try:
-        if not isinstance(value, str):
+        if not isinstance(value, str | bytes | bytearray):
             float(value)
             return
     except (TypeError, ValueError, RuntimeError, OverflowError):

@@ -42,6 +42,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "groups of no site": (lambda: hw.edit.merge_kv(LAYER, 1, groups=[[0, 1]]), "groups: expected a mapping from sites"),
     "half a position": (lambda: hw.analysis.attention_flow([amap()], 1.5), "position=1.5: expected"),
     "a scale in letters": (lambda: hw.attend(Q, Q, Q, scale="1"), "scale='1': expected a number"),
+    "a scale in bytes": (lambda: hw.attend(Q, Q, Q, scale=b"1"), "scale=b'1': expected a number"),
     "a scale of 400 digits": (lambda: hw.attend(Q, Q, Q, scale=10**400), "scale=10+: expected a number"),
     "a value of no size": (lambda: hw.edit.budget([amap()], 1, 1, value_dim=1.5), "value_dim=1.5"),
 }
