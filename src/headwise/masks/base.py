@@ -56,9 +56,7 @@ class Mask(Described, ABC):
 
         By default as its ranges or `allowed` show them to the queries of the grid, or, if these are not all queries and
         the mask is `placed`, as a window, as those at the keys' own positions show padding (`starts.behind_hidden`)."""
-        found = self.spans(grid)
-        hidden = found is None and self.placed and grid.n < grid.m
-        return starts.behind_hidden(self.allowed, grid) if hidden else starts.shown(found, self.allowed, grid)
+        return starts.by_default(self, grid)
 
     @property
     def boolean(self) -> Tensor | None:
@@ -223,8 +221,10 @@ class Or(_Pair):
         return None if left is None or right is None else spans.unite(left, right)
 
     def starts(self, grid: Grid) -> Tensor | None:
-        none = self.left.starts(grid) is None and self.right.starts(grid) is None
-        return None if none else super().starts(grid)
+        if self.left.starts(grid) is None and self.right.starts(grid) is None:
+            return None
+        of_queries = starts.of_queries(self)
+        return starts.shown(self.spans(grid), self.allowed, grid) if of_queries else super().starts(grid)
 
 
 @dataclass(frozen=True)

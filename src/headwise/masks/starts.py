@@ -5,11 +5,16 @@ A sequence starts at a key that no query has in sight together with an earlier k
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from headwise.fields import Array, Inner
 from headwise.masks.grid import Grid
+
+if TYPE_CHECKING:
+    from headwise.masks.base import Mask
 
 ROWS = 256  # of a boolean n×m in memory at once
 DIAGONAL = 64  # rows and columns of a square on the diagonal
@@ -41,6 +46,25 @@ def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int) -> Tensor:
         some, index = (x.flatten(1).cpu() for x in rows.max(-1))  # the first key that is seen, if there is one
         first = first.expand(len(rows), m).scatter_add(1, index, some.long())
     return _of_counts(seen, first)
+
+
+def of_queries(mask: "Mask", inner: bool = False) -> bool:
+    """Whether the mask holds something for each query of its grid, so that its `allowed` is of no others."""
+    if mask.holds is None:
+        return inner
+    return any(
+        (isinstance(field, Array) and "n" in field.axes)
+        or (isinstance(field, Inner) and of_queries(getattr(mask, name), True))
+        for name, field in mask.holds.items()
+    )
+
+
+def by_default(mask: "Mask", grid: Grid) -> Tensor | None:
+    """Return the same of a mask that says no more than its `spans` or `allowed`, as in `Mask.starts`."""
+    found = mask.spans(grid)
+    if found is None and mask.placed and grid.n < grid.m:
+        return None if of_queries(mask) else behind_hidden(mask.allowed, grid)
+    return shown(found, mask.allowed, grid)
 
 
 def shown(spans: Tensor | None, allowed: Callable[[Tensor, Tensor, Grid], Tensor], grid: Grid) -> Tensor:
