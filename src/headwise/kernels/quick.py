@@ -102,10 +102,8 @@ def plain_tensors(*given: object) -> bool:
     if torch._C._len_torch_dispatch_stack():
         return False
     recorded = torch.is_grad_enabled()
-    for x in given:
-        if type(x) is not Tensor or not x.is_cpu or (recorded and x.requires_grad) or _wrapped(x):
-            return False
-        if x.is_neg():  # the values in memory have the opposite sign
+    for x in given:  # with a flag for signs, the values in memory have the opposite ones
+        if type(x) is not Tensor or not x.is_cpu or (recorded and x.requires_grad) or _wrapped(x) or x.is_neg():
             return False
     return True
 
@@ -140,11 +138,12 @@ def _kind(
 ) -> tuple[Any, ...]:
     """The cache key of a plain call without a map, given `in_memory(k, v)`. It has the number of keys, unless there is
     one query, which attends to all."""
+    of_q = q.shape
     of_k: tuple[int, ...] = k.shape
     of_v: tuple[int, ...] = v.shape
-    if q.shape[2] == 1 and 0 < of_k[2] == of_v[2] <= PAIRS and shows_whole_past(mask):
-        of_k, of_v = (*of_k[:2], *of_k[3:]), (*of_v[:2], *of_v[3:])
+    if of_q[2] == 1 and 0 < of_k[2] == of_v[2] <= PAIRS and shows_whole_past(mask):
+        of_k, of_v = (of_k[0], of_k[1], of_k[3]), (of_v[0], of_v[1], of_v[3])  # the strides show that there are four
     return (
-        q.shape, of_k, of_v, q.stride(), *[x.stride() for x in memory], q.dtype, k.dtype, v.dtype, mask, scale,
+        of_q, of_k, of_v, q.stride(), *map(Tensor.stride, memory), q.dtype, k.dtype, v.dtype, mask, scale,
         named(kernel),
     )  # fmt: skip

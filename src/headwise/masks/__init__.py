@@ -79,4 +79,6 @@ def is_causal(mask: Mask | None) -> bool:
 
 def shows_whole_past(mask: Mask | None) -> bool:
     """Whether the mask is known to show each query all keys up to its own position, however many there are."""
-    return mask is None or all(vars(type(one)).get("whole_past", False) for one in conjuncts(mask))
+    if isinstance(mask, And):
+        return shows_whole_past(mask.left) and shows_whole_past(mask.right)
+    return mask is None or vars(type(mask)).get("whole_past", False)  # not what its base class says
