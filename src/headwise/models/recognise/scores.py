@@ -14,6 +14,7 @@ from headwise.scores import Score
 
 KEPT = 1 << 20  # numbers of a mask that are kept to be compared
 HIDES = -9000.0  # exp of this is 0 in every dtype: an addition of so little is a mask
+FILLS = -1000.0  # so is this, if all scores of hidden keys are set to it, or it alone is added to any
 BIASES = -1000.0  # biases beside a mask are not less
 
 
@@ -95,7 +96,7 @@ class Changes:
                 raise Lost(f"scores are {before} before a soft cap; headwise adds biases after it, then masks")
             self.cap = 1.0
         elif kind == "fill":
-            if not step.coef <= HIDES:
+            if not step.coef <= FILLS:
                 raise Lost(f"masked scores are set to {step.coef:g}, which does not mask them")
             self.hidden.append(axes.matrix(value, step.layout).bool())
         elif kind == "add":
@@ -117,6 +118,8 @@ class Changes:
         if not values.is_floating_point():
             values = values.float()
         hidden = values <= HIDES
+        if not bool(hidden.any()):
+            hidden = _of_one_number(values)
         if bool(hidden.any()):
             least, most = values[hidden].aminmax()
             floor = torch.finfo(values.dtype).min / 4
@@ -156,3 +159,14 @@ def _apart(values: Tensor, hidden: Tensor) -> bool:
     """Whether what is not hidden is far from what is."""
     rest = values[~hidden]
     return bool(rest.numel() and rest.min() > BIASES)
+
+
+def _of_one_number(values: Tensor) -> Tensor:
+    """What hides keys in a mask of two numbers that are far apart, such as 0 and −1000; nothing in others."""
+    hidden = values <= FILLS
+    if bool(hidden.any()):
+        least, most = values[hidden].aminmax()
+        rest = values[~hidden]
+        if least != most or not rest.numel() or rest.min() < FILLS / 10:
+            hidden = torch.zeros_like(hidden)
+    return hidden
