@@ -59,6 +59,8 @@ MASKS = {
     "of a prefix": lambda s: s.masked_fill(~PREFIX | NOT_REAL, -math.inf),
     "of each head": lambda s: s.masked_fill(~NEAR, -math.inf).masked_fill(NOT_REAL, -1e9),
     "of blocks": lambda s: torch.where((PLACE[:, None] // 3 == PLACE // 3) & ~NOT_REAL, s, -math.inf),
+    "-1000": lambda s: s + NOT_REAL * -1000.0,
+    "-1000 filled": lambda s: s.masked_fill(NOT_REAL, -1000.0),
     "-1e4 twice": lambda s: s + (~LOWER * -1e4 + NOT_REAL * -1e4),
     "-1e4 beside a bias": lambda s: s + ((PLACE - PLACE[:, None]) * 0.1 + NOT_REAL * -1e4),
 }
@@ -118,19 +120,51 @@ def test_padded_queries_are_not_counted(how):
     torch.testing.assert_close(record.latest["max_logit"][0], largest)
 
 
-def test_queries_of_another_sequence_of_the_same_length_are_counted():
-    """Cross attention, whose keys are layers of another tensor, or that tensor itself; of both, hidden keys are none of
-    its queries."""
+def split(layer: nn.Module, x: Tensor) -> Tensor:
+    return layer(x).unflatten(-1, (H, D)).transpose(1, 2)
 
-    class Cross(Written):
-        def forward(self, x, context):
-            q, k = self.q(x)[:, None], (self.k(context) if self.mask is None else context)[:, None]
-            return (q @ k.mT).masked_fill(NOT_REAL, -math.inf).softmax(-1) @ context[:, None]
 
-    for mask in (None, 1):
-        with hw.watch(Cross(mask=mask), maps="lazy") as record:
-            record.model(torch.randn(B, N, H * D), torch.randn(B, N, H * D))
-        assert bool(record.maps[""].lse.isfinite().all())
+def buffered(x: Tensor) -> Tensor:
+    cache = x.new_zeros(B, H, N + 2, D)
+    cache[:, :, :N] = x
+    return cache[:, :, :N]
+
+
+def of_two(m: Written, x: Tensor) -> list[Tensor]:
+    parts = x[:, :4], x[:, 4:]  # such as text and an image
+    return [torch.cat([split(layer, part) for part in parts], 2) for layer in (m.q, m.k)]
+
+
+# Queries and keys of a tensor x or of two, and which of the queries are tokens.
+COUNTED = {
+    "one tensor": (lambda m, x, y: (x[:, None], x[:, None]), REAL),
+    "a layer and its input": (lambda m, x, y: (m.q(x)[:, None], x[:, None]), REAL),
+    "two tensors": (lambda m, x, y: (x[:, None], y[:, None]), None),
+    "layers of two": (lambda m, x, y: (split(m.q, x), split(m.k, y)), None),
+    "a layer and another tensor": (lambda m, x, y: (m.q(x)[:, None], y[:, None]), None),
+    "joined": (lambda m, x, y: of_two(m, x), REAL),
+    "a cache": (lambda m, x, y: (split(m.q, x), buffered(split(m.k, x))), REAL),
+    "the first query": (lambda m, x, y: (split(m.q, x)[:, :, :1], split(m.k, x)), None),
+    "the last query": (lambda m, x, y: (split(m.q, x)[:, :, -1:], split(m.k, x)), REAL[:, -1:]),
+    "a mean of queries": (lambda m, x, y: (split(m.q, x).mean(2, keepdim=True), split(m.k, x)), None),
+    "other keys": (lambda m, x, y: (split(m.q, x), split(m.k, x).flip(2)), None),
+}
+
+
+@pytest.mark.parametrize("how", COUNTED)
+@torch.no_grad()
+def test_queries_are_padding_where_they_are_tokens_of_the_keys(how):
+    made, real = COUNTED[how]
+
+    class Attention(Written):
+        def forward(self, x, y):
+            q, k = made(self, x, y)
+            return (q @ k.mT).masked_fill(NOT_REAL, -math.inf).softmax(-1) @ k
+
+    with hw.watch(Attention(), maps="lazy") as record:
+        record.model(*torch.randn(2, B, N, H * D))
+    counted = record.maps[""].lse[:, 0].isfinite()
+    assert torch.equal(counted, torch.ones_like(counted) if real is None else real)
 
 
 def test_heads_are_numbered_as_in_the_layer_of_the_queries():

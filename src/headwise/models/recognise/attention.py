@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import inf, log
+from math import inf, log, prod
 from operator import eq
 from typing import Any, NamedTuple
 
@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.map import AttentionMap
-from headwise.models.recognise.axes import Axes, Dim, Plan, of_product
+from headwise.models.recognise.axes import Axes, Dim, Plan, dimension, of_product
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Product, learned, unexpected
-from headwise.models.recognise.layout import Layout
+from headwise.models.recognise.layout import Layout, whole
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import Call
 from headwise.models.recognise.scores import Changes
-from headwise.models.recognise.tracked import weak
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 
 KEPT = 512  # forms of calls
@@ -175,7 +174,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
         x.dropout_p,
         axes.traced,
         min(dtype, x.softmax.dtype, key=lambda one: one.itemsize),
-        (n == m or placed.known) and _one_source(product),
+        _one_source(product) and (n == m or (placed.known and _at_end(product, queries, keys - n))),
         placed.known or not crosses,
         m - keys,
         not (n == 1 or placed.known or crosses),
@@ -312,20 +311,46 @@ def _sink(column: Tensor, x: Followed, axes: Axes) -> Tensor:
 
 
 def _one_source(product: Product) -> bool:
-    """Whether queries and keys are layers of one and the same tensor, or that tensor itself."""
-    one, two = (
-        _source(x, operand) for x, operand in zip(product.inputs, (product.of.left, product.of.right), strict=True)
+    """Whether queries and keys are layers of one and the same tensor, which may have been freed, or that tensor."""
+    one, two = (None if x is None or x.origin is None else x.origin.source for x in product.inputs)
+    if one is not None and one is two:
+        return True
+    left, right = (
+        operand if source is None else source()
+        for operand, source in zip((product.of.left, product.of.right), (one, two), strict=True)
     )
-    return one is two
+    return left is not None and right is not None and _place(left) == _place(right)
 
 
-def _source(x: Followed | None, operand: Tensor) -> Any:
-    """A reference to the tensor that queries or keys were made from: the same object for the same tensor, even if that
-    has been freed."""
-    if x is not None and x.origin is not None:
-        return x.origin.source
-    whole = operand._base
-    return weak(whole if whole is not None and whole.numel() == operand.numel() else operand)
+def _place(x: Tensor) -> tuple[int, int, int]:
+    """Where in memory a tensor is, in whatever order of axes."""
+    return x.untyped_storage()._cdata, int(x.storage_offset()), x.numel()
+
+
+def _at_end(product: Product, queries: int, start: int) -> bool:
+    """Whether nothing shows that the first query is not at key `start`: keys from a cache have no place in a layer, and
+    queries of a step are all that its layer made."""
+    q, k = product.inputs[queries], product.inputs[1 - queries]
+    if q is None or q.origin is None or q.lost:
+        return False
+    letters = (product.of.a, product.of.b)[:: 1 if queries == 0 else -1]
+    own = [q.layout.dims[i] for i, one in enumerate(letters[0]) if one in product.of.out and one not in letters[1]]
+    if k is None or k.origin is None or k.lost:
+        sizes = [size for i, size in enumerate(q.origin.shape) if i not in q.origin.features]
+        return prod(size for dim in own for size, _ in dim) in sizes
+    places = whole(q.origin.shape).dims, whole(k.origin.shape).dims
+    found = [
+        dimension(stride, places[1])
+        for i, one in enumerate(letters[1]) if one in product.of.out and one not in letters[0]
+        for _, stride in k.layout.dims[i]
+    ]  # fmt: skip
+    if len(found) != 1 or found[0] is None or len(places[0]) != len(places[1]):
+        return True
+    first, last = (
+        x.layout.offset // place[found[0]][0][1] % place[found[0]][0][0] if place[found[0]] else 0
+        for x, place in zip((q, k), places, strict=True)
+    )
+    return first - last == start
 
 
 def _two_sources(product: Product) -> bool:

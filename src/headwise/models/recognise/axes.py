@@ -256,13 +256,13 @@ def _heads(letter: str, letters: str, product: Product, side: int) -> list[Part]
     origin = x.origin
     places = whole(origin.shape).dims
     summed = {
-        _dimension(stride, places)
+        dimension(stride, places)
         for i, one in enumerate(letters) if one in product.of.summed for _, stride in x.layout.dims[i]
     }  # fmt: skip
     found = []
     for size, stride in x.layout.dims[letters.index(letter)]:
         parts = []
-        while size > 1 and (at := _dimension(stride, places)) is not None:
+        while size > 1 and (at := dimension(stride, places)) is not None:
             ((extent, step),) = places[at]
             here = min(size, extent * step // stride)  # a factor may reach over several dimensions of the origin
             parts.append((here, at in origin.features or at in summed, stride))
@@ -277,7 +277,7 @@ def _within(dim: Sequence[Factor], factors: Sequence[Factor]) -> bool:
     return any(t <= stride and stride * size <= t * f for f, t in factors)
 
 
-def _dimension(stride: int, places: Sequence[tuple[Factor, ...]]) -> int | None:
+def dimension(stride: int, places: Sequence[tuple[Factor, ...]]) -> int | None:
     """The dimension of a contiguous tensor in which a step of this many numbers moves."""
     for i, dim in enumerate(places):
         for size, step in dim:

@@ -14,6 +14,7 @@ from headwise.models.recognise.frames import user_line
 from headwise.models.recognise.functions import (
     ARITHMETIC,
     OTHERS,
+    REARRANGED,
     REDUCTIONS,
     dropout_of,
     drops,
@@ -22,7 +23,7 @@ from headwise.models.recognise.functions import (
 )
 from headwise.models.recognise.layout import interleaved, merged, tiled, views, whole
 from headwise.models.recognise.multiplied import summed
-from headwise.models.recognise.parts import COMPLEX, dim_of, keep_origin, put_together, replaced
+from headwise.models.recognise.parts import COMPLEX, dim_of, indexed, keep_origin, put_together, replaced
 from headwise.models.recognise.products import is_outer
 from headwise.models.recognise.tracked import Tracked
 
@@ -55,9 +56,15 @@ def viewed(
         if layout is not None:
             seen.remember(tensor, x.but(layout=layout, outer=None))
         elif isinstance(tensor, Tensor) and x.stage == "input":
-            keep_origin(seen, x, tensor)
+            if not _reads_tensors(args) or indexed(x, "__getitem__", args, kwargs):
+                keep_origin(seen, x, tensor)
         elif isinstance(tensor, Tensor):
             seen.lose(x, f"{getattr(func, '__name__', 'a view')} at {user_line()}", tensor)
+
+
+def _reads_tensors(args: Sequence[Any]) -> bool:
+    """Whether an index has tensors or lists."""
+    return any(isinstance(one, Tensor | list) for arg in args for one in (arg if isinstance(arg, tuple) else (arg,)))
 
 
 def repeated(seen: Tracked, name: str, x: Followed, first: Tensor, args: Sequence[Any], kwargs: Any, out: Any) -> None:
@@ -100,7 +107,9 @@ def pointwise(
     if x.stage == "input" and kind not in ("mul", "div"):
         if (x.origin is None or x.lost) and (y := seen.known(other)) is not None and y.stage == "input" and not y.lost:
             x = y  # rotated halves, to which the other part of rotary positions is added
-        if out.shape == first.shape:
+        if name in REARRANGED and not (name == "index_select" and indexed(x, name, args[1:], kwargs)):
+            return  # keys in another order, or other keys, than their tokens
+        if out.shape == first.shape and name != "index_select":
             seen.remember(out, x if x.factor == 1 and x.outer is None else x.but(factor=1.0, outer=None))
         else:
             keep_origin(seen, x, out, None if name not in COMPLEX else COMPLEX[name](x))
@@ -210,7 +219,9 @@ def written(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any
     """first[index] = value."""
     first, index, value = args
     x = seen.known(first)
-    if x is None:
+    if x is None or (x.stage == "input" and x.lost):
+        if (y := seen.known(value)) is not None and y.stage == "input":
+            keep_origin(seen, y, first)  # keys are written into a cache
         return
     number = one_number(value)
     if x.stage == "input":

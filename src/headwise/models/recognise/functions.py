@@ -20,6 +20,7 @@ SAME = frozenset({
     "data", "requires_grad_", "alias", "_to_copy",
 })  # fmt: skip
 DERIVED = VIEWS | SAME | {"layer_norm", "rms_norm", "dropout"}  # of the same tokens
+REARRANGED = frozenset({"roll", "flip", "gather", "take_along_dim", "index_select", "sort", "fliplr", "flipud"})
 OTHERS = frozenset({"sigmoid", "relu", "softplus", "elu", "gelu", "silu", "square", "pow", "gumbel_softmax"})
 ARITHMETIC = {
     "mul": "mul", "multiply": "mul", "__mul__": "mul", "__rmul__": "mul", "div": "div", "divide": "div",
@@ -56,7 +57,11 @@ def steps_of(
             return (Step("mul", float(other if kind == "mul" else 1 / other), here),) if other else None
         if kind == "div" and swapped:
             return None
-        return (Step("times", other if kind == "mul" else other.reciprocal(), here),)
+        if (
+            kind == "div"
+        ):  # by a root, as a tensor of another dtype than the scores: its reciprocal would be rounded in it
+            other = (other if other.ndim or other.requires_grad else other.double()).reciprocal()
+        return (Step("times", other, here),)
     if kind in ("add", "sub", "rsub") and (number or tensor):
         alpha = float(kwargs.get("alpha", 1.0)) * (1.0 if kind == "add" else -1.0)
         if (kind == "sub" and swapped) or (kind == "rsub" and not swapped):

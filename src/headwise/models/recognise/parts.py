@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.models.recognise.followed import Followed
+from headwise.models.recognise.axes import dimension
+from headwise.models.recognise.followed import Followed, Origin
 from headwise.models.recognise.layout import Factor, Layout, merged, whole
 from headwise.models.recognise.tracked import Tracked
 
@@ -18,8 +19,13 @@ def put_together(seen: Tracked, stacks: bool, tensors: Sequence[Tensor], dim: in
     given = [x for x in tensors if x.numel() or stacks]
     found = [seen.known(x) for x in given]
     parts = [x for x in found if x is not None and x.stage == "input" and x.origin is not None]
-    if len({id(x.origin.source) for x in parts if x.origin is not None}) != 1:
-        return  # of none, or of several tensors
+    sources = [x.origin.source for x in parts if x.origin is not None]
+    if len(set(map(id, sources))) > 1 and len(parts) == len(given):
+        shape = tuple(out.shape)
+        origin = Origin(shape, (), "cat", seen.together(sources))
+        seen.remember(out, parts[0].but(origin=origin, layout=whole(shape), factor=1.0, outer=None, lost=PUT_TOGETHER))
+    if len(set(map(id, sources))) != 1:
+        return
     first, layout = parts[0], None
     if len(parts) == len(given) and all(x.origin is first.origin and not x.lost for x in parts):
         layouts = [x.layout for x in parts]
@@ -56,6 +62,25 @@ def keep_origin(seen: Tracked, x: Followed, out: Tensor, layout: Layout | None =
     """Keep of a tensor made of the input x what x was made from, and where its numbers lie if that is known."""
     if layout is not None or (x.origin is not None and not out.is_nested):
         seen.remember(out, replaced(x, out, layout))
+
+
+def indexed(x: Followed, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a function chooses heads of the input x, such as KV heads for groups, and leaves tokens as they are."""
+    if name == "index_select":
+        dim = args[0] if args else kwargs.get("dim")
+    else:
+        index = args[0] if args and isinstance(args[0], tuple) else args[:1]
+        dim = next((i for i, one in enumerate(index) if not isinstance(one, slice)), None)
+        if (
+            dim is None
+            or not isinstance(index[dim], Tensor | list)
+            or index[dim + 1 :] != (slice(None),) * len(index[dim + 1 :])
+        ):
+            return False
+    if not isinstance(dim, int) or x.origin is None or x.lost:
+        return False
+    places = whole(x.origin.shape).dims
+    return all(dimension(stride, places) in x.origin.features for _, stride in x.layout.dims[dim])
 
 
 def _stacked(layouts: Sequence[Layout], at: int) -> Layout | None:

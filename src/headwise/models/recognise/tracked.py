@@ -1,7 +1,7 @@
 """The tensors of a forward pass that are followed, and what was seen on the way."""
 
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +25,9 @@ class _Held(weakref.ref):
     key: int
 
 
-_Layer = tuple[str, Callable[[], Tensor | None], tuple[int, ...]]  # its function, its input, the shape of its output
-_Known = tuple[Callable[[], Tensor | None], Followed | _Layer]  # a tensor, and what is known of it
+Source = Callable[[], Tensor | None]
+_Layer = tuple[str, Source, tuple[int, ...]]  # its function, its input, the shape of its output
+_Known = tuple[Source, Followed | _Layer]  # a tensor, and what is known of it
 
 
 class Tracked:
@@ -51,7 +52,8 @@ class Tracked:
         self.kept: dict[Any, Any] = {}
         self.on_refused: Callable[[Contraction, Followed, int, Tensor], None] | None = None
         self._known: dict[int, _Known] = {}
-        self._roots: dict[int, tuple[Callable[[], Tensor | None], Callable[[], Tensor | None]]] = {}
+        self._roots: dict[int, tuple[Source, Source]] = {}
+        self._together: dict[tuple[int, ...], tuple[Source, list[Source]]] = {}  # with what they refer to, kept alive
 
     def known(self, x: Any) -> Followed | None:
         """What is known of a tensor."""
@@ -80,10 +82,14 @@ class Tracked:
         """
         self._known[id(out)] = weakref.ref(out), (name, self.root(source), out.shape)
 
-    def root(self, x: Any) -> Callable[[], Tensor | None]:
+    def root(self, x: Any) -> Source:
         """A reference to the tensor that x was made from by what `derive` was called for, x itself if by nothing."""
         entry = self._roots.get(id(x))
         return weak(x) if entry is None or entry[0]() is not x else entry[1]
+
+    def together(self, sources: Sequence[Source]) -> Source:
+        """One reference for several, the same object for the same ones."""
+        return self._together.setdefault(tuple(map(id, sources)), (lambda: None, list(sources)))[0]
 
     def derive(self, x: Any, out: Any) -> None:
         """Keep that `out` has the numbers of x, or each token of it normalised, and is the same tokens."""
@@ -109,6 +115,7 @@ class Tracked:
         """Forget all tensors."""
         self._known.clear()
         self._roots.clear()
+        self._together.clear()
         self.kept.clear()
 
     def join(self, other: "Tracked") -> None:
