@@ -1,6 +1,7 @@
 """Statistics and gradients of attention that is written by hand, in many spellings, beside a plain computation."""
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -213,3 +214,6 @@ def test_gradients_of_gates_are_those_of_what_the_code_computes(how):
     expected = (model.heads * model.heads.grad).sum((0, 2, 3)).abs().detach()
     table = gates.importance().table
     torch.testing.assert_close(table.column(next(iter(table))).float(), expected)
+    held = weakref.ref(model.heads)
+    del model.heads, y
+    assert held() is None  # without the garbage collector

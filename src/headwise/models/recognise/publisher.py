@@ -93,8 +93,12 @@ class Publisher:
         receivers = [(one.on_delta, one.name(place[0])) for one in subscribers_of(place[0]) if one.on_delta]
         returned = out if x.answer is None else x.answer.returned
         if receivers and returned.requires_grad:
-            result = _result(a, x, *made)
-            returned.register_hook(partial(_publish_delta, receivers, result, partial(_arranged, a, x)))
+            first = None if x.answer is None else x.answer.arrange
+            arrange = a.arrange if first is None else partial(_both, first, a.arrange)
+            own = a.out.detach() if x.answer is None else arrange(returned.detach())
+            result = _result(a, own, bool(record.function), *made)
+            hook = partial(_publish_delta, receivers, result, arrange)  # which must not hold `returned`
+            returned.register_hook(hook)
 
 
 def _publish_delta(
@@ -125,20 +129,19 @@ def _checked(
     return out, amap
 
 
-def _arranged(attention: Attention, x: Followed, tensor: Tensor) -> Tensor:
-    """A tensor of the shape of what the code computed, as [b, h, n, d_v]."""
-    arrange = None if x.answer is None else x.answer.arrange
-    return attention.arrange(tensor if arrange is None else arrange(tensor))
+def _both(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return second(first(x))
 
 
-def _result(attention: Attention, x: Followed, out: Tensor, lse: Tensor) -> Tensor:
+def _result(attention: Attention, own: Tensor, packed: bool, out: Tensor, lse: Tensor) -> Tensor:
     """What the code computed, as it is now: `out`, but for dropout, and for fully masked queries, which get a mean of
-    values from code that masks with finite numbers."""
+    values from code that masks with finite numbers.
+
+    Args:
+        own: what it computed. packed: whether fully masked queries get 0, or are padding beside packed sequences.
+    """
     hidden = (lse == -torch.inf)[..., None]
     if not attention.dropout_p and not bool(hidden.any()):
         return out
-    assert x.softmax is not None
-    own = (attention.out if x.answer is None else _arranged(attention, x, x.answer.returned)).detach()
-    # Functions of other packages give them 0; where sequences are packed, they are padding that is not in the output.
-    own = own.masked_fill(hidden if x.softmax.function else hidden & own.isnan(), 0.0)
+    own = own.masked_fill(hidden if packed else hidden & own.isnan(), 0.0)
     return own if attention.dropout_p else torch.where(hidden, own.to(out.dtype), out)
