@@ -121,6 +121,28 @@ def test_dropout_of_flash_attention_is_compared_without_it(x, flash):
         assert call.error < 1e-11
 
 
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("starts", [([0, 2, 3], [0, 5, 8]), ([0, 3, 10], [0, 3, 10])])
+def test_gradients_of_gates_of_packed_sequences(starts, p, x, flash):
+    starts_q, starts_k = map(torch.tensor, starts)
+    heads = []
+
+    def function(q, k, v):
+        q, k, v = (y.flatten(0, 1) for y in (q, k, v))
+        given = q[: starts_q[-1]], k[: starts_k[-1]], v[: starts_k[-1]], starts_q, starts_k, 7, 7, p
+        heads.append(flash.flash_attn_varlen_func(*given))
+        return heads[0]
+
+    model = Model(function).double()
+    with hw.telemetry.gate_gradients(model) as gates:
+        y = model(x)
+        heads[0].retain_grad()
+        y.square().sum().backward()
+    table = gates.importance().table
+    expected = (heads[0] * heads[0].grad).sum((0, 2)).abs().detach()
+    torch.testing.assert_close(table.column(next(iter(table))).double(), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
