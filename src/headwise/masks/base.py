@@ -52,11 +52,12 @@ class Mask(Described, ABC):
     def starts(self, grid: Grid) -> Tensor | None:
         """Return the token where the sequence of each key starts, int64 [b or 1, m] on the CPU (`masks.starts`), for a
         mask that keeps sequences apart or hides padding before them; for padding, a token beyond it. None: token 0 for
-        all keys, also where a mask of positions hides it from later queries.
-
-        By default as its ranges or `allowed` show them to the queries of the grid, or, if these are not all queries and
-        the mask is `placed`, as a window, as those at the keys' own positions show padding (`starts.behind_hidden`)."""
-        return starts.by_default(self, grid)
+        all keys, also where a mask of positions hides it from later queries. By default as its ranges or `allowed` show
+        them to the queries of the grid, or, if these are not all queries and the mask is `placed`, as a window, as
+        those at the keys' own positions show padding (`starts.behind_hidden`)."""
+        found = self.spans(grid)
+        hidden = found is None and self.placed and grid.n < grid.m
+        return starts.behind_hidden(self, self.allowed, grid) if hidden else starts.shown(found, self.allowed, grid)
 
     @property
     def boolean(self) -> Tensor | None:
@@ -223,8 +224,7 @@ class Or(_Pair):
     def starts(self, grid: Grid) -> Tensor | None:
         if self.left.starts(grid) is None and self.right.starts(grid) is None:
             return None
-        of_queries = starts.of_queries(self)
-        return starts.shown(self.spans(grid), self.allowed, grid) if of_queries else super().starts(grid)
+        return starts.shown(self.spans(grid), self.allowed, grid) if starts.of_queries(self) else super().starts(grid)
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,12 @@ A sequence starts at a key that no query has in sight together with an earlier k
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from headwise.fields import Array, Inner
+from headwise.fields import Array, Described, Inner
 from headwise.masks.grid import Grid
-
-if TYPE_CHECKING:
-    from headwise.masks.base import Mask
 
 ROWS = 256  # of a boolean n×m in memory at once
 DIAGONAL = 64  # rows and columns of a square on the diagonal
@@ -48,7 +44,7 @@ def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int) -> Tensor:
     return _of_counts(seen, first)
 
 
-def of_queries(mask: "Mask", inner: bool = False) -> bool:
+def of_queries(mask: Described, inner: bool = False) -> bool:
     """Whether the mask holds something for each query of its grid, so that its `allowed` is of no others."""
     if mask.holds is None:
         return inner
@@ -59,14 +55,6 @@ def of_queries(mask: "Mask", inner: bool = False) -> bool:
     )
 
 
-def by_default(mask: "Mask", grid: Grid) -> Tensor | None:
-    """Return the same of a mask that says no more than its `spans` or `allowed`, as in `Mask.starts`."""
-    found = mask.spans(grid)
-    if found is None and mask.placed and grid.n < grid.m:
-        return None if of_queries(mask) else behind_hidden(mask.allowed, grid)
-    return shown(found, mask.allowed, grid)
-
-
 def shown(spans: Tensor | None, allowed: Callable[[Tensor, Tensor, Grid], Tensor], grid: Grid) -> Tensor:
     """Return the same of the mask with these `spans` and `allowed`, as the queries of the grid show them."""
     if spans is not None:
@@ -75,11 +63,12 @@ def shown(spans: Tensor | None, allowed: Callable[[Tensor, Tensor, Grid], Tensor
     return of_rows(lambda *ends: allowed(torch.arange(*ends, device="cpu"), cols, grid), grid.n, grid.m)
 
 
-def behind_hidden(allowed: Callable[[Tensor, Tensor, Grid], Tensor], grid: Grid) -> Tensor | None:
+def behind_hidden(mask: Described, allowed: Callable[[Tensor, Tensor, Grid], Tensor], grid: Grid) -> Tensor | None:
     """Return the same of a mask of positions, of which the grid has only the last queries: one sequence for each batch
     entry, behind the first keys that are hidden from the query at their own position. None if there are no such keys,
-    if a query of the grid may attend to one of them, as in a mask of earlier keys alone, or if keys are no tokens."""
-    if not grid.at_end or grid.gap.size or grid.extra:
+    if a query of the grid may attend to one of them, as in a mask of earlier keys alone, if keys are no tokens, or if
+    the mask has the queries of the grid alone."""
+    if not grid.at_end or grid.gap.size or grid.extra or of_queries(mask):
         return None
     first = torch.zeros(1, dtype=torch.long, device="cpu")
     for start in range(0, grid.m, DIAGONAL):
