@@ -11,9 +11,8 @@ from torch import Tensor
 from headwise.models.recognise.followed import Followed, Lost, Product
 from headwise.models.recognise.layout import Factor, Layout, whole
 
-Part = tuple[
-    int, bool, int
-]  # a part of a dimension: its size, whether it holds heads, its stride in the layer; 0 unknown
+# A part of a dimension: its size, whether it holds heads, and its stride in the layer, 0 if that is unknown.
+Part = tuple[int, bool, int]
 Dim = list[Factor] | str  # atoms of a dimension, or the letter of one that stays last
 
 

@@ -57,9 +57,8 @@ def steps_of(
             return (Step("mul", float(other if kind == "mul" else 1 / other), here),) if other else None
         if kind == "div" and swapped:
             return None
-        if (
-            kind == "div"
-        ):  # by a root, as a tensor of another dtype than the scores: its reciprocal would be rounded in it
+        if kind == "div":
+            # By a root, as a tensor of another dtype than the scores: its reciprocal would be rounded in it.
             other = (other if other.ndim or other.requires_grad else other.double()).reciprocal()
         return (Step("times", other, here),)
     if kind in ("add", "sub", "rsub") and (number or tensor):
