@@ -142,9 +142,7 @@ template <Operand OF, bool SPREAD, bool REACH> struct Forward {
         lanes[i] = defined(batch, head, query + r, part, stretch(query, r, from, spans[i], t), t.fold[r]);
     }
     const Floats highest = maxima(lanes), top = scaling.adjusted ? highest : highest * scaling.factor;
-    const Floats largest = load(t.rows.largest + begin);
-    store(t.rows.largest + begin, choose(top > largest, top, largest));
-    const unsigned rises = bits((Ints)(top > largest) & (Ints)(top > load(t.rows.top + begin) + ABOVE));
+    const unsigned rise = bits(rises(t.rows, begin, top));
     const unsigned rounded = DOT ? bits(~(Ints)(magnitude(top) <= FUSED) & (Ints)(top != NOTHING)) : 0;
     Seen seen[W];
     for (int i = 0; i < count; i++) {
@@ -162,7 +160,7 @@ template <Operand OF, bool SPREAD, bool REACH> struct Forward {
         for (int64_t j = s.from; j < s.to; j += W) store(s.logits + j, load(s.logits + j) * factor);
         factor = 1.0f;
       }
-      if (rises >> i & 1) {
+      if (rise >> i & 1) {
         const float centre = REACH ? distance_of(s, round ? top[i] : highest[i]) : 0.0f;
         raise<SPREAD, REACH>(t.rows, r, top[i], centre, wanted.masses(), t.out + r * shape.width, shape.width);
         if (t.gathered) raise<SPREAD, REACH>(t.past, r, top[i], centre, 0, t.before + r * shape.width, shape.width);

@@ -180,15 +180,13 @@ template <Operand OF, bool SPREAD, bool REACH> struct Panels {
   __attribute__((noinline)) void exceed(const Panel& panel, int begin, int rows) const {
     Floats lanes[W];
     for (int i = 0; i < W; i++) lanes[i] = maxima_of(logits_of(panel, begin + (i < rows ? i : 0)));
-    const Floats products = maxima(lanes), highest = products * factor, largest = load(t.rows.largest + begin);
-    store(t.rows.largest + begin, choose(highest > largest, highest, largest));
-    const Floats before = load(t.rows.top + begin);
-    const Ints rises = (Ints)(highest > largest) & (Ints)(highest > before + ABOVE);
-    const unsigned rise = bits(rises);
+    const Floats products = maxima(lanes), highest = products * factor, before = load(t.rows.top + begin);
+    const Ints rising = rises(t.rows, begin, highest);
+    const unsigned rise = bits(rising);
     // Of tops, not of this panel's largest logits: the factors are kept for the next panels, which may exceed no limit.
     unsigned round = 0;
     if (OF == PAIRS && factor != 1.0f)
-      round = bits(~(Ints)(magnitude(choose(rises, highest, before)) <= FUSED) & (Ints)(highest != NOTHING));
+      round = bits(~(Ints)(magnitude(choose(rising, highest, before)) <= FUSED) & (Ints)(highest != NOTHING));
     for (int i = 0; i < rows; i++) {
       const int r = begin + i;
       const Stretch s = stretch(panel, r);

@@ -127,6 +127,12 @@ INLINE bool rises(Rows& rows, int r, float value) {
   rows.largest[r] = value;
   return value > rows.top[r] + ABOVE;
 }
+// The same for W rows from `begin` on: all ones in the lanes of those that rise.
+INLINE Ints rises(Rows& rows, int begin, Floats values) {
+  const Floats largest = load(rows.largest + begin);
+  store(rows.largest + begin, choose(values > largest, values, largest));
+  return (Ints)(values > largest) & (Ints)(values > load(rows.top + begin) + ABOVE);
+}
 
 // Raises the top of row r to `value` and rescales its sums and the row of `out` (width floats). Returns the factor.
 template <bool SPREAD, bool REACH>
