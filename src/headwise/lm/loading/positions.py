@@ -24,13 +24,12 @@ def positions_of(model: Any) -> int | None:
         for inner in module.modules()
     }
     parts = [(name, module) for name, module in text.named_modules() if id(module) not in others]
-    found = [_entries(name, module) for name, module in parts]
+    found = [number for name, module in parts if (number := _entries(name, module)) is not None]
     for _, module in parts:
         found += [table.shape[-2] for name, table in module.named_buffers(recurse=False) if name in BUFFERS]
     # Some tables are longer than the indices that the model makes (Nyströmformer).
     longest = trained_context(model.config)
-    known = [number for number in (*found, longest) if number is not None]
-    return min(known) if any(number is not None for number in found) else None
+    return min(found if longest is None else (*found, longest)) if found else None
 
 
 def whole_window(window: object) -> int | None:

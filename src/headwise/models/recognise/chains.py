@@ -1,6 +1,5 @@
 """What views, functions of each number, and softmax do to a tensor that is followed."""
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -21,7 +20,7 @@ from headwise.models.recognise.functions import (
     steps_of,
     turns_nan_into_0,
 )
-from headwise.models.recognise.layout import interleaved, merged, tiled, views, whole
+from headwise.models.recognise.layout import contiguous, interleaved, merged, tiled, views, whole
 from headwise.models.recognise.multiplied import summed
 from headwise.models.recognise.parts import COMPLEX, dim_of, indexed, keep_origin, put_together, replaced
 from headwise.models.recognise.products import is_outer
@@ -83,11 +82,10 @@ def repeated(seen: Tracked, name: str, x: Followed, first: Tensor, args: Sequenc
         return
     (view,) = views(interleaved if name == "repeat_interleave" else tiled, first, given, {})
     layout = None if view is None else x.layout.through(view)
-    shape = tuple(out.shape)
-    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    layout = None if layout is None else layout.through((shape, strides, 0))
-    keep_origin(seen, x, out, layout)
-    if layout is not None and x.factor != 1:
+    layout = None if layout is None else layout.through(contiguous(tuple(out.shape)))
+    if layout is None:
+        keep_origin(seen, x, out)
+    else:
         seen.remember(out, x.but(layout=layout, outer=None))
 
 

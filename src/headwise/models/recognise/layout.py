@@ -49,9 +49,14 @@ def _through(layout: Layout, view: View) -> Layout | None:
 
 
 @lru_cache(maxsize=1024)
+def contiguous(shape: tuple[int, ...]) -> View:
+    """The view of all of a contiguous tensor in this shape."""
+    return shape, tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))), 0
+
+
 def whole(shape: tuple[int, ...]) -> Layout:
     """The layout of a tensor in itself."""
-    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    _, strides, _ = contiguous(shape)
     return Layout(tuple(((size, stride),) if size > 1 else () for size, stride in zip(shape, strides, strict=True)))
 
 

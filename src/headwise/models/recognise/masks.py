@@ -123,7 +123,7 @@ class _Found:
     def __init__(self, rows: Rows, sizes: Sizes) -> None:
         _, _, n, m = sizes
         self.sizes, self.everything, self.same_batch, self.same_heads = sizes, True, True, True
-        first, last, none, joined, keys, seen, own = [], [], [], [], None, None, []
+        first, last, none, joined, own, seen = [], [], [], [], [], None
         for span in blocks(sizes):
             allowed = rows(span)
             anywhere = allowed.any(2).any(1)
@@ -142,10 +142,9 @@ class _Found:
             none.append(~here.any(-1))
             before = (torch.arange(*span, device=here.device) + m - n - 1).clamp(0, m - 1)
             joined.append(here.gather(-1, before[None, :, None].expand(len(here), -1, 1))[..., 0])
-            keys = here.any(1) if keys is None else keys | here.any(1)
-        if self.same_heads and keys is not None:
+        if self.same_heads and seen is not None:
             self.first, self.last, self.none, self.joined = (torch.cat(x, 1) for x in (first, last, none, joined))
-            self.keys = keys
+            self.keys = seen
         self.real = None
         if seen is not None and n == m and not bool(seen.all()) and torch.equal(torch.cat(own, 1), seen):
             self.real = seen

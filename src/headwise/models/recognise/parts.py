@@ -20,11 +20,12 @@ def put_together(seen: Tracked, stacks: bool, tensors: Sequence[Tensor], dim: in
     found = [seen.known(x) for x in given]
     parts = [x for x in found if x is not None and x.stage == "input" and x.origin is not None]
     sources = [x.origin.source for x in parts if x.origin is not None]
-    if len(set(map(id, sources))) > 1 and len(parts) == len(given):
+    different = len(set(map(id, sources)))
+    if different > 1 and len(parts) == len(given):
         shape = tuple(out.shape)
         origin = Origin(shape, (), "cat", seen.together(sources))
         seen.remember(out, parts[0].but(origin=origin, layout=whole(shape), factor=1.0, outer=None, lost=PUT_TOGETHER))
-    if len(set(map(id, sources))) != 1:
+    if different != 1:
         return
     first, layout = parts[0], None
     if len(parts) == len(given) and all(x.origin is first.origin and not x.lost for x in parts):
