@@ -304,7 +304,7 @@ def test_a_layer_of_another_design_is_told() -> None:
         (lambda: HeadWindows([2], -2), "sinks=-2"),
         (lambda: RaggedCache([]), "lengths="),
         (lambda: RaggedCache([3, 0]), "length=0"),
-        (lambda: RaggedCache([3]).mask(0), "n=0"),
+        (lambda: RaggedCache([3]).mask(-1), "n=-1"),
         (lambda: BudgetCache(torch.tensor(3)), r"BudgetCache\(windows=tensor\(3\)\): expected one window per head"),
         (lambda: RaggedCache(torch.tensor(3)), r"RaggedCache\(lengths=tensor\(3\)\): expected one length per"),
         (lambda: RaggedCache({5, 2}), r"lengths=\{2, 5\}"),  # type: ignore[arg-type]
@@ -416,11 +416,23 @@ def test_no_cache_hides_new_tokens(make: Callable[[], Cache]) -> None:
 
 
 @pytest.mark.parametrize("mask", [None, Causal()], ids=["no mask", "causal"])
-@pytest.mark.parametrize("make", [lambda: SlidingCache(4), lambda: SlidingCache(3, 2), lambda: BudgetCache([3, None])])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SlidingCache(4),
+        lambda: SlidingCache(3, 2),
+        lambda: BudgetCache([3, None]),
+        lambda: RaggedCache([6, 4]),
+    ],
+)
 def test_no_token_is_a_call_too(make: Callable[[], Cache], mask: Mask | None) -> None:
     layer, x, cache = hw.MultiHeadAttention(24, 4, num_kv_heads=2), torch.randn(2, 6, 24), make()
-    for start, stop in ((0, 0), (0, 6), (6, 6)):
-        assert layer(x[:, start:stop], mask=mask, cache=cache).shape == (2, stop - start, 24)
+    score = (hw.ALiBi.standard(4), hw.RelativeBias(torch.randn(4, 12), -11))  # whose tables are joined across a gap
+    for start, stop in ((0, 0), (0, 6), (6, 6))[isinstance(cache, RaggedCache) :]:  # its first call has the prompts
+        for given in ((), score):
+            y = layer(x[:, start:stop], mask=mask, score=given, cache=copy(cache))
+            assert y.shape == (2, stop - start, 24)
+        layer(x[:, start:stop], mask=mask, cache=cache)
     assert cache.seen == 6
 
 

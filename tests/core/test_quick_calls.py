@@ -11,9 +11,10 @@ from samples import MASKS, qkv
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from headwise import kernels
 from headwise.attention import attend
 from headwise.errors import ConfigError, DTypeError, KernelError, ShapeError
-from headwise.kernels import QuantizedKV, quick, use_kernel
+from headwise.kernels import KERNELS, QuantizedKV, quick, register, use_kernel
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.masks import Causal, Dense, Everything, Grid, Mask, Span, State, Window, shows_whole_past
 from headwise.scores import SoftCap
@@ -138,6 +139,20 @@ def test_a_kernel_that_is_named_is_used(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HEADWISE_KERNEL", "torch_fused")
     with pytest.raises(KernelError, match="supports no mask"):
         attend(q, k, v, mask=Window(3))
+
+
+def test_a_kernel_that_is_registered_later_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Preferred(type(KERNELS["torch_blocks"])):  # type: ignore[misc]
+        name = "preferred"
+
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    attend(q, k, v)
+    assert attend(q, k, v, return_map=True)[1].kernel == "cpu"
+    monkeypatch.setattr(kernels, "AUTOMATIC", list(kernels.AUTOMATIC))
+    monkeypatch.setitem(KERNELS, "preferred", Preferred())
+    register(KERNELS["preferred"], before="cpu")
+    assert came_again(q, k, v) is None
+    assert attend(q, k, v, return_map=True)[1].kernel == "preferred"
 
 
 def test_what_the_data_show_goes_to_the_next_kernel() -> None:

@@ -51,7 +51,7 @@ class RaggedCache(StoredCache):
 
     def mask(self, n: int) -> Lengths:
         """Return the mask of real keys and queries in the next call, of n tokens."""
-        check_whole("mask", "n", n, 1)
+        check_whole("mask", "n", n, 0)
         if not self.seen:
             return Lengths(self._prompts, self._prompts, side="right")
         return Lengths([length + n for length in self._lengths], side="right")

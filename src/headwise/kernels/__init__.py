@@ -103,7 +103,7 @@ def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any,
     if name != "auto":
         _known(name, "kernel", kernel)
     refusals: dict[str, str] = {}
-    for candidate in AUTOMATIC if name == "auto" else (name,):
+    for candidate in candidates(kernel):
         try:
             return getattr(KERNELS[candidate].reads, what)(of, *given), candidate
         except Declined as reason:
@@ -122,6 +122,12 @@ def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any,
 def named(name: str) -> str:
     """Return the kernel that kernel=`name` selects after `use_kernel` and HEADWISE_KERNEL, or "auto"."""
     return (here().kernel or os.environ.get(FORCED) or name) if name == "auto" else name
+
+
+def candidates(name: str) -> tuple[str, ...]:
+    """Return the kernels that kernel=`name` selects from: those of "auto" now, in their order, or the one named."""
+    name = named(name)
+    return tuple(AUTOMATIC) if name == "auto" else (name,)
 
 
 def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:

@@ -1,7 +1,7 @@
 """A cache of dispatch decisions for small repeated calls, such as those of the layers of a model.
 
 Validation, the choice of a kernel and its request depend, for a plain call (no scores, dropout or gradients), only on
-shapes, strides, dtypes, mask, scale, measures and the requested kernel, and not on the addresses. `keep` stores them
+shapes, strides, dtypes, mask, scale, measures and the kernels to choose from, and not on the addresses. `keep` stores them
 after a call has been dispatched, and `again` runs the next call like it in a tenth of the time of a dispatch;
 `quick_maps.py` does the same for calls that return a map. Any other call is dispatched as usual.
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.kernels import named
+from headwise.kernels import candidates
 from headwise.kernels.call import Call
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
@@ -129,7 +129,7 @@ def kind(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None
     """The cache key of a plain call with a map."""
     return (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, mask, scale,
-        named(kernel),
+        candidates(kernel),
     )  # fmt: skip
 
 
@@ -145,5 +145,5 @@ def _kind(
         of_k, of_v = (of_k[0], of_k[1], of_k[3]), (of_v[0], of_v[1], of_v[3])  # the strides show that there are four
     return (
         of_q, of_k, of_v, q.stride(), *map(Tensor.stride, memory), q.dtype, k.dtype, v.dtype, mask, scale,
-        named(kernel),
+        candidates(kernel),
     )  # fmt: skip

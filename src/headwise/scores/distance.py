@@ -33,8 +33,8 @@ class Relative(Score, abstract=True):
         return super().with_gap(gap, grid) if gap.start else self  # no key that remains is before the gap
 
     def terms(self, grid: Grid, like: Tensor) -> Terms:
-        first = 1 - grid.n - grid.shift
-        found = self.at(torch.arange(first, first + max(0, grid.n + grid.m - 1), device=like.device), like.dtype)
+        first, rows = 1 - grid.n - grid.shift, max(1, grid.n)  # no queries have the table of one
+        found = self.at(torch.arange(first, first + rows + grid.m - 1, device=like.device), like.dtype)
         if found.shape[0] not in (1, grid.h):
             raise ShapeError(
                 f"score={self!r}: biases of {found.shape[0]} heads, expected {grid.h} or 1; `holds` of "
