@@ -177,5 +177,9 @@ def test_calls_that_cannot_be_are_named(ids: torch.Tensor) -> None:
     caches[1].append(*torch.randn(2, 2, 7, 3, 6))
     with pytest.raises(ConfigError, match=r"caches: have seen \[0, 3\] tokens; expected as many in each layer"):
         made()(ids, caches=caches)
+    caches = [KVCache()] * 3
+    with pytest.raises(ConfigError, match="caches: layers 0 and 1 have the same cache; expected one for each layer"):
+        made()(ids, caches=caches)
+    assert caches[0].seen == 0
     with pytest.raises(ConfigError, match="return_map"):
         made()(ids, measures=("entropy",))

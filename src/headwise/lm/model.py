@@ -270,9 +270,15 @@ class Decoder(nn.Module):
 
 
 def _marked(caches: Sequence[Cache | None]) -> list[Mark]:
-    """The states of the caches; ConfigError if they do not hold the same tokens."""
-    for cache in caches:
+    """The states of the caches; ConfigError if they do not hold the same tokens, or two layers have one cache."""
+    first: dict[int, int] = {}
+    for layer, cache in enumerate(caches):
         check_cache(cache)
+        if cache is not None and (other := first.setdefault(id(cache), layer)) != layer:
+            raise ConfigError(
+                f"caches: layers {other} and {layer} have the same cache; expected one for each layer, as of "
+                f"decoder.new_caches()"
+            )
     if len(seen := {cache.seen for cache in caches if cache is not None}) > 1:
         raise ConfigError(f"caches: have seen {sorted(seen)} tokens; expected as many in each layer")
     return [Mark(cache) for cache in caches]
