@@ -429,8 +429,8 @@ def test_no_token_is_a_call_too(make: Callable[[], Cache], mask: Mask | None) ->
     layer, x, cache = hw.MultiHeadAttention(24, 4, num_kv_heads=2), torch.randn(2, 6, 24), make()
     score = (hw.ALiBi.standard(4), hw.RelativeBias(torch.randn(4, 12), -11))  # whose tables are joined across a gap
     for start, stop in ((0, 0), (0, 6), (6, 6))[isinstance(cache, RaggedCache) :]:  # its first call has the prompts
-        for given in ((), score):
-            y = layer(x[:, start:stop], mask=mask, score=given, cache=copy(cache))
+        for added in ((), score):
+            y = layer(x[:, start:stop], mask=mask, score=added, cache=copy(cache))
             assert y.shape == (2, stop - start, 24)
         layer(x[:, start:stop], mask=mask, cache=cache)
     assert cache.seen == 6

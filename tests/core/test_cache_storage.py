@@ -1,6 +1,7 @@
 """Numbers in a cache: how far they are from those that came, and what cannot be kept."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -169,3 +170,30 @@ def test_a_window_with_sinks_is_copied_once_in_many_steps(stored: str | None) ->
         del keys, memory
     assert sum(place != before for before, place in pairwise(places)) <= 6
     assert cache._k._room.capacity <= 208
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: KVCache(stored="float16"), lambda: SlidingCache(3, 1), lambda: RaggedCache([4, 2])]
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_without_memory_neither_keys_nor_values_are_added(
+    make: Callable[[], Any], first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, whole, new = make(), make(), torch.randn(2, 2, 2, 4, 8)
+    for each in () if first else (cache, whole):
+        each.append(*torch.ones(2, 2, 2, 4, 8))
+    before, add, calls = (cache.seen, cache.nbytes), Rows.add, []
+
+    def failing(self: Rows, given: Any) -> None:
+        calls.append(given)
+        if len(calls) == 2:  # the values
+            raise MemoryError
+        add(self, given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "add", failing)
+        with pytest.raises(MemoryError):
+            cache.append(*(torch.randn(2, 2, 5, 4, 8) if first else new))  # of another layer
+    assert (cache.seen, cache.nbytes) == before
+    for found, expected in zip(cache.append(*new), whole.append(*new), strict=True):
+        assert torch.equal(found, expected)

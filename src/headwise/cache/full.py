@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from headwise.cache.base import Kind, StoredCache, described, kind_of
-from headwise.cache.rows import Encoded, Rows, encoded
+from headwise.cache.rows import Encoded, Rows, added, encoded
 from headwise.cache.storage import storages
 from headwise.errors import ShapeError, check_whole
 from headwise.kernels.quantized import Vectors, decoded
@@ -61,10 +61,9 @@ class KVCache(StoredCache):
 
     def put(self, kind: Kind, k: Encoded, v: Encoded) -> tuple[Vectors, Vectors]:
         """`take`, of keys and values as they are stored."""
+        found = added(self._k, self._v, k, v)
         self._kind, self._seen = kind, self.seen + k.parts[0].shape[2]
-        self._k.add(k)
-        self._v.add(v)
-        return self._k.stored(), self._v.stored()
+        return found
 
     def encoded(self, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
         """Keys and values as they are stored; nothing is changed."""

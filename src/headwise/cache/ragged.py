@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.cache.base import StoredCache, described, kind_of
-from headwise.cache.rows import Rows, encoded
+from headwise.cache.rows import Rows, added, encoded
 from headwise.cache.storage import storages
 from headwise.errors import ShapeError, check_sequence, check_whole
 from headwise.kernels.quantized import Vectors, decoded
@@ -76,10 +76,7 @@ class RaggedCache(StoredCache):
             start = n - torch.tensor(self._prompts, device=k.device)
             padding = (torch.arange(n, device=k.device) < start[:, None])[:, None, :, None]
             k, v = k.masked_fill(padding, 0), v.masked_fill(padding, 0)
-        new_k, new_v = encoded(self._k, self._v, k, v)
-        self._k.add(new_k)
-        self._v.add(new_v)
-        found = self._k.stored(), self._v.stored()
+        found = added(self._k, self._v, *encoded(self._k, self._v, k, v))
         if first:
             self._trim(max(self._prompts))
         self._kind, self._seen = kind, self.seen + n

@@ -91,6 +91,10 @@ class Rows:
         self._settle()
         self.length = min(self.length, length)
 
+    def clear(self) -> None:
+        """Hold no vectors, nor memory for ones of their shape."""
+        self._room, self._start, self._apart, self.length = None, 0, (), 0
+
     def select(self, indices: Tensor) -> None:
         """Keep these batch entries, in this order."""
         room = self._room
@@ -167,6 +171,20 @@ def encoded(keys: Rows, values: Rows, k: Tensor, v: Tensor) -> tuple[Encoded, En
             of_keys, of_values = zip(*(part.unbind() for part in both.parts), strict=True)
             return Encoded(of_keys, both.dtype), Encoded(of_values, both.dtype)
     return keys.encoded(k), values.encoded(v)
+
+
+def added(keys: Rows, values: Rows, k: Encoded, v: Encoded) -> tuple[Vectors, Vectors]:
+    """Add k and v, the results of `encoded`, and return all keys and values as `stored` does. If memory does not
+    suffice for one of them, neither is added."""
+    held = keys.length
+    try:
+        keys.add(k)
+        values.add(v)
+        return keys.stored(), values.stored()
+    except BaseException:
+        for rows in (keys, values):
+            rows.crop(held) if held else rows.clear()
+        raise
 
 
 def _enough(held: int, needed: int) -> int:

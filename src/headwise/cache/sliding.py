@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from headwise.cache.base import Kind, StoredCache, described, kind_of
-from headwise.cache.rows import Encoded, Rows, encoded
+from headwise.cache.rows import Encoded, Rows, added, encoded
 from headwise.cache.storage import storages
 from headwise.errors import ConfigError, check_whole
 from headwise.kernels.quantized import Vectors, decoded
@@ -48,13 +48,11 @@ class SlidingCache(StoredCache):
 
     def put(self, kind: Kind, k: Encoded, v: Encoded) -> tuple[Vectors, Vectors]:
         """`take`, of keys and values as they are stored."""
-        self._kind, self._seen = kind, self.seen + k.parts[0].shape[2]
-        found = []
-        for rows, new in ((self._k, k), (self._v, v)):
-            rows.add(new)
-            found.append(rows.stored())
+        found = added(self._k, self._v, k, v)
+        for rows in (self._k, self._v):
             rows.cut(self.sinks, self.window - 1)
-        return found[0], found[1]
+        self._kind, self._seen = kind, self.seen + k.parts[0].shape[2]
+        return found
 
     def encoded(self, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
         """Keys and values as they are stored; nothing is changed."""

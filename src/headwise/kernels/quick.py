@@ -1,8 +1,8 @@
 """A cache of dispatch decisions for small repeated calls, such as those of the layers of a model.
 
 Validation, the choice of a kernel and its request depend, for a plain call (no scores, dropout or gradients), only on
-shapes, strides, dtypes, mask, scale, measures and the kernels to choose from, and not on the addresses. `keep` stores them
-after a call has been dispatched, and `again` runs the next call like it in a tenth of the time of a dispatch;
+shapes, strides, dtypes, mask, scale, measures and the kernels to choose from, and not on the addresses. `keep` stores
+them after a call has been dispatched, and `again` runs the next call like it in a tenth of the time of a dispatch;
 `quick_maps.py` does the same for calls that return a map. Any other call is dispatched as usual.
 
 One query that attends to all keys is a call like that with another number of keys: decoding steps have one key more
