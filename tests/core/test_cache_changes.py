@@ -1,7 +1,9 @@
 """Copies, `crop` and `select` of a cache: the next call is the same as of a full pass over the tokens that are left."""
 
 import random
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy, deepcopy
 from typing import Any
 
@@ -12,6 +14,7 @@ from design_samples import CASES, design, given
 import headwise as hw
 from headwise.cache import BudgetCache, ChosenCache, KVCache, RaggedCache, SlidingCache
 from headwise.cache.base import Mark
+from headwise.cache.room import Room
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.lm.model import Decoder, DecoderConfig
@@ -83,6 +86,29 @@ def test_copies_share_memory_until_one_writes_where_another_has_written() -> Non
     first, second, again = (held.append(one, one)[0].data_ptr() for held in (cache, other, other))
     assert first != second == again
     assert cache.append(one, one)[0].data_ptr() == first
+
+
+@pytest.mark.parametrize("kind", ["full", "capacity", "sliding", "ragged"])
+def test_copies_go_on_in_threads(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two of them write to the same place, even if all look at once whether they may."""
+    looks = Room.writable
+
+    def slow(self: Room, at: int) -> bool:
+        found = looks(self, at)
+        time.sleep(0.002)
+        return found
+
+    def step(cache: Any, number: int) -> list[float]:
+        with torch.no_grad():
+            keys, values = cache.append(*torch.full((2, 2, 3, 1, 4), float(number)))
+        return [*keys[:, :, -1].unique().tolist(), *values[:, :, -1].unique().tolist()]
+
+    prompt = MAKE[kind]()
+    prompt.append(*torch.ones(2, 2, 3, 9, 4))
+    with monkeypatch.context() as patch, ThreadPoolExecutor(3) as pool:
+        patch.setattr(Room, "writable", slow)
+        found = list(pool.map(step, [copy(prompt) for _ in range(3)], range(3)))
+    assert found == [[i, i] for i in range(3)]
 
 
 @pytest.mark.parametrize("kind", ["full", "capacity", "int8", "ragged"])

@@ -70,7 +70,7 @@ class ChosenCache(StoredCache):
             self.chosen = chosen[:, :0]
         counts = self._counts + chosen.sum(1)
         at = (entries, heads, self._counts[entries, heads] + ranks)
-        self._room = _with(room, self.seen, _most(counts), at, (k, v, positions + self.seen))
+        self._room = _with(room, self.seen, n, _most(counts), at, (k, v, positions + self.seen))
         self._room.written = self.seen + n
         self._counts, self.chosen = counts, torch.cat((self.chosen, chosen), 1)
         self._kind, self._seen = kind, self.seen + n
@@ -111,15 +111,15 @@ def _most(counts: Tensor) -> int:
     return int(counts.max()) if counts.numel() else 0  # an empty batch has no tokens
 
 
-def _with(room: Room, seen: int, needed: int, at: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> Room:
-    """The room of `seen` tokens with new vectors: the same one where it can be written to."""
+def _with(room: Room, seen: int, n: int, needed: int, at: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> Room:
+    """The room of `seen` tokens with vectors of n more: the same one where it can be written to."""
     parts, have = room.parts, room.capacity
     if needed > have:
         size = max(needed, 2 * have) - have
         parts = tuple(torch.cat((x, x.new_zeros(*x.shape[:2], size, *x.shape[3:])), 2) for x in parts)
     if room.differentiable or any(x.requires_grad for x in new):
         return Room([x.index_put(at, y) for x, y in zip(parts, new, strict=True)], seen)
-    if needed <= have and not room.writable(seen):
+    if needed <= have and not room.claimed(seen, seen + n):
         parts = tuple(x.clone() for x in parts)
     for x, y in zip(parts, new, strict=True):
         x.index_put_(at, y)

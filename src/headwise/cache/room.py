@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from functools import cache
+from threading import Lock
 
 import torch
 from torch import Tensor
+
+_CLAIM = Lock()
 
 
 class Room:
@@ -37,6 +40,16 @@ class Room:
         if self._forbidden():
             return False
         return at >= self.written or (not self.shared and _are_alone(self.parts))
+
+    def claimed(self, at: int, stop: int) -> bool:
+        """`writable(at)`; the vectors up to `stop` are then the caller's: caches of other threads have to move."""
+        if torch.compiler.is_compiling():  # a graph has no locks
+            return self.writable(at)
+        with _CLAIM:
+            if not self.writable(at):
+                return False
+            self.written = stop
+            return True
 
     def _forbidden(self) -> bool:
         """Whether PyTorch forbids to write: to tensors of `torch.inference_mode`, outside of it."""

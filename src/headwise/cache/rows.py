@@ -56,7 +56,7 @@ class Rows:
             held = self._pieces() or [[] for _ in new.parts]
             self._set([torch.cat((*pieces, part), 2) for pieces, part in zip(held, new.parts, strict=True)])
             return
-        if room is None or end + n > room.capacity or not (self._apart or room.writable(end)):
+        if room is None or end + n > room.capacity or not (self._apart or room.claimed(end, end + n)):
             room, end = self._moved(new.parts, self.length + n), self.length
         elif self._apart:  # over dropped ones
             room.overwrite(begin, self._apart)
