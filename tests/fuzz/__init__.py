@@ -7,7 +7,8 @@
 A case is drawn from (seed, number) alone (`case.py`), becomes lines of Python (`source.py`) that make its tensors, its
 call and its reads of the map, and these very lines are what runs and what a failure prints. `oracle.py` and `dense.py`
 say what must come out, in float64 and from the formulas; `bounds.py` says how far off it may be; `check.py` and
-`reads.py` compare; `shrink.py` looks for the smallest case with the same failure.
+`reads.py` compare; `shrink.py` looks for the smallest case with the same failure. After the cases come sequences of
+what is done to the caches of layers (`sequences.py`); `--sequence 17` runs one of them again.
 
 The tolerance of a case follows its conditioning, not its kernel. With u the unit roundoff of the accumulating dtype
 (2⁻²⁴; 2⁻⁵³ for float64) and S the scores:

@@ -1,4 +1,5 @@
-"""`python -m tests.fuzz`: random cases until the time is over; exit code 1 if one failed."""
+"""`python -m tests.fuzz`: random cases until the time is over, and sequences of what is done to caches for a tenth of
+it; exit code 1 if one failed."""
 
 import argparse
 import collections
@@ -11,6 +12,7 @@ import headwise
 
 from .case import Case, draw
 from .check import Outcome, Runner
+from .sequences import Sequence
 from .shrink import shrunk
 from .source import source
 
@@ -24,6 +26,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, help="so many cases instead of a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="this case alone")
+    parser.add_argument("--sequence", type=int, help="this sequence of what is done to caches alone")
     parser.add_argument("--no-shrink", action="store_true", help="show a failing case as it was drawn")
     parser.add_argument(
         "--skip", action="append", default=[], help="leave out cases with these features, joined by +; may be repeated"
@@ -37,7 +40,31 @@ def main(given: list[str] | None = None) -> int:
         print(outcome.case)
         _tell(runner, outcome, asked.seed, asked.case, not asked.no_shrink)
         return int(outcome.failed)
-    return _many(runner, asked, skipped)
+    if asked.sequence is not None:
+        return int(not _passes(asked.seed, asked.sequence, tell=True))
+    wrong = _many(runner, asked, skipped)
+    return wrong | _sequences(asked)
+
+
+def _sequences(asked: argparse.Namespace) -> int:
+    begun, ran, failed = time.monotonic(), 0, 0
+    while ran * 25 < asked.cases if asked.cases is not None else time.monotonic() - begun < asked.seconds / 10:
+        failed += not _passes(asked.seed, ran, tell=failed < TOLD)
+        ran += 1
+    print(f"{ran} sequences with caches, {failed} failures")
+    return int(failed > 0)
+
+
+def _passes(seed: int, number: int, *, tell: bool) -> bool:
+    """Whether a sequence passes; if not, what it has done is told."""
+    sequence = Sequence(seed, number)
+    try:
+        sequence.run()
+    except Exception as error:
+        if tell:
+            print(f"\n== sequence {number} of seed {seed}: {type(error).__name__}: {error}", *sequence.told, sep="\n")
+        return False
+    return True
 
 
 def _many(runner: Runner, asked: argparse.Namespace, skipped: list[set[str]]) -> int:

@@ -12,11 +12,16 @@ import torch
 from torch import Tensor
 
 import headwise
+from headwise.cache import SlidingCache
+from headwise.cache.base import Mark
+from headwise.cache.room import Room
 
 from . import oracle
 from .__main__ import main
 from .case import Case, draw
 from .check import Runner
+from .compare import Mismatch
+from .sequences import Sequence
 from .shrink import shrunk
 from .source import source
 
@@ -37,6 +42,27 @@ def test_the_first_cases_pass(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "no failures" in said
     assert "passed" in said
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong"),
+    [
+        (Room, "writable", lambda room, at: True),
+        (SlidingCache, "limits", lambda cache, n, heads: None),
+        (Mark, "restore", lambda mark: None),
+    ],
+)
+def test_sequences_show_what_is_wrong_with_caches(
+    owner: type, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, wrong)
+
+    def some() -> None:
+        for number in range(40):
+            Sequence(0, number).run()
+
+    with pytest.raises((Mismatch, RuntimeError)):
+        some()
 
 
 @pytest.mark.parametrize("name", APART)
