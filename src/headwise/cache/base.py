@@ -56,8 +56,8 @@ def gap_of(cache: Cache | None) -> Span:
 class StoredCache(ABC):
     """What headwise's caches have in common: `seen`, and changes of what they hold.
 
-    `copy.copy(cache)` is an independent cache. It is made at once: both share the memory until one of them writes
-    where the other has written, and then moves.
+    `copy.copy(cache)` is an independent cache, which another thread may use. It is made at once: both share the memory
+    until one of them writes where the other has written, and then moves.
 
     >>> import copy, torch, headwise as hw
     >>> layer, prompt = hw.MultiHeadAttention(16, 2), hw.KVCache()
