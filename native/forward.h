@@ -283,7 +283,9 @@ template <Operand OF, bool SPREAD, bool REACH> struct Forward {
         for (int r = 0; r < ROWS; r++) {
           const int at = g * ROWS + (r < rows ? r : 0);
           const float then = t.tops[at * shape.key_blocks + from / BLOCK];
-          factors[r] = r < rows && then != NOTHING ? exp2(all(then - t.rows.top[at])) * scale[at] : all(0.0f);
+          // A query with an infinity has weights of NaN, and 0 for masked keys: these must not be multiplied by NaN.
+          const bool counts = r < rows && then != NOTHING && !t.rows.broken[at];
+          factors[r] = counts ? exp2(all(then - t.rows.top[at])) * scale[at] : all(0.0f);
         }
         for (int64_t c = part.first / W * W; c < part.last; c += W) {
           Floats received = all(0.0f);  // a few rows first: short partial sums lose less to rounding

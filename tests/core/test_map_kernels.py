@@ -214,3 +214,27 @@ def test_every_kernel_reads_something() -> None:
     for kernel in KERNELS.values():
         own = {name for name in dir(kernel.reads) if name in vars(type(kernel.reads))}
         assert "times" in own, kernel.name
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("kernel", ABLE)
+def test_a_query_that_is_not_finite_leaves_masked_keys_alone(kernel: str, bad: float) -> None:
+    """The weights of its keys are NaN, and those of the keys that it may not attend to stay 0, in every read."""
+    q, k, v = qkv(1, 2, 1, 130, 130)
+    whole = attend(q, k, v, mask=Causal(), kernel=kernel, return_map=True)[1]
+    q = q.clone()
+    q[0, 1, 111, 0] = bad
+    amap = attend(q, k, v, mask=Causal(), kernel=kernel, return_map=True)[1]
+    assert not amap[0, 1, 111, :112].isfinite().all()
+    assert (amap[0, 1, 111, 112:] == 0).all()
+    ones, later = torch.ones(130, 1), slice(112, None)
+    reads: tuple[Callable[[AttentionMap], torch.Tensor], ...] = (
+        lambda of: of.received()[0, 1, later],
+        lambda of: (of.T @ ones)[0, 1, later],
+        lambda of: of.pooled(range(130), range(112, 130), 9).mean,
+        lambda of: of.pooled(range(130), range(112, 130), 9).largest,
+        lambda of: of.diagonals()[1][0, 1, -129:],
+        lambda of: (of @ ones)[0, 1, 112:],
+    )
+    for number, read in enumerate(reads):
+        torch.testing.assert_close(read(amap), read(whole), rtol=1e-5, atol=1e-6, msg=lambda m, i=number: f"{i}: {m}")

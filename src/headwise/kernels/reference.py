@@ -124,8 +124,9 @@ def _log_matrix(of: Matrix) -> Tensor:
     """S − lse in float64, [b, h, n, m]; −∞ where masked, and in rows of fully masked queries."""
     scores, _ = _scores(of.q, of.k, of.rule)
     lse = of.lse.double()[..., None]
-    logs = scores.masked_fill(~_allowed(of), -torch.inf) - lse.masked_fill(lse == -torch.inf, torch.inf)
-    return logs.clamp_max(0.0)  # the log-sum-exp may be rounded to float32
+    logs = scores - lse.masked_fill(lse == -torch.inf, torch.inf)
+    # The log-sum-exp may be rounded to float32. It may be NaN, and masked keys have weight 0 all the same.
+    return logs.clamp_max(0.0).masked_fill(~_allowed(of), -torch.inf)
 
 
 def _allowed(of: Matrix) -> Tensor:
