@@ -196,7 +196,7 @@ class And(_Pair):
         left, right = self.left.starts(grid), self.right.starts(grid)
         if left is None or right is None:
             return right if left is None else left
-        return torch.maximum(left, right)
+        return starts.of_both(left, right, grid)
 
 
 class Or(_Pair):

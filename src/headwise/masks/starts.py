@@ -87,6 +87,24 @@ def behind_hidden(mask: Described, allowed: Callable[[Tensor, Tensor, Grid], Ten
     return torch.where(torch.arange(grid.m, device="cpu") < first[:, None], grid.m, first[:, None])
 
 
+def of_both(one: Tensor, other: Tensor, grid: Grid) -> Tensor:
+    """Return the same of two masks together: of each key the later start, or, where that is of another sequence, as if
+    padding hides the first of several runs of a document, the first key behind it that is of the same two sequences."""
+    one, other = torch.broadcast_tensors(one, other)
+    start = torch.maximum(one, other)
+    at = grid.keys_at(start)
+    same = (one.gather(1, at.clamp_min(0)) == one) & (other.gather(1, at.clamp_min(0)) == other)
+    elsewhere = (at >= 0) & ~same
+    if not bool(elsewhere.any()):
+        return start
+    token = grid.key_tokens().expand_as(start)
+    entry = torch.arange(len(start), device="cpu")[:, None].expand_as(start)
+    pair = torch.stack((entry, one, other)).flatten(1).unique(dim=1, return_inverse=True)[1]
+    behind = token.masked_fill(token < start, grid.tokens).flatten()
+    first = torch.full_like(behind, grid.tokens).scatter_reduce(0, pair, behind, "amin")
+    return torch.where(elsewhere, first[pair].view_as(start), start)
+
+
 def _of_counts(seen: Tensor, first: Tensor) -> Tensor:
     """Return the starts from the number of rows that see each key, and of those whose first key it is."""
     m = seen.shape[1]
