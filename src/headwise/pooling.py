@@ -138,7 +138,7 @@ def _diagonal_cells(rule: Rule) -> Tensor:
     b, h, n, m = rule.grid
     found = lowered(rule)
     if isinstance(found, str) or found.dense is not None:
-        count = torch.zeros(b, h, n + m - 1, dtype=torch.int64, device="cpu")
+        count = torch.zeros(b, h, max(0, n + m - 1), dtype=torch.int64, device="cpu")
         for rows in rule.row_blocks():
             for cols, _ in rule.tiles(rows):
                 allowed = rule.allowed(rows, cols, torch.device("cpu"))

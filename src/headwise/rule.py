@@ -238,6 +238,8 @@ def grouped_t(weights: Tensor, rows: Tensor, h_kv: int) -> Tensor:
 def diagonal_sums(x: Tensor) -> Tensor:
     """Sums along the diagonals of [b, h, r, c], from the lowest left to the highest right: [b, h, r + c − 1]."""
     b, h, r, c = x.shape
+    if r == 0 or c == 0:
+        return x.new_zeros(b, h, max(0, r + c - 1))
     # Flip the rows and shift each by its index: padding a row to r + c and reading the memory in rows of r + c - 1
     # shifts them.
     padded = torch.nn.functional.pad(x.flip(2), (0, r))

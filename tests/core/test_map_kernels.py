@@ -12,7 +12,7 @@ from headwise.attention import attend
 from headwise.errors import ConfigError, KernelError
 from headwise.kernels import KERNELS, use_kernel
 from headwise.map import AttentionMap
-from headwise.masks import Causal, Window
+from headwise.masks import Causal, Dense, Mask, Window
 from headwise.stats import MEASURES, row_measure
 
 MASK = Causal() & Window(9)
@@ -238,3 +238,18 @@ def test_a_query_that_is_not_finite_leaves_masked_keys_alone(kernel: str, bad: f
     )
     for number, read in enumerate(reads):
         torch.testing.assert_close(read(amap), read(whole), rtol=1e-5, atol=1e-6, msg=lambda m, i=number: f"{i}: {m}")
+
+
+@pytest.mark.parametrize("mask", [None, Dense(torch.ones(1, 1, 0, 0, dtype=torch.bool))])
+@pytest.mark.parametrize("kernel", ["auto", *(name for name in ABLE if name != "cpu")])  # which refuses it
+def test_a_batch_of_nothing_reads_as_nothing(kernel: str, mask: Mask | None) -> None:
+    """No batch entry, query or key: empty results, and a table of zeros."""
+    q, k, v = torch.randn(0, 4, 0, 3), torch.randn(0, 2, 0, 3), torch.randn(0, 2, 0, 5)
+    amap = attend(q, k, v, mask=mask, kernel=kernel, return_map=True)[1]
+    assert [x.shape for x in amap.diagonals()] == [(0,), (0, 4, 0)]
+    assert amap.received().shape == (0, 4, 0)
+    found = amap.measure(*MEASURES)
+    table = found.merge(found).table()
+    assert list(table) == list(MEASURES)
+    assert all((table.column(name) == 0).all() and len(table.column(name)) == 4 for name in table)
+    assert list(found.table()) == list(MEASURES)

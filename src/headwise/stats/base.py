@@ -250,7 +250,10 @@ class RowMeasure(Measure, abstract=True):
 
     def merge(self, one: RowState, other: RowState) -> RowState:
         totals = torch.cat((one.total, other.total))
-        total = totals.amax(0, keepdim=True) if self.reduce == "max" else totals.sum(0, keepdim=True)
+        if self.reduce == "max":
+            total = totals.amax(0, keepdim=True) if len(totals) else totals.new_full((1, totals.shape[1]), -torch.inf)
+        else:
+            total = totals.sum(0, keepdim=True)
         return RowState(total, torch.cat((one.count, other.count)).sum(0, keepdim=True))
 
     def finish(self, state: RowState) -> Tensor:

@@ -84,7 +84,8 @@ class ReceivedMass(Measure):
         return ColumnState(state.mass[:0], state.eligible[:0], self._largest(state))
 
     def merge(self, one: ColumnState, other: ColumnState) -> ColumnState:
-        largest = torch.cat((self._largest(one), self._largest(other))).amax(0, keepdim=True)
+        both = torch.cat((self._largest(one), self._largest(other)))
+        largest = (both if len(both) else both.new_zeros(1, both.shape[1])).amax(0, keepdim=True)
         return ColumnState(one.mass[:0], one.eligible[:0], largest)
 
     def finish(self, state: ColumnState) -> Tensor:
