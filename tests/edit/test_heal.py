@@ -93,10 +93,12 @@ def test_batches_are_drawn_by_the_caller() -> None:
         ({"warmup": -1}, "warmup=-1"),
         ({"lr": 0.0}, r"lr=0\.0"),
         ({"clip": 0.0}, r"clip=0\.0"),
+        ({"weight_decay": float("nan")}, "weight_decay=nan"),
         ({"batches": iter(BATCHES), "steps": 9}, "they ended after 7 of 9 steps"),
         ({"batches": []}, "they ended after 0 of 3 steps"),
         ({"parameters": []}, "nothing to train"),
         ({"loss_fn": lambda m, x: m(x).sum() * torch.inf}, "the loss became (inf|-inf|nan) at step 0"),
+        ({"loss_fn": lambda m, x: (m(x) * 0).abs().sqrt().sum()}, "the gradient became nan at step 0, at a loss of 0"),
     ],
 )
 def test_what_cannot_be_is_named(changes: dict[str, Any], message: str) -> None:
@@ -105,3 +107,4 @@ def test_what_cannot_be_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         heal(module, **options)
     assert not module.training
+    assert all(bool(p.isfinite().all()) for p in module.parameters())

@@ -72,14 +72,14 @@ def heal(
     Returns:
         `Healed`. The model is left in the mode, training or not, that it came in.
     Raises:
-        ConfigError: for options out of range; for too few batches and for a loss that is not finite, where the model
-            keeps the steps before it.
+        ConfigError: for options out of range; for too few batches, and for a loss or gradients that are not finite,
+            where the model keeps the steps before it.
     """
     warmup = max(1, steps // 10) if warmup is None else warmup
     for name, count, least in (("steps", steps, 1), ("warmup", warmup, 0)):
         if not isinstance(count, int) or count < least:
             raise ConfigError(f"{name}={count!r}: expected a whole number of at least {least}")
-    if not lr > 0 or weight_decay < 0 or not clip > 0:
+    if not lr > 0 or not weight_decay >= 0 or not clip > 0:
         raise ConfigError(f"lr={lr}, weight_decay={weight_decay}, clip={clip}: expected lr > 0, clip > 0, decay >= 0")
     copies: dict[int, Any] = {}  # by the id of the original
     result = deepcopy(model, copies) if copy else model
@@ -112,7 +112,9 @@ def heal(
                     raise ConfigError(f"the loss became {value} at step {step}; give a smaller lr than {lr:g}")
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
-            nn.utils.clip_grad_norm_(chosen, clip)
+            norm = float(nn.utils.clip_grad_norm_(chosen, clip))
+            if not math.isfinite(norm):  # a finite loss may have such gradients: √x at 0, sums beyond float16
+                raise ConfigError(f"the norm of the gradient became {norm} at step {step}, at a loss of {value:g}")
             optimizer.step()
             losses.append(value)
             if watch is not None:
