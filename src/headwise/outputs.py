@@ -7,10 +7,11 @@ with taken(path, "--out"):          # raises if it cannot be written, or if anot
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from headwise.contents import folder_of
 from headwise.errors import CheckpointError, ConfigError, reason
 from headwise.files import fcntl, is_at, is_temporary, lock, short_name, sweep
 from headwise.wording import Bilingual
@@ -91,6 +92,25 @@ def taken(path: str | os.PathLike[str], option: str, *, folder: bool = False) ->
                 empty.rmdir()
 
 
+def check_apart(outputs: Mapping[str, Path | None], others: Mapping[str, Path | None]) -> None:
+    """Raise ConfigError if two output files are the same, or one of them is another file of the run, such as an input.
+
+    Args:
+        outputs, others: files by their options; of a folder among the others, the weights in it. None is skipped.
+    """
+    there = {option: _files(path) for option, path in others.items() if path is not None}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        for other, files in there.items():
+            if any(_is_same(path, file) for file in files):
+                raise ConfigError(
+                    f"{_named(path, option)}: is the file of {other}; expected another one",
+                    f"{_named(path, option)}：与 {other} 是同一个文件；应为另一个文件",
+                )
+        there[option] = [path]
+
+
 def contents(folder: Path) -> list[Path]:
     """The contents of a folder without the temporary files of runs."""
     return [path for path in folder.iterdir() if path.name != FOLDER_LOCK and not is_temporary(path)]
@@ -164,6 +184,20 @@ def _make(folder: Path, made: list[Path]) -> None:
             raise
     else:
         made.append(folder)
+
+
+def _files(path: Path) -> list[Path]:
+    """The path, or the files of weights in the folder."""
+    path = folder_of(path)
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Whether both are one file, or would be."""
+    try:
+        return os.path.samefile(path, other)
+    except OSError:  # one is missing
+        return path.resolve() == other.resolve()
 
 
 def _named(path: Path, option: str) -> str:

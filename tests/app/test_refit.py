@@ -420,6 +420,38 @@ def test_a_source_is_never_overwritten_and_another_only_by_force(headwise, model
     assert len(info["changes"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["prune", "--heads", "0.1", "--json", "m/model.safetensors", "--dry-run"], ["--json", "the file of --model"]),
+        (["prune", "--remove", "1", "--png", "tale.txt", "--dry-run"], ["--png 'tale.txt'", "the file of --file"]),
+        (["prune", "--remove", "1", "--png", "a", "--json", "b/../a", "--dry-run"], ["--png 'a'", "of --json"]),
+        (["prune", "--heads", "0.1", "--json", "new/model.safetensors", "--out", "new"], ["--json", "file of --out"]),
+        (["convert", "--num-kv-heads", "1", "--json", "tale.txt", "--dry-run"], ["--json", "the file of --file"]),
+        (["budget", "--window", "5", "--json", "x", "--out", "x", "--yes"], ["--json 'x'", "the file of --out"]),
+        (["budget", "--window", "5", "--json", "m/budget.json", "--yes"], ["--json", "the file of --out"]),
+        (["budget", "--window", "5", "--out", "tale.txt", "--force"], ["--out", "the file of --file"]),
+        (["convert", "--num-kv-heads", "1", "--out", "m", "--force"], ["never overwritten"]),
+        (["see", "--out", "tale.txt", "--no-open"], ["--out 'tale.txt'", "the file of --file"]),
+    ],
+)  # fmt: skip
+def test_no_output_replaces_an_input(headwise, model_folder, text, tmp_path, monkeypatch, args, words):
+    """Nor another output; the model is a link, as in a cache of downloads."""
+    monkeypatch.chdir(tmp_path)
+    Path("m").mkdir()
+    Path("b").mkdir()
+    Path("m/model.safetensors").symlink_to(model_folder / "model.safetensors")
+    Path("tale.txt").write_bytes(text.read_bytes())
+    before = (model_folder / "model.safetensors").read_bytes()
+    done = headwise(*args, "--model", "m", "--file", "tale.txt")
+    assert (done.code, len(done.err.strip().splitlines())) == (2, 1), done.out + done.err
+    assert all(word in done.err for word in words), done.err
+    assert Path("m/model.safetensors").is_symlink()
+    assert (model_folder / "model.safetensors").read_bytes() == before
+    assert Path("tale.txt").read_bytes() == text.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "m", "tale.txt"]
+
+
 @pytest.mark.thorough
 def test_a_full_disk_leaves_nothing(headwise, model_folder, text, tmp_path):
     given = ("--model", model_folder, "--file", text, "--heads", "0.1", "--windows", 1, "--yes")

@@ -15,7 +15,7 @@ from headwise.cli.options import Lang, Model, check_file, progress_bar
 from headwise.cli.streams import is_stream, read_from
 from headwise.cli.words import say
 from headwise.errors import ConfigError
-from headwise.outputs import taken
+from headwise.outputs import check_apart, taken
 
 File = Annotated[Path, typer.Option(help="UTF-8 text file, or -: one part is used to decide, another to evaluate.")]
 Context = Annotated[int | None, typer.Option(help="Tokens per window; default: the context length of the model.")]
@@ -74,6 +74,7 @@ def prune(
     check_file("--json", json, "pruned.json")
     _check_answer(file, yes=yes or dry_run)
     check_file("--png", png, "curve.png")
+    _check_apart({"--json": json, "--png": png}, file, model, out)
     if png is not None:
         figure_class()  # raises if matplotlib is missing, before any long computation
     options = {
@@ -130,6 +131,7 @@ def convert(
     check_options(num_kv_heads, method)
     check_file("--json", json, "converted.json")
     _check_answer(file, yes=yes or dry_run)
+    _check_apart({"--json": json}, file, model, out)
     options = {"num_kv_heads": num_kv_heads, "method": method, "heal": heal, "lr": lr, "seed": seed}
     with opened("convert", options, model, file, out, context, windows, force=force, dry_run=dry_run) as job:
         if is_done(job, json):
@@ -181,6 +183,7 @@ def budget(
     source = open_source(model)
     beside = Path() if model is None else source.file.parent
     target = beside / "budget.json" if out is None else out
+    _check_apart({"--out": None if dry_run else target, "--json": json}, file, model)
     options = {"window": window, "sinks": sinks, "threshold": threshold, "lengths": wanted}
     lock = nullcontext() if dry_run else taken(target, "--out")
     with read_from(file, "--file") as text, lock:
@@ -220,6 +223,14 @@ def _check_answer(file: Path, *, yes: bool) -> None:
             "--file '-': standard input holds the text and cannot confirm; add --yes, or --dry-run",
             "--file '-'：标准输入用于文本，不能再用来确认；请加 --yes 或 --dry-run",
         )
+
+
+def _check_apart(outputs: dict[str, Path | None], file: Path, model: Path | None, out: Path | None = None) -> None:
+    """Raise if an output file is another one, the text, the model, or the new model in the folder `out`."""
+    from headwise.lm.checkpoint import MODEL_FILE
+
+    written = None if out is None else out / MODEL_FILE
+    check_apart(outputs, {"--file": None if is_stream(file) else file, "--model": model, "--out": written})
 
 
 def _share(option: str, text: str | None) -> float | None:

@@ -14,7 +14,7 @@ from headwise.cli.options import AnyModel, Lang, check_file, progress_bar
 from headwise.cli.streams import STREAM, is_stream, stdin_text, typed, written
 from headwise.cli.words import said
 from headwise.errors import ConfigError
-from headwise.outputs import check_writable, taken
+from headwise.outputs import check_apart, check_writable, taken
 
 WIDE = 110  # terminal columns from which on all columns of the list of measures fit side by side
 
@@ -97,6 +97,8 @@ def see(
                 f"--view {name}：应为 名称=路径，例如 --view {name}=report-{name}",
             )
         check_writable(path, "--view", folder=view.folder)
+    files = {f"--view {name}": Path(path) for name, _, path in others} | {"--out": None if is_stream(out) else out}
+    check_apart(files, {"--file": None if is_stream(file) else file, "--model": model})
     title, second = "", _beside(beside, taken=text == STREAM or is_stream(file))
     if text == STREAM or is_stream(file):
         text = stdin_text("TEXT" if file is None else "--file")

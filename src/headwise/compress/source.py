@@ -74,7 +74,7 @@ def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = F
         raise CheckpointError(
             f"--out {str(folder)!r}: is a file; expected a new folder", f"--out {str(folder)!r}：是文件；应为新文件夹"
         )
-    if folder.resolve() == source.file.resolve().parent:
+    if folder.resolve() in (source.file.resolve().parent, source.file.parent.resolve()):  # of a link, both folders
         raise CheckpointError(
             f"--out {str(folder)!r}: contains {source.name}, and the source is never overwritten; expected "
             f"another folder",
