@@ -107,6 +107,14 @@ def test_bfloat16_comes_back_as_bfloat16(tmp_path: Path) -> None:
     assert all(torch.equal(again.state_dict()[key], x) for key, x in pruned.state_dict().items())
 
 
+def test_infinite_numbers_of_a_configuration_come_back(tmp_path: Path) -> None:
+    """Falcon-H1 has one; JSON has none, so transformers spells them in its own way."""
+    pruned = prune(hf_model("gpt2"), HEADS).model
+    pruned.config.limits = [0.0, float("inf")]
+    save_pruned(pruned, tmp_path / "cut")
+    assert load_pruned(tmp_path / "cut").config.limits == [0.0, float("inf")]
+
+
 def test_cross_attention_of_gpt2_is_pruned_too() -> None:
     model = hf_model("gpt2", add_cross_attention=True)
     sites = find_heads(model)

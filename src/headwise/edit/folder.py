@@ -166,7 +166,7 @@ def _config(path: Path, kind: Any) -> Any:
         values = Entry(parsed(text_of(path))).plain()
         check_config(values, path)
         try:
-            return kind.config_class(**values)
+            return kind.config_class.from_json_file(path)  # which reads their spelling of ∞ and NaN
         except Exception as error:  # their code, with values from a file
             raise CheckpointError(one_line(error)) from None
 
