@@ -1,5 +1,7 @@
 """Heads are found in models of many makes, and their matrices, scales and records are those of the heads."""
 
+import copy
+import pickle
 import re
 from typing import Any
 
@@ -227,6 +229,29 @@ def test_contexts_end_in_any_order(make: Any) -> None:
     torch.testing.assert_close(call(), expected, rtol=0, atol=0)
     assert not {"forward", "compute"} & vars(module).keys()
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("make", [torch_attention, lambda: design("per_head", {}), lambda: design("multi_head", {})])
+def test_a_copy_made_meanwhile_is_neither_scaled_nor_recorded(make: Any, copied: Any) -> None:
+    module, x = make(), given(7)
+    sites = find_heads(module)
+
+    def call(one: Any) -> Tensor:
+        found: Tensor = one(x, x, x)[0] if isinstance(module, nn.MultiheadAttention) else one(x)
+        return found
+
+    plain = call(module)
+    with scale_heads(sites, [torch.zeros(module.num_heads)]), record_heads(sites) as heads:
+        twin = copied(module)
+        torch.testing.assert_close(call(twin), plain)
+        assert not heads[0].numel()
+        scaled = call(module)
+        again = find_heads(twin)
+        with scale_heads(again, [torch.zeros(module.num_heads)]):
+            torch.testing.assert_close(call(twin), scaled)
+    assert not torch.allclose(scaled, plain)
+    torch.testing.assert_close(call(twin), plain)
 
 
 def test_nested_contexts_of_torch_agree_in_either_order() -> None:

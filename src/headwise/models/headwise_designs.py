@@ -74,7 +74,7 @@ class HeadwiseKind(Kind):
 class _Compute(ReplacedMethod):
     name = "compute"
 
-    def __call__(
+    def changed(
         self, x: Tensor, source: Tensor, cache: Any, options: dict[str, Any], return_concat: bool
     ) -> tuple[Tensor, Any, Any]:
         layer: Any = self.module

@@ -14,7 +14,8 @@ Method = TypeVar("Method", bound="ReplacedMethod")
 
 class ReplacedMethod:
     """The method `name` of a module with all changes of the contexts that are open. They may end in any order, and the
-    class of the module may change meanwhile. A subclass defines `__call__`, with the arguments of the method.
+    class of the module may change meanwhile. A copy of the module, by `deepcopy` or `pickle`, has none of the changes.
+    A subclass defines `changed`, with the arguments of the method.
 
     Attributes:
         own: the module's own method, if that of its class was replaced already; None.
@@ -26,8 +27,15 @@ class ReplacedMethod:
     def __init__(self, module: nn.Module, own: Callable[..., Any] | None) -> None:
         self.module, self.own, self.changes = module, own, list[Change]()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def changed(self, *args: Any, **kwargs: Any) -> Any:
+        """The method with the changes."""
         raise NotImplementedError
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.changed(*args, **kwargs) if self.changes else self.before(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.module, self.own)
 
     @property
     def before(self) -> Callable[..., Any]:

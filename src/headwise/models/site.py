@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from headwise.errors import check_declared
+from headwise.models.hooks import Hook
 from headwise.nn.layout import Layout, Part, Resizing, check_owned, no_layout
 from headwise.table.show import as_html, as_text
 
@@ -159,13 +160,13 @@ class Kind:
 
     @contextmanager
     def tapped(self, site: HeadSite, change: Change) -> Iterator[None]:
-        """Within it, `change` is applied to Concat(head_1 … head_h) before the output projection."""
+        """Within it, `change` is applied to Concat(head_1 … head_h) before the output projection; not in a copy."""
         assert site.output is not None
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             return (change(args[0]), *args[1:])
 
-        handle = site.output.register_forward_pre_hook(before)
+        handle = site.output.register_forward_pre_hook(Hook(before))
         try:
             yield
         finally:

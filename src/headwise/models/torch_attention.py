@@ -71,7 +71,7 @@ class TorchKind(Kind):
 class _Forward(ReplacedMethod):
     name = "forward"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def changed(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         module: Any = self.module
         with _identity(module.out_proj):
             concat, weights = self.before(*args, **kwargs)
