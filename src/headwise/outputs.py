@@ -188,8 +188,10 @@ def _make(folder: Path, made: list[Path]) -> None:
 
 def _files(path: Path) -> list[Path]:
     """The path, or the files of weights in the folder."""
-    path = folder_of(path)
-    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    with suppress(OSError):  # a name that is too long, which whoever reads or writes it names
+        path = folder_of(path)
+        return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return [path]
 
 
 def _is_same(path: Path, other: Path) -> bool:
