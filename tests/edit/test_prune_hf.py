@@ -130,6 +130,67 @@ def test_cross_attention_of_gpt2_is_pruned_too() -> None:
     torch.testing.assert_close(hidden(pruned, ids(), encoder_hidden_states=context), expected)
 
 
+SMALL = {
+    "vocab_size": 53, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 29,
+    "max_position_embeddings": 40,
+}  # fmt: skip
+STACKS = {
+    "vocab_size": 53, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 29, "decoder_ffn_dim": 31, "max_position_embeddings": 40,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.GPTJConfig(vocab_size=53, n_embd=24, n_layer=2, n_head=4, rotary_dim=4, n_positions=40),
+        transformers.MvpConfig(**STACKS),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_sizes_that_the_code_of_a_family_reads_are_set(config: Any, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    model = transformers.AutoModel.from_config(config).eval().double()
+    sites = find_heads(model)
+    gates = [torch.ones(4) for _ in sites]
+    for i, removed in {0: [1], 1: [0, 2, 3]}.items():
+        gates[i][removed] = 0.0
+    with torch.no_grad(), scale_heads(sites, gates):
+        masked = hidden(model, ids())
+    pruned = prune(model, {0: [1], 1: [0, 2, 3]}).model
+    torch.testing.assert_close(hidden(pruned, ids()), masked)
+    save_pruned(pruned, tmp_path / "cut")
+    torch.testing.assert_close(hidden(load_pruned(tmp_path / "cut"), ids()), masked)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            transformers.BigBirdConfig(**SMALL),
+            "BigBird.*Attention keeps its number of heads, as its model makes it aga",
+        ),
+        (transformers.IBertConfig(**SMALL), "QuantLinear is not known"),
+        (transformers.MoonshineConfig(**SMALL), "keeps its number of heads, as its code reads the number of heads fro"),
+        (
+            transformers.TrOCRConfig(
+                vocab_size=53, d_model=24, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=29
+            ),
+            "TrOCRAttention keeps its number of heads, as its code takes the width.*scale_heads",
+        ),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_code_for_one_number_of_heads_is_refused(config: Any, message: str) -> None:
+    """The pruned model could not be called, or not be loaded."""
+    auto = transformers.AutoModelForCausalLM if config.model_type == "trocr" else transformers.AutoModel
+    model = auto.from_config(config)
+    before = {name: x.shape for name, x in model.named_parameters()}
+    with pytest.raises(ConfigError, match=message):
+        prune(model, {0: [1]})
+    assert {name: x.shape for name, x in model.named_parameters()} == before
+
+
 def test_groups_left_uneven_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"layers\.1\.self_attn.*\[1, 2\] of them would remain"):
         prune(hf_model("llama"), {1: [0]})

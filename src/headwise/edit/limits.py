@@ -26,6 +26,7 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
         parts = site.parts()
         for part in parts:
             x = part.tensor
+            _check_map(site, part.owner)
             tensors = list(x) if isinstance(x, nn.ParameterList) else [x]
             for tensor in tensors:
                 _check_plain(site, part.owner, part.name, tensor)
@@ -36,6 +37,16 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
                         f"both. Give each module its own weights first (deepcopy)"
                     )
         _check_known(site, {id(part.owner._parameters.get(part.name)) for part in parts})
+
+
+def _check_map(site: HeadSite, owner: nn.Module) -> None:
+    """Raise ConfigError for a map of a class of its own, which may hold more by its size, such as I-BERT's buffers."""
+    plain = isinstance(owner, nn.Linear | nn.Embedding) or type(owner).__name__ == "Conv1D" or owner is site.module
+    if not (plain or site.anatomy.by_class):
+        raise ConfigError(
+            f"{place(site)}: {type(owner).__name__} is not known; expected linear maps that are nn.Linear, or Conv1D "
+            f"of transformers"
+        )
 
 
 def _check_plain(site: HeadSite, owner: nn.Module, name: str, x: object) -> None:

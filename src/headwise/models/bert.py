@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from headwise.models.fixed_code import fixed_code
 from headwise.models.site import HeadSite, Kind, features, norms_of, put_sizes
 from headwise.nn.layout import Layout, Resizing, linear_parts
 
@@ -40,7 +41,7 @@ class BertKind(Kind):
 
     def resizing(self, site: HeadSite) -> Resizing:
         """As in `Kind`."""
-        return Resizing()
+        return Resizing(fixed_code(site.module))
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
         """As in `Kind`."""

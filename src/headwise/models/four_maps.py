@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from headwise.models.fixed_code import fixed_code
 from headwise.models.site import HeadSite, Kind, features, norms_of, put_sizes
 from headwise.nn.layout import Layout, Part, Resizing, linear_parts
 
@@ -39,7 +40,7 @@ class FourMapsKind(Kind):
 
     def resizing(self, site: HeadSite) -> Resizing:
         """As in `Kind`."""
-        return Resizing()
+        return Resizing(fixed_code(site.module))
 
 
 class BartKind(FourMapsKind):
@@ -52,7 +53,9 @@ class BartKind(FourMapsKind):
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
         """As in `Kind`."""
-        put_sizes(site.module, num_heads=num_heads)
+        # `embed_dim` is the width that the code gives all heads together; GPT-J has `num_attention_heads`.
+        width = num_heads * site.head_dim
+        put_sizes(site.module, num_heads=num_heads, num_attention_heads=num_heads, embed_dim=width)
 
 
 class ViTKind(FourMapsKind):

@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from headwise.models.configuration.keys import rotated
+from headwise.models.fixed_code import fixed_code
 from headwise.models.site import HeadSite, Kind, features, norms_of, put_sizes
 from headwise.nn.layout import Layout, Resizing, linear_parts
 
@@ -44,6 +45,8 @@ class LlamaKind(Kind):
 
     def resizing(self, site: HeadSite) -> Resizing:
         """As in `Kind`."""
+        if why := fixed_code(site.module):
+            return Resizing(why)
         name, config = type(site.module).__name__, getattr(site.module, "config", None)
         if name in {f"{each}Attention" for each in HALF_SPLIT} and rotated(config) == 1.0:
             return Resizing(merges=True)
