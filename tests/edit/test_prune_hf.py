@@ -337,6 +337,14 @@ def test_models_of_others_are_refused(tmp_path: Path) -> None:
         save_pruned(nn.TransformerEncoderLayer(12, 3), tmp_path / "cut")
 
 
+def test_a_part_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    part = transformers.AltCLIPTextModel(transformers.AltCLIPTextConfig(**SMALL)).base_model
+    assert not hasattr(transformers, type(part).__name__)
+    with pytest.raises(ConfigError, match="transformers does not export this class, so load_pruned could not find it"):
+        save_pruned(prune(part, {0: [1]}).model, tmp_path / "cut")
+    assert not (tmp_path / "cut").exists()
+
+
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_a_quantised_model_is_refused_with_the_reason(name: str) -> None:
     model = hf_model(name, dtype=torch.float32)

@@ -6,6 +6,7 @@ only some layers are pruned. `save_pruned` adds a file with the number of heads 
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,14 +37,19 @@ def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         model: an instance of a model class of transformers, with any numbers of heads.
         folder: a new or empty folder; no model is ever overwritten. Save the tokenizer after the model.
     Raises:
-        ConfigError: for a model of another library. CheckpointError: for a folder that is in use or cannot be
-            written.
+        ConfigError: for a model of another library, and for a part of one whose class transformers does not export.
+            CheckpointError: for a folder that is in use or cannot be written.
     """
     kind = type(model)
     if not kind.__module__.startswith("transformers.") or not hasattr(model, "config"):
         raise ConfigError(
             f"model={kind.__name__}: expected a model class of transformers; headwise.lm.checkpoint.save_model writes "
             f"headwise's own"
+        )
+    if not hasattr(sys.modules.get("transformers"), kind.__name__):
+        raise ConfigError(
+            f"model={kind.__name__}: transformers does not export this class, so load_pruned could not find it; save "
+            f"the model that it is a part of"
         )
     sites = {site.name: {"num_heads": site.num_heads, "num_kv_heads": site.num_kv_heads} for site in find_heads(model)}
     tensors, same = _apart(model)

@@ -5,9 +5,11 @@ from torch import nn
 _OF_MODEL = "its code takes the width of its input for that of all heads together"
 _OF_CONFIG = "its code reads the number of heads from the configuration, which is one for all layers"
 _MADE_AGAIN = "its model makes it again from the configuration, for texts of another length"
+_TOGETHER = "all its heads attend with the delays at which their mean autocorrelation is largest"
 
 # By the family, a folder in transformers.models, and the class: several families have an `Attention`.
 _WHY = {
+    ("autoformer", "AutoformerAttention"): _TOGETHER,
     ("big_bird", "BigBirdBlockSparseAttention"): _MADE_AGAIN,
     ("big_bird", "BigBirdSelfAttention"): _MADE_AGAIN,
     ("dab_detr", "DetrAttention"): _OF_MODEL,
