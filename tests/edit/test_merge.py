@@ -256,6 +256,18 @@ def test_merges_that_cannot_be_are_named(arguments: dict[str, Any], message: str
         merge_kv(module_of({}), **arguments)
 
 
+@pytest.mark.parametrize("method", ["mean", "svd"])
+def test_weights_without_values_and_not_finite_ones_are_refused_before_anything_changes(method: str) -> None:
+    model = nn.Sequential(module_of({}), module_of({}))
+    with torch.no_grad():
+        model[1].v_proj.weight[2, 3] = torch.nan
+    with pytest.raises(ConfigError, match=r"^1: Linear\.weight has numbers that are not finite"):
+        merge_kv(model, 2, method)
+    assert [layer.num_kv_heads for layer in model] == [6, 6]
+    with pytest.raises(ConfigError, match="is on the meta device"):
+        merge_kv(module_of({}).to("meta"), 2, method)
+
+
 @pytest.mark.parametrize("name", ["per_head", "latent", "gated_output", "talking_heads", "sparse_mixture"])
 def test_other_designs_are_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigError, match=r"supported: MultiHeadAttention.*Llama-like"):

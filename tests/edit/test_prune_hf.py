@@ -337,6 +337,12 @@ def test_models_of_others_are_refused(tmp_path: Path) -> None:
         save_pruned(nn.TransformerEncoderLayer(12, 3), tmp_path / "cut")
 
 
+def test_a_model_without_values_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model: embeddings\..* is on the meta device"):
+        save_pruned(hf_model("bert").to("meta"), tmp_path / "cut")
+    assert not (tmp_path / "cut").exists()
+
+
 def test_a_part_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
     part = transformers.AltCLIPTextModel(transformers.AltCLIPTextConfig(**SMALL)).base_model
     assert not hasattr(transformers, type(part).__name__)

@@ -37,8 +37,8 @@ def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         model: an instance of a model class of transformers, with any numbers of heads.
         folder: a new or empty folder; no model is ever overwritten. Save the tokenizer after the model.
     Raises:
-        ConfigError: for a model of another library, and for a part of one whose class transformers does not export.
-            CheckpointError: for a folder that is in use or cannot be written.
+        ConfigError: for a model of another library, and for a part of one whose class transformers does not export;
+            for tensors on the meta device. CheckpointError: for a folder that is in use or cannot be written.
     """
     kind = type(model)
     if not kind.__module__.startswith("transformers.") or not hasattr(model, "config"):
@@ -51,6 +51,8 @@ def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             f"model={kind.__name__}: transformers does not export this class, so load_pruned could not find it; save "
             f"the model that it is a part of"
         )
+    if without := [name for name, x in model.state_dict().items() if x.is_meta]:
+        raise ConfigError(f"model: {without[0]} is on the meta device, where tensors have no values to be saved")
     sites = {site.name: {"num_heads": site.num_heads, "num_kv_heads": site.num_kv_heads} for site in find_heads(model)}
     tensors, same = _apart(model)
     heads = {"format": FORMAT, "class": kind.__name__, "sites": sites, "same": same}

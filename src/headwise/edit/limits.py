@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from headwise.edit.places import place
 from headwise.errors import ConfigError
 from headwise.models import HeadSite
+from headwise.nn.layout import Part
 
 KEPT_NORMS = ("q_norm", "k_norm")  # of the size of one head, shared by all heads
 
@@ -25,11 +26,9 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
     for site in sites:
         parts = site.parts()
         for part in parts:
-            x = part.tensor
-            _check_map(site, part.owner)
-            tensors = list(x) if isinstance(x, nn.ParameterList) else [x]
-            for tensor in tensors:
+            for tensor in _tensors(part):
                 _check_plain(site, part.owner, part.name, tensor)
+                _check_map(site, part.owner)
                 held = names[_address(tensor)]
                 if len(held) > 1:
                     raise ConfigError(
@@ -37,6 +36,22 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
                         f"both. Give each module its own weights first (deepcopy)"
                     )
         _check_known(site, {id(part.owner._parameters.get(part.name)) for part in parts})
+
+
+def check_finite(sites: Sequence[HeadSite]) -> None:
+    """Raise ConfigError for weights that have no values or are not finite, of which there is no mean."""
+    for site in sites:
+        for part in site.parts():
+            where = f"{place(site)}: {type(part.owner).__name__}.{part.name}"
+            for tensor in _tensors(part):
+                if tensor.is_meta:
+                    raise ConfigError(f"{where} is on the meta device, where tensors have no values; load them first")
+                if not bool(tensor.isfinite().all()):
+                    raise ConfigError(f"{where} has numbers that are not finite")
+
+
+def _tensors(part: Part) -> list[Tensor]:
+    return list(part.tensor) if isinstance(part.tensor, nn.ParameterList) else [part.tensor]
 
 
 def _check_map(site: HeadSite, owner: nn.Module) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.edit import share
-from headwise.edit.limits import check_weights
+from headwise.edit.limits import check_finite, check_weights
 from headwise.edit.places import by_site, place
 from headwise.edit.table import aligned, change, count_parameters
 from headwise.errors import ConfigError, check_choice, whole_number
@@ -101,7 +101,8 @@ def merge_kv(
         loss.
     Raises:
         ConfigError: for a number that is not a divisor, invalid groups, designs and models that do not support it, and
-            weights that are quantized, parametrized, unknown, or shared by two modules. The model is unchanged then.
+            weights that are quantized, parametrized, unknown, shared by two modules, not finite or on the meta device.
+            The model is unchanged then.
     Source: Ainslie et al. 2023, 2305.13245; like heads first, Chen et al. 2024, 2412.20677.
     """
     check_choice("method", method, METHODS)
@@ -119,6 +120,7 @@ def merge_kv(
         _check_site(sites[i], method)
         counts[i] = _checked_count(sites[i], count)
     check_weights(model, [sites[i] for i in counts])
+    check_finite([sites[i] for i in counts])
     found = {i: _groups(sites[i], count, method, chosen.get(i)) for i, count in counts.items()}
     before = count_parameters(model)
     result = deepcopy(model) if copy else model
