@@ -109,6 +109,12 @@ def test_the_least_important_heads_go(headwise, model_folder, text, tmp_path, by
             wanted.append([layer, head])
             left[layer] -= 1
     assert plan["heads"] == wanted
+    last = {layer: [head for head in range(5) if [layer, head] not in wanted] for layer in range(2)}
+    kept = [(layer, heads[0]) for layer, heads in last.items() if len(heads) == 1]
+    most = max(values[layer, head] for layer, head in wanted)
+    skipped = [head for head in kept if values[head] < most]
+    assert ("each as the last one of its layer" in " ".join(done.out.split())) == bool(skipped)
+    assert all(f"{layer}.{head}({values[layer, head]:+.4f})" in done.out for layer, head in wanted)
     curve = plan["curve"]
     assert curve["removed"] == list(range(9))  # each layer keeps one
     assert plan["expected"]["loss"] == curve["loss"][4]

@@ -23,7 +23,7 @@ HEADS = (
     Column(term("short")),
     Column(term("least kept"), "share"),
     Column(term("mean kept"), "share"),
-    Column(term("tokens that each key head keeps")),
+    Column(term("last tokens of each key head")),
 )
 BYTES = (
     Column(term("tokens"), "count"),
@@ -51,7 +51,7 @@ class Budgeting:
         more = self.effect.short / self.effect.full - 1
         facts = (
             (term("model"), self.source.described),
-            (term("text"), self.texts.described),
+            (term("text"), self.texts.described(decided=True)),
             (term("short if"), term(
                 "short_condition", sinks=found.sinks, window=found.window, share=float(found.threshold)
             )),

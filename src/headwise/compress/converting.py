@@ -53,7 +53,7 @@ class Conversion:
         """As tables."""
         facts = (
             (term("model"), self.source.described),
-            (term("text"), self.texts.described),
+            (term("text"), self.texts.described(decided=False)),
             (term("method"), term("how", method=self.method, what=WHAT[self.method])),
         )
         rows: list[tuple[Value, ...]] = [

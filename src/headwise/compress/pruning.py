@@ -8,7 +8,7 @@ import numpy as np
 
 from headwise.analysis.importance import HeadImportance, PruningCurve, pruning_curve
 from headwise.analysis.importance.values import Head
-from headwise.compress.ranking import METHODS, Order, check_ranking, named_heads, order_of, parsed_heads, rank
+from headwise.compress.ranking import METHODS, Order, Unit, check_ranking, named_heads, order_of, parsed_heads, rank
 from headwise.compress.sizes import Heads, cost_table, expected
 from headwise.compress.source import Source
 from headwise.compress.texts import Texts
@@ -116,7 +116,7 @@ class Pruning:
         total = curve.total
         facts: list[tuple[str, str]] = [
             (term("model"), source.described),
-            (term("text"), self.texts.described),
+            (term("text"), self.texts.described(decided=self.importance is not None)),
             (term("why"), term("by", by=self.by, what=METHODS[self.by]) if self.importance else term("named")),
             (term("go"), term("of_heads", count=len(self.heads), of=total, share=len(self.heads) / total)),
         ]
@@ -146,7 +146,7 @@ class Pruning:
                 rows.append((str(layer), str(site.num_heads), "—"))
                 continue
             words = [
-                f"{layer}.{head}" + (f" ({float(self.importance.column[layer][head]):+.4f})" if self.importance else "")
+                f"{layer}.{head}" + (f"({float(self.importance.column[layer][head]):+.4f})" if self.importance else "")
                 for head in gone
             ]
             heads, kv = self.after[layer]
@@ -157,14 +157,26 @@ class Pruning:
         measured = self.importance and term("heads_important", unit=unit_of(self.importance.column.unit))
         return Table("heads", measured or term("heads_named"), GOING, tuple(rows))
 
+    def _skipped(self) -> list[Head]:
+        """Heads that are kept as the last ones of their layers, and are less important than some that are removed."""
+        if self.order is None or self.importance is None:
+            return []
+        values = self.importance.column
+
+        def value(unit: Unit) -> float:
+            return sum(float(values[layer][head]) for layer, head in unit)
+
+        most = max((value(unit) for unit in self.order.going if unit[0] in self.heads), default=-math.inf)
+        return [head for unit in self.order.skipped if value(unit) < most for head in unit]
+
     def _curve(self) -> Table:
         return Table("curve", term("curve"), CURVE, tuple(curve_rows(self.curve)))
 
     def _notes(self) -> list[str]:
         curve = self.curve
         notes: list[str] = []
-        if self.order is not None and self.order.skipped:
-            names = joined((f"{layer}.{head}" for unit in self.order.skipped for layer, head in unit), ", ", "、")
+        if skipped := self._skipped():
+            names = joined((f"{layer}.{head}" for layer, head in skipped), ", ", "、")
             notes.append(term("skipped_note", names=names))
         chance, count = curve.random, len(curve.random)
         if self.order is None:

@@ -32,13 +32,11 @@ class Texts:
     judge: tuple[Tensor, ...]
     corpus: Corpus
 
-    @property
-    def described(self) -> str:
-        """A description of the parts."""
+    def described(self, *, decided: bool) -> str:
+        """A description of the parts; decided: whether the first one is used."""
         decide, foretell, judge = (sum(map(len, part)) for part in (self.decide, self.foretell, self.judge))
-        return term(
-            "texts", name=self.name, decide=decide, context=self.context, share=HELD_OUT, foretell=foretell, judge=judge
-        )
+        held = {"name": self.name, "context": self.context, "share": HELD_OUT, "foretell": foretell, "judge": judge}
+        return term("texts", decide=decide, **held) if decided else term("held_texts", **held)
 
     def healing(self, steps: int, seed: int = 0) -> Iterator[Tensor]:
         """Batches [8, context + 1] to train on, of the first 95 %."""

@@ -24,6 +24,11 @@ TERMS: dict[str, tuple[str, str]] = {
         "{name}：{decide} 个窗口（各 {context} 个词元）用于决策；最后 {share:.0%} 中，{foretell} 个用于预估，"
         "{judge} 个用于评估",
     ),
+    "held_texts": (
+        "{name}: of the last {share:.0%}, {foretell} windows of {context} tokens to estimate the loss and {judge} for "
+        "the evaluation",
+        "{name}：最后 {share:.0%} 中，{foretell} 个窗口（各 {context} 个词元）用于预估，{judge} 个用于评估",
+    ),
     "by": ("by {by}: {what}, lowest first", "按 {by}：{what}，从小到大"),
     "named": ("by name", "由用户指定"),
     "of_heads": ("{count} of {of} heads ({share:.1%})", "{of} 个头中的 {count} 个（{share:.1%}）"),
@@ -51,7 +56,7 @@ TERMS: dict[str, tuple[str, str]] = {
     ),
     "svd": (
         "the smallest error of W_Q W_Kᵀ and W_V W_O, for groups of heads with similar subspaces",
-        "在张成相近空间的头之间，使 W_Q W_Kᵀ 与 W_V W_O 损失最小的合并",
+        "在张成相近空间的头之间，使 W_Q W_Kᵀ 与 W_V W_O 误差最小的合并",
     ),
     # Titles and columns.
     "plan_prune": ("Plan: heads to remove", "计划：要移除的头"),
@@ -99,7 +104,7 @@ TERMS: dict[str, tuple[str, str]] = {
     "short": ("short", "短缓存"),
     "least kept": ("lowest kept", "最小保留"),
     "mean kept": ("mean kept", "平均保留"),
-    "tokens that each key head keeps": ("tokens kept by each KV head", "各键值头保留的词元数"),
+    "last tokens of each key head": ("last tokens kept by each KV head", "各键值头保留的最近词元数"),
     "tokens": ("tokens", "词元数"),
     "all kept": ("all kept", "全部保留"),
     "with the budget": ("with the budget", "按预算"),
