@@ -159,6 +159,13 @@ def test_as_many_heads_go_as_the_loss_allows(headwise, model_folder, text, tmp_p
     assert gone == curve["removed"][-1] or curve["loss"][gone + 1] > limit
 
 
+def test_groups_left_uneven_are_told_in_chinese_too(headwise, shared_folder, text):
+    given = ("prune", "--model", shared_folder, "--file", text, "--heads", "0.0", "--dry-run", "--windows", 1)
+    for lang, words in (("en", "2 query heads share a KV head"), ("zh", "每 2 个查询头共享一个键值头")):
+        done = headwise(*given, "--lang", lang)
+        assert (done.code, words in done.err) == (2, True), done.err
+
+
 def test_heads_that_share_keys_go_together_and_the_dtype_stays(headwise, shared_folder, text, tmp_path):
     out, told = tmp_path / "out", tmp_path / "told.json"
     done = headwise(
@@ -361,6 +368,8 @@ def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_fo
         (["prune", "--remove", "1", "--out", "short.txt"], ["short.txt", "is a file"]),
         (["prune", "--remove", "1", "--model", "nowhere"], ["nowhere", "does not exist"]),
         (["convert", "--num-kv-heads", "2"], ["num_kv_heads=2", "5 KV heads", "divisor"]),
+        (["convert", "--num-kv-heads", "5"], ["--num-kv-heads 5", "already"]),
+        (["convert", "--num-kv-heads", "3", "--lang", "zh"], ["num_kv_heads=3", "5 个键值头；应为其约数"]),
         (["convert", "--num-kv-heads", "1", "--method", "magic"], ["--method 'magic'", "'svd'"]),
         (["convert", "--num-kv-heads", "1", "--heal", "-1"], ["--heal -1"]),
         (["budget", "--window", "24"], ["--window 24", "24 tokens"]),

@@ -100,6 +100,11 @@ def plan_conversion(
     ConfigError for a number that is not a proper divisor of the present one, and for other designs.
     """
     check_options(num_kv_heads, method)
+    if all(site.num_kv_heads == num_kv_heads for site in find_heads(source.decoder)):
+        raise ConfigError(
+            f"--num-kv-heads {num_kv_heads}: each layer has {num_kv_heads} KV heads already; expected a proper divisor",
+            f"--num-kv-heads {num_kv_heads}：每层已经是 {num_kv_heads} 个键值头；应为更小的约数",
+        )
     merged = merge_kv(source.decoder, num_kv_heads, method, copy=True)
     assert isinstance(merged.model, Decoder)
     losses = []

@@ -167,7 +167,8 @@ def _checked_count(site: HeadSite, count: object) -> int:
     found = whole_number(count)
     if found is None or found < 1 or site.num_kv_heads % found:
         raise ConfigError(
-            f"num_kv_heads={count!r}: {place(site)} has {site.num_kv_heads} KV heads; expected a divisor of that"
+            f"num_kv_heads={count!r}: {place(site)} has {site.num_kv_heads} KV heads; expected a divisor of that",
+            f"num_kv_heads={count!r}：{place(site)} 有 {site.num_kv_heads} 个键值头；应为其约数",
         )
     return found
 

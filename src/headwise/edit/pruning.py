@@ -206,7 +206,9 @@ def _plan(site: HeadSite, removed: tuple[int, ...]) -> Cut:
         raise ConfigError(
             f"heads: {place(site)}: {group} query heads share a KV head, and {counts} of them "
             f"would remain; expected the same number in every remaining group: remove whole groups, or equally many "
-            f"from each"
+            f"from each",
+            f"heads：{place(site)}：每 {group} 个查询头共享一个键值头，将剩下 {counts} 个；保留的各组头数应相同：请移除"
+            f"整组，或从每组移除同样多的头",
         )
     kept_kv = tuple(j for j, count in enumerate(counts) if count)
     return Cut(place(site), removed, tuple(kept), kept_kv, site.num_heads, site.num_kv_heads)
