@@ -35,7 +35,8 @@ class Texts:
     def described(self, *, decided: bool) -> str:
         """A description of the parts; decided: whether the first one is used."""
         decide, foretell, judge = (sum(map(len, part)) for part in (self.decide, self.foretell, self.judge))
-        held = {"name": self.name, "context": self.context, "share": HELD_OUT, "foretell": foretell, "judge": judge}
+        held: dict[str, int | float | str] = {"name": self.name, "context": self.context, "share": HELD_OUT}
+        held |= {"foretell": foretell, "judge": judge}
         return term("texts", decide=decide, **held) if decided else term("held_texts", **held)
 
     def healing(self, steps: int, seed: int = 0) -> Iterator[Tensor]:
