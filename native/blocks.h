@@ -2,10 +2,10 @@
 
 // Words per step of p·V, so that a panel of values stays in L1.
 constexpr int VALUE_WORDS = 4096 / PANEL;
-// Keys of a block of logits, and the row lengths of logits and, with tiles, of weights.
+// Keys of a block of logits, and the row lengths of logits and, with tiles, of weights, which may take the place of logits.
 template <Operand OF> constexpr int KEYS_A_BLOCK = TILED<OF> ? PANEL : BLOCK_KEYS;
-template <Operand OF> constexpr int LOGITS_STRIDE = TILED<OF> ? PANEL + 16 : STRIDE;
 template <Operand OF> constexpr int WEIGHTS_STRIDE = TILED<OF> ? PANEL / NUMBERS<OF> * STEP<OF> : 0;
+template <Operand OF> constexpr int LOGITS_STRIDE = OF == PARTS ? WEIGHTS_STRIDE<OF> : TILED<OF> ? PANEL + 16 : STRIDE;
 
 // Sizes common to all blocks of a call.
 struct Shape {

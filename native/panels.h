@@ -1,13 +1,14 @@
 // The keys of one block of queries with tiles: while these multiply for two panels of keys, the vector units compute the
 // weights of the panel between them.
 //
-//            panel   i + 1         i            i − 1
-//   tiles            QKᵀ → S       then         O += p V
+//            panel   i − 1         i            i + 1
+//   tiles            O += p V      then         QKᵀ → S
 //   vectors                        2^(S−top)               a few instructions after each product of tiles
 //
 // A product of tiles takes 16 cycles. The CPU computes other instructions meanwhile, but only those close behind it: the
-// weights are computed in units of two vectors, the instructions of which are placed between the products. S and p have two
-// buffers, used in turn, which stay in the L1 cache.
+// weights are computed in units of two vectors, the instructions of which are placed between the products. The L1 cache holds
+// little more than what all of this reads and writes, so that p takes the place of S, and there are two such buffers: S of the
+// panel i + 1 replaces p of i − 1, which was multiplied before.
 
 #if HEADWISE_TILES
 template <Operand OF, bool SPREAD, bool REACH> struct Panels {
@@ -29,6 +30,7 @@ template <Operand OF, bool SPREAD, bool REACH> struct Panels {
     Hull part;
     bool plain;  // every query attends to all of its keys
     bool quiet;  // it adds nothing to the masses of the queries
+    bool apart;  // p does not take the place of S, which is needed longer
     bool any() const { return part.first < part.last; }
     int64_t first() const { return (part.first - from) / KEYS * KEYS; }
     int64_t last() const { return padded(part.last - from, KEYS); }
@@ -44,14 +46,14 @@ template <Operand OF, bool SPREAD, bool REACH> struct Panels {
     while (now.any()) {
       const Panel after = next(now.from + PANEL, 1 - now.buffer, seen, everyone);
       prepare(now);
-      if ((now.quiet || !f.wanted.count[MASS_OF_LOGITS]) && !f.shape.strip && f.call.dropout == 0) {
-        if (now.quiet)
-          overlap<false>(before, now, after);
-        else
+      if ((now.quiet || !f.wanted.count[MASS_OF_LOGITS]) && !beside_logits()) {
+        if (now.apart)
           overlap<true>(before, now, after), masses(now);
+        else
+          overlap<false>(before, now, after);
       } else {
-        if (after.any()) logits(after, alone);
         if (before.any()) mix(before, alone);
+        if (after.any()) logits(after, alone);
         for (int r = 0; r < count; r++) weigh_row(now, r);
       }
       rescale();
@@ -72,7 +74,11 @@ template <Operand OF, bool SPREAD, bool REACH> struct Panels {
 
  private:
   float* logits_of(const Panel& panel, int r) const { return t.logits + (panel.buffer * BLOCK_ROWS + r) * LINE; }
-  float* words_of_row(const Panel& panel, int r) const { return t.weights + (panel.buffer * BLOCK_ROWS + r) * WORDS; }
+  float* words_of_row(const Panel& panel, int r) const {
+    return panel.apart ? t.weights + (panel.buffer * BLOCK_ROWS + r) * WORDS : logits_of(panel, r);
+  }
+  // Whether the weights that are summed, of all panels, are not those that are multiplied.
+  bool beside_logits() const { return f.shape.strip || f.call.dropout != 0; }
   int64_t position(int r) const { return query + r + f.call.rule.shift; }
   Stretch stretch(const Panel& panel, int r) const { return {logits_of(panel, r), 0, PANEL, panel.from, position(r)}; }
   Seen seen_in(const Panel& panel, int r, const float* weights) const {
@@ -100,8 +106,10 @@ template <Operand OF, bool SPREAD, bool REACH> struct Panels {
       const bool plain = everyone.first <= from && from + PANEL <= everyone.last;
       Hull part = {from, from + PANEL};
       if (!plain) part = hull(f.call, batch, query, count, from, least(from + PANEL, f.call.m));
-      if (part.first < part.last)
-        return {from, buffer, part, plain, f.wanted.passes_over(position(0), position(count - 1), from, from + PANEL)};
+      if (part.first < part.last) {
+        const bool quiet = f.wanted.passes_over(position(0), position(count - 1), from, from + PANEL);
+        return {from, buffer, part, plain, quiet, !quiet || beside_logits()};
+      }
       for (int r = 0; r < count && f.shape.strip; r++) t.tops[r * f.shape.key_blocks + from / PANEL] = NOTHING;
     }
     return {};
@@ -132,18 +140,19 @@ template <Operand OF, bool SPREAD, bool REACH> struct Panels {
   template <typename Beside> void mix(const Panel& panel, Beside& beside) const {
     const int64_t first = words_of<OF>(panel.first()), size = words_of<OF>(panel.last()) - first;
     const float* p = words_of_row(panel, 0) + first;
+    const int64_t line = panel.apart ? WORDS : LINE;
     for (int64_t c = 0; c < f.call.d_v; c += PANEL) {
       const float* from = values + c * words_of<OF>(f.shape.height) + (words_of<OF>(panel.from) + first) * PANEL;
       float* to = t.out + c;
       if (count <= 16) {
         if (t.summed)
-          product<OF, true, false>(count, f.call.d_v - c, p, WORDS, from, to, f.shape.width, size, nullptr);
+          product<OF, true, false>(count, f.call.d_v - c, p, line, from, to, f.shape.width, size, nullptr);
         else
-          product<OF, false, false>(count, f.call.d_v - c, p, WORDS, from, to, f.shape.width, size, nullptr);
+          product<OF, false, false>(count, f.call.d_v - c, p, line, from, to, f.shape.width, size, nullptr);
         continue;
       }
       for (int64_t v = 0; v < least(PANEL, f.call.d_v - c); v += 32)
-        thirty_two_rows<OF>(t.summed, p, WORDS, from + v, to + v, f.shape.width, size, beside);
+        thirty_two_rows<OF>(t.summed, p, line, from + v, to + v, f.shape.width, size, beside);
     }
     t.summed = true;
   }
@@ -222,9 +231,8 @@ template <Operand OF, bool SPREAD, bool REACH> struct Panels {
   void overlap(const Panel& before, const Panel& now, const Panel& after, Side side) const {
     Units<OF, SPREAD, REACH, KEEP, MIXED> units(t, logits_of(now, 0), words_of_row(now, 0), count, position(0) - now.from, side,
                                                 pace(before, after));
-    // In this order: the logits are read next, and a load from the tile that was stored last waits for its products.
-    if (after.any()) logits(after, units);
     if (before.any()) mix(before, units);
+    if (after.any()) logits(after, units);
     units.finish();
   }
   // Spreads the units over all products.
@@ -252,12 +260,12 @@ template <Operand OF, bool SPREAD, bool REACH> struct Panels {
     float* kept = f.shape.strip ? t.strip + r * f.shape.strip + panel.from : s.logits;
     const Dropout dropout = exact ? Dropout{0, 0} : dropout_of(f.call, batch, head, query + r);
     typename Two::Part part;
-    for (int side = 0; side < 2; side++) {
-      const int64_t i = side * 2 * W;
+    for (int half = 0; half < 2; half++) {
+      const int64_t i = Two::side_of(half) * 2 * W;
       Floats p[2] = {load(s.logits + i), load(s.logits + i + W)}, far[2];
       for (int v = 0; v < 2; v++)
         far[v] = magnitude((float)(s.position - panel.from - i - v * W) - ramp()) - t.rows.centre[r];
-      Two::weigh(p, part, side == 0, t.factors[r], t.bases[r], far);
+      Two::weigh(p, part, half == 0, t.factors[r], t.bases[r], far);
       store(kept + i, p[0]);
       store(kept + i + W, p[1]);
       for (int v = 0; v < 2 && dropout.threshold; v++)

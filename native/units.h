@@ -39,6 +39,8 @@ template <Operand OF, bool SPREAD, bool REACH> struct TwoVectors {
     if (SPREAD) rows.entropy[r] += part.entropy, rows.squares[r] += part.squares;
     if (REACH) rows.first[r] += part.first, rows.second[r] += part.second;
   }
+  // Which half of a row is first: parts take more room than logits, so that those of the second half do not overwrite the first.
+  static constexpr int side_of(int half) { return OF == PARTS ? 1 - half : half; }
   static __attribute__((always_inline)) void store_words(const Floats (&p)[2], float* to) {
     if constexpr (OF == PARTS)
       split(p[0], p[1], to, W);
@@ -47,14 +49,14 @@ template <Operand OF, bool SPREAD, bool REACH> struct TwoVectors {
   }
 };
 
-// The weights of a panel, of which only the products and the rows' sums are needed. Half a row is a unit; KEEP: the weights
-// replace the logits, too.
+// The weights of a panel, of which only the products and the rows' sums are needed. Half a row is a unit. What is multiplied
+// takes the place of the logits, unless these are replaced by the weights themselves (KEEP).
 //
 // The distance from the centre is |position - key| - centre: `steps`, which all rows have in common, and a number for each
 // row, unless there are keys on both sides of a query (MIXED).
 template <Operand OF, bool SPREAD, bool REACH, bool KEEP, bool MIXED> struct Units {
   static constexpr int AT_ONCE = 8;  // beside the products of 32 numbers
-  static constexpr int LINE = LOGITS_STRIDE<OF>, WORDS = WEIGHTS_STRIDE<OF>;
+  static constexpr int LINE = LOGITS_STRIDE<OF>, WORDS = KEEP ? WEIGHTS_STRIDE<OF> : LINE;
   typedef TwoVectors<OF, SPREAD, REACH> Two;
   typedef typename Two::Part Part;
   Ahead& ahead;
@@ -105,7 +107,7 @@ template <Operand OF, bool SPREAD, bool REACH, bool KEEP, bool MIXED> struct Uni
 
  private:
   __attribute__((always_inline)) void unit(int i, Part& part) {
-    const int r = i / 2, side = i % 2;
+    const int r = i / 2, half = i % 2, side = Two::side_of(half);
     float* x = logits + r * LINE + side * 2 * W;
     Floats p[2] = {load(x), load(x + W)}, far[2];
 #pragma GCC unroll 2
@@ -113,9 +115,9 @@ template <Operand OF, bool SPREAD, bool REACH, bool KEEP, bool MIXED> struct Uni
       const Floats step = steps[side * 2 + v];
       far[v] = MIXED ? magnitude(step + (float)(row + r)) - rows.centre[row + r] : step + offsets[r];
     }
-    Two::weigh(p, part, side == 0, factors[r], bases[r], far);
+    Two::weigh(p, part, half == 0, factors[r], bases[r], far);
     if (KEEP) store(x, p[0]), store(x + W, p[1]);
-    if (side) Two::add(part, rows, row + r);
+    if (half) Two::add(part, rows, row + r);
     Two::store_words(p, words + r * WORDS + side * STEP<OF>);
   }
 };
