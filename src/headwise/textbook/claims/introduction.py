@@ -7,7 +7,7 @@ ENGLISH = """# What the texts claim
 Textbooks and tutorials on multi-head attention make many claims. Here each one is run, on random numbers, on small
 layers or on the trained model that comes with headwise, and judged by what was measured. This page is the output of
 `headwise claims --all --markdown`; `--lang zh` gives it in Chinese, `--html claims.html` as a page with plots.
-`headwise claims` runs the quick ones, `--only ID` a single one; the command fails if a verdict is no longer the
+`headwise claims` runs the quick ones, `--only ID` a single one; the command exits with 1 if a verdict is not the
 expected one.
 
 A check compares a number with its expected value: ✓ it holds, ✗ it does not. The verdict follows from the checks:
@@ -27,9 +27,9 @@ Paragraphs are counted within a section, without formulas and list items.
 Errors are the largest difference over the largest entry, in float64 unless stated otherwise."""
 CHINESE = """# 书中的论断
 
-关于多头注意力，教科书和教程提出了许多论断。这里逐条实测：用随机数、小型的层，或 headwise 内置的训练好的模型，
-再依测得的数值判断。本页由 `headwise claims --all --markdown --lang zh` 生成；`--html claims.html` 生成带图的网页。
-`headwise claims` 只运行快的，`--only ID` 运行一条；若有结论与预期不符，命令以失败结束。
+关于多头注意力，教科书和教程提出了许多论断。这里逐条实测：用随机数、小型的层或 headwise 内置的训练好的模型，\
+再依测得的数值判断。本页由 `headwise claims --all --markdown --lang zh` 生成；`--html claims.html` 生成带图的网页。\
+`headwise claims` 只检验耗时短的论断，`--only 编号` 只检验其中一条；若有结论与预期不符，命令的退出码为 1。
 
 每项检验把一个数与预期值比较：✓ 相符，✗ 不符。结论由检验得出：
 
@@ -38,11 +38,11 @@ CHINESE = """# 书中的论断
 - **不成立**：没有一项相符。
 - **属实但易误导**：字面属实，但它让人以为的并非如此。
 
-每条论断都有对照，以 ⇄ 标出：在结果必须不同的情形下、或在基线上做同样的测量。对照必须拒绝该论断自身测得的数；
+每条论断都有对照，以 ⇄ 标出：在结果必须不同的情形下，或在基线上，做同样的测量。对照必须拒绝该论断自身测得的数；\
 对照不通过，就不下结论。
 
-论断出自五篇文章：一本 Transformer 教科书的一章、两篇教程（第一篇分七部分并附 PyTorch 代码，第二篇是关于形状的笔记）、
-含十六个公式的数学推导一节，以及一篇《水浒》演示。每个出处之后用我们自己的话写出原文的意思；其他文献另行注明。
-段落在各节内编号，公式与列表项不计。
+论断出自五篇文章：一本 Transformer 教科书的一章、两篇教程（第一篇分七部分并附 PyTorch 代码，第二篇是关于形状的笔记）、\
+含十六个公式的一节数学推导，以及一篇《水浒》演示。每个出处之后概述其原意；其他文献另行注明。\
+段落在各节内编号，公式与列表项不计。\
 误差为最大差值与最大元素之比；除另有说明外，用 float64 计算。"""
 INTRODUCTION = Bilingual(ENGLISH, CHINESE)
