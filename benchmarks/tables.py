@@ -6,8 +6,8 @@ from benchmarks.runner import SLOW
 
 TITLES = {
     "forward": "Output alone",
-    "small": "Many small ones",
-    "tiny": "So small that the call itself is measured",
+    "small": "Many small sequences",
+    "tiny": "Call overhead",
     "statistics": "With statistics of every head",
     "train": "Forward and backward",
     "decode": "One query against a cache",
@@ -99,7 +99,8 @@ def _time_table(report: Report, cases: list[Case]) -> list[str]:
     rows = {case.name: report.of(case.name) for case in cases}
     names = _columns([row for some in rows.values() for row in some])
     share = "bandwidth" if cases[0].family == "decode" else "peak"
-    head = ["case", "SDPA ms", *(f"{name}" for name in names), f"share of {share}", "memory MB", "spread", "goal"]
+    weighed = any(row.memory is not None for some in rows.values() for row in some)  # not with --no-memory
+    head = ["case", "SDPA ms", *names, f"share of {share}", *["memory MB"] * weighed, "spread", "goal"]
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     for case in cases:
         some = rows[case.name]
@@ -111,7 +112,7 @@ def _time_table(report: Report, cases: list[Case]) -> list[str]:
             _ms(median_of(some, "sdpa")),
             *(_cell(some, name) for name in names),
             _share(part) or "—",
-            " · ".join(_memory(some, name) for name in _compared(best)),
+            *[" · ".join(_memory(some, name) for name in _compared(best))] * weighed,
             _worst(spreads),
             "; ".join(map(str, case.goals)) or "—",
         ]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -107,10 +108,10 @@ _KINDS = (
     (r"MemoryError", "no size of it has less than 60 million parameters"),
     (r"calls its attention with (\w+)=…", r"its attention is called with \1=…, which headwise does not know"),
     (r"attention modules compute by themselves: (.*)", r"\1"),
-    (r"missing \d+ required positional arguments?: (.*?)(?: /|$)", r"called with arguments that this run has not: \1"),
-    (r"no inputs found", "this run finds no inputs for it"),
-    (r"^tiny: (?:configuration|model): (.{0,120}).*", r"no small configuration: \1"),
-    (r"^tiny: (.{0,120}).*", r"no inputs that fit: \1"),
+    (r"no inputs found|missing \d+ required positional arguments?", "this run finds no inputs for it"),
+    (r"^tiny: (?:configuration|model): ", "this run finds no small configuration of it"),
+    (r"^tiny: |TypeError: unhashable", "this run finds no inputs for it"),
+    (r"ValueError: Could not find", "a class that the installed transformers does not have"),
 )
 
 
@@ -129,7 +130,7 @@ def _by_reason(rows: dict[str, Row], status: str) -> list[list[str]]:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())[:200]
+    return textwrap.shorten(text.replace("|", "/"), 200, placeholder=" …")
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
