@@ -301,6 +301,8 @@ def test_markdown_shows_ratios_shares_and_who_is_left_out() -> None:
     assert "| `decode-16k-fp32` | 8000 | 0.12 | 0.25 | 50% | 20 · 1.0 · — | ≤ 2% | " in text
     assert "| ≤ 2% | ≤ 0.2 × sdpa; ≤ 0.45 × rewrite |" in text
     assert "- triton_gpu in all of them: it requires an NVIDIA GPU" in text
+    light = Report(MACHINE, quick=False, rows=[replace(row, memory=None) for row in ROWS])
+    assert "| share of bandwidth | spread | goal |" in tables.markdown(light)  # with --no-memory
 
 
 def test_report_is_read_as_it_was_written(tmp_path: Path) -> None:

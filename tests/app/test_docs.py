@@ -38,7 +38,7 @@ inputs = batch = {"input_ids": torch.arange(1, 12)[None], "attention_mask": torc
 """
 # What a page expects you to have before one of its blocks: page → number of the block → Python.
 GIVEN: dict[str, dict[int, str]] = {
-    "heads.md": {0: DECODER, 5: GPT2 + "maps = []"},
+    "heads.md": {1: DECODER, 6: GPT2 + "maps = []"},  # after the page's own model, a smaller one
     "models.md": {
         0: "import torch\nattention = torch.nn.MultiheadAttention(12, 3)\nmodel = torch.nn.Sequential(attention)\n"
         "x = torch.randn(7, 2, 12)",
