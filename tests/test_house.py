@@ -457,6 +457,30 @@ def test_another_way_to_capture_is_found(line):
     assert captures(line)
 
 
+def unions_asked(source: str) -> list[int]:
+    """Lines of isinstance(x, A | B) and issubclass(x, A | B)."""
+    return [
+        node.lineno
+        for node in nodes(source)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("isinstance", "issubclass")
+        and any(isinstance(part, ast.BinOp) for part in ast.walk(node.args[1]))
+    ]
+
+
+def test_what_a_graph_is_made_of_asks_for_no_union():
+    """torch.compile of PyTorch 2.9 follows isinstance(x, (A, B)), but not isinstance(x, A | B)."""
+    rooms = {"attention", "cache", "kernels", "map", "masks", "nn", "rule", "scores", "stats", "tiles"}
+    found = {name: unions_asked(TEXTS[name]) for name in INSIDE if name.split(".")[1] in rooms}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize("line", ["isinstance(x, int | str)", "issubclass(x, y if z else int | str)"])
+def test_a_union_is_found(line):
+    assert unions_asked(line) == [1]
+
+
 KEYS = {
     "num_hidden_layers", "hidden_size", "is_encoder_decoder", "max_position_embeddings", "intermediate_size",
     "partial_rotary_factor", "rope_parameters", "get_text_config", "encoder_attention_heads",

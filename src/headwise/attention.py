@@ -275,14 +275,14 @@ def _checked_gap(gap: Any, most: int) -> Span:
 
 def _check_number(name: str, value: Any) -> None:
     """Raise ConfigError for what is neither a number nor a tensor of one without gradients."""
-    if isinstance(value, float | torch.SymFloat | torch.SymInt):
+    if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
         return
     if isinstance(value, Tensor) and value.requires_grad:
         raise ConfigError(
             f"{name}: a tensor that requires gradients, which would not reach it; multiply q by it instead"
         )
     try:
-        if not isinstance(value, str | bytes | bytearray):
+        if not isinstance(value, (str, bytes, bytearray)):
             float(value)
             return
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -292,7 +292,7 @@ def _check_number(name: str, value: Any) -> None:
 
 def _check_tensors(q: Tensor, k: Vectors, v: Vectors) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor if name == "q" else Vectors):
+        if not isinstance(x, Tensor if name == "q" else (Tensor, QuantizedKV)):
             raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
     check_vectors(q, k, v)
 

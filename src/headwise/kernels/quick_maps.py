@@ -185,13 +185,13 @@ def _names(measures: Sequence[str | Measure]) -> tuple[Any, ...]:
     """The measures as a cache key; TypeError if they have more than numbers and names, or can be read only once."""
     if isinstance(measures, str):
         return (measures,)
-    if not isinstance(measures, tuple | list):
+    if not isinstance(measures, (tuple, list)):
         raise TypeError
     return tuple(x if type(x) is str else (type(x), *_settings(x)) for x in measures)
 
 
 def _settings(measure: object) -> tuple[Any, ...]:
     held = tuple(vars(measure).items())
-    if not isinstance(measure, Measure) or not all(isinstance(x, int | float | str | Statistic) for _, x in held):
+    if not isinstance(measure, Measure) or not all(isinstance(x, (int, float, str, Statistic)) for _, x in held):
         raise TypeError
     return held

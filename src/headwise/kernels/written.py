@@ -49,7 +49,7 @@ def _write(code: Any, numbers: list[int]) -> None:
         numbers.extend((LIST, len(code)))
         for value in code:
             _write(value, numbers)
-    elif isinstance(code, int | torch.SymInt):
+    elif isinstance(code, (int, torch.SymInt)):
         numbers.extend((WHOLE, code))  # type: ignore[arg-type]
     else:
         text = code if isinstance(code, str) else repr(code)

@@ -32,7 +32,7 @@ def size(name: str, value: object, least: int = 1) -> int:
 
 def flag(name: str, value: object) -> bool:
     """Return an option that is on or off as bool; ConfigError for anything but True and False, or 1 and 0."""
-    if not isinstance(value, bool | int | np.bool_) or value not in (True, False):
+    if not isinstance(value, (bool, int, np.bool_)) or value not in (True, False):
         raise ConfigError(f"{name}={value!r}: expected True or False")
     return bool(value)
 

@@ -31,7 +31,7 @@ class Rotary(nn.Module):
             raise ShapeError(
                 f"Rotary(head_dim={head_dim}): rotary positions rotate pairs of channels; expected an even head_dim"
             )
-        if not isinstance(base, int | float) or not 0.0 < base < math.inf:
+        if not isinstance(base, (int, float)) or not 0.0 < base < math.inf:
             raise ConfigError(f"Rotary(base={base!r}): expected a finite number above 0")
         self.head_dim, self.base = head_dim, float(base)
         self.register_buffer("frequency", torch.empty(0), persistent=False)  # on the default device

@@ -132,7 +132,7 @@ class SparseHeadMixture(ProjectedLayer):
         for name, value in (("top_p", top_p), ("threshold", threshold)):
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
                 raise ConfigError(f"{name}={value!r}: expected a number with 0 < {name} <= 1")
             if per == "sequence":
                 raise ConfigError(f"{name}={value}: requires per='token'; a batch of sequences has one number of heads")

@@ -21,7 +21,7 @@ class SoftCap(Score):
     holds = {"cap": Number()}
 
     def __post_init__(self) -> None:
-        if not isinstance(self.cap, int | float) or not (self.cap > 0 and math.isfinite(self.cap)):
+        if not isinstance(self.cap, (int, float)) or not (self.cap > 0 and math.isfinite(self.cap)):
             raise ConfigError(f"SoftCap({self.cap!r}): the cap must be a finite number > 0")
 
     def terms(self, grid: Grid, like: Tensor) -> Terms:

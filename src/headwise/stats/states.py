@@ -17,7 +17,7 @@ def tensors_of(state: Any) -> list[Tensor]:
         return [state]
     if isinstance(state, dict):
         return [x for part in state.values() for x in tensors_of(part)]
-    if isinstance(state, list | tuple):
+    if isinstance(state, (list, tuple)):
         return [x for part in state for x in tensors_of(part)]
     if is_dataclass(state):
         return [x for one in fields(state) for x in tensors_of(getattr(state, one.name))]
@@ -30,7 +30,7 @@ def with_tensors(state: Any, take: Callable[[Tensor], Tensor]) -> Any:
         return take(state)
     if isinstance(state, dict):
         return {key: with_tensors(part, take) for key, part in state.items()}
-    if isinstance(state, list | tuple):
+    if isinstance(state, (list, tuple)):
         return type(state)(with_tensors(part, take) for part in state)
     if is_dataclass(state) and not isinstance(state, type):
         return replace(state, **{one.name: with_tensors(getattr(state, one.name), take) for one in fields(state)})
