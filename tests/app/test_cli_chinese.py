@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commands import Command
 
+from headwise.cli.failures import in_words
 from headwise.errors import ConfigError, TextError
 
 WRONG = [
@@ -78,6 +79,25 @@ def test_an_error_is_one_line_in_chinese(
     english = headwise(*args, "--lang", "en")
     assert english.code == 2
     assert not re.search("[，。；：一-鿿]", english.err.replace("武", ""))
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("No such option: --modle (Possible options: --model, --mode)", "没有选项 --modle；相近的有 --model, --mode"),
+        ("No such option '--modle'. Did you mean '--model'?", "没有选项 --modle；是否要用 '--model'？"),
+        (
+            "No such option '--modle'. (Did you mean one of: '--model', '--mode'?)",
+            "没有选项 --modle；是否要用 '--model', '--mode'？",
+        ),
+    ],
+)
+def test_an_unknown_option_in_the_words_of_each_version_of_typer_and_click(message: str, said: str):
+    class Unknown(Exception):
+        def format_message(self) -> str:
+            return message
+
+    assert in_words(Unknown(), [], (), "zh") == said
 
 
 def test_an_error_keeps_its_chinese_and_has_the_english_text_otherwise():

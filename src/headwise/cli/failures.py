@@ -9,7 +9,7 @@ from headwise.errors import HeadwiseError, reason
 
 # Parts of typer's messages, in the order in which they are replaced.
 IN_CHINESE = {
-    r"^No such option: (\S+)": r"没有选项 \1",
+    r"^No such option(?:: (\S+)| '([^']*)'\.?)": r"没有选项 \1\2",
     r"^No such command ('[^']*')": r"没有命令 \1",
     r"^Missing argument ": "缺少参数 ",
     r"^Missing option ": "缺少选项 ",
@@ -26,7 +26,7 @@ IN_CHINESE = {
     r"Input should be less than or equal to (\S+)": r"应不大于 \1",
     r"(\S+) is not in the range (\S+)": r"\1 不在范围 \2 之内",
     r",? ?\(Possible options: (.+)\)": r"；相近的有 \1",
-    r"[.;,]? ?Did you mean (?:one of: )?([^?]+)\?": r"；是否要用 \1？",
+    r"[.;,]? ?\(?Did you mean (?:one of: )?([^?]+)\?\)?": r"；是否要用 \1？",
 }
 
 
