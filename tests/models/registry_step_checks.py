@@ -20,6 +20,8 @@ from registry_case import (
 from registry_inputs import BATCH, LENGTH, tokens
 from torch import Tensor
 
+from headwise.models.adapters.huggingface.library import cache_argument
+
 
 def _gradients(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Of the parameters, and of the inputs that have any."""
@@ -89,8 +91,9 @@ def gradients_of_inputs(case: Case) -> None:
 def _steps(case: Case, ids: Tensor, first: int) -> Tensor:
     """The logits of a text, computed with a cache: a beginning at once, the rest one by one."""
     model, cache, found = case.model, None, []
+    argument = cache_argument(model)
     for start, stop in [(0, first), *((i, i + 1) for i in range(first, ids.shape[1]))]:
-        more = {} if cache is None else {"past_key_values": cache}
+        more = {} if cache is None else {argument: cache}
         torch.manual_seed(0)
         out = model(input_ids=ids[:, start:stop], use_cache=True, **more)
         cache = out.past_key_values
@@ -99,7 +102,11 @@ def _steps(case: Case, ids: Tensor, first: int) -> Tensor:
 
 
 def _decoded(case: Case) -> tuple[Tensor, float]:
-    if not case.generates() or not case.takes("past_key_values", "input_ids") or "decoder_input_ids" in case.given:
+    if (
+        not case.generates()
+        or not case.takes(cache_argument(case.model), "input_ids")
+        or "decoder_input_ids" in case.given
+    ):
         raise NotApplicable("it is no causal language model")
     ids = tokens(case.model.config, LENGTH)
     try:

@@ -13,6 +13,7 @@ import headwise as hw
 from headwise.cache import KVCache, SlidingCache
 from headwise.interventions import Forbid, Scale, Uniform
 from headwise.masks import Causal, Sinks, Window
+from headwise.models.adapters.huggingface.library import cache_argument
 
 N, PROMPT, WINDOW = 11, 5, 4
 EDITS = {
@@ -105,7 +106,8 @@ def of_transformers(name: str, cache: str) -> tuple[nn.Module, Run, Callable[[],
         "dynamic": lambda: transformers.DynamicCache(config=config),
         "static": lambda: transformers.StaticCache(config=config, max_cache_len=16),
     }[cache]
-    return model, lambda ids, cache: model(ids, past_key_values=cache, use_cache=cache is not None).logits, made
+    argument = cache_argument(model)
+    return model, lambda ids, cache: model(ids, **{argument: cache}, use_cache=cache is not None).logits, made
 
 
 def by_hand() -> tuple[nn.Module, Run, Callable[[], Any]]:
@@ -201,7 +203,7 @@ def with_own_masks(model: Any, cache: Any, ids: Tensor, window: int | None, wide
     for part in (ids[:, :PROMPT], *ids[:, PROMPT:].split(2, 1)):
         mask = masked(part, past, window)
         mask = torch.nn.functional.pad(mask, (0, max(0, wide - mask.shape[-1])), value=-torch.inf)
-        found.append(model(part, attention_mask=mask, past_key_values=cache, use_cache=True).logits)
+        found.append(model(part, attention_mask=mask, **{cache_argument(model): cache}, use_cache=True).logits)
         past += part.shape[1]
     return torch.cat(found, 1)
 
@@ -238,8 +240,8 @@ def test_queries_among_the_keys_of_an_unknown_mask():
 
     def prompt() -> dict[str, Any]:
         kept = cache()
-        model(ids[:, :PROMPT], past_key_values=kept, use_cache=True)
-        return {"attention_mask": mask, "past_key_values": kept, "use_cache": True}
+        model(ids[:, :PROMPT], **{cache_argument(model): kept}, use_cache=True)
+        return {"attention_mask": mask, cache_argument(model): kept, "use_cache": True}
 
     with torch.no_grad():
         call = prompt()

@@ -28,7 +28,7 @@ from headwise.lm.loading.positions import check_window, positions_of
 from headwise.lm.loading.remarks import remark
 from headwise.lm.loading.tokenized import TokenizedText
 from headwise.models import HeadSite, attach, find_heads
-from headwise.models.adapters.huggingface.library import library
+from headwise.models.adapters.huggingface.library import cache_argument, library
 from headwise.models.configuration.keys import trained_context, width
 from headwise.stats import Measure
 from headwise.wording import Bilingual, Message
@@ -168,9 +168,10 @@ class TransformersModel(LoadedModel):
         b, n = ids.shape
         rows = max(1, LOGITS // (b * self._vocabulary))
         cache, total = library("cache_utils").DynamicCache(config=self.model.config), 0.0
+        kept = {cache_argument(self.model): cache, "use_cache": True}
         for start in range(0, n - 1, rows):
             part = ids[:, start : start + rows]
-            logits = self.model(input_ids=part, past_key_values=cache, use_cache=True).logits
+            logits = self.model(input_ids=part, **kept).logits
             targets = ids[:, start + 1 : start + rows + 1]
             total += float(_nats(logits[:, : targets.shape[1]], targets, reduction="sum"))
         return total / (b * (n - 1))
