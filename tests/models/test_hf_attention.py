@@ -28,6 +28,7 @@ import headwise as hw
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.models.adapters.huggingface import install
 from headwise.models.adapters.huggingface.attention import attention_forward
+from headwise.models.adapters.huggingface.library import OLDEST
 from headwise.models.adapters.huggingface.masks import make_mask
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -199,7 +200,8 @@ def test_gradient_checkpointing(name):
 
     with switched(model):
         plain = gradients()
-        model.activation_checkpointing_enable()
+        # transformers 5.18 has the former name alone, which later ones warn of.
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         saved = gradients()
     for x, y in zip(saved, plain, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
@@ -327,8 +329,20 @@ def test_what_cannot_be_attached_is_named():
 
 def test_transformers_that_is_not_there_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.modeling_utils", None)  # as if it were not installed
-    with pytest.raises(ConfigError, match=r"transformers.*pip install 'transformers>=5'"):
+    with pytest.raises(ConfigError, match=r"transformers.*pip install 'transformers>=5\.\d+'"):
         install()
+
+
+@pytest.mark.parametrize("version", ["4.57.6", "5.2.0.dev0"])
+def test_transformers_that_is_too_old_is_said(version, monkeypatch):
+    monkeypatch.setattr("transformers.__version__", version)
+    with pytest.raises(ConfigError, match=rf"transformers>=5\.\d+' \({version} is installed\)"):
+        install()
+
+
+def test_the_oldest_transformers_is_that_of_the_package():
+    extras = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'hf = ["transformers>={OLDEST}"]' in extras
 
 
 def test_nan_in_a_weight_is_told():

@@ -162,7 +162,7 @@ def _kind(name: str, file: Path) -> Any:
     try:
         import transformers
     except ImportError:
-        raise not_installed("load_pruned()", "transformers>=5") from None
+        raise not_installed("load_pruned()", "transformers>=5.18") from None
     kind: Any = getattr(transformers, name, None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise CheckpointError(f"{str(file)!r}: {name!r} is not a model class of the installed transformers")

@@ -1,4 +1,4 @@
-"""Hugging Face transformers models with attention computed by headwise (`pip install 'transformers>=5'`).
+"""Hugging Face transformers models with attention computed by headwise (`pip install 'transformers>=5.18'`).
 
     import headwise as hw
     with hw.attach(model), hw.models.observe(callback, model=model, measures=["entropy"]):

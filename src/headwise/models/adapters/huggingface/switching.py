@@ -26,7 +26,7 @@ def install() -> None:
     Calling it again changes nothing, also if another library has wrapped the attention functions meanwhile.
 
     Raises:
-        ConfigError: if transformers is not installed: `pip install 'transformers>=5'`.
+        ConfigError: if transformers is not installed or too old: `pip install 'transformers>=5.18'`.
     """
     # torch.compile cannot trace masks that are read from closures; it compiles the code between.
     models = library("modeling_utils")
