@@ -147,14 +147,12 @@ def check_whole(owner: str, name: str, value: object, least: int) -> int:
     """Return `value`, a whole number of any library such as NumPy, as one of Python; raises a ConfigError that names it
     if it is none, less than `least` or more than 64 bits hold."""
     number = whole_number(value)
-    given = f"{owner}({name}={value!r})"
+    if number is not None and least <= number <= MOST:
+        return number
+    given = f"{owner}({name}={value!r})"  # not before: on Python 3.13, torch.compile cannot write a size of the graph
     if number is not None and number > MOST:
         raise ConfigError(f"{given}: expected at most {MOST}", f"{given}：应不大于 {MOST}")
-    if number is None or number < least:
-        raise ConfigError(
-            f"{given}: expected a whole number, {name} >= {least}", f"{given}：应为整数，且 {name} >= {least}"
-        )
-    return number
+    raise ConfigError(f"{given}: expected a whole number, {name} >= {least}", f"{given}：应为整数，且 {name} >= {least}")
 
 
 def check_sequence(owner: str, name: str, value: Any, expected: str) -> list[Any]:
