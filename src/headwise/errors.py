@@ -152,7 +152,9 @@ def check_whole(owner: str, name: str, value: object, least: int) -> int:
     given = f"{owner}({name}={value!r})"  # not before: on Python 3.13, torch.compile cannot write a size of the graph
     if number is not None and number > MOST:
         raise ConfigError(f"{given}: expected at most {MOST}", f"{given}：应不大于 {MOST}")
-    raise ConfigError(f"{given}: expected a whole number, {name} >= {least}", f"{given}：应为整数，且 {name} >= {least}")
+    raise ConfigError(
+        f"{given}: expected a whole number, {name} >= {least}", f"{given}：应为整数，且 {name} >= {least}"
+    )
 
 
 def check_sequence(owner: str, name: str, value: Any, expected: str) -> list[Any]:

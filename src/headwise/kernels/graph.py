@@ -66,6 +66,11 @@ def plain(x: Tensor) -> Tensor:
     return x.detach()
 
 
+def listed(x: Tensor) -> list[Any]:
+    """x.tolist() of a vector, within torch.func too, where PyTorch 2.9 raises."""
+    return [one.item() for one in x] if torch._C._functorch.is_functorch_wrapped_tensor(x) else x.tolist()
+
+
 def can_record(rule: Rule) -> bool:
     """Whether the rule can be passed to an operator: its mask class is registered, and it is not a rectangle's."""
     return rule.grid.at_end and write(rule.mask) is not None

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.fields import Array
+from headwise.kernels.graph import listed
 from headwise.masks import Grid, Mask, Span, State, spans
 
 
@@ -26,8 +27,8 @@ class Picked(Mask):
     def __init__(self, mask: Mask, grid: Grid, heads: Tensor, positions: Tensor) -> None:
         self.mask, self.grid, self.heads = mask, grid, heads
         self.positions = positions
-        self._first = positions.amin((0, 1)).tolist()  # of each row over all entries
-        self._last = positions.amax((0, 1)).tolist()
+        self._first = listed(positions.amin((0, 1)))  # of each row over all entries
+        self._last = listed(positions.amax((0, 1)))
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         positions = self.positions[:, :, rows.to(self.positions.device)]

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from headwise.attention import attend_to
 from headwise.cache.chosen import ChosenCache
 from headwise.kernels.eager import eager
+from headwise.kernels.graph import listed
 from headwise.masks import Everything, Grid
 from headwise.nn.chosen import Pairs
 from headwise.nn.positions import rotated
@@ -56,7 +57,7 @@ def by_choice(call: SparseCall) -> Result:
     layer, x = call.layer, call.x
     b, n, h = x.shape[0], x.shape[1], layer.num_heads
     at = Selected.of(call.gates.chosen)
-    sizes, loads = at.counts.sum(0).tolist(), at.counts.amax(0).tolist()
+    sizes, loads = listed(at.counts.sum(0)), listed(at.counts.amax(0))
     tokens = at.rows.split(sizes)
     flat = x.reshape(b * n, -1)
     q, k, v = _projected(layer, [flat.index_select(0, rows) for rows in tokens])

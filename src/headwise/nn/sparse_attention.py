@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from headwise.attention import attend_to, nonfinite
 from headwise.cache import Cache
 from headwise.kernels.eager import eager
+from headwise.kernels.graph import listed
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
 from headwise.masks.grid import NO_GAP
@@ -97,7 +98,7 @@ def by_token(call: SparseCall) -> Result:
     layer, x = call.layer, call.x
     b, n, h = x.shape[0], x.shape[1], layer.num_heads
     group, h_kv = h // layer.num_kv_heads, layer.num_kv_heads
-    loads = call.gates.chosen.sum(1).amax(0).tolist()  # of each head, in the batch entry that uses it most
+    loads = listed(call.gates.chosen.sum(1).amax(0))  # of each head, in the batch entry that uses it most
     start = 0 if call.cache is None else call.cache.seen
     used = list(range(h_kv))
     if call.cache is None:  # a cache must hold all keys, as a later token may select any head
