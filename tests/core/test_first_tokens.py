@@ -21,6 +21,11 @@ def padded() -> Tensor:
     return torch.stack([torch.arange(N) >= pad for pad in PADS])
 
 
+def holed() -> Tensor:
+    """Keys of `padded` without those at which the second and the third of some documents begin."""
+    return padded() & ~torch.isin(torch.arange(N), torch.tensor([5, 12, 13]))
+
+
 def behind_padding() -> Tensor:
     return torch.tensor(PADS)[:, None].expand(-1, N)
 
@@ -44,6 +49,14 @@ MADE: dict[str, tuple[Mask, Tensor]] = {
     "an id in two runs behind padding": (
         Causal() & Documents([4] * 5 + [6] * 7 + [4] * 11) & Lengths([N - pad for pad in PADS], side="right"),
         torch.tensor([[0] * 5 + [5] * 7 + [0] * 11, [4] * 5 + [5] * 7 + [4] * 11, [12] * 5 + [11] * 7 + [12] * 11]),
+    ),
+    "documents behind holes of padding": (
+        Causal() & Documents([4] * 5 + [6] * 7 + [8] * 11) & Dense(holed()[:, None, None].expand(-1, 1, N, -1)),
+        torch.tensor([[0] * 5 + [6] * 7 + [14] * 11, [4] * 5 + [6] * 7 + [14] * 11, [12] * 5 + [11] * 7 + [14] * 11]),
+    ),
+    "documents behind holes of a boolean n×m": (
+        Documents([4] * 5 + [6] * 7 + [8] * 11) & Dense(holed()[:, None, None] & torch.ones(N, N).tril().bool()),
+        torch.tensor([[0] * 5 + [6] * 7 + [14] * 11, [4] * 5 + [6] * 7 + [14] * 11, [12] * 5 + [11] * 7 + [14] * 11]),
     ),
     "an id in two runs": (Documents([4] * 5 + [6] * 7 + [4] * 11), torch.tensor([[0] * 5 + [5] * 7 + [0] * 11])),
 }

@@ -67,9 +67,11 @@ def starts(mask: Tree, b: int, h: int, n: int, m: int, held: Mapping[str, Tensor
             if left is None and right is None:
                 return None
             if kind == "and":
-                return (
-                    _later(left, right) if left is not None and right is not None else right if left is None else left
-                )
+                if left is None or right is None:
+                    return right if left is None else left
+                start, key = torch.maximum(left, right)[..., None], torch.arange(m)
+                same = (left[:, :, None] == left[:, None]) & (right[:, :, None] == right[:, None])
+                return torch.where(same & (key >= start), key, m).amin(-1) if m else left
         case "lengths":
             return (m - held[rest[0]])[:, None].expand(b, m) if rest[2] == "right" else None
         case "documents":
@@ -86,17 +88,7 @@ def starts(mask: Tree, b: int, h: int, n: int, m: int, held: Mapping[str, Tensor
         for j in range(m):
             sees = rows[rows[:, j]]
             start = j if len(sees) and not bool(sees[:, :j].any()) else start
-            found[at, j] = start
-    return found
-
-
-def _later(one: Tensor, other: Tensor) -> Tensor:
-    """Of each key, the first key from the later of two starts on that has the same two starts; m if there is none."""
-    found = torch.full_like(one, m := one.shape[1])
-    for at, (left, right) in enumerate(zip(one.tolist(), other.tolist(), strict=True)):
-        pairs = list(zip(left, right, strict=True))
-        for j, pair in enumerate(pairs):
-            found[at, j] = next((i for i in range(max(pair), m) if pairs[i] == pair), m)
+            found[at, j] = start if len(sees) or n < m else m  # all queries are there, and none sees it
     return found
 
 

@@ -201,7 +201,7 @@ class Dense(Mask):
         return self.mask
 
     def starts(self, grid: Grid) -> Tensor:
-        return starts.of_boolean(self.mask[:, :, :1] if self.padding else self.mask)
+        return starts.of_boolean(self.mask, self.padding)
 
     @property
     def padding(self) -> bool:

@@ -25,23 +25,26 @@ def of_spans(spans: Tensor, m: int) -> Tensor:
     one = torch.ones((), dtype=torch.long, device="cpu").expand(ends.shape[:2])
     change.scatter_add_(1, ends[..., 0], one).scatter_add_(1, ends[..., 1], -one)
     first = torch.zeros_like(change).scatter_add_(1, spans[:, :, 0, 0], some)
-    return _of_counts(change.cumsum(1)[:, :m], first[:, :m])
+    return _of_counts(change.cumsum(1)[:, :m], first[:, :m], spans.shape[1] >= m)
 
 
-def of_boolean(allowed: Tensor) -> Tensor:
-    """Return the same from a boolean tensor [b, h, n, m]."""
-    return of_rows(lambda start, stop: allowed[:, :, start:stop], allowed.shape[2], allowed.shape[3])
+def of_boolean(allowed: Tensor, padding: bool) -> Tensor:
+    """Return the same from a boolean tensor [b, h, n, m], of which padding has equal rows."""
+    allowed = allowed[:, :, :1] if padding else allowed
+    n, m = allowed.shape[2:]
+    return of_rows(lambda start, stop: allowed[:, :, start:stop], n, m, padding or n >= m)
 
 
-def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int) -> Tensor:
-    """Return the same from a function of a first and a last row to their boolean [b, h, rows, m]."""
+def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int, every: bool) -> Tensor:
+    """Return the same from a function of a first and a last row to their boolean [b, h, rows, m]; `every`: whether
+    these are all rows, so that a key that none of them sees is padding."""
     seen = first = torch.zeros(1, m, dtype=torch.long, device="cpu")
     for start in range(0, n if m else 0, ROWS):
         rows = allowed(start, min(start + ROWS, n))
         seen = seen + rows.view(torch.uint8).sum((1, 2), dtype=torch.int32).cpu()  # three times as fast as of bool
         some, index = (x.flatten(1).cpu() for x in rows.max(-1))  # the first key that is seen, if there is one
         first = first.expand(len(rows), m).scatter_add(1, index, some.long())
-    return _of_counts(seen, first)
+    return _of_counts(seen, first, every)
 
 
 def of_queries(mask: Described, inner: bool = False) -> bool:
@@ -60,7 +63,8 @@ def shown(spans: Tensor | None, allowed: Callable[[Tensor, Tensor, Grid], Tensor
     if spans is not None:
         return of_spans(spans, grid.m)
     cols = torch.arange(grid.m, device="cpu")
-    return of_rows(lambda *ends: allowed(torch.arange(*ends, device="cpu"), cols, grid), grid.n, grid.m)
+    n, m = grid.n, grid.m
+    return of_rows(lambda *ends: allowed(torch.arange(*ends, device="cpu"), cols, grid), n, m, n >= m)
 
 
 def behind_hidden(mask: Described, allowed: Callable[[Tensor, Tensor, Grid], Tensor], grid: Grid) -> Tensor | None:
@@ -105,9 +109,9 @@ def of_both(one: Tensor, other: Tensor, grid: Grid) -> Tensor:
     return torch.where(elsewhere, first[pair].view_as(start), start)
 
 
-def _of_counts(seen: Tensor, first: Tensor) -> Tensor:
+def _of_counts(seen: Tensor, first: Tensor, every: bool) -> Tensor:
     """Return the starts from the number of rows that see each key, and of those whose first key it is."""
     m = seen.shape[1]
     key = torch.arange(m, device="cpu")
     latest = torch.where((seen > 0) & (seen == first), key, -1).cummax(1).values
-    return torch.where(latest < 0, m, latest)
+    return torch.where((latest < 0) | (seen == 0) if every else latest < 0, m, latest)
