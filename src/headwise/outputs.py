@@ -7,7 +7,7 @@ with taken(path, "--out"):          # raises if it cannot be written, or if anot
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from headwise.files import fcntl, is_at, is_temporary, lock, short_name, sweep
 from headwise.wording import Bilingual
 
 FOLDER_LOCK = ".headwise.lock"
+OF_MODEL = ("*.safetensors", "*.safetensors.index.json", "*config.json", "tokenizer*", "vocab.*", "merges.txt")
 
 
 def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = False) -> None:
@@ -92,23 +93,24 @@ def taken(path: str | os.PathLike[str], option: str, *, folder: bool = False) ->
                 empty.rmdir()
 
 
-def check_apart(outputs: Mapping[str, Path | None], others: Mapping[str, Path | None]) -> None:
+def check_apart(outputs: Iterable[tuple[str, Path | None]], others: Mapping[str, Path | None]) -> None:
     """Raise ConfigError if two output files are the same, or one of them is another file of the run, such as an input.
 
     Args:
-        outputs, others: files by their options; of a folder among the others, the weights in it. None is skipped.
+        outputs: options and their files; an option may be there more than once. others: files by their options; of a
+            folder among them, the files of a model. None is skipped.
     """
-    there = {option: _files(path) for option, path in others.items() if path is not None}
-    for option, path in outputs.items():
+    there = [(option, _files(path)) for option, path in others.items() if path is not None]
+    for option, path in outputs:
         if path is None:
             continue
-        for other, files in there.items():
+        for other, files in there:
             if any(_is_same(path, file) for file in files):
                 raise ConfigError(
                     f"{_named(path, option)}: is the file of {other}; expected another one",
                     f"{_named(path, option)}：与 {other} 是同一个文件；应为另一个文件",
                 )
-        there[option] = [path]
+        there.append((option, [path]))
 
 
 def contents(folder: Path) -> list[Path]:
@@ -187,10 +189,10 @@ def _make(folder: Path, made: list[Path]) -> None:
 
 
 def _files(path: Path) -> list[Path]:
-    """The path, or the files of weights in the folder."""
+    """The path, or the files of the model in the folder."""
     with suppress(OSError):  # a name that is too long, which whoever reads or writes it names
         path = folder_of(path)
-        return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        return [file for name in OF_MODEL for file in sorted(path.glob(name))] if path.is_dir() else [path]
     return [path]
 
 
@@ -199,7 +201,7 @@ def _is_same(path: Path, other: Path) -> bool:
     try:
         return os.path.samefile(path, other)
     except OSError:  # one is missing
-        return path.resolve() == other.resolve()
+        return os.path.realpath(path) == os.path.realpath(other)  # not `resolve`, which raises for a link to itself
 
 
 def _named(path: Path, option: str) -> str:

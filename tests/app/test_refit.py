@@ -448,6 +448,10 @@ def test_a_source_is_never_overwritten_and_another_only_by_force(headwise, model
         (["budget", "--window", "5", "--out", "tale.txt", "--force"], ["--out", "the file of --file"]),
         (["convert", "--num-kv-heads", "1", "--out", "m", "--force"], ["never overwritten"]),
         (["see", "--out", "tale.txt", "--no-open"], ["--out 'tale.txt'", "the file of --file"]),
+        (["see", "--out", "m/tokenizer.json", "--no-open"], ["--out", "the file of --model"]),
+        (["see", "--beside", "b.txt", "--out", "b.txt", "--no-open"], ["--out 'b.txt'", "the file of --beside"]),
+        (["see", "--view", "html=tale.txt", "--view", "html=x", "--no-open"], ["--view html", "the file of --file"]),
+        (["see", "--out", "self", "--beside", "gone.txt", "--no-open"], ["--beside 'gone.txt'"]),
     ],
 )  # fmt: skip
 def test_no_output_replaces_an_input(headwise, model_folder, text, tmp_path, monkeypatch, args, words):
@@ -456,7 +460,10 @@ def test_no_output_replaces_an_input(headwise, model_folder, text, tmp_path, mon
     Path("m").mkdir()
     Path("b").mkdir()
     Path("m/model.safetensors").symlink_to(model_folder / "model.safetensors")
-    Path("tale.txt").write_bytes(text.read_bytes())
+    Path("m/tokenizer.json").touch()
+    Path("self").symlink_to("self")
+    for name in ("tale.txt", "b.txt"):
+        Path(name).write_bytes(text.read_bytes())
     before = (model_folder / "model.safetensors").read_bytes()
     done = headwise(*args, "--model", "m", "--file", "tale.txt")
     assert (done.code, len(done.err.strip().splitlines())) == (2, 1), done.out + done.err
@@ -464,7 +471,7 @@ def test_no_output_replaces_an_input(headwise, model_folder, text, tmp_path, mon
     assert Path("m/model.safetensors").is_symlink()
     assert (model_folder / "model.safetensors").read_bytes() == before
     assert Path("tale.txt").read_bytes() == text.read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "m", "tale.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "b.txt", "m", "self", "tale.txt"]
 
 
 @pytest.mark.thorough

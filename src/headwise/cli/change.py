@@ -230,7 +230,7 @@ def _check_apart(outputs: dict[str, Path | None], file: Path, model: Path | None
     from headwise.lm.checkpoint import MODEL_FILE
 
     written = None if out is None else out / MODEL_FILE
-    check_apart(outputs, {"--file": None if is_stream(file) else file, "--model": model, "--out": written})
+    check_apart(outputs.items(), {"--file": None if is_stream(file) else file, "--model": model, "--out": written})
 
 
 def _share(option: str, text: str | None) -> float | None:

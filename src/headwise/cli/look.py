@@ -97,8 +97,11 @@ def see(
                 f"--view {name}：应为 名称=路径，例如 --view {name}=report-{name}",
             )
         check_writable(path, "--view", folder=view.folder)
-    files = {f"--view {name}": Path(path) for name, _, path in others} | {"--out": None if is_stream(out) else out}
-    check_apart(files, {"--file": None if is_stream(file) else file, "--model": model})
+    read = {"--file": file, "--model": model, "--sweep": sweep, "--beside": None if beside is None else Path(beside)}
+    check_apart(
+        [*((f"--view {name}", Path(path)) for name, _, path in others), ("--out", None if is_stream(out) else out)],
+        {option: None if is_stream(path) else path for option, path in read.items()},
+    )
     title, second = "", _beside(beside, taken=text == STREAM or is_stream(file))
     if text == STREAM or is_stream(file):
         text = stdin_text("TEXT" if file is None else "--file")
