@@ -1,8 +1,11 @@
 """Numbers in a cache: how far they are from those that came, and what cannot be kept."""
 
 import math
+import os
+import signal
 from collections.abc import Callable
 from itertools import pairwise
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import example, given as for_all, settings, strategies as st
 
 from headwise.attention import attend
 from headwise.cache import BudgetCache, KVCache, RaggedCache, SlidingCache
+from headwise.cache.room import Room
 from headwise.cache.rows import Rows
 from headwise.cache.storage import Quantized, Rounded
 from headwise.errors import DTypeError
@@ -197,3 +201,28 @@ def test_without_memory_neither_keys_nor_values_are_added(
     assert (cache.seen, cache.nbytes) == before
     for found, expected in zip(cache.append(*new), whole.append(*new), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_process_that_is_forked_meanwhile_can_claim() -> None:
+    """Another thread may be claiming at the fork; its lock would stay locked in the child."""
+    room = Room([torch.zeros(1, 1, 4, 1)], 0)
+    inside, go, shared = Event(), Event(), room.writable
+
+    def slowly(at: int) -> bool:
+        inside.set()
+        go.wait(0.1)
+        return shared(at)
+
+    room.writable = slowly  # type: ignore[method-assign]
+    thread = Thread(target=room.claimed, args=(0, 1))
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(2)  # ends it
+        os._exit(0 if Room([torch.zeros(1, 1, 4, 1)], 0).claimed(0, 1) else 1)
+    go.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,5 +1,6 @@
 """Memory that grows, and that copies of a cache share until one of them writes where another has written."""
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from threading import Lock
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 _CLAIM = Lock()
+if hasattr(os, "register_at_fork"):  # a lock that another thread holds at a fork would stay locked in the child
+    os.register_at_fork(before=_CLAIM.acquire, after_in_parent=_CLAIM.release, after_in_child=_CLAIM.release)
 
 
 class Room:
