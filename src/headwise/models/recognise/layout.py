@@ -54,6 +54,7 @@ def contiguous(shape: tuple[int, ...]) -> View:
     return shape, tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))), 0
 
 
+@lru_cache(maxsize=1024)
 def whole(shape: tuple[int, ...]) -> Layout:
     """The layout of a tensor in itself."""
     _, strides, _ = contiguous(shape)
