@@ -32,19 +32,19 @@ def of_boolean(allowed: Tensor, padding: bool) -> Tensor:
     """Return the same from a boolean tensor [b, h, n, m], of which padding has equal rows."""
     allowed = allowed[:, :, :1] if padding else allowed
     n, m = allowed.shape[2:]
-    return of_rows(lambda start, stop: allowed[:, :, start:stop], n, m, padding or n >= m)
+    return of_rows(lambda start, stop: allowed[:, :, start:stop], n, m, padding)
 
 
-def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int, every: bool) -> Tensor:
-    """Return the same from a function of a first and a last row to their boolean [b, h, rows, m]; `every`: whether
-    these are all rows, so that a key that none of them sees is padding."""
+def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int, padding: bool = False) -> Tensor:
+    """Return the same from a function of a first and a last row to their boolean [b, h, rows, m]; of padding, one row
+    is enough."""
     seen = first = torch.zeros(1, m, dtype=torch.long, device="cpu")
     for start in range(0, n if m else 0, ROWS):
         rows = allowed(start, min(start + ROWS, n))
         seen = seen + rows.view(torch.uint8).sum((1, 2), dtype=torch.int32).cpu()  # three times as fast as of bool
         some, index = (x.flatten(1).cpu() for x in rows.max(-1))  # the first key that is seen, if there is one
         first = first.expand(len(rows), m).scatter_add(1, index, some.long())
-    return _of_counts(seen, first, every)
+    return _of_counts(seen, first, padding or n >= m)
 
 
 def of_queries(mask: Described, inner: bool = False) -> bool:
@@ -63,8 +63,7 @@ def shown(spans: Tensor | None, allowed: Callable[[Tensor, Tensor, Grid], Tensor
     if spans is not None:
         return of_spans(spans, grid.m)
     cols = torch.arange(grid.m, device="cpu")
-    n, m = grid.n, grid.m
-    return of_rows(lambda *ends: allowed(torch.arange(*ends, device="cpu"), cols, grid), n, m, n >= m)
+    return of_rows(lambda *ends: allowed(torch.arange(*ends, device="cpu"), cols, grid), grid.n, grid.m)
 
 
 def behind_hidden(mask: Described, allowed: Callable[[Tensor, Tensor, Grid], Tensor], grid: Grid) -> Tensor | None:
@@ -97,7 +96,8 @@ def of_both(one: Tensor, other: Tensor, grid: Grid) -> Tensor:
     one, other = torch.broadcast_tensors(one, other)
     start = torch.maximum(one, other)
     at = grid.keys_at(start)
-    same = (one.gather(1, at.clamp_min(0)) == one) & (other.gather(1, at.clamp_min(0)) == other)
+    there = at.clamp_min(0)
+    same = (one.gather(1, there) == one) & (other.gather(1, there) == other)
     elsewhere = (at >= 0) & ~same
     if not bool(elsewhere.any()):
         return start
@@ -110,7 +110,8 @@ def of_both(one: Tensor, other: Tensor, grid: Grid) -> Tensor:
 
 
 def _of_counts(seen: Tensor, first: Tensor, every: bool) -> Tensor:
-    """Return the starts from the number of rows that see each key, and of those whose first key it is."""
+    """Return the starts from the number of rows that see each key, and of those whose first key it is; `every`: whether
+    these are all rows, so that a key that none of them sees is padding."""
     m = seen.shape[1]
     key = torch.arange(m, device="cpu")
     latest = torch.where((seen > 0) & (seen == first), key, -1).cummax(1).values
