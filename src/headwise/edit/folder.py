@@ -18,6 +18,7 @@ from headwise.contents import Entry, one_line, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, ConfigError, not_installed
 from headwise.files import atomic_folder, sweep
 from headwise.models import HeadSite, find_heads
+from headwise.models.adapters.huggingface.library import OLDEST
 from headwise.models.configuration.keys import num_layers
 from headwise.models.resizing import make_room
 from headwise.tensor_files import read_tensors, save_tensors
@@ -162,7 +163,7 @@ def _kind(name: str, file: Path) -> Any:
     try:
         import transformers
     except ImportError:
-        raise not_installed("load_pruned()", "transformers>=5.18") from None
+        raise not_installed("load_pruned()", f"transformers>={OLDEST}") from None
     kind: Any = getattr(transformers, name, None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise CheckpointError(f"{str(file)!r}: {name!r} is not a model class of the installed transformers")
