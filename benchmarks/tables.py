@@ -1,4 +1,4 @@
-"""A report in words: lines for the terminal while it runs, Markdown for docs/performance.md."""
+"""A report in words: lines for the terminal while it runs, Markdown for docs/performance_tables.md."""
 
 from benchmarks.cases import REWRITES, Case
 from benchmarks.results import Report, Row, best_kernel, median_of, ratio
