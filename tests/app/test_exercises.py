@@ -7,10 +7,10 @@ import pytest
 import torch
 from commands import Command
 
+from headwise.textbook.guide.grading.child import decoded, encoded
 from headwise.textbook.guide.grading.compare import difference
 from headwise.textbook.guide.grading.draw import Draw
 from headwise.textbook.guide.grading.grade import grade, lines
-from headwise.textbook.guide.grading.wire import decoded, encoded
 from headwise.textbook.guide.registry import exercises, find_exercise, topics
 
 

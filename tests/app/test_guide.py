@@ -13,9 +13,9 @@ from headwise.reports.diagrams import diagram
 from headwise.textbook.claims import Verdict
 from headwise.textbook.guide import registry
 from headwise.textbook.guide.book import rows, table
+from headwise.textbook.guide.grading.child import decoded, encoded
 from headwise.textbook.guide.grading.compare import difference
 from headwise.textbook.guide.grading.draw import Draw
-from headwise.textbook.guide.grading.wire import decoded, encoded
 from headwise.textbook.guide.notebooks import notebook, to_json
 from headwise.textbook.guide.outputs import code_hash, output, tidy
 from headwise.textbook.guide.page import index, page, stored_output

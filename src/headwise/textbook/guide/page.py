@@ -43,14 +43,13 @@ WORDS = {
     "formula": Bilingual("formula", "公式"),
     "guards": Bilingual(
         "`headwise check` runs your code in a process of its own, with limits: 10 seconds of CPU time, 2 GiB of "
-        "memory, 1 MiB of printed text, and a temporary folder, outside of which it cannot write or delete files; "
-        "it has no network and starts no programs. On Linux the kernel enforces this (rlimits, Landlock, a network "
-        "namespace); elsewhere Python's audit hooks do, which stop mistakes but not malice. Reading files is not "
-        "prevented.",
+        "memory, 1 MiB of printed text, 64 MiB of files. On Linux it has a file system of its own, in which Python and "
+        "its packages can only be read and your files are not there, no network, and no other processes; all of it is "
+        "gone afterwards. Where the system does not allow that, the result says so.",
         "`headwise check` 在单独的进程中运行你的代码，并加以限制："
-        "10 秒 CPU 时间、2 GiB 内存、1 MiB 打印输出，以及一个临时文件夹，在它之外不能写入或删除文件；"
-        "没有网络，也不能启动其他程序。在 Linux 上由内核保证（rlimits、Landlock、网络命名空间）；"
-        "在其他系统上由 Python 的审计钩子保证，它能拦住失误，拦不住恶意代码。读取文件不受限制。",
+        "10 秒 CPU 时间、2 GiB 内存、1 MiB 打印输出、64 MiB 文件。在 Linux 上，它有自己的文件系统："
+        "Python 及其包只可读取，你的文件不在其中；没有网络，也没有其他进程，结束后全部消失。"
+        "系统不允许这样隔离时，结果会说明。",
     ),
 }
 

@@ -18,10 +18,8 @@ ATTEMPTS = 60  # smaller inputs that are tried after a failure
 # Parts of the messages of the other process, in which nothing else is in English.
 IN_CHINESE = {
     r"^line (\d+): ": r"第 \1 行：",
-    "exercises have no network and start no programs": "练习没有网络，也不能启动程序",
-    "exercises write only in their own temporary folder": "练习只能在自己的临时文件夹中写入",
-    "exercises change files only in their own temporary folder": "练习只能改动自己的临时文件夹中的文件",
     "^returned a value of type (.+); expected numbers, lists or tensors": r"返回值的类型是 \1；应为数、列表或张量",
+    "^returned a value that is nested too deeply": "返回值嵌套过深",
     "^returned a value that is too large for the memory limit": "返回值太大，超出内存限制",
 }
 PRINTS = 300  # characters of what the code printed that are shown
@@ -49,15 +47,16 @@ class Grade:
 
     Attributes:
         cases: inputs on which the functions agree. counterexample: the smallest input found on which they do not.
-        stopped: why the code was ended, or could not begin. guards: those in force.
+        stopped: why the code was ended, or could not begin.
         printed: the beginning of what it printed on the counterexample, or on the input on which it was ended.
+        together: why the code was not apart from files, network and other processes; "" if it was.
     """
 
     cases: int
     counterexample: Counterexample | None = None
     stopped: Message | None = None
     printed: str = ""
-    guards: tuple[str, ...] = ()
+    together: str = ""
 
     @property
     def passed(self) -> bool:
@@ -83,17 +82,17 @@ def grade(
                 found = _tried(exercise, sandbox, draw)
                 if found is not None:
                     smallest = _smaller(exercise, sandbox, seed * CASES + case, draw, found)
-                    return Grade(done, smallest, None, smallest.printed, tuple(sandbox.guards))
+                    return Grade(done, smallest, None, smallest.printed, sandbox.together)
                 done += 1
     except Stopped as end:
         return Grade(done, None, end.message, *_left(sandbox))
     except Raised as error:  # while the file was read
         return Grade(done, None, _raised(str(error)), *_left(sandbox))
-    return Grade(done, None, None, sandbox.printed, tuple(sandbox.guards))
+    return Grade(done, None, None, sandbox.printed, sandbox.together)
 
 
-def _left(sandbox: Sandbox | None) -> tuple[str, tuple[str, ...]]:
-    return ("", ()) if sandbox is None else (sandbox.printed, tuple(sandbox.guards))
+def _left(sandbox: Sandbox | None) -> tuple[str, str]:
+    return ("", "") if sandbox is None else (sandbox.printed, sandbox.together)
 
 
 def _tried(exercise: "Exercise", sandbox: Sandbox, draw: Draw) -> Counterexample | None:
@@ -141,7 +140,19 @@ def _raised(error: str) -> Message:
 
 def lines(result: Grade, exercise: "Exercise") -> list[Bilingual]:
     """The result as lines of text; the first one says whether the exercise is solved."""
-    return _verdict(result, exercise.name) + _prints(result)
+    return _verdict(result, exercise.name) + _prints(result) + _together(result)
+
+
+def _together(result: Grade) -> list[Bilingual]:
+    """That the code could reach files, network and other processes, if so."""
+    if not result.together:
+        return []
+    return [
+        Bilingual(
+            f"  the code was limited in time and memory, but not kept from your files and network: {result.together}",
+            f"  代码的时间和内存有限制，但未与文件和网络隔离：{result.together}",
+        )
+    ]
 
 
 def _prints(result: Grade) -> list[Bilingual]:

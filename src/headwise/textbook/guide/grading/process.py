@@ -4,6 +4,7 @@ import json
 import os
 import queue
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +12,15 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from headwise.textbook.guide.grading.wire import decoded, encoded
+import torch
+
+import headwise
+from headwise.textbook.guide.grading import child
+from headwise.textbook.guide.grading.child import decoded, encoded
 from headwise.wording import Message
 
 PRINTED = 1 << 20  # bytes that the code may print
@@ -22,6 +28,7 @@ REPLY = 256 << 20  # bytes of one value
 MEMORY = 2 << 30  # bytes that the code may allocate
 START_SECONDS = 180.0  # to import PyTorch on a busy machine
 PRINTS_SECONDS = 1.0  # of waiting for what the code has printed
+KEPT = ("PATH", "LANG", "LANGUAGE", "SYSTEMROOT")  # of the environment, which may hold secrets
 WALL = 4.0  # seconds of waiting for each second of CPU time, on a busy machine or in a sleep
 
 
@@ -46,51 +53,37 @@ class Sandbox:
     Args:
         source: the code. file: its name, in messages. function: the name of the function. seconds: of CPU time in all.
     Attributes:
-        guards: the guards of `guards.py` that are in force.
+        together: why the process is not apart from files, network and other processes; "" if it is.
         printed: the beginning of what the code printed in the last call, or while it was read.
     Raises:
         Raised: if the code or the function raises. Stopped: if the process ends, prints too much or takes too long.
     """
 
     def __init__(self, source: str, file: str, function: str, *, seconds: float = 10.0, memory: int = MEMORY) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="headwise-check-")
-        self._seconds, self._memory = seconds, memory
+        self._seconds, self._until = seconds, 0.0
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._printed, self._flooded = bytearray(), threading.Event()
         self._waits = True
-        self._mark, self._replies = secrets.token_hex(16), 0  # the process prints the mark after each call
-        self.guards: list[str] = []
-        environment = {
-            **os.environ,
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONIOENCODING": "utf-8",
-            "TMPDIR": self._folder.name,
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "headwise.textbook.guide.grading.child"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
+        self._mark, self._replies = secrets.token_hex(16), 0  # the process prints the mark before each reply
+        self._folder = tempfile.mkdtemp(prefix="headwise-check-")
+        self._process = _started(self._folder)
         threads = ((self._read_replies, self._process.stdout), (self._read_prints, self._process.stderr))
         self._threads = [threading.Thread(target=read, args=(pipe,), daemon=True) for read, pipe in threads]
         for thread in self._threads:
             thread.start()
-        task = {"source": source, "file": file, "function": function, "folder": self._folder.name,
-                "seconds": seconds, "memory": memory, "mark": self._mark}  # fmt: skip
         try:
-            self._write(task)
-            self.guards = self._reply(START_SECONDS)["force"]
+            self._write({"source": source, "file": file, "function": function, "seconds": seconds, "memory": memory,
+                         "mark": self._mark})  # fmt: skip
+            self.together: str = self._reply(START_SECONDS)["apart"]
             self._until = time.monotonic() + seconds * WALL
             begun = self._reply(self._left())
-            self._replies += 1
-            if "missing" in begun:
-                defined = ", ".join(begun["defined"]) or "-"
+            if "defined" in begun:
                 raise Stopped(
                     Message(
                         "no-function",
                         "{file} defines no function {name}; it defines: {defined}",
                         "{file} 没有定义函数 {name}；其中定义了：{defined}",
-                        file=file, name=function, defined=defined,
+                        file=file, name=function, defined=", ".join(begun["defined"]) or "-",
                     )
                 )  # fmt: skip
             if begun.get("error"):
@@ -101,13 +94,14 @@ class Sandbox:
 
     def __call__(self, *args: Any) -> Any:
         """The value of the function. Raised, Stopped: as the class."""
-        self._write(encoded(list(args)))
+        self._write(encoded(args))
         reply = self._reply(self._left())
-        self._replies += 1
         if "error" in reply:
             raise Raised(reply["error"])
         try:
             return decoded(reply["value"])
+        except RecursionError:
+            raise Raised(child.TOO_DEEP) from None
         except (KeyError, ValueError, TypeError):
             raise Stopped(_ended("wrote to the channel of its results", "向结果通道写入了内容")) from None
 
@@ -132,15 +126,18 @@ class Sandbox:
 
     def close(self) -> None:
         """End the process and all that it may have started, and remove its folder."""
-        with suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL) if hasattr(os, "killpg") else self._process.kill()
-        self._process.wait()
+        self._process.terminate()  # `apart` ends the others with it
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         for thread in self._threads:
             thread.join(5.0)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             with suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _left(self) -> float:
         return max(0.0, self._until - time.monotonic())
@@ -166,8 +163,11 @@ class Sandbox:
                     raise Stopped(self._too_long()) from None
         if line is None:
             raise Stopped(self._end())
+        self._replies += 1
         try:
             reply = json.loads(line)
+        except RecursionError:
+            raise Raised(child.TOO_DEEP) from None
         except ValueError:
             reply = None
         if not isinstance(reply, dict):
@@ -201,6 +201,22 @@ class Sandbox:
                 if len(self._printed) > PRINTED:
                     self._flooded.set()
                     return
+
+
+def _started(folder: str) -> "subprocess.Popen[bytes]":
+    """The process, apart where the system allows it."""
+    package = Path(headwise.__file__).parent
+    homes = (sys.prefix, sys.base_prefix, *(str(Path(str(one.__file__)).parent.parent) for one in (headwise, torch)))
+    program = [sys.executable, "-c", Path(child.__file__).read_text(encoding="utf-8")]
+    task = {"folder": folder, "shown": homes, "hidden": [str(package / "textbook")], "program": program}
+    kept = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith("LC_")}
+    environment = {**kept, "PYTHONPATH": os.pathsep.join(homes[2:]), "PYTHONDONTWRITEBYTECODE": "1",
+                   "PYTHONIOENCODING": "utf-8", "TMPDIR": folder, "HOME": folder}  # fmt: skip
+    command = [sys.executable, "-I", "-S", str(Path(__file__).parent / "apart.py"), json.dumps(task)]
+    if not hasattr(os, "fork"):
+        command, environment["HEADWISE_APART"] = program, f"{sys.platform} has no namespaces"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True, **pipes)  # type: ignore[call-overload]
 
 
 def _ended(en: str, zh: str) -> Message:
