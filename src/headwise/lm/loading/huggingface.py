@@ -14,7 +14,7 @@ from headwise.contents import one_line
 from headwise.edit.folder import is_pruned, load_pruned
 from headwise.errors import CheckpointError, ConfigError, HeadwiseError, TextError
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
-from headwise.lm.loading.characters import by_decoding, by_offsets, readable
+from headwise.lm.loading.characters import BROKEN, by_decoding, by_offsets, pieces_of
 from headwise.lm.loading.files import (
     UNEXPRESSED,
     check_one_text,
@@ -80,14 +80,15 @@ class TransformersModel(LoadedModel):
                 verbose=False,
             )  # fmt: skip
             ids = list(found["input_ids"])
-            tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
             special = [bool(mark) for mark in found["special_tokens_mask"]]
+            shown = pieces_of(tokenizer, ids, special)
             unknown = tokenizer.unk_token_id, str(tokenizer.unk_token)
         if not ids:
             raise TextError(
                 "text: the tokenizer produces no tokens; give a text with letters",
                 "text：分词器没有产生词元；请给出含有文字的文本",
             )
+        tokens = [piece.removeprefix(" ") for piece in shown.texts] if shown.joins else shown.texts
         if fast:
             pieces, spans = by_offsets(whole, tokens, [tuple(span) for span in found["offset_mapping"]], special)
         else:
@@ -115,8 +116,8 @@ class TransformersModel(LoadedModel):
         """As in `LoadedModel`; part of a character as its raw token."""
         with theirs(self._folder, "its tokenizer cannot write a token"):
             tokens = [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(ids))]
-            special = set(self._tokenizer.all_special_ids)
-        return [readable([token], [i in special])[0] or token for i, token in zip(ids, tokens, strict=True)]
+            pieces = [pieces_of(self._tokenizer, [i]).texts[0] for i in ids]
+        return [token if BROKEN in piece else piece or token for token, piece in zip(tokens, pieces, strict=True)]
 
     @property
     def _vocabulary(self) -> int:
