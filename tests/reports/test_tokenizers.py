@@ -129,12 +129,12 @@ def _kinds() -> dict[str, Any]:
     signs = ["<unk>", "▁", *sorted({letter for word in WORDS for letter in word} | set("\t\n"))]
     unigram = models.Unigram([(sign, -1.0) for sign in dict.fromkeys(signs)], 0, False)
     bytelevel = pre.ByteLevel(add_prefix_space=False)
-    meta = pre.Metaspace(prepend_scheme="never")
+    meta, without = pre.Metaspace(prepend_scheme="never"), [text for text in TEXTS if "▁" not in text]
     return {
         "byte level": (_fast(models.BPE(alphabet, []), bytelevel, decoders.ByteLevel()), TEXTS),
         "byte level without decoder": (_fast(models.BPE(alphabet, []), bytelevel, None), TEXTS),
-        "metaspace": (_fast(unigram, meta, decoders.Metaspace(prepend_scheme="never")), [x for x in TEXTS if "▁" not in x]),
-        "metaspace without decoder": (_fast(unigram, meta, None), [x for x in TEXTS if "▁" not in x]),
+        "metaspace": (_fast(unigram, meta, decoders.Metaspace(prepend_scheme="never")), without),
+        "metaspace without decoder": (_fast(unigram, meta, None), without),
         "words": (_fast(models.WordLevel(words, unk_token="[UNK]"), pre.WhitespaceSplit(), None), TEXTS[:5]),
         "word pieces": (
             _fast(models.WordPiece(words, unk_token="[UNK]"), pre.WhitespaceSplit(), decoders.WordPiece()), TEXTS[:5]

@@ -1,7 +1,7 @@
 """Tokens of any tokenizer as text, and their positions in a text.
 
-Tokenizers write a blank as Ġ or ▁, the continuation of a word as ##, and an unknown character as up to four byte tokens.
-A text may contain these signs too, so what a token means is not read off its letters: the tokenizer's own decoder says.
+Tokenizers write a blank as Ġ or ▁, the continuation of a word as ##, and an unknown character as up to four byte
+tokens. A text may contain these signs too, so tokens are decoded by the tokenizer's own decoder, not by their letters.
 """
 
 import re
@@ -41,8 +41,8 @@ class Pieces(NamedTuple):
 
 
 def pieces_of(tokenizer: Any, ids: Sequence[int], special: Sequence[bool] | None = None) -> Pieces:
-    """Token ids as text, by the tokenizer of transformers, or of the packages tokenizers, sentencepiece and tiktoken, or
-    any object with decode(ids). Added tokens, special ones, and ids outside of the vocabulary are shown as they are.
+    """Token ids as text, by the tokenizer of transformers, or of the packages tokenizers, sentencepiece and tiktoken,
+    or any object with decode(ids). Added tokens, special ones, and ids outside of the vocabulary stay as they are.
 
     Args:
         special: which of the tokens are known to be special.
