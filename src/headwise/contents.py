@@ -50,6 +50,20 @@ def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_o
         raise CheckpointError(f"{name} cannot be read: {why}{more}", f"{named} 无法读取：{reasons}{chinese}") from None
 
 
+@contextmanager
+def theirs(folder: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Convert every exception that another library raises in the block, for invalid files, to a CheckpointError. A
+    panic of a library in Rust is one too, although it is no Exception."""
+    try:
+        yield
+    except HeadwiseError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{os.fspath(folder)!r}: {what}: {one_line(error)}") from None
+
+
 def text_of(path: str | os.PathLike[str]) -> str:
     """Read a UTF-8 file; for use in a `reading` block."""
     try:

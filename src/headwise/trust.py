@@ -1,14 +1,22 @@
-"""Refusal of model folders that make transformers run code from elsewhere or read weights other than safetensors.
+"""Refusal of model folders that make transformers run code from elsewhere, read weights other than safetensors, or
+allocate what the weights do not fill.
 
 A config.json is data, but some of its entries make transformers download and run code, such as an attention kernel from
 the hub or the loader of a quantization library. headwise opens untrusted folders, so these entries are refused before
-transformers reads them.
+transformers reads them, and once more in the configuration that it made of them, from which a model is built.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from threading import get_ident
 from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from headwise.errors import CheckpointError
 
@@ -23,8 +31,14 @@ REFUSED = {
     "trust_remote_code": "runs code from the folder",
     "quantization_config": "requires the library that quantized the weights",
     "use_pretrained_backbone": "downloads another model",
+    "attribute_map": "gives other names to entries, which are then not checked",
 }  # fmt: skip
 ADAPTER = "adapter_config.json"
+# transformers makes lists of as many entries when it reads a configuration.
+COUNT = re.compile("layer|block|label|depth|stage|expert")
+MOST = 1 << 20  # of them
+PARAMETERS, NUMBERS = 8, 8  # of a model for each tensor and each number in its files, as layers may share them
+SMALL = 1 << 26  # numbers that any model may have, such as tables that are not saved
 
 
 def check_config(config: Mapping[str, Any], path: str | os.PathLike[str], *, unused: tuple[str, ...] = ()) -> None:
@@ -39,8 +53,62 @@ def check_config(config: Mapping[str, Any], path: str | os.PathLike[str], *, unu
             raise _refused(path, name, value, f"{FETCHES}; expected one of {', '.join(IMPLEMENTATIONS[key])}")
         if key in REFUSED and key not in unused and value not in (None, False):
             raise _refused(path, name, value, REFUSED[key])
+        if COUNT.search(key) and isinstance(value, int) and abs(value) > MOST:
+            raise _refused(path, name, value, f"is out of range; expected at most {MOST:,}")
         if key == "transformers_weights" and value not in (None, *WEIGHTS):
             raise _refused(path, name, value, f"refers to other weight files; expected {WEIGHTS[0]}")
+
+
+def check_built(config: Any, path: str | os.PathLike[str], *, unused: tuple[str, ...] = ()) -> None:
+    """As `check_config`, for a configuration that transformers made, with all configurations in it: the proof that no
+    entry arrived by another name."""
+    waiting, seen = [config], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if hasattr(type(value), "attribute_map"):
+            check_config(vars(value), path, unused=unused)
+            waiting += vars(value).values()
+        elif isinstance(value, Mapping | list | tuple):
+            waiting += value.values() if isinstance(value, Mapping) else value
+
+
+@contextmanager
+def bounded(folder: str | os.PathLike[str], tensors: int) -> Iterator[None]:
+    """Within it, building a model raises CheckpointError once it has many more parameters than there are tensors in its
+    files: a number in config.json may ask for millions of layers."""
+    own, left = get_ident(), PARAMETERS * tensors + (1 << 12)
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal left
+        left -= get_ident() == own
+        if left < 0:
+            raise _unfilled(folder, f"more than {PARAMETERS * tensors:,} parameters", f"{tensors:,} tensors")
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def check_room(folder: str | os.PathLike[str], model: nn.Module, numbers: int) -> None:
+    """Raise CheckpointError if a model on the meta device is far larger than the numbers in its files, before memory is
+    allocated for it."""
+    size = sum(x.numel() for x in chain(model.parameters(), model.buffers()))
+    if size > NUMBERS * numbers + SMALL:
+        raise _unfilled(folder, f"{size:,} numbers", f"{numbers:,}")
+
+
+def _unfilled(folder: str | os.PathLike[str], asked: str, held: str) -> CheckpointError:
+    name = os.fspath(folder)
+    return CheckpointError(
+        f"{name!r}: config.json describes a model of {asked}, but its weights have {held}; the files are incomplete or "
+        f"belong to another model",
+        f"{name!r}：config.json 描述的模型有 {asked}，权重却只有 {held}；文件不完整，或属于另一个模型",
+    )
 
 
 def check_folder(folder: Path) -> None:
@@ -55,10 +123,12 @@ def check_folder(folder: Path) -> None:
 
 def _entries(config: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
     """All entries with their locations, including those of nested configurations."""
-    for name, value in config.items():
+    for key, value in config.items():
+        name = str(key)
         yield f"{at}{name}", value
-        if isinstance(value, Mapping):
-            yield from _entries(value, f"{at}{name}.")
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, Mapping):
+                yield from _entries(part, f"{at}{name}.")
 
 
 def _known(value: Any, names: tuple[str, ...]) -> bool:

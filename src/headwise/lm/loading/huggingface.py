@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headwise.amounts import scaled
-from headwise.contents import one_line
+from headwise.contents import one_line, theirs
 from headwise.edit.folder import is_pruned, load_pruned
 from headwise.errors import CheckpointError, ConfigError, HeadwiseError, TextError
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
@@ -22,7 +22,6 @@ from headwise.lm.loading.files import (
     quiet,
     read_config,
     read_tokenizer,
-    theirs,
 )
 from headwise.lm.loading.positions import check_window, positions_of
 from headwise.lm.loading.remarks import remark
@@ -31,6 +30,7 @@ from headwise.models import HeadSite, attach, find_heads
 from headwise.models.adapters.huggingface.library import cache_argument, library
 from headwise.models.configuration.keys import trained_context, width
 from headwise.stats import Measure
+from headwise.trust import bounded, check_room
 from headwise.wording import Bilingual, Message
 
 LOGITS = 1 << 26  # logits stored at a time, 256 MB in float32
@@ -50,10 +50,14 @@ class TransformersModel(LoadedModel):
         self._folder = str(folder)
         config = read_config(folder)
         check_one_text(folder, config)
-        check_weights(folder, config)
+        sizes = check_weights(folder, config)
         self._tokenizer = read_tokenizer(folder)
+        built = _built(folder, config, len(sizes))
+        if not is_pruned(folder):
+            check_room(folder, built, sum(sizes))
         if window is not None and window > (trained_context(config) or window):
-            check_window(window, positions_of(_built(folder, config)), self.name)
+            check_window(window, positions_of(built), self.name)
+        del built
         self.model, self._predicts = _load(folder, config)
         self.layers: tuple[str, ...] = ()
         self._recognised = self._attach()
@@ -253,15 +257,17 @@ def _kind(config: Any) -> tuple[Any, bool, set[str]]:
     return auto.AutoModelForCausalLM if headed else auto.AutoModel, headed, names
 
 
-def _built(folder: Path, config: Any) -> Any:
-    """The model on the meta device, without weights."""
-    with theirs(folder, "the model cannot be built"), quiet(), torch.device("meta"):
+def _built(folder: Path, config: Any, tensors: int) -> Any:
+    """The model on the meta device, without weights. tensors: in its files."""
+    unset = library("initialization").no_init_weights
+    with theirs(folder, "the model cannot be built"), quiet(), bounded(folder, tensors), unset(), torch.device("meta"):
         return _kind(config)[0].from_config(config)
 
 
 def _load(folder: Path, config: Any) -> tuple[Any, bool]:
     """Load the model in eval mode; also returns whether it predicts the next token."""
-    kind, headed, names = _kind(config)
+    with theirs(folder, "its configuration has no known architecture"):
+        kind, headed, names = _kind(config)
     if is_pruned(folder):
         pruned = load_pruned(folder).float()
         headed = type(pruned).__name__ in names
