@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headwise.errors import CheckpointError, HeadwiseError, reason
+from headwise.files import check_regular
 from headwise.wording import in_language
 
 LARGEST = (1 << 63) - 1  # the largest whole number of a tensor
@@ -38,6 +39,7 @@ def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_o
     more, chinese = f"; {way_out}" if way_out else "", f"；{in_language(way_out, 'zh')}" if way_out else ""
     name, named = f"{what} {os.fspath(path)!r}", f"{in_language(what, 'zh')} {os.fspath(path)!r}"
     try:
+        check_regular(path)
         yield
     except FileNotFoundError:
         more, chinese = (f"; {missing}", f"；{in_language(missing, 'zh')}") if missing else (more, chinese)

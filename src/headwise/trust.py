@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from headwise.errors import CheckpointError
+from headwise.files import check_regular
 
 # Implementations in transformers itself; any other name may be a repository with compiled code.
 ATTENTION = ("eager", "sdpa", "flex_attention", "headwise")
@@ -76,16 +77,17 @@ def check_built(config: Any, path: str | os.PathLike[str], *, unused: tuple[str,
 
 
 @contextmanager
-def bounded(folder: str | os.PathLike[str], tensors: int) -> Iterator[None]:
+def bounded(folder: str | os.PathLike[str], tensors: int | None = None) -> Iterator[None]:
     """Within it, building a model raises CheckpointError once it has many more parameters than there are tensors in its
-    files: a number in config.json may ask for millions of layers."""
-    own, left = get_ident(), PARAMETERS * tensors + (1 << 12)
+    files: a number in config.json may ask for millions of layers. tensors: None if the files are not read."""
+    own, most = get_ident(), (1 << 18) if tensors is None else PARAMETERS * tensors + (1 << 12)
+    held, left = "none were read" if tensors is None else f"{tensors:,} tensors", most
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         nonlocal left
         left -= get_ident() == own
         if left < 0:
-            raise _unfilled(folder, f"more than {PARAMETERS * tensors:,} parameters", f"{tensors:,} tensors")
+            raise _unfilled(folder, f"more than {most:,} parameters", held)
 
     handle = register_module_parameter_registration_hook(count)
     try:
@@ -105,14 +107,18 @@ def check_room(folder: str | os.PathLike[str], model: nn.Module, numbers: int) -
 def _unfilled(folder: str | os.PathLike[str], asked: str, held: str) -> CheckpointError:
     name = os.fspath(folder)
     return CheckpointError(
-        f"{name!r}: config.json describes a model of {asked}, but its weights have {held}; the files are incomplete or "
-        f"belong to another model",
-        f"{name!r}：config.json 描述的模型有 {asked}，权重却只有 {held}；文件不完整，或属于另一个模型",
+        f"{name!r}: config.json describes a model of {asked} (weights: {held}); the files are incomplete or belong to "
+        f"another model",
+        f"{name!r}：config.json 描述的模型有 {asked}（权重：{held}）；文件不完整，或属于另一个模型",
     )
 
 
 def check_folder(folder: Path) -> None:
-    """Raise CheckpointError if a folder contains an adapter, whose base model would be downloaded."""
+    """Raise CheckpointError if a folder contains an adapter, whose base model would be downloaded, and TextError for a
+    pipe or a device in it."""
+    for path in [*folder.iterdir(), *folder.glob("*template*/*")]:
+        if path.exists():  # not a link to nothing
+            check_regular(path)
     if (folder / ADAPTER).exists():
         raise CheckpointError(
             f"{str(folder)!r} contains an adapter ({ADAPTER}); merge it into its model and save the result, "

@@ -399,7 +399,7 @@ def test_a_cache_without_tokens_takes_another_batch(kind: str, empty: str) -> No
     fresh, other = MAKE[kind](), torch.cat((x, x[:1]))
     for rows in (slice(0, 5), slice(5, 7)):
         assert torch.equal(*(layer(other[:, rows], mask=Causal(), cache=each) for each in (cache, fresh)))
-    with pytest.raises(ShapeError, match="batch 2.*batch 3"):
+    with pytest.raises(ShapeError, match=r"batch 2.*batch 3"):
         layer(x, mask=Causal(), cache=cache)
 
 

@@ -57,8 +57,8 @@ class Output:
                 words = arrow().parquet.read_schema(self.path).metadata[b"headwise"]
                 found = json.loads(words)
             else:
-                found = json.loads(self.about.read_text(encoding="utf-8"))
-                if found["sha256"] != sha256_of(self.path):
+                found = json.loads(self.about.read_text(encoding="utf-8")) if self.about.is_file() else None
+                if found is None or found["sha256"] != sha256_of(self.path):
                     return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None

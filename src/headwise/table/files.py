@@ -22,7 +22,7 @@ from headwise.table.columns import INTERVAL, STANDARD, HeadColumn
 
 FORMAT = "headwise-table-1"
 # Spreadsheets compute what begins with these: such a text is written with ' before it, as OWASP advises.
-FORMULA = re.compile("'*[-=+@\t\r\n＝＋－＠]")  # noqa: RUF001
+FORMULA = re.compile("'*[-=+@\t\r\n＝＋－＠]")
 PLACES = ("layer", "module", "head")
 ABOUT = "about"  # the column of a CSV file that holds everything but the numbers
 _ENDS = {None: ("",), STANDARD: ("", " error"), INTERVAL: ("", " low", " high")}

@@ -105,7 +105,7 @@ def _held(tokenizer: Any, name: str, otherwise: Any = ()) -> Any:
 def _decoder(fast: Any) -> Decode:
     """The decoder of a `tokenizers.Tokenizer`; without one, that of its pre-tokenizer or its model."""
     if fast.decoder is not None:
-        return fast.decoder.decode  # type: ignore[no-any-return]
+        return fast.decoder.decode
     before, model = str(fast.pre_tokenizer), fast.model
     if "ByteLevel(" in before:
         return SIGNS["byte_level"]

@@ -1,5 +1,6 @@
 """Checks of a transformers folder before anything is loaded from it, and their messages."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import prod
@@ -10,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from headwise.contents import Entry, parsed, reading, text_of, theirs, word
 from headwise.errors import CheckpointError
+from headwise.files import check_regular
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.configuration.keys import QUANTIZATION, num_layers, two_stacks
 from headwise.trust import WEIGHTS, check_built, check_config, check_folder
@@ -59,7 +61,7 @@ def check_shapes(folder: Path, model: Any) -> None:
     inner = f"{model.base_model_prefix}."  # of names in a model with an output layer
     built = {name.removeprefix(inner): list(x.shape) for name, x in model.named_parameters()}
     wrong = []
-    for path in sorted(folder.glob("model*.safetensors")):
+    for path in sorted(filter(Path.is_file, folder.glob("model*.safetensors"))):
         with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  # no mapping
                 weight = file.get_slice(name)
@@ -180,6 +182,12 @@ def read_tokenizer(folder: Path) -> Any:
         f"{str(folder)!r}：没有分词器，例如 tokenizer.json 或 vocab.txt；可用 tokenizer.save_pretrained(…) "
         "保存一个。在 Python 中，hw.show(model, text=ids) 不需要分词器",
     )
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        with reading(path, "tokenizer configuration"):
+            for name, value in Entry(parsed(text_of(path))).plain().items():
+                if name.endswith("_file") and isinstance(value, str) and os.path.exists(value):
+                    check_regular(value)
     try:
         with theirs(folder, "it has no tokenizer that can be read"), quiet():
             tokenizer = auto.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)

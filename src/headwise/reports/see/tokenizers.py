@@ -52,7 +52,7 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> Pieces:
             f"tokenizer: {type(tokenizer).__name__} has no convert_ids_to_tokens and no decode; {EXPECTED}, or give "
             f"pieces=…, the text of each token"
         )
-    return _called(tokenizer, "decode", lambda: pieces_of(tokenizer, ids))  # type: ignore[no-any-return]
+    return _called(tokenizer, "decode", lambda: pieces_of(tokenizer, ids))
 
 
 def _called(tokenizer: Any, name: str, call: Callable[[], Any]) -> Any:

@@ -18,6 +18,7 @@ from headwise.models import HeadSite, find_heads
 from headwise.models.configuration.families import build, model_config, with_unread
 from headwise.models.configuration.keys import without_quantization
 from headwise.nn.counts import attentions_of
+from headwise.trust import bounded
 
 
 def config_of(folder: Path) -> ModelConfig:
@@ -31,7 +32,7 @@ def config_of(folder: Path) -> ModelConfig:
     quantized = without_quantization(c)
     try:
         config = replace(model_config(c, folder.resolve().name, str(folder / "config.json")), quantized=quantized)
-        with theirs(folder, "the model cannot be built"):
+        with theirs(folder, "the model cannot be built"), bounded(folder):
             model = build(c)
     except ConfigError as error:
         raise ConfigError(
