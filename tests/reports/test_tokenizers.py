@@ -57,6 +57,12 @@ def test_one_of_the_package_tokenizers(model: nn.Module) -> None:
     assert hw.show(model, own, "the bear").passages[0].special == [1]
 
 
+def test_blanks_are_kept_of_a_tokenizer_that_only_decodes_and_removes_those_at_the_ends() -> None:
+    words = ["▁the", "▁ti", "ger"]
+    stripping = SimpleNamespace(decode=lambda ids: "".join(words[i] for i in ids).replace("▁", " ").strip())
+    assert decoded(stripping, [0, 1, 2]).texts == [" the", " ti", "ger"]
+
+
 def test_a_character_that_never_ends_is_shown() -> None:
     assert decoded(BY_BYTE, [97, 0xE8]).texts == ["a", "�"]
     assert decoded(BY_BYTE, [0xE8] * 5).texts == ["", "", "", "�" * 4, "�"]

@@ -68,7 +68,7 @@ def pieces_of(tokenizer: Any, ids: Sequence[int], special: Sequence[bool] | None
         if hasattr(tokenizer, "is_control"):
             marks = [i for i in ids if tokenizer.is_control(i) or tokenizer.is_unknown(i)]
     else:
-        texts = _joined(ids, [False] * len(ids), lambda group: str(tokenizer.decode(group)))
+        texts = _joined(ids, [False] * len(ids), partial(_again, tokenizer.decode))
         return Pieces(texts, [is_marker(text) for text in texts], False)
     tokens = [str(i) if name is None else str(name) for i, name in zip(ids, names, strict=True)]
     outside = [is_marker(token) if marks is None else i in marks for i, token in zip(ids, tokens, strict=True)]
@@ -136,6 +136,12 @@ def _between(decode: Decode) -> tuple[Decode, bool]:
         return text[len(BESIDE) : -len(BESIDE)] if inside else str(decode(list(tokens)))
 
     return between, joins
+
+
+def _again(decode: Decode, ids: list[int]) -> str:
+    """The text of ids after the same ones: after other text, decoders keep the blank before a word."""
+    one, both = str(decode(ids)), str(decode([*ids, *ids]))
+    return both[len(one) :] if both.startswith(one) else one
 
 
 def _joined(tokens: Sequence[Any], apart: Sequence[bool], between: Decode, joins: bool = False) -> list[str]:
