@@ -127,7 +127,7 @@ def _between(decode: Decode) -> tuple[Decode, bool]:
     """A function of tokens to their text inside a text, and whether blanks are put between words."""
     try:
         joins = decode([BESIDE, BESIDE]) == f"{BESIDE} {BESIDE}"
-    except (NotImplementedError, KeyError):  # of a tokenizer that decodes ids only, or tokens of its vocabulary only
+    except Exception:  # of a tokenizer that decodes ids only, or tokens of its vocabulary only
         return "".join, False
 
     def between(tokens: list[Any]) -> str:
@@ -182,11 +182,10 @@ def _joined(tokens: Sequence[Any], apart: Sequence[bool], between: Decode, joins
 
 
 def _bytes_of(tokens: Sequence[str]) -> str:
-    known = (all(c in LETTERS for c in token) for token in tokens)
     parts = (
-        bytes(LETTERS[c] for c in token) if ours else token.encode(errors="replace")
-        for token, ours in zip(tokens, known, strict=True)
-    )  # fmt: skip
+        bytes(map(LETTERS.__getitem__, token)) if LETTERS.keys() >= set(token) else token.encode(errors="replace")
+        for token in tokens
+    )
     return b"".join(parts).decode(errors="replace")
 
 
