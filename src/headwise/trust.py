@@ -26,12 +26,14 @@ ATTENTION = ("eager", "sdpa", "flex_attention", "headwise")
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
 IMPLEMENTATIONS = {"attn_implementation": ATTENTION, "experts_implementation": EXPERTS}
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+BACKBONE = "backbone"  # a plain name of the package timm is data
 FETCHES = "loads a kernel from elsewhere"
 REFUSED = {
     "use_kernels": FETCHES, "kernel_config": FETCHES,
     "trust_remote_code": "runs code from the folder",
     "quantization_config": "requires the library that quantized the weights",
     "use_pretrained_backbone": "downloads another model",
+    BACKBONE: "downloads the configuration of another model",
     "attribute_map": "gives other names to entries, which are then not checked",
 }  # fmt: skip
 ADAPTER = "adapter_config.json"
@@ -55,7 +57,7 @@ def check_config(config: Mapping[str, Any], path: str | os.PathLike[str], *, unu
         if key in REFUSED and key not in unused and value not in (None, False):
             raise _refused(path, name, value, REFUSED[key])
         if COUNT.search(key) and isinstance(value, int) and abs(value) > MOST:
-            raise _refused(path, name, value, f"is out of range; expected at most {MOST:,}")
+            raise CheckpointError(f"{os.fspath(path)!r}: {name}={value:.4g}: expected at most {MOST:,}")
         if key == "transformers_weights" and value not in (None, *WEIGHTS):
             raise _refused(path, name, value, f"refers to other weight files; expected {WEIGHTS[0]}")
 
@@ -70,7 +72,7 @@ def check_built(config: Any, path: str | os.PathLike[str], *, unused: tuple[str,
             continue
         seen.add(id(value))
         if hasattr(type(value), "attribute_map"):
-            check_config(vars(value), path, unused=unused)
+            check_config(vars(value), path, unused=(*unused, BACKBONE))
             waiting += vars(value).values()
         elif isinstance(value, Mapping | list | tuple):
             waiting += value.values() if isinstance(value, Mapping) else value
@@ -131,7 +133,8 @@ def _entries(config: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any
     """All entries with their locations, including those of nested configurations."""
     for key, value in config.items():
         name = str(key)
-        yield f"{at}{name}", value
+        if not (key == BACKBONE and config.get("model_type") == "timm_backbone" and not {*"/:"} & {*str(value)}):
+            yield f"{at}{name}", value
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, Mapping):
                 yield from _entries(part, f"{at}{name}.")

@@ -70,6 +70,8 @@ REFUSED: list[dict[str, Any]] = [
     {"attribute_map": {"zz": "_attn_implementation"}, "zz": KERNEL},
     {"attribute_map": {"zz": "quantization_config"}, "zz": {"quant_method": "gptq", "bits": 4}},
     {"text_config": {"attribute_map": {"zz": "_attn_implementation_internal"}, "zz": KERNEL}},
+    {"vision_config": {"backbone": "somebody/model"}},
+    {"vision_config": {"backbone": "hf_hub:somebody/model", "model_type": "timm_backbone"}},
     {"parts": [{"attn_implementation": KERNEL}]},
     {"num_hidden_layers": 10**9},
     {"text_config": {"num_labels": 10**9}},
