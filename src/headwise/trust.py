@@ -57,7 +57,7 @@ def check_config(config: Mapping[str, Any], path: str | os.PathLike[str], *, unu
         if key in REFUSED and key not in unused and value not in (None, False):
             raise _refused(path, name, value, REFUSED[key])
         if COUNT.search(key) and isinstance(value, int) and abs(value) > MOST:
-            raise CheckpointError(f"{os.fspath(path)!r}: {name}={value:.4g}: expected at most {MOST:,}")
+            raise CheckpointError(f"{os.fspath(path)!r}: {name}={str(value)[:20]}: expected at most {MOST:,}")
         if key == "transformers_weights" and value not in (None, *WEIGHTS):
             raise _refused(path, name, value, f"refers to other weight files; expected {WEIGHTS[0]}")
 

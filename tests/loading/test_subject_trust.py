@@ -74,6 +74,7 @@ REFUSED: list[dict[str, Any]] = [
     {"vision_config": {"backbone": "hf_hub:somebody/model", "model_type": "timm_backbone"}},
     {"parts": [{"attn_implementation": KERNEL}]},
     {"num_hidden_layers": 10**9},
+    {"num_experts": -(10**400)},
     {"text_config": {"num_labels": 10**9}},
 ]
 
