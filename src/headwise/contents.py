@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headwise.errors import CheckpointError, HeadwiseError, reason
+from headwise.files import check_regular
 from headwise.wording import in_language
 
 LARGEST = (1 << 63) - 1  # the largest whole number of a tensor
@@ -38,6 +39,7 @@ def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_o
     more, chinese = f"; {way_out}" if way_out else "", f"；{in_language(way_out, 'zh')}" if way_out else ""
     name, named = f"{what} {os.fspath(path)!r}", f"{in_language(what, 'zh')} {os.fspath(path)!r}"
     try:
+        check_regular(path)
         yield
     except FileNotFoundError:
         more, chinese = (f"; {missing}", f"；{in_language(missing, 'zh')}") if missing else (more, chinese)
@@ -48,6 +50,20 @@ def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_o
     except HeadwiseError as error:
         why, reasons = one_line(error), " ".join(error.zh.split())[:LONGEST]
         raise CheckpointError(f"{name} cannot be read: {why}{more}", f"{named} 无法读取：{reasons}{chinese}") from None
+
+
+@contextmanager
+def theirs(folder: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Convert every exception that another library raises in the block, for invalid files, to a CheckpointError. A
+    panic of a library in Rust is one too, although it is no Exception."""
+    try:
+        yield
+    except HeadwiseError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{os.fspath(folder)!r}: {what}: {one_line(error)}") from None
 
 
 def text_of(path: str | os.PathLike[str]) -> str:

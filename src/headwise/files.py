@@ -5,13 +5,14 @@ import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from headwise.errors import CheckpointError
+from headwise.errors import CheckpointError, TextError
 
 try:
     import fcntl
@@ -124,8 +125,21 @@ def is_at(handle: int, path: Path) -> bool:
         return False
 
 
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise TextError for a pipe, a device or a socket, whose reading may never end. Inputs are checked by it before
+    they are opened. OSError if there is nothing at the path."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of a folder, the system's own error is clear
+        name = os.fspath(path)
+        raise TextError(
+            f"{name!r} is a pipe or a device; expected a file. A text is piped into a command that takes - as its file",
+            f"{name!r} 是管道或设备；应为文件。若用管道传入文本，请以 - 作为文件名",
+        )
+
+
 def sha256_of(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file."""
+    check_regular(path)
     digest = sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):

@@ -112,3 +112,11 @@ def test_lines_are_plain_json_without_nan() -> None:
     found = json.loads(line, parse_constant=lambda name: pytest.fail(name))
     assert found["passage"]["rare"] == [[None, None, None]]
     assert found["passage"]["broad"][0][1] == 10.14286
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85"])
+def test_line_ends_of_other_kinds_in_a_text_are_read_back(tmp_path: Path, sign: str) -> None:
+    found = HeadHistory({"file": f"a{sign}b"}, history().looks)
+    found.write(tmp_path / "h.jsonl")
+    again = HeadHistory.read(tmp_path / "h.jsonl")
+    assert (again.about, len(again.looks)) == ({"file": f"a{sign}b"}, 3)

@@ -97,7 +97,7 @@ def test_a_uniform_head_is_even_and_broad_only_where_there_are_many_keys() -> No
 
 
 def test_separators_punctuation_and_rare_tokens() -> None:
-    words = [["[CLS]", "the", "cat", ",", "sat", "##ing", "."], ["Ġ", "Ġon", "the", "Ġ;", "mat", "Ċ", "!"]]
+    words = [["[CLS]", "the", "cat", ",", "sat", "ing", "."], [" ", " on", "the", " ;", "mat", "\n", "!"]]
     pieces = [row * 11 for row in words]
     ids = torch.tensor([list(range(7)) * 11, list(range(7, 14)) * 11])
     counts = dict.fromkeys(range(14), 100) | {4: 1, 11: 2}

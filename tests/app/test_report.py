@@ -191,7 +191,8 @@ def test_tokens_of_transformers_become_readable() -> None:
     )
     ids = torch.tensor([[2, 4, 5, 7, 6, 3]])
     record = watched(transformers.BertModel(config).eval(), ids)
-    for told in ({"tokens": ids, "tokenizer": tokenizer}, {"pieces": tokenizer.convert_ids_to_tokens(ids[0].tolist())}):
+    raw = tokenizer.convert_ids_to_tokens(ids[0].tolist())
+    for told in ({"tokens": ids, "tokenizer": tokenizer}, {"pieces": raw, "written": "wordpiece"}):
         passage = hw.report(record, **told).passages[0]
         assert passage.tokens == ["[CLS]", "un", "able", ",", " to", "[SEP]"]
         assert passage.special == [0, 5]

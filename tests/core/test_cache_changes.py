@@ -381,3 +381,33 @@ def test_any_order_of_changes_keeps_what_was_read(seed: int, sinks: int, stored:
         caches = [(c, tokens if c is cache else t) for c, t in caches]
         assert all(torch.equal(decoded(x), wanted) for x, wanted in held)
         del keys, values
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MAKE if kind != "ragged"])
+@pytest.mark.parametrize("empty", ["crop", "no tokens"])
+@torch.no_grad()
+def test_a_cache_without_tokens_takes_another_batch(kind: str, empty: str) -> None:
+    layer, x = layer_and(7)
+    cache = MAKE[kind]()
+    if empty == "crop":
+        layer(x, mask=Causal(), cache=cache)
+        cache.crop(0)
+    else:
+        cache.append(torch.randn(2, 3, 0, 4), torch.randn(2, 3, 0, 4))
+    assert (cache.seen, cache.nbytes) == (0, 0)
+    cache.select([6, 6])  # it has no entries yet
+    fresh, other = MAKE[kind](), torch.cat((x, x[:1]))
+    for rows in (slice(0, 5), slice(5, 7)):
+        assert torch.equal(*(layer(other[:, rows], mask=Causal(), cache=each) for each in (cache, fresh)))
+    with pytest.raises(ShapeError, match=r"batch 2.*batch 3"):
+        layer(x, mask=Causal(), cache=cache)
+
+
+@torch.no_grad()
+def test_a_cache_of_chosen_heads_takes_another_batch_when_it_is_empty() -> None:
+    layer, x = SparseHeadMixture(8, 4, top_k=2, keys="chosen").eval(), torch.randn(3, 5, 8)
+    cache = ChosenCache()
+    layer(x[:2, :2], mask=Causal(), cache=cache)
+    cache.crop(0)
+    assert torch.equal(*(layer(x, mask=Causal(), cache=each) for each in (cache, ChosenCache())))
+    assert cache.seen == 5

@@ -1,5 +1,6 @@
 """Tables of heads: ragged layers, columns with units and errors, and the same table from every file."""
 
+import csv
 import json
 import re
 import sys
@@ -336,3 +337,15 @@ def test_an_empty_table_prints_and_is_kept(tmp_path: Path):
     assert repr(table) == "layer  head"
     table.save(tmp_path / "x.json")
     same(HeadTable.load(tmp_path / "x.json"), table)
+
+
+def test_texts_that_a_spreadsheet_would_compute_are_marked_in_csv_and_read_back(tmp_path: Path) -> None:
+    texts = ["=1+1", "+a", "-b", "@x", "\tt", "\rr", "'=q", "＝w", "'plain", "minus-"]
+    columns = {text: [[-1.5, 2.0], [NAN]] for text in texts}
+    table = HeadTable(columns, layers=["=cmd|' /C calc'!A0", "-m"], title="=t")
+    table.save(tmp_path / "x.csv")
+    with open(tmp_path / "x.csv", encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert [cell for row in (header, *rows) for cell in row if cell[:1] in ("=", "+", "@", "\t", "\r", "＝")] == []
+    assert rows[0][:4] == ["0", "'=cmd|' /C calc'!A0", "0", "-1.5"]  # numbers stay numbers
+    same(HeadTable.load(tmp_path / "x.csv"), table)

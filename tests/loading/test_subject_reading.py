@@ -4,9 +4,9 @@ import pytest
 from folders import TOKENIZERS, saved
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from headwise.errors import TextError
+from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel, TokenizedText, load_model
-from headwise.lm.loading.characters import by_decoding, readable
+from headwise.lm.loading.characters import by_decoding, decoded_tokens
 
 TEXTS = [
     "hello  world 武龘😀x\n y ", "Hello, café naïve", "武松打虎，龘龘", "  two  ", "a\u0301e\u0301",
@@ -105,17 +105,17 @@ def test_what_is_no_text_is_refused(subjects: dict[str, LoadedModel], text: str,
             subject.read(text)
 
 
-def test_tokens_alone_are_made_readable() -> None:
-    assert readable(["Ġhe", "llo", "æŃ", "¦", "Ċ", "é"], [False] * 6) == [" he", "llo", "", "武", "\n", ""]
-    assert readable(["[CLS]", "un", "##able"], [True, False, False]) == ["[CLS]", "un", "able"]
-    assert readable(["▁x", "<0xE6>", "<0xAD>", "<0xA6>", "y"], [False] * 5) == [" x", "", "", "武", "y"]
-    assert readable(["hel@@", "lo</w>"], [False] * 2) == ["hel", "lo"]
-    # é and ¦ are characters here: no token has a byte-level blank.
-    assert readable(["é", "¦"], [False] * 2) == ["é", "¦"]
-    assert readable(["<0xFF>", "a"], [False] * 2)[0] in ("", "\ufffd")
+def test_raw_tokens_are_text_as_the_caller_says_they_are_written() -> None:
+    raw = ["Ġhe", "llo", "æŃ", "¦", "Ċ", "ä"]
+    assert decoded_tokens(raw, "byte_level") == [" he", "llo", "", "武", "\n", "\ufffd"]
+    assert decoded_tokens(["[CLS]", "un", "##able", "to"], "wordpiece") == ["[CLS]", "un", "able", " to"]
+    assert decoded_tokens(["▁x", "<0xE6>", "<0xAD>", "<0xA6>", "y"], "sentencepiece") == [" x", "", "", "武", "y"]
+    assert decoded_tokens(raw, "text") == raw
+    with pytest.raises(ConfigError, match="written='bytes'"):
+        decoded_tokens(raw, "bytes")
 
 
 def test_tokens_without_offsets_are_looked_for_in_the_text() -> None:
-    pieces, spans = by_decoding("Hello  Würld, x", ["hello", "w", "##ürld", ",", "zzz", "x"], [False] * 6)
+    pieces, spans = by_decoding("Hello  Würld, x", ["hello", "w", "ürld", ",", "zzz", "x"], [False] * 6)
     assert pieces == ["Hello", "W", "ürld", ",", "zzz", "x"]
     assert spans == [(0, 5), (7, 8), (8, 12), (12, 13), (13, 13), (14, 15)]

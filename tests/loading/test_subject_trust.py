@@ -1,6 +1,7 @@
 """A folder of transformers is data: what in it asks for code, or for weights that are pickled, is refused by name."""
 
 import json
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 from folders import byte_level, saved, transformers
 
 from headwise.edit import load_pruned, prune, save_pruned
-from headwise.errors import CheckpointError
+from headwise.errors import CheckpointError, HeadwiseError
 from headwise.lm.loading import load_model
+from headwise.trust import check_built
 
 KERNEL = "kernels-community/flash-attn"
 
@@ -65,6 +67,15 @@ REFUSED: list[dict[str, Any]] = [
     {"text_config": {"quantization_config": {"quant_method": "awq"}}},
     {"transformers_weights": "adapter_model.bin"},
     {"transformers_weights": "../other.safetensors"},
+    {"attribute_map": {"zz": "_attn_implementation"}, "zz": KERNEL},
+    {"attribute_map": {"zz": "quantization_config"}, "zz": {"quant_method": "gptq", "bits": 4}},
+    {"text_config": {"attribute_map": {"zz": "_attn_implementation_internal"}, "zz": KERNEL}},
+    {"vision_config": {"backbone": "somebody/model"}},
+    {"vision_config": {"backbone": "hf_hub:somebody/model", "model_type": "timm_backbone"}},
+    {"parts": [{"attn_implementation": KERNEL}]},
+    {"num_hidden_layers": 10**9},
+    {"num_experts": -(10**400)},
+    {"text_config": {"num_labels": 10**9}},
 ]
 
 
@@ -74,6 +85,8 @@ def names(entry: dict[str, Any]) -> str:
     inner = (
         isinstance(value, dict) and name.endswith("_config") and name not in ("kernel_config", "quantization_config")
     )
+    if name == "parts":
+        return names(value[0])
     return names(value) if inner or name == "deep" else name
 
 
@@ -183,4 +196,82 @@ def test_pickled_weights_beside_safetensors_are_passed_over(folder: Path) -> Non
 def test_an_adapter_is_refused(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "somebody/model"}))
     with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
+        load_model(folder)
+
+
+def test_a_built_configuration_is_checked_with_all_that_are_in_it(folder: Path) -> None:
+    """Where transformers has a name for an entry that headwise does not know."""
+    config = transformers.LlavaConfig()
+    check_built(config, "config.json")
+    config.text_config._attn_implementation_internal = KERNEL
+    with pytest.raises(CheckpointError, match=f"_attn_implementation_internal='{KERNEL}'"):
+        check_built(config, "config.json")
+    config = transformers.LlavaConfig()
+    config.parts = [{"deep": transformers.LlamaConfig(quantization_config={"quant_method": "awq"})}]
+    with pytest.raises(CheckpointError, match="quantization_config"):
+        check_built(config, "config.json")
+
+
+SIZES: list[dict[str, Any]] = [
+    {"vocab_size": 10**10}, {"hidden_size": 10**7, "head_dim": 6}, {"intermediate_size": 10**10},
+    {"num_hidden_layers": 10**6}, {"num_attention_heads": 10**9, "num_key_value_heads": 2}, {"head_dim": 10**10},
+    {"hidden_size": 10**30}, {"vocab_size": -1}, {"hidden_size": -24}, {"intermediate_size": 1.5},
+    {"vocab_size": float("nan")}, {"num_hidden_layers": float("inf")}, {"rms_norm_eps": "x"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=json.dumps)
+def test_sizes_that_the_weights_do_not_have_are_refused_before_memory_is_allocated(
+    folder: Path, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.lm.loading.huggingface._load", Loaded)
+    edit(folder / "config.json", **sizes)
+    with pytest.raises(CheckpointError) as caught:
+        load_model(folder)
+    assert len(str(caught.value)) < 900
+
+
+def test_a_pruned_folder_is_compared_with_its_weights_before_memory_is_allocated(tmp_path: Path) -> None:
+    model = load_model(saved(tmp_path / "model", "Bert", "Model", byte_level())).model
+    save_pruned(prune(model, {"encoder.layer.0.attention.self": [1]}, copy=True).model, tmp_path / "pruned")
+    edit(tmp_path / "pruned" / "config.json", vocab_size=10**11)
+    with pytest.raises(CheckpointError, match=r"numbers \(weights: [\d,]+\)"):
+        load_pruned(tmp_path / "pruned")
+
+
+WRONG: list[Any] = [5, "x", None, [], {}, -1, [5], {"a": 5}]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("config.json", "architectures"), ("config.json", "model_type"), ("config.json", "vocab_size"),
+     ("config.json", "rope_parameters"), ("tokenizer_config.json", "tokenizer_class"), ("tokenizer.json", "model"),
+     ("tokenizer.json", "pre_tokenizer"), ("tokenizer.json", "added_tokens")],
+)  # fmt: skip
+def test_a_value_of_another_type_is_one_error(folder: Path, file: str, name: str) -> None:
+    for value in WRONG:
+        text = (folder / file).read_text(encoding="utf-8")
+        edit(folder / file, **{name: value})
+        with suppress(HeadwiseError):
+            load_model(folder).read("hello")
+        (folder / file).write_text(text, encoding="utf-8")
+
+
+def test_a_panic_of_a_tokenizer_is_one_error(folder: Path) -> None:
+    """The regular expression of a tokenizer panics on a text; pyo3's PanicException is no Exception."""
+    pattern = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    edit(folder / "tokenizer.json", pre_tokenizer=pattern)
+    loaded = load_model(folder)
+    with pytest.raises(CheckpointError, match="its tokenizer cannot read a text"):
+        loaded.read("x" * 60)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json", "chat_template.jinja"]
+)
+def test_a_pipe_in_a_folder_is_refused(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(HeadwiseError):
         load_model(folder)

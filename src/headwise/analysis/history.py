@@ -210,7 +210,7 @@ class HeadHistory(Printed):
         """Read a file that `write` wrote. CheckpointError, naming the line, if it is missing or damaged."""
         missing = "`headwise train … --watch-heads` writes it"
         with reading(path, "record of heads", missing=missing, way_out="move the file away"):
-            first, *looks = text_of(path).splitlines() or [""]
+            first, *looks = text_of(path).removesuffix("\n").split("\n")  # JSON may contain other line ends
             about = _at_line(1, lambda: Entry(parsed(first)).plain())
             if about.pop("format", None) != FORMAT:
                 raise CheckpointError(f"it is not of the format {FORMAT}: its first line has another one")

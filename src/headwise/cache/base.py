@@ -84,7 +84,8 @@ class StoredCache(ABC):
 
     def crop(self, length: int) -> None:
         """Drop all tokens but the first `length`, such as rejected ones of speculative decoding: the next call is the
-        same as if they had never been given. Costs nothing, unless something else holds the keys, such as a map.
+        same as if they had never been given. Costs nothing, unless something else holds the keys, such as a map. After
+        `crop(0)` the cache takes a batch of any size.
 
         Raises:
             ConfigError: if there are fewer tokens, or if the cache has already dropped some that the next query may
@@ -122,7 +123,12 @@ class StoredCache(ABC):
     @property
     def _batch(self) -> int | None:
         """The number of entries of the batch; None if it is not known yet."""
-        return None if self._kind is None else self._kind.batch
+        return None if self._kind is None or not self._seen else self._kind.batch
+
+    def _kind_of(self, k: Tensor, v: Tensor) -> "Kind":
+        """The kind of new keys and values; raises if it differs from the cached one. A cache without tokens takes any,
+        also after `crop(0)`."""
+        return kind_of(k, v, self._kind if self._seen else None)
 
     def __copy__(self: "Stored") -> "Stored":
         new = object.__new__(type(self))

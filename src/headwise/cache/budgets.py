@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import StoredCache, described, kind_of
+from headwise.cache.base import StoredCache, described
 from headwise.cache.full import KVCache
 from headwise.cache.sliding import SlidingCache
 from headwise.errors import ShapeError, check_whole
@@ -61,7 +61,7 @@ class BudgetCache(StoredCache):
 
     def take_parts(self, k: Tensor, v: Tensor) -> list[tuple[Vectors, Vectors]]:
         """Append keys and values, and return those of each of `parts`, [b, heads, m_i, d], as `take` of it does."""
-        kind = kind_of(k, v, self._kind)
+        kind = self._kind_of(k, v)
         if kind.heads != len(self.windows):
             raise ShapeError(
                 f"BudgetCache: {len(self.windows)} windows, but keys {tuple(k.shape)} of {kind.heads} heads"

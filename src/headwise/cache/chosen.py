@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from headwise.cache.base import StoredCache, described, kind_of
+from headwise.cache.base import StoredCache, described
 from headwise.cache.room import Room
 from headwise.errors import ConfigError, check_whole
 from headwise.masks import Mask, Window
@@ -34,7 +34,7 @@ class ChosenCache(StoredCache):
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append no tokens, [b, h, 0, d], and return all keys and values [b, h, seen, d], with zeros where a token did
         not select the head. Raises ConfigError for tokens: a layer that computes all heads for each leaves no holes."""
-        kind = kind_of(k, v, self._kind)
+        kind = self._kind_of(k, v)
         if k.shape[0] * k.shape[2]:
             raise ConfigError(
                 "cache=ChosenCache(): keeps the heads that tokens selected, of SparseHeadMixture(keys='chosen'); give "
@@ -61,9 +61,9 @@ class ChosenCache(StoredCache):
                 earlier tokens among the n that selected the head in this entry.
         """
         b, n, h = chosen.shape
-        kind = kind_of(k[:0].expand(b, h, 0, -1), v[:0].expand(b, h, 0, -1), self._kind)
+        kind = self._kind_of(k[:0].expand(b, h, 0, -1), v[:0].expand(b, h, 0, -1))
         room = self._room
-        if room is None:
+        if room is None or not self.seen:
             self._counts = torch.zeros(b, h, dtype=torch.long, device=k.device)
             held = k.new_empty(b, h, 0, k.shape[-1]), v.new_empty(b, h, 0, v.shape[-1])
             room = Room((*held, torch.empty(b, h, 0, dtype=torch.long, device=k.device)), 0)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, StoredCache, described, kind_of
+from headwise.cache.base import Kind, StoredCache, described
 from headwise.cache.rows import Encoded, Rows, added, encoded
 from headwise.cache.storage import storages
 from headwise.errors import ShapeError, check_whole
@@ -51,7 +51,7 @@ class KVCache(StoredCache):
 
     def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
         """As `append`, but quantized keys and values stay quantized, as `attend` supports them."""
-        kind, n = kind_of(k, v, self._kind), k.shape[2]
+        kind, n = self._kind_of(k, v), k.shape[2]
         if self.capacity is not None and self.seen + n > self.capacity:
             raise ShapeError(
                 f"KVCache(capacity={self.capacity}): holds {self.seen} tokens, and {n} more do not fit; give a larger "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.cache.base import StoredCache, described, kind_of
+from headwise.cache.base import StoredCache, described
 from headwise.cache.rows import Rows, added, encoded
 from headwise.cache.storage import storages
 from headwise.errors import ShapeError, check_sequence, check_whole
@@ -67,7 +67,7 @@ class RaggedCache(StoredCache):
 
     def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
         """As `append`, but quantized keys and values stay quantized, as `attend` supports them."""
-        kind, n, first = kind_of(k, v, self._kind), k.shape[2], not self.seen
+        kind, n, first = self._kind_of(k, v), k.shape[2], not self.seen
         if kind.batch != len(self._prompts):
             raise ShapeError(f"RaggedCache: {len(self._prompts)} lengths, but keys {tuple(k.shape)} of {kind.batch}")
         if first:

@@ -49,6 +49,8 @@ class Rows:
 
     def add(self, new: Encoded) -> None:
         """Add the result of `encoded`; as a copy of all vectors if gradients flow to them."""
+        if not self.length:  # others may have another shape
+            self.clear()
         n, begin = new.parts[0].shape[2], self._start - self._first
         end, room, self._dtype = begin + self.length, self._room, new.dtype
         with_graph = any(part.requires_grad for part in new.parts) or (room is not None and room.differentiable)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, StoredCache, described, kind_of
+from headwise.cache.base import Kind, StoredCache, described
 from headwise.cache.rows import Encoded, Rows, added, encoded
 from headwise.cache.storage import storages
 from headwise.errors import ConfigError, check_whole
@@ -44,7 +44,7 @@ class SlidingCache(StoredCache):
 
     def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
         """As `append`, but quantized keys and values stay quantized, as `attend` supports them."""
-        return self.put(kind_of(k, v, self._kind), *self.encoded(k, v))
+        return self.put(self._kind_of(k, v), *self.encoded(k, v))
 
     def put(self, kind: Kind, k: Encoded, v: Encoded) -> tuple[Vectors, Vectors]:
         """`take`, of keys and values as they are stored."""

@@ -35,7 +35,7 @@ def is_made(out: Path, made: Made) -> bool:
 def made_json(file: Path, made: Made) -> bool:
     """Whether a JSON file belongs to that result."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get(KEY) == made

@@ -1,6 +1,5 @@
 """The numbers of a sweep as a table with one row a head and measure, and its files: Parquet, CSV or JSON lines."""
 
-import csv
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from headwise.corpus.selection import Head
 from headwise.corpus.tally import Tally
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path, sha256_of, write_text
-from headwise.table.files import arrow
+from headwise.table.files import arrow, csv_row
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 Columns = Mapping[str, list[Any]]
@@ -58,8 +57,8 @@ class Output:
                 words = arrow().parquet.read_schema(self.path).metadata[b"headwise"]
                 found = json.loads(words)
             else:
-                found = json.loads(self.about.read_text(encoding="utf-8"))
-                if found["sha256"] != sha256_of(self.path):
+                found = json.loads(self.about.read_text(encoding="utf-8")) if self.about.is_file() else None
+                if found is None or found["sha256"] != sha256_of(self.path):
                     return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
@@ -121,10 +120,11 @@ def _parquet(path: Path, parts: Iterator[Columns], about: Mapping[str, Any]) -> 
 def _csv(path: Path, parts: Iterator[Columns], about: Mapping[str, Any]) -> None:
     first = next(parts)
     with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(first)
+        write = csv_row(file)
+        write(first)
         for columns in chain([first], parts):
-            writer.writerows(zip(*columns.values(), strict=True))
+            for row in zip(*columns.values(), strict=True):
+                write(row)
 
 
 def _jsonl(path: Path, parts: Iterator[Columns], about: Mapping[str, Any]) -> None:

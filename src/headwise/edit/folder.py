@@ -9,12 +9,14 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from headwise.contents import Entry, one_line, parsed, reading, text_of, word
+from headwise.contents import Entry, one_line, parsed, reading, text_of, theirs, word
 from headwise.errors import CheckpointError, ConfigError, not_installed
 from headwise.files import atomic_folder, sweep
 from headwise.models import HeadSite, find_heads
@@ -22,7 +24,7 @@ from headwise.models.adapters.huggingface.library import OLDEST
 from headwise.models.configuration.keys import num_layers
 from headwise.models.resizing import make_room
 from headwise.tensor_files import read_tensors, save_tensors
-from headwise.trust import check_config
+from headwise.trust import bounded, check_built, check_config, check_room
 
 WEIGHTS_FILE, CONFIG_FILE, HEADS_FILE = "model.safetensors", "config.json", "heads.json"
 FORMAT = "headwise-pruned-2"
@@ -86,12 +88,10 @@ def load_pruned(folder: str | os.PathLike[str], batch: Any = None) -> Any:
     with reading(weights, "weights"):
         tensors, _ = read_tensors(weights, WEIGHTS_FORMAT)
     _check_layers(config, tensors, folder / CONFIG_FILE)
-    try:
+    with theirs(folder / CONFIG_FILE, f"it does not build a {kind.__name__}"), bounded(folder, len(tensors)):
+        with torch.device("meta"):
+            check_room(folder, kind._from_config(deepcopy(config)), sum(x.numel() for x in tensors.values()))
         model = kind._from_config(config)
-    except Exception as error:  # their code, with sizes from a file
-        raise CheckpointError(
-            f"{str(folder / CONFIG_FILE)!r} does not build a {kind.__name__}: {one_line(error)}"
-        ) from None
     with reading(file, "list of heads"):
         _resize_all(model, heads, batch)
         same = heads.named("same", word)
@@ -174,10 +174,10 @@ def _config(path: Path, kind: Any) -> Any:
     with reading(path, "configuration"):
         values = Entry(parsed(text_of(path))).plain()
         check_config(values, path)
-        try:
-            return kind.config_class.from_json_file(path)  # which reads their spelling of ∞ and NaN
-        except Exception as error:  # their code, with values from a file
-            raise CheckpointError(one_line(error)) from None
+        with theirs(path, "it cannot be read"):
+            config = kind.config_class.from_json_file(path)  # which reads their spelling of ∞ and NaN
+        check_built(config, path)
+        return config
 
 
 def _check_layers(config: Any, tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -108,11 +108,14 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "DecoderConfig":
-        """The inverse of `to_dict`; missing keys have their defaults. ConfigError for an unknown key."""
+        """The inverse of `to_dict`; missing keys have their defaults. ConfigError for an unknown key, and without
+        vocab_size."""
         known = [entry.name for entry in fields(cls)]
         unknown = [key for key in values if key not in known]
         if unknown:
             raise ConfigError(f"config: unknown key {unknown[0]!r}; expected {', '.join(known)}")
+        if "vocab_size" not in values:
+            raise ConfigError("config: vocab_size is missing", "config：缺少 vocab_size")
         return cls(**values)
 
     def attention(self, layer: int = 0) -> AttentionLayer:

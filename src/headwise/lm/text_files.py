@@ -4,12 +4,14 @@ import os
 from pathlib import Path
 
 from headwise.errors import TextError
+from headwise.files import check_regular
 
 MARK = b"\xef\xbb\xbf"  # a byte order mark, which some editors write
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Read a whole file. TextError if it is empty, not UTF-8, or binary, naming the byte."""
+    """Read a whole file. TextError if it is empty, not UTF-8, or binary, naming the byte; or no regular file."""
+    check_regular(path)
     data = Path(path).read_bytes()
     text = decoded(data, path)
     if not text:

@@ -5,10 +5,12 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TextIO, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +21,8 @@ from headwise.files import atomic_path
 from headwise.table.columns import INTERVAL, STANDARD, HeadColumn
 
 FORMAT = "headwise-table-1"
+# Spreadsheets compute what begins with these: such a text is written with ' before it, as OWASP advises.
+FORMULA = re.compile("'*[-=+@\t\r\n＝＋－＠]")
 PLACES = ("layer", "module", "head")
 ABOUT = "about"  # the column of a CSV file that holds everything but the numbers
 _ENDS = {None: ("",), STANDARD: ("", " error"), INTERVAL: ("", " low", " high")}
@@ -144,11 +148,23 @@ def _write_csv(path: Path, content: Content) -> None:
     columns = content.table()
     described = json.dumps(content.described(), ensure_ascii=False, allow_nan=False)
     with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*columns, ABOUT])
+        write = csv_row(file)
+        write([*columns, ABOUT])
         rows = zip(*columns.values(), strict=True) if content.layer else [[""] * len(columns)]
         for row, cells in enumerate(rows):
-            writer.writerow([*cells, "" if row else described])
+            write([*cells, "" if row else described])
+
+
+def csv_row(file: TextIO) -> Callable[[Iterable[Any]], Any]:
+    """A function that writes a row; texts so that no spreadsheet computes them, which `_text_in` restores."""
+
+    # With this line end, Python before 3.13 quotes \r in a cell, too.
+    writer = csv.writer(SimpleNamespace(write=lambda row: file.write(f"{row[:-2]}\n")), lineterminator="\r\n")
+    return lambda cells: writer.writerow([f"'{x}" if isinstance(x, str) and FORMULA.match(x) else x for x in cells])
+
+
+def _text_in(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 def _read_csv(path: Path) -> Content:
@@ -162,7 +178,7 @@ def _read_csv(path: Path) -> Content:
         csv.field_size_limit(before)
     if len(rows) < 2 or not rows[0] or rows[0][-1] != ABOUT:
         raise CheckpointError(f"expected a last column {ABOUT!r}, whose first row describes the table")
-    names = rows[0][:-1]
+    names = [_text_in(name) for name in rows[0][:-1]]
     for line, row in enumerate(rows[1:], 2):
         if len(row) != len(rows[0]):
             raise CheckpointError(f"line {line}: {len(row)} values, expected {len(rows[0])}")

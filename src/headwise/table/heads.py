@@ -263,7 +263,7 @@ class HeadTable(Mapping[str, HeadColumn]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the table as Parquet, CSV or JSON, by the suffix (.parquet, .csv, .json), whole or not at all. All
         hold everything that `HeadTable.load` restores. In CSV, the first row of the column "about" holds units and
-        descriptions.
+        descriptions, and a text that a spreadsheet would compute has ' before it.
 
         Raises:
             ConfigError: for another suffix, or for Parquet without pyarrow. CheckpointError: if it cannot be written.

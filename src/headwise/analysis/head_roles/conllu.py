@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwise.errors import TextError
+from headwise.files import check_regular
 
 COLUMNS = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC
 
@@ -36,6 +37,7 @@ def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
     """
     name = str(path)
     try:
+        check_regular(path)
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise TextError(f"{name!r} cannot be read: {error.strerror or error}") from None

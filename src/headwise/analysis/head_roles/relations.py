@@ -14,7 +14,7 @@ from torch import Tensor
 from headwise.analysis.head_roles.conllu import Sentence
 from headwise.analysis.head_roles.score import Choice
 from headwise.analysis.head_roles.tally import pooled
-from headwise.analysis.head_roles.tokens import is_marker, plain
+from headwise.analysis.head_roles.tokens import is_marker
 from headwise.errors import ConfigError, ShapeError, TextError
 from headwise.map import AttentionMap
 
@@ -51,14 +51,14 @@ def place_words(sentence: Sentence, pieces: Sequence[str], *, start: int = 0, ba
     """
     at, ranges = start, []
     for number, word in enumerate(sentence.words):
-        while at < len(pieces) and (not plain(pieces[at]).strip() or _passed(pieces[at])):
+        while at < len(pieces) and (not pieces[at].strip() or _passed(pieces[at])):
             at += 1
         first, left = at, _letters(word)
         while left and at < len(pieces):
             if pieces[at] in UNKNOWN and at == first:
                 left, at = "", at + 1
                 break
-            part = _letters(plain(pieces[at]))
+            part = _letters(pieces[at])
             if not left.startswith(part):
                 break
             left, at = left[len(part) :], at + 1

@@ -12,8 +12,6 @@ from headwise.stats import ClassMass
 
 # [CLS], [SEP], <s>, </s>, <pad>, <|endoftext|>, <extra_id_0>
 MARKER = re.compile(r"\[[A-Z]+\]|<\|[^|]+\|>|</?[A-Za-z_]+\d*>")
-# White space as tokenizers write it inside a piece.
-BLANKS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
 
 
 def token_ids(tokens: Any, b: int, m: int) -> Tensor:
@@ -60,12 +58,6 @@ def texts(pieces: Any, b: int, m: int) -> list[list[str]]:
     return [list(row) for row in rows]
 
 
-def plain(piece: str) -> str:
-    """A piece as written in the text, without a tokenizer's signs for blanks and for continuation (##)."""
-    text = piece.translate(BLANKS)
-    return text[2:] if text.startswith("##") and len(text) > 2 else text
-
-
 def is_marker(piece: str) -> bool:
     """Whether the piece is a marker outside the text, such as [SEP] or <|endoftext|>."""
     return MARKER.fullmatch(piece) is not None
@@ -75,10 +67,9 @@ def classes_of(pieces: Sequence[Sequence[str]]) -> dict[str, Tensor]:
     """Boolean [b or 1, m] for separators (white space and markers) and for punctuation."""
     found: dict[str, list[Tensor]] = {"separator": [], "punctuation": []}
     for row in pieces:
-        clean = [plain(piece) for piece in row]
         marker = torch.tensor([is_marker(piece) for piece in row])
-        blank = ClassMass.of_tokens(clean, "separator").members[0]
-        marks = ClassMass.of_tokens(clean, "punctuation").members[0]
+        blank = ClassMass.of_tokens(row, "separator").members[0]
+        marks = ClassMass.of_tokens(row, "punctuation").members[0]
         found["separator"].append(blank | marker)
         found["punctuation"].append(marks & ~marker)
     return {name: torch.stack(rows) for name, rows in found.items()}

@@ -1,17 +1,20 @@
 """Checks of a transformers folder before anything is loaded from it, and their messages."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from headwise.contents import Entry, one_line, parsed, reading, text_of, word
-from headwise.errors import CheckpointError, HeadwiseError
+from headwise.contents import Entry, parsed, reading, text_of, theirs, word
+from headwise.errors import CheckpointError
+from headwise.files import check_regular
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.configuration.keys import QUANTIZATION, num_layers, two_stacks
-from headwise.trust import WEIGHTS, check_config, check_folder
+from headwise.trust import WEIGHTS, check_built, check_config, check_folder
 from headwise.wording import Bilingual
 
 PICKLED = "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack"
@@ -38,27 +41,17 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-@contextmanager
-def theirs(folder: Path | str, what: str) -> Iterator[None]:
-    """Convert every exception that transformers raises in the block, for invalid files, to a CheckpointError."""
-    try:
-        yield
-    except HeadwiseError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{str(folder)!r}: {what}: {one_line(error)}") from None
-
-
-def check_weights(folder: Path, config: Any) -> None:
-    """Raise CheckpointError if there are no safetensors, if a file of them is missing, damaged or outside the folder,
-    or if they have fewer tensors than the model has layers."""
-    tensors = sum(_tensors(folder / name) for name in _files(folder))
+def check_weights(folder: Path, config: Any) -> list[int]:
+    """The numbers in each tensor of the weights. CheckpointError if there are no safetensors, if a file of them is
+    missing, damaged or outside the folder, or if they have fewer tensors than the model has layers."""
+    sizes = [size for name in _files(folder) for size in _sizes(folder / name)]
     layers = num_layers(config) or 0
-    if layers > tensors:
+    if layers > len(sizes):
         raise CheckpointError(
-            f"{str(folder)!r}: {layers} layers in config.json, but {tensors} weights",
-            f"{str(folder)!r}：config.json 中有 {layers} 层，权重却有 {tensors} 个",
+            f"{str(folder)!r}: {layers} layers in config.json, but {len(sizes)} weights",
+            f"{str(folder)!r}：config.json 中有 {layers} 层，权重却有 {len(sizes)} 个",
         )
+    return sizes
 
 
 def check_shapes(folder: Path, model: Any) -> None:
@@ -68,7 +61,7 @@ def check_shapes(folder: Path, model: Any) -> None:
     inner = f"{model.base_model_prefix}."  # of names in a model with an output layer
     built = {name.removeprefix(inner): list(x.shape) for name, x in model.named_parameters()}
     wrong = []
-    for path in sorted(folder.glob("model*.safetensors")):
+    for path in sorted(filter(Path.is_file, folder.glob("model*.safetensors"))):
         with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  # no mapping
                 weight = file.get_slice(name)
@@ -119,12 +112,12 @@ def _files(folder: Path) -> list[str]:
     )
 
 
-def _tensors(path: Path) -> int:
-    """Number of tensors in a file."""
+def _sizes(path: Path) -> list[int]:
+    """Numbers in each tensor of a file."""
     with reading(path, "weights"):
         try:
             with safe_open(path, framework="pt") as file:
-                return len(list(file.keys()))
+                return [prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118  # no mapping
         except SafetensorError as error:
             raise CheckpointError(
                 f"truncated or damaged, so the model cannot be loaded: {error}",
@@ -153,8 +146,9 @@ def read_config(folder: Path, *, weights: bool = True) -> Any:
         # The configuration may refer to another file for this version of transformers.
         kind = library("configuration_utils").PreTrainedConfig
         followed, _ = kind.get_config_dict(str(folder), local_files_only=True)
+    unused = () if weights else (QUANTIZATION,)
     for values in (own, followed):
-        check_config(values, path, unused=() if weights else (QUANTIZATION,))
+        check_config(values, path, unused=unused)
         if "auto_map" in values and str(values.get("model_type")) not in auto.CONFIG_MAPPING:
             raise CheckpointError(
                 f"{str(path)!r}: auto_map={values['auto_map']!r} refers to custom code for a model that "
@@ -165,6 +159,7 @@ def read_config(folder: Path, *, weights: bool = True) -> Any:
     unknown = "its config.json cannot be read, or its model is unknown to this version of transformers"
     with theirs(folder, unknown), quiet():
         config = auto.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    check_built(config, path, unused=unused)
     return config
 
 
@@ -187,6 +182,12 @@ def read_tokenizer(folder: Path) -> Any:
         f"{str(folder)!r}：没有分词器，例如 tokenizer.json 或 vocab.txt；可用 tokenizer.save_pretrained(…) "
         "保存一个。在 Python 中，hw.show(model, text=ids) 不需要分词器",
     )
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        with reading(path, "tokenizer configuration"):
+            for name, value in Entry(parsed(text_of(path))).plain().items():
+                if name.endswith("_file") and isinstance(value, str) and os.path.exists(value):
+                    check_regular(value)
     try:
         with theirs(folder, "it has no tokenizer that can be read"), quiet():
             tokenizer = auto.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headwise.amounts import scaled
-from headwise.contents import one_line
+from headwise.contents import one_line, theirs
 from headwise.edit.folder import is_pruned, load_pruned
 from headwise.errors import CheckpointError, ConfigError, HeadwiseError, TextError
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
-from headwise.lm.loading.characters import by_decoding, by_offsets, readable
+from headwise.lm.loading.characters import BROKEN, by_decoding, by_offsets, pieces_of
 from headwise.lm.loading.files import (
     UNEXPRESSED,
     check_one_text,
@@ -22,7 +22,6 @@ from headwise.lm.loading.files import (
     quiet,
     read_config,
     read_tokenizer,
-    theirs,
 )
 from headwise.lm.loading.positions import check_window, positions_of
 from headwise.lm.loading.remarks import remark
@@ -31,6 +30,7 @@ from headwise.models import HeadSite, attach, find_heads
 from headwise.models.adapters.huggingface.library import cache_argument, library
 from headwise.models.configuration.keys import trained_context, width
 from headwise.stats import Measure
+from headwise.trust import bounded, check_room
 from headwise.wording import Bilingual, Message
 
 LOGITS = 1 << 26  # logits stored at a time, 256 MB in float32
@@ -50,10 +50,14 @@ class TransformersModel(LoadedModel):
         self._folder = str(folder)
         config = read_config(folder)
         check_one_text(folder, config)
-        check_weights(folder, config)
+        sizes = check_weights(folder, config)
         self._tokenizer = read_tokenizer(folder)
+        built = _built(folder, config, len(sizes))
+        if not is_pruned(folder):
+            check_room(folder, built, sum(sizes))
         if window is not None and window > (trained_context(config) or window):
-            check_window(window, positions_of(_built(folder, config)), self.name)
+            check_window(window, positions_of(built), self.name)
+        del built
         self.model, self._predicts = _load(folder, config)
         self.layers: tuple[str, ...] = ()
         self._recognised = self._attach()
@@ -80,14 +84,15 @@ class TransformersModel(LoadedModel):
                 verbose=False,
             )  # fmt: skip
             ids = list(found["input_ids"])
-            tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
             special = [bool(mark) for mark in found["special_tokens_mask"]]
+            shown = pieces_of(tokenizer, ids, special)
             unknown = tokenizer.unk_token_id, str(tokenizer.unk_token)
         if not ids:
             raise TextError(
                 "text: the tokenizer produces no tokens; give a text with letters",
                 "text：分词器没有产生词元；请给出含有文字的文本",
             )
+        tokens = [piece.removeprefix(" ") for piece in shown.texts] if shown.joins else shown.texts
         if fast:
             pieces, spans = by_offsets(whole, tokens, [tuple(span) for span in found["offset_mapping"]], special)
         else:
@@ -115,8 +120,8 @@ class TransformersModel(LoadedModel):
         """As in `LoadedModel`; part of a character as its raw token."""
         with theirs(self._folder, "its tokenizer cannot write a token"):
             tokens = [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(ids))]
-            special = set(self._tokenizer.all_special_ids)
-        return [readable([token], [i in special])[0] or token for i, token in zip(ids, tokens, strict=True)]
+            pieces = [pieces_of(self._tokenizer, [i]).texts[0] for i in ids]
+        return [token if BROKEN in piece else piece or token for token, piece in zip(tokens, pieces, strict=True)]
 
     @property
     def _vocabulary(self) -> int:
@@ -252,15 +257,17 @@ def _kind(config: Any) -> tuple[Any, bool, set[str]]:
     return auto.AutoModelForCausalLM if headed else auto.AutoModel, headed, names
 
 
-def _built(folder: Path, config: Any) -> Any:
-    """The model on the meta device, without weights."""
-    with theirs(folder, "the model cannot be built"), quiet(), torch.device("meta"):
+def _built(folder: Path, config: Any, tensors: int) -> Any:
+    """The model on the meta device, without weights. tensors: in its files."""
+    unset = library("initialization").no_init_weights
+    with theirs(folder, "the model cannot be built"), quiet(), bounded(folder, tensors), unset(), torch.device("meta"):
         return _kind(config)[0].from_config(config)
 
 
 def _load(folder: Path, config: Any) -> tuple[Any, bool]:
     """Load the model in eval mode; also returns whether it predicts the next token."""
-    kind, headed, names = _kind(config)
+    with theirs(folder, "its configuration has no known architecture"):
+        kind, headed, names = _kind(config)
     if is_pruned(folder):
         pruned = load_pruned(folder).float()
         headed = type(pruned).__name__ in names

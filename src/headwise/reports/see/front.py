@@ -143,6 +143,7 @@ def show(
     *,
     tokens: Any = None,
     pieces: Any = None,
+    written: str = "text",
     entries: int | Sequence[int] | None = None,
     image: Any = None,
     grid: tuple[int, int] | None = None,
@@ -162,7 +163,7 @@ def show(
     Args:
         thing: what to show; None for the embedded decoder.
         tokenizer, text: as in `see`; for a record, the tokenizer of `tokens`.
-        tokens, pieces, entries: the tokens of a record or a map, as in `report`.
+        tokens, pieces, written, entries: the tokens of a record or a map, as in `report`.
         image, grid, image_start, side: an image whose patches are tokens of a record or a map, as in `report`.
         title, cells: as in `see`.
         lang: "en" or "zh"; None for that of the locale.
@@ -181,11 +182,11 @@ def show(
     options: dict[str, Any] = {"title": title, "cells": cells, "lang": lang}
     if isinstance(thing, Record):
         found = report(
-            thing, tokens=tokens, pieces=pieces, tokenizer=tokenizer, entries=entries, image=image, grid=grid,
-            image_start=image_start, side=side, **options,
+            thing, tokens=tokens, pieces=pieces, tokenizer=tokenizer, written=written, entries=entries, image=image,
+            grid=grid, image_start=image_start, side=side, **options,
         )  # fmt: skip
     elif isinstance(thing, AttentionMap):
-        texts = text_of("", tokens, pieces, tokenizer), None
+        texts = text_of("", tokens, pieces, tokenizer, written), None
         images = images_of(image, grid, image_start, side)
         found = of_maps(
             {"": thing.using(thing.named)}, texts, entries, title or message("title_map"), cells, images=images

@@ -54,17 +54,17 @@ class Images:
         if given is None:
             return None
         ids = None if given.ids is None else given.ids.clone()
-        pieces, words, special = (
-            None if rows is None else [list(row) for row in rows] for rows in (given.pieces, given.words, given.special)
+        pieces, special = (
+            None if rows is None else [list(row) for row in rows] for rows in (given.pieces, given.special)
         )
         for entry in range(given.entries):
             at = slice(self.start(entry), self.start(entry) + self.count)
             if ids is not None:
                 ids[entry, at] = int(ids.max()) + 1 + torch.arange(self.count)
-            for rows, names in ((pieces, self.names), (words, self.names), (special, [False] * self.count)):
+            for rows, names in ((pieces, self.names), (special, [False] * self.count)):
                 if rows is not None:
                     rows[entry][at] = names
-        return Text(ids, pieces, words, special)  # type: ignore[arg-type]
+        return Text(ids, pieces, special)  # type: ignore[arg-type]
 
     @property
     def names(self) -> list[str]:

@@ -5,21 +5,19 @@ object with encode(text) and decode(ids), such as that of a character model.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError
+from headwise.lm.loading.characters import Pieces, pieces_of
 
 EXPECTED = (
     "expected a tokenizer of transformers or headwise, or an object with encode(text) and decode(ids), such as "
     "types.SimpleNamespace(encode=…, decode=…)"
 )
-# What one token is called in its vocabulary: transformers has its own method for a list.
-ONE = ("id_to_token", "id_to_piece")
-LONGEST = 4  # bytes of a character in UTF-8, and so tokens that may share one
+NAMES = ("convert_ids_to_tokens", "id_to_token", "id_to_piece", "decode")  # methods that tokens are decoded by
 
 
 def inputs_of(text: str, tokenizer: Any) -> Tensor | dict[str, Any]:
@@ -43,51 +41,18 @@ def inputs_of(text: str, tokenizer: Any) -> Tensor | dict[str, Any]:
     return torch.atleast_2d(ids)
 
 
-def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[list[str], bool]:
-    """The text of each token, and whether it is written as in a vocabulary (Ġworld, ##ing) instead of decoded.
-
-    A decoded character of several tokens is assigned to the last of them.
+def decoded(tokenizer: Any, ids: Sequence[int]) -> Pieces:
+    """The text of each token.
 
     Raises:
         ConfigError: for an object that is no tokenizer, or one that raises.
     """
-    if hasattr(tokenizer, "convert_ids_to_tokens"):
-        found = _called(tokenizer, "convert_ids_to_tokens", lambda: tokenizer.convert_ids_to_tokens(list(ids)))
-        return _named(found, ids), True
-    for name in ONE:
-        if hasattr(tokenizer, name):
-            return _named(_called(tokenizer, name, partial(_each, getattr(tokenizer, name), ids)), ids), True
-    if not hasattr(tokenizer, "decode"):
+    if not any(hasattr(tokenizer, name) for name in NAMES):
         raise ConfigError(
             f"tokenizer: {type(tokenizer).__name__} has no convert_ids_to_tokens and no decode; {EXPECTED}, or give "
             f"pieces=…, the text of each token"
         )
-    return _called(tokenizer, "decode", lambda: _one_by_one(tokenizer.decode, ids)), False
-
-
-def _each(one: Callable[[int], Any], ids: Sequence[int]) -> list[Any]:
-    return [one(i) for i in ids]
-
-
-def _one_by_one(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[str]:
-    pieces: list[str] = []
-    waiting: list[int] = []
-    for i in ids:
-        waiting.append(i)
-        piece = str(decode(waiting))
-        if piece.endswith("�") and len(waiting) < LONGEST:
-            piece = ""  # the beginning of a character
-        else:
-            waiting = []
-        pieces.append(piece)
-    if waiting:
-        pieces[-1] = str(decode(waiting))
-    return pieces
-
-
-def _named(found: Sequence[Any], ids: Sequence[int]) -> list[str]:
-    """The names of tokens; ids outside of the vocabulary are shown as numbers."""
-    return [str(i) if one is None else str(one) for one, i in zip(found, ids, strict=True)]
+    return _called(tokenizer, "decode", lambda: pieces_of(tokenizer, ids))
 
 
 def _called(tokenizer: Any, name: str, call: Callable[[], Any]) -> Any:

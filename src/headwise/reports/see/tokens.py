@@ -9,9 +9,8 @@ from torch import Tensor
 
 from headwise.analysis.head_roles.tokens import is_marker
 from headwise.errors import DTypeError, ShapeError
-from headwise.lm.loading.characters import readable
+from headwise.lm.loading.characters import decoded_tokens
 from headwise.lm.loading.tokenized import units_of
-from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.see.passages import Side
 from headwise.reports.see.tokenizers import decoded
 
@@ -22,13 +21,12 @@ class Text:
 
     Attributes:
         ids: [b or 1, m], None if only their text is known.
-        pieces: the text of the tokens of each entry. words: the same with blanks between words. None without text.
+        pieces: the text of the tokens of each entry, with the blanks between words; None without text.
         special: of each entry, which tokens are not part of the text.
     """
 
     ids: Tensor | None
     pieces: list[list[str]] | None
-    words: list[list[str]] | None
     special: list[list[bool]]
 
     @property
@@ -45,11 +43,12 @@ class Text:
         """Tokens of an entry as a side of a map."""
         at = entry if self.entries > 1 else 0
         special = [self.special[at][i] for i in tokens]
-        if self.words is None or self.pieces is None:
+        if self.pieces is None:
             assert self.ids is not None
             names = [str(int(self.ids[at, i])) for i in tokens]
             return Side(names, units_of(names), [True] * len(names))
-        return Side([self.words[at][i] for i in tokens], units_of([self.pieces[at][i] for i in tokens]), special)
+        words = [self.pieces[at][i] for i in tokens]
+        return Side(words, units_of(words), special)
 
 
 def numbered(tokens: Sequence[int]) -> Side:
@@ -58,12 +57,13 @@ def numbered(tokens: Sequence[int]) -> Side:
     return Side(names, units_of(names), [True] * len(names))
 
 
-def text_of(name: str, tokens: Any, pieces: Any, tokenizer: Any) -> Text | None:
+def text_of(name: str, tokens: Any, pieces: Any, tokenizer: Any, written: str = "text") -> Text | None:
     """The tokens given by the arguments `tokens` and `pieces`; None if both are None.
 
     Args:
         name: "" or "decoder_", the prefix of the arguments' names in messages.
-        tokenizer: converts tokens to pieces; see `headwise.reports.see.tokenizers`.
+        tokenizer: converts tokens to pieces; see `headwise.reports.see.tokenizers`. written: how pieces are written, as
+            in `decoded_tokens`.
     """
     if tokens is None and pieces is None:
         return None
@@ -75,41 +75,13 @@ def text_of(name: str, tokens: Any, pieces: Any, tokenizer: Any) -> Text | None:
                 f"{name}pieces: {len(raw)} × {len(raw[0])} of them for {name}tokens of {tuple(ids.shape)}; expected "
                 f"one for each token"
             )
-        marked = [[is_marker(piece) for piece in row] for row in raw]
-        return _written(ids, raw, marked)
+        shown = [decoded_tokens(row, written) for row in raw]
+        return Text(ids, shown, [[is_marker(piece) for piece in row] for row in raw])
     assert ids is not None
     if tokenizer is None:
-        return Text(ids, None, None, [[False] * ids.shape[1]] * len(ids))
-    if isinstance(tokenizer, CharTokenizer):
-        return _written(ids, [tokenizer.pieces(row) for row in ids.tolist()], [[False] * ids.shape[1]] * len(ids))
+        return Text(ids, None, [[False] * ids.shape[1]] * len(ids))
     rows = [decoded(tokenizer, row) for row in ids.tolist()]
-    raw = [pieces for pieces, _ in rows]
-    if not rows[0][1]:
-        return Text(ids, raw, raw, [[is_marker(piece) for piece in row] for row in raw])
-    known = getattr(tokenizer, "all_special_ids", None)
-    marks = [
-        [is_marker(piece) if known is None else i in known for i, piece in zip(row, pieces, strict=True)]
-        for row, pieces in zip(ids.tolist(), raw, strict=True)
-    ]
-    decoder = repr(getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "decoder", None))
-    return _written(ids, raw, marks, blanks=decoder.startswith("WordPiece"))
-
-
-def _written(ids: Tensor | None, raw: list[list[str]], special: list[list[bool]], blanks: bool = False) -> Text:
-    """blanks: whether blanks separate words although no token contains them, as with WordPiece."""
-    blanks = blanks or any(token.startswith("##") for row in raw for token in row)
-    pieces = [readable(row, marks) for row, marks in zip(raw, special, strict=True)]
-    words = [_spaced(*rows) for rows in zip(raw, pieces, special, strict=True)] if blanks else pieces
-    return Text(ids, pieces, words, special)
-
-
-def _spaced(raw: Sequence[str], pieces: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Pieces with blanks between words, which WordPiece omits."""
-    words = []
-    for i, (token, piece) in enumerate(zip(raw, pieces, strict=True)):
-        begins = i == 0 or special[i - 1] or special[i] or token.startswith("##") or not piece[:1].isalnum()
-        words.append(piece if begins else f" {piece}")
-    return words
+    return Text(ids, [row.texts for row in rows], [row.special for row in rows])
 
 
 def _ids(name: str, tokens: Any) -> Tensor:

@@ -52,6 +52,7 @@ def report(
     decoder_tokens: Any = None,
     decoder_pieces: Any = None,
     tokenizer: Any = None,
+    written: str = "text",
     image: Any = None,
     grid: tuple[int, int] | None = None,
     image_start: int | Sequence[int] = 0,
@@ -68,10 +69,11 @@ def report(
             watched statistics and no roles.
         path: write the report to this HTML file, whole or not at all.
         tokens: the input ids, integers [m] or [b, m]; of all tokens so far, if a cache has dropped some.
-        pieces: the text of each token, m strings or a list of them for each batch entry; raw tokens of a tokenizer
-            (Ġworld, ##ing) become readable.
+        pieces: the text of each token, m strings or a list of them for each batch entry.
         decoder_tokens, decoder_pieces: the same for the decoder's input of an encoder-decoder model.
         tokenizer: converts tokens to pieces; as in `see`.
+        written: how pieces are written: "text", as they are shown; or as raw tokens of a vocabulary: "byte_level"
+            (Ġworld, æŃ¦), "sentencepiece" (▁world, <0xE6>) or "wordpiece" (##ing).
         image: the image that the model received, whose patches are tokens: the page shows it under the weights of a
             token. [H, W, 3] or [H, W], numbers from 0 to 1 or bytes; a PIL image; or a list with one for each batch
             entry. Processors crop images: give what the model saw.
@@ -91,7 +93,10 @@ def report(
     if not record.maps:
         why = "keeps no maps; watch(model, maps='lazy') does" if record.latest.steps else "has not measured a forward"
         raise ConfigError(f"report(record): the record {why}")
-    texts = text_of("", tokens, pieces, tokenizer), text_of("decoder_", decoder_tokens, decoder_pieces, tokenizer)
+    texts = (
+        text_of("", tokens, pieces, tokenizer, written),
+        text_of("decoder_", decoder_tokens, decoder_pieces, tokenizer, written),
+    )
     name = type(record.model).__name__
     size = scaled(sum(p.numel() for p in record.model.parameters()))
     facts: list[tuple[str, str]] = [(message("model"), message("fact_model", name=name, size=size))]

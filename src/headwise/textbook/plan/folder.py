@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from headwise.contents import theirs
 from headwise.costs.configs import ModelConfig, Sizes
 from headwise.costs.model import parameter_parts
 from headwise.edit.folder import is_pruned, resize_as_saved
 from headwise.errors import ConfigError
-from headwise.lm.loading.files import check_shapes, read_config, theirs
+from headwise.lm.loading.files import check_shapes, read_config
 from headwise.models import HeadSite, find_heads
 from headwise.models.configuration.families import build, model_config, with_unread
 from headwise.models.configuration.keys import without_quantization
 from headwise.nn.counts import attentions_of
+from headwise.trust import bounded
 
 
 def config_of(folder: Path) -> ModelConfig:
@@ -30,7 +32,7 @@ def config_of(folder: Path) -> ModelConfig:
     quantized = without_quantization(c)
     try:
         config = replace(model_config(c, folder.resolve().name, str(folder / "config.json")), quantized=quantized)
-        with theirs(folder, "the model cannot be built"):
+        with theirs(folder, "the model cannot be built"), bounded(folder):
             model = build(c)
     except ConfigError as error:
         raise ConfigError(
