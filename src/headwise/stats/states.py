@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError
+from headwise.fields import bits
 from headwise.stats.base import Measure
 
 
@@ -52,6 +53,6 @@ def side_by_side(measure: Measure, states: Sequence[Any], heads: Sequence[int]) 
     )
     whole = with_tensors(states[0], lambda _: next(joined))
     found, expected = measure.finish(whole), torch.cat([measure.finish(state) for state in states], 1)
-    if found.shape != expected.shape or not torch.equal(found.nan_to_num(), expected.nan_to_num()):
+    if found.shape != expected.shape or not torch.equal(bits(found), bits(expected)):
         raise ConfigError(f"measure {measure.name!r} keeps its heads otherwise than as [batch, heads, …]")
     return whole

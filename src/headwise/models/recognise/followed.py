@@ -18,6 +18,14 @@ class Lost(Exception):
     """Why a call is not followed, in words for the user."""
 
 
+class NotFinite(Lost):
+    """Why two results cannot be called equal: one of them is NaN or infinite, or both are everywhere."""
+
+    def __init__(self, reason: str, both: bool) -> None:
+        super().__init__(reason)
+        self.both = both
+
+
 # What analysing a tensor of an unexpected kind may raise, such as a nested one. It must not disturb the model.
 UNEXPECTED = (ArithmeticError, AssertionError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
