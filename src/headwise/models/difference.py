@@ -73,7 +73,8 @@ def difference(
     neither = ~(mine.isfinite() | theirs.isfinite())
     mine, theirs = mine.masked_fill(neither, 0.0), theirs.masked_fill(neither, 0.0)
     apart, size = (torch.linalg.vector_norm(x, order, -1) for x in (mine - theirs, theirs))
-    found = torch.where(apart == 0, 0.0, apart / size.clamp_min(noise)).nan_to_num(nan=torch.inf)
+    found = torch.where(apart == 0, 0.0, apart / size.clamp_min(noise))
+    found.masked_fill_(found.isnan(), torch.inf)
     uncompared = int(neither.any(-1).sum())
     if not len(found) or (uncompared and bool(neither.all())):
         return Difference(torch.nan if len(found) else 0.0, uncompared, len(found))

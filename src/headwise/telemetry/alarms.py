@@ -1,13 +1,17 @@
 """Alarms on the statistics of heads, reported once when they begin."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite, isnan
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from headwise.errors import ConfigError, HeadwiseError, warn
+from headwise.kernels.graph import has_no_numbers, plain
+from headwise.models.recognise.followed import UNEXPECTED
 from headwise.telemetry.summary import NONFINITE, Summary
 
 Then = Literal["warn", "raise"] | Callable[["Finding"], Any]
@@ -27,14 +31,17 @@ class Finding:
 
     Attributes:
         alarm: the alarm. summary: all numbers of the step.
-        heads: (layer, head) of each.
+        heads: (layer, head) of each; () if the alarm has begun for the result of the model alone.
         message: the same in words, with the numbers.
+        origin: of a `NonFiniteAlarm`, the qualified names of the parameters, buffers and other attributes of the
+            model that are NaN or infinite, in the order of registration.
     """
 
     alarm: "Alarm"
     summary: Summary
     heads: tuple[tuple[str, int], ...]
     message: str
+    origin: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.message
@@ -167,18 +174,26 @@ class DeadHeadAlarm(Alarm):
 
 
 class NonFiniteAlarm(Alarm):
-    """NaN or infinity in the scores, queries, keys or values of a head."""
+    """NaN or infinity in the scores, queries, keys or values of a head, or NaN or +infinity in the result of the model.
+
+    The message names first what has made them: parameters and buffers that are NaN or infinite themselves, whose
+    modules need not be those in which it shows; they are searched once, when the alarm begins.
+    """
 
     def off(self, summary: Summary) -> Tensor:
         return summary.nonfinite.sum(-1) > 0
 
     def well(self, summary: Summary) -> Tensor:
-        return summary.nonfinite.sum(-1) == 0
+        ran = ~summary.numbers.isnan().all(-1)
+        return (summary.nonfinite.sum(-1) == 0) & ran
 
     def says(self, summary: Summary, row: int) -> str:
         rows, *entries = summary.nonfinite[row].long().tolist()
         found = [f"{name} ({count})" for name, count in zip(NONFINITE[1:], entries, strict=True) if count]
         return f"NaN or infinity in {' and '.join(found) if found else f'the scores of {rows} queries'}"
+
+
+RESULT = ("the result of the model", -1)  # a place beside those of heads
 
 
 class Alarms:
@@ -192,17 +207,24 @@ class Alarms:
         """Add alarms."""
         self._alarms += [(alarm, set()) for alarm in alarms]
 
-    def check(self, summary: Summary) -> None:
+    @property
+    def of_results(self) -> bool:
+        """Whether one of them is also about the results of the model."""
+        return any(isinstance(alarm, NonFiniteAlarm) for alarm, _ in self._alarms)
+
+    def check(self, summary: Summary, model: nn.Module) -> None:
         """Check all alarms, and report the heads for which one has begun; then raise the first error."""
         raised = None
         for alarm, reported in self._alarms:
-            reported -= {summary.places[i] for i in _rows(alarm.well(summary))}
+            spoiled = isinstance(alarm, NonFiniteAlarm) and summary.nonfinite_result
+            reported -= {summary.places[i] for i in _rows(alarm.well(summary))} | ({RESULT} if not spoiled else set())
             new = [i for i in _rows(alarm.off(summary)) if summary.places[i] not in reported]
-            if not new:
+            if not new and (not spoiled or RESULT in reported):
                 continue
-            reported |= {summary.places[i] for i in new}
+            reported |= {summary.places[i] for i in new} | ({RESULT} if spoiled else set())
             heads = tuple(summary.places[i] for i in new)
-            finding = Finding(alarm, summary, heads, _message(alarm, summary, new))
+            origin = tuple(_own_nonfinite(model)) if isinstance(alarm, NonFiniteAlarm) else ()
+            finding = Finding(alarm, summary, heads, _message(alarm, summary, new, origin), origin)
             if alarm.then == "warn":
                 warn(finding.message, AttentionWarning)
             elif alarm.then == "raise":
@@ -217,13 +239,77 @@ def _rows(which: Tensor) -> list[int]:
     return which.nonzero().flatten().tolist()
 
 
-def _message(alarm: Alarm, summary: Summary, rows: list[int], most: int = 4) -> str:
+def _message(alarm: Alarm, summary: Summary, rows: list[int], origin: Sequence[str], most: int = 4) -> str:
     messages = []
+    spoils = isinstance(alarm, NonFiniteAlarm)
+    if spoils and not origin:
+        messages += _between(summary)
+    if origin:
+        more = f" and {len(origin) - most} more" if len(origin) > most else ""
+        messages.append(f"NaN or infinity in {', '.join(origin[:most])}{more}")
     for row in rows[:most]:
         layer, head = summary.places[row]
         messages.append(f"{layer or 'the model'} head {head}: {alarm.says(summary, row)}")
-    more = f"; and {len(rows) - most} more heads" if len(rows) > most else ""
-    return f"step {summary.step}: {'; '.join(messages)}{more}"
+    if len(rows) > most:
+        messages.append(f"and {len(rows) - most} more heads")
+    if spoils and summary.nonfinite_result:
+        messages.append("NaN or infinity in the result of the model")
+    return f"step {summary.step}: {'; '.join(messages)}"
+
+
+def _between(summary: Summary) -> list[str]:
+    """Where NaN and infinity began that no parameter or buffer has, as far as the attention of the layers shows it."""
+    bad = _rows(summary.nonfinite.sum(-1) > 0)
+    ran = {summary.places[i][0] for i in _rows(~summary.numbers.isnan().all(-1))}
+    before = [layer for layer in summary.layers if layer in ran]
+    if bad:
+        first = summary.places[bad[0]][0]
+        here = [i for i in bad if summary.places[i][0] == first]
+        if not bool(summary.nonfinite[here, 1:].any()):
+            return []  # its queries, keys and values are finite: they began in its scores
+        before = before[: before.index(first)] if first in before else summary.layers[: summary.layers.index(first)]
+    begun = f"after the finite attention of {before[-1] or 'the model'}" if before else "before the first attention"
+    return [f"NaN or infinity began {begun}, and no parameter or buffer was found that has any"]
+
+
+@torch.no_grad()
+def _own_nonfinite(model: nn.Module) -> Iterator[str]:
+    """Qualified names of what modules of the model have that is not finite; −∞ in buffers is taken for a mask."""
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        parameters = module._parameters
+        for name, x in {**vars(module), **parameters, **module._buffers}.items():
+            if isinstance(x, float):
+                bad = isnan(x)
+            elif not isinstance(x, Tensor) or not x.is_floating_point() or has_no_numbers(x) or id(x) in seen:
+                continue
+            else:
+                seen.add(id(x))
+                bad = _has_nonfinite(x, masks=name not in parameters)
+            if bad:
+                yield f"{path}.{name}" if path else name
+
+
+def _has_nonfinite(x: Tensor, masks: bool) -> bool:
+    x = getattr(x, "_local_tensor", x).detach()  # of a DTensor, the part of this rank
+    x = x.float() if x.itemsize == 1 else x
+    try:
+        if isfinite(float(x.sum())):
+            return False
+        return not bool(((x < inf) if masks else x.isfinite()).all())
+    except UNEXPECTED:  # a tensor of another kind, such as a quantized one
+        return False
+
+
+def spoiled(result: Any) -> bool:
+    """Whether a result, a tensor or a collection of some, has NaN or +∞; −∞ is taken for a mask."""
+    if isinstance(result, Mapping):
+        return any(map(spoiled, result.values()))
+    if isinstance(result, tuple | list):
+        return any(map(spoiled, result))
+    if type(result) is not Tensor or not (result.is_floating_point() and result.numel()) or has_no_numbers(result):
+        return False
+    return not float(plain(result).amax()) < inf
 
 
 def _positive(alarm: Alarm, name: str, value: float) -> float:

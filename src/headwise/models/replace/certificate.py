@@ -97,6 +97,8 @@ def _row(one: Verdict) -> list[str]:
         what = f"the same function as {one.function}"
     elif not one.function:
         what = "no softmax attention, or not followed"
+    elif one.difference is not None and one.difference != one.difference:
+        what = f"NaN or infinite, so that it was not compared with {one.function}"
     elif one.difference is not None and one.allowed is not None and one.difference <= one.allowed:
         what = f"equal here, but not the same function as {one.function}"
     else:
