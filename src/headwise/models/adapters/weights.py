@@ -229,7 +229,9 @@ def _backward(*args: Any, **kwargs: Any) -> None:
     """`torch.autograd.backward`, likewise."""
     given = signature(torch.autograd.backward).bind(*args, **kwargs).arguments
     inputs = given.get("inputs") or ()
-    if any(isinstance(x, AttentionWeights) and not x.beside for x in ([inputs] if isinstance(inputs, Tensor) else inputs)):
+    if any(
+        isinstance(x, AttentionWeights) and not x.beside for x in ([inputs] if isinstance(inputs, Tensor) else inputs)
+    ):
         raise _without_gradient("backward(inputs=…)")
     torch.autograd.backward(**tree_map(dense, given))
 
