@@ -84,4 +84,5 @@ class LazyTensor(Tensor):
 
 
 def dense(x: Any) -> Any:
+    """The dense tensor of a lazy one; anything else as it is."""
     return x.dense() if isinstance(x, LazyTensor) else x

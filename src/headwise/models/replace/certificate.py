@@ -19,7 +19,8 @@ class Verdict:
         function: the call of `attend` that it is, or is closest to; "" if there is none.
         reason: what is different, if it is not the same.
         difference: the largest relative difference between a row of its result and that of `function`; ∞ where one of
-            both is NaN, NaN if both are everywhere; None if there is no such call. allowed: the largest that rounding explains.
+            both is NaN, NaN if both are everywhere; None if there is no such call. allowed: the largest that rounding
+            explains.
         gradients: the largest relative difference of the gradients of queries, keys and values, in the Frobenius norm;
             None if they were not compared: with dropout, or where gradients are not recorded; NaN if they are NaN.
         remarks: what is unusual, though it may be intended: another scale, an inverted mask, fully masked queries,
