@@ -6,6 +6,8 @@ from torch import nn
 from watched_models import VOCAB, ids, transformers_model, x
 
 import headwise as hw
+from headwise.errors import ConfigError
+from headwise.stats.states import side_by_side
 
 
 class Attention(nn.Module):
@@ -149,3 +151,19 @@ def test_a_result_that_is_still_nan_is_reported_once_and_again_after_it_was_fini
                 model.head.bias[2] = number
             model(ids())
     assert [one.summary.step for one in found] == [0, 3]
+
+
+class OfAllHeads:
+    """A measure whose heads cannot be joined: the share of each in the sum over the heads that it was given."""
+
+    name = "of_all_heads"
+
+    def finish(self, state):
+        return state / state.sum(1, keepdim=True)
+
+
+def test_a_state_that_is_nan_on_one_side_only_is_not_joined():
+    none, some = torch.tensor([[0.0]]), torch.tensor([[3.0]])
+    with pytest.raises(ConfigError, match="'of_all_heads' keeps its heads otherwise"):  # 0 / 3 together, 0 / 0 apart
+        side_by_side(OfAllHeads(), [none, some], [1, 1])
+    assert side_by_side(OfAllHeads(), [none, none], [1, 1]).tolist() == [[0.0, 0.0]]
