@@ -112,9 +112,28 @@ def test_where_no_number_of_the_model_is_nan_the_last_finite_attention_is_named(
     model.get_submodule(where).register_forward_hook(lambda module, given, result: result * torch.nan)
     record, (finding,) = watched(model, ids())
     assert finding.origin == ()
-    said = f"step 0: NaN or infinity began {WHERE[where]}, and no parameter or buffer was found that has any; "
+    said = f"step 0: NaN or infinity began {WHERE[where]}; no parameter or buffer was found that has any; "
     assert finding.message.startswith(said)
     assert {*record.layers, *record.unwatched} == {"attentions.0", "attentions.1"}  # none is lost
+
+
+def test_a_buffer_that_may_have_received_nan_is_named_with_where_they_began():
+    class Normed(ByHand):
+        def __init__(self):
+            super().__init__()
+            self.batch_norm = nn.BatchNorm1d(VOCAB)
+
+        def forward(self, tokens):
+            return self.batch_norm(super().forward(tokens).mT).mT
+
+    model = Normed()
+    model.wide[0].register_forward_hook(lambda module, given, result: result * torch.nan)
+    _, (finding,) = watched(model, ids())
+    assert finding.origin == ("batch_norm.running_mean", "batch_norm.running_var")
+    begun = (
+        "NaN or infinity in batch_norm.running_mean, batch_norm.running_var; they began after the finite attention of "
+    )
+    assert finding.message.startswith(f"step 0: {begun}attentions.0; ")
 
 
 def test_scores_that_overflow_are_their_own_beginning():

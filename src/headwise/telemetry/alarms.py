@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, isnan
+from math import inf, isfinite
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -33,8 +33,8 @@ class Finding:
         alarm: the alarm. summary: all numbers of the step.
         heads: (layer, head) of each; () if the alarm has begun for the result of the model alone.
         message: the same in words, with the numbers.
-        origin: of a `NonFiniteAlarm`, the qualified names of the parameters, buffers and other attributes of the
-            model that are NaN or infinite, in the order of registration.
+        origin: of a `NonFiniteAlarm`, the qualified names of the parameters of the model that are NaN or infinite, then
+            of such buffers, in the order of registration.
     """
 
     alarm: "Alarm"
@@ -57,9 +57,11 @@ class Alarm(ABC):
         then: "warn" (an `AttentionWarning`), "raise" (an `AttentionAlarm`), or a function of the `Finding`.
     Attributes:
         needs: the measures that it reads; `watch` adds those that are missing.
+        results: whether it goes off for NaN in the result of the model too (`Summary.nonfinite_result`).
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
+    results: ClassVar[bool] = False
 
     def __init__(self, then: Then = "warn") -> None:
         if then not in ("warn", "raise") and not callable(then):
@@ -77,6 +79,10 @@ class Alarm(ABC):
     @abstractmethod
     def says(self, summary: Summary, row: int) -> str:
         """The message for the head of that row."""
+
+    def cause(self, summary: Summary, model: nn.Module) -> tuple[tuple[str, ...], str]:
+        """`Finding.origin`, and the beginning of the message, ""  if there is none; called when the alarm begins."""
+        return (), ""
 
 
 class MaxLogitAlarm(Alarm):
@@ -176,9 +182,11 @@ class DeadHeadAlarm(Alarm):
 class NonFiniteAlarm(Alarm):
     """NaN or infinity in the scores, queries, keys or values of a head, or NaN or +infinity in the result of the model.
 
-    The message names first what has made them: parameters and buffers that are NaN or infinite themselves, whose
-    modules need not be those in which it shows; they are searched once, when the alarm begins.
+    The message begins with what has made them: parameters and buffers that are NaN or infinite themselves, whose modules
+    need not be those in which it shows. They are searched when the alarm begins.
     """
+
+    results = True
 
     def off(self, summary: Summary) -> Tensor:
         return summary.nonfinite.sum(-1) > 0
@@ -191,6 +199,16 @@ class NonFiniteAlarm(Alarm):
         rows, *entries = summary.nonfinite[row].long().tolist()
         found = [f"{name} ({count})" for name, count in zip(NONFINITE[1:], entries, strict=True) if count]
         return f"NaN or infinity in {' and '.join(found) if found else f'the scores of {rows} queries'}"
+
+    @torch.no_grad()
+    def cause(self, summary: Summary, model: nn.Module) -> tuple[tuple[str, ...], str]:
+        learned = [name for name, x in model.named_parameters() if _has_nonfinite(x, masks=False)]
+        origin = (*learned, *(name for name, x in model.named_buffers() if _has_nonfinite(x, masks=True)))
+        found = [f"NaN or infinity in {_listed(origin)}"] if origin else []
+        if not learned and (begun := _begun(summary)):  # a buffer may have received them, as that of a batch norm
+            found.append(f"{'they' if origin else 'NaN or infinity'} began {begun}")
+            found += [] if origin else ["no parameter or buffer was found that has any"]
+        return origin, "; ".join(found)
 
 
 RESULT = ("the result of the model", -1)  # a place beside those of heads
@@ -210,21 +228,21 @@ class Alarms:
     @property
     def of_results(self) -> bool:
         """Whether one of them is also about the results of the model."""
-        return any(isinstance(alarm, NonFiniteAlarm) for alarm, _ in self._alarms)
+        return any(alarm.results for alarm, _ in self._alarms)
 
     def check(self, summary: Summary, model: nn.Module) -> None:
         """Check all alarms, and report the heads for which one has begun; then raise the first error."""
         raised = None
         for alarm, reported in self._alarms:
-            spoiled = isinstance(alarm, NonFiniteAlarm) and summary.nonfinite_result
+            spoiled = alarm.results and summary.nonfinite_result
             reported -= {summary.places[i] for i in _rows(alarm.well(summary))} | ({RESULT} if not spoiled else set())
             new = [i for i in _rows(alarm.off(summary)) if summary.places[i] not in reported]
             if not new and (not spoiled or RESULT in reported):
                 continue
             reported |= {summary.places[i] for i in new} | ({RESULT} if spoiled else set())
             heads = tuple(summary.places[i] for i in new)
-            origin = tuple(_own_nonfinite(model)) if isinstance(alarm, NonFiniteAlarm) else ()
-            finding = Finding(alarm, summary, heads, _message(alarm, summary, new, origin), origin)
+            origin, cause = alarm.cause(summary, model)
+            finding = Finding(alarm, summary, heads, _message(alarm, summary, new, cause), origin)
             if alarm.then == "warn":
                 warn(finding.message, AttentionWarning)
             elif alarm.then == "raise":
@@ -239,59 +257,40 @@ def _rows(which: Tensor) -> list[int]:
     return which.nonzero().flatten().tolist()
 
 
-def _message(alarm: Alarm, summary: Summary, rows: list[int], origin: Sequence[str], most: int = 4) -> str:
-    messages = []
-    spoils = isinstance(alarm, NonFiniteAlarm)
-    if spoils and not origin:
-        messages += _between(summary)
-    if origin:
-        more = f" and {len(origin) - most} more" if len(origin) > most else ""
-        messages.append(f"NaN or infinity in {', '.join(origin[:most])}{more}")
+def _message(alarm: Alarm, summary: Summary, rows: list[int], cause: str, most: int = 4) -> str:
+    messages = [cause] if cause else []
     for row in rows[:most]:
         layer, head = summary.places[row]
         messages.append(f"{layer or 'the model'} head {head}: {alarm.says(summary, row)}")
     if len(rows) > most:
         messages.append(f"and {len(rows) - most} more heads")
-    if spoils and summary.nonfinite_result:
+    if alarm.results and summary.nonfinite_result:
         messages.append("NaN or infinity in the result of the model")
     return f"step {summary.step}: {'; '.join(messages)}"
 
 
-def _between(summary: Summary) -> list[str]:
-    """Where NaN and infinity began that no parameter or buffer has, as far as the attention of the layers shows it."""
-    bad = _rows(summary.nonfinite.sum(-1) > 0)
-    ran = {summary.places[i][0] for i in _rows(~summary.numbers.isnan().all(-1))}
-    before = [layer for layer in summary.layers if layer in ran]
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _begun(summary: Summary) -> str:
+    """Where NaN and infinity began, as far as the attention of the layers shows it; "" if in the scores of one."""
+    layers, bad = summary.layers, _rows(summary.nonfinite.sum(-1) > 0)
     if bad:
         first = summary.places[bad[0]][0]
         here = [i for i in bad if summary.places[i][0] == first]
         if not bool(summary.nonfinite[here, 1:].any()):
-            return []  # its queries, keys and values are finite: they began in its scores
-        before = before[: before.index(first)] if first in before else summary.layers[: summary.layers.index(first)]
-    begun = f"after the finite attention of {before[-1] or 'the model'}" if before else "before the first attention"
-    return [f"NaN or infinity began {begun}, and no parameter or buffer was found that has any"]
-
-
-@torch.no_grad()
-def _own_nonfinite(model: nn.Module) -> Iterator[str]:
-    """Qualified names of what modules of the model have that is not finite; −∞ in buffers is taken for a mask."""
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        parameters = module._parameters
-        for name, x in {**vars(module), **parameters, **module._buffers}.items():
-            if isinstance(x, float):
-                bad = isnan(x)
-            elif not isinstance(x, Tensor) or not x.is_floating_point() or has_no_numbers(x) or id(x) in seen:
-                continue
-            else:
-                seen.add(id(x))
-                bad = _has_nonfinite(x, masks=name not in parameters)
-            if bad:
-                yield f"{path}.{name}" if path else name
+            return ""
+        layers = layers[: layers.index(first)]
+    ran = {summary.places[i][0] for i in _rows(~summary.numbers.isnan().all(-1))}
+    before = [layer for layer in layers if layer in ran]
+    return f"after the finite attention of {before[-1] or 'the model'}" if before else "before the first attention"
 
 
 def _has_nonfinite(x: Tensor, masks: bool) -> bool:
     x = getattr(x, "_local_tensor", x).detach()  # of a DTensor, the part of this rank
+    if not x.is_floating_point() or has_no_numbers(x):
+        return False
     x = x.float() if x.itemsize == 1 else x
     try:
         if isfinite(float(x.sum())):
