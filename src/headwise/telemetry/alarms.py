@@ -1,7 +1,7 @@
 """Alarms on the statistics of heads, reported once when they begin."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, ClassVar, Literal
@@ -182,8 +182,8 @@ class DeadHeadAlarm(Alarm):
 class NonFiniteAlarm(Alarm):
     """NaN or infinity in the scores, queries, keys or values of a head, or NaN or +infinity in the result of the model.
 
-    The message begins with what has made them: parameters and buffers that are NaN or infinite themselves, whose modules
-    need not be those in which it shows. They are searched when the alarm begins.
+    The message begins with what has made them: parameters and buffers that are NaN or infinite themselves, whose
+    modules need not be those in which it shows. They are searched when the alarm begins.
     """
 
     results = True
