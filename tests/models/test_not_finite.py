@@ -206,3 +206,16 @@ def test_heads_whose_results_are_nan_are_not_taken_for_removable():
         model[0].out_proj.bias[:] = NAN
     (site,) = hw.models.find_heads(model, given())
     assert "NaN or infinite everywhere, so that it could not be compared" in site.anatomy.resizing(site).fixed
+
+
+def test_a_first_forward_with_nan_on_one_side_does_not_end_the_run():
+    model, found = made(Hidden), []
+    with hw.watch(model, alarms=[hw.telemetry.NonFiniteAlarm(then=found.append)]) as record, torch.no_grad():
+        model(given(4))
+        assert record.layers == ()
+        assert ONE_SIDE in record.unwatched["0"]
+        model(given())
+        assert record.layers == ("0",)
+        assert record.unwatched == {}
+    assert [(one.summary.step, one.heads) for one in found] == [(0, ())]
+    assert record.ledger.steps == 2

@@ -58,7 +58,7 @@ class Ledger:
         """End the current step and return its summary; None if nothing was measured."""
         step, index, spoiled = self._current, self.index, self.spoiled
         self._current, self.index, self.spoiled = Running(), index + 1, False
-        if not step.layers:
+        if not step.layers and not spoiled:
             return None
         self.last, self.steps = step, self.steps + 1
         for name, layer in step.layers.items():

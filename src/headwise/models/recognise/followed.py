@@ -94,7 +94,8 @@ class Softmax:
     Attributes:
         dtype: of its result. keys: the factors of its dimension. single: whether that has size 1.
         kept: what was computed of masks in this forward. reason: why it is no attention, as far as known. done: whether
-            it is part of a call that was reported. function: the name of the function of another package that computes
+            it is part of a call that was reported. nonfinite: whether it may be attention, but has NaN or infinity on
+            one side of the comparison. function: the name of the function of another package that computes
             the whole attention; "" if none does.
     """
 
@@ -106,6 +107,7 @@ class Softmax:
     single: bool = False
     reason: str = "its result is not multiplied by values, as in a classifier"
     done: bool = False
+    nonfinite: bool = False
     function: str = ""
 
 

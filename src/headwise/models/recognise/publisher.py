@@ -93,7 +93,7 @@ class Publisher:
                 record.done = True
                 self._whole.add(place[0])
         except Lost as reason:
-            record.reason = explained(x, str(reason))
+            record.reason, record.nonfinite = explained(x, str(reason)), isinstance(reason, NotFinite)
             return
         receivers = [(one.on_delta, one.name(place[0])) for one in subscribers_of(place[0]) if one.on_delta]
         returned = out if x.answer is None else x.answer.returned
