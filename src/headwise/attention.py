@@ -279,7 +279,8 @@ def _check_number(name: str, value: Any) -> None:
         return
     if isinstance(value, Tensor) and value.requires_grad:
         raise ConfigError(
-            f"{name}: a tensor that requires gradients, which would not reach it; multiply q by it instead"
+            f"{name}: a tensor that requires gradients, which would not reach it; for a learned scale, multiply q by "
+            f"it, and give scale=1"
         )
     try:
         if not isinstance(value, (str, bytes, bytearray)):

@@ -177,10 +177,17 @@ def same(one: Sequence[Described], other: Sequence[Described]) -> bool:
         held: tuple[list[Tensor], list[Tensor]] = ([], [])
         codes = [write(first, _kept_in(held[0])), write(second, _kept_in(held[1]))]
         if codes[0] != codes[1] or not all(
-            x.device == y.device and torch.equal(x, y) for x, y in zip(*held, strict=True)
+            x.device == y.device and torch.equal(bits(x), bits(y)) for x, y in zip(*held, strict=True)
         ):
             return False
     return True
+
+
+def bits(x: Tensor) -> Tensor:
+    """Floating point numbers as integers, of which copies are equal, those of NaN too; others as they are."""
+    if not x.is_floating_point():
+        return x
+    return x.detach().view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize])
 
 
 def _kept_in(tensors: list[Tensor]) -> Put:

@@ -173,6 +173,10 @@ def test_what_is_better_is_said_point_by_point() -> None:
     assert curve.better_than_all.tolist() == [False, False, False, False]
     assert curve.better_everywhere
     assert [curve.removable(rise) for rise in (0.001, 0.01, 0.02, 0.5, 1.0)] == [0, 2, 4, 4, 8]
+    unknown = losses.copy()
+    unknown[3] = np.nan
+    assert replace(curve, losses=unknown).removable(0.5) == 4
+    assert replace(curve, losses=losses * np.nan).removable(0.5) == 0
     said = "2 of 8 heads can be removed for less than 1 % more loss; better than the average random order at 2 of 2 "
     assert f"{said}points, and than all of them at 0" in curve.title
     assert "; all 8 heads can be removed for less than" in replace(curve, losses=losses[[0] * 4]).title

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import headwise as hw
-from headwise.errors import HeadwiseError
+from headwise.errors import ConfigError, HeadwiseError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.nn.positions import Rotary
 
@@ -57,3 +57,15 @@ def test_mistakes_are_named(call: Callable[[], Any], message: str) -> None:
 def test_a_position_of_a_rollout_is_whole() -> None:
     with pytest.raises(IndexError, match=r"position 1\.5 is out of range for 5"):
         hw.analysis.rollout([amap()]).row(1.5)  # type: ignore[arg-type]
+
+
+def test_a_learned_scale_is_refused_with_a_way_out_that_learns():
+    q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
+    scale = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ConfigError, match="for a learned scale, multiply q by it, and give scale=1"):
+        hw.attend(q, k, v, scale=scale)
+    out = hw.attend(q * scale, k, v, scale=1)
+    expected = (q * scale @ k.mT).softmax(-1) @ v
+    torch.testing.assert_close(out, expected)
+    gradients = [torch.autograd.grad(x.square().sum(), scale)[0] for x in (out, expected)]
+    torch.testing.assert_close(*gradients)

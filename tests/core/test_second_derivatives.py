@@ -85,6 +85,70 @@ def test_of_the_reference_are_those_of_the_formula(way: Callable[..., Any], mask
     )
 
 
+TENSORS = {
+    "boolean": ALLOWED["documents"] | torch.eye(N, M, dtype=torch.bool),
+    "causal": ALLOWED["causal"],
+    "padding": torch.tensor([True, True, True, False]),
+    "added": BIAS,
+    "added_with_infinity": BIAS.masked_fill(~ALLOWED["causal"], -torch.inf),
+}
+
+
+def of_tensor(mask: str, kernel: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return hw.attend(q, k, v, mask=TENSORS[mask], kernel=kernel)
+
+
+def sdpa(mask: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    given = TENSORS[mask]
+    added = (
+        given if given.is_floating_point() else torch.zeros_like(given, dtype=q.dtype).masked_fill(~given, -torch.inf)
+    )
+    return ((q @ k.repeat_interleave(2, 1).mT / 2**0.5 + added).softmax(-1)) @ v.repeat_interleave(2, 1)
+
+
+@pytest.mark.parametrize("mask", TENSORS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way is not recorded])
+def test_a_mask_given_as_a_tensor_has_them_where_the_error_says_so(way: Callable[..., Any], mask: str) -> None:
+    with pytest.raises(KernelError, match="kernel='reference' has all derivatives"):
+        way(partial(of_tensor, mask, "auto"), inputs())
+    torch.testing.assert_close(
+        way(partial(of_tensor, mask, "reference"), inputs()), way(partial(sdpa, mask), inputs()), rtol=1e-10, atol=1e-11
+    )
+    with hw.use_kernel("reference"):
+        torch.testing.assert_close(
+            way(partial(of_tensor, mask, "auto"), inputs()), way(partial(sdpa, mask), inputs()), rtol=1e-10, atol=1e-11
+        )
+
+
+def test_a_tensor_that_is_added_to_the_scores_has_a_tangent() -> None:
+    q, k, v = inputs()
+    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+    found, expected = (
+        torch.func.jvp(f, (BIAS,), (BIAS.cos(),))[1] for f in (
+            lambda mask: hw.attend(q, k, v, mask=mask, kernel="reference"),
+            lambda mask: (q @ k.mT / 2**0.5 + mask).softmax(-1) @ v,
+        )
+    )  # fmt: skip
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", [hw.Dense, hw.Documents, None])
+def test_a_mask_that_vmap_has_batched_has_them_too(kind: Any) -> None:
+    q, k, v = inputs()
+    ids = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 2]])
+    seen = ids[:, M - N :, None] == ids[:, None]
+    given = ids if kind is hw.Documents else seen
+    of = kind or (lambda mask: mask)
+
+    def pushed_over(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda mask: torch.func.jvp(lambda q: f(q, mask), (q,), (torch.ones_like(q),))[1]
+
+    found = torch.vmap(pushed_over(lambda q, x: hw.attend(q, k, v, mask=of(x), kernel="reference")))(given)
+    for one, mask in zip(found, seen, strict=True):
+        wanted = pushed_over(lambda q, x: hw.attend(q, k, v, mask=hw.Dense(x), kernel="reference"))(mask)
+        torch.testing.assert_close(one, wanted, rtol=1e-10, atol=1e-11)
+
+
 def test_use_kernel_selects_it_too() -> None:
     q, k, v = inputs()
 

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 from watched_models import mixed, x
 
 import headwise as hw
@@ -24,7 +25,7 @@ def findings(alarm_of, *values, name="max_logit"):
     found = []
     alarms = Alarms([alarm_of(found.append)])
     for step, row in enumerate(values):
-        alarms.check(summary(row, name, step))
+        alarms.check(summary(row, name, step), nn.Identity())
     return [(one.summary.step, one.heads) for one in found]
 
 
@@ -69,9 +70,9 @@ def test_sinks_are_found_behind_padding():
 
 def test_alarm_warns_or_raises_with_layer_head_and_number():
     with pytest.warns(hw.telemetry.AttentionWarning, match=r"step 0: a.b head 1: max logit 11, over 10$"):
-        Alarms([hw.telemetry.MaxLogitAlarm(10.0)]).check(summary([1.0, 11.0]))
+        Alarms([hw.telemetry.MaxLogitAlarm(10.0)]).check(summary([1.0, 11.0]), nn.Identity())
     with pytest.raises(hw.telemetry.AttentionAlarm, match=r"head 3: max logit 11, over 10; and 2 more heads$"):
-        Alarms([hw.telemetry.MaxLogitAlarm(10.0, then="raise")]).check(summary([11.0] * 6))
+        Alarms([hw.telemetry.MaxLogitAlarm(10.0, then="raise")]).check(summary([11.0] * 6), nn.Identity())
 
 
 def test_model_in_training_meets_the_alarms():

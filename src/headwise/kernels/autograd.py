@@ -16,7 +16,7 @@ from torch import Tensor
 from headwise.errors import KernelError
 from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
-from headwise.kernels.once import once
+from headwise.kernels.once import REMEDY, once
 from headwise.masks import Grid, Mask
 from headwise.masks.tensors import put_tensors, take_tensors
 from headwise.rule import Rule, Terms, compute, own_dtypes
@@ -105,8 +105,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     @once(
         lambda ctx: (
-            f"kernel={ctx.kernel.name!r} has no second derivative (create_graph=True, double backward); "
-            f"kernel='reference' has one, and stores the n×m matrix"
+            f"kernel={ctx.kernel.name!r} has no second derivative (create_graph=True, double backward); {REMEDY}"
         )
     )
     def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from headwise.errors import KernelError
-from headwise.kernels.operator import ONCE, REMEDY, placed
+from headwise.kernels.once import REMEDY
+from headwise.kernels.operator import ONCE, placed
 from headwise.operators import attend, attend_backward, second_derivative
 
 

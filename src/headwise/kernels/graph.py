@@ -4,7 +4,7 @@ This holds for torch.compile, torch.export, make_fx and torch.jit.trace, which c
 torch.func, whose tensors have no memory of their own, and forward-mode derivatives.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -111,7 +111,7 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     written = write(rule.mask)
     assert written is not None  # the caller has checked can_record()
     mask, held = written
-    if _by_operations(kernel, held):
+    if _by_operations(kernel):
         if not traced():  # its data are known
             rule.mask.check(rule.grid)
         (out, lse, _), _, _ = run(Call(q, k, v, rule, dropout_p), kernel)
@@ -126,15 +126,13 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     return out, lse
 
 
-def _by_operations(kernel: str, held: Sequence[Tensor]) -> bool:
+def _by_operations(kernel: str) -> bool:
     """Whether derivatives may be taken of the operations of a kernel that consists of PyTorch's, all of them: those of
-    the operator are only the first, in reverse mode. The compiler cannot see which kernel is in force, and data of a
-    mask that vmap has batched cannot be checked."""
+    the operator are only the first, in reverse mode. The compiler cannot see which kernel is in force."""
     if torch.compiler.is_dynamo_compiling() or not has_derivatives():
         return False
     chosen = KERNELS.get(named(kernel))
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return chosen is not None and chosen.by_autograd and not any(map(wrapped, held))
+    return chosen is not None and chosen.by_autograd
 
 
 def _operator() -> Callable[..., Any]:

@@ -10,6 +10,11 @@ from torch import Tensor
 from headwise.errors import KernelError
 from headwise.kernels.entries import each_entry
 
+# What every error about a missing derivative of attention advises.
+REMEDY = (
+    "kernel='reference' has all derivatives outside of torch.compile, for a model within "
+    "hw.use_kernel('reference'); it supports no dropout, and stores the n×m matrix"
+)
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
 

@@ -16,11 +16,11 @@ from headwise.kernels import KERNELS, run
 from headwise.kernels.autograd import complete
 from headwise.kernels.call import Call
 from headwise.kernels.entries import stacked
+from headwise.kernels.once import REMEDY
 from headwise.kernels.written import read
 from headwise.masks import Grid
 from headwise.rule import Rule, Terms, compute
 
-REMEDY = "kernel='reference' has all derivatives outside of torch.compile, and stores the n×m matrix"
 ONCE = f"attention has no second derivative (torch.func.grad or jacrev, applied twice); {REMEDY}"
 
 

@@ -52,6 +52,6 @@ def side_by_side(measure: Measure, states: Sequence[Any], heads: Sequence[int]) 
     )
     whole = with_tensors(states[0], lambda _: next(joined))
     found, expected = measure.finish(whole), torch.cat([measure.finish(state) for state in states], 1)
-    if found.shape != expected.shape or not torch.equal(found.nan_to_num(), expected.nan_to_num()):
+    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=0.0, atol=0.0, equal_nan=True):
         raise ConfigError(f"measure {measure.name!r} keeps its heads otherwise than as [batch, heads, …]")
     return whole

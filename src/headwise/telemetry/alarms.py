@@ -1,13 +1,17 @@
 """Alarms on the statistics of heads, reported once when they begin."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from headwise.errors import ConfigError, HeadwiseError, warn
+from headwise.kernels.graph import has_no_numbers, plain
+from headwise.models.recognise.followed import UNEXPECTED
 from headwise.telemetry.summary import NONFINITE, Summary
 
 Then = Literal["warn", "raise"] | Callable[["Finding"], Any]
@@ -27,14 +31,17 @@ class Finding:
 
     Attributes:
         alarm: the alarm. summary: all numbers of the step.
-        heads: (layer, head) of each.
+        heads: (layer, head) of each; () if the alarm has begun for the result of the model alone.
         message: the same in words, with the numbers.
+        origin: of a `NonFiniteAlarm`, the qualified names of the parameters of the model that are NaN or infinite, then
+            of such buffers, in the order of registration.
     """
 
     alarm: "Alarm"
     summary: Summary
     heads: tuple[tuple[str, int], ...]
     message: str
+    origin: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.message
@@ -50,9 +57,11 @@ class Alarm(ABC):
         then: "warn" (an `AttentionWarning`), "raise" (an `AttentionAlarm`), or a function of the `Finding`.
     Attributes:
         needs: the measures that it reads; `watch` adds those that are missing.
+        results: whether it goes off for NaN in the result of the model too (`Summary.nonfinite_result`).
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
+    results: ClassVar[bool] = False
 
     def __init__(self, then: Then = "warn") -> None:
         if then not in ("warn", "raise") and not callable(then):
@@ -70,6 +79,10 @@ class Alarm(ABC):
     @abstractmethod
     def says(self, summary: Summary, row: int) -> str:
         """The message for the head of that row."""
+
+    def cause(self, summary: Summary, model: nn.Module) -> tuple[tuple[str, ...], str]:
+        """`Finding.origin`, and the beginning of the message, ""  if there is none; called when the alarm begins."""
+        return (), ""
 
 
 class MaxLogitAlarm(Alarm):
@@ -167,18 +180,38 @@ class DeadHeadAlarm(Alarm):
 
 
 class NonFiniteAlarm(Alarm):
-    """NaN or infinity in the scores, queries, keys or values of a head."""
+    """NaN or infinity in the scores, queries, keys or values of a head, or NaN or +infinity in the result of the model.
+
+    The message begins with what has made them: parameters and buffers that are NaN or infinite themselves, whose
+    modules need not be those in which it shows. They are searched when the alarm begins.
+    """
+
+    results = True
 
     def off(self, summary: Summary) -> Tensor:
         return summary.nonfinite.sum(-1) > 0
 
     def well(self, summary: Summary) -> Tensor:
-        return summary.nonfinite.sum(-1) == 0
+        ran = ~summary.numbers.isnan().all(-1)
+        return (summary.nonfinite.sum(-1) == 0) & ran
 
     def says(self, summary: Summary, row: int) -> str:
         rows, *entries = summary.nonfinite[row].long().tolist()
         found = [f"{name} ({count})" for name, count in zip(NONFINITE[1:], entries, strict=True) if count]
         return f"NaN or infinity in {' and '.join(found) if found else f'the scores of {rows} queries'}"
+
+    @torch.no_grad()
+    def cause(self, summary: Summary, model: nn.Module) -> tuple[tuple[str, ...], str]:
+        learned = [name for name, x in model.named_parameters() if _has_nonfinite(x, masks=False)]
+        origin = (*learned, *(name for name, x in model.named_buffers() if _has_nonfinite(x, masks=True)))
+        found = [f"NaN or infinity in {_listed(origin)}"] if origin else []
+        if not learned and (begun := _begun(summary)):  # a buffer may have received them, as that of a batch norm
+            found.append(f"{'they' if origin else 'NaN or infinity'} began {begun}")
+            found += [] if origin else ["no parameter or buffer was found that has any"]
+        return origin, "; ".join(found)
+
+
+RESULT = ("the result of the model", -1)  # a place beside those of heads
 
 
 class Alarms:
@@ -192,17 +225,24 @@ class Alarms:
         """Add alarms."""
         self._alarms += [(alarm, set()) for alarm in alarms]
 
-    def check(self, summary: Summary) -> None:
+    @property
+    def of_results(self) -> bool:
+        """Whether one of them is also about the results of the model."""
+        return any(alarm.results for alarm, _ in self._alarms)
+
+    def check(self, summary: Summary, model: nn.Module) -> None:
         """Check all alarms, and report the heads for which one has begun; then raise the first error."""
         raised = None
         for alarm, reported in self._alarms:
-            reported -= {summary.places[i] for i in _rows(alarm.well(summary))}
+            spoiled = alarm.results and summary.nonfinite_result
+            reported -= {summary.places[i] for i in _rows(alarm.well(summary))} | ({RESULT} if not spoiled else set())
             new = [i for i in _rows(alarm.off(summary)) if summary.places[i] not in reported]
-            if not new:
+            if not new and (not spoiled or RESULT in reported):
                 continue
-            reported |= {summary.places[i] for i in new}
+            reported |= {summary.places[i] for i in new} | ({RESULT} if spoiled else set())
             heads = tuple(summary.places[i] for i in new)
-            finding = Finding(alarm, summary, heads, _message(alarm, summary, new))
+            origin, cause = alarm.cause(summary, model)
+            finding = Finding(alarm, summary, heads, _message(alarm, summary, new, cause), origin)
             if alarm.then == "warn":
                 warn(finding.message, AttentionWarning)
             elif alarm.then == "raise":
@@ -217,13 +257,58 @@ def _rows(which: Tensor) -> list[int]:
     return which.nonzero().flatten().tolist()
 
 
-def _message(alarm: Alarm, summary: Summary, rows: list[int], most: int = 4) -> str:
-    messages = []
+def _message(alarm: Alarm, summary: Summary, rows: list[int], cause: str, most: int = 4) -> str:
+    messages = [cause] if cause else []
     for row in rows[:most]:
         layer, head = summary.places[row]
         messages.append(f"{layer or 'the model'} head {head}: {alarm.says(summary, row)}")
-    more = f"; and {len(rows) - most} more heads" if len(rows) > most else ""
-    return f"step {summary.step}: {'; '.join(messages)}{more}"
+    if len(rows) > most:
+        messages.append(f"and {len(rows) - most} more heads")
+    if alarm.results and summary.nonfinite_result:
+        messages.append("NaN or infinity in the result of the model")
+    return f"step {summary.step}: {'; '.join(messages)}"
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _begun(summary: Summary) -> str:
+    """Where NaN and infinity began, as far as the attention of the layers shows it; "" if in the scores of one."""
+    layers, bad = summary.layers, _rows(summary.nonfinite.sum(-1) > 0)
+    if bad:
+        first = summary.places[bad[0]][0]
+        here = [i for i in bad if summary.places[i][0] == first]
+        if not bool(summary.nonfinite[here, 1:].any()):
+            return ""
+        layers = layers[: layers.index(first)]
+    ran = {summary.places[i][0] for i in _rows(~summary.numbers.isnan().all(-1))}
+    before = [layer for layer in layers if layer in ran]
+    return f"after the finite attention of {before[-1] or 'the model'}" if before else "before the first attention"
+
+
+def _has_nonfinite(x: Tensor, masks: bool) -> bool:
+    x = getattr(x, "_local_tensor", x).detach()  # of a DTensor, the part of this rank
+    if not x.is_floating_point() or has_no_numbers(x):
+        return False
+    x = x.float() if x.itemsize == 1 else x
+    try:
+        if isfinite(float(x.sum())):
+            return False
+        return not bool(((x < inf) if masks else x.isfinite()).all())
+    except UNEXPECTED:  # a tensor of another kind, such as a quantized one
+        return False
+
+
+def spoiled(result: Any) -> bool:
+    """Whether a result, a tensor or a collection of some, has NaN or +∞; −∞ is taken for a mask."""
+    if isinstance(result, Mapping):
+        return any(map(spoiled, result.values()))
+    if isinstance(result, tuple | list):
+        return any(map(spoiled, result))
+    if type(result) is not Tensor or not (result.is_floating_point() and result.numel()) or has_no_numbers(result):
+        return False
+    return not float(plain(result).amax()) < inf
 
 
 def _positive(alarm: Alarm, name: str, value: float) -> float:

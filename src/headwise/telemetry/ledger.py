@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from headwise.errors import ConfigError, check_whole
 from headwise.telemetry.running import Layer, Running
@@ -16,6 +17,7 @@ class Ledger:
     Attributes:
         index: of the current step. steps: number of measured steps.
         clipped: the step by which `qk_clip` last changed weights.
+        spoiled: whether a result of the model in the current step has NaN or +infinity, as far as that was looked at.
         latest: the summary of the last step; last, total: the states of it and of all steps.
     """
 
@@ -27,6 +29,7 @@ class Ledger:
         self.last, self.total = Running(), Running()
         self.index = self.steps = 0
         self.clipped: int | None = None
+        self.spoiled = False
         self.latest = self._summary(self.last, 0, 0)
 
     def begin_at(self, step: int) -> None:
@@ -53,14 +56,14 @@ class Ledger:
 
     def end_step(self) -> Summary | None:
         """End the current step and return its summary; None if nothing was measured."""
-        step, index = self._current, self.index
-        self._current, self.index = Running(), index + 1
-        if not step.layers:
+        step, index, spoiled = self._current, self.index, self.spoiled
+        self._current, self.index, self.spoiled = Running(), index + 1, False
+        if not step.layers and not spoiled:
             return None
         self.last, self.steps = step, self.steps + 1
         for name, layer in step.layers.items():
             self.total.add(name, layer.trusted())
-        self.latest = self._summary(step, index, 1)
+        self.latest = replace(self._summary(step, index, 1), nonfinite_result=spoiled)
         self._past.append(self.latest)
         return self.latest
 

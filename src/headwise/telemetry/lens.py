@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise import map_index
 from headwise.errors import ConfigError
+from headwise.fields import bits
 from headwise.map import AttentionMap
 from headwise.models import find_heads
 from headwise.models.hooks import Hook
@@ -169,11 +170,11 @@ def _heads_of(y: Tensor, x: Tensor) -> bool:
         return False
     pieces = y.unflatten(-1, (-1, d))
     firsts, seconds = (
-        [int(i) for i in (pieces[0, -1] == x[0, head, -1]).all(-1).nonzero()] for head in (0, min(1, h - 1))
+        [int(i) for i in (bits(pieces[0, -1]) == bits(x[0, head, -1])).all(-1).nonzero()] for head in (0, min(1, h - 1))
     )
     for start in firsts:
         for step in {1} if h == 1 else {one - start for one in seconds if one > start}:
             part = pieces[:, :, start::step][:, :, :h]
-            if part.shape[2] == h and torch.equal(part.transpose(1, 2), x):
+            if part.shape[2] == h and torch.equal(bits(part.transpose(1, 2)), bits(x)):
                 return True
     return False

@@ -26,7 +26,7 @@ from headwise.rule import own_dtypes
 from headwise.shown import Shown
 from headwise.stats.pooled import Pooling
 from headwise.table import HeadTable
-from headwise.telemetry.alarms import Alarm, Alarms
+from headwise.telemetry.alarms import Alarm, Alarms, spoiled
 from headwise.telemetry.calls import Calls, turn
 from headwise.telemetry.ledger import Ledger
 from headwise.telemetry.lens import Projections
@@ -159,7 +159,7 @@ class Record(Shown):
         summary = self.ledger.end_step()
         if summary is not None:
             self._writers.write(summary)
-            self._alarms.check(summary)
+            self._alarms.check(summary, self.model)
         return summary
 
     @property
@@ -295,6 +295,8 @@ class Record(Shown):
             measured = self._open
             with outside_transforms():
                 self._end_forward(keep=not failed)
+                if measured and not failed and self._alarms.of_results:
+                    self.ledger.spoiled |= spoiled(result)
         if self._how.steps == "forward" and not failed and self._counts():
             with outside_transforms():
                 self.step()

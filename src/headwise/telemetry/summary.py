@@ -27,6 +27,8 @@ class Summary(Mapping[str, Tensor]):
         names: of the measures.
         numbers: [rows, measures] float32 on the CPU; NaN where the head did not run.
         nonfinite: [rows, 4] counts of NaN and infinity: rows of scores, and entries of queries, keys and values.
+        nonfinite_result: whether a result of the model had NaN or +infinity in this step; it is looked at where there
+            is a `NonFiniteAlarm`.
     """
 
     step: int
@@ -35,6 +37,7 @@ class Summary(Mapping[str, Tensor]):
     names: tuple[str, ...]
     numbers: Tensor
     nonfinite: Tensor
+    nonfinite_result: bool = False
 
     def __getitem__(self, name: str) -> Tensor:
         column = self.numbers[:, self._column(name)]

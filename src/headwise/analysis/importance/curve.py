@@ -73,8 +73,8 @@ class PruningCurve(Printed):
     def removable(self, rise: float = 0.01) -> int:
         """The largest number of heads, at these points, that can be removed in this order with the loss at most `rise`
         (0.01 is 1 %) above that of the whole model."""
-        over = np.flatnonzero(self.loss > self.loss[0] * (1 + rise))
-        return int(self.removed[over[0] - 1] if len(over) else self.removed[-1])
+        over = np.flatnonzero(~(self.loss <= self.loss[0] * (1 + rise)))  # NaN is not within it
+        return int(self.removed[max(0, over[0] - 1)] if len(over) else self.removed[-1])
 
     @property
     def _between(self) -> np.ndarray:

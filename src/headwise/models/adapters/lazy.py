@@ -62,13 +62,13 @@ class LazyTensor(Tensor):
         if func in _KNOWN:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        return func(*tree_map(_dense, args), **tree_map(_dense, kwargs or {}))
+        return func(*tree_map(dense, args), **tree_map(dense, kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return func(*tree_map(_dense, args), **tree_map(_dense, kwargs or {}))
+        return func(*tree_map(dense, args), **tree_map(dense, kwargs or {}))
 
     def __hash__(self) -> int:
         return id(self)  # Tensor's own would compute the dense tensor and return its id
@@ -83,5 +83,6 @@ class LazyTensor(Tensor):
         """Its source, for repr."""
 
 
-def _dense(x: Any) -> Any:
+def dense(x: Any) -> Any:
+    """The dense tensor of a lazy one; anything else as it is."""
     return x.dense() if isinstance(x, LazyTensor) else x

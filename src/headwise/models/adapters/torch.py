@@ -139,8 +139,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         graph = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         rule = Rule(amap.rule.mask, amap.rule.scale, amap.rule.grid, score)
         weights = AttentionWeights(
-            amap, q.dtype, averaged=averaged, batched=batched, appended=appended, graph=(q, k, rule) if graph else None
-        )
+            amap, q.dtype, averaged=averaged, batched=batched, appended=appended,
+            graph=(q, k, rule) if graph else None, beside=True,
+        )  # fmt: skip
         return out, weights
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> bool:

@@ -1,16 +1,19 @@
 """Attention weights as other libraries return them: a tensor, computed from an `AttentionMap` on first use."""
 
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from headwise.errors import ConfigError
 from headwise.kernels.call import Call
 from headwise.kernels.reference import dense_weights
 from headwise.map import AttentionMap
-from headwise.models.adapters.lazy import LazyTensor
+from headwise.models.adapters.lazy import LazyTensor, dense
 from headwise.models.adapters.streamed import FUNCTIONS
 from headwise.rule import Rule
 
@@ -26,7 +29,9 @@ class AttentionWeights(LazyTensor):
     that tile alone. Sums, means, extremes, `topk` and products (`weights @ v`, `x @ weights`) are computed in O(n)
     memory where that is possible (`streamed.py`). Anything else computes the n×m tensor once and stores it, as the
     other library would have done in the call. If the call recorded gradients, they flow through it to queries, keys and
-    biases; the first use that autograd records then computes all of it, in float64.
+    biases; the first use that autograd records then computes all of it, in float64. The output of the call is not
+    computed from it, so that gradients of the output do not reach it: asking for them raises ConfigError, where
+    the other library would have them.
 
     Weights are those before dropout, and rows of fully masked queries are 0, where PyTorch's are NaN. With a learned
     sink (`s_aux` of gpt-oss and others), rows sum to less than 1, by as much as the sink takes, as in gpt-oss's own
@@ -58,6 +63,7 @@ class AttentionWeights(LazyTensor):
         batched: bool = True,
         appended: int = 0,
         graph: tuple[Tensor, Tensor, Rule] | None = None,
+        beside: bool = False,
     ) -> None:
         """
         Args:
@@ -65,15 +71,18 @@ class AttentionWeights(LazyTensor):
             averaged: over heads. batched: False drops the batch axis.
             appended: number of the map's first keys that the caller expects last.
             graph: queries, keys and rule with their graph, where weights must be differentiable.
+            beside: whether the other library does not compute its output from what it returns as weights either.
         """
         self.map = amap
         self.averaged, self.batched, self.appended = averaged, batched, appended
-        self._graph = graph
+        self._graph, self.beside = graph, beside
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func in _OF_GRADIENTS:
+            return _OF_GRADIENTS[func](*args, **(kwargs or {}))
         function = FUNCTIONS.get(func)
         lazy = [x for x in args[:2] if isinstance(x, AttentionWeights)]
         if function is not None and lazy and all(x.in_parts or (func in _UNREAD and not x.made) for x in lazy):
@@ -176,6 +185,64 @@ class AttentionWeights(LazyTensor):
         parts[at : at + 1] = [slice(None)] * (self.ndim - len(parts) + 1)
         return [*([] if self.batched else [0]), *parts[: len(parts) - 2 - (not self.averaged)],
                 *([slice(None)] if self.averaged else [parts[-3]]), *parts[-2:]]  # fmt: skip
+
+
+def _without_gradient(what: str) -> ConfigError:
+    """The error for what needs gradients with respect to weights that nothing was computed from."""
+    return ConfigError(
+        f"{what} of attention weights from headwise: the model's output is not computed from them, but beside them, so "
+        f"that its gradient does not reach them. For that, call model.set_attn_implementation('eager') before the "
+        f"forward pass. For gradients of what you compute from the weights, use a copy of them: weights.clone()"
+    )
+
+
+def _refused(what: str, function: Callable[..., Any], weights: AttentionWeights, *given: Any, **named: Any) -> Any:
+    """A method that is about gradients with respect to weights."""
+    if weights.requires_grad and not weights.beside and not weights.changed:
+        raise _without_gradient(what)
+    return function(weights.dense(), *given, **named)  # as of any tensor without gradients
+
+
+def _grad(*args: Any, **kwargs: Any) -> Any:
+    """`torch.autograd.grad`, in which weights are inputs or outputs."""
+    given = signature(torch.autograd.grad).bind(*args, **kwargs).arguments
+    inputs = [given["inputs"]] if isinstance(given["inputs"], Tensor) else list(given["inputs"])
+    lazy = [isinstance(x, AttentionWeights) and x.requires_grad and not x.beside for x in inputs]
+    if any(one and not x.made for one, x in zip(lazy, inputs, strict=True)):
+        raise _without_gradient("torch.autograd.grad")
+    zeros = given.pop("materialize_grads", False)
+    unused = given.pop("allow_unused", None) or zeros
+    found = torch.autograd.grad(**tree_map(dense, given | {"inputs": inputs}), allow_unused=True)
+    if any(one and gradient is None for one, gradient in zip(lazy, found, strict=True)):
+        raise _without_gradient("torch.autograd.grad")
+    if not unused and any(gradient is None for gradient in found):
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if "
+            "this is the desired behavior."
+        )
+    if not zeros:
+        return found
+    return tuple(torch.zeros_like(x) if dx is None else dx for x, dx in zip(inputs, found, strict=True))
+
+
+def _backward(*args: Any, **kwargs: Any) -> None:
+    """`torch.autograd.backward`, likewise."""
+    given = signature(torch.autograd.backward).bind(*args, **kwargs).arguments
+    inputs = given.get("inputs") or ()
+    if any(
+        isinstance(x, AttentionWeights) and not x.beside for x in ([inputs] if isinstance(inputs, Tensor) else inputs)
+    ):
+        raise _without_gradient("backward(inputs=…)")
+    torch.autograd.backward(**tree_map(dense, given))
+
+
+# Functions of torch that are about gradients.
+_OF_GRADIENTS: dict[Callable[..., Any], Callable[..., Any]] = {
+    Tensor.retain_grad: partial(_refused, "retain_grad()", Tensor.retain_grad),
+    Tensor.register_hook: partial(_refused, "register_hook()", Tensor.register_hook),
+    torch.autograd.grad: _grad,
+    torch.autograd.backward: _backward,
+}
 
 
 def _is_forward(part: slice) -> bool:

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headwise.fields import bits
 from headwise.map import AttentionMap
+from headwise.models.difference import Difference, difference, relative
 from headwise.models.recognise.axes import Axes, Dim, Plan, dimension, of_product
-from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Product, learned, unexpected
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, NotFinite, Product, learned, unexpected
 from headwise.models.recognise.layout import Layout, whole
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import Call
@@ -49,20 +51,22 @@ class Attention(Call):
     arrange: Callable[[Tensor], Tensor]
     restore: Callable[[Tensor], Tensor]
 
-    def check(self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None) -> float:
-        """`compared`; raises `Lost` if the difference is more than rounding explains."""
+    def check(self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None) -> Difference:
+        """`compared`; raises `Lost` if the difference is more than rounding explains, or nothing could be compared."""
         if not every and not self.dropout_p and out.numel():
             least, (mine, theirs) = self._allowed(0.0), self._rows(out, rows)
-            if (worst := float(_relative(mine, theirs)[0].max())) <= least:  # not NaN, as of fully masked queries
-                return worst
-        worst, allowed = self.compared(out, amap, every=every, rows=rows)
-        if not worst <= allowed:
-            raise Lost(f"its result differs from that of attention by {worst:.2g}, more than {allowed:.2g}")
-        return worst
+            if (worst := float(relative(mine, theirs).max())) <= least:  # not NaN, as of fully masked queries
+                return Difference(worst, 0, 1)
+        found, allowed = self.compared(out, amap, every=every, rows=rows)
+        if reason := found.reason("its result", "that of attention", allowed):
+            raise Lost(reason) if found.worst < inf else NotFinite(reason, found.worst != found.worst)
+        return found
 
-    def compared(self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None) -> tuple[float, float]:
-        """The largest difference of a row of the output, where there was no dropout, or of the weights, relative to the
-        row, and the one that rounding explains. Rows of fully masked queries are not compared.
+    def compared(
+        self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None
+    ) -> tuple[Difference, float]:
+        """The difference of the rows of the output, where there was no dropout, and of the weights, and the largest one
+        that rounding explains. Rows of fully masked queries are not compared.
 
         Args:
             every: compare the weights of all rows too; else only if there was dropout, and then of some rows.
@@ -70,14 +74,14 @@ class Attention(Call):
         """
         seen: Tensor | None = None
         largest = float(torch.linalg.vector_norm(amap.lse, inf)) if amap.lse.numel() else inf
-        if not largest < inf:  # no queries, or fully masked ones
-            seen = amap.lse > -torch.inf
-            finite = amap.lse[seen].abs()
+        if not largest < inf:  # no queries, fully masked ones, or NaN
+            seen = amap.lse != -torch.inf
+            finite = amap.lse[amap.lse.isfinite()].abs()
             largest = float(finite.max()) if finite.numel() else -inf
-        allowed, worst = self._allowed(largest + log(max(1, amap.shape[3]))), 0.0
+        allowed, found = self._allowed(largest + log(max(1, amap.shape[3]))), Difference()
         if not self.dropout_p or self.weights is None:
             mine, theirs = self._rows(out, rows)
-            worst = _difference(mine, theirs, None if seen is None else self._rows(seen, rows)[0])
+            found = _difference(mine, theirs, None if seen is None else self._rows(seen, rows)[0])
         if self.weights is not None and (every or self.dropout_p):
             b, h, n, m = amap.shape
             weights = self.weights()
@@ -87,8 +91,8 @@ class Attention(Call):
                 mine, theirs = amap[:, :, part], weights[:, :, part].to(amap.lse.dtype)
                 if self.dropout_p:
                     mine, theirs = mine * (theirs != 0), theirs * (1 - self.dropout_p)
-                worst = max(worst, _difference(mine, theirs, None if seen is None else seen[:, :, part]))
-        return worst, allowed
+                found = found.joined(_difference(mine, theirs, None if seen is None else seen[:, :, part]))
+        return found, allowed
 
     def _allowed(self, size: float) -> float:
         """The difference that rounding explains of scores of that size."""
@@ -256,26 +260,13 @@ def _dim(letter: str, of_letter: dict[str, list[tuple[int, int]]]) -> Dim:
     return [] if letter == "1" else of_letter.get(letter, letter)
 
 
-def _relative(mine: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The differences of rows relative to their size, the differences, and the sizes, in the Frobenius norm."""
-    if mine.dtype != theirs.dtype or mine.dtype.itemsize < 4:
-        theirs = theirs.to(torch.promote_types(mine.dtype, torch.float32))
-        mine = mine.to(theirs.dtype)
-    apart, size = torch.linalg.vector_norm(mine - theirs, dim=-1), torch.linalg.vector_norm(theirs, dim=-1)
-    return apart / size, apart, size
-
-
-def _difference(mine: Tensor, theirs: Tensor, rows: Tensor | None) -> float:
-    """The largest relative difference of the rows [b, h, n] that count, all if None, in the Frobenius norm."""
-    relative, apart, size = _relative(mine, theirs)
-    if rows is None and apart.numel():
-        worst = float(relative.max())  # NaN where both are 0, or one is no number
+def _difference(mine: Tensor, theirs: Tensor, rows: Tensor | None) -> Difference:
+    """The difference of the rows [b, h, n] that count, all if None."""
+    if rows is None and mine.numel():
+        worst = float(relative(mine, theirs).max())
         if worst == worst:
-            return worst
-    rows = torch.ones_like(size, dtype=torch.bool) if rows is None else rows
-    relative = torch.where(size > 0, relative, torch.where(apart > 0, torch.inf, 0.0))
-    found = relative.masked_select(rows.to(relative.device))
-    return float(found.nan_to_num(nan=torch.inf).max()) if found.numel() else 0.0
+            return Difference(worst, 0, mine.shape[:-1].numel())
+    return difference(mine, theirs, rows)
 
 
 def _grouped(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,12 +274,13 @@ def _grouped(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     h = k.shape[1]
     if h == 1 or not k.shape[2] or not k.shape[0]:
         return k, v
-    first = k[0, :, 0, 0].tolist() if k.shape[3] else []
+    copies = bits(k), bits(v)
+    first = copies[0][0, :, 0, 0].tolist() if k.shape[3] else []
     if first and not any(map(eq, first, first[1:])):  # no two neighbours begin alike
         return k, v
     for group in range(h, 1, -1):
         if h % group == 0 and all(
-            bool((x.unflatten(1, (-1, group)) == x[:, ::group].unsqueeze(2)).all()) for x in (k, v)
+            bool((x.unflatten(1, (-1, group)) == x[:, ::group].unsqueeze(2)).all()) for x in copies
         ):
             return k[:, ::group], v[:, ::group]
     return k, v
@@ -302,7 +294,7 @@ def _sink(column: Tensor, x: Followed, axes: Axes) -> Tensor:
     dims: list[Dim] = [axes.atoms(dim) for dim in layout.dims[:-1]]
     values = axes.arranged(column.reshape(shape), dims, axes.groups[:3], full=3)
     first = values[:1, :, :1]
-    if bool(((values - first).abs() > 1e-5 * (1 + first.abs())).any()):  # beside rounding
+    if not bool(torch.isclose(values, first, rtol=1e-5, atol=1e-5, equal_nan=True).all()):  # beside rounding
         raise Lost(
             "the column that is joined to the scores, or the number that is added to the sum of the exponentials, "
             "differs between queries"

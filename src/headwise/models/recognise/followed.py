@@ -18,6 +18,14 @@ class Lost(Exception):
     """Why a call is not followed, in words for the user."""
 
 
+class NotFinite(Lost):
+    """Why two results cannot be called equal: one of them is NaN or infinite, or both are everywhere."""
+
+    def __init__(self, reason: str, both: bool) -> None:
+        super().__init__(reason)
+        self.both = both
+
+
 # What analysing a tensor of an unexpected kind may raise, such as a nested one. It must not disturb the model.
 UNEXPECTED = (ArithmeticError, AssertionError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
@@ -86,7 +94,8 @@ class Softmax:
     Attributes:
         dtype: of its result. keys: the factors of its dimension. single: whether that has size 1.
         kept: what was computed of masks in this forward. reason: why it is no attention, as far as known. done: whether
-            it is part of a call that was reported. function: the name of the function of another package that computes
+            it is part of a call that was reported. nonfinite: whether it may be attention, but has NaN or infinity on
+            one side of the comparison. function: the name of the function of another package that computes
             the whole attention; "" if none does.
     """
 
@@ -98,6 +107,7 @@ class Softmax:
     single: bool = False
     reason: str = "its result is not multiplied by values, as in a classifier"
     done: bool = False
+    nonfinite: bool = False
     function: str = ""
 
 

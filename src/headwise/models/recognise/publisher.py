@@ -11,10 +11,11 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise.attention import attend_to
 from headwise.events import in_backward, subscribed, subscribers_of
+from headwise.kernels.call import sum_finite
 from headwise.kernels.graph import is_batched
 from headwise.map import AttentionMap
 from headwise.models.recognise.attention import Attention, assembled, names
-from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, unexpected
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, NotFinite, unexpected
 from headwise.models.recognise.following import following
 from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import Contraction
@@ -76,19 +77,23 @@ class Publisher:
             record.reason = "torch.func.vmap has batched it, and statistics need its numbers"
             return
         made: list[Tensor] = []
+        doubts: list[str] = []
         rows = SOME if place[0] in self._whole and not x.note else None  # of changed weights, only some rows may differ
         try:
             with torch.no_grad(), own_dtypes(out):
                 a = assembled(product, x, at, side, out)
-                compute = partial(_checked, a, rows, made)
+                compute = partial(_checked, a, rows, made, doubts)
                 attended(
                     place[0], a.q, a.k, a.v, to_itself=a.to_itself, at_end=a.at_end, unplaced=a.unplaced,
                     compute=compute, mask=a.mask, scale=a.scale, score=a.scores,
                 )  # fmt: skip
-            record.done = True
-            self._whole.add(place[0])
+            if doubts:  # it is published as it is, and `unwatched` lists it too
+                record.reason = doubts[0]
+            else:
+                record.done = True
+                self._whole.add(place[0])
         except Lost as reason:
-            record.reason = explained(x, str(reason))
+            record.reason, record.nonfinite = explained(x, str(reason)), isinstance(reason, NotFinite)
             return
         receivers = [(one.on_delta, one.name(place[0])) for one in subscribers_of(place[0]) if one.on_delta]
         returned = out if x.answer is None else x.answer.returned
@@ -116,13 +121,19 @@ def _publish_delta(
 
 
 def _checked(
-    attention: Attention, rows: int | None, made: list[Tensor], *given: Tensor, return_map: bool = True, **options: Any
-) -> tuple[Tensor, AttentionMap]:
+    attention: Attention, rows: int | None, made: list[Tensor], doubts: list[str], *given: Tensor,
+    return_map: bool = True, **options: Any,
+) -> tuple[Tensor, AttentionMap]:  # fmt: skip
     """`attend_to`, compared with the code; Lost if it differs, or is no call of `attend`. `made` gets its output and
-    log-sum-exp."""
+    log-sum-exp, `doubts` the reason why nothing could be compared, if both are NaN or infinite everywhere."""
     try:
         out, amap = attend_to(*given, return_map=True, **options)
-        attention.check(out, amap, every=False, rows=rows)
+        every_row = rows is None or not sum_finite(out, attention.out)  # NaN may be in any row
+        attention.check(out, amap, every=False, rows=None if every_row else rows)
+    except NotFinite as reason:
+        if not reason.both:
+            raise
+        doubts.append(str(reason))
     except UNEXPECTED as error:
         raise Lost(unexpected(error)) from error
     made += [out, amap.lse]

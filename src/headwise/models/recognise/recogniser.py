@@ -11,6 +11,7 @@ from headwise.errors import ConfigError
 from headwise.events import within
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import computed
+from headwise.models.difference import Difference
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Softmax, unexpected
 from headwise.models.recognise.following import following
@@ -45,8 +46,8 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     if not calls.found:
         raise nothing(model, calls.seen, "recognise")
     found = tuple(
-        Recognised(**a.shared, name=name, map=amap, error=error, line=line)
-        for name, (_, a, amap, error, line) in zip(named([one[0] for one in calls.found]), calls.found, strict=True)
+        Recognised(**a.shared, name=name, map=amap, error=apart.worst, line=line, remark=apart.remark)
+        for name, (_, a, amap, apart, line) in zip(named([one[0] for one in calls.found]), calls.found, strict=True)
     )
     return Recognition(found, not_followed(calls.seen), output)
 
@@ -57,7 +58,7 @@ class _Calls:
     def __init__(self, model: nn.Module) -> None:
         self.modules = {module: name for name, module in model.named_modules()}
         self.seen = Tracked(self.modules, self._values)
-        self.found: list[tuple[str, Attention, AttentionMap, float, str]] = []
+        self.found: list[tuple[str, Attention, AttentionMap, Difference, str]] = []
 
     def _values(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
         """Weights are multiplied by values."""
@@ -70,12 +71,12 @@ class _Calls:
                 attention = assembled(product, x, at, side, out)
                 a = attention
                 mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
-                error = a.check(mine, amap, every=True)
+                apart = a.check(mine, amap, every=True)
         except (Lost, *UNEXPECTED) as error:
             record.reason = explained(x, str(error) if isinstance(error, Lost) else unexpected(error))
             return
         record.done = True
-        self.found.append(("" if place is None else place[1], attention, amap, error, user_line()))
+        self.found.append(("" if place is None else place[1], attention, amap, apart, user_line()))
 
 
 def explained(x: Followed, reason: str) -> str:

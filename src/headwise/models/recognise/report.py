@@ -52,12 +52,14 @@ class Recognised(Call):
         error: the largest relative difference between a row of the map and of the code's own weights, where it made
             any, and between rows of the outputs, where there was no dropout.
         line: `file:line` of the code that multiplies weights and values.
+        remark: how many rows are NaN or infinite on both sides, and were not compared; "" if there are none.
     """
 
     name: str
     map: AttentionMap
     error: float
     line: str
+    remark: str
 
     @property
     def num_heads(self) -> int:
@@ -133,7 +135,8 @@ class Recognition(Sequence[Recognised]):
         return as_html(_HEAD, [_row(call) for call in self.calls], notes=self._notes())
 
     def _notes(self) -> list[str]:
-        return [f"not followed: {one}" for one in self.not_followed]
+        remarks = [f"{call.name or '(the model)'}: {call.remark}" for call in self.calls if call.remark]
+        return [*remarks, *(f"not followed: {one}" for one in self.not_followed)]
 
 
 _HEAD = ["module", "heads", "KV heads", "queries", "keys", "head_dim", "scale", "mask", "scores", "dropout", "error"]

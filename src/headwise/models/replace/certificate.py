@@ -18,11 +18,13 @@ class Verdict:
             function of another package.
         function: the call of `attend` that it is, or is closest to; "" if there is none.
         reason: what is different, if it is not the same.
-        difference: the largest relative difference between a row of its result and that of `function`; None if there
-            is no such call. allowed: the largest that rounding explains.
+        difference: the largest relative difference between a row of its result and that of `function`; ∞ where one of
+            both is NaN, NaN if both are everywhere; None if there is no such call. allowed: the largest that rounding
+            explains.
         gradients: the largest relative difference of the gradients of queries, keys and values, in the Frobenius norm;
-            None if they were not compared: with dropout, or where gradients are not recorded.
-        remarks: what is unusual, though it may be intended: another scale, an inverted mask, fully masked queries.
+            None if they were not compared: with dropout, or where gradients are not recorded; NaN if they are NaN.
+        remarks: what is unusual, though it may be intended: another scale, an inverted mask, fully masked queries,
+            rows that are NaN or infinite on both sides, which were not compared.
         line: `file:line` of the code.
     """
 
@@ -96,6 +98,8 @@ def _row(one: Verdict) -> list[str]:
         what = f"the same function as {one.function}"
     elif not one.function:
         what = "no softmax attention, or not followed"
+    elif one.difference is not None and one.difference != one.difference:
+        what = f"NaN or infinite, so that it was not compared with {one.function}"
     elif one.difference is not None and one.allowed is not None and one.difference <= one.allowed:
         what = f"equal here, but not the same function as {one.function}"
     else:

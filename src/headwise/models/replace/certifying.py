@@ -11,6 +11,7 @@ from headwise.errors import ConfigError
 from headwise.events import within
 from headwise.map import AttentionMap
 from headwise.models.batches import arguments
+from headwise.models.difference import Difference, difference
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.axes import are_of, own_dims
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Step, unexpected
@@ -111,13 +112,14 @@ class _Calls:
         except (Lost, *UNEXPECTED) as error:
             x.softmax.reason = str(error) if isinstance(error, Lost) else unexpected(error)
             return False
-        if not reason and not apart <= allowed:
-            reason = f"its result differs from that of attention by {apart:.2g}, more than {allowed:.2g}"
+        if not reason and (differs := apart.reason("its result", "that of attention", allowed)):
+            reason = differs
         elif gradients == torch.inf:
             reason = "its gradients are not those of attention: they do not flow through all of it, or are not finite"
         self.found.append(Verdict(
-            "" if place is None else place[1], not reason, _call(a), reason, apart, allowed, gradients,
-            (*remarks_of(a, amap), *([f"attach keeps {x.softmax.function}: {x.own}"] if x.own else [])), user_line(),
+            "" if place is None else place[1], not reason, _call(a), reason, apart.worst, allowed, gradients,
+            (*remarks_of(a, amap), *filter(None, [apart.remark]),
+             *([f"attach keeps {x.softmax.function}: {x.own}"] if x.own else [])), user_line(),
         ))  # fmt: skip
         return True
 
@@ -140,28 +142,27 @@ def _masking(step: Step) -> Step:
 
 
 def _gradients(a: Attention, mine: Tensor, out: Tensor, inputs: list[Tensor], amap: AttentionMap) -> float | None:
-    """The largest relative difference of the gradients of the inputs; ∞ where only one of both has any, NaN where the
-    code has NaN because of fully masked queries; None if none is recorded."""
+    """The largest relative difference of the gradients of the inputs; ∞ where only one of both has any, NaN where they
+    are NaN because of fully masked queries, or on both sides; None if none is recorded."""
     given = [x for x in inputs if x.requires_grad and not x.is_meta]
     if not given or not mine.requires_grad:
         return None
-    seen = (amap.lse > -torch.inf).to(out.dtype)[..., None]
+    seen = (amap.lse != -torch.inf).to(out.dtype)[..., None]
     weights = torch.randn_like(out) * a.restore(seen.expand_as(a.out))
     if not out.requires_grad:
         return torch.inf
     theirs = torch.autograd.grad(out, given, weights, retain_graph=True, allow_unused=True)
     ours = torch.autograd.grad(a.restore(mine).to(out.dtype), given, weights, retain_graph=True, allow_unused=True)
-    worst = 0.0
+    found = Difference()
     for own, other in zip(theirs, ours, strict=True):
         if own is None or other is None:
-            worst = max(worst, 0.0 if own is other else torch.inf)
+            found = found.joined(Difference(0.0 if own is other else torch.inf, rows=1))
             continue
-        size, apart = float(own.double().norm()), float((own.double() - other.double()).norm())
         noise = torch.finfo(a.dtype).eps * float(weights.norm())  # of gradients that are 0 but for rounding
-        if size != size and not bool(seen.all()):
+        if bool(own.isnan().any()) and not bool(seen.all()):
             return torch.nan  # of fully masked queries, which spread to all
-        worst = max(worst, apart / max(size, noise) if apart == apart else torch.inf)
-    return torch.inf if worst > _GRADIENTS * torch.finfo(a.dtype).eps ** 0.5 else worst
+        found = found.joined(difference(other.reshape(1, -1), own.reshape(1, -1), noise=noise))
+    return torch.inf if found.worst > _GRADIENTS * torch.finfo(a.dtype).eps ** 0.5 else found.worst
 
 
 _GRADIENTS = 10.0

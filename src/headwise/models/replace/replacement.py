@@ -17,7 +17,7 @@ from headwise.events import here as settings, in_backward, subscribers_of
 from headwise.models.batches import arguments
 from headwise.models.recognise.attention import assembled, names
 from headwise.models.recognise.compiled import compile_with, not_in_one_graph, uncompiled
-from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, unexpected
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, NotFinite, unexpected
 from headwise.models.recognise.following import following
 from headwise.models.recognise.frames import in_checkpoint, is_outermost, modules_in_call
 from headwise.models.recognise.products import Contraction
@@ -219,8 +219,10 @@ class Replacement:
         if not in_backward():
             self._orders[where, key] = order_of(out)
             if key not in known:
-                known[key] = self._compared(product, x, at, side, out)
-                self.computed[name] = known[key]
+                try:
+                    self.computed[name] = known[key] = self._compared(name, product, x, at, side, out)
+                except NotFinite as reason:  # a later call may show what it is
+                    self.computed[name] = str(reason)
             elif not waiting and key in self._certified.get(where, ()):
                 own = "its own function computed it in the last call"
                 why = self.computed[name] = READ if where in mode.deferred else self.computed.get(name) or own
@@ -229,7 +231,7 @@ class Replacement:
         if known.get(key) == "":
             self.taken.add(name)
         if is_edited(module):
-            if why := why or known.get(key, "its form was not compared"):
+            if why := why or known.get(key, self.computed.get(name) or "its form was not compared"):
                 raise not_edited(name, why)
             try:
                 made = self._attended(module, product, x, at, side, out, mode.dropout_p)
@@ -237,8 +239,9 @@ class Replacement:
                 raise not_edited(name, str(reason)) from None
             mode.edited = in_order(made, order_of(out))
 
-    def _compared(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> str:
-        """Why a call must not be replaced; "" if `attend` computes the same."""
+    def _compared(self, name: str, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> str:
+        """Why a call of the module of that name must not be replaced; "" if `attend` computes the same. Raises
+        NotFinite if that cannot be said."""
         if x.own:
             return _said(x)
         if x.note:
@@ -249,7 +252,11 @@ class Replacement:
             with torch.no_grad(), own_dtypes(out):
                 a = assembled(product, x, at, side, out)
                 mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
-                a.check(mine, amap, every=False)
+                found = a.check(mine, amap, every=False)
+            if found.remark:
+                warn(f"attach(model): {name or type(self.model).__name__}: {found.remark}")
+        except NotFinite:
+            raise
         except Lost as reason:
             return str(reason)
         except UNEXPECTED as error:

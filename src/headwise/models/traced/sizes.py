@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from headwise.models.difference import difference
 from headwise.models.recognise.frames import line_of_error
 from headwise.models.resizing import pick_heads
 from headwise.models.site import HeadSite
@@ -144,10 +145,9 @@ class _Trial:
             return f"{removed}, {_raises(self.module, error)}"
         finally:
             vars(self.module).pop(TRACED, None)
-        apart = _apart(found, expected, test.query, known.num_heads)
-        if apart is None:
-            return f"{removed}, the code of {type(self.module).__name__} returns tensors of other shapes"
-        return f"{removed}, the result of {type(self.module).__name__} differs by {apart:.2g}" if apart else ""
+        kind = type(self.module).__name__
+        why = _apart(found, expected, test.query, known.num_heads, f"the result of {kind}")
+        return f"{removed}, {why or f'the code of {kind} returns tensors of other shapes'}" if why != "" else ""
 
     @contextmanager
     def noise(self) -> Iterator[None]:
@@ -200,9 +200,13 @@ def _repeat(known: Traced, firsts: list[int]) -> None:
             one.owner._parameters[one.name] = nn.Parameter(x)
 
 
-def _apart(found: list[Any], expected: list[Any], kept: list[int], heads: int) -> float | None:
-    """The largest difference beyond rounding, 0 if there is none; None if shapes differ other than by the heads."""
-    worst, compared = 0.0, 0
+def _apart(found: list[Any], expected: list[Any], kept: list[int], heads: int, what: str) -> str | None:
+    """How the results differ beyond rounding, "" if they do not; None if shapes differ other than by the heads.
+
+    Args:
+        what: the result, in words.
+    """
+    why, compared = "", 0
     for mine, theirs in zip(found, expected, strict=False):
         if not isinstance(theirs, Tensor) or not isinstance(mine, Tensor) or not theirs.is_floating_point():
             continue
@@ -214,11 +218,11 @@ def _apart(found: list[Any], expected: list[Any], kept: list[int], heads: int) -
                 return None
             theirs = fits[0]
         compared += 1
-        scale = float(theirs.abs().max().nan_to_num()) if theirs.numel() else 0.0
-        apart = float((mine - theirs).abs().nan_to_num(0.0).max()) if theirs.numel() else 0.0
-        tolerance = 1e-4 if theirs.dtype.itemsize > 2 else 0.05
-        worst = max(worst, apart if apart > tolerance * scale else 0.0)
-    return worst if compared and len(found) == len(expected) else None
+        if theirs.numel():
+            tolerance = 1e-4 if theirs.dtype.itemsize > 2 else 0.05
+            apart = difference(mine.reshape(1, -1), theirs.reshape(1, -1), order=torch.inf)
+            why = why or apart.reason(what, "that with the others masked", tolerance)
+    return why if compared and len(found) == len(expected) else None
 
 
 def _not_alone(known: Traced) -> str:
