@@ -251,7 +251,7 @@ def test_scaling_by_zero_removes_values_that_are_not_finite(bad: float) -> None:
     (lambda: Scale("1"), hw.ConfigError, r"Scale\(factor='1'\)"),
     (lambda: Forbid([1, 2.5], 1), hw.ConfigError, r"Forbid\(queries\)=\[1, 2.5\]"),
     (lambda: edited([Scale(0.0, torch.ones(3, 11) > 0)], *tensors()), hw.ShapeError,
-     r"layer: its call is a batch of 2, but a set of tokens is boolean \[3, 11\]; expected \[tokens\], or \[2, tok"),
+     r"layer: its call is a batch of 2, but a set of tokens is boolean \[3, 11\]; expected \[tokens\], or \[2, col"),
     (lambda: edited([Forbid(7, torch.ones(5, 11) > 0)], *tensors()), hw.ShapeError, r"boolean \[5, 11\]"),
     (lambda: Replace({}), hw.ConfigError, r"Replace\(maps\): expected an AttentionMap"),
     (lambda: edited([Uniform(heads=[1, 6])], *tensors()), hw.ConfigError, r"Uniform\(heads=\[1, 6\]\): layer has 6"),

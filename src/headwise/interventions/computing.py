@@ -17,7 +17,7 @@ from headwise.interventions.edit import Arguments, Placed
 from headwise.interventions.heads import kv_heads
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.map import AttentionMap
-from headwise.masks import Mask
+from headwise.masks import Mask, real_tokens
 from headwise.rule import Rule
 from headwise.scores import Score
 from headwise.stats import Measure, resolve
@@ -44,10 +44,9 @@ def attend_edited(
         mask, score = torch_arguments(q, k, v, mask, is_causal, score)
         rule = rule_of(q, k, v, mask, scale, score, dropout_p, gap=gap)
         grid = replace(rule.grid, extra=extra)
-        first, length = (grid.first_token, grid.tokens) if at_end and grid.n <= grid.m else (0, grid.n)
         whole = Arguments(
-            q, decoded(k), decoded(v), rule.mask, rule.scale, rule.scores, range(q.shape[1]), q.shape[1], first, length,
-            "", grid.gap, placed, extra,
+            q, decoded(k), decoded(v), rule.mask, rule.scale, rule.scores, range(q.shape[1]), q.shape[1], "",
+            grid.gap, at_end and grid.n <= grid.m, placed, extra, real_tokens(rule.mask, grid),
         )  # fmt: skip
         out, amap = _joined(edits, whole, plain, return_map)
         if on_delta is not None and out.requires_grad:
