@@ -1,0 +1,206 @@
+"""Positions are of tokens: padding on either side, by any amount, changes no measure, role, edit or knock-out."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import headwise as hw
+from headwise import interventions
+from headwise.analysis import attention_knockout
+from headwise.analysis.head_roles import DEFINITIONS
+from headwise.interventions import Edit, Forbid, Replace, Scale, Uniform
+from headwise.stats import GIVEN, MEASURES, Measure
+
+LENGTHS = (11, 5, 3)
+SIDES = ("left", "right", "both")
+NEAR = {"rtol": 1e-3, "atol": 1e-4, "equal_nan": True}
+Run = Callable[[nn.Module, Tensor, Tensor], Tensor]  # ids and which of them are tokens, each [b, n], to [b, n, …]
+
+
+class Own(nn.Module):
+    """headwise's layers; `form`: of the mask."""
+
+    def __init__(self, form: str = "masks", causal: bool = True) -> None:
+        super().__init__()
+        self.embed, self.form, self.causal = nn.Embedding(37, 16), form, causal
+        self.layers = nn.ModuleList([hw.MultiHeadAttention(16, 4), hw.MultiHeadAttention(16, 4, num_kv_heads=2)])
+
+    def mask(self, real: Tensor) -> Any:
+        n = real.shape[1]
+        causal = torch.ones(n, n, dtype=torch.bool).tril() if self.causal else torch.ones(n, n, dtype=torch.bool)
+        if self.form == "boolean":
+            return causal & real[:, None, None]
+        if self.form == "added":
+            return torch.zeros(()).masked_fill(~(causal & real[:, None, None]), -math.inf)
+        if self.form == "padding":
+            return real[:, None, None]
+        mask: Any = hw.Documents(real.long() - 1) if self.form == "documents" else hw.Dense(real[:, None, None].expand(-1, -1, n, -1))
+        return mask & hw.Causal() if self.causal else mask
+
+    def forward(self, ids: Tensor, real: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = x + layer(x, mask=self.mask(real))
+        return x
+
+
+class Encoder(nn.Module):
+    """`nn.TransformerEncoder`; `own_keys`: with keys that are no tokens."""
+
+    def __init__(self, own_keys: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(37, 16)
+        layer = nn.TransformerEncoderLayer(16, 4, 19, dropout=0.0, batch_first=True)
+        layer.self_attn = nn.MultiheadAttention(16, 4, batch_first=True, add_bias_kv=own_keys, add_zero_attn=own_keys)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids: Tensor, real: Tensor) -> Tensor:
+        return self.layers(self.embed(ids), src_key_padding_mask=~real)
+
+
+class ByHand(nn.Module):
+    """Causal attention as tutorials write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.qkv = nn.Embedding(37, 16), nn.ModuleList([nn.Linear(16, 48), nn.Linear(16, 48)])
+
+    def forward(self, ids: Tensor, real: Tensor) -> Tensor:
+        x, n = self.embed(ids), ids.shape[1]
+        allowed = torch.ones(n, n, dtype=torch.bool).tril() & real[:, None, None]
+        for layer in self.qkv:
+            q, k, v = layer(x).view(*x.shape[:2], 3, 4, 4).permute(2, 0, 3, 1, 4)
+            weights = (q @ k.mT / 2).masked_fill(~allowed, -1e9).softmax(-1)
+            x = x + (weights @ v).transpose(1, 2).flatten(2)
+        return x
+
+
+class Library(nn.Module):
+    """A model of transformers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        import transformers
+
+        sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 19}
+        more = {"num_key_value_heads": 2} if kind == "Llama" else {}
+        config = getattr(transformers, f"{kind}Config")(vocab_size=37, **sizes, **more)
+        self.model = getattr(transformers, f"{kind}Model")(config)
+
+    def forward(self, ids: Tensor, real: Tensor) -> Tensor:
+        positions = (real.cumsum(-1) - 1).clamp_min(0)
+        return self.model(ids, attention_mask=real.long(), position_ids=positions).last_hidden_state
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "own": Own, "own, boolean": lambda: Own("boolean"), "own, added": lambda: Own("added"),
+    "own, documents": lambda: Own("documents"), "own, padding": lambda: Own("padding", causal=False),
+    "encoder": Encoder, "encoder, own keys": lambda: Encoder(True), "by hand": ByHand,
+    "bert": lambda: Library("Bert"), "llama": lambda: Library("Llama"),
+}  # fmt: skip
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]().eval()
+
+
+def sentences(seed: int = 1) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, 37, (length,), generator=generator) for length in LENGTHS]
+
+
+def padded(side: str, more: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """The sentences as one batch, `more` columns wider than the longest one, and which are tokens; [3, 11 + more]."""
+    ids = torch.zeros(len(LENGTHS), max(LENGTHS) + more, dtype=torch.long)
+    real = torch.zeros_like(ids).bool()
+    for row, here, one in zip(ids, real, sentences(seed), strict=True):
+        room = len(row) - len(one)
+        start = {"left": room, "right": 0, "both": room // 2}[side]
+        row[start : start + len(one)], here[start : start + len(one)] = one, True
+    return ids, real
+
+
+def alone(seed: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+    for one in sentences(seed):
+        yield one[None], torch.ones(1, len(one), dtype=torch.bool)
+
+
+@pytest.fixture(params=MODELS)
+def name(request: Any) -> str:
+    return str(request.param)
+
+
+def run(model: nn.Module, one: tuple[Tensor, Tensor]) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(*one)
+    return found
+
+
+def calls_of(model: nn.Module, one: tuple[Tensor, Tensor], measures: Any = ()) -> dict[str, hw.models.AttentionCall]:
+    found: dict[str, hw.models.AttentionCall] = {}
+    with hw.models.observe(lambda call: found.update({call.name: call}), model=model, measures=measures):
+        run(model, one)
+    return found
+
+
+def maps_of(model: nn.Module, one: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    return {name: call.map for name, call in calls_of(model, one).items()}
+
+
+# Of each class of edits some, made for a run whose maps in another text are given.
+EDITS: dict[type[Edit], list[Callable[[dict[str, Any]], Edit]]] = {
+    Forbid: [
+        lambda _: Forbid(2, 1), lambda _: Forbid(-1, slice(None, -1), heads=[1]), lambda _: Forbid([1, -2], 0),
+        lambda _: Forbid(None, -1), lambda _: Forbid(torch.tensor([False, True, False, True]), [0, 7]),
+    ],
+    Scale: [lambda _: Scale(0.0, keys=[0]), lambda _: Scale(-0.5, slice(1, None), [-1, 1])],
+    Uniform: [lambda _: Uniform(queries=[0, -1]), lambda _: Uniform(heads=[2])],
+    Replace: [lambda maps: Replace(maps), lambda maps: Replace(maps, queries=slice(-2, None), heads=[1])],
+}  # fmt: skip
+
+
+def test_every_class_of_edits_is_here() -> None:
+    kinds = [getattr(interventions, name) for name in interventions.__all__]
+    found = {kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Edit) and kind is not Edit}
+    assert found == EDITS.keys()
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_padding_changes_no_edit(name: str, side: str) -> None:
+    with hw.attach(made(name), batch=padded("right", 0)) as handle:
+        model = handle.model
+        apart = [maps_of(model, one) for one in alone(seed=2)]
+        kinds = [make for kind in EDITS.values() for make in kind]
+        expected = []
+        for one, maps in zip(alone(), apart, strict=True):
+            expected.append([])
+            for make in kinds:
+                with hw.intervene(handle, make(maps), unused="ignore"):
+                    expected[-1].append(run(model, one)[0])
+        for more in (0, 4):
+            batch = padded(side, more)
+            maps = maps_of(model, padded(side, more, seed=2))
+            for at, make in enumerate(kinds):
+                with hw.intervene(handle, edit := make(maps), unused="ignore"):
+                    found = run(model, batch)
+                for i, real in enumerate(batch[1]):
+                    assert_close(found[i][real], expected[i][at], **NEAR, msg=lambda m, e=edit, n=i: f"{e}, {n}: {m}")
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_padding_changes_no_measure(name: str, side: str) -> None:
+    with hw.attach(made(name), batch=padded("right", 0)) as handle:
+        apart = [calls_of(handle.model, one, [*MEASURES]) for one in alone()]
+        for more in (0, 4):
+            for layer, call in calls_of(handle.model, padded(side, more), [*MEASURES]).items():
+                assert call.measured is not None
+                for measure in MEASURES:
+                    mine = torch.cat([calls[layer].measured[measure] for calls in apart])
+                    assert_close(call.measured[measure], mine, **NEAR, msg=lambda m, n=measure: f"{n}: {m}")
