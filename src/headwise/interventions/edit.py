@@ -1,7 +1,7 @@
 """The base class of edits, and the arguments of an attention call that they change."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -86,11 +86,13 @@ class Placed:
 
     Attributes:
         name: of the module. applied: for each call so far, whether it had a token of each set of the edit.
+        before: name of a module → `Arguments.real` of its last call, boolean [b or 1, tokens].
     """
 
     edit: "Edit"
     applied: list[bool]
     name: str = ""
+    before: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Edit:
