@@ -204,3 +204,73 @@ def test_padding_changes_no_measure(name: str, side: str) -> None:
                 for measure in MEASURES:
                     mine = torch.cat([calls[layer].measured[measure] for calls in apart])
                     assert_close(call.measured[measure], mine, **NEAR, msg=lambda m, n=measure: f"{n}: {m}")
+
+
+def of_tokens(ids: Tensor, real: Tensor) -> list[Measure]:
+    """The measures that require the tokens."""
+    pieces = [[f"{',' if at % 3 else ' '}" if at else "" for at in row] for row in ids.tolist()]
+    tokens = hw.stats.Tokens(ids, pieces, ids % 5 == 1)
+    found = {name: kind.of(tokens) for name, kind in GIVEN.items()}
+    return [hw.stats.ClassMass(ids % 7 == 2) if one is None else one for one in found.values()]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_padding_changes_no_measure_that_is_given_tokens_or_a_size(name: str, side: str) -> None:
+    sized = [hw.stats.SinkMass(3), hw.stats.LocalMass(2), hw.stats.TopKMass(3)]
+    with hw.attach(made(name), batch=padded("right", 0)) as handle:
+        apart = [(one, maps_of(handle.model, one)) for one in alone()]
+        for more in (0, 4):
+            batch = padded(side, more)
+            for layer, amap in maps_of(handle.model, batch).items():
+                for at, measure in enumerate([*sized, *of_tokens(*batch)]):
+                    if amap.rule.grid.extra and hasattr(measure, "ids"):
+                        continue
+                    mine = [maps[layer].measure([*sized, *of_tokens(*one)][at])[measure.name] for one, maps in apart]
+                    found = amap.measure(measure)[measure.name]
+                    assert_close(found, torch.cat(mine), **NEAR, msg=lambda m, n=measure.name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_padding_changes_no_role(name: str, side: str) -> None:
+    def found(model: nn.Module, one: tuple[Tensor, Tensor]) -> Any:
+        pieces = [["" if not at else "," if at % 3 else "word" for at in row] for row in one[0].tolist()]
+        table = torch.randn(37, 5, generator=torch.Generator().manual_seed(3))
+        often = torch.arange(37, 0, -1)
+        maps = [*maps_of(model, one).values()]
+        return hw.analysis.roles(maps, tokens=one[0], pieces=pieces, frequencies=often, embeddings=table, reach=3)
+
+    if name == "encoder, own keys":
+        pytest.skip("roles are not defined for keys that are no tokens")
+    with hw.attach(made(name), batch=padded("right", 0)) as handle:
+        apart = [found(handle.model, one) for one in alone()]
+        merged = apart[0].merge(apart[1]).merge(apart[2])
+        assert set(merged) == set(DEFINITIONS)
+        plain = found(handle.model, padded("right", 0))
+        for more in (0, 4):
+            roles = found(handle.model, padded(side, more))
+            assert roles.rows == merged.rows
+            for role in DEFINITIONS:
+                for what in ("mass", "uniform", "coverage"):
+                    for mine, theirs in ((roles[role], merged[role]), (roles[role].without_first, merged[role].without_first)):
+                        if mine is not None:
+                            pair = (torch.as_tensor(getattr(one, what)) for one in (mine, theirs))
+                            assert_close(*pair, **NEAR, msg=lambda m, n=role, w=what: f"{n}.{w}: {m}")
+                assert_close(roles[role].confidence, plain[role].confidence, **NEAR)
+                assert_close(roles[role].interval, plain[role].interval, **NEAR)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_padding_changes_no_knock_out(name: str, side: str) -> None:
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        squares = model(*batch).square().mean(-1)
+        return (squares * batch[1]).sum() / batch[1].sum()
+
+    if name == "by hand":
+        pytest.skip("knock-outs need heads of a known kind")
+    with hw.attach(made(name), batch=padded("right", 0)) as handle:
+        expected, weights = [], torch.tensor(LENGTHS) / sum(LENGTHS)
+        for one in alone():
+            expected.append(attention_knockout(handle, [one], loss_fn, queries=-1, keys=[0, 1]).column.flat)
+        for more in (0, 4):
+            found = attention_knockout(handle, [padded(side, more)], loss_fn, queries=-1, keys=[0, 1]).column.flat
+            assert_close(found.float(), (torch.stack(expected).T.float() @ weights), rtol=1e-3, atol=1e-6)

@@ -256,6 +256,8 @@ class Part(Mask):
         return spans.tidy(here[..., 0].clamp(0, grid.m), here[..., 1].clamp(0, grid.m)).int()
 
     def starts(self, grid: Grid) -> Tensor | None:
+        if self.grid.extra:  # which may be in sight together with the tokens of any sequence
+            return starts.shown(self.spans(grid), self.allowed, grid)
         found = self.whole.starts(self.grid)
         first = self.grid.token(self.cols.start) if self.cols.start else 0
         return None if found is None else found[:, self.cols.start : self.cols.stop] - first
