@@ -31,7 +31,8 @@ class Sight:
         found = rule.mask.spans(rule.grid)
         self.spans = None if found is None else found.long()
         real = token_queries(rule.mask, rule.grid)
-        self.tokens = None if real is None else (~real).byte().argsort(dim=-1, stable=True)[:, : int(real.sum(-1).max())]
+        most = 0 if real is None else max(1, int(real.sum(-1).max()))
+        self.tokens = None if real is None else (~real).byte().argsort(dim=-1, stable=True)[:, :most]
         self.keys = self.count(torch.ones(1, self.grid.m, dtype=torch.bool))
         seen = self.seen()
         self.first = torch.where(seen.any(-1), seen.int().argmax(-1), self.grid.m)
