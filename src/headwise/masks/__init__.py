@@ -34,7 +34,7 @@ from headwise.masks.forbidden import Forbidden
 from headwise.masks.given import Dense, Documents, Lengths
 from headwise.masks.grid import Grid, Span, State
 from headwise.masks.head_windows import HeadWindows
-from headwise.masks.padding import conjuncts, real_tokens
+from headwise.masks.padding import conjuncts, real_tokens, sequences
 from headwise.masks.positional import (
     Causal,
     Everything,
@@ -65,6 +65,7 @@ __all__ = [
     "is_causal",
     "real_tokens",
     "register",
+    "sequences",
     "shows_whole_past",
 ]
 

@@ -1,6 +1,7 @@
 """Which tokens of a batch are padding, by its mask. All that counts positions counts them by this: measures, edits and
 roles."""
 
+import torch
 from torch import Tensor
 
 from headwise.masks.base import And, Mask
@@ -18,6 +19,24 @@ def real_tokens(mask: Mask, grid: Grid) -> Tensor | None:
     cache has dropped; None if all are, as far as the mask is known to show it. Computed once for each mask and size."""
     found: Tensor | None = kept("_real_tokens", lambda: _real(mask, grid), mask, (grid.n, grid.m, grid.gap, grid.extra))
     return found
+
+
+def sequences(mask: Mask, grid: Grid) -> tuple[int, int]:
+    """Return the most sequences in a row of the batch that a mask of self attention keeps apart, and how many at one
+    end of a row have one token each. Computed once for each mask and size."""
+    found: tuple[int, int] = kept("_sequences", lambda: _sequences(mask, grid), mask, (grid.n, grid.m))
+    return found
+
+
+def _sequences(mask: Mask, grid: Grid) -> tuple[int, int]:
+    start, key = mask.starts(grid), torch.arange(grid.m, device="cpu")
+    if start is None or not grid.m:
+        return 1, 0
+    sizes = torch.zeros(len(start), grid.m + 1, dtype=torch.long, device="cpu")
+    sizes.scatter_add_(1, start, torch.ones_like(start))
+    alone = ((start == key) & (sizes[:, :-1] == 1)).long()
+    ends = torch.stack((alone.cumprod(1), alone.flip(1).cumprod(1))).sum(-1)
+    return int((sizes[:, :-1] > 0).sum(-1).max()), int(ends.max())
 
 
 def _real(mask: Mask, grid: Grid) -> Tensor | None:

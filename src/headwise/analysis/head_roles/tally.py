@@ -64,7 +64,7 @@ def tally(score: Tensor, eligible: Tensor, uniform: Tensor, tokens: Tensor | Non
     uniform = uniform.expand(torch.broadcast_shapes(uniform.shape, eligible.shape)).masked_fill(~eligible, 0.0)
     rows = score.masked_fill(~eligible.to(score.device), 0.0), eligible, uniform
     if tokens is not None:
-        at = tokens[:, None, :, *(None,) * (score.ndim - 3)]
+        at = tokens.view(len(tokens), 1, -1, *(1,) * (score.ndim - 3))
         rows = tuple(torch.take_along_dim(x.expand(*x.shape[:2], *score.shape[2:]), at.to(x.device), 2) for x in rows)
         score = rows[0]
     total, count, even = (by_stretch(x, score.shape) for x in rows)
