@@ -266,17 +266,32 @@ def test_padding_changes_no_role(name: str, side: str) -> None:
                 assert_close(roles[role].interval, plain[role].interval, **NEAR)
 
 
+def loss_of_tokens(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return model(*batch)[batch[1]].pow(3).mean()
+
+
 @pytest.mark.parametrize("side", SIDES)
 def test_padding_changes_no_knock_out(name: str, side: str) -> None:
-    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        squares = model(*batch).square().mean(-1)
-        return (squares * batch[1]).sum() / batch[1].sum()
-
     if name == "by hand":
         pytest.skip("knock-outs need heads of a known kind")
     with hw.attach(made(name), batch=padded("right", 0)) as handle:
-        apart = attention_knockout(handle, [*alone()], loss_fn, queries=-1, keys=[0, 1]).samples
+        apart = attention_knockout(handle, [*alone()], loss_of_tokens, queries=-1, keys=[0, 1]).samples
         expected = torch.tensor(LENGTHS).double() @ torch.as_tensor(apart) / sum(LENGTHS)
         for more in (0, 4):
-            found = attention_knockout(handle, [padded(side, more)], loss_fn, queries=-1, keys=[0, 1])
+            found = attention_knockout(handle, [padded(side, more)], loss_of_tokens, queries=-1, keys=[0, 1])
             assert_close(found.column.flat, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("by", ["mean", "resample"])
+@pytest.mark.parametrize("side", SIDES)
+def test_padding_changes_no_ablation(name: str, side: str, by: str) -> None:
+    if name == "by hand":
+        pytest.skip("ablations need heads of a known kind")
+    model = made(name)
+
+    def found(more: int, side: str) -> Tensor:
+        return hw.analysis.ablation_importance(model, [padded(side, more)], loss_of_tokens, by=by).column.flat
+
+    expected = found(0, "right")
+    for more in (0, 4):
+        assert_close(found(more, side), expected, rtol=1e-3, atol=1e-6)

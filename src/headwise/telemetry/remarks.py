@@ -207,7 +207,7 @@ def _apart(call: AttentionCall, known: bool) -> str:
         )
     if count > 1 and not (known and any(isinstance(x, Documents) for x in conjuncts(mask))):
         return (
-            f"its mask keeps {count} sequences of a row of the batch apart: if one is padding, which attends to itself, "
+            f"its mask keeps {count} sequences of a row of the batch apart: if one is padding that attends to itself, "
             f"statistics include it; hide it from all queries, itself too"
         )
     return ""
