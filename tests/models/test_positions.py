@@ -18,7 +18,7 @@ from headwise.interventions import Edit, Forbid, Replace, Scale, Uniform
 from headwise.stats import GIVEN, MEASURES, Measure
 
 LENGTHS = (11, 5, 3)
-SIDES = ("left", "right", "both")
+SIDES = [pytest.param("left", marks=pytest.mark.thorough), pytest.param("right", marks=pytest.mark.thorough), "both"]
 NEAR = {"rtol": 1e-3, "atol": 1e-4, "equal_nan": True}
 Run = Callable[[nn.Module, Tensor, Tensor], Tensor]  # ids and which of them are tokens, each [b, n], to [b, n, …]
 
@@ -88,13 +88,13 @@ class ByHand(nn.Module):
 class Library(nn.Module):
     """A model of transformers."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, **options: Any) -> None:
         super().__init__()
         import transformers
 
         sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 19}
-        more = {"num_key_value_heads": 2} if kind == "Llama" else {}
-        config = getattr(transformers, f"{kind}Config")(vocab_size=37, **sizes, **more)
+        more = {"num_key_value_heads": 2} if kind != "Bert" else {}
+        config = getattr(transformers, f"{kind}Config")(vocab_size=37, **sizes, **more, **options)
         self.model = getattr(transformers, f"{kind}Model")(config)
 
     def forward(self, ids: Tensor, real: Tensor) -> Tensor:
@@ -136,7 +136,10 @@ def alone(seed: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         yield one[None], torch.ones(1, len(one), dtype=torch.bool)
 
 
-@pytest.fixture(params=MODELS)
+QUICK = ("own, boolean", "encoder, own keys")
+
+
+@pytest.fixture(params=[one if one in QUICK else pytest.param(one, marks=pytest.mark.thorough) for one in MODELS])
 def name(request: Any) -> str:
     return str(request.param)
 
@@ -295,3 +298,64 @@ def test_padding_changes_no_ablation(name: str, side: str, by: str) -> None:
     expected = found(0, "right")
     for more in (0, 4):
         assert_close(found(more, side), expected, rtol=1e-3, atol=1e-6)
+
+
+def steps(model: nn.Module, ids: Tensor, real: Tensor, later: Tensor) -> list[Tensor]:
+    """The outputs of a prompt and of each later token, [b, 1, …]."""
+    import transformers
+
+    config, found = model.model.config, []
+    cache = transformers.DynamicCache(config=config)
+    for step in range(later.shape[1] + 1):
+        if step:
+            ids, real = later[:, step - 1 : step], torch.nn.functional.pad(real, (0, 1), value=True)
+        positions = (real.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+        given = {"attention_mask": real.long(), "position_ids": positions, "past_key_values": cache}
+        found.append(model.model(ids, **given, use_cache=True).last_hidden_state)
+    return found
+
+
+@pytest.mark.parametrize("edit", [
+    Scale(0.0, keys=[0, 12]), Scale(0.5, keys=-3), Forbid([12, -1], [8, 11]), Uniform(queries=12),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", [pytest.param("Llama", marks=pytest.mark.thorough), "Mistral"])
+def test_an_edit_of_a_step_with_a_cache_is_of_the_same_tokens(kind: str, edit: Edit) -> None:
+    torch.manual_seed(0)
+    model = Library(kind, **({"sliding_window": 4} if kind == "Mistral" else {})).eval()  # its cache drops padding, too
+    later = torch.randint(1, 37, (len(LENGTHS), 3))
+    with torch.no_grad(), hw.intervene(model, edit, unused="ignore"):
+        apart = [steps(model, *one, later[i : i + 1]) for i, one in enumerate(alone())]
+        for more in (0, 4):
+            together = steps(model, *padded("left", more), later)
+            for i, length in enumerate(LENGTHS):
+                for found, expected in zip(together, apart[i], strict=True):
+                    assert_close(found[i, -length:], expected[0], **NEAR)
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+@pytest.mark.parametrize("edit", [Scale(0.0, keys=[9, 12]), Forbid([12, -1], [8, 11]), Uniform(queries=12)])
+def test_a_window_in_the_mask_of_a_step_is_no_padding(edit: Edit, tensor: bool) -> None:
+    torch.manual_seed(0)
+    layer, lengths, window = hw.MultiHeadAttention(16, 4), (11, 7), 4
+    first, later = [torch.randn(1, length, 16) for length in lengths], torch.randn(2, 3, 16)
+
+    def outputs(x: Tensor, real: Tensor, later: Tensor) -> list[Tensor]:
+        cache, found = hw.cache.KVCache(), []
+        for step in range(later.shape[1] + 1):
+            if step:
+                x, real = later[:, step - 1 : step], torch.nn.functional.pad(real, (0, 1), value=True)
+            mask: Any = hw.Causal() & hw.Window(window) & hw.Lengths(real.sum(-1), side="right")
+            n, m = x.shape[1], real.shape[1]
+            found.append(layer(x, mask=mask.to_dense(n, m, batch=len(x)) if tensor else mask, cache=cache))
+        return found
+
+    with torch.no_grad(), hw.intervene(layer, edit, unused="ignore"):
+        apart = [outputs(x, torch.ones(x.shape[:2]).bool(), later[i : i + 1]) for i, x in enumerate(first)]
+        for more in (0, 3):
+            x, real = torch.zeros(2, 11 + more, 16), torch.zeros(2, 11 + more).bool()
+            for i, one in enumerate(first):
+                x[i, -one.shape[1] :], real[i, -one.shape[1] :] = one[0], True
+            together = outputs(x, real, later)
+            for i, length in enumerate(lengths):
+                for found, expected in zip(together, apart[i], strict=True):
+                    assert_close(found[i, -length:], expected[0], **NEAR)
