@@ -269,8 +269,7 @@ class Part(Mask):
         return Part(self.whole.joined(axis, size, join), self.grid, self.rows, self.cols)
 
     def __repr__(self) -> str:
-        (i, j), (r, c) = self.rows, self.cols
-        return f"{self.whole!r}[{i}:{j}, {r}:{c}]"
+        return f"{self.whole!r}[{self.rows.start}:{self.rows.stop}, {self.cols.start}:{self.cols.stop}]"
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
 """Which tokens of a batch are padding, by its mask. All that counts positions counts them by this: measures, edits and
 roles."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from headwise.masks.base import And, Mask
+from headwise.masks.given import Documents
 from headwise.masks.grid import Grid
 from headwise.masks.kept import kept
 
@@ -21,22 +24,36 @@ def real_tokens(mask: Mask, grid: Grid) -> Tensor | None:
     return found
 
 
-def sequences(mask: Mask, grid: Grid) -> tuple[int, int]:
-    """Return the most sequences in a row of the batch that a mask of self attention keeps apart, and how many at one
-    end of a row have one token each. Computed once for each mask and size."""
-    found: tuple[int, int] = kept("_sequences", lambda: _sequences(mask, grid), mask, (grid.n, grid.m))
+class Sequences(NamedTuple):
+    """The sequences in a row of the batch that a mask of self attention keeps apart.
+
+    Attributes:
+        count: of them, the most in a row; 1 if the mask does not depend on the data. alone: how many at one end of a
+            row have one token each. given: whether the mask was given as one of documents.
+    """
+
+    count: int
+    alone: int
+    given: bool
+
+
+def sequences(mask: Mask, grid: Grid) -> Sequences:
+    """Return the sequences of a mask. Computed once for each mask and size."""
+    found: Sequences = kept("_sequences", lambda: _sequences(mask, grid), mask, (grid.n, grid.m))
     return found
 
 
-def _sequences(mask: Mask, grid: Grid) -> tuple[int, int]:
-    start, key = mask.starts(grid), torch.arange(grid.m, device="cpu")
-    if start is None or not grid.m:
-        return 1, 0
+def _sequences(mask: Mask, grid: Grid) -> Sequences:
+    given = any(isinstance(part, Documents) for part in conjuncts(mask))
+    apart = given or any(part.boolean is not None for part in conjuncts(mask))
+    start, key = mask.starts(grid) if apart and grid.m else None, torch.arange(grid.m, device="cpu")
+    if start is None:
+        return Sequences(1, 0, given)
     sizes = torch.zeros(len(start), grid.m + 1, dtype=torch.long, device="cpu")
     sizes.scatter_add_(1, start, torch.ones_like(start))
     alone = ((start == key) & (sizes[:, :-1] == 1)).long()
     ends = torch.stack((alone.cumprod(1), alone.flip(1).cumprod(1))).sum(-1)
-    return int((sizes[:, :-1] > 0).sum(-1).max()), int(ends.max())
+    return Sequences(int((sizes[:, :-1] > 0).sum(-1).max()), int(ends.max()), given)
 
 
 def _real(mask: Mask, grid: Grid) -> Tensor | None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from headwise import events
 from headwise.kernels.graph import plain
-from headwise.masks import Dense, Documents, conjuncts, sequences
+from headwise.masks import sequences
 from headwise.models.adapters.places import computed
 from headwise.publishing import AttentionCall
 
@@ -192,20 +192,16 @@ class Remarks:
 def _apart(call: AttentionCall, known: bool) -> str:
     """What there is to say of sequences in a row of the batch that the mask keeps apart, one of which may be padding;
     "" of those that the caller of a known module gave as such."""
-    mask, grid = call.map.rule.mask, call.map.rule.grid
-    if (
-        grid.n != grid.m
-        or events.crosses(call.name)
-        or not any(isinstance(x, Dense | Documents) for x in conjuncts(mask))
-    ):
+    rule = call.map.rule
+    if rule.grid.n != rule.grid.m or events.crosses(call.name):
         return ""
-    count, alone = sequences(mask, grid)
+    count, alone, given = sequences(rule.mask, rule.grid)
     if alone > 1:
         return (
             f"{alone} tokens at one end of a row of the batch attend to themselves alone, as padding does under a mask "
             f"with the diagonal: if they are padding, statistics include it; hide it from all queries, itself too"
         )
-    if count > 1 and not (known and any(isinstance(x, Documents) for x in conjuncts(mask))):
+    if count > 1 and not (known and given):
         return (
             f"its mask keeps {count} sequences of a row of the batch apart: if one is padding that attends to itself, "
             f"statistics include it; hide it from all queries, itself too"
