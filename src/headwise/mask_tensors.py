@@ -75,7 +75,8 @@ def of_padding(real: Tensor, n: int, before: int = 0) -> Mask | None:
 
 
 def of_boolean(allowed: Tensor, before: int = 0) -> Mask | None:
-    """The mask of a boolean tensor [b or 1, h or 1, n, m], True = may attend: None or `Causal` if it matches them."""
+    """The mask of a boolean tensor [b or 1, h or 1, n, m], True = may attend: None or `Causal` if it matches them, and
+    with its padding beside it."""
     if _unknown(allowed):
         return Dense(pad(allowed, (before, 0), value=True))
     if bool(allowed.all()):
@@ -85,7 +86,23 @@ def of_boolean(allowed: Tensor, before: int = 0) -> Mask | None:
         causal = torch.ones(n, m, dtype=torch.bool, device=allowed.device).tril_(m - n)
         if all(torch.equal(one, causal) for one in allowed.flatten(0, 1)):
             return Causal() | Sinks(before) if before else Causal()
-    return Dense(pad(allowed, (before, 0), value=True) if before else allowed)
+    mask, real = Dense(pad(allowed, (before, 0), value=True) if before else allowed), _real(allowed)
+    if real is None:
+        return mask
+    if len(real) == 1:  # of any batch
+        return mask & Dense(pad(real, (before, 0), value=True)[:, None, None].expand(-1, -1, n, -1))
+    return both(mask, of_padding(real, n, before))
+
+
+def _real(allowed: Tensor) -> Tensor | None:
+    """Which keys of a boolean [b or 1, h or 1, n, m] are no padding, [b or 1, m]: some are hidden from all queries, and
+    all others are seen by their own query in some head, unlike the last one of a strictly causal mask. None if that is
+    not so."""
+    if allowed.shape[2] != allowed.shape[3]:
+        return None
+    seen = allowed.flatten(1, 2).any(1)
+    own = allowed.diagonal(dim1=2, dim2=3).any(1)
+    return seen if not bool(seen.all()) and torch.equal(own, seen) else None
 
 
 def of_additive(

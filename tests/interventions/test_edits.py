@@ -251,7 +251,7 @@ def test_scaling_by_zero_removes_values_that_are_not_finite(bad: float) -> None:
     (lambda: Scale("1"), hw.ConfigError, r"Scale\(factor='1'\)"),
     (lambda: Forbid([1, 2.5], 1), hw.ConfigError, r"Forbid\(queries\)=\[1, 2.5\]"),
     (lambda: edited([Scale(0.0, torch.ones(3, 11) > 0)], *tensors()), hw.ShapeError,
-     r"layer: its call is a batch of 2, but a set of tokens is boolean \[3, 11\]; expected \[tokens\], or \[2, tok"),
+     r"layer: its call is a batch of 2, but a set of tokens is boolean \[3, 11\]; expected \[tokens\], or \[2, col"),
     (lambda: edited([Forbid(7, torch.ones(5, 11) > 0)], *tensors()), hw.ShapeError, r"boolean \[5, 11\]"),
     (lambda: Replace({}), hw.ConfigError, r"Replace\(maps\): expected an AttentionMap"),
     (lambda: edited([Uniform(heads=[1, 6])], *tensors()), hw.ConfigError, r"Uniform\(heads=\[1, 6\]\): layer has 6"),
@@ -266,3 +266,51 @@ def test_scaling_by_zero_removes_values_that_are_not_finite(bad: float) -> None:
 def test_bad_input(make: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+PADDED = {
+    "left": hw.Lengths([M, 7], side="right"),
+    "right": hw.Lengths([M, 7]),
+    "both": hw.Lengths([M, 9], side="right") & hw.Lengths([M, M - 2]),
+}
+FIRST = {"left": 4, "right": 0, "both": 2}  # column of the second sequence's first token
+
+
+@pytest.mark.parametrize("side", PADDED)
+def test_positions_are_of_tokens_and_two_dimensional_sets_are_of_columns(side: str) -> None:
+    q, k, v = tensors(n=M)
+    first, columns = FIRST[side], torch.zeros(B, M, dtype=torch.bool)
+    columns[0, [1, 10]] = columns[1, [first + 1, first + 6]] = True
+    whole = edited([Scale(0.0, keys=columns)], q, k, v, mask=PADDED[side])
+    assert torch.equal(whole, edited([Scale(0.0, keys=[1, -1])], q, k, v, mask=PADDED[side]))
+    tokens = torch.tensor([False, True, False, True])  # of 0, 1, 2 and 3, whatever the length
+    columns[:] = False
+    columns[0, [1, 3]] = columns[1, [first + 1, first + 3]] = True
+    sets = [edited([Forbid(one, one)], q, k, v, mask=PADDED[side]) for one in (tokens, columns)]
+    assert torch.equal(*sets)
+
+
+@pytest.mark.parametrize("side", PADDED)
+def test_keys_of_cross_attention_are_tokens_and_its_queries_are_counted_in_the_call(side: str) -> None:
+    q, k, v = tensors()
+    queries, keys = torch.zeros(B, N, dtype=torch.bool), torch.zeros(B, M, dtype=torch.bool)
+    queries[:, [0, 4]] = keys[0, 10] = keys[1, FIRST[side] + 6] = True
+    given = [Forbid([0, -1], -1), Forbid(queries, keys)]
+    assert torch.equal(*(edited([one], q, k, v, to_itself=False, mask=PADDED[side]) for one in given))
+
+
+def test_a_sequence_without_tokens_has_no_positions() -> None:
+    q, k, v = tensors(n=M)
+    mask, edits = hw.Lengths([0, 7]), [Scale(0.0, keys=[0, -1]), Forbid(slice(2), 1), Uniform(queries=-1)]
+    changed = edited(edits, q, k, v, mask=mask)
+    assert torch.equal(changed[0], hw.attend(q, k, v, mask=mask)[0])
+    assert not torch.equal(changed[1], hw.attend(q, k, v, mask=mask)[1])
+
+
+def test_weights_of_a_batch_that_is_padded_otherwise_are_refused() -> None:
+    q, k, v = tensors(n=M)
+    maps = {side: hw.attend(q, k, v, mask=mask, return_map=True)[1] for side, mask in PADDED.items()}
+    edited([Replace(maps["left"])], q, k, v, mask=PADDED["left"])
+    for mask in (PADDED["right"], None):
+        with pytest.raises(hw.ShapeError, match=r"Replace\(maps\): the padding of layer is in other columns"):
+            edited([Replace(maps["left"])], q, k, v, mask=mask)

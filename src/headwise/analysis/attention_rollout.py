@@ -13,6 +13,7 @@ from torch import Tensor
 from headwise.analysis.checks import checked_maps
 from headwise.errors import ConfigError, ShapeError, not_installed, whole_number
 from headwise.map import AttentionMap
+from headwise.masks import real_tokens
 from headwise.rule import compute
 
 
@@ -222,7 +223,7 @@ def attention_flow(
     value_norms: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """Maximum flow from each input token to one position of the last layer (Abnar & Zuidema 2020, 2005.00928 §2.3):
-    [n] float64. Requires SciPy.
+    [n] float64, one for each column of the batch. Requires SciPy.
 
     Nodes are positions between layers, capacities the mixed weights (1 − r)·Σ_h w_h A_lh + r·I, as in `rollout`. The
     weights of all layers are in memory at once, and each token requires a maximum flow of its own: it supports up to
@@ -230,7 +231,8 @@ def attention_flow(
     most n·2⁻²⁸.
 
     Args:
-        position: of the last layer; negative positions count from the end.
+        position: of the last layer, counted from the first token of the batch entry, or from its last one if negative;
+            padding is not counted, as far as the mask shows it.
         maps, residual, head_weights, value_norms: as in `rollout`.
     Raises:
         ShapeError, ConfigError: naming the argument; also if the maps are too large.
@@ -239,10 +241,13 @@ def attention_flow(
     layers = mixings(maps, head_weights, value_norms)
     b, _, n, _ = layers[0].map.shape
     at, entry = whole_number(position), whole_number(batch)
-    if at is None or not -n <= at < n:
-        raise ConfigError(f"position={position!r}: expected −{n} to {n - 1}")
     if entry is None or not 0 <= entry < b:
         raise ConfigError(f"batch={batch!r}: expected 0 to {b - 1}")
+    last = layers[-1].map.rule.only(entry, 0)
+    real = real_tokens(last.mask, last.grid)
+    tokens = range(n) if real is None else real[0].nonzero().flatten().tolist()
+    if at is None or not -len(tokens) <= at < len(tokens):
+        raise ConfigError(f"position={position!r}: expected −{len(tokens)} to {len(tokens) - 1}")
     if not 0.0 <= residual <= 1.0:
         raise ConfigError(f"residual={residual}: expected 0 to 1")
     if len(layers) * n * n > MOST_EDGES:
@@ -260,7 +265,7 @@ def attention_flow(
     size = (len(layers) + 1) * n
     edges = [torch.cat(part).numpy().astype(np.int32) for part in (widths, sources, targets)]
     graph = sparse.csr_array((edges[0], (edges[1], edges[2])), shape=(size, size), dtype=np.int32)
-    sink = len(layers) * n + at % n
+    sink = len(layers) * n + tokens[at]
     flows = [csgraph.maximum_flow(graph, token, sink).flow_value / WHOLE for token in range(n)]
     return torch.tensor(flows, dtype=torch.float64)
 

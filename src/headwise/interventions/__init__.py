@@ -12,10 +12,12 @@
 `Forbid` removes keys before the softmax, `Scale` multiplies weights after it, `Uniform` and `Replace` put equal weights
 or those of another run in their place. An edit of your own is a subclass of `Edit`.
 
-Sets of tokens (`queries`, `keys`) are positions, a slice, a boolean tensor [tokens] or [b, tokens], or None for all.
-Positions count from the start of the sequence, or from its end if negative. With a KV cache, they count from the first
-token, whatever it has dropped, so that an edit of a prompt also holds while text is generated. In cross attention,
-queries are counted in each call.
+Sets of tokens (`queries`, `keys`) are positions, a slice, a boolean tensor [tokens], or None for all. Positions count
+the tokens of each sequence of a batch from its first one, or from its last one if negative: padding, as far as the mask
+shows it, has no position, on whichever side it is. Packed documents are one sequence. With a KV cache, positions count
+from the first token, whatever it has dropped, so that an edit of a prompt also holds while text is generated. In cross
+attention, queries are counted in each call. A boolean tensor [b, columns] is of the columns of the batch instead,
+padding included, as `ids == separator` is.
 """
 
 from headwise.interventions.edit import Arguments, Edit

@@ -17,7 +17,7 @@ from headwise.interventions.edit import Arguments, Placed
 from headwise.interventions.heads import kv_heads
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.map import AttentionMap
-from headwise.masks import Mask
+from headwise.masks import Grid, Mask, real_tokens
 from headwise.rule import Rule
 from headwise.scores import Score
 from headwise.stats import Measure, resolve
@@ -44,10 +44,11 @@ def attend_edited(
         mask, score = torch_arguments(q, k, v, mask, is_causal, score)
         rule = rule_of(q, k, v, mask, scale, score, dropout_p, gap=gap)
         grid = replace(rule.grid, extra=extra)
-        first, length = (grid.first_token, grid.tokens) if at_end and grid.n <= grid.m else (0, grid.n)
+        at_end = at_end and grid.n <= grid.m
+        real = _real(edits[0], rule.mask, grid) if at_end else real_tokens(rule.mask, grid)
         whole = Arguments(
-            q, decoded(k), decoded(v), rule.mask, rule.scale, rule.scores, range(q.shape[1]), q.shape[1], first, length,
-            "", grid.gap, placed, extra,
+            q, decoded(k), decoded(v), rule.mask, rule.scale, rule.scores, range(q.shape[1]), q.shape[1], "",
+            grid.gap, at_end, placed, extra, real,
         )  # fmt: skip
         out, amap = _joined(edits, whole, plain, return_map)
         if on_delta is not None and out.requires_grad:
@@ -59,6 +60,21 @@ def attend_edited(
         if measures:
             amap.measured = amap.measured_by(None, resolve(measures))
         return out, amap
+
+
+def _real(one: Placed, mask: Mask, grid: Grid) -> Tensor | None:
+    """`Arguments.real` of self attention. In a step with a cache, a mask may hide keys for another reason: it goes on
+    from the call before, if that had all tokens but those of the step, and the step sees none of its padding."""
+    found = real_tokens(mask, grid)
+    real = torch.ones(1, grid.tokens, dtype=torch.bool, device="cpu") if found is None else found
+    last = one.before.get(one.name)
+    if last is not None and last.shape[1] == grid.first_token > 0 and {len(last), len(real)} <= {1, grid.b}:
+        wide = max(len(last), len(real))
+        joined = torch.cat((last.expand(wide, -1), real[:, grid.first_token :].expand(wide, -1)), 1)
+        if not bool(grid.of_keys(real & ~joined).any()):
+            found = real = joined
+    one.before[one.name] = real
+    return found
 
 
 def _joined(edits: Sequence[Placed], whole: Arguments, plain: Callable[..., Result], mapped: bool) -> Result:

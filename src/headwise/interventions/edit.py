@@ -1,14 +1,14 @@
 """The base class of edits, and the arguments of an attention call that they change."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError, check_declared, whole_number
-from headwise.interventions.tokens import Tokens, checked_tokens, selection
+from headwise.interventions.tokens import Columns, Tokens, checked_tokens, selection
 from headwise.masks import Grid, Mask, Span
 from headwise.masks.grid import NO_GAP
 from headwise.scores import Score
@@ -21,9 +21,10 @@ class Arguments:
     Attributes:
         q, k, v, mask, scale, scores: as in `attend`, for these heads alone.
         heads: their numbers in the module. num_heads: of the whole module.
-        first: position of the first query in its own sequence. length: of that sequence.
-        name: of the module. gap: as in `attend`. placed: whether the position of the first query is known. extra: the
-            number of first keys that are no tokens, as of add_bias_kv.
+        name: of the module. gap: as in `attend`. at_end: whether the queries are the last of the keys' tokens, as in
+            self attention. placed: whether where they are is known. extra: the number of first keys that are no tokens,
+            as of add_bias_kv. real: which of the keys' tokens, those too that a cache has dropped, are no padding,
+            boolean [b or 1, tokens]; None if all are.
     """
 
     q: Tensor
@@ -34,12 +35,12 @@ class Arguments:
     scores: tuple[Score, ...]
     heads: range
     num_heads: int
-    first: int
-    length: int
     name: str
     gap: Span = NO_GAP
+    at_end: bool = True
     placed: bool = True
     extra: int = 0
+    real: Tensor | None = None
 
     @property
     def grid(self) -> Grid:
@@ -59,22 +60,24 @@ class Arguments:
                 f"queries={tokens}: where the {n} queries of {self.name or 'the model'} are among its {m} keys is not "
                 f"known, as no mask determines it; an edit of all queries (queries=None) is possible"
             )
-        return self._selected(tokens, self.first, self.grid.n, self.length)
+        if not self.at_end:
+            return self._selected(tokens, Columns.of(None, self.grid.n))
+        columns = Columns.of(self.real, self.grid.tokens)
+        return self._selected(tokens, columns.part(self.grid.first_token, self.grid.n))
 
     def keys(self, tokens: Tokens) -> Tensor:
         """Which keys are in a set of tokens: boolean [b or 1, m]. Keys that are no tokens are in None alone."""
         if tokens is None:
             return torch.ones(1, self.grid.m, dtype=torch.bool, device="cpu")
-        count = self.grid.tokens
-        return self.grid.of_keys(self._selected(tokens, 0, count, count))
+        return self.grid.of_keys(self._selected(tokens, Columns.of(self.real, self.grid.tokens)))
 
-    def _selected(self, tokens: Tokens, first: int, size: int, length: int) -> Tensor:
+    def _selected(self, tokens: Tokens, columns: Columns) -> Tensor:
         if isinstance(tokens, Tensor) and tokens.ndim == 2 and len(tokens) not in (1, self.grid.b):
             raise ShapeError(
                 f"{self.name or 'the model'}: its call is a batch of {self.grid.b}, but a set of tokens is boolean "
-                f"{list(tokens.shape)}; expected [tokens], or [{self.grid.b}, tokens]"
+                f"{list(tokens.shape)}; expected [tokens], or [{self.grid.b}, columns]"
             )
-        return selection(tokens, first, size, length)
+        return selection(tokens, columns)
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,13 @@ class Placed:
 
     Attributes:
         name: of the module. applied: for each call so far, whether it had a token of each set of the edit.
+        before: name of a module → `Arguments.real` of its last call, boolean [b or 1, tokens].
     """
 
     edit: "Edit"
     applied: list[bool]
     name: str = ""
+    before: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Edit:

@@ -29,12 +29,12 @@ from headwise.masks.base import (
     Or,
     Part,
     WithGap,
-    conjuncts,
 )
 from headwise.masks.forbidden import Forbidden
 from headwise.masks.given import Dense, Documents, Lengths
 from headwise.masks.grid import Grid, Span, State
 from headwise.masks.head_windows import HeadWindows
+from headwise.masks.padding import conjuncts, real_tokens, sequences
 from headwise.masks.positional import (
     Causal,
     Everything,
@@ -63,7 +63,9 @@ __all__ = [
     "WithGap",
     "conjuncts",
     "is_causal",
+    "real_tokens",
     "register",
+    "sequences",
     "shows_whole_past",
 ]
 

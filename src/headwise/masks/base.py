@@ -84,6 +84,11 @@ class Mask(Described, ABC):
         """Whether the mask is known to hide the same keys from all queries."""
         return False
 
+    def real_tokens(self, grid: Grid) -> Tensor | None:
+        """Return which tokens are no padding, boolean [b or 1, tokens], as far as it is known; None if all are."""
+        row, keys = torch.zeros(1, dtype=torch.long, device="cpu"), torch.arange(grid.m, device="cpu")
+        return grid.of_tokens(self.allowed(row, keys, grid)[:, 0, 0]) if self.padding else None
+
     def over_tokens(self, grid: Grid) -> "Mask":
         """Return the mask of self attention in which queries at padding positions are fully masked."""
         return self
@@ -244,7 +249,6 @@ class Part(Mask):
         return self.whole.state(rows.moved(self.rows.start), cols.moved(self.cols.start), self.grid)
 
     def spans(self, grid: Grid) -> Tensor | None:
-        # Computed once for many rectangles.
         found: Tensor | None = kept("_spans", lambda: self.whole.spans(self.grid), self.whole, self.grid)
         if found is None:
             return None
@@ -252,11 +256,11 @@ class Part(Mask):
         return spans.tidy(here[..., 0].clamp(0, grid.m), here[..., 1].clamp(0, grid.m)).int()
 
     def starts(self, grid: Grid) -> Tensor | None:
+        if self.grid.extra:  # which may be in sight together with the tokens of any sequence
+            return starts.shown(self.spans(grid), self.allowed, grid)
         found = self.whole.starts(self.grid)
-        if found is None:
-            return None
         first = self.grid.token(self.cols.start) if self.cols.start else 0
-        return found[:, self.cols.start : self.cols.stop] - first
+        return None if found is None else found[:, self.cols.start : self.cols.stop] - first
 
     def cut(self, cuts: Cuts) -> Mask:
         return Part(self.whole.cut(cuts), self.grid.cut(cuts), self.rows, self.cols)
@@ -265,8 +269,7 @@ class Part(Mask):
         return Part(self.whole.joined(axis, size, join), self.grid, self.rows, self.cols)
 
     def __repr__(self) -> str:
-        (i, j), (r, c) = self.rows, self.cols
-        return f"{self.whole!r}[{i}:{j}, {r}:{c}]"
+        return f"{self.whole!r}[{self.rows.start}:{self.rows.stop}, {self.cols.start}:{self.cols.stop}]"
 
 
 @dataclass(frozen=True)
@@ -340,8 +343,7 @@ class WithGap(Mask):
     def state(self, rows: Span, cols: Span, grid: Grid) -> State:
         before = Span(cols.start, min(cols.stop, self.start))
         after = Span(max(cols.start, self.start), cols.stop).moved(self.count)
-        whole = self._grid(grid)
-        found = {self.whole.state(rows, part, whole) for part in (before, after) if part.start < part.stop}
+        found = {self.whole.state(rows, part, self._grid(grid)) for part in (before, after) if part.start < part.stop}
         return found.pop() if len(found) == 1 else State.MIXED
 
     def spans(self, grid: Grid) -> Tensor | None:
@@ -375,6 +377,9 @@ class WithGap(Mask):
     def value(self) -> bool:
         return self.whole.value
 
+    def real_tokens(self, grid: Grid) -> Tensor | None:
+        return self.whole.real_tokens(self._grid(grid))
+
     def over_tokens(self, grid: Grid) -> Mask:
         return replace(self, whole=self.whole.over_tokens(self._grid(grid)))
 
@@ -387,11 +392,6 @@ class WithGap(Mask):
 
     def __repr__(self) -> str:
         return f"{self.whole!r}.with_gap({self.start}:{self.start + self.count})"
-
-
-def conjuncts(mask: Mask) -> list[Mask]:
-    """Return the operands of `&` in a mask, or the mask alone."""
-    return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
 
 
 def _mask(value: object) -> Mask:

@@ -70,6 +70,9 @@ class Lengths(Mask):
     def padding(self) -> bool:
         return self.queries is None
 
+    def real_tokens(self, grid: Grid) -> Tensor:
+        return grid.of_tokens(self._real(self.keys, torch.arange(grid.m, device="cpu"), grid.m))
+
     def over_tokens(self, grid: Grid) -> Mask:
         if self.queries is not None:
             return self
@@ -152,6 +155,9 @@ class Documents(Mask):
         run = torch.where(opens, torch.arange(grid.m, device="cpu"), 0).cummax(-1).values
         first = torch.zeros_like(ids).scatter_(1, order, order.gather(1, run))
         return first.masked_fill(ids < 0, grid.m)
+
+    def real_tokens(self, grid: Grid) -> Tensor:
+        return grid.of_tokens(self.ids >= 0)
 
     def check(self, grid: Grid) -> None:
         inside = 0 <= grid.shift <= grid.m - grid.n

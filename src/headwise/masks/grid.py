@@ -123,6 +123,13 @@ class Grid:
             return torch.nn.functional.pad(x, (self.extra, 0), value=fill)
         return torch.cat((x[..., : self.gap.start], x[..., self.gap.stop :]), -1)
 
+    def of_tokens(self, x: Tensor) -> Tensor:
+        """Return what all tokens have of boolean x [..., m], [..., tokens]: True for those that are not keys."""
+        if self.extra:
+            return x[..., self.extra :]
+        dropped = x.new_ones(*x.shape[:-1], self.gap.size)
+        return torch.cat((x[..., : self.gap.start], dropped, x[..., self.gap.start :]), -1)
+
     def sides(self) -> "tuple[Span, ...]":
         """Return the keys before the gap and those after it, or the extra keys and the others; all of them if there is
         neither."""

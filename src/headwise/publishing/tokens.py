@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headwise.map import AttentionMap
-from headwise.masks import Grid, Mask, conjuncts
+from headwise.masks import Grid, Mask, real_tokens
 from headwise.masks.kept import kept
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, RowMeasure, Statistic
@@ -122,15 +122,9 @@ def token_mask(mask: Mask, grid: Grid) -> Mask:
 
 
 def _queries(mask: Mask, grid: Grid) -> Tensor | None:
-    if grid.n > grid.m:
-        return None
-    real: Tensor | None = None
-    for part in conjuncts(mask):
-        if part.padding:
-            keys = _first_row(part, grid)
-            here = keys[:, grid.m - grid.n :]
-            real = here if real is None else real & here
-    return None if real is None or bool(real.all()) else real
+    real = None if grid.n > grid.m else real_tokens(mask, grid)
+    here = None if real is None else real[:, grid.first_token :]
+    return None if here is None or bool(here.all()) else here
 
 
 def _seen(lse: Tensor, rule: Rule, first: int) -> Tensor:
@@ -140,9 +134,3 @@ def _seen(lse: Tensor, rule: Rule, first: int) -> Tensor:
         return lse
     here = real[:, None, first : first + lse.shape[-1]].to(lse.device)
     return lse.masked_fill(~here, -torch.inf)
-
-
-def _first_row(mask: Mask, grid: Grid) -> Tensor:
-    """Which keys the first query may see, [b or 1, m]."""
-    row, keys = torch.zeros(1, dtype=torch.long, device="cpu"), torch.arange(grid.m, device="cpu")
-    return mask.allowed(row, keys, grid)[:, 0, 0]

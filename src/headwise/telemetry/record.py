@@ -311,7 +311,8 @@ class Record(Shown):
     def _begin_forward(self) -> None:
         """A measured forward begins."""
         self._projections.open()
-        self._open, self._forward, self._seen, self._remarks = True, Running(), Maps(self._how.maps), Remarks()
+        self._open, self._forward, self._seen = True, Running(), Maps(self._how.maps)
+        self._remarks = self._remarks.next()
         modules = {place.module: place.name for place in self._places}
         self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules))
 
@@ -337,7 +338,8 @@ class Record(Shown):
                 self._forward.layers[name].unplaced = True
             self.ledger.add(self._forward)
             self.remarks |= self._remarks.found()
-        self._forward, self._seen, self._remarks = Running(), Maps(self._how.maps), Remarks()
+        self._forward, self._seen = Running(), Maps(self._how.maps)
+        self._remarks = self._remarks.next()
 
     @eager
     @torch.no_grad()
@@ -349,7 +351,7 @@ class Record(Shown):
             layer = layer_of(call, self._pooling)
             with outside_transforms():  # torch.func's tensors are wrapped, and belong to the function that it runs
                 self._forward.add(call.name, layer.with_tensors(plain))
-            self._remarks.add(call)
+                self._remarks.add(call)
             if self._how.maps == "lazy":
                 name = call_name(call.name, self._seen)
                 self._seen[name] = call.map

@@ -3,8 +3,12 @@
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from headwise import events
+from headwise.kernels.graph import plain
+from headwise.masks import sequences
 from headwise.models.adapters.places import computed
 from headwise.publishing import AttentionCall
 
@@ -34,6 +38,37 @@ class _Blocks:
         self.start, self.stop = start, start + n
 
 
+@dataclass(frozen=True)
+class _Keys:
+    """The keys of a call, which those of the next one show to be in the order of their tokens, or not.
+
+    Attributes:
+        columns: some numbers of each key, [m, …]. ring: whether a new key has replaced one before others in place.
+    """
+
+    columns: Tensor
+    ring: bool = False
+
+    @classmethod
+    def of(cls, call: AttentionCall) -> "_Keys":
+        """Those of a call."""
+        return cls(plain(call.map.k)[:1, :1, :, :4].flatten(0, 1)[0].nan_to_num().clone())
+
+    def then(self, later: "_Keys") -> tuple["_Keys", bool]:
+        """The keys of the next call, with what is known by then, and whether they are known to be in order: the ones
+        here but the first few, if any, and new ones behind them."""
+        old, new = self.columns, later.columns
+        if old.device != new.device or old.dtype != new.dtype or old.shape[1:] != new.shape[1:] or len(new) < 2:
+            return later, False
+        dropped = (old == new[0]).all(-1).nonzero().flatten().tolist()
+        kept = [len(old) - at for at in dropped]
+        if any(size < len(new) and torch.equal(old[-size:], new[:size]) for size in kept):
+            return _Keys(new, self.ring), not self.ring
+        same = (old == new).all(-1) if len(old) == len(new) else old.new_zeros(1).bool()
+        ring = bool(same[1:].any()) and not bool(same[:-1].all())
+        return _Keys(new, ring or (self.ring and len(old) == len(new))), False
+
+
 @dataclass
 class _Calls:
     """The calls of one module in a forward pass.
@@ -41,7 +76,9 @@ class _Calls:
     Attributes:
         count: of all. single: of those with one head. blocks: of those with several queries, but fewer than keys, at
             known positions. sizes: queries and keys of the first call of unknown positions; None if there is none.
-        of: the blocks of the module and of each of its replicas.
+        of: the blocks of the module and of each of its replicas. steps: queries and keys of the first step with a cache
+            whose order is not known. ring: whether it is known not to be that of the tokens. apart: what there is to
+            say of sequences that the mask keeps apart.
     """
 
     count: int = 0
@@ -49,6 +86,9 @@ class _Calls:
     blocks: int = 0
     sizes: tuple[int, int] | None = None
     of: "WeakKeyDictionary[nn.Module, _Blocks]" = field(default_factory=WeakKeyDictionary)
+    steps: tuple[int, int] | None = None
+    ring: bool = False
+    apart: str = ""
 
     @property
     def overlap(self) -> bool:
@@ -57,12 +97,24 @@ class _Calls:
 
     def remark(self) -> str:
         """What there is to say of them, as sentences without a full stop at the end; "" if there is nothing."""
-        found = []
+        found = [self.apart] if self.apart else []
         if self.sizes is not None:
             n, m = self.sizes
             found.append(
                 f"where its {n} queries are among its {m} keys is not known, as no mask determines it: statistics of "
                 f"positions are NaN, and its maps align the queries to the last keys"
+            )
+        if self.ring:
+            found.append(
+                "a new key replaces an old one in place, as in a rolling buffer, so that its keys are not in the order "
+                "of their tokens: statistics of positions are NaN, and sink_mass is of the first key in the buffer"
+            )
+        elif self.steps is not None:
+            n, m = self.steps
+            found.append(
+                f"its {n} queries are taken to be the last of its {m} keys, and these to be in the order of their "
+                f"tokens, as no mask shows another; in a buffer that is written in place, such as a rolling one, they "
+                f"may not be, and statistics of positions mean nothing then"
             )
         if self.overlap:
             found.append(
@@ -91,25 +143,67 @@ class Remarks:
     """Gathers what there is to say of the calls of a forward pass."""
 
     _of: dict[str, _Calls] = field(default_factory=dict)
+    _keys: dict[str, _Keys] = field(default_factory=dict)  # of the last call of each module
+
+    def next(self) -> "Remarks":
+        """Return those of the next forward pass."""
+        return Remarks(_keys=self._keys)
 
     def add(self, call: AttentionCall) -> None:
         """Include a call. Of modules that headwise computes, heads are known, and most positions."""
-        if computed(call.module) and not call.unplaced:
+        known = computed(call.module)
+        if apart := _apart(call, known):
+            self._of.setdefault(call.name, _Calls()).apart = apart
+        if known and not call.unplaced:
             return
         _, h, n, m = call.map.shape
         calls = self._of.setdefault(call.name, _Calls())
         calls.count += 1
         calls.single += h == 1
+        self._add_keys(call, calls)
         if call.unplaced:
             calls.sizes = calls.sizes or (n, m)
         elif 1 < n <= m:
             calls.blocks += n < m and call.map.rule.mask.placed
             calls.of.setdefault(call.module, _Blocks()).add(m - n, n)
 
+    def _add_keys(self, call: AttentionCall, calls: _Calls) -> None:
+        """Compare the keys of a call with those of the one before."""
+        _, h, n, m = call.map.shape
+        keys, ordered, k = _Keys.of(call), False, call.map.k
+        if (last := self._keys.get(call.name)) is not None and n < m:
+            keys, ordered = last.then(keys)
+        self._keys[call.name] = keys
+        if n < m and not call.unplaced and not call.map.rule.mask.placed:
+            calls.ring |= keys.ring
+            # Keys that code has joined anew are in order; what was written to, or repeated for groups, may not be.
+            if not ordered and (k.shape[1] < h or k.is_inference() or k._version > 0):
+                calls.steps = calls.steps or (n, m)
+
     def unplaced(self) -> list[str]:
-        """The modules whose calls contradict one another in where their queries are."""
-        return [name for name, calls in self._of.items() if calls.overlap]
+        """The modules of which it is known that their queries or keys are elsewhere than taken to be."""
+        return [name for name, calls in self._of.items() if calls.overlap or calls.ring]
 
     def found(self) -> dict[str, str]:
         """name → remark, of the modules of which there is one."""
         return {name: remark for name, calls in self._of.items() if (remark := calls.remark())}
+
+
+def _apart(call: AttentionCall, known: bool) -> str:
+    """What there is to say of sequences in a row of the batch that the mask keeps apart, one of which may be padding;
+    "" of those that the caller of a known module gave as such."""
+    rule = call.map.rule
+    if rule.grid.n != rule.grid.m or events.crosses(call.name):
+        return ""
+    count, alone, given = sequences(rule.mask, rule.grid)
+    if alone > 1:
+        return (
+            f"{alone} tokens at one end of a row of the batch attend to themselves alone, as padding does under a mask "
+            f"with the diagonal: if they are padding, statistics include it; hide it from all queries, itself too"
+        )
+    if count > 1 and not (known and given):
+        return (
+            f"its mask keeps {count} sequences of a row of the batch apart: if one is padding that attends to itself, "
+            f"statistics include it; hide it from all queries, itself too"
+        )
+    return ""

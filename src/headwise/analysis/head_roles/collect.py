@@ -5,6 +5,7 @@ weights take one pass of the kernel a layer for statistics of whole rows, and a 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -163,6 +164,7 @@ def collect(maps: list[AttentionMap], inputs: Inputs) -> Collected:
 
 @torch.no_grad()
 def _layer(amap: AttentionMap, targets: Targets, inputs: Inputs) -> Collected:
+    count = partial(tally, tokens=targets.sight.tokens)
     measured = [ClassMass(members, name) for name, members in targets.classes.items()]
     rows = amap.measure("entropy", "max_logit", *measured, rows=True).rows
     first = key_weights(amap, targets.sight, targets.first)
@@ -172,13 +174,13 @@ def _layer(amap: AttentionMap, targets: Targets, inputs: Inputs) -> Collected:
     masses = {"first": first, **at, "local": around, **{name: rows[name] for name in inputs.classes}}
     if inputs.ids is not None:
         masses |= dict(zip(MATCHES, match_masses(amap, inputs.ids, targets.sight, list(MATCHES.values())), strict=True))
-    found = {name: tally(mass, *targets.eligible(name)) for name, mass in masses.items()}
+    found = {name: count(mass, *targets.eligible(name)) for name, mass in masses.items()}
 
     one = torch.ones(1, 1, 1)
     sees, keys = targets.sees, targets.sight.keys.double()
     most = keys.clamp_min(1).log()
-    found["broad"] = tally(rows["entropy"], sees, most)
-    found["even"] = tally(rows["entropy"] / most.clamp_min(1e-9).to(first), keys >= 2, one)
+    found["broad"] = count(rows["entropy"], sees, most)
+    found["even"] = count(rows["entropy"] / most.clamp_min(1e-9).to(first), keys >= 2, one)
     if targets.similarity is not None:
         found["semantic"] = targets.similarity.tally(amap)
 
@@ -191,15 +193,15 @@ def _layer(amap: AttentionMap, targets: Targets, inputs: Inputs) -> Collected:
         if target.without:
             eligible, uniform = targets.eligible_without_first(name)
             left = (mass - first * target.has_first.to(first)) / rest.clamp_min(LEFT)
-            without[name] = tally(left.clamp(0.0, 1.0), eligible.to(kept.device) & kept, uniform)
+            without[name] = count(left.clamp(0.0, 1.0), eligible.to(kept.device) & kept, uniform)
 
     offsets = slice(inputs.wide - inputs.reach, inputs.wide + inputs.reach + 1)
     seen = seen[..., offsets]
     share = (1.0 / keys.clamp_min(1))[..., None]
     hits = _hits(amap, rows["max_logit"], scores[..., offsets], seen)
     return Collected(
-        found, without, tally(hits, seen, share), tally(near[..., offsets], seen, share),
-        tally(torch.ones_like(first), sees, one), tally(whole, sees, one),
+        found, without, count(hits, seen, share), count(near[..., offsets], seen, share),
+        count(torch.ones_like(first), sees, one), count(whole, sees, one),
         None if inputs.ids is None else _entries(targets, first),
     )  # fmt: skip
 
@@ -221,4 +223,4 @@ def _hits(amap: AttentionMap, largest: Tensor, scores: Tensor, seen: Tensor) -> 
 
 def _entries(targets: Targets, like: Tensor) -> Tally:
     count = targets.of["induction"].count.to(like).expand(like.shape)
-    return tally(count, targets.sees, torch.zeros(1, 1, 1))
+    return tally(count, targets.sees, torch.zeros(1, 1, 1), targets.sight.tokens)

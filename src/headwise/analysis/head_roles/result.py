@@ -21,6 +21,7 @@ from headwise.analysis.head_roles.tokens import classes_of, rare_keys, texts, to
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.files import write_text
 from headwise.map import AttentionMap
+from headwise.publishing.tokens import token_map
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import plain
 
@@ -112,7 +113,7 @@ def _layers(maps: AttentionMap | Sequence[AttentionMap]) -> list[AttentionMap]:
             )
     if 0 in layers[0].shape:
         raise ShapeError(f"maps: {tuple(layers[0].shape)} [batch, heads, queries, keys]; expected none of them 0")
-    return layers
+    return [token_map(amap, (), ()) for amap in layers]  # those of `attend` have rows of padding
 
 
 def _seen(amap: AttentionMap) -> Tensor:

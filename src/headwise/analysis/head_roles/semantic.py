@@ -50,7 +50,7 @@ class Similarity:
         most similar token in sight; from tiles of the weights."""
         found = amap.measure(row_measure("semantic", self._of_tile), rows=True).rows["semantic"]
         scale = self._scale.clamp_min(FLAT)
-        return tally(found / scale.to(found), self._eligible, self._uniform / scale)
+        return tally(found / scale.to(found), self._eligible, self._uniform / scale, self._sight.tokens)
 
     def _of_tile(self, tile: Tile) -> Tensor:
         """Σ p_ij excess_ij over the keys of a tile, [b, h, r]."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from headwise.masks import spans
+from headwise.publishing.tokens import token_queries
 from headwise.rule import TILE_ELEMENTS, Rule
 
 
@@ -20,6 +21,8 @@ class Sight:
         spans: ranges of keys [b or 1, n, K, 2] on the CPU, or None if the mask is not made of ranges.
         keys: [b or 1, h or 1, n], the number of keys in sight of each query.
         first: [b or 1], the first key in sight of any query of the batch entry; m if there is none.
+        tokens: [b or 1, t], the queries that are no padding, and then some others if there are more in another batch
+            entry; None if all are.
     All are int64, on the CPU.
     """
 
@@ -27,6 +30,9 @@ class Sight:
         self.grid, self._mask = rule.grid, rule.mask
         found = rule.mask.spans(rule.grid)
         self.spans = None if found is None else found.long()
+        real = token_queries(rule.mask, rule.grid)
+        most = 0 if real is None else max(1, int(real.sum(-1).max()))
+        self.tokens = None if real is None else (~real).byte().argsort(dim=-1, stable=True)[:, :most]
         self.keys = self.count(torch.ones(1, self.grid.m, dtype=torch.bool))
         seen = self.seen()
         self.first = torch.where(seen.any(-1), seen.int().argmax(-1), self.grid.m)

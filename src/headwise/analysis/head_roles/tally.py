@@ -58,13 +58,17 @@ def stack(layers: list[Tally]) -> Tally:
     return Tally(*(np.concatenate([getattr(x, name) for x in layers]) for name in ("total", "count", "uniform")))
 
 
-def tally(score: Tensor, eligible: Tensor, uniform: Tensor) -> Tally:
+def tally(score: Tensor, eligible: Tensor, uniform: Tensor, tokens: Tensor | None = None) -> Tally:
     """Sums of one layer. score: [b, h, n, …]; eligible and uniform broadcast to it; rows that are not eligible
-    are left out."""
+    are left out. tokens: [b or 1, t], the rows that are no padding; None if all are."""
     uniform = uniform.expand(torch.broadcast_shapes(uniform.shape, eligible.shape)).masked_fill(~eligible, 0.0)
-    total = by_stretch(score.masked_fill(~eligible.to(score.device), 0.0), score.shape)
-    count, even = (np.broadcast_to(by_stretch(x, score.shape), total.shape) for x in (eligible, uniform))
-    return Tally(total, count, even)
+    rows = score.masked_fill(~eligible.to(score.device), 0.0), eligible, uniform
+    if tokens is not None:
+        at = tokens.view(len(tokens), 1, -1, *(1,) * (score.ndim - 3))
+        rows = tuple(torch.take_along_dim(x.expand(*x.shape[:2], *score.shape[2:]), at.to(x.device), 2) for x in rows)
+        score = rows[0]
+    total, count, even = (by_stretch(x, score.shape) for x in rows)
+    return Tally(total, *(np.broadcast_to(x, total.shape) for x in (count, even)))
 
 
 def by_stretch(rows: Tensor, shape: Sequence[int]) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Importance by ablation: the loss with a head zeroed, averaged or resampled, minus the loss of the whole model."""
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from headwise.analysis.checks import head_name
 from headwise.analysis.importance.losses import Losses, LossFunction, called, checked_inputs, held_still, not_called
 from headwise.analysis.importance.values import Head, HeadImportance, from_samples
 from headwise.errors import ConfigError, ShapeError, check_choice
+from headwise.interventions import Arguments, Edit
+from headwise.models.intervening import intervene
 from headwise.models.site import Change, HeadSite
 from headwise.progress import Progress
 
@@ -35,9 +38,10 @@ def ablation_importance(
         batches: each runs once unchanged, and once for every head (and draw).
         loss_fn: (model, batch) → the batch's mean loss, a tensor of one number.
         by: the replacement of a head's output: "zero"; "mean", its mean over all tokens of the reference; "resample",
-            its output at the same position of another sequence of the batch. Zeros can be outside the distribution
-            that the layers above were trained on; the others are not.
-        reference: batches for the mean of "mean", `batches` by default; padding is included.
+            its output at the same token of another sequence of the batch, of which a shorter one is repeated. Zeros can
+            be outside the distribution that the layers above were trained on; the others are not. Padding is no token,
+            as far as `hw.intervene(model, …)` knows it; in other models, rows of padding are like any others.
+        reference: batches for the mean of "mean", `batches` by default.
         draws: of "resample": the number of pairings of the sequences of a batch that are averaged. Draw r of batch i
             pairs them along a random cycle, seeded with seed + 1,000,003 · r + i, so that none is its own donor.
         sites: of `find_heads(model)` to score; all by default.
@@ -118,7 +122,8 @@ class Removal:
         if self.reference == []:
             raise ConfigError("reference: got no batches; expected at least one")
         self._means: list[Tensor] = []
-        self._clean: list[list[Tensor]] = []  # outputs of each call of each site in `whole`
+        # Outputs of each call of each site in `whole`, and which of them are of tokens.
+        self._clean: list[list[tuple[Tensor, Tensor | None]]] = []
 
     def runs(self, batches: Sequence[Any], sets: int) -> int:
         """The number of runs of the model for `sets` sets of heads."""
@@ -134,7 +139,8 @@ class Removal:
 
         def adding(layer: int) -> Change:
             def change(concat: Tensor) -> Tensor:
-                rows = concat.flatten(0, -2)
+                real = tokens_of(self.sites[layer], concat)
+                rows = concat.flatten(0, -2) if real is None else concat[real]
                 sums[layer] += rows.sum(0, dtype=torch.float64).cpu()
                 tokens[layer] += len(rows)
                 return concat
@@ -142,8 +148,9 @@ class Removal:
             return change
 
         changes = {layer: adding(layer) for layer in range(len(self.sites))}
-        for number, batch in enumerate(self.reference or batches):
-            losses.value(batch, number, changes, " of the reference" if self.reference else "")
+        with _tokens(losses.model, self.sites) as tokens_of:
+            for number, batch in enumerate(self.reference or batches):
+                losses.value(batch, number, changes, " of the reference" if self.reference else "")
         for site, count in zip(self.sites, tokens, strict=True):
             if not count:
                 raise not_called(site)
@@ -155,12 +162,14 @@ class Removal:
 
         def keeping(layer: int) -> Change:
             def change(concat: Tensor) -> Tensor:
-                self._clean[layer].append(concat if self.by == "resample" else concat[:0])
+                kept = (concat, tokens_of(self.sites[layer], concat)) if self.by == "resample" else (concat[:0], None)
+                self._clean[layer].append(kept)
                 return concat
 
             return change
 
-        loss = losses.value(batch, number, {layer: keeping(layer) for layer in range(len(self.sites))})
+        with _tokens(losses.model, self.sites if self.by == "resample" else ()) as tokens_of:
+            loss = losses.value(batch, number, {layer: keeping(layer) for layer in range(len(self.sites))})
         for site, calls in zip(self.sites, self._clean, strict=True):
             if not calls:
                 raise not_called(site)
@@ -201,7 +210,7 @@ class Removal:
         calls = iter(self._clean[layer])
 
         def donated(concat: Tensor) -> Tensor:
-            clean = next(calls, None)
+            clean, real = next(calls, (None, None))
             if clean is None or clean.shape != concat.shape:
                 raise ShapeError(
                     f"by='resample': {self.sites[layer].name!r} was called differently the second time; loss_fn must "
@@ -213,7 +222,8 @@ class Removal:
                     f"{self.sites[layer].name!r} are {list(clean.shape)}, expected [sequences, tokens, h·d_v] with at "
                     f"least 2 sequences"
                 )
-            return clean[donors(len(clean), seed).to(clean.device)]
+            which = donors(len(clean), seed).to(clean.device)
+            return clean[which] if real is None else clean[which[:, None], same_tokens(real, which)]
 
         return donated
 
@@ -224,6 +234,51 @@ def donors(count: int, seed: int) -> Tensor:
     found = torch.empty_like(circle)
     found[circle] = circle.roll(-1)
     return found
+
+
+def same_tokens(real: Tensor, which: Tensor) -> Tensor:
+    """For each column [b, n] of a batch whose tokens are `real`, the column of the same token of another sequence
+    which[i], of which a shorter one is repeated."""
+    columns = (~real).byte().argsort(dim=-1, stable=True)  # those of tokens first
+    position = (real.cumsum(-1) - 1).clamp_min(0) % real[which].sum(-1, keepdim=True).clamp_min(1)
+    return columns[which].gather(1, position)
+
+
+class _Tokens(Edit):
+    """Changes nothing, and keeps which queries of the last call of each module are tokens, boolean [b or 1, n]."""
+
+    by_row = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: dict[str, Tensor] = {}
+
+    def changed(self, call: Arguments) -> Arguments:
+        if call.at_end and call.real is not None:
+            self.of[call.name] = call.real[:, call.grid.first_token :]
+        else:
+            self.of.pop(call.name, None)
+        return call
+
+
+@contextmanager
+def _tokens(model: nn.Module, sites: Sequence[HeadSite]) -> Iterator[Callable[[HeadSite, Tensor], Tensor | None]]:
+    """Context with a function that returns which outputs [b, n, …] of a site in a running model are of tokens, boolean
+    [b, n]; None if all are, or it is not known."""
+    keep = _Tokens()
+
+    def found(site: HeadSite, concat: Tensor) -> Tensor | None:
+        real = keep.of.get(site.name)
+        fits = (
+            real is not None and concat.ndim == 3 and len(real) in (1, len(concat)) and real.shape[1] == concat.shape[1]
+        )
+        return real.expand(concat.shape[:2]).to(concat.device) if real is not None and fits else None
+
+    with ExitStack() as stack:
+        if sites:
+            with suppress(ConfigError):  # what cannot be edited shows no tokens
+                stack.enter_context(intervene(model, keep, layers=[site.name for site in sites], unused="ignore"))
+        yield found
 
 
 def checked_heads(heads: Iterable[Head], sites: Sequence[HeadSite], name: str = "heads") -> list[Head]:

@@ -45,8 +45,7 @@ def mask_of_rows(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor] | None = 
                 return both(mask, None if keys is None else of_padding(keys.expand(b, -1), n))
     allowed = whole() if whole is not None else torch.cat([rows(span) for span in blocks(sizes)], 2)
     allowed = allowed[: 1 if found.same_batch else None, : 1 if found.same_heads else None]
-    real = found.real
-    return both(of_boolean(allowed), None if real is None else of_padding(real.expand(b, -1), n))
+    return of_boolean(allowed)
 
 
 class Placed(NamedTuple):
@@ -116,20 +115,16 @@ class _Found:
         keys: those that any query may attend to, [b or 1, m].
         first, last: of the keys of each query; none where a query is fully masked: boolean; all [b or 1, n].
         joined: whether each query may attend to the key before its own position, [b or 1, n].
-        real: which keys are no padding, [b or 1, m]: some keys are hidden from all queries, and all others are seen by
-            their own query in some head, unlike the last one of a strictly causal mask. None if that is not so.
     """
 
     def __init__(self, rows: Rows, sizes: Sizes) -> None:
         _, _, n, m = sizes
         self.sizes, self.everything, self.same_batch, self.same_heads = sizes, True, True, True
-        first, last, none, joined, own, seen = [], [], [], [], [], None
+        first, last, none, joined, seen = [], [], [], [], None
         for span in blocks(sizes):
             allowed = rows(span)
             anywhere = allowed.any(2).any(1)
             seen = anywhere if seen is None else seen | anywhere
-            if n == m:
-                own.append(allowed[..., span.start : span.stop].diagonal(dim1=2, dim2=3).any(1))
             self.everything &= bool(allowed.all())
             self.same_batch &= len(allowed) == 1 or bool((allowed == allowed[:1]).all())
             self.same_heads &= allowed.shape[1] == 1 or bool((allowed == allowed[:, :1]).all())
@@ -145,9 +140,6 @@ class _Found:
         if self.same_heads and seen is not None:
             self.first, self.last, self.none, self.joined = (torch.cat(x, 1) for x in (first, last, none, joined))
             self.keys = seen
-        self.real = None
-        if seen is not None and n == m and not bool(seen.all()) and torch.equal(torch.cat(own, 1), seen):
-            self.real = seen
 
     def candidates(self) -> Iterator[tuple[Mask | None, Tensor | None]]:
         """Masks to compare, the simplest first: of positions and documents, and of padding."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from headwise.mask_tensors import both, of_boolean, of_padding
-from headwise.masks import Everything, Mask, is_causal
+from headwise.masks import Everything, Grid, Mask, Span, is_causal
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.models.adapters.huggingface.patterns import MaskFunction, Place, Unknown, read
@@ -66,7 +66,7 @@ def make_mask(
     if attention_mask is not None:
         # Keys beyond the end of the mask are unfilled.
         missing = max(0, kv_offset + kv_length - attention_mask.shape[-1])
-        real = pad(attention_mask.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
+        real = pad(attention_mask.bool(), (0, missing)).expand(batch_size, -1)
     try:
         mask: Mask | None = read(function, Place(kv_offset, min(keys, kv_length)))
         if mask == Everything():
@@ -82,7 +82,10 @@ def make_mask(
         keys = keys if at_end else kv_length
         mask = of_boolean(cells[..., :keys])
     if real is not None:
-        mask = both(mask, of_padding(real[:, :keys], q_length))
+        padding = of_padding(real[:, : kv_offset + keys], q_length)
+        if padding is not None and kv_offset:
+            padding = padding.with_gap(Span(0, kv_offset), Grid(batch_size, 1, q_length, keys))
+        mask = both(mask, padding)
     position = Position(at_end, keys, kv_offset)
     return MaskTensor(mask, shape, position, device, dtype, partial(eager, mask_function=function))
 
