@@ -169,9 +169,8 @@ class Kind:
         def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             if is_dtensor(args[0]) or args[0].shape[-1] != site.num_heads * site.value_dim:
                 raise ConfigError(
-                    f"{site.name or type(site.module).__name__}: its output projection is called with "
-                    f"{args[0].shape[-1]} numbers, where its {site.num_heads} heads have "
-                    f"{site.num_heads * site.value_dim}: they are split over ranks, and can be neither scaled nor "
+                    f"{site.name or type(site.module).__name__}: its output projection is not called with the outputs "
+                    f"of all its {site.num_heads} heads: they are split over ranks, and can be neither scaled nor "
                     f"recorded; use a model that is not split"
                 )
             return (change(args[0]), *args[1:])
