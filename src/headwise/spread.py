@@ -99,7 +99,9 @@ def held_by(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Held | None:
     widths = ({h * x.shape[-1] for x in (q, v)}, {n * x.shape[-1] for x in (q, v) for n in (k.shape[1], repeated)})
     outer = around[around.index(module) + 1 :] if module in around else []
     for one in (module, *outer):
-        places, name = _places(one, h, *widths)
+        places, whole, name = _places(one, h, *widths)
+        if not places and not split and whole > bool(name):  # what is split is not its heads; one width may be by chance
+            return None
         split = split or name
         if len(places) > 1 or (places and min(places)[0] < 0):
             break
@@ -114,26 +116,27 @@ def held_by(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Held | None:
     )
 
 
-def _places(module: nn.Module, h: int, widths: set[int], keys: set[int]) -> tuple[set[tuple[int, int]], str]:
-    """(first head, heads of the layer) by each parameter, and the name of one that is split.
+def _places(module: nn.Module, h: int, widths: set[int], keys: set[int]) -> tuple[set[tuple[int, int]], int, str]:
+    """(first head, heads of the layer) by each split parameter, the number of axes that have the width of the heads and
+    are whole, and the name of a parameter that is split.
 
     Args:
         widths: of the call's h query heads together, as queries and as values. keys: of its KV heads.
     """
-    placed, whole, split = set(), set(), ""
+    placed, whole, split = set(), 0, ""
     for name, parameter in module.named_parameters():
         axes = _axes(parameter)
         if axes is None or any(local != size for local, _, size in axes):
             split = split or name
         for local, start, size in axes or ():
             if local == size:
-                whole |= {(0, h)} if size in widths and parameter.ndim > 1 else set()
+                whole += size in widths and parameter.ndim > 1
             elif local in widths:
                 d = local // h
                 placed.add((-1, size) if start % d or size % d else (start // d, size // d))
             elif size in widths and local not in keys:  # its output is gathered
                 placed.add((0, h))
-    return placed or whole, split
+    return placed, whole, split
 
 
 def _axes(parameter: Tensor) -> list[tuple[int, int, int]] | None:

@@ -163,7 +163,7 @@ class AttentionLayer(Shown, nn.Module):
             y [b, n, d_model]; with return_map (y, map); with return_concat (y, concat); with both (y, map, concat).
         """
         check_measures(measures, return_map)
-        check_local(x=x)
+        check_local()
         scores = listed(score)
         given, own = mask, scores
         if isinstance(mask, Tensor):
