@@ -33,13 +33,7 @@ def check_local(**tensors: Any) -> None:
     It looks at one dictionary if PyTorch's module of neither is imported."""
     if "torch.distributed.tensor" not in sys.modules or torch.compiler.is_compiling():
         return
-    for name, x in tensors.items():
-        if is_dtensor(x):
-            raise DTypeError(
-                f"{name}: expected a plain tensor, got a DTensor with the placements {x.placements}; pass "
-                f"{name}.to_local() where heads or batch entries are split, and where the sequence is, call "
-                f"headwise.parallel.ring_attend with the local tensors"
-            )
+    check_plain(**tensors)
     if "torch.distributed.tensor.experimental" in sys.modules and _sequence_is_split():
         raise ConfigError(
             "attend: PyTorch's context_parallel is active, so this rank has only a part of the sequence, and "
@@ -47,6 +41,17 @@ def check_local(**tensors: Any) -> None:
             "ranks, or let the model compute its own attention there: detach() the handle of headwise.attach(model), "
             "and stop watch"
         )
+
+
+def check_plain(**tensors: Any) -> None:
+    """Raise DTypeError for a DTensor."""
+    for name, x in tensors.items():
+        if is_dtensor(x):
+            raise DTypeError(
+                f"{name}: expected a plain tensor, got a DTensor with the placements {x.placements}; pass "
+                f"{name}.to_local() where heads or batch entries are split, and where the sequence is, call "
+                f"headwise.parallel.ring_attend with the local tensors"
+            )
 
 
 def is_dtensor(x: object) -> bool:
