@@ -128,20 +128,22 @@ def _places(module: nn.Module, h: int, widths: set[int], keys: set[int]) -> tupl
     Args:
         widths: of the call's h query heads together, as queries and as values. keys: of its KV heads.
     """
-    placed, whole, split = set(), 0, ""
+    found: tuple[set[tuple[int, int]], ...] = (set(), set())  # by inputs, as of W_O; by outputs, which may be fused
+    whole, split = 0, ""
     for name, parameter in module.named_parameters():
         axes = _axes(parameter)
         if axes is None or any(local != size for local, _, size in axes):
             split = split or name
-        for local, start, size in axes or ():
+        for axis, (local, start, size) in enumerate(axes or ()):
+            placed = found[0 if axis == 1 else 1]
             if local == size:
                 whole += size in widths and parameter.ndim > 1
             elif local in widths:
                 d = local // h
                 placed.add((-1, size) if start % d or size % d else (start // d, size // d))
-            elif size in widths and local not in keys:  # its output is gathered
+            elif size in widths and (axis == 1 or local not in keys):  # its output is gathered
                 placed.add((0, h))
-    return placed, whole, split
+    return found[0] or found[1], whole, split
 
 
 def _axes(parameter: Tensor) -> list[tuple[int, int, int]] | None:
