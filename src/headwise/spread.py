@@ -105,7 +105,9 @@ def held_by(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Held | None:
     outer = around[around.index(module) + 1 :] if module in around else []
     for one in (module, *outer):
         places, whole, name = _places(one, h, *widths)
-        if not places and not split and whole > bool(name):  # what is split is not its heads; one width may be by chance
+        if (
+            not places and not split and whole > bool(name)
+        ):  # what is split is not its heads; one width may be by chance
             return None
         split = split or name
         if len(places) > 1 or (places and min(places)[0] < 0):
@@ -129,7 +131,7 @@ def _places(module: nn.Module, h: int, widths: set[int], keys: set[int]) -> tupl
         widths: of the call's h query heads together, as queries and as values. keys: of its KV heads.
     """
     found: tuple[set[tuple[int, int]], ...] = (set(), set())  # by inputs, as of W_O; by outputs, which may be fused
-    whole, split = 0, ""
+    whole, either, split = 0, 0, ""
     for name, parameter in module.named_parameters():
         axes = _axes(parameter)
         if axes is None or any(local != size for local, _, size in axes):
@@ -141,9 +143,11 @@ def _places(module: nn.Module, h: int, widths: set[int], keys: set[int]) -> tupl
             elif local in widths:
                 d = local // h
                 placed.add((-1, size) if start % d or size % d else (start // d, size // d))
-            elif size in widths and (axis == 1 or local not in keys):  # its output is gathered
+            elif size in widths and axis == 0 and local in keys:  # keys that are split, or queries that are gathered
+                either += 1
+            elif size in widths:
                 placed.add((0, h))
-    return found[0] or found[1], whole, split
+    return found[0] or found[1], whole + either if whole else 0, split
 
 
 def _axes(parameter: Tensor) -> list[tuple[int, int, int]] | None:

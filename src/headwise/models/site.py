@@ -151,7 +151,9 @@ class Kind:
             if isinstance(x, Tensor) and not x.is_floating_point():
                 raise no_layout(f"{site.name}: {part.name} is {x.dtype}", "quantised weights; load them unquantised")
             if is_dtensor(x):
-                raise no_layout(f"{site.name}: {part.name}", "it is split over ranks (a DTensor); use one that is whole")
+                raise no_layout(
+                    f"{site.name}: {part.name}", "it is split over ranks (a DTensor); use one that is whole"
+                )
             if isinstance(x, Tensor) and x.ndim == 2 and part.letter in "qkvo":
                 count = site.num_heads if part.heads == "query" else site.num_kv_heads
                 piece = x.detach().narrow(part.axis, part.start, count * part.width)
