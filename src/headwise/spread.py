@@ -117,7 +117,7 @@ def held_by(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Held | None:
     if not split:
         return None
     raise ConfigError(
-        f"{type(module).__name__}: {split} is split over ranks, and which of the layer's heads the {h} of this call are "
+        f"{type(module).__name__}: {split} is split over ranks, and which heads of the layer the {h} of this call are "
         f"cannot be read from the placements of its parameters; leave the module out (layers=…), or split whole heads, "
         f"as ColwiseParallel does for separate projections of queries, keys and values"
     )

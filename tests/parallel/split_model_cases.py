@@ -96,9 +96,9 @@ def refused_in(sequence: Any, model: Any) -> None:
     positions = torch.arange(IDS.shape[1])[None]
     for change in (hw.attach, hw.watch):
         ids, places = IDS.clone(), positions.clone()
-        with pytest.raises(hw.ConfigError, match="context_parallel is active"), change(model), torch.no_grad():
-            with sequence(buffers=[ids, places], buffer_seq_dims=[1, 1]):
-                model(ids, position_ids=places, use_cache=False)
+        part, refused = sequence(buffers=[ids, places], buffer_seq_dims=[1, 1]), "context_parallel is active"
+        with pytest.raises(hw.ConfigError, match=refused), change(model), torch.no_grad(), part:
+            model(ids, position_ids=places, use_cache=False)
 
 
 def a_model_under_context_parallel(rank: int, ranks: int) -> None:

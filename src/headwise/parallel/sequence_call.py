@@ -57,7 +57,8 @@ def agree(
             # Everything that must be equal on all ranks, as numbers of at most 63 bits.
             "batch": q.shape[0], "heads of q": q.shape[1], "heads of k and v": k.shape[1],
             "head_dim of q and k": q.shape[3], "head_dim of v": v.shape[3], "dtype": DTYPES.index(q.dtype),
-            "mask": 0 if mask is None else _contents([mask]), "scale": 0 if scale is None else zlib.crc32(struct.pack("d", scale)),
+            "mask": 0 if mask is None else _contents([mask]),
+            "scale": 0 if scale is None else zlib.crc32(struct.pack("d", scale)),
             "score": _contents(scores), "dropout_p": _code(dropout_p), "layout": _code(layout),
             "return_map": int(return_map), "measures": _code([measure.name for measure in wanted]),
             "need of gradients": int(torch.is_grad_enabled() and any(x.requires_grad for x in inputs)),
