@@ -33,6 +33,7 @@ from headwise.masks import Causal, Everything, Grid, Mask, Span
 from headwise.masks.grid import NO_GAP
 from headwise.rule import Rule, check_vectors
 from headwise.scores import Score, check_scores
+from headwise.spread import check_local
 from headwise.stats import Measure, resolve, statistics_for
 
 CAUSAL = Causal()
@@ -98,6 +99,7 @@ def attend(
             expected.
     Source: Vaswani et al. 2017, eq. 1; blockwise: Milakov & Gimelshein 2018, Dao et al. 2022.
     """
+    check_local(q=q, k=k, v=v)
     if events.editing and (edited := events.here().edited) is not None and (return_map or not measures):
         changed: Tensor | tuple[Tensor, AttentionMap] = edited(
             q, k, v, mask=mask, is_causal=is_causal, scale=scale, score=score, dropout_p=dropout_p,

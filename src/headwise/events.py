@@ -86,13 +86,14 @@ class Subscriber:
     """Who receives the calls of some modules.
 
     Attributes:
-        on_call: called with each `AttentionCall`. on_delta: called with a module's name and δ [b, h, n] of one call.
+        on_call: called with each `AttentionCall`. on_delta: called with a module's name, the
+            `Held` of its heads, if they are split over ranks, or None, and δ [b, h, n] of one call.
         measures: name → measure, to be reduced in the same pass. edits: changes of the calls, the first applied first.
         modules: the modules and what to call them; None for every module in the process, all called "".
     """
 
     on_call: Callable[[Any], Any] | None
-    on_delta: Callable[[str, Tensor], Any] | None
+    on_delta: Callable[[str, Any, Tensor], Any] | None
     measures: Mapping[str, Measure]
     modules: Mapping[nn.Module, str] | None
     edits: Sequence[Any] = ()
@@ -129,7 +130,7 @@ _lock = Lock()
 def subscribe(
     on_call: Callable[[Any], Any] | None = None,
     *,
-    on_delta: Callable[[str, Tensor], Any] | None = None,
+    on_delta: Callable[[str, Any, Tensor], Any] | None = None,
     measures: Sequence[str | Measure] = (),
     modules: Mapping[nn.Module, str] | None = None,
     edits: Sequence[Any] = (),

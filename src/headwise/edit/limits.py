@@ -10,6 +10,7 @@ from headwise.edit.places import place
 from headwise.errors import ConfigError
 from headwise.models import HeadSite
 from headwise.nn.layout import Part
+from headwise.spread import is_dtensor
 
 KEPT_NORMS = ("q_norm", "k_norm")  # of the size of one head, shared by all heads
 
@@ -27,6 +28,12 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
         parts = site.parts()
         for part in parts:
             for tensor in _tensors(part):
+                if is_dtensor(tensor):
+                    raise ConfigError(
+                        f"{place(site)}: {type(part.owner).__name__}.{part.name} is split over ranks (a DTensor), and "
+                        f"its heads cannot be removed or merged; change the model before it is split, or one that is "
+                        f"loaded from its full_tensor()s"
+                    )
                 _check_plain(site, part.owner, part.name, tensor)
                 _check_map(site, part.owner)
                 held = names[_address(tensor)]

@@ -20,6 +20,7 @@ from headwise.kernels.once import REMEDY
 from headwise.kernels.written import read
 from headwise.masks import Grid
 from headwise.rule import Rule, Terms, compute
+from headwise.spread import check_local
 
 ONCE = f"attention has no second derivative (torch.func.grad or jacrev, applied twice); {REMEDY}"
 
@@ -44,6 +45,7 @@ def _call(
 
 def attend(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Output, log-sum-exp, and the index in KERNELS of the kernel that ran."""
+    check_local()
     *of_call, kernel = given
     with torch.no_grad():
         result, chosen, _ = run(_call(*of_call), kernel)

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from headwise.errors import check_declared
+from headwise.errors import ConfigError, check_declared
 from headwise.models.hooks import Hook
 from headwise.nn.layout import Layout, Part, Resizing, check_owned, no_layout
+from headwise.spread import is_dtensor
 from headwise.table.show import as_html, as_text
 
 Change = Callable[[Tensor], Tensor]  # of Concat(head_1 … head_h) [..., n, h·d_v], to the same shape
@@ -149,6 +150,10 @@ class Kind:
                 raise no_layout(what, "a quantised module; load the model unquantised")
             if isinstance(x, Tensor) and not x.is_floating_point():
                 raise no_layout(f"{site.name}: {part.name} is {x.dtype}", "quantised weights; load them unquantised")
+            if is_dtensor(x):
+                raise no_layout(
+                    f"{site.name}: {part.name}", "it is split over ranks (a DTensor); use one that is whole"
+                )
             if isinstance(x, Tensor) and x.ndim == 2 and part.letter in "qkvo":
                 count = site.num_heads if part.heads == "query" else site.num_kv_heads
                 piece = x.detach().narrow(part.axis, part.start, count * part.width)
@@ -164,6 +169,12 @@ class Kind:
         assert site.output is not None
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            if is_dtensor(args[0]) or args[0].shape[-1] != site.num_heads * site.value_dim:
+                raise ConfigError(
+                    f"{site.name or type(site.module).__name__}: its output projection is not called with the outputs "
+                    f"of all its {site.num_heads} heads: they are split over ranks, and can be neither scaled nor "
+                    f"recorded; use a model that is not split"
+                )
             return (change(args[0]), *args[1:])
 
         handle = site.output.register_forward_pre_hook(Hook(before))

@@ -7,11 +7,10 @@ from torch import nn
 
 from headwise.errors import ConfigError
 from headwise.nn.base import AttentionLayer
+from headwise.spread import HELD
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-_ATTRIBUTE = "heads_held"
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class HeldHeads:
 
 def held_heads(layer: nn.Module) -> HeldHeads | None:
     """Return the heads of a layer on this rank; None if it is not partitioned."""
-    return getattr(layer, _ATTRIBUTE, None)
+    return getattr(layer, HELD, None)
 
 
 def hold(layer: AttentionLayer, mesh: "DeviceMesh") -> HeldHeads:
@@ -61,7 +60,7 @@ def hold(layer: AttentionLayer, mesh: "DeviceMesh") -> HeldHeads:
     first, kv_first = rank * share, rank * h_kv // ranks
     held = HeldHeads(range(first, first + share), range(kv_first, kv_first + kv_share), h, h_kv, mesh)
     layer.resize(share, kv_share)
-    setattr(layer, _ATTRIBUTE, held)
+    setattr(layer, HELD, held)
     return held
 
 

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from headwise.attention import check_mask, rule_of
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
-from headwise.kernels.written import write
+from headwise.fields import Described, inside, write
 from headwise.masks import Mask
 from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths
 from headwise.parallel.ring_measures import check_measures
 from headwise.rule import DTYPES, Rule
 from headwise.scores import Score, check_scores
+from headwise.spread import check_plain
 from headwise.stats import Measure, resolve
 
 Result = TypeVar("Result")
-HASHED = 1 << 20  # mask tensors with more numbers are compared between ranks by shape only
+HASHED = 1 << 20  # tensors of masks and scores with more numbers are compared between ranks by shape only
 
 
 def agree(
@@ -41,6 +42,7 @@ def agree(
     wanted: Sequence[Measure] = []
     facts: dict[str, int] = {}
     try:
+        check_plain(q=q, k=k, v=v)
         wanted = resolve(measures) if measures else []
         check_measures(wanted, return_map)
         check_layout(layout)
@@ -55,8 +57,9 @@ def agree(
             # Everything that must be equal on all ranks, as numbers of at most 63 bits.
             "batch": q.shape[0], "heads of q": q.shape[1], "heads of k and v": k.shape[1],
             "head_dim of q and k": q.shape[3], "head_dim of v": v.shape[3], "dtype": DTYPES.index(q.dtype),
-            "mask": _mask_code(mask), "scale": 0 if scale is None else zlib.crc32(struct.pack("d", scale)),
-            "score": _code([repr(score) for score in scores]), "dropout_p": _code(dropout_p), "layout": _code(layout),
+            "mask": 0 if mask is None else _contents([mask]),
+            "scale": 0 if scale is None else zlib.crc32(struct.pack("d", scale)),
+            "score": _contents(scores), "dropout_p": _code(dropout_p), "layout": _code(layout),
             "return_map": int(return_map), "measures": _code([measure.name for measure in wanted]),
             "need of gradients": int(torch.is_grad_enabled() and any(x.requires_grad for x in inputs)),
         }  # fmt: skip
@@ -155,16 +158,13 @@ def _code(value: object) -> int:
     return zlib.crc32(repr(value).encode())
 
 
-def _mask_code(mask: Mask | None) -> int:
-    """A checksum of a mask: of its contents if it can be serialised, else of its class."""
-    if mask is None:
-        return 0
-    written = write(mask)
-    if written is None:
-        return _code(type(mask).__qualname__)
-    numbers, tensors = written
-    code = _code((numbers, [tuple(x.shape) for x in tensors]))
+def _contents(things: Sequence[Described]) -> int:
+    """A checksum of masks or scores: of their classes, and of the contents of all their fields."""
+    tensors: list[Tensor] = []
+    codes = [write(thing, lambda x: tensors.append(x) or len(tensors)) for thing in things]
+    kinds = [type(one).__qualname__ for thing in things for one in inside(thing)]
+    code = _code((kinds, codes, [(tuple(x.shape), x.dtype) for x in tensors]))
     for x in tensors:
         if x.numel() <= HASHED:
-            code = zlib.crc32(x.detach().cpu().contiguous().numpy().tobytes(), code)
+            code = zlib.crc32(x.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes(), code)
     return code

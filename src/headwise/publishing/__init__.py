@@ -31,6 +31,7 @@ from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Mask, conjuncts
 from headwise.publishing.tokens import over_tokens, renamed, token_map
+from headwise.spread import Held, held_as_declared, held_by
 from headwise.stats import Measure, Measurements, resolve
 
 
@@ -49,6 +50,8 @@ class AttentionCall:
             before the output projection, [b, h, n, d_v], detached; None for layers that do not concatenate heads.
         unplaced: whether nothing shows where the queries of a call are among its keys, such as a block of the queries
             of full attention: measures that depend on positions (`Measure.placed`) mean nothing then.
+        held: the numbers of the map's heads in the layer, and of how many, where the heads are split over ranks; None
+            where the call has all.
     """
 
     name: str
@@ -57,6 +60,7 @@ class AttentionCall:
     values: Tensor | None = None
     heads: Tensor | None = None
     unplaced: bool = False
+    held: Held | None = None
 
     @property
     def measured(self) -> Measurements | None:
@@ -114,6 +118,7 @@ def attended(
     out, amap = published(
         module, compute, mask=options.get("mask"), to_itself=to_itself and not named, at_end=at_end and not named,
         return_map=return_map, values=v, unplaced=unplaced and not named, extra=extra,
+        held=held_by(module, q, k, v),
     )  # fmt: skip
     return out, amap
 
@@ -122,21 +127,25 @@ def attended(
 def published(
     module: nn.Module, compute: Callable[..., tuple[Any, ...]], *, mask: Mask | None, to_itself: bool,
     at_end: bool | None = None, return_map: bool = False, measures: Sequence[str | Measure] = (),
-    values: Tensor | None = None, unplaced: bool = False, extra: int = 0,
+    values: Tensor | None = None, unplaced: bool = False, extra: int = 0, held: Held | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """compute(return_map=…, measures=…) of a module that has subscribers, published.
 
     Args:
         compute: returns (output of each head, map or None), or (output, map or None, concatenated heads or None).
         to_itself: whether it is self attention. at_end: as in `attended`. values: of the call, if they are known.
-            unplaced: as in `AttentionCall`. extra: as in `attended`.
+            unplaced, held: as in `AttentionCall`. extra: as in `attended`.
         return_map, measures: what the caller of the module requested, and gets as without subscribers.
     """
     seen_by = [(one, one.name(module)) for one in events.subscribers_of(module)]
-    receivers = [partial(one.on_delta, name) for one, name in seen_by if one.on_delta is not None]
+    receivers = [partial(one.on_delta, name, held) for one, name in seen_by if one.on_delta is not None]
     calls = [(one.on_call, name) for one, name in seen_by if one.on_call is not None]
     changes: dict[str, Any] = {"module": module}
+    held = held_as_declared(module) if held is None else held
     if edits := [replace(placed, name=name) for one, name in seen_by for placed in one.edits]:
+        if held is not None:
+            name = edits[0].name or type(module).__name__
+            raise ConfigError(f"intervene(model): {name}: {held}, and heads that are split over ranks cannot be edited")
         at_end = to_itself if at_end is None else at_end
         changes["edited"] = partial(attend_edited, edits, at_end, placed=not unplaced, extra=extra)
         compute = partial(_edited, edits, type(module).__name__, compute)
@@ -166,7 +175,7 @@ def published(
             seen.measured = renamed(found, wanted, [states[measure.name] for measure in wanted])
         given = None if values is None else values.detach()
         for on_call, name in calls:
-            on_call(AttentionCall(name, module, seen, given, _heads(out, seen.shape[1], *rest), unplaced))
+            on_call(AttentionCall(name, module, seen, given, _heads(out, seen.shape[1], *rest), unplaced, held))
     if not return_map:
         return out, None, *rest
     if own and own.keys() != {measure.name for measure in together}:

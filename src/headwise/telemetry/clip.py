@@ -30,8 +30,10 @@ from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
 from headwise.nn.base import AttentionLayer
 from headwise.parallel.heads_held import held_heads
+from headwise.spread import is_dtensor
 from headwise.table.show import as_html, as_text
 from headwise.telemetry.record import Record, Reduced
+from headwise.telemetry.running import Layer
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def _plans(model: nn.Module, record: Record, *, of_all: bool) -> list[tuple[str,
     sites = {site.module: _whole(site) for site in find_heads(model)}
     refused = []
     for module, name in names.items():
-        if reason := _refuse(sites.get(module), of_all):
+        site, layer = sites.get(module), record.ledger.last.layers.get(name)
+        if reason := _refuse_split(site, layer, of_all) or _refuse(site):
             refused.append(f"{name or 'the model'} ({type(module).__name__}): {reason}")
     if refused:
         raise ConfigError(f"qk_clip: {'; '.join(refused[:4])}. Leave such layers out: watch(model, layers=…)")
@@ -137,15 +140,24 @@ def _whole(site: HeadSite) -> HeadSite:
     return site if held is None else replace(site, num_heads=held.num_heads, num_kv_heads=held.num_kv_heads)
 
 
-def _refuse(site: HeadSite | None, of_all: bool) -> str | None:
+def _refuse_split(site: HeadSite | None, layer: Layer | None, of_all: bool) -> str | None:
+    """Why a site whose heads or weights are split over ranks cannot be clipped, or None."""
+    heads = layer is not None and len(layer.heads) < layer.of
+    if site is None or not (heads or any(is_dtensor(part.tensor) for part in site.layout().parts)):
+        return None
+    if not of_all:
+        return "its heads are spread over ranks, so all ranks have to clip alike: give record.reduce()"
+    if heads and site.layout().norms:
+        return "its heads are spread over ranks, and its norm is one for all of them"
+    if heads and layer is not None and layer.of != site.num_heads:
+        return f"the record has {layer.of} heads of it on all ranks, and its projections have {site.num_heads}"
+    return None
+
+
+def _refuse(site: HeadSite | None) -> str | None:
     """Why the queries and keys of a site cannot be clipped, or None."""
     if site is None:
         return "it is not in the model, or its projections of queries and keys are unknown"
-    if held_heads(site.module) is not None:
-        if not of_all:
-            return "its heads are spread over ranks, so all ranks have to clip alike: give record.reduce()"
-        if site.layout().norms:
-            return "its heads are spread over ranks, and its norm is one for all of them"
     if isinstance(site.module, AttentionLayer) and site.module.coupling.at == "scores":
         return f"its scores are mixtures of several heads' products: {site.module.coupling.why}"
     try:

@@ -28,6 +28,7 @@ from headwise.models.adapters.selecting import select
 from headwise.models.configuration.keys import num_heads
 from headwise.models.recognise.recogniser import not_followed
 from headwise.nn.base import AttentionLayer
+from headwise.spread import Held
 from headwise.telemetry.chosen import Chosen, chosen, may_have_more
 from headwise.telemetry.follower import Follower
 from headwise.telemetry.forwards import recognised_forwards
@@ -65,7 +66,8 @@ class GateGradients:
     """The gradients of every head's gate, as returned by `gate_gradients`.
 
     A loss scale (`torch.amp.GradScaler`) multiplies all of them; passes that are not finite are counted in `skipped`
-    and excluded. In distributed training each process has the gradients of its own share of the batch.
+    and excluded. In distributed training each process has the gradients of its own share of the batch, and
+    of its own heads: those of other ranks are NaN.
 
     Attributes:
         active: whether it is accumulating.
@@ -168,9 +170,11 @@ class GateGradients:
             f"GateGradients({len(self.layers)} layers; {passes} backward passes; {'' if self.active else 'not '}active)"
         )
 
-    def _add(self, name: str, delta: Tensor) -> None:
+    def _add(self, name: str, held: Held | None, delta: Tensor) -> None:
         with self._lock, torch.no_grad():
-            self._sums.setdefault(name, _Sums()).add(delta, torch._C._current_graph_task_id())
+            sums = self._sums.setdefault(name, _Sums())
+            sums.held = held
+            sums.add(delta, torch._C._current_graph_task_id())
 
 
 class _Sums:
@@ -178,6 +182,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self.passes, self.rows, self.skipped = 0, 0, 0
+        self.held: Held | None = None
         self._sums: dict[str, Tensor] = {}
         self._pending: tuple[int, Tensor, Tensor] | None = None
 
@@ -220,7 +225,15 @@ class _Sums:
         signed, size, squares = self._sums[per].cpu().numpy() / count
         mean = size if absolute == "each" else signed
         spread = np.sqrt(np.maximum(squares - mean**2, 0.0) / (count - 1)) if count > 1 else np.full_like(mean, np.nan)
-        return np.abs(mean), spread
+        return self._placed(np.abs(mean)), self._placed(spread)
+
+    def _placed(self, own: np.ndarray) -> np.ndarray:
+        """Numbers of this rank's heads among those of the layer; NaN for heads of other ranks."""
+        if self.held is None:
+            return own
+        found = np.full(self.held.of, np.nan)
+        found[self.held.heads] = own
+        return found
 
 
 def _unsupported(module: nn.Module) -> str:

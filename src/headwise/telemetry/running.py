@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Grid
-from headwise.parallel.heads_held import held_heads
 from headwise.publishing import AttentionCall
 from headwise.stats.pooled import Pooled, Pooling
 from headwise.stats.states import tensors_of, with_tensors
@@ -138,8 +137,7 @@ def layer_of(call: AttentionCall, pooling: Pooling) -> Layer:
         nonfinite[2] = _bad(amap.k, heads)
     if amap.nonfinite_values is not None:
         nonfinite[3] = amap.nonfinite_values.sum(0).repeat_interleave(heads // amap.nonfinite_values.shape[1])
-    held = held_heads(call.module)
-    numbers, of = (range(heads), heads) if held is None else (held.heads, held.num_heads)
+    numbers, of = (range(heads), heads) if call.held is None else call.held
     return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of, call.unplaced)
 
 

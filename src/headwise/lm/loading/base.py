@@ -81,6 +81,8 @@ class LoadedModel(ABC):
         maps: Maps = {}
 
         def store(call: AttentionCall) -> None:
+            if call.held is not None:
+                raise ConfigError(f"{call.name}: {call.held}; give a model whose heads are not split over ranks")
             name = call_name(call.name, maps)
             maps[name] = call.map
             if on_map is not None:

@@ -258,8 +258,11 @@ def _heads(letter: str, letters: str, product: Product, side: int) -> list[Part]
         dimension(stride, places)
         for i, one in enumerate(letters) if one in product.of.summed for _, stride in x.layout.dims[i]
     }  # fmt: skip
-    found = []
+    found: list[Part] = []
     for size, stride in x.layout.dims[letters.index(letter)]:
+        if size > 1 and not stride:  # repeated: KV heads for the query heads that read them
+            found.append((size, any(head for _, head, _ in found), 0))
+            continue
         parts = []
         while size > 1 and (at := dimension(stride, places)) is not None:
             ((extent, step),) = places[at]

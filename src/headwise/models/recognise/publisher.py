@@ -25,6 +25,7 @@ from headwise.models.recognise.tracked import Tracked
 from headwise.models.replace.deferred import Deferred
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
+from headwise.spread import held_by
 
 SOME = 16  # rows
 
@@ -95,7 +96,10 @@ class Publisher:
         except Lost as reason:
             record.reason, record.nonfinite = explained(x, str(reason)), isinstance(reason, NotFinite)
             return
-        receivers = [(one.on_delta, one.name(place[0])) for one in subscribers_of(place[0]) if one.on_delta]
+        held = held_by(place[0], a.q, a.k, a.v)
+        receivers = [
+            partial(one.on_delta, one.name(place[0]), held) for one in subscribers_of(place[0]) if one.on_delta
+        ]
         returned = out if x.answer is None else x.answer.returned
         if receivers and returned.requires_grad:
             first = None if x.answer is None else x.answer.arrange
@@ -107,7 +111,7 @@ class Publisher:
 
 
 def _publish_delta(
-    receivers: list[tuple[Callable[[str, Tensor], Any], str]],
+    receivers: list[Callable[[Tensor], Any]],
     out: Tensor,
     arrange: Callable[[Tensor], Tensor],
     grad: Tensor,
@@ -116,8 +120,8 @@ def _publish_delta(
     with torch.no_grad():
         dtype = torch.promote_types(out.dtype, torch.float32)
         delta = (arrange(grad).to(dtype) * out.to(dtype)).sum(-1)
-    for on_delta, name in receivers:
-        on_delta(name, delta)
+    for receiver in receivers:
+        receiver(delta)
 
 
 def _checked(

@@ -17,6 +17,7 @@ from headwise.models.adapters.weights import AttentionWeights
 from headwise.publishing import attended
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
+from headwise.spread import check_local
 
 # Arguments that do not change the attention of a call: positions are in the queries and keys already, and packed
 # sequences in the mask.
@@ -62,6 +63,7 @@ def attention_forward(
         ConfigError: naming an unknown argument, which might change the result; and for is_causal and sliding_window
             that contradict a missing mask.
     """
+    check_local()
     _refuse_unknown(module, kwargs)
     b, h, n, _ = query.shape
     if query.dtype != value.dtype or key.dtype != value.dtype:
