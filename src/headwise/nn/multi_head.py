@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from headwise.costs.counts import Counts, divided, positive
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.nn.layout import INDEPENDENT, Layout, Resizing, check_owned
+from headwise.nn.layout import INDEPENDENT, Layout, Resizing
 from headwise.nn.notes import Notes, Preset, Words
+from headwise.nn.owned import check_owned
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.steps import Steps
 
