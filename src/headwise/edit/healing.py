@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
+from headwise.nn.owned import local
 from headwise.seeds import devices_of, seeded, step_seed
 
 Loss = Callable[[nn.Module, Any], Tensor]  # of a model on a batch, a scalar
@@ -27,7 +28,8 @@ class HealingStep:
 
 @dataclass(frozen=True)
 class Healed:
-    """The trained model, the loss of each step's batch, and the number of weights that were trained."""
+    """The trained model, the loss of each step's batch, and the number of weights that were trained: those of parameters
+    with a gradient."""
 
     model: nn.Module
     losses: tuple[float, ...]
@@ -73,7 +75,8 @@ def heal(
         `Healed`. The model is left in the mode, training or not, that it came in.
     Raises:
         ConfigError: for options out of range; for too few batches, and for a loss or gradients that are not finite,
-            where the model keeps the steps before it.
+            where the model keeps the steps before it; for a loss that depends on none of the parameters, and for steps that
+            changed no weight, as small ones do not in bfloat16.
     """
     warmup = max(1, steps // 10) if warmup is None else warmup
     for name, count, least in (("steps", steps, 1), ("warmup", warmup, 0)):
@@ -89,6 +92,7 @@ def heal(
         raise ConfigError("parameters: none of them requires a gradient, so there is nothing to train")
     optimizer = torch.optim.AdamW(chosen, lr=lr, weight_decay=weight_decay)
     training, losses, source = result.training, list[float](), iter(batches)
+    watched: list[_Number] = []
     devices = devices_of(result)
     result.train()
     try:
@@ -111,7 +115,15 @@ def heal(
                 if not math.isfinite(value):
                     raise ConfigError(f"the loss became {value} at step {step}; give a smaller lr than {lr:g}")
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                if loss.requires_grad:
+                    loss.backward()
+            known = {id(one.parameter) for one in watched}
+            watched += [_Number.largest(p) for p in chosen if p.grad is not None and id(p) not in known]
+            if not watched:
+                raise ConfigError(
+                    "parameters: the loss depends on none of those that are trained; expected parameters of the model, "
+                    "and a loss_fn that runs it with gradients"
+                )
             norm = float(nn.utils.clip_grad_norm_(chosen, clip))
             if not math.isfinite(norm):  # a finite loss may have such gradients: √x at 0, sums beyond float16
                 raise ConfigError(f"the norm of the gradient became {norm} at step {step}, at a loss of {value:g}")
@@ -123,7 +135,35 @@ def heal(
         result.train(training)
         for parameter in chosen:
             parameter.grad = None
-    return Healed(result, tuple(losses), sum(p.numel() for p in chosen))
+    if not any(one.changed() for one in watched):
+        raise ConfigError(
+            f"lr={lr:g}: {steps} steps changed no weight, as the steps are too small for {chosen[0].dtype}; give a larger "
+            f"lr, or train in float32"
+        )
+    return Healed(result, tuple(losses), sum(one.parameter.numel() for one in watched))
+
+
+class _Number(NamedTuple):
+    """The number of a parameter with the largest gradient, and its value before training."""
+
+    parameter: nn.Parameter
+    place: Tensor
+    before: Tensor
+
+    @classmethod
+    def largest(cls, parameter: nn.Parameter) -> "_Number":
+        assert parameter.grad is not None
+        place = local(parameter.grad).abs().flatten().argmax() if local(parameter).numel() else torch.tensor(0)
+        return cls(parameter, place, cls.at(parameter, place))
+
+    @staticmethod
+    def at(parameter: nn.Parameter, place: Tensor) -> Tensor:
+        """The number there, [1]; [0] where this rank has no part of the parameter."""
+        return local(parameter.detach()).flatten()[place : place + 1].clone()
+
+    def changed(self) -> bool:
+        """Whether it has another value."""
+        return not torch.equal(self.before, self.at(self.parameter, self.place))
 
 
 def _factor(step: int, steps: int, warmup: int) -> float:

@@ -67,11 +67,7 @@ def check_plain(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
     for part in parts:
         for owner, name, x in tensors(part):
             _check_plain(place, part, owner, name, x)
-    if not keeps_forward(module):
-        raise ConfigError(
-            f"{place}: the forward of {type(module).__name__} was replaced on the instance, and what it computes with "
-            f"the weights is not known; restore it first (del module.forward)"
-        )
+    check_forward(place, module)
 
 
 def tensors(part: Part) -> Iterator[tuple[nn.Module, str, Any]]:
@@ -83,13 +79,18 @@ def tensors(part: Part) -> Iterator[tuple[nn.Module, str, Any]]:
         yield part.owner, part.name, x
 
 
-def keeps_forward(module: nn.Module) -> bool:
-    """Whether the `forward` of a module is its class's, or a wrapper of that which names it, by `functools.wraps`."""
+def check_forward(place: str, module: nn.Module) -> None:
+    """Raise ConfigError for a `forward` on the instance that is no wrapper of the class's, as `functools.wraps` marks
+    it."""
     found = vars(module).get("forward")
     while found is not None and hasattr(found, "__wrapped__"):
         found = found.__wrapped__
     found = found.func if isinstance(found, partial) else getattr(found, "__func__", found)
-    return found is None or any(vars(kind).get("forward") is found for kind in type(module).__mro__)
+    if found is not None and all(vars(kind).get("forward") is not found for kind in type(module).__mro__):
+        raise ConfigError(
+            f"{place}: the forward of {type(module).__name__} was replaced on the instance, and what it computes with "
+            f"the weights is not known; restore it first (del module.forward), or mark a wrapper by functools.wraps"
+        )
 
 
 class Held(NamedTuple):
