@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError
 from headwise.models import HeadSite
-from headwise.nn.owned import check_changeable, sharers, shared, tensors
+from headwise.nn.owned import check_changeable, check_unshared, sharers, tensors
 
 KEPT_NORMS = ("q_norm", "k_norm")  # of the size of one head, shared by all heads
 
@@ -26,12 +26,10 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
         check_changeable(site.place, site.module, parts)
         for part in parts:
             _check_map(site, part.owner)
-            for owner, name, x in tensors(part):
+            for _, _, x in tensors(part):
                 if type(x.data) is not Tensor:
                     raise ConfigError(f"{site.place}: {part.name} is a {type(x.data).__name__}; gather the weights first")
-                one, *others = together[owner, name]
-                if others:
-                    raise shared(site.place, one, others[0])
+        check_unshared(site.place, parts, together)
         _check_known(site, {id(part.owner._parameters.get(part.name)) for part in parts})
 
 

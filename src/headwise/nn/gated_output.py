@@ -112,8 +112,7 @@ class GatedAttention(ProjectedLayer):
             value_dim=other.value_dim, context_dim=other.context_dim, bias=other.q_proj.bias is not None,
             dropout=other.dropout, rotary=other.rotary is not None, qk_norm=other.q_norm is not None,
         ).to(other.q_proj.weight)  # fmt: skip
-        ours = dict(module.named_parameters())
-        copy_into((ours[name], parameter) for name, parameter in other.named_parameters())
+        other.copy_projections(module)
         nn.init.zeros_(module.gate_proj.weight)
         nn.init.zeros_(module.gate_proj.bias)
         copy_into([(module.o_proj.weight, 2.0 * other.o_proj.weight)])

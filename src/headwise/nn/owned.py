@@ -1,13 +1,13 @@
 """Whether the parameters of heads are what their module computes with, and nothing else's: what may be read, changed
 or replaced.
 
-`check_owned` is for what reads weights; `check_changeable` for what changes them: it calls each linear map on one row
-with a stand-in for its weight, so that whatever lies between the two is found, by its effect. `sharers` finds memory
-of two parameters.
+`check_owned` is for what reads weights, `check_copied` for what computes the same with a copy, and `check_changeable` for
+what changes them. The last two call each linear map on one row with a stand-in for its weight, so that whatever lies
+between the two is found by its effect. `sharers` finds memory of two parameters.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from headwise.errors import ConfigError
+from headwise.kernels.graph import has_no_numbers
 from headwise.nn.layout import Part
 
 LABELS = 61  # numbers of a stand-in are below it, exact in every floating dtype
@@ -46,6 +47,15 @@ def check_owned(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
                     hook(owner, ())
 
 
+def check_copied(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
+    """Raise ConfigError if a copy of the weights would not compute what the module computes: `check_owned`, and as
+    `check_changeable`, but weights may be computed from others."""
+    parts = list(parts)
+    check_owned(place, module, parts)
+    check_forward(place, module)
+    _check_maps(place, module, parts)
+
+
 def check_changeable(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
     """Raise ConfigError if a change of these parameters would not be one of what the module computes: as `check_plain`,
     and for linear maps that compute with more than their weight. Nothing is changed; hooks of these maps are called
@@ -56,9 +66,7 @@ def check_changeable(place: str, module: nn.Module, parts: Iterable[Part]) -> No
     """
     parts = list(parts)
     check_plain(place, module, parts)
-    for part in parts:
-        if part.owner is not module and part.name == "weight" and part.letter in "qkvo":
-            _check_computes(place, module, part)
+    _check_maps(place, module, parts)
 
 
 def check_plain(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
@@ -136,6 +144,15 @@ def sharers(model: nn.Module) -> dict[tuple[nn.Module, str], list[Held]]:
     return found
 
 
+def check_unshared(place: str, parts: Iterable[Part], together: Mapping[tuple[nn.Module, str], list[Held]]) -> None:
+    """Raise ConfigError for parameters in whose memory another one lies. together: `sharers` of the model."""
+    for part in parts:
+        for owner, name, _ in tensors(part):
+            one, *others = together[owner, name]
+            if others:
+                raise shared(place, one, others[0])
+
+
 def shared(place: str, one: Held, other: Held) -> ConfigError:
     """The error for two tensors in one memory."""
     what = "are one tensor" if one.region == other.region else "share memory"
@@ -172,13 +189,20 @@ def _check_plain(place: str, part: Part, owner: nn.Module, name: str, x: object)
         raise ConfigError(f"{place}: {what} has shape {tuple(x.shape)}, a part of its size; gather it first")
 
 
+def _check_maps(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
+    for part in parts:
+        plain = part.name == "weight" and part.owner._parameters.get("weight") is not None
+        if plain and part.owner is not module and part.letter in "qkvo":
+            _check_computes(place, module, part)
+
+
 @torch.no_grad()
 def _check_computes(place: str, module: nn.Module, part: Part) -> None:
     """Call a linear map on one row, with a stand-in for its weight and 0 for its bias: the output must be that of the
     stand-in, whose numbers change along the axis of the heads."""
     owner, x = part.owner, part.tensor
     assert isinstance(x, Tensor)
-    if x.ndim != 2 or x.is_meta or local(x) is not x:
+    if x.ndim != 2 or local(x) is not x or has_no_numbers(x) or torch.compiler.is_compiling():
         return
     inputs = part.axis if part.letter == "o" else 1 - part.axis
     labels = (torch.arange(x.shape[part.axis], device=x.device) % LABELS + 1).to(x.dtype)
