@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError
 from headwise.models import HeadSite
-from headwise.nn.owned import check_changeable, check_unshared, sharers, tensors
+from headwise.nn.owned import check_changeable, check_plain, check_unshared, sharers, tensors
 
 KEPT_NORMS = ("q_norm", "k_norm")  # of the size of one head, shared by all heads
 
@@ -20,15 +20,21 @@ def check_independent(site: HeadSite) -> None:
 def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
     """Raise ConfigError for weights that are not what the model computes with (`check_changeable`), that are sharded,
     of an unknown map, or shared."""
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        raise ConfigError(
+            "model: DistributedDataParallel sums the gradients of the parameters that it was given, not of those that "
+            "replace them; change the model first, then wrap it"
+        )
     together = sharers(model)
     for site in sites:
         parts = site.parts()
-        check_changeable(site.place, site.module, parts)
+        check_plain(site.place, site.module, parts)
         for part in parts:
             _check_map(site, part.owner)
             for _, _, x in tensors(part):
                 if type(x.data) is not Tensor:
                     raise ConfigError(f"{site.place}: {part.name} is a {type(x.data).__name__}; gather the weights first")
+        check_changeable(site.place, site.module, parts)
         check_unshared(site.place, parts, together)
         _check_known(site, {id(part.owner._parameters.get(part.name)) for part in parts})
 

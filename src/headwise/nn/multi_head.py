@@ -176,13 +176,6 @@ class MultiHeadAttention(ProjectedLayer):
         module's forward was replaced on the instance."""
         check_copied(type(self).__name__, self, self.layout().parts)
 
-    def copy_projections(self, into: nn.Module) -> None:
-        """Copy projections and norms to those of the same names in another module."""
-        copy_into(
-            (getattr(into.get_submodule(name), x), getattr(child, x))
-            for name, child in self._modules.items() for x in ("weight", "bias") if getattr(child, x, None) is not None
-        )  # fmt: skip
-
     @classmethod
     def from_heads(cls, q: Tensor, k: Tensor, v: Tensor, o: Tensor, **options: Any) -> "MultiHeadAttention":
         """Return a module from one matrix per head, shapes as in `per_head_weights`; options as in the constructor."""
@@ -247,6 +240,14 @@ class MultiHeadAttention(ProjectedLayer):
         for own, to in _same_numbers(self, other):
             _copy(own, to)
         return other.train(self.training)
+
+
+def copy_projections(other: MultiHeadAttention, into: nn.Module) -> None:
+    """Copy projections and norms to those of the same names in another module."""
+    copy_into(
+        (getattr(into.get_submodule(name), x), getattr(child, x))
+        for name, child in other._modules.items() for x in ("weight", "bias") if getattr(child, x, None) is not None
+    )  # fmt: skip
 
 
 def _same_numbers(own: MultiHeadAttention, other: nn.MultiheadAttention) -> list[tuple[list[Tensor], list[Tensor]]]:

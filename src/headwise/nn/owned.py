@@ -7,7 +7,7 @@ between the two is found by its effect. `sharers` finds memory of two parameters
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from headwise.errors import ConfigError
-from headwise.kernels.graph import has_no_numbers
+from headwise.kernels.graph import has_no_numbers, in_graph
 from headwise.nn.layout import Part
 
 LABELS = 61  # numbers of a stand-in are below it, exact in every floating dtype
@@ -76,6 +76,17 @@ def check_plain(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
         for owner, name, x in tensors(part):
             _check_plain(place, part, owner, name, x)
     check_forward(place, module)
+
+
+def check_state(model: nn.Module, build: Callable[[], nn.Module]) -> None:
+    """Raise ConfigError if the weights of a model have other names than those of a new one, which is to load them."""
+    with torch.device("meta"):
+        new = build().state_dict().keys()
+    if different := sorted(model.state_dict().keys() ^ new):
+        raise ConfigError(
+            f"model: {different[0]!r} is a name in its weights or in those of a new {type(model).__name__}, not in both, "
+            f"so that they could not be loaded: a parametrization, a mask or an adapter; merge it into the weights first"
+        )
 
 
 def tensors(part: Part) -> Iterator[tuple[nn.Module, str, Any]]:
@@ -202,7 +213,7 @@ def _check_computes(place: str, module: nn.Module, part: Part) -> None:
     stand-in, whose numbers change along the axis of the heads."""
     owner, x = part.owner, part.tensor
     assert isinstance(x, Tensor)
-    if x.ndim != 2 or local(x) is not x or has_no_numbers(x) or torch.compiler.is_compiling():
+    if x.ndim != 2 or local(x) is not x or has_no_numbers(x) or in_graph():
         return
     inputs = part.axis if part.letter == "o" else 1 - part.axis
     labels = (torch.arange(x.shape[part.axis], device=x.device) % LABELS + 1).to(x.dtype)

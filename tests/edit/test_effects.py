@@ -1,0 +1,545 @@
+"""Every public function that changes or replaces something of a model does what it reports, or says that it did not.
+
+The functions are found by their signatures; each one that changes something has an action here. An action returns what
+it can be told by, and must return on a module that was changed by somebody the same as on the plain module that
+computes the same function; or raise, or warn by name.
+"""
+
+import functools
+import inspect
+import types
+import typing
+import warnings
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune as masks
+
+import headwise as hw
+from headwise.interventions import Scale
+
+FOUND = 36  # functions that change something; a walk that finds fewer is broken
+
+# Functions that take a model and change nothing of it, or describe what others change.
+READS = {
+    "edit.budgets.budget_effect", "edit.merging.group_heads", "analysis.value_norms.value_norms",
+    "models.embedding.input_embedding", "models.find.find_heads", "models.recognise.recogniser.recognise",
+    "models.replace.certifying.certify", "parallel.heads.whole_state", "parallel.heads_gather.gather_map",
+    "parallel.heads_held.held_heads", "publishing.observe", "corpus.run.measure_corpus", "reports.see.front.see",
+    "reports.see.front.show", "nn.layout.Layout.into",
+    *(f"models.site.Kind.{name}" for name in ("layout", "resize", "resizing", "share", "site", "tapped", "weights")),
+}  # fmt: skip
+ACTIONS: dict[str, Callable[[Any], Any]] = {}
+
+
+def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Public functions and methods of public classes that take a module, or make one of their own module."""
+    for space in hw._NAMESPACES:
+        home = import_module(f"headwise.{space}")
+        for one in (getattr(home, name) for name in home.__all__):
+            if inspect.isclass(one):
+                for name, member in inspect.getmembers(one, lambda x: inspect.isfunction(x) or inspect.ismethod(x)):
+                    function = getattr(member, "__func__", member)
+                    if not name.startswith("_") and function.__module__.startswith("headwise."):
+                        if takes_module(function) or (issubclass(one, nn.Module) and makes_module(member)):
+                            yield called(function), function
+            elif callable(one) and takes_module(one):
+                yield called(inspect.unwrap(one)), one
+
+
+def called(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}".removeprefix("headwise.")
+
+
+def classes_in(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        yield annotation
+    for each in typing.get_args(annotation):
+        yield from classes_in(each)
+
+
+MODULES = (nn.Module, hw.models.HeadSite, hw.models.Attachment, hw.lm.LoadedModel)
+
+
+def takes_module(function: Any) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(issubclass(kind, MODULES) for one in parameters for kind in classes_in(one.annotation))
+
+
+def makes_module(member: Any) -> bool:
+    """Whether an instance method returns another module."""
+    returned = inspect.signature(member).return_annotation
+    known = isinstance(returned, str) or any(issubclass(kind, nn.Module) for kind in classes_in(returned))
+    return inspect.isfunction(member) and member.__name__.startswith("to_") and known and returned != "dict"
+
+
+def test_every_public_function_that_takes_a_module_is_known_to_change_it_or_not() -> None:
+    names = {name for name, _ in functions()}
+    assert names == READS | ACTIONS.keys()
+    assert not READS & ACTIONS.keys()
+    assert len(ACTIONS) >= FOUND
+
+
+# --- modules, and what somebody did to them
+
+
+@dataclass
+class Subject:
+    """A model of two layers."""
+
+    model: nn.Module
+
+    @property
+    def layer(self) -> Any:
+        """The layer to which something was done."""
+        return layers_in(self.model)[1]
+
+    @property
+    def sites(self) -> Any:
+        return hw.find_heads(self.model)
+
+
+X = torch.randn(2, 5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 3
+
+
+class Both(nn.Sequential):
+    """Layers that read the same input, so that what is done to one does not change what another reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self[0](x) + self[1](x)
+
+
+def plain(*, bias: bool = False) -> Both:
+    torch.manual_seed(5)
+    return Both(*(hw.MultiHeadAttention(12, 3, bias=bias) for _ in range(2))).double().eval()
+
+
+class Adapter(nn.Module):
+    """A linear map plus one of rank 2."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.in_features, self.out_features = base, base.in_features, base.out_features
+        self.down, self.up = nn.Linear(12, 2, bias=False).double(), nn.Linear(2, 12, bias=False).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+class LoraLinear(nn.Linear):
+    """As `Adapter`, within a linear map that keeps its weight."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 12, bias=False)
+        self.up = nn.Parameter(torch.randn(12, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x @ self.up
+
+
+def weights_of(wrap: Callable[[nn.Module], Any]) -> Callable[[Both], nn.Module]:
+    def apply(model: Both) -> nn.Module:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            wrap(getattr(model[1], name))
+        return model
+
+    return apply
+
+
+def stale(model: Both) -> nn.Module:
+    """Old weight norm whose weight is computed anew by the next call only."""
+    weights_of(nn.utils.weight_norm)(model)
+    with torch.no_grad():
+        model[1].q_proj.weight_g.mul_(2.0)
+    return model
+
+
+def adapted(model: Both) -> nn.Module:
+    model[1].q_proj = Adapter(model[1].q_proj)
+    return model
+
+
+def lora(model: Both) -> nn.Module:
+    model[1].q_proj = LoraLinear().double()
+    return model
+
+
+def added_by_hook(model: Both) -> nn.Module:
+    for name in ("q_proj", "o_proj"):
+        getattr(model[1], name).register_forward_hook(lambda module, args, y: y + 1.0)
+    return model
+
+
+def put_back_by_hook(model: Both) -> nn.Module:
+    """A hook that sets the weight before each call, as a constraint on its norm does."""
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        linear = getattr(model[1], name)
+        kept = linear.weight.detach().clone()
+
+        def put_back(module: Any, args: Any, kept: Tensor = kept) -> None:
+            module.weight.data.copy_(kept)
+
+        linear.register_forward_pre_hook(put_back)
+    return model
+
+
+def tied(*names: str) -> Callable[[Both], nn.Module]:
+    """Parameters of the first layer in the second, too."""
+
+    def apply(model: Both) -> nn.Module:
+        for name in names:
+            getattr(model[1], name).weight = getattr(model[0], name).weight
+        return model
+
+    return apply
+
+
+def one_map(model: Both) -> nn.Module:
+    model[1].k_proj = model[1].q_proj
+    return model
+
+
+def one_module(model: Both) -> nn.Module:
+    return Both(model[0], model[0])
+
+
+def tied_outside(model: Both) -> nn.Module:
+    model.register_module("head", nn.Identity())
+    model.head.weight = model[1].q_proj.weight
+    return model
+
+
+def overlapping(model: Both) -> nn.Module:
+    flat = nn.Parameter(torch.randn(15, 12).double())
+    model[1].q_proj.weight = nn.Parameter(flat.detach()[:12])
+    model[1].k_proj.weight = nn.Parameter(flat.detach()[3:])
+    return model
+
+
+def forwards(replace: Callable[[Any], Callable[..., Any]], *names: str) -> Callable[[Both], nn.Module]:
+    def apply(model: Both) -> nn.Module:
+        for name in names or ("",):
+            module = model[1].get_submodule(name)
+            module.forward = replace(module)
+        return model
+
+    return apply
+
+
+def passing(module: Any) -> Callable[..., Any]:
+    return functools.wraps(module.forward)(lambda *args, old=module.forward, **kwargs: old(*args, **kwargs))
+
+
+def unmarked(module: Any) -> Callable[..., Any]:
+    old = module.forward
+    return lambda *args, **kwargs: old(*args, **kwargs)
+
+
+def apart(module: Any) -> Callable[..., Any]:
+    copy = deepcopy(module)
+    return types.MethodType(lambda self, *args, **kwargs: copy(*args, **kwargs), module)
+
+
+def compiled_inside(model: Both) -> nn.Module:
+    model[1].compile(backend="eager")
+    model[1].q_proj.compile(backend="eager")
+    return model
+
+
+class Around(nn.Module):
+    """A module around a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
+def distributed(model: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+DONE: dict[str, Callable[[Both], nn.Module]] = {
+    "plain": lambda model: model,
+    "shared q": tied("q_proj"),
+    "shared layer": tied(*PROJECTIONS),
+    "one module at two places": one_module,
+    "q is k": one_map,
+    "shared outside": tied_outside,
+    "overlapping": overlapping,
+    "weight norm": weights_of(parametrizations.weight_norm),
+    "spectral norm": weights_of(parametrizations.spectral_norm),
+    "orthogonal": weights_of(parametrizations.orthogonal),
+    "old weight norm": weights_of(nn.utils.weight_norm),
+    "old weight norm, stale": stale,
+    "old spectral norm": weights_of(nn.utils.spectral_norm),
+    "pruning mask": weights_of(lambda module: masks.l1_unstructured(module, "weight", 0.3)),
+    "adapter": adapted,
+    "adapter in a linear map": lora,
+    "hook that adds": added_by_hook,
+    "hook that puts back": put_back_by_hook,
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "compiled in place": compiled_inside,
+    "distributed": distributed,
+    "within a module": Around,
+    "forward that passes on": forwards(passing),
+    "forward that passes on, unmarked": forwards(unmarked),
+    "forward of a copy": forwards(apart),
+    "forwards of maps that pass on": forwards(unmarked, *PROJECTIONS),
+    "forwards of copies of maps": forwards(apart, *PROJECTIONS),
+}
+def twin_of(model: nn.Module) -> Both:
+    """A plain model that computes what the model computes, with weights of its own: from what its linear maps return."""
+    twin, layers = plain(bias=True), layers_in(model)
+    with torch.no_grad():
+        for mine, layer in zip(twin, layers, strict=True):
+            for name in PROJECTIONS:
+                own, linear = getattr(mine, name), getattr(layer, name)
+                own.bias.copy_(linear(torch.zeros(12).double()))
+                own.weight.copy_((linear(torch.eye(12).double()) - own.bias).mT)
+    return Both(twin[0], twin[0]) if layers[0] is layers[1] else twin
+
+
+def layers_in(model: nn.Module) -> list[Any]:
+    return [m for _, m in model.named_modules(remove_duplicate=False) if isinstance(m, hw.MultiHeadAttention)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    """One process that is a group."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+# --- what is done, and what it is told by
+
+
+def action(name: str) -> Callable[[Callable[[Subject], Any]], Callable[[Subject], Any]]:
+    def register(function: Callable[[Subject], Any]) -> Callable[[Subject], Any]:
+        ACTIONS[name] = function
+        return function
+
+    return register
+
+
+def loss(model: Any, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def out(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(X)
+
+
+def first_heads(subject: Subject) -> dict[int, list[int]]:
+    return {i: [0] for i in range(len(subject.sites))}
+
+
+@action("edit.pruning.prune")
+def _(subject: Subject) -> Any:
+    return out(hw.edit.prune(subject.model, first_heads(subject)).model)
+
+
+@action("edit.merging.merge_kv")
+def _(subject: Subject) -> Any:
+    return out(hw.edit.merge_kv(subject.model, 1, "first").model)
+
+
+@action("edit.healing.heal")
+def _(subject: Subject) -> Any:
+    before = [p.detach().clone() for p in subject.model.parameters()]
+    found = hw.edit.heal(subject.model, [X], loss, 2, lr=0.1)
+    pairs = zip(before, subject.model.parameters(), strict=True)
+    return float(sum(p.numel() for old, p in pairs if not torch.equal(old, p)) - found.trained)
+
+
+@action("telemetry.clip.qk_clip")
+def _(subject: Subject) -> Any:
+    with hw.watch(subject.model, measures=["max_logit"]) as record:
+        out(subject.model)
+        before = record.latest["max_logit"]
+        clipped = hw.telemetry.qk_clip(subject.model, record, tau=0.3 * float(before.max()))
+        out(subject.model)
+        after = record.latest["max_logit"]
+    gammas = torch.ones_like(before)
+    for layer, head, _, gamma in clipped.heads:
+        gammas[record.layers.index(layer), head] = gamma
+    assert clipped
+    return (after / before - gammas).abs().max() > 1e-4, after.max() > 1.0001 * clipped.tau
+
+
+@action("models.taps.scale_heads")
+def _(subject: Subject) -> Any:
+    sites = subject.sites
+    with hw.models.scale_heads(sites, [torch.tensor([0.0, 1.0, 2.0])] * len(sites)):
+        return out(subject.model)
+
+
+@action("models.taps.record_heads")
+def _(subject: Subject) -> Any:
+    with hw.models.record_heads(subject.sites) as heads:
+        out(subject.model)
+    return torch.cat(heads)
+
+
+@action("models.intervening.intervene")
+def _(subject: Subject) -> Any:
+    with hw.intervene(subject.model, Scale(0.0, heads=[0])):
+        return out(subject.model)
+
+
+@action("models.attaching.attach")
+def _(subject: Subject) -> Any:
+    with hw.attach(subject.model):
+        return out(subject.model)
+
+
+@action("telemetry.watching.watch")
+def _(subject: Subject) -> Any:
+    with hw.watch(subject.model, measures=["max_logit"]) as record:
+        out(subject.model)
+    return record.latest["max_logit"]
+
+
+@action("telemetry.gates.gate_gradients")
+def _(subject: Subject) -> Any:
+    with hw.telemetry.gate_gradients(subject.model) as gates:
+        loss(subject.model, X).backward()
+    return torch.cat([torch.as_tensor(x) for x in gates.importance().column])
+
+
+@action("analysis.importance.ablation.ablation_importance")
+def _(subject: Subject) -> Any:
+    return hw.analysis.ablation_importance(subject.model, [X], loss).samples
+
+
+@action("analysis.importance.ablation.losses_without")
+def _(subject: Subject) -> Any:
+    sites = subject.sites
+    return hw.analysis.losses_without(subject.model, [X], loss, [(i, 0) for i in range(len(sites))])
+
+
+@action("analysis.importance.curve.pruning_curve")
+def _(subject: Subject) -> Any:
+    order = [(i, head) for i in range(len(subject.sites)) for head in range(3)]
+    return hw.analysis.pruning_curve(subject.model, [X], loss, order, random_orders=1).losses
+
+
+@action("analysis.importance.gradient.gradient_importance")
+def _(subject: Subject) -> Any:
+    return hw.analysis.gradient_importance(subject.model, [X], loss).samples
+
+
+@action("analysis.importance.gradient.taylor_importance")
+def _(subject: Subject) -> Any:
+    return hw.analysis.taylor_importance(subject.model, [X], loss).samples
+
+
+@action("analysis.importance.gates.learn_gates")
+def _(subject: Subject) -> Any:
+    return hw.analysis.learn_gates(subject.model, [X], loss, 1e-3, steps=2).table.column("log_alpha")
+
+
+@action("analysis.importance.knockout.attention_knockout")
+def _(subject: Subject) -> Any:
+    return hw.analysis.attention_knockout(subject.model, [X], loss, queries=-1, keys=[0]).samples
+
+
+@action("nn.forms.MultiHeadForm.from_multi_head")
+def _(subject: Subject) -> Any:
+    return out(hw.nn.PerHeadAttention.from_multi_head(subject.layer))
+
+
+@action("nn.forms.MultiHeadForm.to_multi_head")
+def _(subject: Subject) -> Any:
+    return out(hw.nn.ContractionAttention.from_multi_head(subject.layer).to_multi_head())
+
+
+@action("nn.gated_output.GatedAttention.from_multi_head")
+def _(subject: Subject) -> Any:
+    return out(hw.nn.GatedAttention.from_multi_head(subject.layer))
+
+
+@action("nn.mixture_of_heads.MixtureOfHeads.from_multi_head")
+def _(subject: Subject) -> Any:
+    return out(hw.nn.MixtureOfHeads.from_multi_head(subject.layer, shared_heads=1, top_k=2, router_std=0.0))
+
+
+@action("nn.multi_head.MultiHeadAttention.to_torch")
+def _(subject: Subject) -> Any:
+    return subject.layer.to_torch()(X, X, X)[0]
+
+
+@action("parallel.heads.parallelize_heads")
+def _(subject: Subject) -> Any:
+    return out(hw.parallel.parallelize_heads(subject.model, mesh()))
+
+
+@action("parallel.heads.head_parallel_plan")
+def _(subject: Subject) -> Any:
+    plan = hw.parallel.head_parallel_plan(subject.layer)
+    return out(torch.distributed.tensor.parallel.parallelize_module(subject.layer, mesh(), plan))
+
+
+@action("parallel.sequence.sequence_parallel")
+def _(subject: Subject) -> Any:
+    with hw.parallel.sequence_parallel(subject.model, how="ring", layout="contiguous") as handle:
+        y = out(subject.model)
+        reached = [layer for layer in layers_in(subject.model) if "attention" in vars(layer)]
+        return y, float(len(reached) - 2), float(len(handle.layers) == 0)
+
+
+@action("parallel.heads.clip_gradients")
+def _(subject: Subject) -> Any:
+    loss(subject.model, X).backward()
+    hw.parallel.clip_gradients(subject.model, 1e-3)
+    return nn.utils.get_total_norm([p.grad for p in subject.model.parameters() if p.grad is not None])
+
+
+@action("parallel.sequence.sum_gradients")
+def _(subject: Subject) -> Any:
+    loss(subject.model, X).backward()
+    whole = [p.grad.clone() for p in subject.model.parameters() if p.grad is not None]
+    hw.parallel.sum_gradients(subject.model)
+    found = [p.grad for p in subject.model.parameters() if p.grad is not None]
+    return all(any(torch.equal(x, y) for y in found) for x in whole)
+
+
+def mesh() -> Any:
+    return torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+
+
+def numbers(found: Any) -> list[Tensor]:
+    several = found if isinstance(found, tuple) else (found,)
+    return [torch.as_tensor(one).detach().double() for one in several]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("how", DONE)
+@pytest.mark.parametrize("name", ACTIONS)
+def test_what_is_reported_is_done(name: str, how: str) -> None:
+    model = DONE[how](plain())
+    twin = twin_of(model)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = numbers(ACTIONS[name](Subject(model)))
+        except hw.HeadwiseError as error:
+            assert how != "plain", error
+            return
+    if any("1" in str(one.message) for one in said if one.category is UserWarning):
+        assert how != "plain"
+        return
+    for mine, expected in zip(found, numbers(ACTIONS[name](Subject(twin))), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-7)
