@@ -33,7 +33,9 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
             _check_map(site, part.owner)
             for _, _, x in tensors(part):
                 if type(x.data) is not Tensor:
-                    raise ConfigError(f"{site.place}: {part.name} is a {type(x.data).__name__}; gather the weights first")
+                    raise ConfigError(
+                        f"{site.place}: {part.name} is a {type(x.data).__name__}; gather the weights first"
+                    )
         check_changeable(site.place, site.module, parts)
         check_unshared(site.place, parts, together)
         _check_known(site, {id(part.owner._parameters.get(part.name)) for part in parts})

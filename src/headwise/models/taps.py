@@ -10,11 +10,13 @@ from torch import Tensor
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.models.hooks import Hook
 from headwise.models.site import Change, HeadSite
+from headwise.nn.owned import eagerly
 
 
 @contextmanager
 def scale_heads(sites: Sequence[HeadSite], gates: Sequence[Tensor] | Tensor) -> Iterator[None]:
-    """Within it, every head's output is multiplied by its gate before the output projection.
+    """Within it, every head's output is multiplied by its gate before the output projection; compiled models run
+    uncompiled.
 
     Args:
         sites: from `find_heads`.
@@ -78,7 +80,8 @@ def record_heads(sites: Sequence[HeadSite]) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def tapped(site: HeadSite, change: Change) -> Iterator[None]:
-    """Within it, `change` is applied to Concat(head_1 … head_h) before the output projection.
+    """Within it, `change` is applied to Concat(head_1 … head_h) before the output projection; compiled
+    code runs uncompiled.
 
     Raises:
         ConfigError: at the end, if the module was called and the change never applied.
@@ -94,7 +97,7 @@ def tapped(site: HeadSite, change: Change) -> Iterator[None]:
 
     handle = site.module.register_forward_pre_hook(Hook(called))
     try:
-        with site.anatomy.tapped(site, counted):
+        with eagerly(), site.anatomy.tapped(site, counted):
             yield
     finally:
         handle.remove()

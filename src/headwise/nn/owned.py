@@ -6,9 +6,10 @@ what changes them. The last two call each linear map on one row with a stand-in 
 between the two is found by its effect. `sharers` finds memory of two parameters.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -173,6 +174,14 @@ def shared(place: str, one: Held, other: Held) -> ConfigError:
     )
 
 
+def eagerly() -> AbstractContextManager[Any]:
+    """A context in which compiled code runs as it is written: it may leave out hooks that came after it was compiled."""
+    if "torch._dynamo" not in sys.modules or torch.compiler.is_compiling():
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
 def local(x: Tensor) -> Tensor:
     """The part of a DTensor that is on this rank; other tensors as they are."""
     found: Tensor = getattr(x, "_local_tensor", x)
@@ -224,7 +233,7 @@ def _check_computes(place: str, module: nn.Module, part: Part) -> None:
     row[..., -1] = 1.0
     expected = labels[-1].expand(x.shape[1 - inputs]) if inputs == part.axis else labels
     try:
-        with torch.autocast(x.device.type, enabled=False), _eager(owner):
+        with torch.autocast(x.device.type, enabled=False), eagerly():
             found = functional_call(owner, stand_in, (row,))
         same = isinstance(found, Tensor) and torch.equal(found.flatten(), expected)
         why = "does not compute with its weight alone"
@@ -235,8 +244,3 @@ def _check_computes(place: str, module: nn.Module, part: Part) -> None:
             f"{place}: {_name(module, owner)} ({type(owner).__name__}) {why}, as with an adapter, a hook or a forward "
             f"that was replaced, so a change of the weight may have no effect; merge or remove it first"
         )
-
-
-def _eager(module: nn.Module) -> Any:
-    """A context in which a module that was compiled in place runs eagerly."""
-    return nullcontext() if module._compiled_call_impl is None else torch.compiler.set_stance("force_eager")

@@ -208,7 +208,9 @@ def _changes(model: nn.Module, sites: Sequence[HeadSite], gammas: list[Tensor]) 
         pass
     clipped = [i for i, gamma in enumerate(gammas) if bool((gamma < 1.0).any())]
     modules = {sites[i].module for i in clipped}
-    inside = tuple(f"{path}." if path else "" for path, x in model.named_modules(remove_duplicate=False) if x in modules)
+    inside = tuple(
+        f"{path}." if path else "" for path, x in model.named_modules(remove_duplicate=False) if x in modules
+    )
     changed = {at[:2] for i in clipped for part in parts[i] for at in tensors(part)}
     found: dict[Any, _Change] = {}
     for i in clipped:
@@ -222,7 +224,9 @@ def _changes(model: nn.Module, sites: Sequence[HeadSite], gammas: list[Tensor]) 
             at = local(change.tensor)
             key = (at.device, at.data_ptr() or id(at), change.start)
             if not torch.equal(found.setdefault(key, change).factors, change.factors):
-                raise ConfigError(f"{sites[i].place}: its queries and keys are one tensor, which cannot be scaled for both")
+                raise ConfigError(
+                    f"{sites[i].place}: its queries and keys are one tensor, which cannot be scaled for both"
+                )
     return list(found.values())
 
 
