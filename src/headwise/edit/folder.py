@@ -41,7 +41,8 @@ def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         folder: a new or empty folder; no model is ever overwritten. Save the tokenizer after the model.
     Raises:
         ConfigError: for a model of another library, and for a part of one whose class transformers does not export;
-            for tensors on the meta device, and for weights that a new model of this class does not have. CheckpointError: for a folder that is in use or cannot be written.
+            for tensors on the meta device; for weights that a new model of the class does not have, as those of a
+            parametrization. CheckpointError: for a folder that is in use or cannot be written.
     """
     kind = type(model)
     if not kind.__module__.startswith("transformers.") or not hasattr(model, "config"):

@@ -28,8 +28,8 @@ class HealingStep:
 
 @dataclass(frozen=True)
 class Healed:
-    """The trained model, the loss of each step's batch, and the number of weights that were trained: those of parameters
-    with a gradient."""
+    """The trained model, the loss of each step's batch, and the number of weights that were trained, which are those of
+    parameters with a gradient."""
 
     model: nn.Module
     losses: tuple[float, ...]
@@ -75,8 +75,8 @@ def heal(
         `Healed`. The model is left in the mode, training or not, that it came in.
     Raises:
         ConfigError: for options out of range; for too few batches, and for a loss or gradients that are not finite,
-            where the model keeps the steps before it; for a loss that depends on none of the parameters, and for steps that
-            changed no weight, as small ones do not in bfloat16.
+            where the model keeps the steps before it; for a loss that depends on none of the parameters, and for steps
+            that changed no weight, as small ones do not in bfloat16.
     """
     warmup = max(1, steps // 10) if warmup is None else warmup
     for name, count, least in (("steps", steps, 1), ("warmup", warmup, 0)):
@@ -137,8 +137,8 @@ def heal(
             parameter.grad = None
     if not any(one.changed() for one in watched):
         raise ConfigError(
-            f"lr={lr:g}: {steps} steps changed no weight, as the steps are too small for {chosen[0].dtype}; give a larger "
-            f"lr, or train in float32"
+            f"lr={lr:g}: {steps} steps changed no weight, as the steps are too small for {chosen[0].dtype}; give a "
+            f"larger lr, or train in float32"
         )
     return Healed(result, tuple(losses), sum(one.parameter.numel() for one in watched))
 

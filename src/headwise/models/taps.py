@@ -58,8 +58,10 @@ def record_heads(sites: Sequence[HeadSite]) -> Iterator[list[Tensor]]:
     [b, h, n, d_v] per site.
 
     Entry i is that of the latest call of `sites[i]`, with its graph, and [0, h, 0, d_v] before the first. Positions on
-    two axes are flattened row by row; a call without a batch has b = 1. ConfigError at the end, naming a module that was
-    called without its output projection.
+    two axes are flattened row by row; a call without a batch has b = 1.
+
+    Raises:
+        ConfigError: at the end, naming a module that was called without its heads being recorded.
     """
     check_sites(sites)
     heads = [torch.empty(0, site.num_heads, 0, site.value_dim) for site in sites]

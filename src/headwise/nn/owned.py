@@ -1,9 +1,9 @@
 """Whether the parameters of heads are what their module computes with, and nothing else's: what may be read, changed
 or replaced.
 
-`check_owned` is for what reads weights, `check_copied` for what computes the same with a copy, and `check_changeable` for
-what changes them. The last two call each linear map on one row with a stand-in for its weight, so that whatever lies
-between the two is found by its effect. `sharers` finds memory of two parameters.
+`check_owned` is for what reads weights, `check_copied` for what computes the same with a copy, and `check_changeable`
+for what changes them. The last two call each linear map on one row with a stand-in for its weight, so that whatever
+lies between the two is found by its effect. `sharers` finds memory of two parameters.
 """
 
 import sys
@@ -85,8 +85,8 @@ def check_state(model: nn.Module, build: Callable[[], nn.Module]) -> None:
         new = build().state_dict().keys()
     if different := sorted(model.state_dict().keys() ^ new):
         raise ConfigError(
-            f"model: {different[0]!r} is a name in its weights or in those of a new {type(model).__name__}, not in both, "
-            f"so that they could not be loaded: a parametrization, a mask or an adapter; merge it into the weights first"
+            f"model: {different[0]!r} is a weight of it or of a new {type(model).__name__}, not of both, so that it "
+            f"could not be loaded: a parametrization, a mask or an adapter; merge it into the weights first"
         )
 
 
@@ -175,7 +175,7 @@ def shared(place: str, one: Held, other: Held) -> ConfigError:
 
 
 def eagerly() -> AbstractContextManager[Any]:
-    """A context in which compiled code runs as it is written: it may leave out hooks that came after it was compiled."""
+    """A context in which compiled code runs as it is written; it may leave out hooks that are newer than it."""
     if "torch._dynamo" not in sys.modules or torch.compiler.is_compiling():
         return nullcontext()
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")

@@ -14,6 +14,9 @@ and the logits of head i are multiplied by γ_i, by these factors:
     QK-norm                        the norms come after W_q and W_k and undo their size, so √γ is applied to the weights
                                    (and biases) of both norms, which all heads share: γ of the layer's largest logit
 
+Weights that several layers share are multiplied once, by the least γ of these layers. What is not scaled by its weight
+(parametrizations, masks, adapters, hooks, a replaced forward) is refused before anything changes.
+
 Without biases, soft caps and the like on the scores, the largest logit on the same batch is then τ. Terms added to the
 product are not scaled: the largest logit then approaches τ over several steps.
 """
@@ -32,7 +35,7 @@ from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
 from headwise.nn.base import AttentionLayer
 from headwise.nn.layout import Part
-from headwise.nn.owned import check_changeable, check_plain, local, sharers, shared, tensors
+from headwise.nn.owned import check_changeable, check_plain, local, shared, sharers, tensors
 from headwise.parallel.heads_held import held_heads
 from headwise.table.show import as_html, as_text
 from headwise.telemetry.record import Record, Reduced
@@ -91,7 +94,7 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
         `Clipped`: what was scaled, by how much.
     Raises:
         ConfigError: if max_logit is not measured, or naming watched layers whose queries and keys cannot be scaled head
-            by head; nothing is changed then.
+            by head, or whose weights are computed from others or shared with other modules; nothing is changed then.
     Source: Kimi Team 2025, 2507.20534, §2.1 (MuonClip).
     """
     if not tau > 0:
@@ -163,7 +166,7 @@ def _refuse(site: HeadSite | None, of_all: bool) -> str | None:
     except ConfigError as error:
         return str(error)
     norms = site.layout().norms
-    names = [name for name, child in site.module.named_modules() if child in norms]
+    names = [name for name, one in site.module.named_modules(remove_duplicate=False) if one in norms]
     after = {letter for name in names for letter in name[: 2 if name.startswith("qk") else 1]}
     if norms and after != {"q", "k"}:
         return f"which of its queries and keys {', '.join(names)} normalizes is not known"
@@ -193,8 +196,8 @@ class _Change(NamedTuple):
 
 
 def _changes(model: nn.Module, sites: Sequence[HeadSite], gammas: list[Tensor]) -> list[_Change]:
-    """What is multiplied, a tensor that several layers share once: by the least γ of these layers, to which `gammas` are
-    lowered.
+    """What is multiplied. A tensor that several layers share is multiplied once, by the least γ of these layers, to
+    which `gammas` are lowered.
 
     Raises:
         ConfigError: for weights that other modules use too, and for maps that compute with more than their weight.
@@ -223,9 +226,11 @@ def _changes(model: nn.Module, sites: Sequence[HeadSite], gammas: list[Tensor]) 
         for change in _of_site(sites[i], parts[i], gammas[i]):
             at = local(change.tensor)
             key = (at.device, at.data_ptr() or id(at), change.start)
-            if not torch.equal(found.setdefault(key, change).factors, change.factors):
+            known = found.setdefault(key, change)
+            if known.axis != change.axis or not torch.allclose(known.factors, change.factors, rtol=1e-9):
                 raise ConfigError(
-                    f"{sites[i].place}: its queries and keys are one tensor, which cannot be scaled for both"
+                    f"{sites[i].place}: a tensor is shared by several heads, or by queries and keys, which would have "
+                    f"to be scaled differently; give each its own weights first"
                 )
     return list(found.values())
 
