@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +92,7 @@ def heal(
         raise ConfigError("parameters: none of them requires a gradient, so there is nothing to train")
     optimizer = torch.optim.AdamW(chosen, lr=lr, weight_decay=weight_decay)
     training, losses, source = result.training, list[float](), iter(batches)
-    watched: list[_Number] = []
+    before: dict[nn.Parameter, tuple[int, Tensor]] = {}  # where the first gradient is largest, and the number there
     devices = devices_of(result)
     result.train()
     try:
@@ -117,9 +117,11 @@ def heal(
                 optimizer.zero_grad(set_to_none=True)
                 if loss.requires_grad:
                     loss.backward()
-            known = {id(one.parameter) for one in watched}
-            watched += [_Number.largest(p) for p in chosen if p.grad is not None and id(p) not in known]
-            if not watched:
+            for p in chosen:
+                if p.grad is not None and p not in before:
+                    place = int(local(p.grad).abs().argmax()) if local(p).numel() else 0
+                    before[p] = place, _number(p, place)
+            if not before:
                 raise ConfigError(
                     "parameters: the loss depends on none of those that are trained; expected parameters of the model, "
                     "and a loss_fn that runs it with gradients"
@@ -135,35 +137,17 @@ def heal(
         result.train(training)
         for parameter in chosen:
             parameter.grad = None
-    if not any(one.changed() for one in watched):
+    if all(torch.equal(value, _number(p, place)) for p, (place, value) in before.items()):
         raise ConfigError(
             f"lr={lr:g}: {steps} steps changed no weight, as the steps are too small for {chosen[0].dtype}; give a "
             f"larger lr, or train in float32"
         )
-    return Healed(result, tuple(losses), sum(one.parameter.numel() for one in watched))
+    return Healed(result, tuple(losses), sum(p.numel() for p in before))
 
 
-class _Number(NamedTuple):
-    """The number of a parameter with the largest gradient, and its value before training."""
-
-    parameter: nn.Parameter
-    place: Tensor
-    before: Tensor
-
-    @classmethod
-    def largest(cls, parameter: nn.Parameter) -> "_Number":
-        assert parameter.grad is not None
-        place = local(parameter.grad).abs().flatten().argmax() if local(parameter).numel() else torch.tensor(0)
-        return cls(parameter, place, cls.at(parameter, place))
-
-    @staticmethod
-    def at(parameter: nn.Parameter, place: Tensor) -> Tensor:
-        """The number there, [1]; [0] where this rank has no part of the parameter."""
-        return local(parameter.detach()).flatten()[place : place + 1].clone()
-
-    def changed(self) -> bool:
-        """Whether it has another value."""
-        return not torch.equal(self.before, self.at(self.parameter, self.place))
+def _number(parameter: nn.Parameter, place: int) -> Tensor:
+    """A number of a parameter, [1]; [0] where this rank has no part of it."""
+    return local(parameter.detach()).flatten()[place : place + 1].clone()
 
 
 def _factor(step: int, steps: int, warmup: int) -> float:

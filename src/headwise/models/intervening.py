@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -78,7 +76,10 @@ def intervene(
             )
     placed = [Placed(edit, []) for edit in edits]
     called: set[str] = set()
-    hooks = [place.module.register_forward_pre_hook(Hook(partial(_note, called, place.name))) for place in places]
+    hooks = [
+        place.module.register_forward_pre_hook(Hook(lambda *args, name=place.name: called.add(name)))
+        for place in places
+    ]
     take_over(targets)
     try:
         with events.subscribe(modules={place.module: place.name for place in places}, edits=placed):
@@ -93,10 +94,6 @@ def intervene(
         if unused == "raise":
             raise ConfigError(what)
         warn(what)
-
-
-def _note(called: set[str], name: str, *args: Any) -> None:
-    called.add(name)
 
 
 def _without_effect(placed: Sequence[Placed], called: Sequence[Place]) -> Iterator[str]:

@@ -75,7 +75,20 @@ def check_plain(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
     adapters), and for a module whose `forward` was replaced on the instance."""
     for part in parts:
         for owner, name, x in tensors(part):
-            _check_plain(place, part, owner, name, x)
+            what = f"{type(part.owner).__name__}.{part.name}"
+            if not isinstance(x, Tensor):
+                raise ConfigError(f"{place}: {what} is not a tensor; quantized modules are not supported")
+            if not x.is_floating_point():
+                raise ConfigError(
+                    f"{place}: {part.name} is {x.dtype}: quantized weights are not supported; load them unquantized"
+                )
+            if type(local(x.data)) is not Tensor or owner._parameters.get(name) is not x:
+                raise ConfigError(
+                    f"{place}: {what} is not a plain parameter but a parametrization, a mask, an adapter or a "
+                    f"quantized tensor; merge it into the weights first"
+                )
+            if owner is part.owner and (x.ndim <= part.axis or x.shape[part.axis] < part.start + part.width):
+                raise ConfigError(f"{place}: {what} has shape {tuple(x.shape)}, a part of its size; gather it first")
     check_forward(place, module)
 
 
@@ -190,23 +203,6 @@ def local(x: Tensor) -> Tensor:
 
 def _name(module: nn.Module, owner: nn.Module) -> str:
     return next((name for name, child in module.named_modules() if child is owner), "") or "the module"
-
-
-def _check_plain(place: str, part: Part, owner: nn.Module, name: str, x: object) -> None:
-    what = f"{type(part.owner).__name__}.{part.name}"
-    if not isinstance(x, Tensor):
-        raise ConfigError(f"{place}: {what} is not a tensor; quantized modules are not supported")
-    if not x.is_floating_point():
-        raise ConfigError(
-            f"{place}: {part.name} is {x.dtype}: quantized weights are not supported; load the model unquantized"
-        )
-    if type(local(x.data)) is not Tensor or owner._parameters.get(name) is not x:
-        raise ConfigError(
-            f"{place}: {what} is not a plain parameter but a parametrization, a mask, an adapter or a quantized "
-            f"tensor; merge it into the weights first"
-        )
-    if owner is part.owner and (x.ndim <= part.axis or x.shape[part.axis] < part.start + part.width):
-        raise ConfigError(f"{place}: {what} has shape {tuple(x.shape)}, a part of its size; gather it first")
 
 
 def _check_maps(place: str, module: nn.Module, parts: Iterable[Part]) -> None:

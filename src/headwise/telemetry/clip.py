@@ -115,9 +115,8 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
     seen = [[largest.get((name, head), 0.0) for head in range(site.num_heads)] for name, site in plans]
     gammas = [torch.tensor([tau / x if tau < x < torch.inf else 1.0 for x in each]).double() for each in seen]
     sites = [site for _, site in plans]
-    changes = _changes(model, sites, gammas)
     with torch.no_grad():
-        for change in changes:
+        for change in _changes(model, sites, gammas):
             _multiply(*change)
     heads = [
         (name, i, seen[layer][i], gamma)
@@ -226,8 +225,8 @@ def _changes(model: nn.Module, sites: Sequence[HeadSite], gammas: list[Tensor]) 
         for change in _of_site(sites[i], parts[i], gammas[i]):
             at = local(change.tensor)
             key = (at.device, at.data_ptr() or id(at), change.start)
-            known = found.setdefault(key, change)
-            if known.axis != change.axis or not torch.allclose(known.factors, change.factors, rtol=1e-9):
+            first = found.setdefault(key, change)
+            if first.axis != change.axis or not torch.allclose(first.factors, change.factors, rtol=1e-9):
                 raise ConfigError(
                     f"{sites[i].place}: a tensor is shared by several heads, or by queries and keys, which would have "
                     f"to be scaled differently; give each its own weights first"
