@@ -7,6 +7,7 @@ import torch
 from design_samples import design, given
 from torch import Tensor, nn
 
+import headwise as hw
 from headwise.edit import heal, merge_kv
 from headwise.errors import ConfigError
 
@@ -108,3 +109,20 @@ def test_what_cannot_be_is_named(changes: dict[str, Any], message: str) -> None:
         heal(module, **options)
     assert not module.training
     assert all(bool(p.isfinite().all()) for p in module.parameters())
+
+
+def test_steps_without_effect_are_no_healing() -> None:
+    torch.manual_seed(0)
+    layer, x = hw.MultiHeadAttention(12, 3).bfloat16(), torch.randn(2, 5, 12).bfloat16()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).float().square().mean()
+
+    with pytest.raises(ConfigError, match=r"lr=1e-07: 2 steps changed no weight, .*bfloat16"):
+        heal(layer, [x], loss, 2, lr=1e-7)
+    with pytest.raises(ConfigError, match="the loss depends on none of those"):
+        heal(layer, [x], loss, 2, parameters=nn.Linear(3, 3).parameters())
+    with pytest.raises(ConfigError, match="the loss depends on none of those"):
+        heal(layer, [x], lambda model, x: loss(model, x).detach(), 2)
+    layer.unused = nn.Parameter(torch.zeros(7))
+    assert heal(layer, [x], loss, 2, lr=0.1).trained == 4 * 12 * 12

@@ -216,3 +216,94 @@ def test_attention_written_by_hand_is_clipped_once_its_heads_are_found() -> None
     with record:
         model(x)
     torch.testing.assert_close(record.latest["max_logit"], torch.full((1, 2), 2.0), rtol=1e-5, atol=0)
+
+
+class Both(nn.Sequential):
+    """Layers that read the same input."""
+
+    def forward(self, z):
+        return self[0](z) + self[1](z)
+
+
+def two_layers(**options):
+    torch.manual_seed(3)
+    return Both(*(hw.MultiHeadAttention(24, 4, **options) for _ in range(2))).eval()
+
+
+def shared_weights(model):
+    for name in ("q_proj", "k_proj"):
+        getattr(model[1], name).weight = getattr(model[0], name).weight
+    return model
+
+
+def shared_maps(model):
+    model[1].q_proj = model[0].q_proj
+    return model
+
+
+def shared_norms(model):
+    model[1].q_norm, model[1].k_norm = model[0].q_norm, model[0].k_norm
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "share"), [({}, shared_weights), ({"num_kv_heads": 2}, shared_maps), ({"qk_norm": True}, shared_norms)]
+)
+def test_what_layers_share_is_multiplied_once(options, share):
+    model = share(two_layers(**options))
+    before, tau, after, result = clipped(model, lambda: model(5 * x()), 0.3)
+    gammas = (tau / before).clamp_max(1.0).amin(0)
+    if options.get("num_kv_heads") or not options:
+        assert_close(after, before * gammas, rtol=2e-5, atol=1e-5)
+    else:
+        assert_close(after, before * gammas.min(), rtol=2e-5, atol=1e-5)
+    assert all(abs(gamma - gammas[head]) < 1e-6 for _, head, _, gamma in result.heads)
+
+
+@pytest.mark.parametrize("options", [{}, {"qk_norm": True}])
+def test_one_map_or_norm_for_queries_and_keys_is_multiplied_once(options):
+    (model,) = two_layers(**options)[:1]
+    model.k_proj = model.q_proj
+    model.k_norm = model.q_norm
+    before, tau, after, _ = clipped(model, lambda: model(x()), 0.3)
+    expected = before.clamp_max(tau) if not options else before * (tau / before.max())
+    assert_close(after, expected, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "layers", "message"),
+    [
+        (shared_maps, [0], r"'0\.q_proj\.weight' and '1\.q_proj\.weight' are one tensor"),
+        (
+            lambda m: setattr(m[0].v_proj, "weight", m[0].k_proj.weight),
+            None,
+            r"and '0\.v_proj\.weight' are",
+        ),
+        (lambda m: m[0].q_proj.register_parameter("again", m[0].q_proj.weight), None, r"q_proj\.again"),
+        (lambda m: m[0].register_buffer("view", m[0].q_proj.weight.detach()[3:5]), None, r"0\.view' share memory"),
+    ],
+)
+def test_weights_of_other_modules_are_not_scaled_with_them(change, layers, message):
+    model = two_layers()
+    change(model)
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    with hw.watch(model, layers=layers, **OPTIONS) as record:
+        model(5 * x())
+    with pytest.raises(hw.ConfigError, match=message):
+        hw.telemetry.qk_clip(model, record, tau=1e-2)
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+    with pytest.raises(hw.ConfigError, match=message):  # the step was not used
+        hw.telemetry.qk_clip(model, record, tau=1e-2)
+
+
+def test_a_norm_of_what_attention_returns_is_not_taken_for_one_of_queries():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (the hf extra)")
+    config = transformers.BitNetConfig(
+        vocab_size=13, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    model = transformers.BitNetModel(config).eval()
+    with hw.watch(model, **OPTIONS) as record:
+        model(torch.arange(7)[None])
+    with pytest.raises(hw.ConfigError, match="attn_sub_norm normalizes is not known"):
+        hw.telemetry.qk_clip(model, record, tau=1e-3)

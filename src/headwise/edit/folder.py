@@ -23,6 +23,7 @@ from headwise.models import HeadSite, find_heads
 from headwise.models.adapters.huggingface.library import OLDEST
 from headwise.models.configuration.keys import num_layers
 from headwise.models.resizing import make_room
+from headwise.nn.owned import check_state
 from headwise.tensor_files import read_tensors, save_tensors
 from headwise.trust import bounded, check_built, check_config, check_room
 
@@ -41,7 +42,8 @@ def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         folder: a new or empty folder; no model is ever overwritten. Save the tokenizer after the model.
     Raises:
         ConfigError: for a model of another library, and for a part of one whose class transformers does not export;
-            for tensors on the meta device. CheckpointError: for a folder that is in use or cannot be written.
+            for tensors on the meta device; for weights that a new model of the class does not have, as those of a
+            parametrization. CheckpointError: for a folder that is in use or cannot be written.
     """
     kind = type(model)
     if not kind.__module__.startswith("transformers.") or not hasattr(model, "config"):
@@ -57,9 +59,10 @@ def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     if without := [name for name, x in model.state_dict().items() if x.is_meta]:
         raise ConfigError(f"model: {without[0]} is on the meta device, where tensors have no values to be saved")
     sites = {site.name: {"num_heads": site.num_heads, "num_kv_heads": site.num_kv_heads} for site in find_heads(model)}
+    held: Any = model
+    check_state(model, lambda: held._from_config(deepcopy(held.config)))
     tensors, same = _apart(model)
     heads = {"format": FORMAT, "class": kind.__name__, "sites": sites, "same": same}
-    held: Any = model
     generation = getattr(held, "generation_config", None)
     with _new_folder(Path(folder)) as temporary:
         save_tensors(temporary / WEIGHTS_FILE, tensors, {"format": WEIGHTS_FORMAT})
@@ -189,11 +192,11 @@ def _check_layers(config: Any, tensors: Mapping[str, Tensor], path: Path) -> Non
 
 def _apart(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the state with each tensor once, and for names of shared tensors the name it is saved under."""
-    first: dict[tuple[int, int, tuple[int, ...]], str] = {}
+    first: dict[tuple[Any, ...], str] = {}
     tensors: dict[str, Tensor] = {}
     same: dict[str, str] = {}
     for name, x in model.state_dict().items():
-        key = (x.untyped_storage().data_ptr(), x.storage_offset(), tuple(x.shape))
+        key = (x.untyped_storage().data_ptr(), x.storage_offset(), tuple(x.shape), x.stride())
         if key in first and x.numel():
             same[name] = first[key]
         else:

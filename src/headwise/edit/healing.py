@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
+from headwise.nn.owned import local
 from headwise.seeds import devices_of, seeded, step_seed
 
 Loss = Callable[[nn.Module, Any], Tensor]  # of a model on a batch, a scalar
@@ -27,7 +28,8 @@ class HealingStep:
 
 @dataclass(frozen=True)
 class Healed:
-    """The trained model, the loss of each step's batch, and the number of weights that were trained."""
+    """The trained model, the loss of each step's batch, and the number of weights that were trained, which are those of
+    parameters with a gradient."""
 
     model: nn.Module
     losses: tuple[float, ...]
@@ -73,7 +75,8 @@ def heal(
         `Healed`. The model is left in the mode, training or not, that it came in.
     Raises:
         ConfigError: for options out of range; for too few batches, and for a loss or gradients that are not finite,
-            where the model keeps the steps before it.
+            where the model keeps the steps before it; for a loss that depends on none of the parameters, and for steps
+            that changed no weight, as small ones do not in bfloat16.
     """
     warmup = max(1, steps // 10) if warmup is None else warmup
     for name, count, least in (("steps", steps, 1), ("warmup", warmup, 0)):
@@ -89,6 +92,7 @@ def heal(
         raise ConfigError("parameters: none of them requires a gradient, so there is nothing to train")
     optimizer = torch.optim.AdamW(chosen, lr=lr, weight_decay=weight_decay)
     training, losses, source = result.training, list[float](), iter(batches)
+    before: dict[nn.Parameter, tuple[int, Tensor]] = {}  # where the first gradient is largest, and the number there
     devices = devices_of(result)
     result.train()
     try:
@@ -111,7 +115,17 @@ def heal(
                 if not math.isfinite(value):
                     raise ConfigError(f"the loss became {value} at step {step}; give a smaller lr than {lr:g}")
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                if loss.requires_grad:
+                    loss.backward()
+            for p in chosen:
+                if p.grad is not None and p not in before:
+                    place = int(local(p.grad).abs().argmax()) if local(p).numel() else 0
+                    before[p] = place, _number(p, place)
+            if not before:
+                raise ConfigError(
+                    "parameters: the loss depends on none of those that are trained; expected parameters of the model, "
+                    "and a loss_fn that runs it with gradients"
+                )
             norm = float(nn.utils.clip_grad_norm_(chosen, clip))
             if not math.isfinite(norm):  # a finite loss may have such gradients: √x at 0, sums beyond float16
                 raise ConfigError(f"the norm of the gradient became {norm} at step {step}, at a loss of {value:g}")
@@ -123,7 +137,17 @@ def heal(
         result.train(training)
         for parameter in chosen:
             parameter.grad = None
-    return Healed(result, tuple(losses), sum(p.numel() for p in chosen))
+    if all(torch.equal(value, _number(p, place)) for p, (place, value) in before.items()):
+        raise ConfigError(
+            f"lr={lr:g}: {steps} steps changed no weight, as the steps are too small for {chosen[0].dtype}; give a "
+            f"larger lr, or train in float32"
+        )
+    return Healed(result, tuple(losses), sum(p.numel() for p in before))
+
+
+def _number(parameter: nn.Parameter, place: int) -> Tensor:
+    """A number of a parameter, [1]; [0] where this rank has no part of it."""
+    return local(parameter.detach()).flatten()[place : place + 1].clone()
 
 
 def _factor(step: int, steps: int, warmup: int) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headwise.edit import share
 from headwise.edit.limits import check_finite, check_weights
-from headwise.edit.places import by_site, place
+from headwise.edit.places import by_site
 from headwise.edit.table import aligned, change, count_parameters
 from headwise.errors import ConfigError, check_choice, whole_number
 from headwise.models import KINDS, HeadSite, find_heads
@@ -115,7 +115,7 @@ def merge_kv(
     chosen = by_site("groups", sites, groups or {})
     for i in chosen:
         if i not in counts:
-            raise ConfigError(f"groups: {place(sites[i])} is not among the sites of num_kv_heads")
+            raise ConfigError(f"groups: {sites[i].place} is not among the sites of num_kv_heads")
     for i, count in counts.items():
         _check_site(sites[i], method)
         counts[i] = _checked_count(sites[i], count)
@@ -157,7 +157,7 @@ def _check_site(site: HeadSite, method: str) -> None:
     if not resizing.merges:
         known = ", and ".join(kind.merged for kind in KINDS if kind.merged)
         raise ConfigError(
-            f"{place(site)}: {type(site.module).__name__} does not support merging of KV heads; supported: {known}"
+            f"{site.place}: {type(site.module).__name__} does not support merging of KV heads; supported: {known}"
         )
     if method == "svd" and resizing.unknown_rotary:
         raise ConfigError(f"method='svd': {resizing.unknown_rotary}. The other methods do not require it")
@@ -167,8 +167,8 @@ def _checked_count(site: HeadSite, count: object) -> int:
     found = whole_number(count)
     if found is None or found < 1 or site.num_kv_heads % found:
         raise ConfigError(
-            f"num_kv_heads={count!r}: {place(site)} has {site.num_kv_heads} KV heads; expected a divisor of that",
-            f"num_kv_heads={count!r}：{place(site)} 有 {site.num_kv_heads} 个键值头；应为其约数",
+            f"num_kv_heads={count!r}: {site.place} has {site.num_kv_heads} KV heads; expected a divisor of that",
+            f"num_kv_heads={count!r}：{site.place} 有 {site.num_kv_heads} 个键值头；应为其约数",
         )
     return found
 
@@ -184,7 +184,7 @@ def _groups(site: HeadSite, count: int, method: str, given: Groups | None) -> li
         len(group) != size for group in found
     ):
         raise ConfigError(
-            f"groups: {place(site)}: {found}; expected {count} groups of {size}, in which each of the "
+            f"groups: {site.place}: {found}; expected {count} groups of {size}, in which each of the "
             f"{site.num_kv_heads} KV heads occurs once"
         )
     return found
@@ -212,7 +212,7 @@ def _merge(site: HeadSite, groups: list[list[int]], method: str) -> Merge:
     if method == "svd":
         put(maps["o"], "weight", new_o.flatten(0, 1).mT.to(maps["o"].weight))
     site.anatomy.resize(site, site.num_heads, len(groups))
-    return Merge(place(site), tuple(map(tuple, groups)), tuple(queries), scores, values)
+    return Merge(site.place, tuple(map(tuple, groups)), tuple(queries), scores, values)
 
 
 def _shared(

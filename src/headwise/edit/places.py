@@ -9,11 +9,6 @@ from headwise.models import HeadSite
 Value = TypeVar("Value")
 
 
-def place(site: HeadSite) -> str:
-    """Return the name of a site for messages and tables."""
-    return site.name or type(site.module).__name__
-
-
 def by_site(argument: str, sites: Sequence[HeadSite], given: Mapping[str | int, Value]) -> dict[int, Value]:
     """Return the values by the number of their site; ConfigError for a site that does not exist or is given twice."""
     if not isinstance(given, Mapping):

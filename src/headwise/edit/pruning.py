@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from headwise.edit.limits import check_independent, check_weights
-from headwise.edit.places import by_site, place
+from headwise.edit.places import by_site
 from headwise.edit.table import aligned, change, count_parameters, numbers
 from headwise.errors import ConfigError, whole_number
 from headwise.models import HeadSite, find_heads
@@ -183,7 +183,7 @@ def _listed(what: str, heads: Any) -> list[Any]:
 
 
 def _checked(site: HeadSite, removed: Any) -> tuple[int, ...]:
-    name, h = place(site), site.num_heads
+    name, h = site.place, site.num_heads
     found: list[int] = []
     for given in _listed(f"heads: {name}", removed):
         head = whole_number(given)
@@ -204,11 +204,11 @@ def _plan(site: HeadSite, removed: tuple[int, ...]) -> Cut:
     counts = [sum(head // group == j for head in kept) for j in range(site.num_kv_heads)]
     if len({count for count in counts if count}) > 1:
         raise ConfigError(
-            f"heads: {place(site)}: {group} query heads share a KV head, and {counts} of them "
+            f"heads: {site.place}: {group} query heads share a KV head, and {counts} of them "
             f"would remain; expected the same number in every remaining group: remove whole groups, or equally many "
             f"from each",
-            f"heads：{place(site)}：每 {group} 个查询头共享一个键值头，将剩下 {counts} 个；保留的各组头数应相同：请移除"
+            f"heads：{site.place}：每 {group} 个查询头共享一个键值头，将剩下 {counts} 个；保留的各组头数应相同：请移除"
             f"整组，或从每组移除同样多的头",
         )
     kept_kv = tuple(j for j, count in enumerate(counts) if count)
-    return Cut(place(site), removed, tuple(kept), kept_kv, site.num_heads, site.num_kv_heads)
+    return Cut(site.place, removed, tuple(kept), kept_kv, site.num_heads, site.num_kv_heads)

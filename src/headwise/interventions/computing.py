@@ -84,7 +84,7 @@ def _joined(edits: Sequence[Placed], whole: Arguments, plain: Callable[..., Resu
     for placed in edits:
         named = replace(whole, name=placed.name, mask=masks)
         chosen.append(placed.edit.chosen(named).tolist())
-        placed.applied.append(placed.edit.applies(named))
+        placed.applied.append((placed.name, placed.edit.applies(named)))
         masks = placed.edit.mask(named)
     outs, maps = [], []
     for heads, own in _runs(list(zip(*chosen, strict=True))):

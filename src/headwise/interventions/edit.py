@@ -85,12 +85,13 @@ class Placed:
     """An edit of some modules, as subscribed.
 
     Attributes:
-        name: of the module. applied: for each call so far, whether it had a token of each set of the edit.
+        name: of the module. applied: for each call so far, the name of its module, and whether it had a token of each
+            set of the edit.
         before: name of a module → `Arguments.real` of its last call, boolean [b or 1, tokens].
     """
 
     edit: "Edit"
-    applied: list[bool]
+    applied: list[tuple[str, bool]]
     name: str = ""
     before: dict[str, Tensor] = field(default_factory=dict)
 

@@ -13,6 +13,7 @@ from headwise.contents import Entry, folder_of, one_line, parsed, reading
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
+from headwise.nn.owned import check_state
 from headwise.seeds import seeded
 from headwise.tensor_files import read_tensors, write_tensors
 from headwise.wording import Bilingual
@@ -40,7 +41,7 @@ def save_model(
         info: JSON values that describe how the model was made.
         dtype: of the weights in the file.
     Raises:
-        ConfigError: if a layer is of another design than the decoder's `config`.
+        ConfigError: if a layer is of another design than the decoder's `config`, or weights have other names.
         CheckpointError: if the file cannot be written.
     """
     if decoder.strange_layers:
@@ -48,6 +49,7 @@ def save_model(
             f"decoder: {decoder.strange_layers[0]} is not of the design {decoder.config.design!r}, which "
             f"the file format cannot store"
         )
+    check_state(decoder, lambda: Decoder(decoder.config))
     header = header_of(decoder.config, tokenizer, {**info})
     write_tensors(path, {name: x.detach().to(dtype) for name, x in decoder.state_dict().items()}, header)
 

@@ -1,6 +1,6 @@
 """`intervene(model, …)`: the attention of a model with edits."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -11,6 +11,7 @@ from headwise.interventions.edit import Edit, Placed
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.models.adapters.selecting import named, select
 from headwise.models.attaching import Attachment
+from headwise.models.hooks import Hook
 from headwise.nn.base import AttentionLayer
 
 UNUSED = ("warn", "raise", "ignore")
@@ -49,7 +50,8 @@ def intervene(
         edits: applied in this order, and after those of the enclosing `intervene` contexts.
         layers: names of attention modules (`*` matches anything) or their indices; None for all.
         unused: "warn", "raise" or "ignore" at the end if an edit changed nothing: its tokens were in no call, or there
-            was no call.
+            was no call; and if a module was called without an edit of its attention, as one whose forward was replaced
+            on the instance.
     Returns:
         A context manager.
     Raises:
@@ -73,16 +75,39 @@ def intervene(
                 f"intervene(model): {place.name or 'the model'} ({type(place.module).__name__}) cannot be edited: {why}"
             )
     placed = [Placed(edit, []) for edit in edits]
+    called: set[str] = set()
+    hooks = [
+        place.module.register_forward_pre_hook(Hook(lambda *args, name=place.name: called.add(name)))
+        for place in places
+    ]
     take_over(targets)
     try:
         with events.subscribe(modules={place.module: place.name for place in places}, edits=placed):
             yield
     finally:
         give_back(targets)
+        for hook in hooks:
+            hook.remove()
+    if unused == "ignore":
+        return
+    for what in _without_effect(placed, [place for place in places if place.name in called]):
+        if unused == "raise":
+            raise ConfigError(what)
+        warn(what)
+
+
+def _without_effect(placed: Sequence[Placed], called: Sequence[Place]) -> Iterator[str]:
+    """What was not done, in sentences."""
+    reached = {name for name, _ in placed[0].applied}
+    if missed := [f"{place.name or 'the model'} ({type(place.module).__name__})" for place in called
+                  if place.name not in reached]:  # fmt: skip
+        yield (
+            f"intervene(model): {', '.join(missed)}: called, but without an attention that headwise computes, as where "
+            f"its forward was replaced on the instance; no edit was applied there"
+        )
+        if not reached:
+            return
     for one in placed:
-        if not any(one.applied) and unused != "ignore":
-            reached = f"none of the {len(one.applied)} calls had a token of each set, so it changed nothing"
-            what = f"{one.edit!r}: {reached if one.applied else 'no attention of its layers was called'}"
-            if unused == "raise":
-                raise ConfigError(what)
-            warn(what)
+        if not any(hit for _, hit in one.applied):
+            nowhere = f"none of the {len(one.applied)} calls had a token of each set, so it changed nothing"
+            yield f"{one.edit!r}: {nowhere if one.applied else 'no attention of its layers was called'}"

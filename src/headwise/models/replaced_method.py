@@ -42,6 +42,8 @@ class ReplacedMethod:
         """The method without the changes."""
         return partial(getattr(type(self.module), self.name), self.module) if self.own is None else self.own
 
+    __wrapped__ = before  # as `functools.wraps` has it
+
     @classmethod
     @contextmanager
     def with_change(cls: type[Method], module: nn.Module, change: Change) -> Iterator[None]:

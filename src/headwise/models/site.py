@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError, check_declared
 from headwise.models.hooks import Hook
-from headwise.nn.layout import Layout, Part, Resizing, check_owned, no_layout
+from headwise.nn.layout import Layout, Part, Resizing, no_layout
+from headwise.nn.owned import check_owned
 from headwise.spread import is_dtensor
 from headwise.table.show import as_html, as_text
 
@@ -50,6 +51,11 @@ class HeadSite:
             f"head_dim {self.head_dim}{width})"
         )
 
+    @property
+    def place(self) -> str:
+        """What it is called in messages and tables: its name, or the class of a module that is the model itself."""
+        return self.name or type(self.module).__name__
+
     def weights(self) -> dict[str, Tensor]:
         """The matrices of each head: "q" [h, d_model, d_k], "k" [h_kv, d_model, d_k], "v" [h_kv, d_model, d_v] and
         "o" [h, d_v, d_model] (d_model of keys and values is the context's width in cross attention).
@@ -69,7 +75,7 @@ class HeadSite:
         layout = self.layout()
         if not layout.parts:
             raise no_layout(type(self.module).__name__, layout.missing)
-        check_owned(self.name or type(self.module).__name__, self.module, layout.parts)
+        check_owned(self.place, self.module, layout.parts)
         return list(layout.parts)
 
 

@@ -2,23 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.errors import DTypeError, ShapeError
+from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.models.hooks import Hook
 from headwise.models.site import Change, HeadSite
+from headwise.nn.owned import eagerly
 
 
 @contextmanager
 def scale_heads(sites: Sequence[HeadSite], gates: Sequence[Tensor] | Tensor) -> Iterator[None]:
-    """Within it, every head's output is multiplied by its gate before the output projection.
+    """Within it, every head's output is multiplied by its gate before the output projection; compiled models run
+    uncompiled.
 
     Args:
         sites: from `find_heads`.
         gates: one tensor [h] per site, for all batch entries and tokens; it may require a gradient. 0 masks a head.
     Raises:
         ShapeError: naming the site whose gates do not fit. DTypeError: for other things than sites and tensors.
+        ConfigError: at the end, naming a module that was called without its heads being scaled.
     """
     check_sites(sites)
     several = isinstance(gates, Sequence) or (isinstance(gates, Tensor) and gates.ndim > 0)
@@ -43,7 +48,7 @@ def scale_heads(sites: Sequence[HeadSite], gates: Sequence[Tensor] | Tensor) -> 
 
     with ExitStack() as stack:
         for site, gate in zip(sites, gates, strict=True):
-            stack.enter_context(site.anatomy.tapped(site, scaled(site, gate)))
+            stack.enter_context(tapped(site, scaled(site, gate)))
         yield
 
 
@@ -54,6 +59,9 @@ def record_heads(sites: Sequence[HeadSite]) -> Iterator[list[Tensor]]:
 
     Entry i is that of the latest call of `sites[i]`, with its graph, and [0, h, 0, d_v] before the first. Positions on
     two axes are flattened row by row; a call without a batch has b = 1.
+
+    Raises:
+        ConfigError: at the end, naming a module that was called without its heads being recorded.
     """
     check_sites(sites)
     heads = [torch.empty(0, site.num_heads, 0, site.value_dim) for site in sites]
@@ -68,8 +76,38 @@ def record_heads(sites: Sequence[HeadSite]) -> Iterator[list[Tensor]]:
 
     with ExitStack() as stack:
         for i, site in enumerate(sites):
-            stack.enter_context(site.anatomy.tapped(site, recorded(i, site)))
+            stack.enter_context(tapped(site, recorded(i, site)))
         yield heads
+
+
+@contextmanager
+def tapped(site: HeadSite, change: Change) -> Iterator[None]:
+    """Within it, `change` is applied to Concat(head_1 … head_h) before the output projection; compiled
+    code runs uncompiled.
+
+    Raises:
+        ConfigError: at the end, if the module was called and the change never applied.
+    """
+    calls, changes = [0], [0]
+
+    def counted(concat: Tensor) -> Tensor:
+        changes[0] += 1
+        return change(concat)
+
+    def called(*args: Any) -> None:
+        calls[0] += 1
+
+    handle = site.module.register_forward_pre_hook(Hook(called))
+    try:
+        with eagerly(), site.anatomy.tapped(site, counted):
+            yield
+    finally:
+        handle.remove()
+    if calls[0] and not changes[0]:
+        raise ConfigError(
+            f"{site.place}: {type(site.module).__name__} was called, but not its output projection with the heads, as "
+            f"where its forward was replaced on the instance; its heads were not reached"
+        )
 
 
 def check_sites(sites: object) -> None:

@@ -1,6 +1,6 @@
 """`nn.MultiheadAttention`, also inside `nn.TransformerEncoderLayer` and similar modules."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from headwise.models.replaced_method import ReplacedMethod
 from headwise.models.site import Change, HeadSite, Kind
 from headwise.nn.layout import Layout, Part, Resizing
+from headwise.nn.owned import check_forward
 
 
 class TorchKind(Kind):
@@ -57,9 +58,11 @@ class TorchKind(Kind):
     @contextmanager
     def tapped(self, site: HeadSite, change: Change) -> Iterator[None]:
         """As in `Kind`. The module does not call its output projection, and fused paths do not even call the module:
-        these are disabled, and W_O is replaced by the identity while the heads are computed."""
+        these are disabled, and W_O is replaced by the identity while the heads are computed. ConfigError for a module
+        whose forward was replaced on the instance."""
         module = site.module
         assert isinstance(module, nn.MultiheadAttention)
+        check_forward(site.place, module)
         _fused_paths.forbid()
         try:
             with _Forward.with_change(module, change):
@@ -73,13 +76,13 @@ class _Forward(ReplacedMethod):
 
     def changed(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         module: Any = self.module
-        with _identity(module.out_proj):
+        with _identity(module) as project:
             concat, weights = self.before(*args, **kwargs)
         swapped = concat.ndim == 3 and not module.batch_first  # [n, b, h·d_v]
         concat = concat.transpose(0, 1) if swapped else concat
         for change in self.changes:
             concat = change(concat)
-        y = nn.functional.linear(concat, module.out_proj.weight, module.out_proj.bias)
+        y = project(concat)
         return y.transpose(0, 1) if swapped else y, weights
 
 
@@ -106,13 +109,34 @@ class _FusedPaths:
 _fused_paths = _FusedPaths()
 
 
+class _Identity(nn.Module):
+    """Stands for an output projection, where h·d_v = d_model, and returns its input. The projection itself is left as
+    it is: its weight may be computed from other parameters."""
+
+    bias = None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        like = linear.weight
+        self.register_buffer("weight", torch.eye(linear.in_features, dtype=like.dtype, device=like.device))
+        self.called = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As of headwise's adapter, which calls the projection."""
+        self.called = True
+        return x
+
+
 @contextmanager
-def _identity(linear: nn.Linear) -> Iterator[None]:
-    """Replace an output projection, where h·d_v = d_model, by the identity."""
-    held = dict(linear._parameters)
-    eye = torch.eye(linear.in_features, dtype=linear.weight.dtype, device=linear.weight.device)
-    linear._parameters.update(weight=nn.Parameter(eye, requires_grad=False), bias=None)
+def _identity(module: nn.MultiheadAttention) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Replace the output projection by the identity; yields the projection, called as the module calls it."""
+    linear = module.out_proj
+    module._modules["out_proj"] = identity = _Identity(linear)
+
+    def project(x: Tensor) -> Tensor:
+        return linear(x) if identity.called else nn.functional.linear(x, linear.weight, linear.bias)
+
     try:
-        yield
+        yield project
     finally:
-        linear._parameters.update(held)
+        module._modules["out_proj"] = linear

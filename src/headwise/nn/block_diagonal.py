@@ -13,6 +13,7 @@ from headwise.nn.forms import drawn
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
+from headwise.nn.owned import check_copied
 from headwise.nn.steps import Steps
 
 
@@ -116,6 +117,7 @@ class BlockDiagonalAttention(AttentionLayer):
 
     def to_multi_head(self) -> MultiHeadAttention:
         """Return the `MultiHeadAttention` that computes the same function: its matrices are zero outside the blocks."""
+        check_copied(type(self).__name__, self, self.layout().parts)
         h = self.num_heads
         full = {}
         for name, w in (("q", self.w_q), ("k", self.w_k), ("v", self.w_v)):

@@ -18,6 +18,7 @@ from headwise.nn.base import AttentionLayer, copy_into
 from headwise.nn.checks import check_input, flag, size
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.notes import Notes, Words
+from headwise.nn.owned import check_copied
 from headwise.nn.steps import Steps
 from headwise.scores import Score
 
@@ -220,6 +221,7 @@ def _from_conv(
 ) -> ConvolutionAttention:
     if not isinstance(conv, kind):
         raise ConfigError(f"conv: expected an nn.{kind.__name__}, got {type(conv).__name__}")
+    check_copied(kind.__name__, conv, [Part("conv", conv, "weight", 0, "query", 1)])
     if any(step != 1 for step in conv.stride):
         raise ConfigError(f"stride={conv.stride}: expected 1; attention has one query per position")
     if conv.padding_mode != "zeros":

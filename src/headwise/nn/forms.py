@@ -11,6 +11,7 @@ from headwise.nn.base import AttentionLayer, copy_into
 from headwise.nn.checks import flag
 from headwise.nn.layout import Layout, Part
 from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.owned import check_copied
 
 Form = TypeVar("Form", bound="MultiHeadForm")
 
@@ -68,6 +69,7 @@ class MultiHeadForm(AttentionLayer):
 
     def to_multi_head(self) -> MultiHeadAttention:
         """Return the same function as a `MultiHeadAttention`, with copied weights."""
+        check_copied(type(self).__name__, self, self.layout().parts)
         other = MultiHeadAttention.from_heads(
             **self.head_matrices(), bias=self.b_q is not None, dropout=self.dropout, rotary=self.rotary is not None
         )

@@ -10,7 +10,7 @@ from headwise.costs.counts import Counts
 from headwise.errors import check_choice
 from headwise.nn.base import copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Resizing, linear_parts
-from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.multi_head import MultiHeadAttention, copy_projections
 from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.steps import Steps
@@ -112,8 +112,7 @@ class GatedAttention(ProjectedLayer):
             value_dim=other.value_dim, context_dim=other.context_dim, bias=other.q_proj.bias is not None,
             dropout=other.dropout, rotary=other.rotary is not None, qk_norm=other.q_norm is not None,
         ).to(other.q_proj.weight)  # fmt: skip
-        ours = dict(module.named_parameters())
-        copy_into((ours[name], parameter) for name, parameter in other.named_parameters())
+        copy_projections(other, module)
         nn.init.zeros_(module.gate_proj.weight)
         nn.init.zeros_(module.gate_proj.bias)
         copy_into([(module.o_proj.weight, 2.0 * other.o_proj.weight)])

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from headwise.errors import ConfigError
 
@@ -123,24 +122,6 @@ def linear_parts(letter: str, owner: nn.Module, axis: int, heads: str, width: in
     if axis == 0 and getattr(owner, "bias", None) is not None:
         parts.append(Part(letter, owner, "bias", 0, heads, width, start))
     return parts
-
-
-def check_owned(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
-    """Raise ConfigError for a map that is computed from more than its parameter, as an adapter around it does.
-
-    Args:
-        place: what `module`, which has the parts, is called in the message.
-    """
-    for part in parts:
-        owner, kind = part.owner, type(part.owner)
-        passed_on = isinstance(getattr(kind, part.name, None), property) and not parametrize.is_parametrized(owner)
-        if passed_on or not hasattr(owner, part.name):
-            name = next((name for name, child in module.named_modules() if child is owner), "")
-            what = f"{kind.__module__}.{kind.__qualname__}"
-            raise ConfigError(
-                f"{place}: {name or 'the module'} is {what}, which has no {part.name} of its own: an adapter or a "
-                f"quantized module. Merge the adapter into the weights, or load the model unquantized"
-            )
 
 
 def no_layout(what: str, why: str) -> ConfigError:

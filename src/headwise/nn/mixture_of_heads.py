@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from headwise.costs.counts import Counts, positive
 from headwise.errors import ConfigError
-from headwise.nn.base import copy_into
 from headwise.nn.checks import size
 from headwise.nn.gating import Gates, choose_heads
 from headwise.nn.layout import Resizing
-from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.multi_head import MultiHeadAttention, copy_projections
 from headwise.nn.notes import Notes, Words
 from headwise.nn.sparse_mixture import UNCHOSEN, SparseHeadMixture
 from headwise.nn.steps import Steps
@@ -149,8 +148,7 @@ class MixtureOfHeads(SparseHeadMixture):
             context_dim=other.context_dim, bias=other.q_proj.bias is not None, dropout=other.dropout,
             rotary=other.rotary is not None, qk_norm=other.q_norm is not None,
         ).to(other.q_proj.weight)  # fmt: skip
-        ours = dict(module.named_parameters())
-        copy_into((ours[name], parameter) for name, parameter in other.named_parameters())
+        copy_projections(other, module)
         for router, std in ((module.gate, router_std), (module.shared_gate, 0.0), (module.balance, 0.0)):
             nn.init.normal_(router.weight, std=std)
         return module.train(other.training)

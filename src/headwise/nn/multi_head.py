@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from headwise.costs.counts import Counts, divided, positive
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.nn.layout import INDEPENDENT, Layout, Resizing, check_owned
+from headwise.nn.base import copy_into
+from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.notes import Notes, Preset, Words
+from headwise.nn.owned import check_copied
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.steps import Steps
 
@@ -170,8 +172,9 @@ class MultiHeadAttention(ProjectedLayer):
         }
 
     def check_owned(self) -> None:
-        """Raise ConfigError if a projection is not a linear map with weights of its own, such as an adapter."""
-        check_owned(type(self).__name__, self, self.layout().parts)
+        """Raise ConfigError if a projection is not a linear map with weights of its own, such as an adapter, or if the
+        module's forward was replaced on the instance."""
+        check_copied(type(self).__name__, self, self.layout().parts)
 
     @classmethod
     def from_heads(cls, q: Tensor, k: Tensor, v: Tensor, o: Tensor, **options: Any) -> "MultiHeadAttention":
@@ -203,6 +206,8 @@ class MultiHeadAttention(ProjectedLayer):
         """
         if not isinstance(other, nn.MultiheadAttention):
             raise DTypeError(f"from_torch(other): expected an nn.MultiheadAttention, got {type(other).__name__}")
+        names = ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+        check_copied(type(other).__name__, other, [Part("qkv", other, name, 0, "query", 1) for name in names])
         unlike = (other.bias_k is not None, "add_bias_kv"), (other.add_zero_attn, "add_zero_attn"), (
             other.kdim != other.vdim, "kdim different from vdim"
         )  # fmt: skip
@@ -235,6 +240,14 @@ class MultiHeadAttention(ProjectedLayer):
         for own, to in _same_numbers(self, other):
             _copy(own, to)
         return other.train(self.training)
+
+
+def copy_projections(other: MultiHeadAttention, into: nn.Module) -> None:
+    """Copy projections and norms to those of the same names in another module."""
+    copy_into(
+        (getattr(into.get_submodule(name), x), getattr(child, x))
+        for name, child in other._modules.items() for x in ("weight", "bias") if getattr(child, x, None) is not None
+    )  # fmt: skip
 
 
 def _same_numbers(own: MultiHeadAttention, other: nn.MultiheadAttention) -> list[tuple[list[Tensor], list[Tensor]]]:

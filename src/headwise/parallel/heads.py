@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from headwise.errors import ConfigError, ShapeError
 from headwise.nn.base import AttentionLayer
 from headwise.nn.block import TransformerBlock
+from headwise.nn.owned import check_changeable, check_unshared, sharers
 from headwise.nn.registry import DESIGNS
 from headwise.parallel.heads_held import check_even, held_heads
 from headwise.parallel.heads_styles import HeadNorm, Heads, KeyHeads, OwnRandomness
@@ -39,7 +40,7 @@ def head_parallel_plan(module: AttentionLayer | TransformerBlock) -> dict[str, P
         Name of a submodule → style; "" is the layer itself.
     Raises:
         ConfigError: naming the design, if its heads depend on each other, are not rows and columns of linear maps,
-            share other weights, or if the design is unknown.
+            share other weights, or if the design is unknown; for weights that are computed from others or shared.
     """
     if isinstance(module, TransformerBlock):
         inside = head_parallel_plan(module.attention)
@@ -50,6 +51,7 @@ def head_parallel_plan(module: AttentionLayer | TransformerBlock) -> dict[str, P
     if reason := _refusal(type(module)) or _unspreadable(module):
         raise ConfigError(f"{type(module).__name__} cannot be spread over ranks by its heads: {reason}")
     layout = module.layout()
+    check_changeable(type(module).__name__, module, layout.parts)
     styles: dict[nn.Module, ParallelStyle] = {norm: HeadNorm() for norm in layout.norms}
     for part in layout.parts:
         if part.axis == 1:
@@ -157,6 +159,7 @@ def _unspreadable(module: AttentionLayer) -> str:
 def _plans(model: nn.Module, ranks: int, feed_forward: bool) -> Iterator[tuple[nn.Module, dict[str, ParallelStyle]]]:
     """Each layer with its plan; raises for the first that cannot be partitioned."""
     inside = set()
+    together = sharers(model)
     for name, module in model.named_modules():
         if isinstance(module, TransformerBlock) and feed_forward:
             inside.add(module.attention)
@@ -168,6 +171,7 @@ def _plans(model: nn.Module, ranks: int, feed_forward: bool) -> Iterator[tuple[n
                 raise ConfigError(f"its heads are spread already: {held_heads(attention)}")
             plan = head_parallel_plan(module)
             check_even(attention, ranks)
+            check_unshared(type(attention).__name__, attention.layout().parts, together)
             if isinstance(module, TransformerBlock) and module.ff_in.out_features % ranks:
                 raise ShapeError(
                     f"d_ff={module.ff_in.out_features} cannot be spread evenly over {ranks} ranks; give "

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from headwise.errors import ConfigError, check_choice
 from headwise.nn.base import AttentionLayer
+from headwise.nn.owned import check_forward
 from headwise.nn.registry import DESIGNS
 from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths, members, reduce_together
 from headwise.parallel.ring import ring_attend
@@ -120,7 +121,7 @@ def sequence_parallel(
         A handle with `.restore()`, which is also a context manager.
     Raises:
         ConfigError: naming the layer whose design is not supported, or if the model has no layer, or a layer is already
-            parallel; nothing is changed then.
+            parallel or its forward was replaced on the instance; nothing is changed then.
     """
     check_choice("how", how, HOW)
     layout = HOW[how][1] if layout is None else layout
@@ -140,6 +141,7 @@ def sequence_parallel(
             )
         if any(step in vars(layer) for step in STEPS):
             raise ConfigError(f"{called} already attends over several ranks; restore() it first")
+        check_forward(called, layer)
     return SequenceParallel(model, layers, how, layout, who)
 
 

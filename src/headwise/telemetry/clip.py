@@ -14,13 +14,18 @@ and the logits of head i are multiplied by γ_i, by these factors:
     QK-norm                        the norms come after W_q and W_k and undo their size, so √γ is applied to the weights
                                    (and biases) of both norms, which all heads share: γ of the layer's largest logit
 
+Weights that several layers share are multiplied once, by the least γ of these layers. What is not scaled by its weight
+(parametrizations, masks, adapters, hooks, a replaced forward) is refused before anything changes.
+
 Without biases, soft caps and the like on the scores, the largest logit on the same batch is then τ. Terms added to the
 product are not scaled: the largest logit then approaches τ over several steps.
 """
 
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain, combinations
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +34,8 @@ from torch.func import functional_call
 from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
 from headwise.nn.base import AttentionLayer
+from headwise.nn.layout import Part
+from headwise.nn.owned import check_changeable, check_plain, local, shared, sharers, tensors
 from headwise.parallel.heads_held import held_heads
 from headwise.spread import is_dtensor
 from headwise.table.show import as_html, as_text
@@ -89,7 +96,7 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
         `Clipped`: what was scaled, by how much.
     Raises:
         ConfigError: if max_logit is not measured, or naming watched layers whose queries and keys cannot be scaled head
-            by head; nothing is changed then.
+            by head, or whose weights are computed from others or shared with other modules; nothing is changed then.
     Source: Kimi Team 2025, 2507.20534, §2.1 (MuonClip).
     """
     if not tau > 0:
@@ -106,17 +113,19 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
         plans = [(name, clipped[copies[id(site.module)]]) for name, site in plans]
     if own.ledger.clipped == summary.step or not summary.steps:
         return Clipped(model, summary.step, tau, ())
+    largest = dict(zip(summary.places, summary.column("max_logit").tolist(), strict=True))
+    seen = [[largest.get((name, head), 0.0) for head in range(site.num_heads)] for name, site in plans]
+    gammas = [torch.tensor([tau / x if tau < x < torch.inf else 1.0 for x in each]).double() for each in seen]
+    sites = [site for _, site in plans]
+    with torch.no_grad():
+        for change in _changes(model, sites, gammas):
+            _multiply(*change)
+    heads = [
+        (name, i, seen[layer][i], gamma)
+        for layer, (name, _) in enumerate(plans) for i, gamma in enumerate(gammas[layer].tolist()) if gamma < 1.0
+    ]  # fmt: skip
     if not copy:
         own.ledger.clipped = summary.step
-    largest = dict(zip(summary.places, summary.column("max_logit").tolist(), strict=True))
-    heads = []
-    with torch.no_grad():
-        for name, site in plans:
-            seen = [largest.get((name, head), 0.0) for head in range(site.num_heads)]
-            gammas = [tau / value if tau < value < torch.inf else 1.0 for value in seen]
-            heads += [(name, i, seen[i], gamma) for i, gamma in enumerate(gammas) if gamma < 1.0]
-            if min(gammas) < 1.0:
-                _clip(site, torch.tensor(gammas, dtype=torch.float64))
     return Clipped(model, summary.step, tau, tuple(heads))
 
 
@@ -161,35 +170,115 @@ def _refuse(site: HeadSite | None) -> str | None:
     if isinstance(site.module, AttentionLayer) and site.module.coupling.at == "scores":
         return f"its scores are mixtures of several heads' products: {site.module.coupling.why}"
     try:
-        letters = {part.letter for part in site.parts()}
+        parts = site.parts()
+        if not {"q", "k"} <= {part.letter for part in parts}:
+            return "it has no W_q and W_k"
+        check_plain(site.place, site.module, _of_norms(site) or _of_queries_and_keys(parts))
     except ConfigError as error:
         return str(error)
-    if not {"q", "k"} <= letters:
-        return "it has no W_q and W_k"
-    return next(filter(None, map(_refuse_norm, site.layout().norms)), None)
+    norms = site.layout().norms
+    names = [name for name, one in site.module.named_modules(remove_duplicate=False) if one in norms]
+    after = {letter for name in names for letter in name[: 2 if name.startswith("qk") else 1]}
+    if norms and after != {"q", "k"}:
+        return f"which of its queries and keys {', '.join(names)} normalizes is not known"
+    return next(filter(None, map(_refuse_norm, norms)), None)
 
 
-def _clip(site: HeadSite, gamma: Tensor) -> None:
+def _of_queries_and_keys(parts: Sequence[Part]) -> list[Part]:
+    return [part for part in parts if part.letter in ("q", "k")]
+
+
+def _of_norms(site: HeadSite) -> list[Part]:
+    """The weights and biases of the norms as parts, of which all heads share the whole."""
+    return [
+        Part("norm", norm, name, -1, "key", getattr(norm, name).shape[-1])
+        for norm in site.layout().norms for name in ("weight", "bias") if isinstance(getattr(norm, name, None), Tensor)
+    ]  # fmt: skip
+
+
+class _Change(NamedTuple):
+    """A parameter, the factors of the numbers along one axis from `start` on, and what is added to it before."""
+
+    tensor: Tensor
+    axis: int
+    start: int
+    factors: Tensor
+    offset: float = 0.0
+
+
+def _changes(model: nn.Module, sites: Sequence[HeadSite], gammas: list[Tensor]) -> list[_Change]:
+    """What is multiplied. A tensor that several layers share is multiplied once, by the least γ of these layers, to
+    which `gammas` are lowered.
+
+    Raises:
+        ConfigError: for weights that other modules use too, and for maps that compute with more than their weight.
+    """
+    if not any(bool((gamma < 1.0).any()) for gamma in gammas):
+        return []
+    together = sharers(model)
+    parts = [_of_norms(site) or _of_queries_and_keys(site.parts()) for site in sites]
+    held = [[together[at[:2]] for part in each for at in tensors(part)] for each in parts]
+    while _lowered(sites, gammas, [{one.region for one in chain(*each)} for each in held]):
+        pass
+    clipped = [i for i, gamma in enumerate(gammas) if bool((gamma < 1.0).any())]
+    modules = {sites[i].module for i in clipped}
+    inside = tuple(
+        f"{path}." if path else "" for path, x in model.named_modules(remove_duplicate=False) if x in modules
+    )
+    changed = {at[:2] for i in clipped for part in parts[i] for at in tensors(part)}
+    found: dict[Any, _Change] = {}
+    for i in clipped:
+        check_changeable(sites[i].place, sites[i].module, parts[i])
+        for one, *others in held[i]:
+            for other in others:
+                known = (other.owner, other.name) in changed and other.path.startswith(inside)
+                if not known or other.region != one.region:
+                    raise shared(sites[i].place, one, other)
+        for change in _of_site(sites[i], parts[i], gammas[i]):
+            at = local(change.tensor)
+            key = (at.device, at.data_ptr() or id(at), change.start)
+            first = found.setdefault(key, change)
+            if first.axis != change.axis or not torch.allclose(first.factors, change.factors, rtol=1e-9):
+                raise ConfigError(
+                    f"{sites[i].place}: a tensor is shared by several heads, or by queries and keys, which would have "
+                    f"to be scaled differently; give each its own weights first"
+                )
+    return list(found.values())
+
+
+def _lowered(sites: Sequence[HeadSite], gammas: list[Tensor], regions: list[set[Any]]) -> bool:
+    """Whether γ of a site became that of another one that shares weights with it."""
+    before = [gamma.clone() for gamma in gammas]
+    for (i, one), (j, other) in combinations(enumerate(regions), 2):
+        if one & other:
+            if sites[i].num_heads != sites[j].num_heads:
+                raise ConfigError(f"{sites[i].place} and {sites[j].place} share weights, but not their number of heads")
+            gammas[i] = gammas[j] = torch.minimum(gammas[i], gammas[j])
+    return any(not torch.equal(*pair) for pair in zip(before, gammas, strict=True))
+
+
+def _of_site(site: HeadSite, parts: Sequence[Part], gamma: Tensor) -> Iterator[_Change]:
+    """What is multiplied in one site."""
     layout = site.layout()
     if layout.norms:
-        for norm in layout.norms:
-            _scale_norm(norm, float(gamma.min().sqrt()))
+        for part in parts:
+            offset = (_offset(part.owner) or 0.0) if part.name == "weight" else 0.0
+            x = getattr(part.owner, part.name)
+            yield _Change(x, x.ndim - 1, 0, gamma.min().sqrt().expand(x.shape[-1]), offset)
         return
-    shared = gamma.view(site.num_kv_heads, -1)  # [h_kv, queries of a key]
-    key = shared.amin(-1).sqrt()
-    query = (shared / key[:, None]).flatten()
-    for part in layout.parts:
-        if part.letter in ("q", "k"):
-            factors = query if part.letter == "q" else key
-            tensor = part.tensor
-            if isinstance(tensor, nn.ParameterList):
-                for one, factor in zip(tensor, factors, strict=True):
-                    _multiply(one, factor.expand(one.shape))
-                continue
-            each = factors[:, None].repeat(1, part.width)
-            if part.letter == "q" and layout.shared_key:
-                each[:, -layout.shared_key :] = gamma[:, None]  # their key stays as it is
-            _multiply(tensor, _spread(tensor, part.axis, part.start, each.flatten()))
+    shared_keys = gamma.view(site.num_kv_heads, -1)  # [h_kv, queries of a key]
+    key = shared_keys.amin(-1).sqrt()
+    query = (shared_keys / key[:, None]).flatten()
+    for part in parts:
+        factors = query if part.letter == "q" else key
+        if isinstance(part.tensor, nn.ParameterList):
+            for one, factor in zip(part.tensor, factors, strict=True):
+                yield _Change(one, 0, 0, factor.expand(len(one)))
+            continue
+        each = factors[:, None].repeat(1, part.width)
+        if part.letter == "q" and layout.shared_key:
+            each[:, -layout.shared_key :] = gamma[:, None]  # their key stays as it is
+        yield _Change(part.tensor, part.axis, part.start, each.flatten())
 
 
 def _refuse_norm(norm: Any) -> str | None:
@@ -214,29 +303,15 @@ def _offset(norm: Any) -> float | None:
     return None
 
 
-def _scale_norm(norm: Any, factor: float) -> None:
-    """Scale the output of a norm that is not refused: its weight, or one more than it, and its bias."""
-    offset = _offset(norm)
-    assert offset is not None
-    norm.weight.copy_(((norm.weight.double() + offset) * factor - offset).to(norm.weight))
-    if getattr(norm, "bias", None) is not None:
-        _multiply(norm.bias, torch.full(norm.bias.shape, factor))
+def _multiply(tensor: Tensor, axis: int, start: int, factors: Tensor, offset: float) -> None:
+    """In place, in float64: a factor of bfloat16 would be off by half a percent."""
+    from torch.distributed.tensor import DTensor, distribute_tensor  # as slow to import as PyTorch itself
 
-
-def _spread(tensor: Tensor, axis: int, start: int, factors: Tensor) -> Tensor:
-    """Factors for the whole tensor: the given ones along an axis from `start`, and 1 elsewhere."""
     along = torch.ones(tensor.shape[axis], dtype=torch.float64)
     along[start : start + len(factors)] = factors
     shape = [1] * tensor.ndim
     shape[axis] = -1
-    return along.view(shape).expand(tensor.shape)
-
-
-def _multiply(tensor: Tensor, factors: Tensor) -> None:
-    """In place, in float64: a factor of bfloat16 would be off by half a percent."""
-    from torch.distributed.tensor import DTensor, distribute_tensor  # as slow to import as PyTorch itself
-
-    factors = factors.to(tensor.device)
+    whole = along.view(shape).expand(tensor.shape).to(tensor.device)
     if isinstance(tensor, DTensor):
-        factors = distribute_tensor(factors.contiguous(), tensor.device_mesh, tensor.placements)
-    tensor.copy_((tensor.double() * factors).to(tensor.dtype))
+        whole = distribute_tensor(whole.contiguous(), tensor.device_mesh, tensor.placements)
+    tensor.copy_(((tensor.double() + offset) * whole - offset).to(tensor.dtype))

@@ -12,7 +12,7 @@ from headwise.analysis.checks import head_name
 from headwise.errors import ConfigError, ShapeError
 from headwise.models.find import find_heads
 from headwise.models.site import Change, HeadSite
-from headwise.models.taps import record_heads
+from headwise.models.taps import record_heads, tapped
 from headwise.progress import Progress
 
 LossFunction = Callable[[nn.Module, Any], Tensor]  # (model, batch) → the batch's mean loss, one number
@@ -41,7 +41,7 @@ def changed(sites: Sequence[HeadSite], changes: dict[int, Change]) -> Iterator[N
     """Context in which changes[i] is applied between the heads of sites[i] and their output projection."""
     with ExitStack() as stack:
         for layer, change in changes.items():
-            stack.enter_context(sites[layer].anatomy.tapped(sites[layer], change))
+            stack.enter_context(tapped(sites[layer], change))
         yield
 
 
