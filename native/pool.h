@@ -28,8 +28,8 @@ template <typename T> struct Pool {
   explicit Pool(const headwise_pool_call& call)
       : call(call), height(blocks(call.n, call.cell)), width(blocks(call.m, call.cell)),
         task_rows(squares(least(2048, most(256, call.n / 16)), height)), task_cols(squares(1024, width)),
-        rows_at_once(squares(BLOCK_ROWS, height)), source(call, least(task_cols * call.cell, call.m), refused), queue{0},
-        refused{0} {}
+        rows_at_once(squares(BLOCK_ROWS, height)),
+        source(call, least(task_cols * call.cell, call.m), call.logs, refused), queue{0}, refused{0} {}
 
   // The number of squares that span about `cells` queries or keys, at least one and at most all.
   int64_t squares(int64_t cells, int64_t all) const { return least(most(1, cells / call.cell), most(1, all)); }
@@ -64,11 +64,12 @@ template <typename T> struct Pool {
     }
   }
 
-  // Squares of one weight: cell 1.
+  // Squares of one weight, or its logarithm: cell 1.
   void copy(int64_t query, int count, Memory& m) const {
     const int64_t begin = m.source.begin, end = m.source.end;
     float* to = call.mean + (m.source.head * call.n + query) * call.m;
-    for (int r = 0; r < count; r++) __builtin_memset(to + r * call.m + begin, 0, (size_t)(end - begin) * 4);
+    for (int r = 0; r < count; r++)
+      for (int64_t j = begin; j < end; j++) to[r * call.m + j] = call.logs ? NOTHING : 0.0f;
     source.block(m.source, query, count, begin, end, [&](int r, int rows, int64_t key, const float* p, int64_t keys) {
       for (int i = 0; i < rows; i++) __builtin_memcpy(to + (r + i) * call.m + key, p + i * STRIDE, (size_t)keys * 4);
     });

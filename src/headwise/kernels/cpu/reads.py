@@ -1,6 +1,7 @@
 """The compiled kernel's reads of a map: weights, statistics, products and pictures."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from headwise.kernels.cpu import matrix
 from headwise.kernels.cpu.passes import MOST_NUMBERS, forward, refusal, transposed
 from headwise.kernels.cpu.rows import reduce_rows
 from headwise.kernels.reads import Matrix, Reads
+from headwise.masks import Span
 from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic, TopKeys, TopWeights
@@ -35,8 +37,24 @@ class CompiledReads(Reads):
             return torch.cat([torch.cat(of_heads, 1) for of_heads in found])
         if rows.step != 1 or cols.step != 1:
             return torch.cat(list(self._apart(of, batch, heads, rows, cols)), 2)
-        part = of.part(rows, cols)
+        part = self.exact(of.part(rows, cols))
         return _done(part, lambda call: matrix.weights(call, part.lse))
+
+    def exact(self, of: Matrix) -> Matrix:
+        if not of.has_large_scores:
+            return of
+        whole = of.whole
+        assert whole is not None
+        _, _, n, m = whole.rule.grid
+        height = max(1, LARGEST_PART // max(1, m))
+        found = [of.lse.double()[:, :, :0]]
+        for start in range(0, n, height):
+            rows = whole.of_rows(Span(start, min(start + height, n)))
+            found.append(rows.lse + _done(rows, partial(matrix.log_sums, lse=rows.lse)))
+        lse = torch.cat(found, 2)
+        sinks = whole.rule.terms(of.lse).sinks
+        lse = lse if sinks is None else torch.logaddexp(lse, sinks.detach().double()[:, None])
+        return of._replace(lse=torch.where(lse.isfinite(), lse, of.lse.double()))
 
     def _apart(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Iterator[Tensor]:
         """Yield weights of non-contiguous rows or columns, selected from blocks of contiguous ones."""
@@ -74,7 +92,8 @@ class CompiledReads(Reads):
     def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
         """The gradient of the values for that of the output."""
         # Keys are repeated; otherwise the result would be summed over the heads that share them.
-        return _done(of.with_keys_of(y), lambda call: transposed(call, of.lse, y))
+        of = self.exact(of.with_keys_of(y))
+        return _done(of, lambda call: transposed(call, of.lse, y))
 
     def received(self, of: Matrix) -> Tensor:
         return self.statistics(of, (COLUMN_MASS,))[COLUMN_MASS]
@@ -82,12 +101,14 @@ class CompiledReads(Reads):
     def squares(self, of: Matrix, cell: int, progress: Progress | None = None) -> Squares:
         """With `progress`, head by head."""
         if progress is None or 0 in of.q.shape[:2]:
+            of = self.exact(of)
             return Squares(*_done(of, lambda call: matrix.squares(call, of.lse, cell)))
         b, h, _, _ = of.rule.grid
         parts = [self.squares(one, cell) for _, one in _heads(of, progress)]
         return Squares(*(torch.cat(x).view(b, h, *x[0].shape[2:]) for x in zip(*parts, strict=True)))
 
     def diagonals(self, of: Matrix) -> Tensor:
+        of = self.exact(of)
         return _done(of, lambda call: matrix.diagonals(call, of.lse))
 
     def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
