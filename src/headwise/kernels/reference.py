@@ -62,7 +62,7 @@ class _Stored(Reads):
 
     def tile_inputs(self, of: Matrix) -> Matrix:
         """In float64."""
-        return in_float64(of) if of.has_large_scores else Matrix(of.q.double(), of.k.double(), of.lse.double(), of.rule)
+        return in_float64(of)
 
     def tiles(self, of: Matrix, progress: Progress | None = None) -> Iterator[Tile]:
         """Yield the whole matrix as one tile in float64, or its keys before a gap and those after it."""
@@ -126,7 +126,7 @@ def _log_matrix(of: Matrix) -> Tensor:
     scores, _ = _scores(of.q, of.k, of.rule)
     lse = _Stored().tile_inputs(of).lse[..., None]
     logs = scores - lse.masked_fill(lse == -torch.inf, torch.inf)
-    # The log-sum-exp may be rounded to float32. It may be NaN, and masked keys have weight 0 all the same.
+    # That of rows whose other keys are not known is rounded to float32. It may be NaN, and masked keys have weight 0 all the same.
     return logs.clamp_max(0.0).masked_fill(~_allowed(of), -torch.inf)
 
 

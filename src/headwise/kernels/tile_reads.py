@@ -66,8 +66,8 @@ class TileReads(Reads):
 
 
 def in_float64(of: Matrix) -> Matrix:
-    """The matrix in float64, and with a log-sum-exp that is computed in it."""
-    assert of.whole is not None  # as it has large scores
-    q, k, lse, rule, _ = of.whole
-    lse = log_sums(q.double(), k.double(), lse.double(), rule)
+    """The matrix in float64, with a log-sum-exp that is computed in it if all keys are known."""
+    lse = of.lse.double()
+    if of.whole is not None:
+        lse = log_sums(of.whole.q.double(), of.whole.k.double(), lse, of.whole.rule)
     return Matrix(of.q.double(), of.k.double(), lse, of.rule)
