@@ -371,9 +371,10 @@ template <typename T> struct Backward {
 };
 
 static int backward(const headwise_backward_call& call) {
-#if HEADWISE_TILES && !HEADWISE_ALWAYS_PARTS
+#if HEADWISE_TILES
   // With fewer, parts (operand.h) are slower than float32.
-  if (call.dtype != HEADWISE_BFLOAT16 && (call.single || call.n * call.m < 1 << 13)) return REFUSED;
+  const bool few = !HEADWISE_ALWAYS_PARTS && call.n * call.m < 1 << 13;
+  if (call.dtype != HEADWISE_BFLOAT16 && (call.single || few)) return REFUSED;
 #endif
   return by_dtype<Backward>(call);
 }
