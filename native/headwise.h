@@ -104,6 +104,8 @@ typedef struct {
   float* grad_sinks;       // [h]
 } headwise_backward_call;
 
+#define HEADWISE_STRIPE 1024
+
 // Weights pooled over squares of cell × cell, smaller ones at the lower and right edge; fully masked squares are 0.
 typedef struct {
   int32_t dtype;
@@ -113,7 +115,9 @@ typedef struct {
   headwise_rule rule;
   const double* lse;       // [b, h, n]
   int32_t single;          // as in headwise_backward_call
-  int32_t logs;            // 1, with cell 1 and only `mean`: log2 of the weights, above 0 where the log-sum-exp is too small
+  // 1, with cell 1: of each row and HEADWISE_STRIPE keys, largest = max_j z_j and mean = Σ_j 2^(z_j - largest), where z is
+  // log2 of a weight, above 0 where the log-sum-exp is too small; both are [b, h, n, ceil(m / HEADWISE_STRIPE)].
+  int32_t logs;
   int64_t cell;
   float *mean, *largest;   // [b, h, ceil(n / cell), ceil(m / cell)], or NULL; the mean is over the unmasked pairs
   int64_t* allowed;        // likewise: the number of unmasked pairs

@@ -109,6 +109,6 @@ template <typename Call, typename T> struct Weights {
     if (OF == PARTS && any(strange) && lse == lse) refused.raise();
     if (lse != lse)  // masked weights are 0 in such a row too
       for (int64_t i = s.from; i < s.to; i++)
-        if (!sees(call, batch, head, query + r, from + i)) s.logits[i] = logs ? NOTHING : 0.0f;
+        if (!sees(call, batch, head, query + r, from + i)) s.logits[i] = 0.0f;
   }
 };

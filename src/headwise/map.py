@@ -357,8 +357,7 @@ class AttentionMap(Shown):
 
     @property
     def _matrix(self) -> Matrix:
-        matrix = Matrix(self.q, self.k, self.lse, self.rule)
-        return matrix._replace(whole=matrix) if self._whole else matrix
+        return (Matrix.of_all_keys if self._whole else Matrix)(self.q, self.k, self.lse, self.rule)
 
     def _read(self, what: str, *given: Any, of: Matrix | None = None) -> Any:
         """The result of the method `what` of `kernels.reads.Reads` for this map, or for a part of it."""

@@ -29,7 +29,7 @@ class Matrix(NamedTuple):
     """The attention matrices of all heads, or a rectangle of them: q [b, h, n, d], k [b, h_kv, m, d], the log-sum-exp
     [b, h, n] over whole rows, and the rule.
 
-    whole: the same rows over all keys of the log-sum-exp; None if they are not known.
+    whole: the matrix with all keys of the log-sum-exp, of which it has `rows`; None if it is not known.
     """
 
     q: Tensor
@@ -37,24 +37,33 @@ class Matrix(NamedTuple):
     lse: Tensor
     rule: Rule
     whole: "Matrix | None" = None
+    rows: Span = Span(0, 0)
+
+    @classmethod
+    def of_all_keys(cls, q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> "Matrix":
+        """A matrix whose log-sum-exp is over its keys, and no others."""
+        return cls(q, k, lse, rule, cls(q, k, lse, rule), Span(0, rule.grid.n))
 
     def part(self, rows: range, cols: range) -> "Matrix":
         """The rectangle of these rows and columns; both ranges have step 1."""
         i, j = Span(rows.start, rows.stop), Span(cols.start, cols.stop)
         q, k, lse = self.q[:, :, slice(*i)], self.k[:, :, slice(*j)], self.lse[:, :, slice(*i)]
-        return Matrix(q, k, lse, self.rule.part(i, j),  self.whole and self.whole.of_rows(i))
+        at = Span(self.rows.start + i.start, self.rows.start + i.stop)
+        return Matrix(q, k, lse, self.rule.part(i, j), self.whole, at)
 
-    def of_rows(self, rows: Span) -> "Matrix":
-        """These rows, over all keys."""
-        whole = self.whole and self.whole.of_rows(rows)
-        return Matrix(self.q[:, :, slice(*rows)], self.k, self.lse[:, :, slice(*rows)], self.rule.rows(rows), whole)
+    def whole_rows(self) -> "Matrix":
+        """Its rows over all keys, which are known."""
+        assert self.whole is not None
+        q, k, lse, rule, *_ = self.whole
+        at = slice(*self.rows)
+        return Matrix.of_all_keys(q[:, :, at], k, lse[:, :, at], rule.rows(self.rows))
 
     def head(self, batch: int, head: int) -> "Matrix":
         """The matrix of one batch entry and head."""
         kv = head // (self.q.shape[1] // self.k.shape[1])
         q, k, lse = self.q[batch, head], self.k[batch, kv], self.lse[batch, head]
         whole = self.whole and self.whole.head(batch, head)
-        return Matrix(q[None, None], k[None, None], lse[None, None], self.rule.only(batch, head), whole)
+        return Matrix(q[None, None], k[None, None], lse[None, None], self.rule.only(batch, head), whole, self.rows)
 
     def with_keys_of(self, x: Tensor) -> "Matrix":
         """The matrix in the dtype of x [b, h_kv or h, m, e], its KV heads repeated to match those of x."""

@@ -66,7 +66,7 @@ class _Stored(Reads):
 
     def tiles(self, of: Matrix, progress: Progress | None = None) -> Iterator[Tile]:
         """Yield the whole matrix as one tile in float64, or its keys before a gap and those after it."""
-        q, k, lse, rule, _ = self.tile_inputs(of)
+        q, k, lse, rule, *_ = self.tile_inputs(of)
         grid = rule.grid
         if 0 in (grid.n, grid.m):
             return

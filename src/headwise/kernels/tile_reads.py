@@ -4,7 +4,6 @@ from torch import Tensor
 
 from headwise import pooling
 from headwise.kernels.reads import Matrix, Reads
-from headwise.masks import Span
 from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.rule import grouped, grouped_t
@@ -19,7 +18,7 @@ class TileReads(Reads):
         if not of.has_large_scores or not rows:
             return weights_at(*of[:4], batch, heads, rows, cols)
         first = min(rows)
-        some = self.exact(of.of_rows(Span(first, max(rows) + 1)))
+        some = self.exact(of.part(range(first, max(rows) + 1), range(of.rule.grid.m)))
         there = range(rows.start - first, rows.stop - first, rows.step)
         return weights_at(*some[:4], batch, heads, there, cols).to(of.lse.dtype)
 
@@ -36,14 +35,14 @@ class TileReads(Reads):
         return {}
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:
-        q, k, lse, rule, _ = self.exact(of)
+        q, k, lse, rule, *_ = self.exact(of)
         out = of.lse.new_zeros(*of.lse.shape, x.shape[-1])
         for tile in stream(q, k, lse, rule):
             out[:, :, slice(*tile.rows)] += grouped(tile.weights, x[:, :, slice(*tile.cols)].to(lse.dtype))
         return out
 
     def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
-        q, k, lse, rule, _ = self.exact(of)
+        q, k, lse, rule, *_ = self.exact(of)
         b, h, _, m = rule.grid
         out = of.lse.new_zeros(b, h, m, y.shape[-1])
         for tile in stream(q, k, lse, rule):
@@ -69,5 +68,6 @@ def in_float64(of: Matrix) -> Matrix:
     """The matrix in float64, with a log-sum-exp that is computed in it if all keys are known."""
     lse = of.lse.double()
     if of.whole is not None:
-        lse = log_sums(of.whole.q.double(), of.whole.k.double(), lse, of.whole.rule)
+        whole = of.whole_rows()
+        lse = log_sums(whole.q.double(), whole.k.double(), lse, whole.rule)
     return Matrix(of.q.double(), of.k.double(), lse, of.rule)

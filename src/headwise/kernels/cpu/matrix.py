@@ -13,6 +13,8 @@ from headwise.kernels.call import Call
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.passes import floats, in_rows, send
 
+STRIPE = 1024  # HEADWISE_STRIPE in native/headwise.h
+
 
 def weights(call: Call, lse: Tensor) -> Tensor:
     """The weights, [b, h, n, m]."""
@@ -28,21 +30,19 @@ def squares(call: Call, lse: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]
 
 def log_sums(call: Call, lse: Tensor) -> Tensor:
     """ln Σ_j exp(S_ij − lse_i) over the keys, [b, h, n] in float64: about 0 for the log-sum-exp, if there is no sink."""
-    logs = _squares(call, lse.double(), 1, "mean", logs=True)[0]
-    top = logs.amax(-1, keepdim=True)
-    base = top.masked_fill(top == -torch.inf, 0.0)
-    return base[..., 0].double() * log(2.0) + logs.sub_(base).exp2_().sum(-1, dtype=torch.float64).log_()
+    sums, tops = (x.double() for x in _squares(call, lse.double(), 1, "mean", "largest", stripe=STRIPE))
+    return (tops * log(2.0) + sums.log()).logsumexp(-1)
 
 
-def _squares(call: Call, lse: Tensor, cell: int, *wanted: str, logs: bool = False) -> list[Tensor]:
+def _squares(call: Call, lse: Tensor, cell: int, *wanted: str, stripe: int = 0) -> list[Tensor]:
     b, h, n, m = call.rule.grid
     q, k = in_rows(call.q), in_rows(call.k)
     request = binding.PoolCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, q.shape[-1], *map(binding.view, (q, k))
     )
     held = binding.write_lse(request, lse)
-    request.cell, request.logs = cell, logs
-    shape = b, h, -(-n // cell), -(-m // cell)
+    request.cell, request.logs = cell, stripe > 0
+    shape = b, h, -(-n // cell), -(-m // (stripe or cell))
     found = [
         torch.empty(shape, dtype=torch.int64, device="cpu") if name == "allowed" else floats(*shape) for name in wanted
     ]

@@ -1,7 +1,6 @@
 """The compiled kernel's reads of a map: weights, statistics, products and pictures."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -12,7 +11,6 @@ from headwise.kernels.cpu import matrix
 from headwise.kernels.cpu.passes import MOST_NUMBERS, forward, refusal, transposed
 from headwise.kernels.cpu.rows import reduce_rows
 from headwise.kernels.reads import Matrix, Reads
-from headwise.masks import Span
 from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic, TopKeys, TopWeights
@@ -43,18 +41,11 @@ class CompiledReads(Reads):
     def exact(self, of: Matrix) -> Matrix:
         if not of.has_large_scores:
             return of
-        whole = of.whole
-        assert whole is not None
-        _, _, n, m = whole.rule.grid
-        height = max(1, LARGEST_PART // max(1, m))
-        found = [of.lse.double()[:, :, :0]]
-        for start in range(0, n, height):
-            rows = whole.of_rows(Span(start, min(start + height, n)))
-            found.append(rows.lse + _done(rows, partial(matrix.log_sums, lse=rows.lse)))
-        lse = torch.cat(found, 2)
-        sinks = whole.rule.terms(of.lse).sinks
-        lse = lse if sinks is None else torch.logaddexp(lse, sinks.detach().double()[:, None])
-        return of._replace(lse=torch.where(lse.isfinite(), lse, of.lse.double()))
+        whole, lse = of.whole_rows(), of.lse.double()
+        found = lse + _done(whole, lambda call: matrix.log_sums(call, lse))
+        sinks = whole.rule.terms(lse).sinks
+        found = found if sinks is None else torch.logaddexp(found, sinks.detach()[:, None])
+        return of._replace(lse=torch.where(found.isfinite(), found, lse))
 
     def _apart(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Iterator[Tensor]:
         """Yield weights of non-contiguous rows or columns, selected from blocks of contiguous ones."""
