@@ -82,7 +82,7 @@ class AttentionMap(Shown):
         nonfinite_values: Tensor | None = None,
         whole: bool = True,
     ) -> None:
-        """whole: whether the log-sum-exp is over the keys of the rule, so that rows sum to 1, and not over more."""
+        """whole: whether the log-sum-exp is over the keys of the rule, so that rows sum to 1; False: over more."""
         self._q, self.lse, self.rule = q.detach(), lse.detach(), rule.kept()
         self._k = k.detach() if isinstance(k, Tensor) else k
         self._rounding = 0.0 if isinstance(k, Tensor) else torch.finfo(k.dtype).eps  # of keys that are dequantized
@@ -363,9 +363,9 @@ class AttentionMap(Shown):
         """The result of the method `what` of `kernels.reads.Reads` for this map, or for a part of it."""
         if has_no_numbers(self.lse):
             raise KernelError(f"this map has no data to read: it is on {self.lse.device}, or consists of FakeTensors")
-        if not self._looked_at and not in_graph():
+        if not (self._looked_at or in_graph()):
+            check_sums(self._q, self.k, self.lse, self.rule, self._rounding)
             self._looked_at = True
-            check_sums(self._q, self.k, self.lse, self.rule, rounding=self._rounding)
         found, name = read(what, self._matrix if of is None else of, *given, kernel=self.named)
         self.read_by[what] = name
         return found

@@ -120,17 +120,16 @@ def check_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, rounding: float) -
         return
     largest = float(torch.where(lse.isfinite(), lse.abs(), 0.0).max()) if lse.numel() else 0.0
     if largest > LARGE:
+        steps = largest * 2.0**-23
         warn(
-            f"this attention map has logits of about {largest:.1g}, which float32 resolves to {largest * 2.0**-23:.1g}: "
-            f"the weights of a row sum to 1, but keys whose logits differ by less cannot be told apart; pass q, k and v "
-            f"in float64 for exact weights"
+            f"this attention map has logits of about {largest:.1g}, which float32 resolves to {steps:.1g}: its "
+            f"rows sum to 1, but keys whose logits differ by less cannot be told apart; for exact weights pass q, k and "
+            f"v in float64"
         )
 
 
 @torch.no_grad()
-def add_up(
-    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, pairs: int = PAIRS, rounding: float = 0.0
-) -> bool:
+def add_up(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, pairs: int = PAIRS, rounding: float = 0.0) -> bool:
     """Whether the weights of the last queries [b, h, n, d] over all keys [b, h_kv, m, d], with that of a learned sink,
     add up to one: whether the log-sum-exp [b, h, n] is theirs. Those of fully masked queries add up to zero; queries
     whose weights are NaN do not count.

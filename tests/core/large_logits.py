@@ -31,4 +31,6 @@ def off(weights: Tensor, q: Tensor, k: Tensor) -> tuple[float, float]:
     scores = q.double() @ k.double().mT
     exact = scores.softmax(-1)
     relative = ((weights.double() - exact).abs() / exact)[exact > 1e-30].max()
-    return float((weights.double().sum(-1) - 1).abs().max()), float(relative / (16 * 2.0**-24 * scores.abs().max().clamp_min(2.0)))
+    return float((weights.double().sum(-1) - 1).abs().max()), float(
+        relative / (16 * 2.0**-24 * scores.abs().max().clamp_min(2.0))
+    )

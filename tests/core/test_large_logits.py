@@ -95,7 +95,9 @@ def test_what_makes_logits_large_besides_queries_and_keys(kernel: str, tmp_path:
     amap = made(q, k, kernel, **given)
     scores = 2.0 * torch.tanh(q.double() @ k.double().mT / 2.0) + bias.double()
     allowed = mask.allowed(torch.arange(30), torch.arange(41), amap.rule.grid)
-    scores = torch.cat((scores.masked_fill(~allowed, -torch.inf), sinks.double()[:, None, None].expand(1, 2, 30, 1)), -1)
+    scores = torch.cat(
+        (scores.masked_fill(~allowed, -torch.inf), sinks.double()[:, None, None].expand(1, 2, 30, 1)), -1
+    )
     exact = scores.softmax(-1).masked_fill(~allowed.any(-1)[..., None], 0.0)
     amap.save(tmp_path / "map.safetensors")
     for one in (amap, AttentionMap.load(tmp_path / "map.safetensors").using(kernel)):

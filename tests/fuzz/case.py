@@ -138,7 +138,9 @@ def draw(seed: int, number: int, targets: tuple[str, ...] = ()) -> Case:
         dtype=dtype,
         scale=rng.choices((None, 0.0, -1.0, -0.3, 1.0, 7.0, 1e-6, 0.125), (12, 1, 1, 1, 2, 1, 1, 1))[0],
         data=rng.choices(("normal", "whole", "alike", "zeros", "denormal"), (20, 3, 2, 1, small))[0],
-        loud=rng.choices((1.0, 0.01, 10.0, 100.0, 3e3, 1e5, 1e9), (16, 2, 3, 2, 2, 1, 1))[0] if dtype != "float16" else 1.0,
+        loud=rng.choices((1.0, 0.01, 10.0, 100.0, 3e3, 1e5, 1e9), (16, 2, 3, 2, 2, 1, 1))[0]
+        if dtype != "float16"
+        else 1.0,
         loud_v=rng.choices((1.0, 1e-3, 1e3, 1e-40), (20, 1, 1, small / 2))[0],
         bad=tuple((name, _four(rng), rng.choice(("torch.nan", "torch.inf", "-torch.inf"))) for name in names),
         layouts=tuple(rng.choice(LAYOUTS) if rng.random() < 0.25 else "" for _ in range(3)),  # type: ignore[arg-type]

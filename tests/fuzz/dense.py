@@ -10,8 +10,8 @@ Found = tuple[Tensor, Tensor]  # what is expected, and how far off it may be
 
 
 def mass(t: Truth, near: Bounds) -> tuple[Tensor, Tensor]:
-    """The sum of each row, [b, h, n, 1]: 1, or what a learned sink leaves. However large the logits are, the weights of a
-    map sum to 1 in float32, up to exponentials of half precision in the log-sum-exp."""
+    """The sum of each row, [b, h, n, 1]: 1, or what a learned sink leaves. However large the logits are, the weights of
+    a map sum to 1 in float32, up to exponentials of half precision in the log-sum-exp."""
     mass = t.p.sum(-1, keepdim=True)
     lse = t.lse.masked_fill(t.dark | t.bad, 0.0)[..., None]
     sink = (mass * (1 - mass)).clamp_min(0.0) * torch.expm1((2 * near.near.amax(-1, keepdim=True)).clamp_max(1.0))

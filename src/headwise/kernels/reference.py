@@ -126,7 +126,7 @@ def _log_matrix(of: Matrix) -> Tensor:
     scores, _ = _scores(of.q, of.k, of.rule)
     lse = _Stored().tile_inputs(of).lse[..., None]
     logs = scores - lse.masked_fill(lse == -torch.inf, torch.inf)
-    # That of rows whose other keys are not known is rounded to float32. It may be NaN, and masked keys have weight 0 all the same.
+    # Where not all keys are known it is rounded to float32. It may be NaN, and masked keys have weight 0 all the same.
     return logs.clamp_max(0.0).masked_fill(~_allowed(of), -torch.inf)
 
 

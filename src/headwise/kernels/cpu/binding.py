@@ -110,7 +110,8 @@ class PoolCall(ctypes.Structure):
         ("dtype", c_int32), ("threads", c_int32),
         ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
         ("q", TensorView), ("k", TensorView), ("rule", RuleView),
-        ("lse", c_void_p), ("single", c_int32), ("logs", c_int32), ("cell", c_int64), ("mean", c_void_p), ("largest", c_void_p), ("allowed", c_void_p),
+        ("lse", c_void_p), ("single", c_int32), ("logs", c_int32),
+        ("cell", c_int64), ("mean", c_void_p), ("largest", c_void_p), ("allowed", c_void_p),
     ]  # fmt: skip
 
 

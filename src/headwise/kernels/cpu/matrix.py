@@ -1,7 +1,7 @@
 """Compiled reads of a map from q, k and the log-sum-exp: weights, pictures, sums along diagonals.
 
-As in `passes.py`, which sends the calls: any rule that has a `Lowered` form, the same bits for any number of threads. If
-the log-sum-exp is in float64, each logit has the same bits in all of them.
+As in `passes.py`, which sends the calls: any rule that has a `Lowered` form, the same bits for any number of threads.
+If the log-sum-exp is in float64, each logit has the same bits in all of them.
 """
 
 from math import log
@@ -29,7 +29,7 @@ def squares(call: Call, lse: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def log_sums(call: Call, lse: Tensor) -> Tensor:
-    """ln Σ_j exp(S_ij − lse_i) over the keys, [b, h, n] in float64: about 0 for the log-sum-exp, if there is no sink."""
+    """ln Σ_j exp(S_ij − lse_i) over the keys, [b, h, n] in float64: about 0 where lse is the log-sum-exp."""
     sums, tops = (x.double() for x in _squares(call, lse.double(), 1, "mean", "largest", stripe=STRIPE))
     return (tops * log(2.0) + sums.log()).logsumexp(-1)
 
