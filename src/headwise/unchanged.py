@@ -123,8 +123,8 @@ def check_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, rounding: float) -
         steps = largest * 2.0**-23
         warn(
             f"this attention map has logits of about {largest:.1g}, which float32 resolves to {steps:.1g}: its "
-            f"rows sum to 1, but keys whose logits differ by less cannot be told apart; for exact weights pass q, k and "
-            f"v in float64"
+            f"rows sum to 1, but keys whose logits differ by less cannot be told apart; for exact weights pass q, k "
+            f"and v in float64"
         )
 
 
