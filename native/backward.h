@@ -290,8 +290,8 @@ template <typename T> struct Backward {
     }
     if (!sees_all(call, batch, query + r, from + first, from + last)) hide(call, batch, head, query + r, s);
     const int64_t at = (batch * call.h + head) * call.n + query + r;
-    const float lse = call.lse[at] == NOTHING ? -NOTHING : call.lse[at] * LOG2E;
-    const bool broken = lse != lse;  // all weights are NaN, but those of masked keys 0
+    const LogSum lse(call.lse[at]);
+    const bool broken = lse.most != lse.most;  // all weights are NaN, but those of masked keys 0
     const float delta = values_only ? 0.0f : call.delta[at];
     const float keep = 1.0f / (1.0f - call.dropout);
     Dropout dropout = {0, 0};
@@ -371,9 +371,10 @@ template <typename T> struct Backward {
 };
 
 static int backward(const headwise_backward_call& call) {
-#if HEADWISE_TILES && !HEADWISE_ALWAYS_PARTS
+#if HEADWISE_TILES
   // With fewer, parts (operand.h) are slower than float32.
-  if (call.dtype != HEADWISE_BFLOAT16 && call.n * call.m < 1 << 13) return REFUSED;
+  const bool few = !HEADWISE_ALWAYS_PARTS && call.n * call.m < 1 << 13;
+  if (call.dtype != HEADWISE_BFLOAT16 && (call.single || few)) return REFUSED;
 #endif
   return by_dtype<Backward>(call);
 }

@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 11
+#define HEADWISE_ABI 12
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
@@ -93,7 +93,8 @@ typedef struct {
   headwise_rule rule;
   float dropout;
   uint64_t seed;
-  const float* lse;        // [b, h, n], from the forward call
+  const double* lse;       // [b, h, n]: of the forward call
+  int32_t single;          // 1: no product is of parts of float32 in lower precision, so that logits do not depend on shapes
   float* delta;            // [b, h, n]: sum(grad_out * out), also a head's importance (Michel et al. 2019) when summed
   // The gradients of the rule's terms, float32; NULL if not requested. Strides are 0 along broadcast axes.
   float* grad_relative;    // [h or 1, n + m - 1], contiguous
@@ -103,6 +104,8 @@ typedef struct {
   float* grad_sinks;       // [h]
 } headwise_backward_call;
 
+#define HEADWISE_STRIPE 1024
+
 // Weights pooled over squares of cell × cell, smaller ones at the lower and right edge; fully masked squares are 0.
 typedef struct {
   int32_t dtype;
@@ -110,7 +113,11 @@ typedef struct {
   int64_t b, h, h_kv, n, m, d;
   headwise_tensor q, k;
   headwise_rule rule;
-  const float* lse;        // [b, h, n]
+  const double* lse;       // [b, h, n]
+  int32_t single;          // as in headwise_backward_call
+  // 1, with cell 1: of each row and HEADWISE_STRIPE keys, largest = max_j z_j and mean = Σ_j 2^(z_j - largest), where z is
+  // log2 of a weight, above 0 where the log-sum-exp is too small; both are [b, h, n, ceil(m / HEADWISE_STRIPE)].
+  int32_t logs;
   int64_t cell;
   float *mean, *largest;   // [b, h, ceil(n / cell), ceil(m / cell)], or NULL; the mean is over the unmasked pairs
   int64_t* allowed;        // likewise: the number of unmasked pairs
@@ -123,7 +130,8 @@ typedef struct {
   int64_t b, h, h_kv, n, m, d;
   headwise_tensor q, k;
   headwise_rule rule;
-  const float* lse;        // [b, h, n]
+  const double* lse;       // [b, h, n]
+  int32_t single;          // as in headwise_backward_call
   float* mass;             // [b, h, n + m - 1]; query i and key j are on diagonal j - i + n - 1
 } headwise_diagonals_call;
 

@@ -24,6 +24,6 @@ template <template <typename> class Job, typename Call> static int by_dtype(cons
 
 // The same for a read of a map.
 template <template <typename> class Job, typename Call> static int read_map(const Call& call) {
-  if (HEADWISE_TILES && call.dtype != HEADWISE_BFLOAT16 && !parts_pay(call)) return REFUSED;
+  if (HEADWISE_TILES && call.dtype != HEADWISE_BFLOAT16 && (call.single || !parts_pay(call))) return REFUSED;
   return by_dtype<Job>(call);
 }

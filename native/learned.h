@@ -139,9 +139,10 @@ struct Learned {
         Floats taken = all(0.0f);
         for (int64_t i = 0; i < call.n; i += W) {
           // The sink has no weight in fully masked rows, and beyond the last row.
-          const Floats lse = read(call.lse + at + i, call.n - i), delta = read(call.delta + at + i, call.n - i);
-          const Floats p = exp2((sink - lse) * LOG2E);
-          taken += choose((lse == NOTHING) | (ramp() >= (float)(call.n - i)), all(0.0f), p * delta);
+          Floats above = all(-NOTHING);  // the sink's logit less the log-sum-exp; infinite for rows that are masked or none
+          for (int r = 0; r < least(W, call.n - i); r++) above[r] = (float)(sink - call.lse[at + i + r]);
+          const Floats p = exp2(above * LOG2E), delta = read(call.delta + at + i, call.n - i);
+          taken += choose(above == -NOTHING, all(0.0f), p * delta);
         }
         total += sum(taken);
       }

@@ -27,9 +27,9 @@ template <typename T> struct Pool {
 
   explicit Pool(const headwise_pool_call& call)
       : call(call), height(blocks(call.n, call.cell)), width(blocks(call.m, call.cell)),
-        task_rows(squares(least(2048, most(256, call.n / 16)), height)), task_cols(squares(1024, width)),
-        rows_at_once(squares(BLOCK_ROWS, height)), source(call, least(task_cols * call.cell, call.m), refused), queue{0},
-        refused{0} {}
+        task_rows(squares(least(2048, most(256, call.n / 16)), height)), task_cols(squares(HEADWISE_STRIPE, width)),
+        rows_at_once(squares(BLOCK_ROWS, height)),
+        source(call, least(task_cols * call.cell, call.m), call.logs, refused), queue{0}, refused{0} {}
 
   // The number of squares that span about `cells` queries or keys, at least one and at most all.
   int64_t squares(int64_t cells, int64_t all) const { return least(most(1, cells / call.cell), most(1, all)); }
@@ -55,7 +55,9 @@ template <typename T> struct Pool {
       const int64_t row = (high - 1 - task / wide % high) * task_rows, col = task % wide * task_cols;
       source.turn_to(m.source, task / (high * wide), col * call.cell, least(call.m, (col + task_cols) * call.cell));
       const int64_t last = least(height, row + task_rows);
-      if (call.cell == 1 && !call.largest && !call.allowed) {
+      if (call.logs) {
+        for (int64_t i = row; i < last; i += BLOCK_ROWS) log_sums(i, (int)least(BLOCK_ROWS, last - i), task % wide, wide, m);
+      } else if (call.cell == 1 && !call.largest && !call.allowed) {
         for (int64_t i = row; i < last; i += BLOCK_ROWS) copy(i, (int)least(BLOCK_ROWS, last - i), m);
       } else {
         for (int64_t i = row; i < last; i += rows_at_once)
@@ -72,6 +74,30 @@ template <typename T> struct Pool {
     source.block(m.source, query, count, begin, end, [&](int r, int rows, int64_t key, const float* p, int64_t keys) {
       for (int i = 0; i < rows; i++) __builtin_memcpy(to + (r + i) * call.m + key, p + i * STRIDE, (size_t)keys * 4);
     });
+  }
+
+  // Of each row the largest z = log2 of a weight in a stripe of keys, and Σ 2^(z - largest).
+  void log_sums(int64_t query, int count, int64_t stripe, int64_t stripes, Memory& m) const {
+    float tops[BLOCK_ROWS], sums[BLOCK_ROWS];
+    for (int r = 0; r < count; r++) tops[r] = NOTHING, sums[r] = 0.0f;
+    source.block(m.source, query, count, m.source.begin, m.source.end,
+                 [&](int r, int rows, int64_t, const float* z, int64_t keys) {
+                   for (int i = 0; i < rows; i++) add_logs(z + i * STRIDE, keys, tops[r + i], sums[r + i]);
+                 });
+    for (int r = 0; r < count; r++) {
+      const int64_t at = (m.source.head * call.n + query + r) * stripes + stripe;
+      call.largest[at] = tops[r], call.mean[at] = sums[r];
+    }
+  }
+  static void add_logs(const float* z, int64_t keys, float& top, float& total) {
+    Floats highest = all(top), part = all(0.0f);
+    const auto read = [&](int64_t i) { return choose(ramp() < (float)(keys - i), load(z + i), all(NOTHING)); };
+    for (int64_t i = 0; i < keys; i += W) highest = larger(highest, read(i));
+    const float now = maximum(highest);
+    if (now == NOTHING) return;
+    for (int64_t i = 0; i < keys; i += W) part += exp2(read(i) - now);
+    total = total * exp2(all(top - now))[0] + sum(part);
+    top = now;
   }
 
   void rows_of_squares(int64_t row, int64_t rows, int64_t col, int64_t cols, Memory& m) const {

@@ -183,9 +183,21 @@ INLINE Floats ln(Floats x) {
   return f + p + 0.693359375f * e + (x - x);  // NaN for NaN and infinity
 }
 
-// Recomputes a weight from its logit and its row's log-sum-exp, both in units of ln 2. It is clamped to 1, which logits
+// A row's log-sum-exp in units of ln 2, as a float and the rest: of a large one, the rest changes weights.
+struct LogSum {
+  float most, rest;
+  explicit LogSum(double natural) {
+    const double whole = natural * 1.44269504088896340736;
+    most = (float)whole;
+    rest = (float)(whole - (double)most);
+    if (!(most - most == 0.0f)) rest = 0.0f;      // infinite or NaN
+    if (most == -__builtin_inff()) most = -most;  // a fully masked query has weights 0
+  }
+};
+
+// Recomputes a weight from its logit in units of ln 2 and its row's log-sum-exp. It is clamped to 1, which logits
 // computed in another order could exceed if they are so large that their rounding errors are.
-INLINE Floats weight_of(Floats logits, float lse) { return exp2(smaller(all(0.0f), logits - lse)); }
+INLINE Floats weight_of(Floats logits, LogSum lse) { return exp2(smaller(all(0.0f), logits - lse.most - lse.rest)); }
 
 // Brain floats are the upper half of a float32; rounding is to nearest even, and NaN is kept.
 INLINE float widen(uint16_t x) {

@@ -11,6 +11,9 @@
 #else
 #define HEADWISE_TILES 0
 #endif
+#ifndef HEADWISE_ALWAYS_PARTS
+#define HEADWISE_ALWAYS_PARTS 0  // 1, for tests: parts of float32 (operand.h) are used where they are slower, too
+#endif
 #if HEADWISE_TARGET_AVX512BF16 || HEADWISE_TILES
 #define HEADWISE_DOT 1
 #else

@@ -20,6 +20,7 @@ template <typename Call, typename T> struct Weights {
   const Scaling scaling;
   const int64_t stripe;  // the most keys of a rectangle
   const int64_t words;   // of a query or key
+  const bool logs;       // z - lse takes the place of p, above 0 too
   Flag& refused;         // with PARTS: numbers do not fit (parts.h), or a weight is NaN
 
   struct Memory {
@@ -29,8 +30,9 @@ template <typename Call, typename T> struct Weights {
     int64_t head, begin, end;  // of the stripe; heads are numbered across batch entries
   };
 
-  Weights(const Call& call, int64_t stripe, Flag& refused)
-      : call(call), scaling(scaling_of<OF>(call.rule)), stripe(stripe), words(words_of<OF>(call.d)), refused(refused) {}
+  Weights(const Call& call, int64_t stripe, bool logs, Flag& refused)
+      : call(call), scaling(scaling_of<OF>(call.rule)), stripe(stripe), words(words_of<OF>(call.d)), logs(logs),
+        refused(refused) {}
 
   void lay_out(Arena& arena, Memory& m) const {
     m.queries = arena.take<float>(BLOCK_ROWS * words);
@@ -96,11 +98,11 @@ template <typename Call, typename T> struct Weights {
       factor = 1.0f;
     }
     if (!sees_all(call, batch, query + r, from + s.from, from + s.to)) hide(call, batch, head, query + r, s);
-    const float lse = call.lse[m.head * call.n + query + r];
-    const float base = lse == NOTHING ? -NOTHING : lse * LOG2E;  // a fully masked query has weights 0
+    const double lse = call.lse[m.head * call.n + query + r];
+    const LogSum base(lse);
     Ints strange = {};
     for (int64_t i = s.from; i < s.to; i += W) {
-      const Floats p = weight_of(load(s.logits + i) * factor, base);
+      const Floats z = load(s.logits + i) * factor, p = logs ? z - base.most - base.rest : weight_of(z, base);
       if (OF == PARTS) strange |= p != p;
       store(s.logits + i, p);
     }

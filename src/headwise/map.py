@@ -21,6 +21,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from headwise import map_file, map_index, pooling
@@ -39,7 +40,7 @@ from headwise.rule import Rule
 from headwise.shown import Shown
 from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
 from headwise.tiles import Tile
-from headwise.unchanged import add_up, noted
+from headwise.unchanged import add_up, check_sums, noted
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -79,14 +80,18 @@ class AttentionMap(Shown):
         named: str = "auto",
         refusals: Mapping[str, str] | None = None,
         nonfinite_values: Tensor | None = None,
+        whole: bool = True,
     ) -> None:
+        """whole: whether the log-sum-exp is over the keys of the rule, so that rows sum to 1; False: over more."""
         self._q, self.lse, self.rule = q.detach(), lse.detach(), rule.kept()
         self._k = k.detach() if isinstance(k, Tensor) else k
+        self._rounding = 0.0 if isinstance(k, Tensor) else torch.finfo(k.dtype).eps  # of keys that are dequantized
         self._inputs = noted(self._q, self._k, self.rule)
         self.kernel, self.named, self.refusals = kernel, named, dict(refusals or {})
         self.read_by: dict[str, str] = {}
         self.nonfinite_values = nonfinite_values
         self.measured: Measurements | None = None
+        self._whole, self._looked_at = whole, not whole
 
     @property
     def q(self) -> Tensor:
@@ -303,8 +308,8 @@ class AttentionMap(Shown):
         if strange is not None:
             strange = strange[batch, head // (h // strange.shape[1])].view(1, 1)
         return AttentionMap(
-            *self._matrix.head(batch, head), kernel=self.kernel, named=self.named, refusals=self.refusals,
-            nonfinite_values=strange,
+            *self._matrix.head(batch, head)[:4], kernel=self.kernel, named=self.named, refusals=self.refusals,
+            nonfinite_values=strange, whole=self._whole,
         )  # fmt: skip
 
     def clone(self) -> "AttentionMap":
@@ -352,12 +357,15 @@ class AttentionMap(Shown):
 
     @property
     def _matrix(self) -> Matrix:
-        return Matrix(self.q, self.k, self.lse, self.rule)
+        return (Matrix.of_all_keys if self._whole else Matrix)(self.q, self.k, self.lse, self.rule)
 
     def _read(self, what: str, *given: Any, of: Matrix | None = None) -> Any:
         """The result of the method `what` of `kernels.reads.Reads` for this map, or for a part of it."""
         if has_no_numbers(self.lse):
             raise KernelError(f"this map has no data to read: it is on {self.lse.device}, or consists of FakeTensors")
+        if not (self._looked_at or in_graph()):
+            check_sums(self._q, self.k, self.lse, self.rule, self._rounding)
+            self._looked_at = True
         found, name = read(what, self._matrix if of is None else of, *given, kernel=self.named)
         self.read_by[what] = name
         return found

@@ -71,6 +71,11 @@ class Tile:
         # A fully masked query has lse = -inf; +inf instead makes all its weights 0.
         return self._scores("log_weights", self.lse.masked_fill(self.lse == -torch.inf, torch.inf))
 
+    @property
+    def scores(self) -> Tensor:
+        """The scores, [b, h, r, c], as `logits` but not computed from the log-weights."""
+        return self._scores("scores", None)
+
     def _scores(self, name: str, minus: Tensor | None) -> Tensor:
         room = self._scratch.take(name, self.shape, self.lse)
         added = self._terms.added(self.rows, self.cols)
@@ -95,7 +100,7 @@ class Tile:
         sink, under which weights may underflow, the tile's largest score and exp(S − top)."""
         if self._terms.sinks is None:
             return torch.zeros_like(self.lse), self.weights
-        scores = self._scores("scores", None)
+        scores = self.scores
         top = scores.amax(-1)
         scores -= top.masked_fill(top == -torch.inf, 0.0)[..., None]
         return top, scores.exp_()
@@ -210,6 +215,18 @@ class Tile:
             cells = self.allowed.expand(*self.allowed.shape[:2], *self.shape[2:])
             open_ = open_ & cells.gather(-1, index.expand(*cells.shape[:3], 1)).squeeze(-1)
         return torch.where(inside, weight, 0.0), open_
+
+
+def log_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
+    """The log-sum-exp of whole rows, computed from their scores, with that of a learned sink: [b, h, n] in the dtype of
+    lse, whose values are kept where they are not finite."""
+    found = torch.full_like(lse, -torch.inf)
+    for tile in stream(q, k, lse, rule):
+        rows = slice(*tile.rows)
+        found[:, :, rows] = torch.logaddexp(found[:, :, rows], tile.scores.logsumexp(-1))
+    sinks = rule.terms(lse).sinks
+    found = found if sinks is None else torch.logaddexp(found, sinks.detach()[:, None])
+    return torch.where(lse.isfinite(), found, lse)
 
 
 def tops(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:

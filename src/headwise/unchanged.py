@@ -7,7 +7,8 @@ count has changed: some are kept, and must have the same bits; and the weights o
 keys and the log-sum-exp that the map stores, must still add up to one.
 
 PyTorch counts no changes of tensors of `torch.inference_mode`, nor those made through `.data`, NumPy, CUDA graphs or
-other libraries' kernels; they go unnoticed. What a compiled function returns is noted when it is first read.
+other libraries' kernels. So the weights of the last queries are added up before the first read of every map; changes
+that they do not show go unnoticed. What a compiled function returns is noted when it is first read.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, warn
 from headwise.kernels.graph import has_no_numbers, in_graph
 from headwise.kernels.quantized import Vectors
 from headwise.masks import Span, State
@@ -26,10 +27,12 @@ from headwise.tiles import stream
 
 PROBES = 64  # keys of each head that are kept, evenly spaced
 PAIRS = 1 << 18  # weights of each head, at most, that are added up: those of the last queries if there are more
+FIRST_PAIRS = 1 << 13  # the same before the first read, if no change is known
+LARGE = 1e4  # logits of float32 above this are reported
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 CALLED = {
     "q": ("q", "q"), "k": ("k", "k"), "mask": ("a tensor of its mask", "掩码的张量"),
-    "score": ("a tensor of its scores", "分数项的张量"),
+    "score": ("a tensor of its scores", "分数项的张量"), "any": ("one of its inputs", "某个输入"),
 }  # fmt: skip
 
 
@@ -108,21 +111,49 @@ def noted(q: Tensor, k: Vectors, rule: Rule, *, whole: bool = True, keep: str = 
     return None if in_graph() else Unchanged(q, k, rule, whole=whole, keep=keep)
 
 
+def check_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, rounding: float) -> None:
+    """Check a map before its first read. Raises ConfigError if its weights do not add up, by the arguments of `add_up`;
+    warns if logits are so large that float32 no longer shows differences between them."""
+    if not add_up(q, k, lse, rule, FIRST_PAIRS, rounding):
+        raise _changed("any", "map.clone()")
+    if lse.dtype == torch.float64:
+        return
+    largest = float(torch.where(lse.isfinite(), lse.abs(), 0.0).max()) if lse.numel() else 0.0
+    if largest > LARGE:
+        steps = largest * 2.0**-23
+        warn(
+            f"this attention map has logits of about {largest:.1g}, which float32 resolves to {steps:.1g}: its "
+            f"rows sum to 1, but keys whose logits differ by less cannot be told apart; for exact weights pass q, k "
+            f"and v in float64"
+        )
+
+
 @torch.no_grad()
-def add_up(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> bool:
+def add_up(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, pairs: int = PAIRS, rounding: float = 0.0) -> bool:
     """Whether the weights of the last queries [b, h, n, d] over all keys [b, h_kv, m, d], with that of a learned sink,
     add up to one: whether the log-sum-exp [b, h, n] is theirs. Those of fully masked queries add up to zero; queries
-    whose weights are NaN do not count."""
+    whose weights are NaN do not count.
+
+    Args:
+        pairs: the most weights of each head that are added up. rounding: the relative error of the keys.
+    """
     n, m = rule.grid.n, rule.grid.m
-    rows = Span(max(0, n - max(1, PAIRS // max(1, m))), n)
+    rows = Span(max(0, n - max(1, pairs // max(1, m))), n)
     lse = lse[:, :, slice(*rows)]
     q, k = (x.to(lse.dtype) for x in (q[:, :, slice(*rows)], k))
     total = torch.zeros_like(lse)
     for tile in stream(q, k, lse, rule.rows(rows)):
         total[:, :, slice(*tile.rows)] += tile.mass + tile.sink_weight * tile.first
     expected = (lse > -torch.inf).to(lse)
-    error = 1e-3 + 16 * torch.finfo(lse.dtype).eps * lse.abs().nan_to_num(posinf=0.0, neginf=0.0)
-    return bool((((total - expected).abs() <= error) | ~(lse < torch.inf)).all())
+    eps = torch.finfo(lse.dtype).eps
+    off = (total - expected).abs() - 1e-3 - 16 * eps * lse.abs().nan_to_num(posinf=0.0, neginf=0.0)
+    off = off.masked_fill(~(lse < torch.inf), 0.0)
+    if not bool((off > 0).any()):
+        return True
+    # Scores may be sums of large terms that cancel.
+    sizes = torch.linalg.vector_norm(k, dim=-1).amax(-1).repeat_interleave(q.shape[1] // k.shape[1], 1)
+    sizes = torch.linalg.vector_norm(q, dim=-1) * sizes[..., None] * abs(rule.scale)
+    return not bool((off > (16 * eps + rounding) * sizes).any())
 
 
 def _places(count: int, device: torch.device) -> Tensor:

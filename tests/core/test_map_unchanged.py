@@ -172,12 +172,16 @@ def test_copies_have_memory_of_their_own(tmp_path: Path) -> None:
             other.to_dense()
 
 
-def test_what_pytorch_does_not_count_is_read() -> None:
-    with torch.inference_mode():
+@pytest.mark.parametrize("read", ["weights", "statistics", "product", "transposed", "pool", "topk", "received"])
+@pytest.mark.parametrize("inference", [True, False], ids=["inference mode", "data"])
+def test_what_pytorch_does_not_count_shows_in_the_sums_of_rows(inference: bool, read: str, tmp_path: Path) -> None:
+    with torch.inference_mode(inference):
         q, k, _ = inputs()
-        amap = map_of(q, k)
-        k.zero_()
-        assert torch.isfinite(amap.to_dense()).all()
+        amap, kept = map_of(q, k), map_of(q, k).clone()
+        k.data[:, :, 2:].zero_()
+        with pytest.raises(ConfigError, match="one of its inputs"):
+            READS[read](amap, tmp_path)
+        READS[read](kept, tmp_path)
 
 
 def test_a_compiled_function_may_read_and_return_maps() -> None:

@@ -8,7 +8,8 @@ A case is drawn from (seed, number) alone (`case.py`), becomes lines of Python (
 call and its reads of the map, and these very lines are what runs and what a failure prints. `oracle.py` and `dense.py`
 say what must come out, in float64 and from the formulas; `bounds.py` says how far off it may be; `check.py` and
 `reads.py` compare; `shrink.py` looks for the smallest case with the same failure. After the cases come sequences of
-what is done to the caches of layers (`sequences.py`); `--sequence 17` runs one of them again.
+what is done to the caches of layers (`sequences.py`) and edits of padded batches (`padded.py`); `--sequence 17` and
+`--padded 17` run one of them again.
 
 The tolerance of a case follows its conditioning, not its kernel. With u the unit roundoff of the accumulating dtype
 (2⁻²⁴; 2⁻⁵³ for float64) and S the scores:
@@ -20,6 +21,8 @@ The tolerance of a case follows its conditioning, not its kernel. With u the uni
   of the sum, and those of the dtype (half precision may round weights to the dtype of v before the product).
 - where no score is larger than 8 in magnitude, the contract holds as well: relative error ≤ 2e-6 (Frobenius) in
   float32, 6e-3 in bfloat16, 1e-3 in float16; and statistics ≤ 1e-5.
+- rows of a map of float32 sum to 1 within 2e-6, or to what a learned sink leaves, however large the logits are; a read
+  of logits above 10⁴ warns.
 - exact, always: zeros and −∞ of fully masked queries, gradients of zero there; integers (keys, counts, offsets); the
   same bits for any number of threads of the compiled kernel, for a call repeated, and for a map saved and loaded whose
   kernel was not named.

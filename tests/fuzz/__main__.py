@@ -1,5 +1,5 @@
-"""`python -m tests.fuzz`: random cases until the time is over, and sequences of what is done to caches for a tenth of
-it; exit code 1 if one failed."""
+"""`python -m tests.fuzz`: random cases until the time is over, then sequences of what is done to caches and edits of
+padded batches, for a tenth of it each; exit code 1 if one failed."""
 
 import argparse
 import collections
@@ -12,6 +12,7 @@ import headwise
 
 from .case import Case, draw
 from .check import Outcome, Runner
+from .padded import Padded
 from .sequences import Sequence
 from .shrink import shrunk
 from .source import source
@@ -27,6 +28,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="this case alone")
     parser.add_argument("--sequence", type=int, help="this sequence of what is done to caches alone")
+    parser.add_argument("--padded", type=int, help="this padded batch with edits alone")
     parser.add_argument("--no-shrink", action="store_true", help="show a failing case as it was drawn")
     parser.add_argument(
         "--skip", action="append", default=[], help="leave out cases with these features, joined by +; may be repeated"
@@ -41,28 +43,31 @@ def main(given: list[str] | None = None) -> int:
         _tell(runner, outcome, asked.seed, asked.case, not asked.no_shrink)
         return int(outcome.failed)
     if asked.sequence is not None:
-        return int(not _passes(asked.seed, asked.sequence, tell=True))
+        return int(not _passes(Sequence, asked.seed, asked.sequence, tell=True))
+    if asked.padded is not None:
+        return int(not _passes(Padded, asked.seed, asked.padded, tell=True))
     wrong = _many(runner, asked, skipped)
-    return wrong | _sequences(asked)
+    return wrong | _some(Sequence, asked, "sequences with caches") | _some(Padded, asked, "padded batches with edits")
 
 
-def _sequences(asked: argparse.Namespace) -> int:
+def _some(kind: type[Sequence] | type[Padded], asked: argparse.Namespace, name: str) -> int:
     begun, ran, failed = time.monotonic(), 0, 0
     while ran * 25 < asked.cases if asked.cases is not None else time.monotonic() - begun < asked.seconds / 10:
-        failed += not _passes(asked.seed, ran, tell=failed < TOLD)
+        failed += not _passes(kind, asked.seed, ran, tell=failed < TOLD)
         ran += 1
-    print(f"{ran} sequences with caches, {failed} failures")
+    print(f"{ran} {name}, {failed} failures")
     return int(failed > 0)
 
 
-def _passes(seed: int, number: int, *, tell: bool) -> bool:
-    """Whether a sequence passes; if not, what it has done is told."""
-    sequence = Sequence(seed, number)
+def _passes(kind: type[Sequence] | type[Padded], seed: int, number: int, *, tell: bool) -> bool:
+    """Whether what is drawn passes; if not, what it has done is told."""
+    drawn = kind(seed, number)
     try:
-        sequence.run()
+        drawn.run()
     except Exception as error:
         if tell:
-            print(f"\n== sequence {number} of seed {seed}: {type(error).__name__}: {error}", *sequence.told, sep="\n")
+            what = kind.__name__.lower()
+            print(f"\n== {what} {number} of seed {seed}: {type(error).__name__}: {error}", *drawn.told, sep="\n")
         return False
     return True
 

@@ -37,7 +37,8 @@ class Case:
 
     Attributes:
         group: query heads to a KV head.
-        data: what q and k hold: "normal", "zeros", "whole" (many ties), "denormal". loud, loud_v: factors on q and v.
+        data: what q and k hold: "normal", "zeros", "whole" (many ties), "alike" (keys that differ by 1e-6), "denormal".
+            loud, loud_v: factors on q and v.
         bad: (tensor, place as four fractions, value) of numbers that are not finite.
         layouts: of q, k and v. alias: which of them are one object.
         mask: a tree of ("and" | "or", left, right) over leaves. scores: of each its kind and numbers.
@@ -136,8 +137,10 @@ def draw(seed: int, number: int, targets: tuple[str, ...] = ()) -> Case:
         **sizes,
         dtype=dtype,
         scale=rng.choices((None, 0.0, -1.0, -0.3, 1.0, 7.0, 1e-6, 0.125), (12, 1, 1, 1, 2, 1, 1, 1))[0],
-        data=rng.choices(("normal", "whole", "zeros", "denormal"), (20, 3, 1, small))[0],
-        loud=rng.choices((1.0, 0.01, 10.0, 1e3, 1e5, 1e9), (16, 2, 3, 1, 1, 1))[0] if dtype != "float16" else 1.0,
+        data=rng.choices(("normal", "whole", "alike", "zeros", "denormal"), (20, 3, 2, 1, small))[0],
+        loud=rng.choices((1.0, 0.01, 10.0, 100.0, 3e3, 1e5, 1e9), (16, 2, 3, 2, 2, 1, 1))[0]
+        if dtype != "float16"
+        else 1.0,
         loud_v=rng.choices((1.0, 1e-3, 1e3, 1e-40), (20, 1, 1, small / 2))[0],
         bad=tuple((name, _four(rng), rng.choice(("torch.nan", "torch.inf", "-torch.inf"))) for name in names),
         layouts=tuple(rng.choice(LAYOUTS) if rng.random() < 0.25 else "" for _ in range(3)),  # type: ignore[arg-type]
@@ -226,7 +229,7 @@ def _scores(rng: random.Random) -> tuple[Tree, ...]:
         ("t5", rng.random() < 0.5, dtype, seed),
         ("bias", tuple(rng.random() < 0.5 for _ in range(4)), rng.choice((0.0, 0.0, 0.2, 1.0)), dtype, seed),
         ("bias", tuple(rng.random() < 0.5 for _ in range(4)), 0.0, dtype, seed + 1),
-        ("sinks", rng.choice((0.0, 0.0, 3.0, 40.0, -40.0)), dtype, seed),
+        ("sinks", rng.choice((0.0, 0.0, 3.0, 40.0, -40.0, 9e3)), dtype, seed),
     ]
     return tuple(rng.sample(made, rng.choices((1, 2, 3), (6, 3, 1))[0]))
 

@@ -9,6 +9,17 @@ from .oracle import Truth
 Found = tuple[Tensor, Tensor]  # what is expected, and how far off it may be
 
 
+def mass(t: Truth, near: Bounds) -> tuple[Tensor, Tensor]:
+    """The sum of each row, [b, h, n, 1]: 1, or what a learned sink leaves. However large the logits are, the weights of
+    a map sum to 1 in float32, up to exponentials of half precision in the log-sum-exp."""
+    mass = t.p.sum(-1, keepdim=True)
+    lse = t.lse.masked_fill(t.dark | t.bad, 0.0)[..., None]
+    sink = (mass * (1 - mass)).clamp_min(0.0) * torch.expm1((2 * near.near.amax(-1, keepdim=True)).clamp_max(1.0))
+    if near.dtype == torch.float64:
+        return mass, sink + 4 * near.near.amax(-1, keepdim=True) + 1e-13
+    return mass, sink + 2e-6 + near.rough + 2.0**-44 * lse.abs() * (lse.abs() > 1e4)
+
+
 def weights(t: Truth, near: Bounds) -> Found:
     """[b, h, n, m]"""
     return t.p, near.p

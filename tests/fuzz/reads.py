@@ -58,6 +58,13 @@ def check(case: Case, i: int, expression: str, held: dict[str, Any], t: Truth, n
         case "tile" | "row" | "dense" | "head":
             parts = [x.numpy()[_index(kind, expression)].copy() for x in (*dense.weights(t, near), fine)]
             close(f"read {kind}", got, *map(torch.as_tensor, parts))
+            if kind != "tile":
+                mass, off, fine = (
+                    x.numpy()[_index(kind, expression)] for x in (*dense.mass(t, near), ~t.bad[..., None])
+                )
+                close(
+                    f"sums of read {kind}", got.double().sum(-1, keepdim=True), *map(torch.as_tensor, (mass, off, fine))
+                )
         case "times" | "transposed":
             x = eval(expression.partition(" @ ")[2], held)
             read = dense.times if kind == "times" else dense.transposed

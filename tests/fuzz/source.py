@@ -70,6 +70,9 @@ def _tensors(case: Case, made: Source) -> None:
             x = f"torch.zeros({size}, dtype=torch.float64)"
         else:
             x = f"torch.randn({size}, {_generator(case.seed + i)}, dtype=torch.float64)"
+        if case.data == "alike" and name == "k":
+            noise = f"torch.randn({case.b}, {case.kv}, {case.m}, 1, {_generator(case.seed + 7)}, dtype=torch.float64)"
+            x = f"({x}[:, :, :1] * (1 + 1e-6 * {noise}))"
         factor = case.loud_v if name == "v" else case.loud if name == "q" else 1.0
         factor = max(factor, tiny) * (tiny if case.data == "denormal" and name == "q" else 1.0)
         factor = min(factor, 1e3) if case.dtype == "float16" else factor
@@ -219,7 +222,7 @@ def _score(case: Case, score: Tree, i: int, made: Source) -> str:
             more = (
                 f".masked_fill(torch.rand({', '.join(map(str, size))}, {_generator(seed + 1)}) < {hidden}, -torch.inf)"
             )
-            tensor(size, dtype, seed, more if hidden else "")
+            tensor(size, dtype, seed, (".add(9e3)" if seed % 5 == 0 else "") + (more if hidden else ""))
             made.scores.append(("bias", name))
             return f"hw.Bias({name})"
         case "sinks":

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from kernel_formula import truth
+from large_logits import KINDS, made, off, vectors
 from samples import MASKS, SCORES as ALL_SCORES, qkv
 from torch import Tensor
 
@@ -89,6 +90,20 @@ def test_diagonals_are_those_of_torch() -> None:
     p = torch.randn(2, 3, 7, 5, dtype=torch.float64)
     expected = torch.stack([p.diagonal(i, 2, 3).sum(-1) for i in range(-6, 5)], -1)
     torch.testing.assert_close(in_diagonals(p), expected)
+
+
+@pytest.mark.every_target
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "m", "d"), [(2, 37, 128), (53, 600, 64), (3, 5, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_large_logits_sum_to_one(dtype: torch.dtype, n: int, m: int, d: int, kind: str) -> None:
+    q, k = (x.to(dtype) for x in vectors(kind, 7e3, d, n, m))
+    amap = made(q, k, "cpu")
+    tiles = torch.cat([amap[:, :, :, :2], amap[:, :, :, 2:]], 3)
+    for weights in (amap[:], tiles, (amap.T @ torch.eye(n)).mT):
+        mass, relative = off(weights, q, k)
+        assert mass <= 2e-6
+        assert relative <= 1
 
 
 @pytest.mark.every_target

@@ -122,7 +122,7 @@ def _largest(amap: AttentionMap, special: Tensor) -> Tensor:
     rule = amap.rule
     every = torch.ones(rule.grid.n, dtype=torch.bool)
     others = Rule(rule.mask & Elsewhere() & Forbidden(every, hidden.cpu()), rule.scale, rule.grid, rule.scores)
-    seen = AttentionMap(amap.q, amap.k, amap.lse, others, kernel=amap.kernel, named=amap.named)
+    seen = AttentionMap(amap.q, amap.k, amap.lse, others, kernel=amap.kernel, named=amap.named, whole=False)
     return (seen.measure(MaxLogit(), rows=True).rows[MaxLogit.name] - amap.lse).clamp_max(0.0).exp()
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from headwise import pooling
 from headwise.kernels.call import Call, Result
 from headwise.kernels.reads import Matrix, Reads
+from headwise.kernels.tile_reads import in_float64
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.masks import Span, State
 from headwise.pooling import Squares
@@ -61,11 +62,11 @@ class _Stored(Reads):
 
     def tile_inputs(self, of: Matrix) -> Matrix:
         """In float64."""
-        return Matrix(of.q.double(), of.k.double(), of.lse.double(), of.rule)
+        return in_float64(of)
 
     def tiles(self, of: Matrix, progress: Progress | None = None) -> Iterator[Tile]:
         """Yield the whole matrix as one tile in float64, or its keys before a gap and those after it."""
-        q, k, lse, rule = self.tile_inputs(of)
+        q, k, lse, rule, *_ = self.tile_inputs(of)
         grid = rule.grid
         if 0 in (grid.n, grid.m):
             return
@@ -123,9 +124,9 @@ def _matrix(of: Matrix) -> Tensor:
 def _log_matrix(of: Matrix) -> Tensor:
     """S − lse in float64, [b, h, n, m]; −∞ where masked, and in rows of fully masked queries."""
     scores, _ = _scores(of.q, of.k, of.rule)
-    lse = of.lse.double()[..., None]
+    lse = _Stored().tile_inputs(of).lse[..., None]
     logs = scores - lse.masked_fill(lse == -torch.inf, torch.inf)
-    # The log-sum-exp may be rounded to float32. It may be NaN, and masked keys have weight 0 all the same.
+    # Where not all keys are known it is rounded to float32. It may be NaN, and masked keys have weight 0 all the same.
     return logs.clamp_max(0.0).masked_fill(~_allowed(of), -torch.inf)
 
 

@@ -1,4 +1,4 @@
-"""Reads of a map in plain PyTorch, tile by tile: any device, dtype and rule."""
+"""Reads of a map in plain PyTorch, tile by tile: any device, dtype and rule. Large scores are computed in float64."""
 
 from torch import Tensor
 
@@ -8,17 +8,26 @@ from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.rule import grouped, grouped_t
 from headwise.stats import Statistic
-from headwise.tiles import stream, weights_at
+from headwise.tiles import log_sums, stream, weights_at
 
 
 class TileReads(Reads):
     """All reads; measures compute statistics from the tiles."""
 
     def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
-        return weights_at(*of, batch, heads, rows, cols)
+        if not of.has_large_scores or not rows:
+            return weights_at(*of[:4], batch, heads, rows, cols)
+        first = min(rows)
+        some = self.exact(of.part(range(first, max(rows) + 1), range(of.rule.grid.m)))
+        there = range(rows.start - first, rows.stop - first, rows.step)
+        return weights_at(*some[:4], batch, heads, there, cols).to(of.lse.dtype)
+
+    def exact(self, of: Matrix) -> Matrix:
+        """In float64."""
+        return in_float64(of) if of.has_large_scores else of
 
     def tile_inputs(self, of: Matrix) -> Matrix:
-        return of
+        return self.exact(of)
 
     def statistics(
         self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
@@ -26,26 +35,39 @@ class TileReads(Reads):
         return {}
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:
+        q, k, lse, rule, *_ = self.exact(of)
         out = of.lse.new_zeros(*of.lse.shape, x.shape[-1])
-        for tile in stream(*of):
-            out[:, :, slice(*tile.rows)] += grouped(tile.weights, x[:, :, slice(*tile.cols)])
+        for tile in stream(q, k, lse, rule):
+            out[:, :, slice(*tile.rows)] += grouped(tile.weights, x[:, :, slice(*tile.cols)].to(lse.dtype))
         return out
 
     def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
-        b, h, _, m = of.rule.grid
+        q, k, lse, rule, *_ = self.exact(of)
+        b, h, _, m = rule.grid
         out = of.lse.new_zeros(b, h, m, y.shape[-1])
-        for tile in stream(*of):
-            out[:, :, slice(*tile.cols)] += grouped_t(tile.weights, y[:, :, slice(*tile.rows)], h)
+        for tile in stream(q, k, lse, rule):
+            out[:, :, slice(*tile.cols)] += grouped_t(tile.weights, y[:, :, slice(*tile.rows)].to(lse.dtype), h)
         return out
 
     def received(self, of: Matrix) -> Tensor:
-        return pooling.column_sums(*of)
+        return pooling.column_sums(*self.exact(of)[:4]).to(of.lse.dtype)
 
     def squares(self, of: Matrix, cell: int, progress: Progress | None = None) -> Squares:
-        return pooling.squares(*of, cell, progress)
+        mean, largest, allowed = pooling.squares(*self.exact(of)[:4], cell, progress)
+        return Squares(mean.to(of.lse.dtype), largest.to(of.lse.dtype), allowed)
 
     def diagonals(self, of: Matrix) -> Tensor:
-        return pooling.diagonal_mass(*of)
+        return pooling.diagonal_mass(*self.exact(of)[:4]).to(of.lse.dtype)
 
     def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
-        return pooling.top_keys(*of, count, progress)
+        weights, keys = pooling.top_keys(*self.exact(of)[:4], count, progress)
+        return weights.to(of.lse.dtype), keys
+
+
+def in_float64(of: Matrix) -> Matrix:
+    """The matrix in float64, with a log-sum-exp that is computed in it if all keys are known."""
+    lse = of.lse.double()
+    if of.whole is not None:
+        whole = of.whole_rows()
+        lse = log_sums(whole.q.double(), whole.k.double(), lse, whole.rule)
+    return Matrix(of.q.double(), of.k.double(), lse, of.rule)

@@ -85,8 +85,8 @@ class TorchFused:
 class _Products(Reads):
     def times(self, of: Matrix, x: Tensor) -> Tensor:
         """Attention with the values x."""
-        q, k, _, rule = of.with_keys_of(x)
-        call, kernel = Call(q, k, x, rule), TorchFused()
+        of = of.with_keys_of(x)
+        call, kernel = Call(of.q, of.k, x, of.rule), TorchFused()
         if reason := kernel.refuse(call):
             raise Declined(reason)
         return kernel.run(call).out

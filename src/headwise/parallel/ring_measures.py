@@ -75,7 +75,7 @@ def measured(
     if by_tiles:
         with own_dtypes(q):
             inputs: Matrix = read("tile_inputs", Matrix(q, k, lse, rule), kernel=kernel)[0]
-            _by_tiles(*inputs, plan, who, by_tiles)
+            _by_tiles(*inputs[:4], plan, who, by_tiles)
     nonfinite = (torch.isnan(lse) | (lse == torch.inf)).sum(-1)
     bad_values = bad_values.clone()
     _reduce(states, wanted, (nonfinite, bad_values), who)

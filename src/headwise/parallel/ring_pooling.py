@@ -45,7 +45,7 @@ def squares(
                         at = slice(i.start - run.start, i.stop - run.start)
                         part = AttentionMap(
                             q_run[:, :, at], k_piece[:, :, j.start - piece.start : j.stop - piece.start],
-                            lse_run[:, :, at], rule.part(i, j), named=kernel,
+                            lse_run[:, :, at], rule.part(i, j), named=kernel, whole=False,
                         ).pooled(slice(None), slice(None), cell)  # fmt: skip
                         down, across = (i.start - rows.start) // cell, (j.start - cols.start) // cell
                         into = ..., slice(down, down + part.mean.shape[2]), slice(across, across + part.mean.shape[3])

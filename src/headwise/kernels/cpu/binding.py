@@ -94,7 +94,7 @@ class BackwardCall(ctypes.Structure):
         ("grad_q", TensorView), ("grad_k", TensorView), ("grad_v", TensorView),
         ("rule", RuleView),
         ("dropout", c_float), ("seed", c_uint64),
-        ("lse", c_void_p), ("delta", c_void_p),
+        ("lse", c_void_p), ("single", c_int32), ("delta", c_void_p),
         ("grad_relative", c_void_p), ("grad_relative_head", c_int64),
         ("grad_bias", c_void_p),
         ("grad_bias_batch", c_int64), ("grad_bias_head", c_int64), ("grad_bias_row", c_int64),
@@ -110,7 +110,8 @@ class PoolCall(ctypes.Structure):
         ("dtype", c_int32), ("threads", c_int32),
         ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
         ("q", TensorView), ("k", TensorView), ("rule", RuleView),
-        ("lse", c_void_p), ("cell", c_int64), ("mean", c_void_p), ("largest", c_void_p), ("allowed", c_void_p),
+        ("lse", c_void_p), ("single", c_int32), ("logs", c_int32),
+        ("cell", c_int64), ("mean", c_void_p), ("largest", c_void_p), ("allowed", c_void_p),
     ]  # fmt: skip
 
 
@@ -121,7 +122,7 @@ class DiagonalsCall(ctypes.Structure):
         ("dtype", c_int32), ("threads", c_int32),
         ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
         ("q", TensorView), ("k", TensorView), ("rule", RuleView),
-        ("lse", c_void_p), ("mass", c_void_p),
+        ("lse", c_void_p), ("single", c_int32), ("mass", c_void_p),
     ]  # fmt: skip
 
 
@@ -161,6 +162,14 @@ def write_rule(view: RuleView, lowered: Lowered, rule: Rule) -> list[Any]:
         sinks = lowered.sinks.detach().float().contiguous()
         held.append(sinks)
         view.sinks = sinks.data_ptr()
+    return held
+
+
+def write_lse(request: BackwardCall | PoolCall | DiagonalsCall, lse: Tensor) -> Tensor:
+    """Set the log-sum-exp. One in float64 is exact for logits that do not depend on the shapes of a read; so these are
+    requested too. Returns the tensor that the request points to; keep it alive while it is used."""
+    held = lse.double().contiguous()
+    request.lse, request.single = held.data_ptr(), lse.dtype == torch.float64
     return held
 
 

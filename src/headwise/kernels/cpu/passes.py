@@ -129,13 +129,14 @@ def backward(
         *map(binding.view, (q, k, v, out, grad_out, dq, dk, dv)),
     )  # fmt: skip
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
-    request.lse, request.delta = lse.data_ptr(), delta.data_ptr()
+    held, request.delta = binding.write_lse(request, lse), delta.data_ptr()
     assert isinstance(call.lowered, Lowered)  # refusal() has checked
     terms = call.lowered.relative, call.lowered.bias, call.lowered.sinks
     learned = [floats(*x.shape) if want and x is not None else None for x, want in zip(terms, wanted, strict=True)]
     binding.write_learned(request, *learned)
     try:
         send("headwise_backward", request, call)
+        del held
     except Declined:
         # The forward pass would have declined non-finite keys that are visible to a query: these are fully masked.
         k, v = (x.detach().nan_to_num(0.0, 0.0, 0.0) for x in (call.k, call.v))
@@ -145,7 +146,7 @@ def backward(
 
 def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
     """Weightsᵀ @ y for y [b, h, n, e] in q's dtype: [b, h_kv, m, e], summed over the query heads of each KV head."""
-    q, k, y, lse = in_rows(call.q), in_rows(call.k), in_rows(y), lse.contiguous()
+    q, k, y = in_rows(call.q), in_rows(call.k), in_rows(y)
     b, h, n, d = q.shape
     out = q.new_empty(b, k.shape[1], k.shape[2], y.shape[-1])
     nothing = binding.TensorView()
@@ -153,8 +154,9 @@ def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, k.shape[2], d, y.shape[-1],
         binding.view(q), binding.view(k), nothing, nothing, binding.view(y), nothing, nothing, binding.view(out),
     )  # fmt: skip
-    request.lse = lse.data_ptr()
+    held = binding.write_lse(request, lse)
     send("headwise_backward", request, call)
+    del held
     return out
 
 

@@ -35,8 +35,17 @@ class CompiledReads(Reads):
             return torch.cat([torch.cat(of_heads, 1) for of_heads in found])
         if rows.step != 1 or cols.step != 1:
             return torch.cat(list(self._apart(of, batch, heads, rows, cols)), 2)
-        part = of.part(rows, cols)
+        part = self.exact(of.part(rows, cols))
         return _done(part, lambda call: matrix.weights(call, part.lse))
+
+    def exact(self, of: Matrix) -> Matrix:
+        if not of.has_large_scores:
+            return of
+        whole, lse = of.whole_rows(), of.lse.double()
+        found = lse + _done(whole, lambda call: matrix.log_sums(call, lse))
+        sinks = whole.rule.terms(lse).sinks
+        found = found if sinks is None else torch.logaddexp(found, sinks.detach()[:, None])
+        return of._replace(lse=torch.where(found.isfinite(), found, lse))
 
     def _apart(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Iterator[Tensor]:
         """Yield weights of non-contiguous rows or columns, selected from blocks of contiguous ones."""
@@ -74,7 +83,8 @@ class CompiledReads(Reads):
     def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
         """The gradient of the values for that of the output."""
         # Keys are repeated; otherwise the result would be summed over the heads that share them.
-        return _done(of.with_keys_of(y), lambda call: transposed(call, of.lse, y))
+        of = self.exact(of.with_keys_of(y))
+        return _done(of, lambda call: transposed(call, of.lse, y))
 
     def received(self, of: Matrix) -> Tensor:
         return self.statistics(of, (COLUMN_MASS,))[COLUMN_MASS]
@@ -82,12 +92,14 @@ class CompiledReads(Reads):
     def squares(self, of: Matrix, cell: int, progress: Progress | None = None) -> Squares:
         """With `progress`, head by head."""
         if progress is None or 0 in of.q.shape[:2]:
+            of = self.exact(of)
             return Squares(*_done(of, lambda call: matrix.squares(call, of.lse, cell)))
         b, h, _, _ = of.rule.grid
         parts = [self.squares(one, cell) for _, one in _heads(of, progress)]
         return Squares(*(torch.cat(x).view(b, h, *x[0].shape[2:]) for x in zip(*parts, strict=True)))
 
     def diagonals(self, of: Matrix) -> Tensor:
+        of = self.exact(of)
         return _done(of, lambda call: matrix.diagonals(call, of.lse))
 
     def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
