@@ -28,7 +28,7 @@ template <typename T> struct Pool {
   explicit Pool(const headwise_pool_call& call)
       : call(call), height(blocks(call.n, call.cell)), width(blocks(call.m, call.cell)),
         task_rows(squares(least(2048, most(256, call.n / 16)), height)), task_cols(squares(1024, width)),
-        rows_at_once(squares(BLOCK_ROWS, height)), source(call, least(task_cols * call.cell, call.m), refused), queue{0},
+        rows_at_once(squares(BLOCK_ROWS, height)), source(call, least(task_cols * call.cell, call.m), refused, queue), queue{},
         refused{0} {}
 
   // The number of squares that span about `cells` queries or keys, at least one and at most all.

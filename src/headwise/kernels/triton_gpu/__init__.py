@@ -7,20 +7,38 @@ first call. The other modules are imported at the first supported call, so Trito
 import importlib.util
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from headwise.errors import KernelError
+from headwise.kernels.autograd import learns
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.eager import eager
 from headwise.kernels.reads import Matrix, Reads
+from headwise.lowering import Lowered, requested
 from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic
 from headwise.tiles import COMPUTING
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of the kernels on a device (check.py). milliseconds: with what had to be compiled. reason: why they are
+    not used for this kind of calls; None if they are."""
+
+    device: str
+    kind: str
+    milliseconds: float
+    reason: str | None
+
+
+CHECKS: dict[object, Check] = {}  # those of this process, by kind
 
 
 class TritonGPU:
@@ -36,7 +54,7 @@ class TritonGPU:
         return _ForwardReads()
 
     def refuse(self, call: Call) -> str | None:
-        """Check device, dtype, sizes and rule."""
+        """Check device, dtype, sizes and rule; and what the kernels compute, at the first such call on a device."""
         if not _installed():
             return "Triton is not installed"
         q, grid = call.q, call.rule.grid
@@ -49,7 +67,7 @@ class TritonGPU:
         for size, what in ((q.shape[-1], "head"), (call.v.shape[-1], "value")):
             if not 1 <= size <= LARGEST_HEAD:
                 return f"it supports {what} sizes from 1 to {LARGEST_HEAD}, got {size}"
-        return call.lowered if isinstance(call.lowered, str) else None
+        return call.lowered if isinstance(call.lowered, str) else _checked(call)
 
     @eager
     def run(self, call: Call) -> Result:
@@ -63,7 +81,11 @@ class TritonGPU:
     ) -> list[Tensor | None]:
         """Computed by the Triton backward kernels."""
         from headwise.kernels.triton_gpu.binding import gradients
+        from headwise.kernels.triton_gpu.check import refusal
 
+        # Within a graph the forward pass does not show whether gradients will be computed.
+        if reason := refusal(call, requested(call.rule.terms(lse[..., :0]), wanted)):
+            raise KernelError(f"kernel='triton_gpu' cannot compute these gradients: {reason}; or use another kernel")
         return gradients(call, out, lse, grad_out, wanted)
 
 
@@ -92,6 +114,17 @@ def _done(of: Matrix, values: Tensor, wanted: tuple[Statistic, ...] = ()) -> Res
     if reason := kernel.refuse(call):
         raise Declined(reason)
     return kernel.run(call)
+
+
+@eager
+def _checked(call: Call) -> str | None:
+    """Why the kernels are not used for this kind of calls on this device, or None if they are."""
+    from headwise.kernels.triton_gpu.check import refusal
+
+    assert isinstance(call.lowered, Lowered)
+    given = call.lowered.relative, call.lowered.bias, call.lowered.sinks
+    relative, bias, sinks = (x is not None and x.requires_grad for x in given)
+    return refusal(call, (relative, bias, sinks) if learns(call) else None)
 
 
 @cache
