@@ -103,7 +103,7 @@ class Kind(NamedTuple):
         )  # fmt: skip
 
     def __str__(self) -> str:
-        size = f"{self.d}" if self.d == self.d_v else f"{self.d} and {self.d_v}"
+        size = f"d={self.d}" if self.d == self.d_v else f"d={self.d}, d_v={self.d_v}"
         whole, several, each = self.mask
         parts = {
             "decoding": self.rows <= blocks.DECODE_QUERIES, "shared KV heads": self.heads[0] != self.heads[1],
@@ -112,7 +112,7 @@ class Kind(NamedTuple):
             "bias": self.bias is not None, "sinks": self.sinks, "dropout": self.dropout,
             "statistics": bool(self.statistics), "gradients": self.learned is not None,
         }  # fmt: skip
-        named = [str(self.dtype).removeprefix("torch."), f"head size {size}", f"{self.rows} × {self.keys}"]
+        named = [str(self.dtype).removeprefix("torch."), size, f"{self.rows} × {self.keys}"]
         return ", ".join(named + [name for name, present in parts.items() if present])
 
 
