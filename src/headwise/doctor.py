@@ -19,7 +19,7 @@ from headwise.errors import HeadwiseError, KernelError
 from headwise.kernels import AUTOMATIC, KERNELS, choose
 from headwise.kernels.call import Call
 from headwise.kernels.cpu.measure import Timing, measure_targets
-from headwise.kernels.triton_gpu import CHECKS, Check
+from headwise.kernels.triton_gpu.check import CHECKS, Check
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
 from headwise.rule import Rule
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from headwise.doctor import Examination, Native
 from headwise.kernels.cpu.measure import SHAPE, Timing
-from headwise.kernels.triton_gpu import Check
+from headwise.kernels.triton_gpu.check import Check
 from headwise.wording import Bilingual, Message, in_language, joined, language
 
 TERMS: dict[str, tuple[str, str]] = {

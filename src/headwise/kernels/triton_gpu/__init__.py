@@ -7,7 +7,6 @@ first call. The other modules are imported at the first supported call, so Trito
 import importlib.util
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -18,6 +17,7 @@ from headwise.kernels.autograd import learns
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.eager import eager
 from headwise.kernels.reads import Matrix, Reads
+from headwise.kernels.triton_gpu.check import refusal
 from headwise.lowering import Lowered, requested
 from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic
@@ -25,20 +25,6 @@ from headwise.tiles import COMPUTING
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
-
-
-@dataclass(frozen=True)
-class Check:
-    """A check of the kernels on a device (check.py). milliseconds: with what had to be compiled. reason: why they are
-    not used for this kind of calls; None if they are."""
-
-    device: str
-    kind: str
-    milliseconds: float
-    reason: str | None
-
-
-CHECKS: dict[object, Check] = {}  # those of this process, by kind
 
 
 class TritonGPU:
@@ -81,7 +67,6 @@ class TritonGPU:
     ) -> list[Tensor | None]:
         """Computed by the Triton backward kernels."""
         from headwise.kernels.triton_gpu.binding import gradients
-        from headwise.kernels.triton_gpu.check import refusal
 
         # Within a graph the forward pass does not show whether gradients will be computed.
         if reason := refusal(call, requested(call.rule.terms(lse[..., :0]), wanted)):
@@ -119,8 +104,6 @@ def _done(of: Matrix, values: Tensor, wanted: tuple[Statistic, ...] = ()) -> Res
 @eager
 def _checked(call: Call) -> str | None:
     """Why the kernels are not used for this kind of calls on this device, or None if they are."""
-    from headwise.kernels.triton_gpu.check import refusal
-
     assert isinstance(call.lowered, Lowered)
     given = call.lowered.relative, call.lowered.bias, call.lowered.sinks
     relative, bias, sinks = (x is not None and x.requires_grad for x in given)

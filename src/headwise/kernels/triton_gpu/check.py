@@ -7,7 +7,8 @@ result differs, or the kernels do not compile, the kernel refuses calls of that 
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from threading import RLock, Thread
 from time import perf_counter
 from typing import NamedTuple
@@ -19,9 +20,7 @@ from headwise.errors import ConfigError, warn
 from headwise.kernels.call import Call
 from headwise.kernels.reads import Matrix
 from headwise.kernels.torch_blocks import TorchBlocks
-from headwise.kernels.triton_gpu import CHECKS, Check, binding, blocks
-from headwise.kernels.triton_gpu.problem import on
-from headwise.kernels.triton_gpu.sums import COLUMNS, FORMULAS, KINDS
+from headwise.kernels.triton_gpu import blocks
 from headwise.lowering import Lowered
 from headwise.masks import Causal, Dense, Everything, Grid, Lengths, Mask, Sinks, Window
 from headwise.rule import Rule
@@ -49,7 +48,22 @@ DROPPED = 0.25  # of what holds for any pattern of dropped weights
 PLAIN = {s.compiled.signature: s for s in (  # type: ignore[union-attr]
     LARGEST, ENTROPY, SQUARES, CONCENTRATION, DISTANCE, DISTANCE_VARIANCE, COLUMN_MASS
 )}  # fmt: skip
+RANGE, WEIGHTS = "range_mass(int, int, int): float32[b, h, n]", "key_weights(float32[m]): float32[b, h, n]"
 _lock = RLock()
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of the kernels on a device. milliseconds: with what had to be compiled. reason: why they are not used for
+    this kind of calls; None if they are."""
+
+    device: str
+    kind: str
+    milliseconds: float
+    reason: str | None
+
+
+CHECKS: dict["Kind", Check] = {}  # those of this process
 
 
 class Kind(NamedTuple):
@@ -99,7 +113,7 @@ class Kind(NamedTuple):
             str(call.q.device), dtype, (heads if h == h_kv else 3 * heads, heads), _like(rows, n), _like(keys, m),
             d, d_v, (rule.is_full(), spans.shape[2] > 1, len(spans) > 1), _axes(dense), lowered.soft_cap > 0,
             None if table is None else len(table) > 1, _axes(bias), lowered.sinks is not None, call.dropout_p > 0,
-            tuple(sorted(s for s in signatures if s in {*FORMULAS, *KINDS, COLUMNS})), learned,
+            tuple(sorted(s for s in signatures if s in {*PLAIN, RANGE, WEIGHTS})), learned,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -134,30 +148,34 @@ def refusal(call: Call, learned: tuple[bool, bool, bool] | None) -> str | None:
         if call.q.is_cuda and torch.cuda.is_current_stream_capturing():
             return f"it has not been checked on {kind.device} for {kind}: make the call once before a graph is captured"
         with _lock:
-            if kind not in CHECKS and (found := _apart(kind)).reason is not None:
-                warn(f"kernel 'triton_gpu' is not used for such calls: {found.reason}")
-    return CHECKS[kind].reason
+            if kind not in CHECKS:
+                _apart(kind)
+                if (found := CHECKS.get(kind)) is not None and found.reason is not None:
+                    warn(f"kernel 'triton_gpu' is not used for such calls: {found.reason}")
+    return CHECKS[kind].reason if kind in CHECKS else f"there is no memory left on {kind.device} to check it"
 
 
-def _apart(kind: Kind) -> Check:
+def _apart(kind: Kind) -> None:
     """The check, in a thread of its own: modes, transforms and autocast of this thread do not apply to it."""
     began = perf_counter()
     thread = Thread(target=_check, args=(kind, began), daemon=True)
     thread.start()
     thread.join()
-    return CHECKS[kind]
 
 
 def _check(kind: Kind, began: float) -> None:
     reason: str | None = None
     try:
-        with torch.no_grad(), on(torch.empty(0, device=kind.device)):
+        device = torch.device(kind.device)
+        with torch.no_grad(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             for what, error, limit in _errors(kind):
                 if not error <= limit:  # or NaN
                     reason = (
                         f"differs from torch_blocks in {what} by {error:.2g}, at most {limit:.2g} is due to rounding"
                     )
                     break
+    except torch.cuda.OutOfMemoryError:  # says nothing about the kernels: a later call checks them
+        return
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     if reason is not None:
@@ -167,6 +185,8 @@ def _check(kind: Kind, began: float) -> None:
 
 def _errors(kind: Kind) -> Iterator[tuple[str, float, float]]:
     """What is compared, its error, and the largest one that rounding explains."""
+    from headwise.kernels.triton_gpu import binding  # Triton is optional
+
     call = _small(kind)
     # No weight is dropped with a probability that is 0 in float32.
     exact = replace(call, q=call.q.double(), keys=call.k.double(), values=call.v.double(), statistics=(), dropout_p=0.0)
@@ -198,6 +218,8 @@ def _errors(kind: Kind) -> Iterator[tuple[str, float, float]]:
 
 def _errors_of_dropout(call: Call, kind: Kind) -> Iterator[tuple[str, float, float]]:
     """That half of the weights are dropped, in every pass the same: ⟨dO, O⟩ = ⟨dV, V⟩ then, and ⟨dQ, Q⟩ = ⟨dK, K⟩."""
+    from headwise.kernels.triton_gpu import binding
+
     ones = binding.attend(replace(call, values=torch.ones_like(call.v))).out.double()
     yield "the share of dropped weights", float((ones.mean() - 1.0).abs()) if bool(ones.std() > 0) else 1.0, DROPPED
     if kind.learned is None:
@@ -242,7 +264,7 @@ def _small(kind: Kind) -> Call:
 def _statistic(signature: str, at: int, m: int) -> Statistic:
     if signature in PLAIN:
         return PLAIN[signature]
-    if signature.startswith("range_mass"):
+    if signature == RANGE:
         return RangeMass(at - 5, at + 9, relative=at % 2 == 0)
     return KeyWeights(_random(9 + at, 1, m, device="cpu").float())
 
