@@ -52,7 +52,7 @@ template <typename T> struct Backward {
       : call(call), scaling(scaling_of<OF>(call.rule)), width(padded(call.d, PANEL)),
         value_width(padded(call.d_v, PANEL)), words(words_of<OF>(call.d)),
         value_words(words_of<OF>(call.d_v)), heads_a_group(call.h / call.h_kv),
-        key_blocks(blocks(call.m, GRAD_KEYS)), learned(call), queue{0}, broken{0}, refused{0} {
+        key_blocks(blocks(call.m, GRAD_KEYS)), learned(call), queue{}, broken{0}, refused{0} {
     values_only = !call.grad_q.data;
     groups = learned.wave_batches * learned.wave_kvs;
     chunks = most(1, least(key_blocks, 8 / most(1, groups)));
@@ -108,7 +108,7 @@ template <typename T> struct Backward {
       float* grad_queries = partial + (alone ? worker : chunk * groups + group) * group_floats;
       if (alone) begin_alone(group, grad_queries);
       look_ahead(group, next, m.ahead);
-      for (int64_t block = chunk; block < key_blocks && !refused.value; block += chunks)
+      for (int64_t block = chunk; block < key_blocks && !refused.value && queue.going(); block += chunks)
         keys(group, chunk, block * GRAD_KEYS, grad_queries, m);
       if (alone && !values_only) put_queries(group, 0, heads_a_group * call.n, grad_queries);
     }
@@ -170,7 +170,7 @@ template <typename T> struct Backward {
     for (int64_t g = 0; g < heads_a_group; g++) {
       const int64_t head = kv * heads_a_group + g;
       float* copy = learned.copy_of(group, chunk, chunks, g);
-      for (int64_t query = 0; query < call.n; query += GRAD_ROWS)
+      for (int64_t query = 0; query < call.n && queue.going(); query += GRAD_ROWS)
         queries(batch, head, query, chunk, from, to, grad_queries + (g * call.n + query) * width, copy, m);
     }
     for (int64_t j = 0; j < count; j++) {
@@ -354,7 +354,7 @@ template <typename T> struct Backward {
     learned.clear();
     all_finite_needed = !everything_is_seen(call);
     if (!values_only && !alone) on_all<&Backward::deltas>(this, threads);
-    for (first_batch = 0; first_batch < call.b; first_batch += learned.wave_batches)
+    for (first_batch = 0; first_batch < call.b && !queue.ended.value; first_batch += learned.wave_batches)
       for (first_kv = 0; first_kv < call.h_kv; first_kv += learned.wave_kvs) {
         if (!alone) __builtin_memset(partial, 0, (size_t)floats * 4);
         __builtin_memset(learned.copies, 0, (size_t)copies * 4);

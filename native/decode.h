@@ -113,7 +113,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
 
   explicit Decode(const headwise_forward_call& call, const Wanted& wanted)
       : call(call), wanted(wanted), scaling(scaling_of<SINGLES>(call.rule)), heads_a_group(call.h / call.h_kv),
-        size(padded(call.d, W)), width(padded(call.d_v, 2 * W)), rows((int)(heads_a_group * call.n)), queue{0}, broken{0} {
+        size(padded(call.d, W)), width(padded(call.d_v, 2 * W)), rows((int)(heads_a_group * call.n)), queue{}, broken{0} {
     const int64_t aim = most(1, 32 / most(1, call.b * call.h_kv));
     chunk_keys = most(512, padded(blocks(call.m, aim), FEW_KEYS));
     chunks = blocks(call.m, chunk_keys);
@@ -323,7 +323,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     parts = (float*)(memory + threads * scratch_bytes);
     all_finite_needed = !everything_is_seen(call);
     on_all<&Decode::attend_chunks>(this, threads);
-    if (!broken.value)
+    if (!broken.value && !queue.ended.value)
       for (int64_t group = 0; group < groups; group++)
         for (int r = 0; r < rows; r++) merge(group, r);
     give_back(memory);

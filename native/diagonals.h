@@ -24,7 +24,7 @@ template <typename T> struct Diagonals {
 
   explicit Diagonals(const headwise_diagonals_call& call)
       : call(call), all(call.n + call.m - 1), stripe(least(1024, most(256, padded(all / 32, W)))),
-        source(call, least(call.m, stripe + STEP), false, refused), queue{0}, refused{0} {}
+        source(call, least(call.m, stripe + STEP), false, refused, queue), queue{}, refused{0} {}
 
   int64_t lay_out(char* memory, Memory* m) const {
     Arena arena = {memory};

@@ -213,6 +213,54 @@ double seconds() {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+namespace {
+const double LOOK = 0.1;  // seconds between two looks for signals
+
+struct Python {
+  void* (*release)(void);
+  void (*acquire)(void*);
+  int (*check)(void);
+  unsigned long main_thread;
+};
+Python python = {};
+
+// A call from Python, without its lock. Handlers of signals, which run within the call in the main thread, may begin another.
+struct Outside {
+  static thread_local Outside* here;  // null in threads to which Python gives no signals
+  Outside* const before;
+  void* state;
+  double next;  // time of the next look; 0: there has been none
+  bool raised;
+
+  Outside() : before(here), state(python.release ? python.release() : nullptr), next(0.0), raised(false) {
+    here = python.check && (unsigned long)pthread_self() == python.main_thread ? this : nullptr;
+  }
+  ~Outside() {
+    here = before;
+    if (python.acquire) python.acquire(state);
+  }
+};
+thread_local Outside* Outside::here = nullptr;
+}  // namespace
+
+bool signals_due() {
+  Outside* call = Outside::here;
+  if (!call || call->raised) return call;
+  const double now = seconds();
+  if (call->next == 0.0) call->next = now + LOOK;
+  return now >= call->next;
+}
+
+bool answer_signals() {
+  Outside& call = *Outside::here;
+  if (call.raised) return true;  // what begins later ends at once
+  python.acquire(call.state);
+  call.raised = python.check() != 0;
+  call.state = python.release();
+  call.next = seconds() + LOOK;
+  return call.raised;
+}
+
 }  // namespace headwise
 
 using namespace headwise;
@@ -256,13 +304,22 @@ void headwise_set_openmp(void (*gomp_parallel)(void (*)(void*), void*, unsigned,
   openmp = gomp_parallel;
 }
 
-int headwise_forward(const headwise_forward_call* call) { return target().forward(*call); }
+void headwise_set_python(void* (*release)(void), void (*acquire)(void*), int (*check)(void), unsigned long main_thread) {
+  python = {release, acquire, check, main_thread};
+}
+
+int headwise_forward(const headwise_forward_call* call) {
+  const Outside outside;
+  return target().forward(*call);
+}
 int headwise_again(const headwise_forward_call* like, int threads, void* q, void* k, void* v, void* out) {
+  const Outside outside;
   return target().forward(another(*like, threads, q, k, v, out, nullptr));
 }
 int headwise_again_measured(const headwise_forward_call* like, const headwise_rows_call* measures, int threads, void* q, void* k,
                             void* v, void* out, float* lse, float* results, float* values, double* totals,
                             int64_t* nonfinite) {
+  const Outside outside;
   headwise_wanted wanted[HEADWISE_MOST_KEPT];
   headwise_row_value kept[HEADWISE_MOST_KEPT];
   headwise_forward_call call = another(*like, threads, q, k, v, out, lse);
@@ -288,10 +345,28 @@ int headwise_again_measured(const headwise_forward_call* like, const headwise_ro
   target().rows(rows);
   return status;
 }
-int headwise_rows(const headwise_rows_call* call) { return target().rows(*call); }
-int headwise_backward(const headwise_backward_call* call) { return target().backward(*call); }
-int headwise_pool(const headwise_pool_call* call) { return target().pool(*call); }
-int headwise_diagonals(const headwise_diagonals_call* call) { return target().diagonals(*call); }
-double headwise_peak(int dtype, int threads) { return target().peak(dtype, threads); }
-double headwise_bandwidth(int threads) { return target().bandwidth(threads); }
+int headwise_rows(const headwise_rows_call* call) {
+  const Outside outside;
+  return target().rows(*call);
+}
+int headwise_backward(const headwise_backward_call* call) {
+  const Outside outside;
+  return target().backward(*call);
+}
+int headwise_pool(const headwise_pool_call* call) {
+  const Outside outside;
+  return target().pool(*call);
+}
+int headwise_diagonals(const headwise_diagonals_call* call) {
+  const Outside outside;
+  return target().diagonals(*call);
+}
+double headwise_peak(int dtype, int threads) {
+  const Outside outside;
+  return target().peak(dtype, threads);
+}
+double headwise_bandwidth(int threads) {
+  const Outside outside;
+  return target().bandwidth(threads);
+}
 }

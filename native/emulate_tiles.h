@@ -20,10 +20,12 @@ struct TileState {
 };
 static thread_local TileState tiles;
 
-TILE void tile_loadconfig(const void*) {
+// Of a configuration, only the palette counts: 0 without tiles.
+TILE void tile_loadconfig(const void* config) {
   tiles = TileState();
-  tiles.configured = true;
+  tiles.configured = *(const uint8_t*)config;
 }
+TILE void tile_storeconfig(void* config) { *(uint8_t*)config = tiles.configured; }
 TILE void tile_release() { tiles.configured = false; }
 
 TILE TileRow* rows_of(int tile) {
@@ -73,6 +75,7 @@ static void tile_dpbf16ps(int sum, int a, int b) {
 #undef _tile_zero
 #undef _tile_dpbf16ps
 #define _tile_loadconfig emulated::tile_loadconfig
+#define _tile_storeconfig emulated::tile_storeconfig
 #define _tile_release emulated::tile_release
 #define _tile_zero emulated::tile_zero
 #define _tile_loadd emulated::tile_loadd

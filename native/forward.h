@@ -34,6 +34,7 @@ template <Operand OF, bool SPREAD, bool REACH> struct Forward {
   const Shape shape;
   const Scaling scaling;
   Flag& refused;  // with PARTS: numbers do not fit (parts.h), or a result is not finite, as that of float32 may be
+  Queue& queue;
   // How often it is fetched ahead during the queries of one head.
   int64_t fetches() const {
     const int64_t keys = keys_of_a_query(call);
@@ -83,7 +84,7 @@ template <Operand OF, bool SPREAD, bool REACH> struct Forward {
     levels.begin();
     bool begun[GROUPS] = {};  // whether p V of a group has been stored
     int done = 0;
-    for (int64_t from = seen.first / BLOCK * BLOCK; from < seen.last; from += BLOCK) {
+    for (int64_t from = seen.first / BLOCK * BLOCK; from < seen.last && queue.going(); from += BLOCK) {
       Hull parts[GROUPS];
       bool empty = true;
       for (int g = 0; g * ROWS < count; g++) {

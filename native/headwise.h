@@ -207,6 +207,12 @@ HEADWISE_EXPORT int headwise_set_target(const char* name);
 // thread pools do not compete for the cores; NULL: on threads of our own.
 HEADWISE_EXPORT void headwise_set_openmp(void (*gomp_parallel)(void (*)(void*), void*, unsigned, unsigned));
 
+// Python's PyEval_SaveThread, PyEval_RestoreThread and PyErr_CheckSignals, and the identity of its main thread. Calls release
+// its lock, which their caller must hold, and in that thread look for signals while they compute. If a signal's handler raises,
+// the call ends, its results are undefined, and the exception is set.
+HEADWISE_EXPORT void headwise_set_python(void* (*release)(void), void (*acquire)(void*), int (*check)(void),
+                                         unsigned long main_thread);
+
 // Peak performance of this machine: operations per second for a dtype (a multiply-add counts as two), bytes read from
 // memory per second.
 HEADWISE_EXPORT double headwise_peak(int dtype, int threads);

@@ -43,7 +43,7 @@ template <Operand OF, bool SPREAD, bool REACH> struct Panels {
     Panel before = {}, now = next(seen.first / PANEL * PANEL, 0, seen, everyone);
     int panels = 0;
     if (now.any()) logits(now, alone);
-    while (now.any()) {
+    while (now.any() && f.queue.going()) {
       const Panel after = next(now.from + PANEL, 1 - now.buffer, seen, everyone);
       prepare(now);
       if ((now.quiet || !f.wanted.count[MASS_OF_LOGITS]) && !beside_logits()) {

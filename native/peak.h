@@ -100,7 +100,7 @@ static double bandwidth(int threads) {
   for (int64_t i = 0; i < size; i += 1024) memory[i] = 1.0f;
   double best = 0.0;
   for (int i = 0; i < 5; i++) {
-    Reading reading = {memory, size, 1 << 18, {0}};
+    Reading reading = {memory, size, 1 << 18, {}};
     const double begun = seconds();
     parallel(threads, read_all, &reading);
     const double rate = 4.0 * (double)size / (seconds() - begun);

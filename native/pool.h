@@ -29,7 +29,7 @@ template <typename T> struct Pool {
       : call(call), height(blocks(call.n, call.cell)), width(blocks(call.m, call.cell)),
         task_rows(squares(least(2048, most(256, call.n / 16)), height)), task_cols(squares(HEADWISE_STRIPE, width)),
         rows_at_once(squares(BLOCK_ROWS, height)),
-        source(call, least(task_cols * call.cell, call.m), call.logs, refused), queue{0}, refused{0} {}
+        source(call, least(task_cols * call.cell, call.m), call.logs, refused, queue), queue{}, refused{0} {}
 
   // The number of squares that span about `cells` queries or keys, at least one and at most all.
   int64_t squares(int64_t cells, int64_t all) const { return least(most(1, cells / call.cell), most(1, all)); }

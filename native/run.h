@@ -22,7 +22,7 @@ template <Operand OF, bool SPREAD, bool REACH> struct Run {
   Flag refused;        // see Forward
 
   Run(const headwise_forward_call& call, const Dtype<OF>& dtype, const Wanted& wanted)
-      : forward{call, dtype, wanted, shape_of<OF>(call, wanted), scaling_of<OF>(call.rule), refused}, queue{0}, broken{0},
+      : forward{call, dtype, wanted, shape_of<OF>(call, wanted), scaling_of<OF>(call.rule), refused, queue}, queue{}, broken{0},
         refused{0} {}
 
   Scratch& memory(int worker) {
@@ -36,7 +36,7 @@ template <Operand OF, bool SPREAD, bool REACH> struct Run {
     if (!check.all()) (OF == PARTS ? refused : broken).raise();
     return !stopped();
   }
-  bool stopped() const { return refused.value || (all_finite_needed && broken.value); }
+  bool stopped() const { return refused.value || queue.ended.value || (all_finite_needed && broken.value); }
 
   // One chunk of one head's query blocks: chunk, chunk + chunks, … last first, since they have the most keys.
   void chunk(int64_t batch, int64_t head, int64_t index, const char* packed_head, Scratch& t) {
@@ -45,7 +45,7 @@ template <Operand OF, bool SPREAD, bool REACH> struct Run {
     const float *keys = (const float*)packed_head, *values = (const float*)(packed_head + s.key_bytes);
     if (s.strip) __builtin_memset(t.columns, 0, (size_t)(s.key_blocks * KEYS_A_BLOCK<OF>) * 4);
     const int64_t last = (s.query_blocks - 1 - index) / s.chunks * s.chunks + index;
-    for (int64_t block = last; block >= 0; block -= s.chunks) forward.block(batch, head, block, keys, values, t);
+    for (int64_t block = last; block >= 0 && queue.going(); block -= s.chunks) forward.block(batch, head, block, keys, values, t);
     if (s.strip)
       __builtin_memcpy(partial + ((batch * call.h + head) * s.chunks + index) * call.m, t.columns, (size_t)call.m * 4);
   }

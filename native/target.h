@@ -74,4 +74,8 @@ void give_back(char* memory);
 
 double seconds();
 
+// Whether this thread should look for signals now. It may then do so: returns whether the call has to end.
+bool signals_due();
+bool answer_signals();
+
 }  // namespace headwise

@@ -29,6 +29,8 @@ struct alignas(64) TileConfig {
 #undef _tile_stream_loadd
 #define LOAD_TILE(how, tile, from, stride) \
   asm volatile("tileload" how "\t(%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(stride)) : "memory")
+#undef _tile_storeconfig
+#define _tile_storeconfig(config) asm volatile("sttilecfg\t%0" : "=m"(*(config)))
 #define _tile_loadconfig(config) asm volatile("ldtilecfg\t%0" ::"m"(*(config)))
 #define _tile_loadd(tile, from, stride) LOAD_TILE("d", tile, from, stride)
 #define _tile_stream_loadd(tile, from, stride) LOAD_TILE("dt1", tile, from, stride)
@@ -200,5 +202,16 @@ template <bool USED> struct Tiles {
   }
 #else
   Tiles() {}
+#endif
+};
+
+// Keeps the configuration while other code runs in this thread, which may use tiles of its own.
+struct TilesKept {
+#if HEADWISE_TILES
+  TileConfig config = {};
+  TilesKept() { _tile_storeconfig(&config); }
+  ~TilesKept() { _tile_loadconfig(&config); }
+#else
+  TilesKept() {}
 #endif
 };

@@ -22,6 +22,7 @@ template <typename Call, typename T> struct Weights {
   const int64_t words;   // of a query or key
   const bool logs;       // z - lse takes the place of p, above 0 too
   Flag& refused;         // with PARTS: numbers do not fit (parts.h), or a weight is NaN
+  Queue& queue;
 
   struct Memory {
     float *queries, *logits, *keys;
@@ -30,9 +31,9 @@ template <typename Call, typename T> struct Weights {
     int64_t head, begin, end;  // of the stripe; heads are numbered across batch entries
   };
 
-  Weights(const Call& call, int64_t stripe, bool logs, Flag& refused)
+  Weights(const Call& call, int64_t stripe, bool logs, Flag& refused, Queue& queue)
       : call(call), scaling(scaling_of<OF>(call.rule)), stripe(stripe), words(words_of<OF>(call.d)), logs(logs),
-        refused(refused) {}
+        refused(refused), queue(queue) {}
 
   void lay_out(Arena& arena, Memory& m) const {
     m.queries = arena.take<float>(BLOCK_ROWS * words);
@@ -59,7 +60,7 @@ template <typename Call, typename T> struct Weights {
     if (seen.first == seen.last) return;
     const T* q = (const T*)call.q.data + batch * call.q.batch + m.head % call.h * call.q.head + query * call.q.row;
     load_queries<OF>(q, call.q.row, count, call.d, scaling, words, m.queries, m.broken, refused);
-    for (int64_t from = seen.first - (seen.first - m.begin) % BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS)
+    for (int64_t from = seen.first - (seen.first - m.begin) % BLOCK_KEYS; from < seen.last && queue.going(); from += BLOCK_KEYS)
       for (int g = 0; g < count; g += ROWS) {
         const int rows = (int)least(ROWS, count - g);
         const Hull part = hull(call, batch, query + g, rows, most(from, low), least(from + BLOCK_KEYS, high));

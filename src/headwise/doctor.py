@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from headwise.errors import HeadwiseError, KernelError
 from headwise.kernels import AUTOMATIC, KERNELS, choose
 from headwise.kernels.call import Call
 from headwise.kernels.cpu.measure import Timing, measure_targets
+from headwise.kernels.triton_gpu.check import CHECKS, Check
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
 from headwise.rule import Rule
 
@@ -64,7 +65,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Examination:
-    """The report of `headwise doctor`; `dataclasses.asdict` converts it to JSON. timings: None if not measured."""
+    """The report of `headwise doctor`; `dataclasses.asdict` converts it to JSON. timings: None if not measured. checks:
+    of the GPU kernels in this process; the typical calls on a GPU are checked."""
 
     versions: dict[str, str | None]
     machine: dict[str, str | int | None]
@@ -73,18 +75,21 @@ class Examination:
     named: list[str]
     choices: list[Choice]
     timings: list[Timing] | None = None
+    checks: list[Check] = field(default_factory=list)
 
 
 def examine(*, measure: bool = False) -> Examination:
     """Examine this process; nothing is written or downloaded, and with `measure` the compiled targets are timed."""
+    choices = [_choice(words, call) for words, call in _typical_calls()]
     return Examination(
         versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         machine=_machine(),
         native=_native(),
         automatic=list(AUTOMATIC),
         named=[name for name in KERNELS if name not in AUTOMATIC],
-        choices=[_choice(words, call) for words, call in _typical_calls()],
+        choices=choices,
         timings=measure_targets() if measure else None,
+        checks=list(CHECKS.values()),
     )
 
 

@@ -1,5 +1,7 @@
 """What `headwise doctor` prints, in English and in Chinese."""
 
+from collections.abc import Sequence
+
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -7,6 +9,7 @@ from rich.text import Text
 
 from headwise.doctor import Examination, Native
 from headwise.kernels.cpu.measure import SHAPE, Timing
+from headwise.kernels.triton_gpu.check import Check
 from headwise.wording import Bilingual, Message, in_language, joined, language
 
 TERMS: dict[str, tuple[str, str]] = {
@@ -57,6 +60,20 @@ TERMS: dict[str, tuple[str, str]] = {
     "padded sequences": ("padded sequences", "带填充的序列"),
     "one decoding step, 3 KV heads": ("one decoding step, 3 KV heads", "一步解码，3 个键值头"),
     "causal, bfloat16, on the GPU": ("causal, bfloat16, on the GPU", "因果，bfloat16，在 GPU 上"),
+    "check": ("checks of triton_gpu, against torch_blocks", "triton_gpu 与 torch_blocks 的核对"),
+    "passed": ("passed", "通过"),
+    "decoding": ("decoding", "解码"),
+    "shared KV heads": ("shared KV heads", "共享键值头"),
+    "mask": ("mask", "掩码"),
+    "several ranges": ("several ranges", "多个区间"),
+    "ranges of each entry": ("ranges of each entry", "逐条区间"),
+    "boolean mask": ("boolean mask", "布尔掩码"),
+    "soft cap": ("soft cap", "软上限"),
+    "distances": ("distances", "距离偏置"),
+    "bias": ("bias", "偏置"),
+    "sinks": ("sinks", "汇聚项"),
+    "statistics": ("statistics", "统计量"),
+    "gradients": ("gradients", "梯度"),
     "timing": ("{dtype}, {shape}, forward", "{dtype}，{shape}，前向"),
     "ms": ("ms", "毫秒"),
     "not_fastest": (
@@ -78,6 +95,7 @@ REASONS: dict[str, str] = {
     "it requires an NVIDIA GPU, got an AMD GPU": "需要 NVIDIA GPU，实际为 AMD GPU",
     "it computes in float32, got ": "以 float32 计算，实际为 ",
     "there are no queries or no keys": "没有查询或没有键",
+    "its check on ": "核对未通过：",
 }
 
 
@@ -128,12 +146,28 @@ def print_examination(found: Examination, console: Console) -> None:
         table.add_row(Text(in_language(named(choice.call), lang)), Text(picked, style="bold"), lines)
     console.print()
     console.print(table)
+    if found.checks:
+        console.print()
+        console.print(_check_table(found.checks, lang))
     for timing in found.timings or ():
         console.print()
         console.print(_timing_table(timing, lang))
         if timing.wrong:
             slow = term("not_fastest", fastest=timing.fastest, dtype=timing.dtype)
             console.print(in_language(slow, lang), style="yellow")
+
+
+def _check_table(checks: Sequence[Check], lang: str) -> Table:
+    """What has been checked on which device, how long that took, and with which result."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    table.add_column(in_language(term("check"), lang), overflow="fold")
+    table.add_column(in_language(term("ms"), lang), justify="right")
+    table.add_column("", overflow="fold")
+    for check in checks:
+        kind = joined([check.device, *map(named, check.kind.split(", "))], zh="，")
+        result = term("passed") if check.reason is None else reason(check.reason)
+        table.add_row(in_language(kind, lang), f"{check.milliseconds:.0f}", Text(in_language(result, lang)))
+    return table
 
 
 def _timing_table(timing: Timing, lang: str) -> Table:

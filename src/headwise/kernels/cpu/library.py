@@ -7,6 +7,7 @@ build with sanitizers. HEADWISE_TARGET=name selects the target (instruction set)
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Library:
     """The loaded library, or the reason why there is none: either `handle` or `reason` is None."""
 
     path: Path
-    handle: ctypes.CDLL | None
+    handle: ctypes.PyDLL | None
     reason: str | None
 
     def target(self) -> str | None:
@@ -110,7 +111,7 @@ def load(path: Path) -> Library:
     if not path.exists():
         return Library(path, None, f"{path.name} is missing: headwise was installed without a suitable C++ compiler")
     try:
-        handle = ctypes.CDLL(str(path.resolve()))
+        handle = ctypes.PyDLL(str(path.resolve()))  # releases the GIL itself, and looks for signals: _share_signals
         version = int(handle.headwise_abi_version())
     except OSError as error:
         return Library(path, None, f"it does not load: {error}")
@@ -125,6 +126,7 @@ def load(path: Path) -> Library:
     handle.headwise_again_measured.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int] + [ctypes.c_void_p] * 9
     handle.headwise_peak.restype = handle.headwise_bandwidth.restype = ctypes.c_double
     _share_threads(handle)
+    _share_signals(handle)
     return Library(path, handle, None)
 
 
@@ -134,3 +136,13 @@ def _share_threads(handle: ctypes.CDLL) -> None:
         handle.headwise_set_openmp(ctypes.CDLL(None).GOMP_parallel)
     except (AttributeError, OSError, TypeError):
         return  # no such runtime: the library starts its own threads
+
+
+def _share_signals(handle: ctypes.PyDLL) -> None:
+    """Run without the GIL, and call the handlers of signals during long calls in the main thread, as between bytecodes:
+    where one raises, as that of Ctrl-C does, the call ends with its exception."""
+    functions = (
+        getattr(ctypes.pythonapi, f"Py{name}") for name in ("Eval_SaveThread", "Eval_RestoreThread", "Err_CheckSignals")
+    )
+    main = ctypes.c_ulong(threading.main_thread().ident or 0)
+    handle.headwise_set_python(*(ctypes.cast(function, ctypes.c_void_p) for function in functions), main)

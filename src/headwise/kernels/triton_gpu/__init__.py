@@ -12,9 +12,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from headwise.errors import KernelError
+from headwise.kernels.autograd import learns
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.eager import eager
 from headwise.kernels.reads import Matrix, Reads
+from headwise.kernels.triton_gpu.check import refusal
+from headwise.lowering import Lowered, requested
 from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic
 from headwise.tiles import COMPUTING
@@ -36,7 +40,7 @@ class TritonGPU:
         return _ForwardReads()
 
     def refuse(self, call: Call) -> str | None:
-        """Check device, dtype, sizes and rule."""
+        """Check device, dtype, sizes and rule; and what the kernels compute, at the first such call on a device."""
         if not _installed():
             return "Triton is not installed"
         q, grid = call.q, call.rule.grid
@@ -49,7 +53,7 @@ class TritonGPU:
         for size, what in ((q.shape[-1], "head"), (call.v.shape[-1], "value")):
             if not 1 <= size <= LARGEST_HEAD:
                 return f"it supports {what} sizes from 1 to {LARGEST_HEAD}, got {size}"
-        return call.lowered if isinstance(call.lowered, str) else None
+        return call.lowered if isinstance(call.lowered, str) else _checked(call)
 
     @eager
     def run(self, call: Call) -> Result:
@@ -64,6 +68,9 @@ class TritonGPU:
         """Computed by the Triton backward kernels."""
         from headwise.kernels.triton_gpu.binding import gradients
 
+        # Within a graph the forward pass does not show whether gradients will be computed.
+        if reason := refusal(call, requested(call.rule.terms(lse[..., :0]), wanted)):
+            raise KernelError(f"kernel='triton_gpu' cannot compute these gradients: {reason}; or use another kernel")
         return gradients(call, out, lse, grad_out, wanted)
 
 
@@ -92,6 +99,15 @@ def _done(of: Matrix, values: Tensor, wanted: tuple[Statistic, ...] = ()) -> Res
     if reason := kernel.refuse(call):
         raise Declined(reason)
     return kernel.run(call)
+
+
+@eager
+def _checked(call: Call) -> str | None:
+    """Why the kernels are not used for this kind of calls on this device, or None if they are."""
+    assert isinstance(call.lowered, Lowered)
+    given = call.lowered.relative, call.lowered.bias, call.lowered.sinks
+    relative, bias, sinks = (x is not None and x.requires_grad for x in given)
+    return refusal(call, (relative, bias, sinks) if learns(call) else None)
 
 
 @cache
