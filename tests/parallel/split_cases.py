@@ -144,6 +144,21 @@ def what_cannot_be_read_is_refused_by_name(rank: int, ranks: int) -> None:
         many(X)
 
 
+def heads_that_are_split_without_dtensors_are_not_added_up(rank: int, ranks: int) -> None:
+    """As in Megatron-LM: each rank has its rows, and no parameter says so."""
+    own: Any = model(Inline)
+    for layer in own:
+        layer.num_heads = HEADS
+        for linear, axis in ((layer.q_proj, 0), (layer.k_proj, 0), (layer.v_proj, 0), (layer.o_proj, 1)):
+            linear.weight = nn.Parameter(linear.weight.chunk(ranks, axis)[rank])
+            if axis == 0:
+                linear.bias = nn.Parameter(linear.bias.chunk(ranks)[rank])
+    with hw.watch(own) as record:
+        own(X)
+    with pytest.raises(hw.ConfigError, match="split without DTensors"):
+        record.reduce()
+
+
 def edits_of_split_heads_are_refused(rank: int, ranks: int) -> None:
     many = split(SPLIT, ranks)
     own = parallel.parallelize_heads(hw.MultiHeadAttention(WIDTH, 4, bias=False), mesh_of(ranks))
@@ -232,7 +247,8 @@ CASES = {
     case.__name__: case
     for case in (
         records_have_all_heads_once_by_their_own_numbers, the_head_that_explodes_is_clipped_alone,
-        what_cannot_be_read_is_refused_by_name, edits_of_split_heads_are_refused,
+        what_cannot_be_read_is_refused_by_name, heads_that_are_split_without_dtensors_are_not_added_up,
+        edits_of_split_heads_are_refused,
         attention_to_a_part_of_a_sequence_is_refused, dtensors_are_refused, ranks_compare_what_scores_hold,
     )
 }  # fmt: skip

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
-from headwise.nn.owned import local
+from headwise.nn.owned import copied, local
 from headwise.seeds import devices_of, seeded, step_seed
 
 Loss = Callable[[nn.Module, Any], Tensor]  # of a model on a batch, a scalar
@@ -85,7 +84,7 @@ def heal(
     if not lr > 0 or not weight_decay >= 0 or not clip > 0:
         raise ConfigError(f"lr={lr}, weight_decay={weight_decay}, clip={clip}: expected lr > 0, clip > 0, decay >= 0")
     copies: dict[int, Any] = {}  # by the id of the original
-    result = deepcopy(model, copies) if copy else model
+    result = copied(model, copies) if copy else model
     given = model.parameters() if parameters is None else parameters
     chosen = [copies.get(id(p), p) for p in given if p.requires_grad]
     if not chosen:

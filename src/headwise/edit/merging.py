@@ -8,7 +8,6 @@
 """
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from headwise.errors import ConfigError, check_choice, whole_number
 from headwise.models import KINDS, HeadSite, find_heads
 from headwise.models.configuration.heads import update_config
 from headwise.models.resizing import pick_heads, put
+from headwise.nn.owned import copied
 
 METHODS = ("mean", "first", "cluster", "svd")
 Groups = Sequence[Sequence[int]]
@@ -123,7 +123,7 @@ def merge_kv(
     check_finite([sites[i] for i in counts])
     found = {i: _groups(sites[i], count, method, chosen.get(i)) for i, count in counts.items()}
     before = count_parameters(model)
-    result = deepcopy(model) if copy else model
+    result = copied(model) if copy else model
     own = find_heads(result) if copy else sites
     for i in found:
         own[i].anatomy.share(own[i])

@@ -12,7 +12,6 @@ MultiHeadAttention  8 → 5     8 → 5    0 3 7
 """
 
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from headwise.errors import ConfigError, whole_number
 from headwise.models import HeadSite, find_heads
 from headwise.models.configuration.heads import update_config
 from headwise.models.resizing import Order, pick_heads
+from headwise.nn.owned import copied
 
 Heads = Mapping[str | int, Iterable[int]] | Iterable[int] | Iterable[tuple[int, int]]
 
@@ -126,7 +126,7 @@ def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
     plans = {i: _plan(sites[i], removed) for i, removed in chosen.items()}
     check_weights(model, [sites[i] for i in chosen])
     before = count_parameters(model)
-    result = deepcopy(model) if copy else model
+    result = copied(model) if copy else model
     own = find_heads(result) if copy else sites
     for i, plan in plans.items():
         pick_heads(own[i], list(plan.kept), list(plan.kept_kv))

@@ -10,8 +10,9 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from headwise.errors import ConfigError
 from headwise.kernels.graph import has_no_numbers, in_graph
 from headwise.nn.layout import Part
 
+Model = TypeVar("Model", bound=nn.Module)
 LABELS = 61  # numbers of a stand-in are below it, exact in every floating dtype
 
 
@@ -115,15 +117,41 @@ def tensors(part: Part) -> Iterator[tuple[nn.Module, str, Any]]:
 def check_forward(place: str, module: nn.Module) -> None:
     """Raise ConfigError for a `forward` on the instance that is no wrapper of the class's, as `functools.wraps` marks
     it."""
-    found = vars(module).get("forward")
-    while found is not None and hasattr(found, "__wrapped__"):
-        found = found.__wrapped__
-    found = found.func if isinstance(found, partial) else getattr(found, "__func__", found)
-    if found is not None and all(vars(kind).get("forward") is not found for kind in type(module).__mro__):
+    function, owner = _forward(module)
+    kept = owner is module and any(vars(kind).get("forward") is function for kind in type(module).__mro__)
+    if not kept:
         raise ConfigError(
             f"{place}: the forward of {type(module).__name__} was replaced on the instance, and what it computes with "
             f"the weights is not known; restore it first (del module.forward), or mark a wrapper by functools.wraps"
         )
+
+
+def copied(model: Model, memo: dict[int, Any] | None = None) -> Model:
+    """A deepcopy. ConfigError where a forward that was replaced on the instance would call the original."""
+    result = deepcopy(model, memo)
+    own = set(result.modules())
+    for name, module in result.named_modules():
+        owner = _forward(module)[1]
+        if not isinstance(owner, nn.Module) or owner not in own:
+            raise ConfigError(
+                f"copy: the forward of {name or 'the model'} ({type(module).__name__}) was replaced on the instance, "
+                f"and that of a copy would call the original; restore it first (del module.forward), or leave out copy"
+            )
+    return result
+
+
+def _forward(module: nn.Module) -> tuple[Any, Any]:
+    """The function that is called in the end, as far as wrappers name it, and the module that it is called with."""
+    found = vars(module).get("forward")
+    while hasattr(found, "__wrapped__"):
+        found = found.__wrapped__
+    if found is None:
+        return type(module).forward, module
+    if isinstance(found, nn.Module):  # as of a compiled module
+        return None, found
+    if isinstance(found, partial):
+        return found.func, found.args[0] if found.args else None
+    return getattr(found, "__func__", found), getattr(found, "__self__", None)
 
 
 class Held(NamedTuple):

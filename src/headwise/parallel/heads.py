@@ -9,7 +9,6 @@ The q, k and v projections are partitioned by columns and the output projection 
 
 from collections import Counter
 from collections.abc import Iterator
-from copy import deepcopy
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from headwise.errors import ConfigError, ShapeError
 from headwise.nn.base import AttentionLayer
 from headwise.nn.block import TransformerBlock
-from headwise.nn.owned import check_changeable, check_unshared, sharers
+from headwise.nn.owned import check_changeable, check_unshared, copied, sharers
 from headwise.nn.registry import DESIGNS
 from headwise.parallel.heads_held import check_even, held_heads
 from headwise.parallel.heads_styles import HeadNorm, Heads, KeyHeads, OwnRandomness
@@ -90,7 +89,7 @@ def parallelize_heads(
     if mesh.ndim != 1:
         raise ConfigError(f"mesh: has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; give one of them, as mesh['name']")
     if copy:
-        model = deepcopy(model)
+        model = copied(model)
     plans = dict(_plans(model, mesh.size(), feed_forward))
     if not plans:
         raise ConfigError(f"model: {type(model).__name__} has no attention layer of headwise; convert it first")

@@ -12,7 +12,6 @@ positions in the whole sequence.
 """
 
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from headwise.errors import ConfigError, check_choice
 from headwise.nn.base import AttentionLayer
-from headwise.nn.owned import check_forward
+from headwise.nn.owned import check_forward, copied
 from headwise.nn.registry import DESIGNS
 from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths, members, reduce_together
 from headwise.parallel.ring import ring_attend
@@ -128,7 +127,7 @@ def sequence_parallel(
     check_layout(layout)
     who = members(group)
     if copy:
-        model = deepcopy(model)
+        model = copied(model)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, AttentionLayer)}
     if not layers:
         raise ConfigError(f"{type(model).__name__} has no attention layers of headwise")

@@ -22,7 +22,6 @@ product are not scaled: the largest logit then approaches τ over several steps.
 """
 
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from typing import Any, NamedTuple
@@ -35,7 +34,7 @@ from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
 from headwise.nn.base import AttentionLayer
 from headwise.nn.layout import Part
-from headwise.nn.owned import check_changeable, check_plain, local, shared, sharers, tensors
+from headwise.nn.owned import check_changeable, check_plain, copied, local, shared, sharers, tensors
 from headwise.parallel.heads_held import held_heads
 from headwise.spread import is_dtensor
 from headwise.table.show import as_html, as_text
@@ -108,7 +107,7 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
     plans = _plans(model, own, of_all=isinstance(record, Reduced))
     if copy:
         copies: dict[int, Any] = {}  # by the id of the original
-        model = deepcopy(model, copies)
+        model = copied(model, copies)
         clipped = {site.module: _whole(site) for site in find_heads(model)}
         plans = [(name, clipped[copies[id(site.module)]]) for name, site in plans]
     if own.ledger.clipped == summary.step or not summary.steps:

@@ -1,21 +1,25 @@
 """Merging the records of all ranks of a distributed run."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.errors import ConfigError
+from headwise.spread import is_dtensor
 from headwise.stats.states import side_by_side
 from headwise.telemetry.running import Layer, Running
 
+# Attributes of modules, and of their configurations, with the number of query heads of a layer.
+HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 
-def gathered(runnings: list[Running], group: Any = None) -> list[Running]:
+
+def gathered(runnings: list[Running], group: Any, modules: Mapping[str, nn.Module]) -> list[Running]:
     """Merge each over the ranks, in the order of the ranks, so that all ranks get the same bits. One collective for the
     sizes and one for the numbers.
 
@@ -31,7 +35,13 @@ def gathered(runnings: list[Running], group: Any = None) -> list[Running]:
         [torch.empty(0, dtype=torch.float64, device=device), *(x.double().flatten().to(device) for x in parts)]
     )
     layout = repr(
-        [[(name, [x.shape for x in layer.tensors()]) for name, layer in one.layers.items()] for one in runnings]
+        [
+            [
+                (name, [x.shape for x in layer.tensors()], _replica(modules.get(name), layer))
+                for name, layer in one.layers.items()
+            ]
+            for one in runnings
+        ]
     )
     mine = torch.tensor([len(flat), zlib.crc32(layout.encode())], device=device)
     sizes = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
@@ -39,7 +49,8 @@ def gathered(runnings: list[Running], group: Any = None) -> list[Running]:
     if any(not torch.equal(size, mine) for size in sizes):
         raise ConfigError(
             f"reduce(): the ranks have not measured the same layers and heads ({[int(size[0]) for size in sizes]} "
-            f"numbers); call it where every rank has measured a step, with the same options of watch"
+            f"numbers), or the weights of a module that has fewer heads than it declares differ, as of heads that are "
+            f"split without DTensors; call it where every rank has measured a step, with the same options of watch"
         )
     everyone = [torch.empty_like(flat) for _ in sizes]
     dist.all_gather(everyone, flat, group=group)
@@ -48,6 +59,15 @@ def gathered(runnings: list[Running], group: Any = None) -> list[Running]:
         Running({name: _joined([one.layers[name] for one in ranks]) for name in ranks[0].layers})
         for ranks in zip(*there, strict=True)
     ]
+
+
+def _replica(module: nn.Module | None, layer: Layer) -> list[float]:
+    """Some sums of weights of a module with fewer heads than it declares: the same where ranks have copies of it."""
+    declared = [getattr(one, name, 0) for one in (module, getattr(module, "config", None)) for name in HEADS]
+    if module is None or layer.of >= max(x for x in declared if isinstance(x, int)):
+        return []
+    plain = [x.detach().flatten() for x in module.parameters() if not is_dtensor(x)]
+    return [float(x[:: len(x) // 64 + 1].double().sum()) for x in plain]
 
 
 def _device(group: Any) -> torch.device:

@@ -218,15 +218,17 @@ class Record(Shown):
 
     def reduce(self, group: Any = None) -> "Reduced":
         """Merge `latest` and `totals` of all ranks of torch.distributed, sums as sums and maxima as maxima; the result
-        is the same on each rank, and has all heads of a layer whose heads are split over ranks (`parallelize_heads`).
+        is the same on each rank, and has all heads of a layer whose heads are split over ranks (`parallelize_heads`,
+        and `parallelize_module` of PyTorch).
         All ranks must call it after the same step; the record itself does not change.
 
         Args:
             group: of processes; None for all.
         Raises:
-            ConfigError: if torch.distributed is not initialised, or the ranks have measured different layers.
+            ConfigError: if torch.distributed is not initialised, or the ranks have measured different layers, or heads
+                that are split in a way that cannot be read.
         """
-        last, total = gathered([self.ledger.last, self.ledger.total], group)
+        last, total = gathered([self.ledger.last, self.ledger.total], group, self.modules())
         ledger = self.ledger
         return Reduced(self, ledger.summarise(last, 1, total), ledger.summarise(total, ledger.steps, total))
 
