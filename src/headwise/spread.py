@@ -105,9 +105,8 @@ def held_by(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Held | None:
     outer = around[around.index(module) + 1 :] if module in around else []
     for one in (module, *outer):
         places, whole, name = _places(one, h, *widths)
-        if (
-            not places and not split and whole > bool(name)
-        ):  # what is split is not its heads; one width may be by chance
+        # What is split is not the heads then; beside split parameters, one such width may be by chance.
+        if not places and not split and whole > bool(name):
             return None
         split = split or name
         if len(places) > 1 or (places and min(places)[0] < 0):

@@ -24,7 +24,6 @@ from headwise.publishing import published
 from headwise.scores import Score
 from headwise.scores.base import listed
 from headwise.shown import Shown
-from headwise.spread import check_local
 from headwise.stats import Measure
 
 Design = TypeVar("Design", bound="AttentionLayer")
@@ -163,7 +162,6 @@ class AttentionLayer(Shown, nn.Module):
             y [b, n, d_model]; with return_map (y, map); with return_concat (y, concat); with both (y, map, concat).
         """
         check_measures(measures, return_map)
-        check_local()
         scores = listed(score)
         given, own = mask, scores
         if isinstance(mask, Tensor):

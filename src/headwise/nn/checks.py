@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError, unknown_option
 from headwise.rule import check_dense
+from headwise.spread import check_local
 
 # Arguments before the options in every constructor.
 _SIZES = frozenset({"self", "d_model", "num_heads"})
@@ -65,7 +66,8 @@ def check_option(owner: str, option: str, value: object, known: Iterable[str]) -
 
 
 def check_input(module: nn.Module, name: str, x: object) -> None:
-    """Raise DTypeError if x is not a dense tensor, or has a dtype that no weight of the module has.
+    """Raise DTypeError if x is not a dense tensor, or has a dtype that no weight of the module has; ConfigError under
+    PyTorch's context parallelism.
 
     Under autocast any floating dtype is accepted, as it is converted; inside torch.compile nothing is checked.
     """
@@ -73,6 +75,7 @@ def check_input(module: nn.Module, name: str, x: object) -> None:
         raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
     if torch.compiler.is_compiling():
         return
+    check_local()
     first = next(module.parameters(), None)
     check_dense(name, x)
     if first is None or x.dtype == first.dtype:
