@@ -1,7 +1,10 @@
 """Hooks on modules that copies of these modules do not keep."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from torch import nn
 
 
 class Hook:
@@ -21,3 +24,14 @@ class Hook:
 
 def _nothing(*args: Any) -> None:
     pass
+
+
+@contextmanager
+def called(modules: Mapping[nn.Module, str]) -> Iterator[set[str]]:
+    """Within it, the names of the modules that were called so far."""
+    names: set[str] = set()
+    with ExitStack() as stack:
+        for module, name in modules.items():
+            hook = Hook(lambda *args, name=name: names.add(name))
+            stack.callback(module.register_forward_pre_hook(hook).remove)
+        yield names

@@ -11,7 +11,7 @@ from headwise.interventions.edit import Edit, Placed
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.models.adapters.selecting import named, select
 from headwise.models.attaching import Attachment
-from headwise.models.hooks import Hook
+from headwise.models.hooks import called
 from headwise.nn.base import AttentionLayer
 
 UNUSED = ("warn", "raise", "ignore")
@@ -75,31 +75,25 @@ def intervene(
                 f"intervene(model): {place.name or 'the model'} ({type(place.module).__name__}) cannot be edited: {why}"
             )
     placed = [Placed(edit, []) for edit in edits]
-    called: set[str] = set()
-    hooks = [
-        place.module.register_forward_pre_hook(Hook(lambda *args, name=place.name: called.add(name)))
-        for place in places
-    ]
     take_over(targets)
     try:
-        with events.subscribe(modules={place.module: place.name for place in places}, edits=placed):
+        names = {place.module: place.name for place in places}
+        with called(names) as calls, events.subscribe(modules=names, edits=placed):
             yield
     finally:
         give_back(targets)
-        for hook in hooks:
-            hook.remove()
     if unused == "ignore":
         return
-    for what in _without_effect(placed, [place for place in places if place.name in called]):
+    for what in _without_effect(placed, [place for place in places if place.name in calls]):
         if unused == "raise":
             raise ConfigError(what)
         warn(what)
 
 
-def _without_effect(placed: Sequence[Placed], called: Sequence[Place]) -> Iterator[str]:
+def _without_effect(placed: Sequence[Placed], places: Sequence[Place]) -> Iterator[str]:
     """What was not done, in sentences."""
     reached = {name for name, _ in placed[0].applied}
-    if missed := [f"{place.name or 'the model'} ({type(place.module).__name__})" for place in called
+    if missed := [f"{place.name or 'the model'} ({type(place.module).__name__})" for place in places
                   if place.name not in reached]:  # fmt: skip
         yield (
             f"intervene(model): {', '.join(missed)}: called, but without an attention that headwise computes, as where "

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.models.hooks import Hook
+from headwise.models.hooks import called
 from headwise.models.site import Change, HeadSite
 from headwise.nn.owned import eagerly
 
@@ -88,22 +87,15 @@ def tapped(site: HeadSite, change: Change) -> Iterator[None]:
     Raises:
         ConfigError: at the end, if the module was called and the change never applied.
     """
-    calls, changes = [0], [0]
+    changes = [0]
 
     def counted(concat: Tensor) -> Tensor:
         changes[0] += 1
         return change(concat)
 
-    def called(*args: Any) -> None:
-        calls[0] += 1
-
-    handle = site.module.register_forward_pre_hook(Hook(called))
-    try:
-        with eagerly(), site.anatomy.tapped(site, counted):
-            yield
-    finally:
-        handle.remove()
-    if calls[0] and not changes[0]:
+    with called({site.module: site.name}) as calls, eagerly(), site.anatomy.tapped(site, counted):
+        yield
+    if calls and not changes[0]:
         raise ConfigError(
             f"{site.place}: {type(site.module).__name__} was called, but not its output projection with the heads, as "
             f"where its forward was replaced on the instance; its heads were not reached"
