@@ -28,11 +28,11 @@ class Sequences(NamedTuple):
     """The sequences in a row of the batch that a mask of self attention keeps apart.
 
     Attributes:
-        count: of them, the most in a row; 1 if the mask does not depend on the data. alone: how many at one end of a
+        number: of them, the most in a row; 1 if the mask does not depend on the data. alone: how many at one end of a
             row have one token each. given: whether the mask was given as one of documents.
     """
 
-    count: int
+    number: int
     alone: int
     given: bool
 

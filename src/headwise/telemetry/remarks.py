@@ -52,7 +52,7 @@ class _Keys:
     @classmethod
     def of(cls, call: AttentionCall) -> "_Keys":
         """Those of a call."""
-        return cls(plain(call.map.k)[:1, :1, :, :4].flatten(0, 1)[0].nan_to_num().clone())
+        return cls(plain(call.map.k)[:1, :1, :, :4].sum((0, 1)).nan_to_num())
 
     def then(self, later: "_Keys") -> tuple["_Keys", bool]:
         """The keys of the next call, with what is known by then, and whether they are known to be in order: the ones

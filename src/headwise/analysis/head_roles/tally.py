@@ -62,10 +62,10 @@ def tally(score: Tensor, eligible: Tensor, uniform: Tensor, tokens: Tensor | Non
     """Sums of one layer. score: [b, h, n, …]; eligible and uniform broadcast to it; rows that are not eligible
     are left out. tokens: [b or 1, t], the rows that are no padding; None if all are."""
     uniform = uniform.expand(torch.broadcast_shapes(uniform.shape, eligible.shape)).masked_fill(~eligible, 0.0)
-    rows = score.masked_fill(~eligible.to(score.device), 0.0), eligible, uniform
+    rows = [score.masked_fill(~eligible.to(score.device), 0.0), eligible, uniform]
     if tokens is not None:
         at = tokens.view(len(tokens), 1, -1, *(1,) * (score.ndim - 3))
-        rows = tuple(torch.take_along_dim(x.expand(*x.shape[:2], *score.shape[2:]), at.to(x.device), 2) for x in rows)
+        rows = [torch.take_along_dim(x.expand(*x.shape[:2], *score.shape[2:]), at.to(x.device), 2) for x in rows]
         score = rows[0]
     total, count, even = (by_stretch(x, score.shape) for x in rows)
     return Tally(total, *(np.broadcast_to(x, total.shape) for x in (count, even)))
