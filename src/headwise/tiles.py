@@ -136,6 +136,13 @@ class Tile:
             return torch.full_like(self.lse, self.shape[-1])
         return self.allowed.sum(-1).to(self.lse).expand(self.lse.shape)
 
+    def rounded(self, lse: Tensor, scratch: Scratch) -> "Tile":
+        """The same tile in the dtype of lse [b, h, r]; its log-weights are rounded to it, not computed in it."""
+        q, k, terms = self._q.to(lse.dtype), self._k.to(lse.dtype), self.rule.terms(lse)
+        same = Tile(q, k, lse, self.rule, terms, self.rows, self.cols, self.state, scratch)
+        same.first, same.last, same.log_weights = self.first, self.last, self.log_weights.to(lse.dtype)
+        return same
+
     @property
     def positions(self) -> Tensor:
         """Positions of the queries, [r], counted as `keys` are."""

@@ -30,6 +30,7 @@ class Mass(RowMeasure):
     name, unit, range, source = "mass", "mass", "0 to 1", "here"
 
     def partial(self, tile: Tile) -> Tensor:
+        assert tile.weights.dtype == tile.lse.dtype == torch.float32
         return tile.mass
 
 

@@ -75,9 +75,9 @@ class Matrix(NamedTuple):
     def has_large_scores(self) -> bool:
         """Whether scores are so large that rounding the log-sum-exp to float32 could change the sum of a row by 1e-6:
         larger than `LARGE`, as the log-sum-exp of scores up to s is at most s + ln m."""
-        if self.whole is None or self.lse.dtype == torch.float64 or torch.compiler.is_compiling() or traced():
+        if self.whole is None or self.lse.dtype == torch.float64 or self.lse.is_mps:  # which has no float64
             return False
-        if torch._C._functorch.is_functorch_wrapped_tensor(self.lse):
+        if torch.compiler.is_compiling() or traced() or torch._C._functorch.is_functorch_wrapped_tensor(self.lse):
             return False
         limit = LARGE + log(max(1, self.whole.rule.grid.m))
         return bool((self.lse.abs() > limit).logical_and_(self.lse.isfinite()).any())

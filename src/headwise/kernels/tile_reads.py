@@ -1,5 +1,7 @@
 """Reads of a map in plain PyTorch, tile by tile: any device, dtype and rule. Large scores are computed in float64."""
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from headwise import pooling
@@ -8,7 +10,7 @@ from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.rule import grouped, grouped_t
 from headwise.stats import Statistic
-from headwise.tiles import log_sums, stream, weights_at
+from headwise.tiles import Scratch, Tile, log_sums, stream, weights_at
 
 
 class TileReads(Reads):
@@ -27,7 +29,12 @@ class TileReads(Reads):
         return in_float64(of) if of.has_large_scores else of
 
     def tile_inputs(self, of: Matrix) -> Matrix:
-        return self.exact(of)
+        return of
+
+    def tiles(self, of: Matrix, progress: Progress | None = None) -> Iterator[Tile]:
+        exact, scratch = self.exact(of), Scratch()
+        for tile in stream(*exact[:4], progress=progress):
+            yield tile if exact is of else tile.rounded(of.lse[:, :, slice(*tile.rows)], scratch)
 
     def statistics(
         self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
