@@ -102,22 +102,23 @@ def test_a_handler_that_raises_ends_the_call(name: str, target: str) -> None:
         raise Alarm
 
     run = CALLS[name]()
-    began = time.perf_counter()
+    began = time.process_time()  # of all threads, on a machine that does other things too
     with pytest.raises(Alarm), alarm(handler, 0.2):
         run()
-    assert time.perf_counter() - began < 1.2
+    assert time.process_time() - began < 1.2
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_ctrl_c_ends_the_call_and_the_next_one_is_right(target: str) -> None:
     q = torch.randn(1, 3, 67, 16, generator=torch.Generator().manual_seed(3))
     expected = hw.attend(q, q, q, kernel="cpu")
     run = attend()
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(KeyboardInterrupt):
         run()
-    assert time.perf_counter() - began < 1.2
+    assert time.process_time() - began < 1.2
     assert torch.equal(hw.attend(q, q, q, kernel="cpu"), expected)
 
 
@@ -155,14 +156,15 @@ def test_calls_of_other_threads_go_on_while_the_main_thread_answers(target: str)
     assert torch.equal(found[0], expected)
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kernel", ["torch_blocks", "reference"])
 def test_kernels_of_operations_answer_between_them(kernel: str) -> None:
     def handler(*_: object) -> None:
         raise Alarm
 
-    n = 60_000 if kernel == "torch_blocks" else 5000
+    n = 60_000 if kernel == "torch_blocks" else 2000
     q = torch.randn(1, 1, n, D, generator=torch.Generator().manual_seed(6))
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(Alarm), alarm(handler, 0.2):
-        any(hw.attend(q, q, q, kernel=kernel) is None for _ in range(99))
-    assert time.perf_counter() - began < 2.2
+        any(hw.attend(q, q, q, kernel=kernel) is None for _ in range(999))
+    assert time.process_time() - began < 1.2
