@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,8 @@ class Subscriber:
         on_call: called with each `AttentionCall`. on_delta: called with a module's name and δ [b, h, n] of one call.
         measures: name → measure, to be reduced in the same pass. edits: changes of the calls, the first applied first.
         modules: the modules and what to call them; None for every module in the process, all called "".
+        on_error: called with a module's name, its output [b, h, n, d_v] and what kept a call from being measured; the
+            module computes it without measures. None: the error is raised through the model.
     """
 
     on_call: Callable[[Any], Any] | None
@@ -96,6 +98,7 @@ class Subscriber:
     measures: Mapping[str, Measure]
     modules: Mapping[nn.Module, str] | None
     edits: Sequence[Any] = ()
+    on_error: Callable[[str, Tensor, Exception], Any] | None = None
 
     def sees(self, module: nn.Module) -> bool:
         """Whether it receives the calls of this module, or of a replica of it. A copy of a module is another module."""
@@ -133,6 +136,7 @@ def subscribe(
     measures: Sequence[str | Measure] = (),
     modules: Mapping[nn.Module, str] | None = None,
     edits: Sequence[Any] = (),
+    on_error: Callable[[str, Tensor, Exception], Any] | None = None,
 ) -> Iterator[None]:
     """Within it, attention calls of these modules, in any thread, are published to the callbacks and computed with the
     edits; see `Subscriber`.
@@ -143,7 +147,7 @@ def subscribe(
     """
     global subscribers, editing
     wanted = {measure.name: measure for measure in resolve(measures)} if measures else {}
-    new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits))
+    new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits), on_error)
     with _lock:
         for other in subscribers:
             _check_agreement(new, other)
@@ -165,6 +169,10 @@ def subscribed(module: nn.Module) -> bool:
 def subscribers_of(module: nn.Module) -> list[Subscriber]:
     """Those who receive the calls of this module."""
     return [one for one in subscribers if one.sees(module)]
+
+
+# Modules whose call has begun, until their attention is computed here (`headwise.models.adapters.places.proven`).
+unproven: "WeakSet[nn.Module]" = WeakSet()
 
 
 def in_backward() -> bool:

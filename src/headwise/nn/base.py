@@ -186,7 +186,12 @@ class AttentionLayer(Shown, nn.Module):
             if cache is not None and (return_map or events.editing):  # positions are read
                 gap = gap_of(cache)
                 given |= {"gap": gap} if gap.start < gap.stop else {}
-            return self.compute(x, source, cache, given, return_concat)
+            try:
+                return self.compute(x, source, cache, given, return_concat)
+            except BaseException:
+                if mark is not None:
+                    mark.restore()
+                raise
 
         mark = None if cache is None or torch.compiler.is_compiling() else Mark(cache)
         try:

@@ -19,6 +19,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -28,6 +29,7 @@ from headwise.errors import ConfigError
 from headwise.interventions.computing import attend_edited
 from headwise.interventions.edit import Placed
 from headwise.kernels.eager import eager
+from headwise.kernels.graph import in_graph
 from headwise.map import AttentionMap
 from headwise.masks import Mask, conjuncts
 from headwise.publishing.tokens import over_tokens, renamed, token_map
@@ -48,7 +50,9 @@ class AttentionCall:
         values: of the call, [b, h_kv, m, d_v], detached; None for headwise's own layers. heads: the output of each head
             before the output projection, [b, h, n, d_v], detached; None for layers that do not concatenate heads.
         unplaced: whether nothing shows where the queries of a call are among its keys, such as a block of the queries
-            of full attention: measures that depend on positions (`Measure.placed`) mean nothing then.
+            of full attention: measures that depend on positions (`Measure.placed`) mean nothing then. unstarted: whether
+            nothing shows which token its first key is, as in a cache that drops tokens: measures of the first tokens
+            mean nothing then, and those of given tokens.
     """
 
     name: str
@@ -57,6 +61,7 @@ class AttentionCall:
     values: Tensor | None = None
     heads: Tensor | None = None
     unplaced: bool = False
+    unstarted: bool = False
 
     @property
     def measured(self) -> Measurements | None:
@@ -72,27 +77,30 @@ def observe(
     measures: Sequence[str | Measure] = (),
     model: nn.Module | None = None,
     modules: Mapping[nn.Module, str] | None = None,
+    on_error: Callable[[str, Tensor, Exception], Any] | None = None,
 ) -> Iterator[None]:
     """Within it, `callback` receives every attention call of headwise's layers and of attached modules.
 
     Args:
-        callback: called with an `AttentionCall` after each call, in the thread of the call. What it raises is raised
-            through the model. Calls that gradient checkpointing repeats in the backward pass are not reported again.
+        callback: called with an `AttentionCall` after each call, in the thread of the call. Calls that gradient
+            checkpointing repeats in the backward pass are not reported again.
         measures: names or `Measure`s to reduce in the same pass; they are in `call.measured`.
         model: only the modules of this model, and by their qualified names; None for any module in the process.
         modules: instead of model, the modules themselves and what to call them.
+        on_error: called with the name of the module, its output [b, h, n, d_v] and the exception, if a call cannot be
+            measured or the callback fails; the module's output is as without observers. None: raised through the model.
     Raises:
         ConfigError: if a measure is unknown, or if another observer of the same modules has a different one of that
             name.
     """
     names = modules if model is None else {module: name for name, module in model.named_modules()}
-    with events.subscribe(callback, measures=measures, modules=names):
+    with events.subscribe(callback, measures=measures, modules=names, on_error=on_error):
         yield
 
 
 def attended(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, to_itself: bool,
-    at_end: bool | None = None, unplaced: bool = False, extra: int = 0,
+    at_end: bool | None = None, unplaced: bool = False, unstarted: bool = False, extra: int = 0,
     compute: Callable[..., tuple[Tensor, Any]] = attend_to, **options: Any,
 ) -> tuple[Tensor, AttentionMap | None]:  # fmt: skip
     """`attend_to` for a module of another library, published.
@@ -100,10 +108,12 @@ def attended(
     Args:
         to_itself: whether queries and keys are one sequence, so that a query on a hidden key is padding. A name of
             cross attention overrules it. at_end: whether the queries are the last of the keys' tokens, for edits;
-            likewise, and as `to_itself` if None. unplaced: as in `AttentionCall`, likewise. extra: the
-            number of first keys that are no tokens, of which positions are not counted.
+            likewise, and as `to_itself` if None. unplaced: as in `AttentionCall`, likewise, and
+            unstarted. extra: the number of first keys that are no tokens, of which positions are not counted.
         compute: `attend_to`, or a function that calls it and raises if the call must not be published.
     """
+    if not in_graph():
+        events.unproven.discard(module)
     compute = partial(compute, q, k, v, **options)
     if extra:
         compute = partial(_beside_extra_keys, extra, compute)
@@ -113,28 +123,48 @@ def attended(
     at_end = to_itself if at_end is None else at_end
     out, amap = published(
         module, compute, mask=options.get("mask"), to_itself=to_itself and not named, at_end=at_end and not named,
-        return_map=return_map, values=v, unplaced=unplaced and not named, extra=extra,
+        return_map=return_map, values=v, unplaced=unplaced and not named, unstarted=unstarted,
+        extra=extra,
     )  # fmt: skip
     return out, amap
+
+
+told: "WeakKeyDictionary[nn.Module, Callable[[str], Any]]" = WeakKeyDictionary()  # who attached a module
+
+
+def left_to_own_code(module: nn.Module, why: str, out: Tensor, error: Exception | None) -> None:
+    """A call of a module that headwise computes otherwise was computed by the module's own code.
+
+    Args:
+        out: its output, [b, h, n, d_v]. error: why it cannot be measured; None if it can.
+    """
+    events.unproven.discard(module)
+    if module in told:
+        told[module](why)
+    for one in events.subscribers_of(module) if error is not None else ():
+        if one.on_error is None:
+            raise error
+        one.on_error(one.name(module), out, error)
 
 
 @eager
 def published(
     module: nn.Module, compute: Callable[..., tuple[Any, ...]], *, mask: Mask | None, to_itself: bool,
     at_end: bool | None = None, return_map: bool = False, measures: Sequence[str | Measure] = (),
-    values: Tensor | None = None, unplaced: bool = False, extra: int = 0,
+    values: Tensor | None = None, unplaced: bool = False, unstarted: bool = False, extra: int = 0,
 ) -> tuple[Any, ...]:  # fmt: skip
     """compute(return_map=…, measures=…) of a module that has subscribers, published.
 
     Args:
         compute: returns (output of each head, map or None), or (output, map or None, concatenated heads or None).
         to_itself: whether it is self attention. at_end: as in `attended`. values: of the call, if they are known.
-            unplaced: as in `AttentionCall`. extra: as in `attended`.
+            unplaced, unstarted: as in `AttentionCall`. extra: as in `attended`.
         return_map, measures: what the caller of the module requested, and gets as without subscribers.
     """
+    events.unproven.discard(module)
     seen_by = [(one, one.name(module)) for one in events.subscribers_of(module)]
     receivers = [partial(one.on_delta, name) for one, name in seen_by if one.on_delta is not None]
-    calls = [(one.on_call, name) for one, name in seen_by if one.on_call is not None]
+    calls = [(one.on_call, one.on_error, name) for one, name in seen_by if one.on_call is not None]
     changes: dict[str, Any] = {"module": module}
     if edits := [replace(placed, name=name) for one, name in seen_by for placed in one.edits]:
         at_end = to_itself if at_end is None else at_end
@@ -154,7 +184,15 @@ def published(
     asked = [over_tokens(measure) for measure in wanted] if apart else wanted
     with events.within(**changes):
         together = (*own.values(), *(measure for measure in asked if measure.name not in own))
-        out, amap, *rest = compute(return_map=True, measures=together)
+        try:
+            out, amap, *rest = compute(return_map=True, measures=together)
+        except Exception as error:
+            if any(on_error is None for _, on_error, _ in calls):
+                raise
+            out, *rest = compute(return_map=return_map, measures=measures)  # which raises what is not of the measures
+            for _, on_error, name in calls:
+                on_error(name, out, error)
+            return out, *rest
     # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
     # holds it to; but it is not published.
     if not events.in_backward():
@@ -165,8 +203,15 @@ def published(
             states = found.states | seen.measure(*others).states
             seen.measured = renamed(found, wanted, [states[measure.name] for measure in wanted])
         given = None if values is None else values.detach()
-        for on_call, name in calls:
-            on_call(AttentionCall(name, module, seen, given, _heads(out, seen.shape[1], *rest), unplaced))
+        for on_call, on_error, name in calls:
+            try:
+                on_call(
+                    AttentionCall(name, module, seen, given, _heads(out, seen.shape[1], *rest), unplaced, unstarted)
+                )
+            except Exception as error:
+                if on_error is None:
+                    raise
+                on_error(name, out, error)
     if not return_map:
         return out, None, *rest
     if own and own.keys() != {measure.name for measure in together}:

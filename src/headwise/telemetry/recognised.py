@@ -27,6 +27,7 @@ class RecognisedRecord(Record):
 
     def __init__(self, model: nn.Module, what: Chosen, how: Options) -> None:
         self._left: dict[str, str] | None = None
+        self._uncomputed: dict[str, str] = {}
         super().__init__(model, [*what.known, *what.rest], what.targets, dict(what.unwatched), how)
         self.layers = tuple(place.name for place in what.known)
         self._what, self._follows = what, True
@@ -43,12 +44,16 @@ class RecognisedRecord(Record):
                 name: why for name, why in self._what.unwatched.items()
                 if not any(layer == name or layer.startswith(f"{name}.") for layer in self.layers)
             }  # fmt: skip
-            self._left = {**left, **given}
+            self._left = {**left, **given, **self._uncomputed}
         return self._left
 
     @unwatched.setter
     def unwatched(self, left: dict[str, str]) -> None:
         self._left = left
+
+    def _not_computed(self, name: str, why: str) -> None:
+        self._uncomputed[name] = why
+        super()._not_computed(name, why)
 
     def modules(self) -> dict[str, nn.Module]:
         """name → attention module of every layer so far."""
@@ -92,4 +97,7 @@ class RecognisedRecord(Record):
     def _check(self, module: nn.Module, result: Any) -> None:
         if module is self.model and not self.layers and result is not None:
             assert self._follower.seen is not None
-            raise nothing(self.model, self._follower.seen, "watch")
+            error = nothing(self.model, self._follower.seen, "watch")
+            if not self.model.training or self._how.on_error == "raise":
+                raise error
+            self._warn("", str(error))

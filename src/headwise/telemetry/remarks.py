@@ -90,10 +90,16 @@ class _Calls:
 class Remarks:
     """Gathers what there is to say of the calls of a forward pass."""
 
+    failed: dict[str, str] = field(default_factory=dict)  # name → why calls of a module could not be measured
     _of: dict[str, _Calls] = field(default_factory=dict)
 
     def add(self, call: AttentionCall) -> None:
         """Include a call. Of modules that headwise computes, heads are known, and most positions."""
+        if call.unstarted:
+            self.failed[call.name] = (
+                f"which tokens its {call.map.shape[3]} keys are is not known, as its cache drops tokens and no mask says "
+                f"which: statistics of the first tokens and of given tokens are NaN; give the model a 2-D attention_mask"
+            )
         if computed(call.module) and not call.unplaced:
             return
         _, h, n, m = call.map.shape
@@ -112,4 +118,4 @@ class Remarks:
 
     def found(self) -> dict[str, str]:
         """name → remark, of the modules of which there is one."""
-        return {name: remark for name, calls in self._of.items() if (remark := calls.remark())}
+        return self.failed | {name: remark for name, calls in self._of.items() if (remark := calls.remark())}
