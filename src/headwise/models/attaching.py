@@ -20,8 +20,9 @@ from headwise.models.adapters.places import (
     take_over,
     taken_anew,
 )
+from headwise.models.hooks import Hook
 from headwise.models.replace import Replacement
-from headwise.publishing import told
+from headwise.publishing import TOLD
 
 _attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules with a handle
 
@@ -152,7 +153,8 @@ class Attachment:
         )
         self._active, self._own_code = True, dict[str, str]()
         self._proofs = proven(places, self._left)
-        told.update((one.module, partial(self._left, one.name)) for one in places)
+        for place in places:
+            vars(place.module)[TOLD] = Hook(partial(self._left, place.name))  # which copies do not keep
 
     def _left(self, name: str, why: str) -> None:
         """A call of a module was not computed by headwise."""
@@ -187,7 +189,7 @@ class Attachment:
             _attached.discard(module)
             always_weights.discard(module)
         for module in self._modules.values():
-            told.pop(module, None)
+            vars(module).pop(TOLD, None)
         for handle in self._proofs:
             handle.remove()
         if self._recognised is not None:

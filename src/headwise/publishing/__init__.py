@@ -19,7 +19,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -50,9 +49,9 @@ class AttentionCall:
         values: of the call, [b, h_kv, m, d_v], detached; None for headwise's own layers. heads: the output of each head
             before the output projection, [b, h, n, d_v], detached; None for layers that do not concatenate heads.
         unplaced: whether nothing shows where the queries of a call are among its keys, such as a block of the queries
-            of full attention: measures that depend on positions (`Measure.placed`) mean nothing then. unstarted: whether
-            nothing shows which token its first key is, as in a cache that drops tokens: measures of the first tokens
-            mean nothing then, and those of given tokens.
+            of full attention: measures that depend on positions (`Measure.placed`) mean nothing then.
+        unstarted: whether nothing shows which token its first key is, as in a cache that drops tokens: measures of the
+            first tokens mean nothing then, and those of given tokens.
     """
 
     name: str
@@ -129,7 +128,7 @@ def attended(
     return out, amap
 
 
-told: "WeakKeyDictionary[nn.Module, Callable[[str], Any]]" = WeakKeyDictionary()  # who attached a module
+TOLD = "_headwise_told"  # on an attached module: called with the reason where its own code computes a call
 
 
 def left_to_own_code(module: nn.Module, why: str, out: Tensor, error: Exception | None) -> None:
@@ -139,8 +138,8 @@ def left_to_own_code(module: nn.Module, why: str, out: Tensor, error: Exception 
         out: its output, [b, h, n, d_v]. error: why it cannot be measured; None if it can.
     """
     events.unproven.discard(module)
-    if module in told:
-        told[module](why)
+    if TOLD in vars(module):
+        vars(module)[TOLD](why)
     for one in events.subscribers_of(module) if error is not None else ():
         if one.on_error is None:
             raise error

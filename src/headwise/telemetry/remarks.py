@@ -97,8 +97,9 @@ class Remarks:
         """Include a call. Of modules that headwise computes, heads are known, and most positions."""
         if call.unstarted:
             self.failed[call.name] = (
-                f"which tokens its {call.map.shape[3]} keys are is not known, as its cache drops tokens and no mask says "
-                f"which: statistics of the first tokens and of given tokens are NaN; give the model a 2-D attention_mask"
+                f"which tokens its {call.map.shape[3]} keys are is not known, as its cache drops tokens and no mask "
+                f"shows which: statistics of the first tokens and of given tokens are NaN; give the model a 2-D "
+                f"attention_mask"
             )
         if computed(call.module) and not call.unplaced:
             return

@@ -116,8 +116,9 @@ def _proof(place: Place, failed: Callable[[str, str], Any]) -> list[RemovableHan
             )
 
     handles = [
-        place.module.register_forward_pre_hook(Hook(begin)), place.module.register_forward_hook(Hook(end), prepend=True),
-    ]  # fmt: skip
+        place.module.register_forward_pre_hook(Hook(begin)),
+        place.module.register_forward_hook(Hook(end), prepend=True),
+    ]
     return handles
 
 

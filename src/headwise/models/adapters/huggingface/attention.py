@@ -7,7 +7,6 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from headwise import events
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
 from headwise.mask_tensors import both, of_additive, of_boolean
 from headwise.masks import Causal, Documents, Grid, Mask, Span, Window, is_causal as mask_is_causal
@@ -85,6 +84,7 @@ def attention_forward(
             mask, position, _to_itself(module, mask, query.shape[2], position), error,
         )  # fmt: skip
     wanted = module in always_weights or _attentions_wanted(kwargs)
+    unfilled = key.shape[2] - call.key.shape[2]
     query, key, value, position, scores, whole = call
     if wanted and not key.requires_grad:
         key = key.clone()  # caches of a fixed size change it in place, before the weights are read
@@ -99,7 +99,9 @@ def attention_forward(
             x is not None and x.requires_grad for x in (query, key, s_aux, position_bias)
         )
         rule = Rule(amap.rule.mask, amap.rule.scale, amap.rule.grid, scores)
-        weights = given_weights = AttentionWeights(amap, query.dtype, graph=(query, key, rule) if graph else None)
+        weights = given_weights = AttentionWeights(
+            amap, query.dtype, unfilled=unfilled, graph=(query, key, rule) if graph else None
+        )
         if module in always_weights:
             # Tracers of other libraries find the weights at these calls of eager functions, and may change them.
             if isinstance(getattr(module, "attn_dropout", None), nn.Module) and not module.training:
@@ -127,6 +129,8 @@ def _read(
     position_bias: Tensor | None, indices: Tensor | None, kwargs: dict[str, Any],
 ) -> _Call:  # fmt: skip
     """The arguments of `attention_forward` as those of `attended`; a HeadwiseError says why they cannot be."""
+    if indices is not None and (indices.ndim != 3 or indices.is_floating_point()):
+        kwargs, indices = kwargs | {"indices": indices}, None
     _refuse_unknown(module, kwargs)
     b, h, n, _ = query.shape
     if query.dtype != value.dtype or key.dtype != value.dtype:
@@ -177,6 +181,7 @@ def _of_indices(indices: Tensor, m: int) -> Mask | None:
 def _of_weights(weights: Tensor, value: Tensor, dropout: float) -> Tensor:
     """The output of weights [b, h, n, m] that another library has changed."""
     value = value.repeat_interleave(weights.shape[1] // value.shape[1], 1)
+    weights = weights[..., : value.shape[2]]
     return torch.dropout(weights.to(value.dtype), dropout, dropout > 0) @ value
 
 

@@ -3,7 +3,6 @@
 import dis
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -20,7 +19,7 @@ from headwise.models.adapters.huggingface.positions import Position
 from headwise.publishing import left_to_own_code, published
 from headwise.publishing.tokens import renamed
 from headwise.rule import Rule
-from headwise.scores import Bias
+from headwise.scores import Bias, Score, SinkLogits
 from headwise.stats import LearnedSinkMass, Measure, Measurements, resolve
 from headwise.stats.states import with_tensors
 
@@ -93,10 +92,12 @@ def computed_by_model(
         keys = position.keys
         bias, scale = options.get("position_bias"), options.get("scaling")
         with torch.no_grad():
-            amap = _map_of(weights.detach()[..., :keys].float(), query, key[:, :, :keys], scale, bias, mask)
+            amap, other, exact = _maps_of(
+                weights.detach()[..., :keys].float(), query, key[:, :, :keys], scale, bias, mask
+            )
 
         def compute(return_map: bool = False, measures: Sequence[str | Measure] = ()) -> tuple[Tensor, Any]:
-            amap.measured = _measured(amap, resolve(measures)) if measures else None
+            amap.measured = _measured(amap, other, exact, resolve(measures)) if measures else None
             return out.transpose(1, 2), amap
 
         published(
@@ -106,48 +107,53 @@ def computed_by_model(
     return out, weights
 
 
-class _OfWeights(AttentionMap):
-    """The map of given weights.
-
-    Attributes:
-        logits: whether its scores are those of the model, not only up to a number for each row.
-    """
-
-    logits: bool
-
-
-def _map_of(w: Tensor, q: Tensor, k: Tensor, scale: float | None, bias: Tensor | None, mask: Mask | None) -> _OfWeights:
-    """The map that has these weights: scores without queries and keys, and a bias of all of them. O(n·m) memory.
+def _maps_of(
+    w: Tensor, q: Tensor, k: Tensor, scale: float | None, bias: Tensor | None, mask: Mask | None
+) -> tuple[AttentionMap, AttentionMap | None, bool]:
+    """The map that has these weights, with scores that are one bias [b, h, n, m]; another one with other numbers added
+    to the scores of each row, or None; and whether the scores of the latter, or of the only one, are the model's.
 
     Where log w differs from scale · q·k + bias by one number in each row, that number is the row's log-sum-exp, with
-    whatever else is in the denominator; otherwise the scores are log w.
+    whatever else is in the denominator; otherwise the scores are log w. What a row lacks of 1 is a learned sink of
+    logit 0 in the first map.
     """
     b, h, n, m = w.shape
     scores = q.float() @ k.float().repeat_interleave(h // k.shape[1], 1).mT
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale) + (0.0 if bias is None else bias[..., :m])
-    log, near = w.log(), w > 1e-4  # the logarithms of smaller ones have few digits in half precision
+    few = 1e-4 if q.dtype == torch.float32 else 0.02
+    hidden, log, near = (w == 0).all(-1), w.log(), w > 1e-4  # the logarithms of smaller ones have few digits
     lse = (scores - log).masked_fill(~near, -torch.inf).amax(-1)
     off = (scores - log - lse[..., None]).masked_fill(~near, 0.0).abs().amax()
-    exact = bool(off <= (1e-4 if q.dtype == torch.float32 else 0.05) * (1 + lse[lse.isfinite()].abs().max()))
+    exact = bool(off <= few * (1 + lse.masked_fill(hidden, 0.0).abs().max()))
     if not exact:
         scores, lse = log.masked_fill(w == 0, 0.0), torch.zeros_like(lse)
-    lse = lse.masked_fill((w == 0).all(-1), -torch.inf)
+    lse = lse.masked_fill(hidden, -torch.inf)
+    lacking = (1 - w.sum(-1)).masked_fill(hidden, 0.0)
+    sunk = bool((lacking > 10 * few).any())
     whole = both(mask, of_boolean(w > 0)) or Everything()
-    rule = Rule(whole, 1.0, Grid(b, h, n, m), (Bias(scores),))
-    made = _OfWeights(scores.new_zeros(b, h, n, 1), scores.new_zeros(b, h, m, 1), lse, rule, named="torch_blocks")
-    made.logits = exact
-    return made
+    nothing = scores.new_zeros(b, h, n, 1), scores.new_zeros(b, h, m, 1)
+
+    def of(lse: Tensor, scores: Tensor, *more: Score) -> AttentionMap:
+        return AttentionMap(
+            *nothing, lse, Rule(whole, 1.0, Grid(b, h, n, m), (Bias(scores), *more)), named="torch_blocks"
+        )
+
+    if exact and not sunk:
+        return of(lse, scores), None, True
+    sink = (lse + lacking.clamp_min(1e-7).log() if sunk else lse - 1).masked_fill(hidden, 0.0)
+    more = (SinkLogits(scores.new_zeros(h)),) if sunk else ()
+    return of(lse - sink, scores - sink[..., None], *more), of(lse, scores), exact
 
 
-def _measured(amap: _OfWeights, measures: Sequence[Measure]) -> Measurements:
-    """The measures of a map of weights; NaN for those which weights do not determine."""
+def _measured(amap: AttentionMap, other: AttentionMap | None, exact: bool, measures: Sequence[Measure]) -> Measurements:
+    """The measures of the map of weights. Those that change with a number added to all scores of a row are of the
+    scores: they are of the other map where its scores are the model's, and otherwise NaN."""
     found = amap.measure(*measures)
-    unknown = {one.name for one in measures if isinstance(one, LearnedSinkMass)}
-    if not amap.logits:  # what changes with a number that is added to all scores of a row
-        (bias,) = amap.rule.scores
-        assert isinstance(bias, Bias)
-        rule = replace(amap.rule, scores=(Bias(bias.values + 1),))
-        other = AttentionMap(amap.q, amap.k, amap.lse + 1, rule, named=amap.named).measure(*measures)
-        unknown |= {name for name in found if not torch.allclose(found[name], other[name], 1e-3, 1e-3)}
-    nan = {one: with_tensors(found.states[one], lambda x: torch.full_like(x, torch.nan)) for one in unknown}
-    return renamed(found, measures, [(found.states | nan)[one.name] for one in measures])
+    if other is None:
+        return found
+    shifted, states = other.measure(*measures), found.states
+    for one in measures:
+        if not (isinstance(one, LearnedSinkMass) or torch.allclose(found[one.name], shifted[one.name], 1e-3, 1e-3)):
+            of_scores = shifted.states[one.name]
+            states[one.name] = of_scores if exact else with_tensors(of_scores, lambda x: torch.full_like(x, torch.nan))
+    return renamed(found, measures, [states[one.name] for one in measures])
