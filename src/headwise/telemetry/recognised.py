@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from headwise.errors import warn
 from headwise.models.recognise.recogniser import not_followed, nothing
 from headwise.models.recognise.tracked import Tracked
 from headwise.telemetry.chosen import Chosen
@@ -98,6 +99,6 @@ class RecognisedRecord(Record):
         if module is self.model and not self.layers and result is not None:
             assert self._follower.seen is not None
             error = nothing(self.model, self._follower.seen, "watch")
-            if not self.model.training or self._how.on_error == "raise":
+            if self._how.during != "training" or self._how.on_error == "raise":
                 raise error
-            self._warn("", str(error))
+            warn(str(error))

@@ -105,7 +105,8 @@ class Record(Shown):
         take_over(self._targets)
         if self._how.values:
             self._handles += self._projections.follow(self.model)
-        self._handles += proven([place for place in self._places if place.kind != "recognised"], self._not_computed)
+        known = [place for place in self._places if place.kind != "recognised"]
+        self._handles += proven(known, self._not_computed, lambda: self._open)
         for entrance in self._entrances:  # of several records, the last one to begin a forward is the first to end it
             self._handles += [
                 entrance.register_forward_pre_hook(Hook(self._before)),

@@ -146,7 +146,7 @@ def layer_of(call: AttentionCall, pooling: Pooling) -> Layer:
 def unknown_layer(module: nn.Module, out: Tensor, pooling: Pooling) -> Layer:
     """The states of a call that was not measured, of its output [b, h, n, d_v]."""
     heads, n = out.shape[1:3]
-    grid, like = Grid(1, heads, n, n), out.new_zeros(1, heads, n, dtype=torch.float32)
+    grid, like = Grid(1, heads, n, n), torch.zeros(1, heads, n, device=out.device)
     measured = Measurements(pooling.measures, [m.closed(m.start(grid, like)) for m in pooling.measures], like[..., 0])
     numbers, of = _held(module, heads)
     states = [measured.states[m.name] for m in pooling.others]

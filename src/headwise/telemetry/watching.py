@@ -67,7 +67,7 @@ def watch(
         The `Record`: a context manager, with `start()` and `stop()` for other uses.
     Raises:
         ConfigError: naming the argument, or the modules, if no module can be watched. Where attention is recognised,
-            the first forward raises it, with what came nearest; in training it warns.
+            the first forward raises it, with what came nearest; with during="training" it warns.
     Warns:
         UserWarning: after the first forward, of modules that were called without headwise computing their attention;
             `record.unwatched` names them.

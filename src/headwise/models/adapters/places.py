@@ -90,19 +90,21 @@ def give_back(targets: Sequence[nn.Module]) -> None:
                 _family(target).restore(target)
 
 
-def proven(places: Sequence[Place], failed: Callable[[str, str], Any]) -> list[RemovableHandle]:
+def proven(
+    places: Sequence[Place], failed: Callable[[str, str], Any], when: Callable[[], bool] = lambda: True
+) -> list[RemovableHandle]:
     """Compare the first call of each module with what was said of it: failed(name, why) unless headwise computes its
-    attention there. Calls that are compiled are not compared."""
-    return [handle for place in places for handle in _proof(place, failed)]
+    attention there. Calls that are compiled, and those where `when()` is false, are not compared."""
+    return [handle for place in places for handle in _proof(place, failed, when)]
 
 
-def _proof(place: Place, failed: Callable[[str, str], Any]) -> list[RemovableHandle]:
+def _proof(place: Place, failed: Callable[[str, str], Any], when: Callable[[], bool]) -> list[RemovableHandle]:
     def begin(module: nn.Module, args: Any) -> None:
-        if not (in_graph() or in_backward() or here().own_code):
+        if not (in_graph() or in_backward() or here().own_code) and when():
             unproven.add(module)
 
     def end(module: nn.Module, args: Any, result: Any) -> None:
-        if in_graph() or in_backward() or here().own_code:
+        if in_graph() or in_backward() or here().own_code or not when():
             return
         for handle in handles:
             handle.remove()
