@@ -140,7 +140,9 @@ def left_to_own_code(module: nn.Module, why: str, out: Tensor, error: Exception 
     events.unproven.discard(module)
     if TOLD in vars(module):
         vars(module)[TOLD](why)
-    for one in events.subscribers_of(module) if error is not None else ():
+    if error is None:
+        return
+    for one in events.subscribers_of(module):
         if one.on_error is None:
             raise error
         one.on_error(one.name(module), out, error)
@@ -186,10 +188,11 @@ def published(
         try:
             out, amap, *rest = compute(return_map=True, measures=together)
         except Exception as error:
-            if any(on_error is None for _, on_error, _ in calls):
+            receive = [(on_error, name) for _, on_error, name in calls if on_error is not None]
+            if len(receive) < len(calls):
                 raise
             out, *rest = compute(return_map=return_map, measures=measures)  # which raises what is not of the measures
-            for _, on_error, name in calls:
+            for on_error, name in receive:
                 on_error(name, out, error)
             return out, *rest
     # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing

@@ -200,7 +200,7 @@ def _refuse_unknown(module: nn.Module, kwargs: dict[str, Any]) -> None:
         if name in HARMLESS or name in PACKED or value is None or value is False:
             continue
         function = own_function(module)
-        if function is not None and not uses(function, name) and not passes_by_name(type(module), name):
+        if function is not None and not uses(function, name) and not passes_by_name(module, name):
             continue
         known = "softcap, s_aux, sliding_window, position_bias, indices, cu_seq_lens_q and cu_seq_lens_k"
         raise ConfigError(

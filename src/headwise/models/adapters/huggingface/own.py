@@ -51,12 +51,11 @@ def uses(function: Callable[..., Any], name: str) -> bool:
     return any(rest[0] in names for names in read)
 
 
-@cache
-def passes_by_name(kind: type[nn.Module], name: str) -> bool:
+def passes_by_name(module: nn.Module, name: str) -> bool:
     """Whether a module passes this keyword argument itself, in code that reads which implementation it runs with: with
     "eager" it may do something else instead."""
     constants = set()
-    for one in inspect.unwrap(kind.forward).__code__.co_consts:
+    for one in inspect.unwrap(type(module).forward).__code__.co_consts:
         constants |= {*one} if isinstance(one, tuple) else {one}
     return {name, "eager"} <= constants
 
