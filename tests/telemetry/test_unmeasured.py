@@ -142,7 +142,10 @@ def test_a_measure_that_fails_is_nan_and_the_model_runs():
 
 def test_an_alarm_still_raises():
     model = mixed()
-    with hw.watch(model, alarms=[hw.telemetry.MaxLogitAlarm(1e-3, then="raise")]), pytest.raises(Exception, match="max"):
+    with (
+        hw.watch(model, alarms=[hw.telemetry.MaxLogitAlarm(1e-3, then="raise")]),
+        pytest.raises(Exception, match="max"),
+    ):
         model(x())
 
 

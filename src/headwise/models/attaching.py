@@ -117,9 +117,9 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
         warn(f"attach(model): not attached: {listed}{out}")
     if weights:
         always_weights.update(place.module for place in places if place.kind == "transformers")
-    names = {place.name for place in taken}
+    names = {place.name: place.module for place in taken}
     own = tuple(p.name for p in places if p.name not in names)
-    return Attachment(model, taken, targets, own, skipped, recognised)
+    return Attachment(model, names, targets, own, skipped, recognised)
 
 
 def _rewritten(module: nn.Module) -> bool:
@@ -142,19 +142,15 @@ class Attachment:
     """
 
     def __init__(
-        self, model: nn.Module, places: Sequence[Place], targets: Sequence[nn.Module], own: tuple[str, ...],
+        self, model: nn.Module, modules: Mapping[str, nn.Module], targets: Sequence[nn.Module], own: tuple[str, ...],
         skipped: Mapping[str, str], recognised: Replacement | None = None,
     ) -> None:  # fmt: skip
         self.model, self.own, self._skipped = model, own, dict(skipped)
-        self._modules, self._targets, self._recognised = (
-            {one.name: one.module for one in places},
-            list(targets),
-            recognised,
-        )
+        self._modules, self._targets, self._recognised = dict(modules), list(targets), recognised
         self._active, self._own_code = True, dict[str, str]()
-        self._proofs = proven(places, self._left)
-        for place in places:
-            vars(place.module)[TOLD] = Hook(partial(self._left, place.name))  # which copies do not keep
+        self._proofs = proven([Place(name, module, "attached") for name, module in modules.items()], self._left)
+        for name, module in modules.items():
+            vars(module)[TOLD] = Hook(partial(self._left, name))  # which copies do not keep
 
     def _left(self, name: str, why: str) -> None:
         """A call of a module was not computed by headwise."""

@@ -186,19 +186,15 @@ class AttentionLayer(Shown, nn.Module):
             if cache is not None and (return_map or events.editing):  # positions are read
                 gap = gap_of(cache)
                 given |= {"gap": gap} if gap.start < gap.stop else {}
-            try:
-                return self.compute(x, source, cache, given, return_concat)
-            except BaseException:
-                if mark is not None:
-                    mark.restore()
-                raise
+            return self.compute(x, source, cache, given, return_concat)
 
         mark = None if cache is None or torch.compiler.is_compiling() else Mark(cache)
         try:
             if events.subscribed(self):
                 y, amap, concat = published(
-                    self, compute, mask=mask, to_itself=to_itself, return_map=return_map, measures=measures
-                )
+                    self, compute, mask=mask, to_itself=to_itself, return_map=return_map, measures=measures,
+                    undo=None if mark is None else mark.restore,
+                )  # fmt: skip
             else:
                 y, amap, concat = compute(return_map=return_map, measures=measures)
         except BaseException:

@@ -153,13 +153,15 @@ def published(
     module: nn.Module, compute: Callable[..., tuple[Any, ...]], *, mask: Mask | None, to_itself: bool,
     at_end: bool | None = None, return_map: bool = False, measures: Sequence[str | Measure] = (),
     values: Tensor | None = None, unplaced: bool = False, unstarted: bool = False, extra: int = 0,
+    undo: Callable[[], Any] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """compute(return_map=…, measures=…) of a module that has subscribers, published.
 
     Args:
         compute: returns (output of each head, map or None), or (output, map or None, concatenated heads or None).
         to_itself: whether it is self attention. at_end: as in `attended`. values: of the call, if they are known.
-            unplaced, unstarted: as in `AttentionCall`. extra: as in `attended`.
+            unplaced, unstarted: as in `AttentionCall`. extra: as in `attended`. undo: undoes what a failed `compute`
+            has changed, such as a cache.
         return_map, measures: what the caller of the module requested, and gets as without subscribers.
     """
     events.unproven.discard(module)
@@ -191,6 +193,8 @@ def published(
             receive = [(on_error, name) for _, on_error, name in calls if on_error is not None]
             if len(receive) < len(calls):
                 raise
+            if undo is not None:
+                undo()
             out, *rest = compute(return_map=return_map, measures=measures)  # which raises what is not of the measures
             for on_error, name in receive:
                 on_error(name, out, error)

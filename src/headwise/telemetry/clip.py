@@ -31,7 +31,8 @@ from headwise.models import HeadSite, find_heads
 from headwise.nn.base import AttentionLayer
 from headwise.parallel.heads_held import held_heads
 from headwise.table.show import as_html, as_text
-from headwise.telemetry.record import Record, Reduced
+from headwise.telemetry.ranks import Reduced
+from headwise.telemetry.record import Record
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,30 @@ from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.stats.states import side_by_side
+from headwise.table import HeadTable
 from headwise.telemetry.running import Layer, Running
+from headwise.telemetry.summary import Summary
+
+if TYPE_CHECKING:
+    from headwise.telemetry.record import Record
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """The numbers of all ranks: means over all rows, maxima over all ranks.
+
+    Attributes:
+        record: of this rank.
+        latest, totals: as in `Record`, the same on every rank.
+    """
+
+    record: "Record"
+    latest: Summary
+    totals: Summary
+
+    def table(self) -> HeadTable:
+        """The totals as a table."""
+        return self.totals.table
 
 
 def gathered(runnings: list[Running], group: Any = None) -> list[Running]:

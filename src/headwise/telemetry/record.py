@@ -5,7 +5,6 @@ import os
 import sys
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass
 from threading import Lock, get_ident
 from typing import Any, TypeVar
 
@@ -34,7 +33,7 @@ from headwise.telemetry.maps import Maps
 from headwise.telemetry.options import Options
 from headwise.telemetry.pictures import Picture, picture
 from headwise.telemetry.places import entrances
-from headwise.telemetry.ranks import gathered
+from headwise.telemetry.ranks import Reduced, gathered
 from headwise.telemetry.remarks import Remarks
 from headwise.telemetry.running import Running, layer_of, unknown_layer
 from headwise.telemetry.summary import History, Summary
@@ -219,7 +218,7 @@ class Record(Shown):
         self._alarms.add(alarms)
         return self
 
-    def reduce(self, group: Any = None) -> "Reduced":
+    def reduce(self, group: Any = None) -> Reduced:
         """Merge `latest` and `totals` of all ranks of torch.distributed, sums as sums and maxima as maxima; the result
         is the same on each rank, and has all heads of a layer whose heads are split over ranks (`parallelize_heads`).
         All ranks must call it after the same step; the record itself does not change.
@@ -391,21 +390,3 @@ class Record(Shown):
 def _parts(others: dict[int, nn.Module], module: nn.Module) -> list[nn.Module]:
     """Parts of the model that a forward of `module` left running in other threads: not other forwards of it."""
     return [one for one in others.values() if one is not module]
-
-
-@dataclass(frozen=True, eq=False)
-class Reduced:
-    """The numbers of all ranks: means over all rows, maxima over all ranks.
-
-    Attributes:
-        record: of this rank.
-        latest, totals: as in `Record`, the same on every rank.
-    """
-
-    record: Record
-    latest: Summary
-    totals: Summary
-
-    def table(self) -> HeadTable:
-        """The totals as a table."""
-        return self.totals.table
