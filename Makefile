@@ -18,6 +18,10 @@ ZH := $(filter zh%,$(firstword $(HEADWISE_LANG) $(LC_ALL) $(LC_MESSAGES) $(LANG)
 # PyTorch's CUDA builds ask for a Triton of their own, and torch.compile takes whichever it finds: this one lies apart.
 TRITON := triton==3.9.0
 TRITON_FOLDER := $(VENV)/$(TRITON)
+# Packages that use headwise's callbacks, and what they install besides; their tests are left out without them.
+TRL := trl==1.16.0 accelerate==1.15.0 datasets==5.2.0 pyarrow==26.0.1 pandas==3.1.1 dill==0.4.1 multiprocess==0.70.19 \
+  xxhash==4.1.0 psutil==7.2.2 aiohttp==3.14.5
+TRL_FOLDER := $(VENV)/trl
 export TEXT
 # Images of Python often forbid it to keep what it compiled: then each of the tests' processes compiles all sources anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -25,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: see test test-all test-rest check-new fuzz triton lint format docs bench native native-early native-if-possible sanitize wheel clean
+.PHONY: see test test-all test-rest check-new fuzz triton trl lint format docs bench native native-early native-if-possible sanitize wheel clean
 
 # The first picture does not wait for the compiler: it is computed by PyTorch's kernels.
 see: $(CAN_SEE)
@@ -46,7 +50,7 @@ test-rest: native-if-possible
 	  -m 'thorough and not slow and not bench and not wheel' $(ARGS) \
 	  $$(grep -rl --include='test_*.py' --exclude-dir=native thorough tests) tests/native
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) \
-	  fuzz lint $(if $(COMPILER),wheel sanitize) triton \
+	  fuzz lint $(if $(COMPILER),wheel sanitize) triton trl \
 	  WHEEL=$$(test ! -f $(BUILT) || echo --config-settings=cmake.define.HEADWISE_BUILT=$(abspath $(BUILT)))
 
 # The tests that hold for every part of a kind: make check-new KIND=mask, ARGS="-k name" for one of them.
@@ -77,6 +81,15 @@ triton: $(READY)
 	  echo '$(TRITON) could not be had here; the tests of the GPU kernels are left out.'
 	@test ! -f "$(TRITON_FOLDER)/ready" || \
 	  PYTHONPATH="$(TRITON_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" TRITON_INTERPRET=1 $(PYTEST) $(ALL_TESTS) tests/gpu $(ARGS)
+
+# Packed training of TRL, and models that accelerate has dispatched, with both in a folder of their own.
+trl: $(READY)
+	@test -f "$(TRL_FOLDER)/ready" || { rm -rf "$(TRL_FOLDER)"; \
+	  $(RUN) pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$(TRL_FOLDER)" \
+	    $(TRL) && touch "$(TRL_FOLDER)/ready"; } || \
+	  echo 'TRL could not be had here; its tests are left out.'
+	@test ! -f "$(TRL_FOLDER)/ready" || \
+	  PYTHONPATH="$(TRL_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTEST) -n 0 -m thorough tests/trl $(ARGS)
 
 lint: $(READY)
 	$(RUN) ruff check .

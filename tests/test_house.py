@@ -434,6 +434,7 @@ HOOKS = {
     "headwise.models.adapters.torch", "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
     "headwise.models.replace.replacement", "headwise.analysis.direct_effects",
     "headwise.models.traced.widths", "headwise.telemetry.lens", "headwise.models.recognise.threads",
+    "headwise.models.adapters.places",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +90,8 @@ class Subscriber:
             `Held` of its heads, if they are split over ranks, or None, and δ [b, h, n] of one call.
         measures: name → measure, to be reduced in the same pass. edits: changes of the calls, the first applied first.
         modules: the modules and what to call them; None for every module in the process, all called "".
+        on_error: called with a module's name, its output [b, h, n, d_v] and what kept a call from being measured; the
+            module computes it without measures. None: the error is raised through the model.
     """
 
     on_call: Callable[[Any], Any] | None
@@ -97,6 +99,7 @@ class Subscriber:
     measures: Mapping[str, Measure]
     modules: Mapping[nn.Module, str] | None
     edits: Sequence[Any] = ()
+    on_error: Callable[[str, Tensor, Exception], Any] | None = None
 
     def sees(self, module: nn.Module) -> bool:
         """Whether it receives the calls of this module, or of a replica of it. A copy of a module is another module."""
@@ -134,6 +137,7 @@ def subscribe(
     measures: Sequence[str | Measure] = (),
     modules: Mapping[nn.Module, str] | None = None,
     edits: Sequence[Any] = (),
+    on_error: Callable[[str, Tensor, Exception], Any] | None = None,
 ) -> Iterator[None]:
     """Within it, attention calls of these modules, in any thread, are published to the callbacks and computed with the
     edits; see `Subscriber`.
@@ -144,7 +148,7 @@ def subscribe(
     """
     global subscribers, editing
     wanted = {measure.name: measure for measure in resolve(measures)} if measures else {}
-    new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits))
+    new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits), on_error)
     with _lock:
         for other in subscribers:
             _check_agreement(new, other)
@@ -166,6 +170,10 @@ def subscribed(module: nn.Module) -> bool:
 def subscribers_of(module: nn.Module) -> list[Subscriber]:
     """Those who receive the calls of this module."""
     return [one for one in subscribers if one.sees(module)]
+
+
+# Modules whose call has begun, until their attention is computed here (`headwise.models.adapters.places.proven`).
+unproven: "WeakSet[nn.Module]" = WeakSet()
 
 
 def in_backward() -> bool:

@@ -330,7 +330,8 @@ def test_gradients_of_torch_func_are_watched(steps):
         return torch.func.functional_call(model, weights, (x,)).square().mean()
 
     want = torch.func.grad(loss)(weights, x())
-    with hw.watch(model, measures=["max_logit", "entropy"], maps="lazy", steps=steps) as record:
+    how = {"measures": ["max_logit", "entropy"], "maps": "lazy", "steps": steps}
+    with hw.watch(model, **how, on_error="raise") as record:
         model(x())
         model(x())
         record.step() if steps == "manual" else None

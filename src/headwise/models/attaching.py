@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -9,8 +10,19 @@ from torch import nn
 
 from headwise.errors import ConfigError, warn
 from headwise.models.adapters.huggingface.attention import always_weights
-from headwise.models.adapters.places import find, give_back, has_transformers, nothing_found, take_over, taken_anew
+from headwise.models.adapters.places import (
+    Place,
+    find,
+    give_back,
+    has_transformers,
+    nothing_found,
+    proven,
+    take_over,
+    taken_anew,
+)
+from headwise.models.hooks import Hook
 from headwise.models.replace import Replacement
+from headwise.publishing import TOLD
 
 _attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules with a handle
 
@@ -61,7 +73,8 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
             The model is unchanged then. Where attention is recognised without a batch, the first forward raises it.
     Warns:
         UserWarning: if some of the attention modules cannot be attached, such as image encoders that compute their
-            attention themselves.
+            attention themselves; and once for each module of which headwise does not compute a call, which its own
+            attention computes: the module is among `.skipped` from then on.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"attach(model): expected an nn.Module, got {type(model).__name__}")
@@ -134,27 +147,35 @@ class Attachment:
     ) -> None:  # fmt: skip
         self.model, self.own, self._skipped = model, own, dict(skipped)
         self._modules, self._targets, self._recognised = dict(modules), list(targets), recognised
-        self._active = True
+        self._active, self._own_code = True, dict[str, str]()
+        self._proofs = proven([Place(name, module, "attached") for name, module in modules.items()], self._left)
+        for name, module in modules.items():
+            vars(module)[TOLD] = Hook(partial(self._left, name))  # which copies do not keep
+
+    def _left(self, name: str, why: str) -> None:
+        """A call of a module was not computed by headwise."""
+        if name not in self._own_code:
+            self._own_code[name] = why
+            warn(f"attach(model): {name or type(self.model).__name__} is computed by its own code: {why}")
 
     @property
     def attached(self) -> tuple[str, ...]:
         """Names of the attached modules, in the order of registration."""
-        if self._recognised is None:
-            return tuple(self._modules)
-        names = {*self._modules, *self._recognised.attached}
+        names = {*self._modules, *(() if self._recognised is None else self._recognised.attached)} - {*self._own_code}
         return tuple(name for name, _ in self.model.named_modules() if name in names)
 
     @property
     def editable(self) -> tuple[str, ...]:
         """Names of the modules whose attention headwise computes in some calls at least, in the order of
         registration: a call that the module's own code computes cannot be edited."""
-        names = {*self.attached, *self.own, *(() if self._recognised is None else self._recognised.taken)}
+        names = {*self._modules, *self.attached, *self.own}
+        names |= set() if self._recognised is None else self._recognised.taken
         return tuple(name for name, _ in self.model.named_modules() if name in names)
 
     @property
     def skipped(self) -> dict[str, str]:
         """name → why a module is not attached."""
-        return self._skipped | ({} if self._recognised is None else self._recognised.skipped)
+        return self._skipped | self._own_code | ({} if self._recognised is None else self._recognised.skipped)
 
     def detach(self) -> None:
         """Put back what computed the attention before: the same classes, configurations and hooks. Calling it again
@@ -163,6 +184,10 @@ class Attachment:
         for module in self._modules.values() if self._recognised is None else self.model.modules():
             _attached.discard(module)
             always_weights.discard(module)
+        for module in self._modules.values():
+            vars(module).pop(TOLD, None)
+        for handle in self._proofs:
+            handle.remove()
         if self._recognised is not None:
             self._recognised.close()
         self._modules, self._targets, self._recognised, self._active = {}, [], None, False

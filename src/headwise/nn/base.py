@@ -192,8 +192,9 @@ class AttentionLayer(Shown, nn.Module):
         try:
             if events.subscribed(self):
                 y, amap, concat = published(
-                    self, compute, mask=mask, to_itself=to_itself, return_map=return_map, measures=measures
-                )
+                    self, compute, mask=mask, to_itself=to_itself, return_map=return_map, measures=measures,
+                    undo=None if mark is None else mark.restore,
+                )  # fmt: skip
             else:
                 y, amap, concat = compute(return_map=return_map, measures=measures)
         except BaseException:

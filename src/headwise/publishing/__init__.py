@@ -28,6 +28,7 @@ from headwise.errors import ConfigError
 from headwise.interventions.computing import attend_edited
 from headwise.interventions.edit import Placed
 from headwise.kernels.eager import eager
+from headwise.kernels.graph import in_graph
 from headwise.map import AttentionMap
 from headwise.masks import Mask, conjuncts
 from headwise.publishing.tokens import over_tokens, renamed, token_map
@@ -50,6 +51,8 @@ class AttentionCall:
             before the output projection, [b, h, n, d_v], detached; None for layers that do not concatenate heads.
         unplaced: whether nothing shows where the queries of a call are among its keys, such as a block of the queries
             of full attention: measures that depend on positions (`Measure.placed`) mean nothing then.
+        unstarted: whether nothing shows which token its first key is, as in a cache that drops tokens: measures of the
+            first tokens mean nothing then, and those of given tokens.
         held: the numbers of the map's heads in the layer, and of how many, where the heads are split over ranks; None
             where the call has all.
     """
@@ -60,6 +63,7 @@ class AttentionCall:
     values: Tensor | None = None
     heads: Tensor | None = None
     unplaced: bool = False
+    unstarted: bool = False
     held: Held | None = None
 
     @property
@@ -76,27 +80,30 @@ def observe(
     measures: Sequence[str | Measure] = (),
     model: nn.Module | None = None,
     modules: Mapping[nn.Module, str] | None = None,
+    on_error: Callable[[str, Tensor, Exception], Any] | None = None,
 ) -> Iterator[None]:
     """Within it, `callback` receives every attention call of headwise's layers and of attached modules.
 
     Args:
-        callback: called with an `AttentionCall` after each call, in the thread of the call. What it raises is raised
-            through the model. Calls that gradient checkpointing repeats in the backward pass are not reported again.
+        callback: called with an `AttentionCall` after each call, in the thread of the call. Calls that gradient
+            checkpointing repeats in the backward pass are not reported again.
         measures: names or `Measure`s to reduce in the same pass; they are in `call.measured`.
         model: only the modules of this model, and by their qualified names; None for any module in the process.
         modules: instead of model, the modules themselves and what to call them.
+        on_error: called with the name of the module, its output [b, h, n, d_v] and the exception, if a call cannot be
+            measured or the callback fails; the module's output is as without observers. None: raised through the model.
     Raises:
         ConfigError: if a measure is unknown, or if another observer of the same modules has a different one of that
             name.
     """
     names = modules if model is None else {module: name for name, module in model.named_modules()}
-    with events.subscribe(callback, measures=measures, modules=names):
+    with events.subscribe(callback, measures=measures, modules=names, on_error=on_error):
         yield
 
 
 def attended(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, to_itself: bool,
-    at_end: bool | None = None, unplaced: bool = False, extra: int = 0,
+    at_end: bool | None = None, unplaced: bool = False, unstarted: bool = False, extra: int = 0,
     compute: Callable[..., tuple[Tensor, Any]] = attend_to, **options: Any,
 ) -> tuple[Tensor, AttentionMap | None]:  # fmt: skip
     """`attend_to` for a module of another library, published.
@@ -104,10 +111,12 @@ def attended(
     Args:
         to_itself: whether queries and keys are one sequence, so that a query on a hidden key is padding. A name of
             cross attention overrules it. at_end: whether the queries are the last of the keys' tokens, for edits;
-            likewise, and as `to_itself` if None. unplaced: as in `AttentionCall`, likewise. extra: the
-            number of first keys that are no tokens, of which positions are not counted.
+            likewise, and as `to_itself` if None. unplaced: as in `AttentionCall`, likewise, and
+            unstarted. extra: the number of first keys that are no tokens, of which positions are not counted.
         compute: `attend_to`, or a function that calls it and raises if the call must not be published.
     """
+    if not in_graph():
+        events.unproven.discard(module)
     compute = partial(compute, q, k, v, **options)
     if extra:
         compute = partial(_beside_extra_keys, extra, compute)
@@ -117,29 +126,52 @@ def attended(
     at_end = to_itself if at_end is None else at_end
     out, amap = published(
         module, compute, mask=options.get("mask"), to_itself=to_itself and not named, at_end=at_end and not named,
-        return_map=return_map, values=v, unplaced=unplaced and not named, extra=extra,
+        return_map=return_map, values=v, unplaced=unplaced and not named, unstarted=unstarted, extra=extra,
         held=held_by(module, q, k, v),
     )  # fmt: skip
     return out, amap
+
+
+TOLD = "_headwise_told"  # on an attached module: called with the reason where its own code computes a call
+
+
+def left_to_own_code(module: nn.Module, why: str, out: Tensor, error: Exception | None) -> None:
+    """A call of a module that headwise computes otherwise was computed by the module's own code.
+
+    Args:
+        out: its output, [b, h, n, d_v]. error: why it cannot be measured; None if it can.
+    """
+    events.unproven.discard(module)
+    if TOLD in vars(module):
+        vars(module)[TOLD](why)
+    if error is None:
+        return
+    for one in events.subscribers_of(module):
+        if one.on_error is None:
+            raise error
+        one.on_error(one.name(module), out, error)
 
 
 @eager
 def published(
     module: nn.Module, compute: Callable[..., tuple[Any, ...]], *, mask: Mask | None, to_itself: bool,
     at_end: bool | None = None, return_map: bool = False, measures: Sequence[str | Measure] = (),
-    values: Tensor | None = None, unplaced: bool = False, extra: int = 0, held: Held | None = None,
+    values: Tensor | None = None, unplaced: bool = False, unstarted: bool = False, extra: int = 0,
+    held: Held | None = None, undo: Callable[[], Any] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """compute(return_map=…, measures=…) of a module that has subscribers, published.
 
     Args:
         compute: returns (output of each head, map or None), or (output, map or None, concatenated heads or None).
         to_itself: whether it is self attention. at_end: as in `attended`. values: of the call, if they are known.
-            unplaced, held: as in `AttentionCall`. extra: as in `attended`.
+            unplaced, unstarted, held: as in `AttentionCall`. extra: as in `attended`. undo: undoes what a failed
+            `compute` has changed, such as a cache.
         return_map, measures: what the caller of the module requested, and gets as without subscribers.
     """
+    events.unproven.discard(module)
     seen_by = [(one, one.name(module)) for one in events.subscribers_of(module)]
     receivers = [partial(one.on_delta, name, held) for one, name in seen_by if one.on_delta is not None]
-    calls = [(one.on_call, name) for one, name in seen_by if one.on_call is not None]
+    calls = [(one.on_call, one.on_error, name) for one, name in seen_by if one.on_call is not None]
     changes: dict[str, Any] = {"module": module}
     held = held_as_declared(module) if held is None else held
     if edits := [replace(placed, name=name) for one, name in seen_by for placed in one.edits]:
@@ -163,7 +195,18 @@ def published(
     asked = [over_tokens(measure) for measure in wanted] if apart else wanted
     with events.within(**changes):
         together = (*own.values(), *(measure for measure in asked if measure.name not in own))
-        out, amap, *rest = compute(return_map=True, measures=together)
+        try:
+            out, amap, *rest = compute(return_map=True, measures=together)
+        except Exception as error:
+            receive = [(on_error, name) for _, on_error, name in calls if on_error is not None]
+            if len(receive) < len(calls):
+                raise
+            if undo is not None:
+                undo()
+            out, *rest = compute(return_map=return_map, measures=measures)  # which raises what is not of the measures
+            for on_error, name in receive:
+                on_error(name, out, error)
+            return out, *rest
     # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
     # holds it to; but it is not published.
     if not events.in_backward():
@@ -174,8 +217,14 @@ def published(
             states = found.states | seen.measure(*others).states
             seen.measured = renamed(found, wanted, [states[measure.name] for measure in wanted])
         given = None if values is None else values.detach()
-        for on_call, name in calls:
-            on_call(AttentionCall(name, module, seen, given, _heads(out, seen.shape[1], *rest), unplaced, held))
+        heads = _heads(out, seen.shape[1], *rest)
+        for on_call, on_error, name in calls:
+            try:
+                on_call(AttentionCall(name, module, seen, given, heads, unplaced, unstarted, held))
+            except Exception as error:
+                if on_error is None:
+                    raise
+                on_error(name, out, error)
     if not return_map:
         return out, None, *rest
     if own and own.keys() != {measure.name for measure in together}:

@@ -38,7 +38,8 @@ from headwise.nn.owned import check_changeable, check_plain, copied, local, shar
 from headwise.parallel.heads_held import held_heads
 from headwise.spread import is_dtensor
 from headwise.table.show import as_html, as_text
-from headwise.telemetry.record import Record, Reduced
+from headwise.telemetry.ranks import Reduced
+from headwise.telemetry.record import Record
 from headwise.telemetry.running import Layer
 
 

@@ -11,6 +11,7 @@ _CHOICES = {
     "maps": ("none", "lazy", "pooled"),
     "steps": ("forward", "manual"),
     "during": ("always", "training", "evaluation"),
+    "on_error": ("warn", "raise"),
 }
 
 
@@ -32,14 +33,15 @@ class Options:
     steps: str
     during: str
     alarms: tuple[Alarm, ...]
+    on_error: str
 
 
 def options(
     *, measures: Sequence[str | Measure] | None, every: int, heads: Sequence[int] | None, maps: str, values: bool,
-    history: int, steps: str, during: str, alarms: Sequence[Alarm],
+    history: int, steps: str, during: str, alarms: Sequence[Alarm], on_error: str,
 ) -> Options:  # fmt: skip
     """The validated options; raises a ConfigError that names the invalid one."""
-    for name, value in (("maps", maps), ("steps", steps), ("during", during)):
+    for name, value in (("maps", maps), ("steps", steps), ("during", during), ("on_error", on_error)):
         check_choice(name, value, _CHOICES[name])
     for name, number in (("every", every), ("history", history)):
         if type(number) is not int or number < 1:
@@ -65,4 +67,4 @@ def options(
         raise ConfigError("measures=(): give at least one; `headwise measures` lists them")
     found = tuple(resolve(asked))
     names = tuple(measure.name for measure in found)
-    return Options(names, found, every, chosen, maps, values, history, steps, during, tuple(alarms))
+    return Options(names, found, every, chosen, maps, values, history, steps, during, tuple(alarms), on_error)

@@ -2,9 +2,9 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,30 @@ from torch import Tensor, nn
 from headwise.errors import ConfigError
 from headwise.spread import is_dtensor
 from headwise.stats.states import side_by_side
+from headwise.table import HeadTable
 from headwise.telemetry.running import Layer, Running
+from headwise.telemetry.summary import Summary
+
+if TYPE_CHECKING:
+    from headwise.telemetry.record import Record
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """The numbers of all ranks: means over all rows, maxima over all ranks.
+
+    Attributes:
+        record: of this rank.
+        latest, totals: as in `Record`, the same on every rank.
+    """
+
+    record: "Record"
+    latest: Summary
+    totals: Summary
+
+    def table(self) -> HeadTable:
+        """The totals as a table."""
+        return self.totals.table
 
 # Attributes of modules, and of their configurations, with the number of query heads of a layer.
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")

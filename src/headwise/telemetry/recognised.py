@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from headwise.errors import warn
 from headwise.models.recognise.recogniser import not_followed, nothing
 from headwise.models.recognise.tracked import Tracked
 from headwise.telemetry.chosen import Chosen
@@ -27,6 +28,7 @@ class RecognisedRecord(Record):
 
     def __init__(self, model: nn.Module, what: Chosen, how: Options) -> None:
         self._left: dict[str, str] | None = None
+        self._uncomputed: dict[str, str] = {}
         super().__init__(model, [*what.known, *what.rest], what.targets, dict(what.unwatched), how)
         self.layers = tuple(place.name for place in what.known)
         self._what, self._follows = what, True
@@ -43,12 +45,16 @@ class RecognisedRecord(Record):
                 name: why for name, why in self._what.unwatched.items()
                 if not any(layer == name or layer.startswith(f"{name}.") for layer in self.layers)
             }  # fmt: skip
-            self._left = {**left, **given}
+            self._left = {**left, **given, **self._uncomputed}
         return self._left
 
     @unwatched.setter
     def unwatched(self, left: dict[str, str]) -> None:
         self._left = left
+
+    def _not_computed(self, name: str, why: str) -> None:
+        self._uncomputed[name] = why
+        super()._not_computed(name, why)
 
     def modules(self) -> dict[str, nn.Module]:
         """name → attention module of every layer so far."""
@@ -93,5 +99,9 @@ class RecognisedRecord(Record):
         if module is self.model and not self.layers and result is not None:
             seen = self._follower.seen
             assert seen is not None
-            if not any(one.nonfinite for one in seen.softmaxes):  # which `unwatched` lists, and may be watched later
-                raise nothing(self.model, seen, "watch")
+            if any(one.nonfinite for one in seen.softmaxes):
+                return  # `unwatched` lists it, and it may be watched later
+            error = nothing(self.model, seen, "watch")
+            if self._how.during != "training" or self._how.on_error == "raise":
+                raise error
+            warn(str(error))

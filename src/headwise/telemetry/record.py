@@ -5,21 +5,20 @@ import os
 import sys
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass
 from threading import Lock, get_ident
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, warn
 from headwise.events import call_name, here, in_backward
 from headwise.files import write_text
 from headwise.kernels.eager import eager
 from headwise.kernels.graph import outside_transforms, plain
 from headwise.map import AttentionMap
-from headwise.models.adapters.places import Place, give_back, take_over
+from headwise.models.adapters.places import Place, give_back, proven, take_over
 from headwise.models.hooks import Hook
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
@@ -34,9 +33,9 @@ from headwise.telemetry.maps import Maps
 from headwise.telemetry.options import Options
 from headwise.telemetry.pictures import Picture, picture
 from headwise.telemetry.places import entrances
-from headwise.telemetry.ranks import gathered
+from headwise.telemetry.ranks import Reduced, gathered
 from headwise.telemetry.remarks import Remarks
-from headwise.telemetry.running import Running, layer_of
+from headwise.telemetry.running import Running, layer_of, unknown_layer
 from headwise.telemetry.summary import History, Summary
 from headwise.telemetry.writers import Writer, Writers
 
@@ -76,6 +75,7 @@ class Record(Shown):
         self._joined: set[int] = set()  # threads in which a call began meanwhile
         self._error: BaseException | None = None
         self._forward, self._seen, self._remarks = Running(), Maps(how.maps), Remarks()
+        self._warned: set[str] = set()  # layers
         self.clear()
 
     def clear(self) -> None:
@@ -104,6 +104,8 @@ class Record(Shown):
         take_over(self._targets)
         if self._how.values:
             self._handles += self._projections.follow(self.model)
+        known = [place for place in self._places if place.kind != "recognised"]
+        self._handles += proven(known, self._not_computed, lambda: self._open)
         for entrance in self._entrances:  # of several records, the last one to begin a forward is the first to end it
             self._handles += [
                 entrance.register_forward_pre_hook(Hook(self._before)),
@@ -216,7 +218,7 @@ class Record(Shown):
         self._alarms.add(alarms)
         return self
 
-    def reduce(self, group: Any = None) -> "Reduced":
+    def reduce(self, group: Any = None) -> Reduced:
         """Merge `latest` and `totals` of all ranks of torch.distributed, sums as sums and maxima as maxima; the result
         is the same on each rank, and has all heads of a layer whose heads are split over ranks (`parallelize_heads`,
         and `parallelize_module` of PyTorch).
@@ -316,7 +318,10 @@ class Record(Shown):
         self._open, self._forward, self._seen = True, Running(), Maps(self._how.maps)
         self._remarks = self._remarks.next()
         modules = {place.module: place.name for place in self._places}
-        self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules))
+        on_error = self._failed if self._how.on_error == "warn" else None
+        self._observing.enter_context(
+            observe(self._see, measures=self._how.measures, modules=modules, on_error=on_error)
+        )
 
     def _begin_here(self) -> bool:
         """It is followed in this thread from now on. Returns whether the code there must not be compiled."""
@@ -336,8 +341,9 @@ class Record(Shown):
         self._projections.close()
         if keep:
             self.maps = self._seen
+            placed = frozenset(measure.name for measure in self._how.measures if measure.placed)
             for name in self._remarks.unplaced():
-                self._forward.layers[name].unplaced = True
+                self._forward.layers[name].unknown |= placed
             self.ledger.add(self._forward)
             self.remarks |= self._remarks.found()
         self._forward, self._seen = Running(), Maps(self._how.maps)
@@ -362,25 +368,31 @@ class Record(Shown):
             elif self._how.maps == "pooled":
                 self._seen[call_name(call.name, self._seen)] = picture(call.map)
 
+    @eager
+    @torch.no_grad()
+    def _failed(self, name: str, out: Tensor, error: Exception) -> None:
+        """One attention call that could not be measured."""
+        if not self._open:
+            return
+        with _seeing, outside_transforms():
+            layer = unknown_layer(self.modules()[name], out, self._pooling)
+            self._forward.add(name, layer.with_tensors(plain))
+            self._remarks.failed[name] = f"a call was not measured: {error}"
+        self._warn(name, f"its statistics are NaN, as a call was not measured: {error}")
+
+    def _not_computed(self, name: str, why: str) -> None:
+        """A module that was called without its attention being computed here."""
+        self.unwatched = self.unwatched | {name: why}
+        self.layers = tuple(layer for layer in self.layers if layer != name)
+        self._warn(name, f"not watched: {why}")
+
+    def _warn(self, name: str, message: str) -> None:
+        """Warn of a layer once."""
+        if name not in self._warned:
+            self._warned.add(name)
+            warn(f"watch(model): {name or type(self.model).__name__}: {message}")
+
 
 def _parts(others: dict[int, nn.Module], module: nn.Module) -> list[nn.Module]:
     """Parts of the model that a forward of `module` left running in other threads: not other forwards of it."""
     return [one for one in others.values() if one is not module]
-
-
-@dataclass(frozen=True, eq=False)
-class Reduced:
-    """The numbers of all ranks: means over all rows, maxima over all ranks.
-
-    Attributes:
-        record: of this rank.
-        latest, totals: as in `Record`, the same on every rank.
-    """
-
-    record: Record
-    latest: Summary
-    totals: Summary
-
-    def table(self) -> HeadTable:
-        """The totals as a table."""
-        return self.totals.table

@@ -142,6 +142,7 @@ class _Calls:
 class Remarks:
     """Gathers what there is to say of the calls of a forward pass."""
 
+    failed: dict[str, str] = field(default_factory=dict)  # name → why calls of a module could not be measured
     _of: dict[str, _Calls] = field(default_factory=dict)
     _keys: dict[str, _Keys] = field(default_factory=dict)  # of the last call of each module
 
@@ -151,6 +152,12 @@ class Remarks:
 
     def add(self, call: AttentionCall) -> None:
         """Include a call. Of modules that headwise computes, heads are known, and most positions."""
+        if call.unstarted:
+            self.failed[call.name] = (
+                f"which tokens its {call.map.shape[3]} keys are is not known, as its cache drops tokens and no mask "
+                f"shows which: statistics of the first tokens and of given tokens are NaN; give the model a 2-D "
+                f"attention_mask"
+            )
         known = computed(call.module)
         if apart := _apart(call, known):
             self._of.setdefault(call.name, _Calls()).apart = apart
@@ -186,7 +193,11 @@ class Remarks:
 
     def found(self) -> dict[str, str]:
         """name → remark, of the modules of which there is one."""
-        return {name: remark for name, calls in self._of.items() if (remark := calls.remark())}
+        found = dict(self.failed)
+        for name, calls in self._of.items():
+            if remark := calls.remark():
+                found[name] = f"{found[name]}; {remark}" if name in found else remark
+        return found
 
 
 def _apart(call: AttentionCall, known: bool) -> str:

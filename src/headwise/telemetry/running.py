@@ -5,10 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.masks import Grid
 from headwise.publishing import AttentionCall
+from headwise.spread import held_as_declared
+from headwise.stats import Measurements, SinkMass
 from headwise.stats.pooled import Pooled, Pooling
 from headwise.stats.states import tensors_of, with_tensors
 
@@ -23,7 +25,7 @@ class Layer:
         pooled: the states of those that are pooled; None if there are none. states: of the others.
         nonfinite: [4, heads] float64 counts, as in `Summary`.
         heads: the numbers of these heads in the layer; of: how many heads it has on all ranks together.
-        unplaced: whether the positions of the queries of some calls are unknown: measures of positions are NaN then.
+        unknown: names of the measures that are NaN, because those of some calls are not known.
     """
 
     grid: Grid
@@ -33,7 +35,7 @@ class Layer:
     nonfinite: Tensor
     heads: range
     of: int
-    unplaced: bool = False
+    unknown: frozenset[str] = frozenset()
 
     def merged(self, other: "Layer") -> "Layer":
         """Merge two."""
@@ -43,8 +45,8 @@ class Layer:
         states = [m.merge(one, two) for m, one, two in zip(self.pooling.others, self.states, other.states, strict=True)]
         pooled = None if self.pooled is None or other.pooled is None else self.pooled.merged(other.pooled)
         nonfinite = self.nonfinite + other.nonfinite
-        unplaced = self.unplaced or other.unplaced
-        return Layer(other.grid, self.pooling, pooled, states, nonfinite, self.heads, self.of, unplaced)
+        unknown = self.unknown | other.unknown
+        return Layer(other.grid, self.pooling, pooled, states, nonfinite, self.heads, self.of, unknown)
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the states."""
@@ -74,11 +76,9 @@ def columns(layers: Sequence[Layer]) -> Tensor:
         known = dict(zip(pooling.names, pooled.finished(), strict=True))
     for i, measure in enumerate(pooling.others):
         known[measure.name] = torch.cat([measure.finish(layer.states[i])[0] for layer in layers])
-    unplaced = [layer.unplaced for layer in layers for _ in layer.heads]
-    if any(unplaced):
-        without = torch.tensor(unplaced, device=first.nonfinite.device)
-        placed = [measure.name for measure in pooling.measures if measure.placed]
-        known |= {name: known[name].masked_fill(without, torch.nan) for name in placed}
+    for name in frozenset().union(*(layer.unknown for layer in layers)):
+        here = [name in layer.unknown for layer in layers for _ in layer.heads]
+        known[name] = known[name].masked_fill(torch.tensor(here, device=first.nonfinite.device), torch.nan)
     counts = torch.cat([layer.nonfinite for layer in layers], 1).float()
     return torch.stack([*(known[measure.name] for measure in pooling.measures), *counts], -1)
 
@@ -137,8 +137,21 @@ def layer_of(call: AttentionCall, pooling: Pooling) -> Layer:
         nonfinite[2] = _bad(amap.k, heads)
     if amap.nonfinite_values is not None:
         nonfinite[3] = amap.nonfinite_values.sum(0).repeat_interleave(heads // amap.nonfinite_values.shape[1])
+    unknown = {m.name for m in pooling.measures if call.unplaced and m.placed}
+    unknown |= {m.name for m in pooling.measures if call.unstarted and (m.requires or isinstance(m, SinkMass))}
     numbers, of = (range(heads), heads) if call.held is None else call.held
-    return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of, call.unplaced)
+    return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of, frozenset(unknown))
+
+
+def unknown_layer(module: nn.Module, out: Tensor, pooling: Pooling) -> Layer:
+    """The states of a call that was not measured, of its output [b, h, n, d_v]."""
+    heads, n = out.shape[1:3]
+    grid, like = Grid(1, heads, n, n), torch.zeros(1, heads, n, device=out.device)
+    measured = Measurements(pooling.measures, [m.closed(m.start(grid, like)) for m in pooling.measures], like[..., 0])
+    numbers, of = held_as_declared(module) or (range(heads), heads)
+    states = [measured.states[m.name] for m in pooling.others]
+    nonfinite, names = torch.zeros(4, heads, dtype=torch.float64, device=out.device), {m.name for m in pooling.measures}
+    return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of, frozenset(names))
 
 
 def _bad(x: Tensor, heads: int) -> Tensor:

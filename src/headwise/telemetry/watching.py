@@ -25,6 +25,7 @@ def watch(
     steps: str = "forward",
     during: str = "always",
     alarms: Sequence[Alarm] = (),
+    on_error: str = "warn",
 ) -> Record:
     """Record the attention of a model, head by head; within `with`, or from `start()` to `stop()`.
 
@@ -58,15 +59,22 @@ def watch(
             `record.step()`, such as the micro-batches of an optimiser's step; maxima are taken over all of them.
         during: "always", or only in "training" or "evaluation" mode; other calls are not steps.
         alarms: conditions to check in every measured step; the measures that they need are added.
+        on_error: what happens where a call cannot be measured, such as one with an argument that headwise does not
+            support: "warn" computes it with the model's own attention, sets its statistics to NaN, names the reason in
+            `record.remarks`, and warns once for each layer; "raise" raises the error through the model. Alarms raise
+            in either case what they are made to raise.
     Returns:
         The `Record`: a context manager, with `start()` and `stop()` for other uses.
     Raises:
         ConfigError: naming the argument, or the modules, if no module can be watched. Where attention is recognised,
-            the first forward raises it, with what came nearest.
+            the first forward raises it, with what came nearest; with during="training" it warns.
+    Warns:
+        UserWarning: after the first forward, of modules that were called without headwise computing their attention;
+            `record.unwatched` names them.
     """
     how = options(
         measures=measures, every=every, heads=heads, maps=maps, values=values, history=history, steps=steps,
-        during=during, alarms=alarms,
+        during=during, alarms=alarms, on_error=on_error,
     )  # fmt: skip
     what = chosen(model, layers, "watch")
     if what.rest:

@@ -1,19 +1,23 @@
 """The attention modules of a model that headwise can compute, and converting them."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import ConfigError
+from headwise.events import here, in_backward, unproven
+from headwise.kernels.graph import in_graph
 from headwise.models.adapters import torch
 from headwise.models.adapters.huggingface import switching
 from headwise.models.adapters.huggingface.interface import calls_interface, left_out
 from headwise.models.adapters.torch import MultiheadAttention
+from headwise.models.hooks import Hook
 from headwise.nn.base import AttentionLayer
 
 KNOWN = "headwise's own layers, nn.MultiheadAttention, and models of transformers"
@@ -84,6 +88,40 @@ def give_back(targets: Sequence[nn.Module]) -> None:
             if target in _converted:
                 _converted.discard(target)
                 _family(target).restore(target)
+
+
+def proven(
+    places: Sequence[Place], failed: Callable[[str, str], Any], when: Callable[[], bool] = lambda: True
+) -> list[RemovableHandle]:
+    """Compare the first call of each module with what was said of it: failed(name, why) unless headwise computes its
+    attention there. Calls that are compiled, and those where `when()` is false, are not compared."""
+    return [handle for place in places for handle in _proof(place, failed, when)]
+
+
+def _proof(place: Place, failed: Callable[[str, str], Any], when: Callable[[], bool]) -> list[RemovableHandle]:
+    def begin(module: nn.Module, args: Any) -> None:
+        if not (in_graph() or in_backward() or here().own_code) and when():
+            unproven.add(module)
+
+    def end(module: nn.Module, args: Any, result: Any) -> None:
+        if in_graph() or in_backward() or here().own_code or not when():
+            return
+        for handle in handles:
+            handle.remove()
+        if module in unproven:
+            unproven.discard(module)
+            changed = (
+                "its forward was replaced on the instance" if "forward" in vars(module) else "its class computes it"
+            )
+            failed(
+                place.name, f"{type(module).__name__} was called, and headwise did not compute its attention: {changed}"
+            )
+
+    handles = [
+        place.module.register_forward_pre_hook(Hook(begin)),
+        place.module.register_forward_hook(Hook(end), prepend=True),
+    ]
+    return handles
 
 
 def computed(module: nn.Module) -> bool:

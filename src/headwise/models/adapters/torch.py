@@ -23,6 +23,8 @@ dtype; there is no second path for inference, so `headwise.models.observe` recei
 `HeadwiseError`s; `torch.jit.script` is not supported. docs/models.md has the full table.
 """
 
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -249,18 +251,35 @@ def convert(module: nn.MultiheadAttention) -> None:
     `MultiheadAttention`. `nn.TransformerEncoder` and `nn.Transformer` no longer use their fused inference path, which
     would bypass it.
     """
-    module.__class__ = MultiheadAttention
+    _change_class(module, MultiheadAttention)
     module.__dict__[_CONVERTED] = True
     _keep_fused_path_away(module)
 
 
 def restore(module: nn.MultiheadAttention) -> None:
     """Undo `convert`."""
-    module.__class__ = nn.MultiheadAttention
+    _change_class(module, nn.MultiheadAttention)
     del module.__dict__[_CONVERTED]
     for key, hook in list(module._forward_hooks.items()):
         if hook is _nothing:
             del module._forward_hooks[key]
+
+
+def _change_class(module: nn.MultiheadAttention, kind: type[nn.MultiheadAttention]) -> None:
+    """Give a module a class, and to those who keep its bound `forward` on it, as wrappers of other libraries do, the
+    one of that class."""
+    before, module.__class__ = type(module), kind
+
+    def rebound(x: Any) -> Any:
+        if isinstance(x, MethodType) and x.__self__ is module and x.__func__ is before.forward:
+            return kind.forward.__get__(module)
+        if isinstance(x, partial) and (new := rebound(x.func)) is not x.func:
+            return partial(new, *x.args, **x.keywords)
+        return x
+
+    for name, x in vars(module).items():
+        if (new := rebound(x)) is not x:
+            vars(module)[name] = new
 
 
 def was_converted(module: nn.MultiheadAttention) -> bool:

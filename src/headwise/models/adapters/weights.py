@@ -42,7 +42,7 @@ class AttentionWeights(LazyTensor):
         map: the `AttentionMap` [b, h, n, m] behind it. Keys that `add_bias_kv` and `add_zero_attn` append are the
             map's first ones, and the last ones here.
         averaged: whether it is the mean over heads. batched: whether it has a batch axis. appended: the number of
-            such keys.
+            such keys. unfilled: the number of columns of 0 after the map's keys, entries of a cache of fixed size.
     """
 
     map: AttentionMap
@@ -51,6 +51,7 @@ class AttentionWeights(LazyTensor):
     @staticmethod
     def __new__(cls: type["AttentionWeights"], amap: AttentionMap, dtype: torch.dtype, **how: Any) -> Any:
         b, h, n, m = amap.shape
+        m += how.get("unfilled", 0)
         shape = (*((b,) if how.get("batched", True) else ()), *(() if how.get("averaged") else (h,)), n, m)
         return LazyTensor.empty_shell(cls, shape, dtype, amap.lse.device)
 
@@ -62,6 +63,7 @@ class AttentionWeights(LazyTensor):
         averaged: bool = False,
         batched: bool = True,
         appended: int = 0,
+        unfilled: int = 0,
         graph: tuple[Tensor, Tensor, Rule] | None = None,
         beside: bool = False,
     ) -> None:
@@ -69,12 +71,13 @@ class AttentionWeights(LazyTensor):
         Args:
             dtype: of the weights as a tensor.
             averaged: over heads. batched: False drops the batch axis.
-            appended: number of the map's first keys that the caller expects last.
+            appended: number of the map's first keys that the caller expects last. unfilled: number of keys after the
+                map's, of weight 0.
             graph: queries, keys and rule with their graph, where weights must be differentiable.
             beside: whether the other library does not compute its output from what it returns as weights either.
         """
         self.map = amap
-        self.averaged, self.batched, self.appended = averaged, batched, appended
+        self.averaged, self.batched, self.appended, self.unfilled = averaged, batched, appended, unfilled
         self._graph, self.beside = graph, beside
 
     @classmethod
@@ -101,27 +104,28 @@ class AttentionWeights(LazyTensor):
     def in_parts(self) -> bool:
         """Whether functions may compute it in parts: it is not stored, and autograd does not record."""
         graph = self._graph is not None and torch.is_grad_enabled()
-        return not self.made and not graph and (self._source is None or not self._source.made)
+        return not self.made and not graph and not self.unfilled and (self._source is None or not self._source.made)
 
     def over_heads(self) -> "AttentionWeights":
         """The mean over heads, computed on first use."""
-        return AttentionWeights(self.map, self.dtype, averaged=True, batched=self.batched, appended=self.appended)
+        return self._like(averaged=True)
 
     def as_dtype(self, dtype: torch.dtype) -> "AttentionWeights":
         """The weights in another dtype, computed on first use; itself if it has that dtype."""
         if dtype == self.dtype:
             return self
-        return AttentionWeights(
-            self.map, dtype, averaged=self.averaged, batched=self.batched, appended=self.appended
-        )  # fmt: skip
+        return self._like(dtype=dtype)
 
     def without_graph(self) -> "AttentionWeights":
         """The same values without gradients, in shared memory as those of `Tensor.detach`."""
-        found = AttentionWeights(
-            self.map, self.dtype, averaged=self.averaged, batched=self.batched, appended=self.appended
-        )  # fmt: skip
+        found = self._like()
         found._source = self
         return found
+
+    def _like(self, **changes: Any) -> "AttentionWeights":
+        """The same without gradients, with changed arguments."""
+        how = {name: getattr(self, name) for name in ("dtype", "averaged", "batched", "appended", "unfilled")}
+        return AttentionWeights(self.map, **how | changes)
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
@@ -167,6 +171,8 @@ class AttentionWeights(LazyTensor):
         """The map's weights in the order, shape and dtype that the caller expects."""
         if self.appended:
             weights = weights.roll(-self.appended, -1)
+        if self.unfilled:
+            weights = torch.nn.functional.pad(weights, (0, self.unfilled))
         return (weights if self.batched else weights[0]).to(self.dtype)
 
     def _tile_of(self, index: Any) -> list[Any] | None:

@@ -1,17 +1,17 @@
 """The attention function that transformers calls for attn_implementation="headwise"."""
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from headwise import events
-from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
 from headwise.mask_tensors import both, of_additive, of_boolean
 from headwise.masks import Causal, Documents, Grid, Mask, Span, Window, is_causal as mask_is_causal
 from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
+from headwise.models.adapters.huggingface.own import computed_by_model, former, own_function, passes_by_name, uses
 from headwise.models.adapters.huggingface.positions import Position, crosses, position_of
 from headwise.models.adapters.weights import AttentionWeights
 from headwise.publishing import attended
@@ -44,9 +44,12 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention, by transformers' `AttentionInterface`.
+
+    A call that headwise cannot compute is computed by the eager function of the model's own code.
 
     Args:
         query: [b, h, n, d]; key, value: [b, h_kv, m, d], not repeated for grouped queries.
@@ -56,14 +59,80 @@ def attention_forward(
         dropout: share of weights dropped; models pass 0 outside of training.
         softcap: Gemma 2's soft cap of scores. s_aux: [h] logits of learned sinks (gpt-oss).
         position_bias: [b or 1, h or 1, n, m], added to the scores (T5).
+        indices: [b, n, k] keys that each query may attend to, −1 for none (DeepSeek V3.2).
+        kwargs: others do not change the result where the model's eager function does not read them.
     Returns:
         [b, n, h, d_v], contiguous, and the weights as `AttentionWeights` where the call requests attentions, or for a
         module of `always_weights`, else None; with s_aux their rows sum to less than 1, by the share of the sink.
     Raises:
-        ConfigError: naming an unknown argument, which might change the result; and for is_causal and sliding_window
-            that contradict a missing mask.
+        HeadwiseError: naming the argument, if the module has no eager function.
     """
     check_local()
+    try:
+        call = _read(
+            module, query, key, value, attention_mask, is_causal, sliding_window, softcap, s_aux, position_bias,
+            indices, kwargs,
+        )  # fmt: skip
+    except HeadwiseError as error:
+        given = {
+            "dropout": dropout, "scaling": scaling, "is_causal": is_causal, "sliding_window": sliding_window,
+            "softcap": softcap, "s_aux": s_aux, "position_bias": position_bias, "indices": indices,
+        }  # fmt: skip
+        own = attention_mask if isinstance(attention_mask, MaskTensor) and not attention_mask.changed else None
+        position = position_of(module, None, query.shape[2], key.shape[2], None, {}) if own is None else own.position
+        mask = None if own is None else own.mask
+        return computed_by_model(
+            module, query, key, value, attention_mask, {k: v for k, v in given.items() if v is not None} | kwargs,
+            mask, position, _to_itself(module, mask, query.shape[2], position), error,
+        )  # fmt: skip
+    wanted = module in always_weights or _attentions_wanted(kwargs)
+    unfilled = key.shape[2] - call.key.shape[2]
+    query, key, value, position, scores, whole = call
+    if wanted and not key.requires_grad:
+        key = key.clone()  # caches of a fixed size change it in place, before the weights are read
+    out, amap = attended(
+        module, query, key, value, return_map=wanted, to_itself=_to_itself(module, whole, query.shape[2], position),
+        at_end=position.at_end, unplaced=position.at_end is False, unstarted=position.first is None, mask=whole,
+        scale=scaling, score=scores, dropout_p=float(dropout), gap=Span(0, position.first) if position.first else None,
+    )  # fmt: skip
+    weights: Tensor | None = None
+    if wanted and amap is not None:
+        graph = torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in (query, key, s_aux, position_bias)
+        )
+        rule = Rule(amap.rule.mask, amap.rule.scale, amap.rule.grid, scores)
+        weights = given_weights = AttentionWeights(
+            amap, query.dtype, unfilled=unfilled, graph=(query, key, rule) if graph else None
+        )
+        if module in always_weights:
+            # Tracers of other libraries find the weights at these calls of eager functions, and may change them.
+            if isinstance(getattr(module, "attn_dropout", None), nn.Module) and not module.training:
+                weights = module.attn_dropout(weights)  # type: ignore[operator]
+            weights = nn.functional.dropout(weights, p=0.0)  # dropout is in the output already
+            if weights is not given_weights or given_weights.changed:
+                out = _of_weights(weights, value, float(dropout))
+    return out.transpose(1, 2).contiguous(), weights  # models call .view on it
+
+
+class _Call(NamedTuple):
+    """The arguments of a call, as `attended` takes them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    position: Position
+    scores: tuple[Score, ...]
+    mask: Mask | None
+
+
+def _read(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    is_causal: bool | None, sliding_window: int | None, softcap: float | None, s_aux: Tensor | None,
+    position_bias: Tensor | None, indices: Tensor | None, kwargs: dict[str, Any],
+) -> _Call:  # fmt: skip
+    """The arguments of `attention_forward` as those of `attended`; a HeadwiseError says why they cannot be."""
+    if indices is not None and (indices.ndim != 3 or indices.is_floating_point()):
+        kwargs, indices = kwargs | {"indices": indices}, None
     _refuse_unknown(module, kwargs)
     b, h, n, _ = query.shape
     if query.dtype != value.dtype or key.dtype != value.dtype:
@@ -94,36 +163,27 @@ def attention_forward(
         scores += score
     if packed:
         found.append(_of_packed(kwargs, b, n, key.shape[2]))
+    if indices is not None:
+        found.append(_of_indices(indices, keys))
     if position_bias is not None and (position_bias.requires_grad or bool(position_bias.any())):
         scores += (Bias(position_bias),)
     if s_aux is not None:
         scores += (SinkLogits(s_aux),)
-    wanted = module in always_weights or _attentions_wanted(kwargs)
-    whole = both(*found)
-    out, amap = attended(
-        module, query, key, value, return_map=wanted, to_itself=_to_itself(module, whole, n, position),
-        at_end=position.at_end, unplaced=position.at_end is False, mask=whole, scale=scaling, score=scores,
-        dropout_p=float(dropout), gap=_gap(module, position, n),
-    )  # fmt: skip
-    weights: Tensor | None = None
-    if wanted and amap is not None:
-        tensors = (query, key, s_aux, position_bias)
-        graph = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-        rule = Rule(amap.rule.mask, amap.rule.scale, amap.rule.grid, scores)
-        weights = given = AttentionWeights(amap, query.dtype, graph=(query, key, rule) if graph else None)
-        if module in always_weights:
-            # Tracers of other libraries find the weights at these calls of eager functions, and may change them.
-            if isinstance(getattr(module, "attn_dropout", None), nn.Module) and not module.training:
-                weights = module.attn_dropout(weights)  # type: ignore[operator]
-            weights = nn.functional.dropout(weights, p=0.0)  # dropout is in the output already
-            if weights is not given or given.changed:
-                out = _of_weights(weights, value, float(dropout))
-    return out.transpose(1, 2).contiguous(), weights  # models call .view on it
+    return _Call(query, key, value, position, scores, both(*found))
+
+
+def _of_indices(indices: Tensor, m: int) -> Mask | None:
+    """The mask of the keys [b, n, k] that each query has chosen; others than 0 … m − 1 are none."""
+    keys = indices.long()
+    chosen = torch.zeros(*keys.shape[:2], m + 1, dtype=torch.bool, device=keys.device)
+    chosen.scatter_(-1, keys.masked_fill((keys < 0) | (keys >= m), m), True)
+    return of_boolean(chosen[:, None, :, :m])
 
 
 def _of_weights(weights: Tensor, value: Tensor, dropout: float) -> Tensor:
     """The output of weights [b, h, n, m] that another library has changed."""
     value = value.repeat_interleave(weights.shape[1] // value.shape[1], 1)
+    weights = weights[..., : value.shape[2]]
     return torch.dropout(weights.to(value.dtype), dropout, dropout > 0) @ value
 
 
@@ -135,26 +195,21 @@ def _to_itself(module: nn.Module, mask: Mask | None, n: int, position: Position)
     return n == position.keys and not crosses(module) and not getattr(module, "is_decoder", False)
 
 
-def _gap(module: nn.Module, position: Position, n: int) -> Span | None:
-    """The tokens that a cache with a window has dropped, as `attend` takes them."""
-    if position.first is None and events.subscribed(module):
-        raise ConfigError(
-            f"{type(module).__name__}: its cache has a window, and which tokens its {position.keys} keys are does not "
-            f"follow from a 4-D attention_mask, so {n} queries cannot be watched or edited there; give the model a "
-            f"2-D attention_mask, or none"
-        )
-    return Span(0, position.first) if position.first else None
-
-
 def _refuse_unknown(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    """Raise if an argument may change the result. One that the model's eager function does not read changes nothing,
+    unless the module passes it in the place of something that it does with the implementation "eager" alone."""
     for name, value in kwargs.items():
-        if name not in HARMLESS and name not in PACKED and value is not None and value is not False:
-            known = "softcap, s_aux, sliding_window, position_bias, cu_seq_lens_q and cu_seq_lens_k"
-            raise ConfigError(
-                f"{type(module).__name__} calls its attention with {name}=…, which attn_implementation='headwise' does "
-                f"not support; it supports {known}. Use attn_implementation='eager' for this "
-                f"model: detach() the handle of headwise.attach(model)"
-            )
+        if name in HARMLESS or name in PACKED or value is None or value is False:
+            continue
+        function = own_function(module)
+        if function is not None and not uses(function, name) and not passes_by_name(module, name):
+            continue
+        known = "softcap, s_aux, sliding_window, position_bias, indices, cu_seq_lens_q and cu_seq_lens_k"
+        raise ConfigError(
+            f"{type(module).__name__} calls its attention with {name}=…, which attn_implementation='headwise' does "
+            f"not support; it supports {known}. Use attn_implementation='eager' for this "
+            f"model: detach() the handle of headwise.attach(model)"
+        )
 
 
 def _is_of(mask: MaskTensor, b: int, n: int, m: int) -> bool:
@@ -165,7 +220,12 @@ def _is_of(mask: MaskTensor, b: int, n: int, m: int) -> bool:
 def _refuse_contradictions(
     module: nn.Module, n: int, m: int, is_causal: bool | None, sliding_window: int | None
 ) -> None:
-    """Raise if a call without a mask claims to hide keys."""
+    """Raise if a call without a mask claims to hide keys, and the implementation whose place headwise takes hides them:
+    eager attention hides none, and SDPA those of causal attention."""
+    before = former(module)
+    if before == "eager":
+        return
+    sliding_window = None if before == "sdpa" else sliding_window
     claim = "is_causal=True" if is_causal and n > 1 else None
     if sliding_window is not None and m > sliding_window:
         claim = f"sliding_window={sliding_window}"

@@ -11,6 +11,7 @@ from headwise.models.adapters.huggingface.attention import attention_forward
 from headwise.models.adapters.huggingface.interface import calls_interface, left_out
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.adapters.huggingface.masks import make_mask
+from headwise.models.adapters.huggingface.own import FORMER
 
 NAME = "headwise"
 OUTSIDE = (
@@ -65,8 +66,11 @@ def convert(model: Any) -> None:
             + (f"computes its attention by itself: {_listed(others)}" if others else "has no attention")
         )
     install()
-    own = [module.config for module in model.modules() if calls_interface(module)]
+    attention = [module for module in model.modules() if calls_interface(module)]
+    own = [module.config for module in attention]
     before = [(config, config._attn_implementation_internal) for config in _configs(own, model, parts)]
+    for module in attention:
+        module.__dict__[FORMER] = module.config._attn_implementation_internal
     model.set_attn_implementation(NAME)
     for config in own:  # some modules have a copy of their model's configuration
         config._attn_implementation_internal = NAME
@@ -82,6 +86,8 @@ def restore(model: Any) -> None:
     for config, implementation in model.__dict__[_BEFORE]:
         config._attn_implementation_internal = implementation
     object.__delattr__(model, _BEFORE)
+    for module in model.modules():
+        module.__dict__.pop(FORMER, None)
 
 
 def was_converted(model: Any) -> bool:
