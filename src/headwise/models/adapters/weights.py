@@ -214,7 +214,7 @@ def _grad(*args: Any, **kwargs: Any) -> Any:
     given = signature(torch.autograd.grad).bind(*args, **kwargs).arguments
     inputs = [given["inputs"]] if isinstance(given["inputs"], Tensor) else list(given["inputs"])
     lazy = [isinstance(x, AttentionWeights) and x.requires_grad and not x.beside for x in inputs]
-    if any(one and not x.made for one, x in zip(lazy, inputs, strict=True)):
+    if any(isinstance(x, AttentionWeights) and not x.made for one, x in zip(lazy, inputs, strict=True) if one):
         raise _without_gradient("torch.autograd.grad")
     zeros = given.pop("materialize_grads", False)
     unused = given.pop("allow_unused", None) or zeros
