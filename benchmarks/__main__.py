@@ -102,7 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="FILE", help="write everything that was measured")
     add("--plot", type=Path, metavar="FILE.png", help="also measure against n, and draw time and memory")
     add("--only-plot", action="store_true", help="no cases, only what --plot needs")
-    add("--markdown", action="store_true", help="print the tables for docs/performance_tables.md; progress goes to stderr")
+    add(
+        "--markdown",
+        action="store_true",
+        help="print the tables for docs/performance_tables.md; progress goes to stderr",
+    )
     add("--read", type=Path, metavar="FILE", help="show what --json wrote instead of measuring")
     add("--list", action="store_true", help="name the cases and their goals")
     return parser

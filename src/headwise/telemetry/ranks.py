@@ -38,6 +38,7 @@ class Reduced:
         """The totals as a table."""
         return self.totals.table
 
+
 # Attributes of modules, and of their configurations, with the number of query heads of a layer.
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 
