@@ -31,7 +31,7 @@ class Held(NamedTuple):
 def check_local(**tensors: Any) -> None:
     """Raise for a call of which this rank has only a part: one with DTensors, or under PyTorch's context parallelism.
     It looks at one dictionary if PyTorch's module of neither is imported."""
-    if "torch.distributed.tensor" not in sys.modules or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or "torch.distributed.tensor" not in sys.modules:
         return
     check_plain(**tensors)
     if "torch.distributed.tensor.experimental" in sys.modules and _sequence_is_split():
