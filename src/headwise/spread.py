@@ -6,6 +6,7 @@ PyTorch splits heads by DTensor parameters (`parallelize_module`, transformers' 
 
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -72,11 +73,11 @@ def _sequence_is_split() -> bool:
 
 def running() -> Iterator[nn.Module]:
     """The modules whose forward runs in this thread, the innermost first."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _CALL:
             yield frame.f_locals["self"]
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 def held_as_declared(module: nn.Module) -> Held | None:
