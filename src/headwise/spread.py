@@ -6,6 +6,7 @@ PyTorch splits heads by DTensor parameters (`parallelize_module`, transformers' 
 
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ class Held(NamedTuple):
 def check_local(**tensors: Any) -> None:
     """Raise for a call of which this rank has only a part: one with DTensors, or under PyTorch's context parallelism.
     It looks at one dictionary if PyTorch's module of neither is imported."""
-    if "torch.distributed.tensor" not in sys.modules or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or "torch.distributed.tensor" not in sys.modules:
         return
     check_plain(**tensors)
     if "torch.distributed.tensor.experimental" in sys.modules and _sequence_is_split():
@@ -72,11 +73,11 @@ def _sequence_is_split() -> bool:
 
 def running() -> Iterator[nn.Module]:
     """The modules whose forward runs in this thread, the innermost first."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _CALL:
             yield frame.f_locals["self"]
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 def held_as_declared(module: nn.Module) -> Held | None:

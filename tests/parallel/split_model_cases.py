@@ -119,6 +119,15 @@ def a_model_under_accelerates_context_parallel(rank: int, ranks: int) -> None:
     refused_in(runs.maybe_context_parallel, model)
 
 
+def a_compiled_call_under_context_parallel(rank: int, ranks: int) -> None:
+    x = torch.randn(1, 4, 8, 6)
+    compiled = torch.compile(lambda q: hw.attend(q, q, q), backend="eager")
+    compiled(x)
+    part = context_parallel(dist.init_device_mesh("cpu", (ranks,)), buffers=[torch.ones(1, 16)], buffer_seq_dims=[1])
+    with pytest.raises(hw.ConfigError, match="context_parallel is active"), part:
+        compiled(x)
+
+
 class Inner(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return hw.attend(q, k, v, mask=hw.Causal())
@@ -174,7 +183,8 @@ CASES = {
     case.__name__: case
     for case in (
         a_model_under_parallelize_module, a_model_whose_weights_are_sharded_too, a_model_under_transformers_own_plan,
-        a_model_under_context_parallel, inner_modules_under_torchtitans_plan,
+        a_model_under_context_parallel, a_compiled_call_under_context_parallel,
+        inner_modules_under_torchtitans_plan,
         a_model_under_accelerates_context_parallel,
     )
 }  # fmt: skip

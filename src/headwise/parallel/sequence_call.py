@@ -161,7 +161,12 @@ def _code(value: object) -> int:
 def _contents(things: Sequence[Described]) -> int:
     """A checksum of masks or scores: of their classes, and of the contents of all their fields."""
     tensors: list[Tensor] = []
-    codes = [write(thing, lambda x: tensors.append(x) or len(tensors)) for thing in things]
+
+    def put(x: Tensor) -> int:
+        tensors.append(x)
+        return len(tensors)
+
+    codes = [write(thing, put) for thing in things]
     kinds = [type(one).__qualname__ for thing in things for one in inside(thing)]
     code = _code((kinds, codes, [(tuple(x.shape), x.dtype) for x in tensors]))
     for x in tensors:

@@ -232,7 +232,7 @@ class _Sums:
         if self.held is None:
             return own
         found = np.full(self.held.of, np.nan)
-        found[self.held.heads] = own
+        found[self.held.heads.start : self.held.heads.stop] = own
         return found
 
 
