@@ -188,18 +188,17 @@ class AttentionLayer(Shown, nn.Module):
                 given |= {"gap": gap} if gap.start < gap.stop else {}
             return self.compute(x, source, cache, given, return_concat)
 
-        mark = None if cache is None or torch.compiler.is_compiling() else Mark(cache)
+        undo = None if cache is None or torch.compiler.is_compiling() else Mark(cache).restore
         try:
             if events.subscribed(self):
                 y, amap, concat = published(
-                    self, compute, mask=mask, to_itself=to_itself, return_map=return_map, measures=measures,
-                    undo=None if mark is None else mark.restore,
-                )  # fmt: skip
+                    self, compute, mask=mask, to_itself=to_itself, return_map=return_map, measures=measures, undo=undo
+                )
             else:
                 y, amap, concat = compute(return_map=return_map, measures=measures)
         except BaseException:
-            if mark is not None:
-                mark.restore()
+            if undo is not None:
+                undo()
             raise
         extras = [extra for extra, wanted in ((amap, return_map), (concat, return_concat)) if wanted]
         return (y, *extras) if extras else y

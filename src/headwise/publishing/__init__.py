@@ -198,14 +198,14 @@ def published(
         try:
             out, amap, *rest = compute(return_map=True, measures=together)
         except Exception as error:
-            receive = [(on_error, name) for _, on_error, name in calls if on_error is not None]
-            if len(receive) < len(calls):
+            receivers_of_errors = [(tell, name) for _, tell, name in calls if tell is not None]
+            if len(receivers_of_errors) < len(calls):
                 raise
             if undo is not None:
                 undo()
             out, *rest = compute(return_map=return_map, measures=measures)  # which raises what is not of the measures
-            for on_error, name in receive:
-                on_error(name, out, error)
+            for tell, name in receivers_of_errors:
+                tell(name, out, error)
             return out, *rest
     # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
     # holds it to; but it is not published.

@@ -101,7 +101,7 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
     """
     if not tau > 0:
         raise ConfigError(f"tau={tau!r}: expected a number above 0")
-    own = record.record if isinstance(record, Reduced) else record
+    own: Record = record.record if isinstance(record, Reduced) else record
     summary = record.latest
     if "max_logit" not in summary.names:
         raise ConfigError("qk_clip: the record does not measure max_logit; give it to watch(measures=…)")

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,20 +17,17 @@ from headwise.table import HeadTable
 from headwise.telemetry.running import Layer, Running
 from headwise.telemetry.summary import Summary
 
-if TYPE_CHECKING:
-    from headwise.telemetry.record import Record
-
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
     """The numbers of all ranks: means over all rows, maxima over all ranks.
 
     Attributes:
-        record: of this rank.
+        record: the `Record` of this rank.
         latest, totals: as in `Record`, the same on every rank.
     """
 
-    record: "Record"
+    record: Any
     latest: Summary
     totals: Summary
 

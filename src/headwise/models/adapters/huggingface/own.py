@@ -16,7 +16,7 @@ from headwise.mask_tensors import both, of_boolean
 from headwise.masks import Everything, Grid, Mask
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.adapters.huggingface.positions import Position
-from headwise.publishing import left_to_own_code, published
+from headwise.publishing import attended, left_to_own_code
 from headwise.publishing.tokens import renamed
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits
@@ -95,13 +95,15 @@ def computed_by_model(
                 weights.detach()[..., :keys].float(), query, key[:, :, :keys], scale, bias, mask
             )
 
-        def compute(return_map: bool = False, measures: Sequence[str | Measure] = ()) -> tuple[Tensor, Any]:
+        def compute(
+            *given: Tensor, mask: Mask, return_map: bool = False, measures: Sequence[str | Measure] = ()
+        ) -> tuple[Tensor, Any]:
             amap.measured = _measured(amap, other, exact, resolve(measures)) if measures else None
             return out.transpose(1, 2), amap
 
-        published(
-            module, compute, mask=amap.rule.mask, to_itself=to_itself, at_end=position.at_end, values=value,
-            unplaced=position.at_end is False, unstarted=position.first is None,
+        attended(
+            module, query, key, value, compute=compute, mask=amap.rule.mask, to_itself=to_itself,
+            at_end=position.at_end, unplaced=position.at_end is False, unstarted=position.first is None,
         )  # fmt: skip
     return out, weights
 
