@@ -41,6 +41,10 @@ def test_families_of_the_fast_part_are_seventy_and_of_every_status():
     assert {ROWS[name]["status"] for name in FAST} == {"pass", "in part", "refused"}
 
 
+def test_no_model_type_is_refused_for_an_argument():
+    assert not [name for name, row in ROWS.items() if "calls its attention with" in str(row)]
+
+
 def test_no_stored_row_is_wrong():
     assert {name for name, row in ROWS.items() if row["status"] in ("wrong", "crash")} == set()
 
