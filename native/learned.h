@@ -140,7 +140,10 @@ struct Learned {
         for (int64_t i = 0; i < call.n; i += W) {
           // The sink has no weight in fully masked rows, and beyond the last row.
           Floats above = all(-NOTHING);  // the sink's logit less the log-sum-exp; infinite for rows that are masked or none
-          for (int r = 0; r < least(W, call.n - i); r++) above[r] = (float)(sink - call.lse[at + i + r]);
+          for (int r = 0; r < least(W, call.n - i); r++) {
+            const double lse = call.lse[at + i + r];
+            if (lse != NOTHING) above[r] = (float)(sink - lse);
+          }
           const Floats p = exp2(above * LOG2E), delta = read(call.delta + at + i, call.n - i);
           taken += choose(above == -NOTHING, all(0.0f), p * delta);
         }

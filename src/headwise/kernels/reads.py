@@ -22,7 +22,7 @@ from headwise.stats import Statistic
 from headwise.stats.values import Reduced, ToReduce
 from headwise.tiles import Tile, stream
 
-LARGE = 2.0
+LARGE = 2.0  # scores; of larger ones the rounding of the log-sum-exp shows in the sums of rows
 
 
 class Matrix(NamedTuple):
