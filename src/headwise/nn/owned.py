@@ -77,14 +77,14 @@ def check_plain(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
     adapters), and for a module whose `forward` was replaced on the instance."""
     for part in parts:
         for owner, name, x in tensors(part):
-            what = f"{type(part.owner).__name__}.{part.name}"
+            what, held = f"{type(part.owner).__name__}.{part.name}", owner._parameters.get(name)
             if not isinstance(x, Tensor):
                 raise ConfigError(f"{place}: {what} is not a tensor; quantized modules are not supported")
             if not x.is_floating_point():
                 raise ConfigError(
                     f"{place}: {part.name} is {x.dtype}: quantized weights are not supported; load them unquantized"
                 )
-            if type(local(x.data)) is not Tensor or owner._parameters.get(name) is not x:
+            if type(local(x.data)) is not Tensor or held is not x:
                 raise ConfigError(
                     f"{place}: {what} is not a plain parameter but a parametrization, a mask, an adapter or a "
                     f"quantized tensor; merge it into the weights first"
@@ -142,7 +142,7 @@ def copied(model: Model, memo: dict[int, Any] | None = None) -> Model:
 
 def _forward(module: nn.Module) -> tuple[Any, Any]:
     """The function that is called in the end, as far as wrappers name it, and the module that it is called with."""
-    found = vars(module).get("forward")
+    found: Any = vars(module).get("forward")
     while hasattr(found, "__wrapped__"):
         found = found.__wrapped__
     if found is None:

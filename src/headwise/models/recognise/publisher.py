@@ -1,6 +1,6 @@
 """Attention that is recognised, published to the subscribers of `headwise.events`."""
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -111,7 +111,7 @@ class Publisher:
 
 
 def _publish_delta(
-    receivers: list[Callable[[Tensor], Any]],
+    receivers: Sequence[Callable[[Tensor], Any]],
     out: Tensor,
     arrange: Callable[[Tensor], Tensor],
     grad: Tensor,
