@@ -1,6 +1,6 @@
 """Attention that is recognised, published to the subscribers of `headwise.events`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
