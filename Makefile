@@ -89,7 +89,8 @@ trl: $(READY)
 	    $(TRL) && touch "$(TRL_FOLDER)/ready"; } || \
 	  echo 'TRL could not be had here; its tests are left out.'
 	@test ! -f "$(TRL_FOLDER)/ready" || \
-	  PYTHONPATH="$(TRL_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTEST) -n 0 -m thorough tests/trl $(ARGS)
+	  PYTHONPATH="$(TRL_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTEST) -n 0 -m thorough \
+	  -k 'trl or accelerate or plan' tests/trl tests/parallel/test_split_elsewhere.py $(ARGS)
 
 lint: $(READY)
 	$(RUN) ruff check .

@@ -3,7 +3,7 @@
     python scripts/all_families.py                     # all of them, about 11 minutes of CPU; a stopped run resumes
     python scripts/all_families.py --only llama --only bert
     python scripts/all_families.py --fast              # the 70 types that the tests run, about a minute
-    python scripts/all_families.py --write             # what has been run goes into docs/models.md
+    python scripts/all_families.py --write             # what has been run goes into docs/model_types.md
 
 Each type runs in a process of its own: one that crashes or hangs is one row. The checks are those of
 tests/models/registry_checks.py. Rows are kept in build/all_families.jsonl as they come; `--write` adds them to
@@ -26,7 +26,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parent.parent
-DOC, RUN = ROOT / "docs" / "models.md", ROOT / "build" / "all_families.jsonl"
+DOCS, RUN = ROOT / "docs", ROOT / "build" / "all_families.jsonl"
 sys.path.insert(0, str(ROOT / "tests" / "models"))
 import blocks  # noqa: E402
 import registry_table  # noqa: E402
@@ -49,7 +49,7 @@ def main() -> int:
     options.add_argument("--part", default="1/1", metavar="I/N", help="the I-th of N parts, for runs side by side")
     options.add_argument("--limit", type=float, default=LIMIT, help="seconds of CPU for one type")
     options.add_argument("--results", type=Path, default=RUN, help="where rows are kept as they come")
-    options.add_argument("--write", action="store_true", help="store what has been run, and write docs/models.md")
+    options.add_argument("--write", action="store_true", help="store what has been run, and write docs/model_types.md")
     given = options.parse_args()
     warnings.simplefilter("ignore")
     given.results.parent.mkdir(parents=True, exist_ok=True)
@@ -94,8 +94,8 @@ def write(results: Path) -> None:
     stored = registry_table.read(registry_table.RESULTS)
     stored |= {name: registry_table.short(row) for name, row in registry_table.read(results).items()}
     registry_table.store(registry_table.RESULTS, {name: row for name, row in stored.items() if name in types}, first)
-    blocks.write(DOC, *CLOSE, family_checks.table())
-    blocks.write(DOC, *ALL, registry_table.markdown(first, registry_table.read(registry_table.RESULTS)))
+    blocks.write(DOCS / "models.md", *CLOSE, family_checks.table())
+    blocks.write(DOCS / "model_types.md", *ALL, registry_table.markdown(first, registry_table.read(registry_table.RESULTS)))
 
 
 def run(types: list[str], jobs: int, limit: float, results: Path) -> list[Row]:

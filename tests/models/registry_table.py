@@ -1,4 +1,4 @@
-"""What a run over every model type found: stored in a letter a check, and shown in docs/models.md."""
+"""What a run over every model type found: stored in a letter a check, and shown in docs/model_types.md."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def store(path: Path, rows: dict[str, Row], first: dict[str, Any]) -> None:
 
 
 def markdown(first: dict[str, Any], rows: dict[str, Row]) -> str:
-    """The part of docs/models.md that shows the stored rows."""
+    """The part of docs/model_types.md that shows the stored rows."""
     counts = Counter(row["status"] for row in rows.values())
     checked = [row["checks"] for row in rows.values() if "checks" in row and row["status"] != "refused"]
     text = [

@@ -14,7 +14,7 @@ from registry_table import RESULTS, made_with, markdown, read, short
 from parameters import thorough
 
 FIRST, ROWS = made_with(RESULTS), read(RESULTS)
-DOC = Path(__file__).parents[2] / "docs" / "models.md"
+DOC = Path(__file__).parents[2] / "docs" / "model_types.md"
 STORED = FIRST["transformers"] == transformers.__version__
 
 
@@ -64,7 +64,7 @@ def test_every_model_type_has_a_row():
 
 def test_document_shows_the_stored_rows():
     assert list(FIRST["checks"]) == list(CHECKS)
-    said = "docs/models.md is old: python scripts/all_families.py --write"
+    said = "docs/model_types.md is old: python scripts/all_families.py --write"
     assert markdown(FIRST, ROWS) in DOC.read_text(encoding="utf-8"), said
 
 
