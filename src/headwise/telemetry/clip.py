@@ -152,7 +152,9 @@ def _whole(site: HeadSite) -> HeadSite:
 def _refuse_split(site: HeadSite | None, layer: Layer | None, of_all: bool) -> str | None:
     """Why a site whose heads or weights are split over ranks cannot be clipped, or None."""
     heads = layer is not None and len(layer.heads) < layer.of
-    if site is None or not (heads or any(is_dtensor(part.tensor) for part in site.layout().parts)):
+    if site is None or not (
+        heads or any(is_dtensor(getattr(part.owner, part.name, None)) for part in site.layout().parts)
+    ):
         return None
     if not of_all:
         return "its heads are spread over ranks, so all ranks have to clip alike: give record.reduce()"

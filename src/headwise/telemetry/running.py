@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from headwise.masks import Grid
 from headwise.publishing import AttentionCall
 from headwise.spread import held_as_declared
-from headwise.stats import Measurements, SinkMass
+from headwise.stats import Measurements
 from headwise.stats.pooled import Pooled, Pooling
 from headwise.stats.states import tensors_of, with_tensors
 
@@ -138,7 +138,7 @@ def layer_of(call: AttentionCall, pooling: Pooling) -> Layer:
     if amap.nonfinite_values is not None:
         nonfinite[3] = amap.nonfinite_values.sum(0).repeat_interleave(heads // amap.nonfinite_values.shape[1])
     unknown = {m.name for m in pooling.measures if call.unplaced and m.placed}
-    unknown |= {m.name for m in pooling.measures if call.unstarted and (m.requires or isinstance(m, SinkMass))}
+    unknown |= {m.name for m in pooling.measures if call.unstarted and (m.requires or m.of_first)}
     numbers, of = (range(heads), heads) if call.held is None else call.held
     return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of, frozenset(unknown))
 

@@ -123,14 +123,17 @@ def _tried(call: Callable[[], Any], file: str) -> tuple[Any, str | None]:
 
 def _imports() -> None:
     """What exercises use, and what these load when they are first called: it counts towards no limit."""
-    import headwise as hw
+    from headwise.attention import attend
+    from headwise.masks import Causal
+    from headwise.nn.named import build
+    from headwise.nn.registry import STANDARD
 
     sys.modules["headwise.textbook"] = None  # type: ignore[assignment]  # it has the answers
     torch.set_num_threads(1)
     x = torch.ones(1, 2, 3, 4, requires_grad=True)
     torch.einsum("bhnd,bhmd->bhnm", x, x).sum().backward()
-    hw.MultiHeadAttention(4, 2)(x[0])
-    hw.attend(x, x, x, mask=hw.Causal(), return_map=True)
+    build(STANDARD, 4, 2, {})(x[0])
+    attend(x, x, x, mask=Causal(), return_map=True)
 
 
 def _limit(seconds: float, memory: int) -> None:

@@ -18,7 +18,6 @@ from typing import IO, Any
 
 import torch
 
-import headwise
 from headwise.textbook.guide.grading import child
 from headwise.textbook.guide.grading.child import decoded, encoded
 from headwise.wording import Message
@@ -28,6 +27,7 @@ REPLY = 256 << 20  # bytes of one value
 MEMORY = 2 << 30  # bytes that the code may allocate
 START_SECONDS = 180.0  # to import PyTorch on a busy machine
 PRINTS_SECONDS = 1.0  # of waiting for what the code has printed
+PACKAGE = Path(__file__).parents[3]  # headwise
 KEPT = ("PATH", "LANG", "LANGUAGE", "SYSTEMROOT")  # of the environment, which may hold secrets
 WALL = 4.0  # seconds of waiting for each second of CPU time, on a busy machine or in a sleep
 
@@ -205,10 +205,9 @@ class Sandbox:
 
 def _started(folder: str) -> "subprocess.Popen[bytes]":
     """The process, apart where the system allows it."""
-    package = Path(headwise.__file__).parent
-    homes = (sys.prefix, sys.base_prefix, *(str(Path(str(one.__file__)).parent.parent) for one in (headwise, torch)))
+    homes = (sys.prefix, sys.base_prefix, str(PACKAGE.parent), str(Path(torch.__file__).parents[1]))
     program = [sys.executable, "-c", Path(child.__file__).read_text(encoding="utf-8")]
-    task = {"folder": folder, "shown": homes, "hidden": [str(package / "textbook")], "program": program}
+    task = {"folder": folder, "shown": homes, "hidden": [str(PACKAGE / "textbook")], "program": program}
     kept = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith("LC_")}
     environment = {**kept, "PYTHONPATH": os.pathsep.join(homes[2:]), "PYTHONDONTWRITEBYTECODE": "1",
                    "PYTHONIOENCODING": "utf-8", "TMPDIR": folder, "HOME": folder}  # fmt: skip
