@@ -11,7 +11,7 @@ class Hook:
     """A hook of whoever follows a model. A copy of the model, by `deepcopy` or `pickle`, is not followed: its hooks do
     nothing and hold nothing of the original."""
 
-    __name__ = "hook"  # which torch.jit.script reads before it refuses
+    __name__ = "hook"
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
@@ -19,6 +19,12 @@ class Hook:
     def __call__(self, *args: Any) -> Any:
         """Call it with the arguments of the module's hook."""
         return self._call(*args)
+
+    @property
+    def __globals__(self) -> Any:
+        raise RuntimeError(
+            "torch.jit.script does not support a module that is attached or watched: detach or stop first"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Hook, (_nothing,)
