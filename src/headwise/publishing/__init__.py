@@ -181,7 +181,8 @@ def published(
         if unstarted and any(tokens is not None for one in edits for tokens in one.edit.tokens.values()):
             raise ConfigError(
                 f"intervene(model): {edits[0].name or type(module).__name__}: its cache drops tokens, and no mask "
-                f"shows which tokens its keys are, so tokens cannot be edited; give the model a 2-D attention_mask, or none"
+                f"shows which tokens its keys are, so tokens cannot be edited; give the model a 2-D "
+                f"attention_mask, or none"
             )
         at_end = to_itself if at_end is None else at_end
         changes["edited"] = partial(attend_edited, edits, at_end, placed=not unplaced, extra=extra)
