@@ -215,6 +215,7 @@ double seconds() {
 
 namespace {
 const double LOOK = 0.1;  // seconds between two looks for signals
+const unsigned BETWEEN = 8;  // one in so many reads the clock, which takes long beside a small block
 
 struct Python {
   void* (*release)(void);
@@ -230,9 +231,10 @@ struct Outside {
   Outside* const before;
   void* state;
   double next;  // time of the next look; 0: there has been none
+  unsigned asked;
   bool raised;
 
-  Outside() : before(here), state(python.release ? python.release() : nullptr), next(0.0), raised(false) {
+  Outside() : before(here), state(python.release ? python.release() : nullptr), next(0.0), asked(0), raised(false) {
     here = python.check && (unsigned long)pthread_self() == python.main_thread ? this : nullptr;
   }
   ~Outside() {
@@ -246,6 +248,7 @@ thread_local Outside* Outside::here = nullptr;
 bool signals_due() {
   Outside* call = Outside::here;
   if (!call || call->raised) return call;
+  if (++call->asked % BETWEEN) return false;
   const double now = seconds();
   if (call->next == 0.0) call->next = now + LOOK;
   return now >= call->next;

@@ -279,6 +279,7 @@ class AttentionMap(Shown):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the map as safetensors (q, k, log-sum-exp, mask, scale, scores): O(n) bytes, atomically. Raises
         CheckpointError if the file cannot be written, or the class of the mask or of a score is not registered."""
+        self._look()
         tensors = {"q": self.q, "k": self.k, "lse": self.lse}
         if self.nonfinite_values is not None:
             tensors["nonfinite_values"] = self.nonfinite_values
@@ -359,13 +360,17 @@ class AttentionMap(Shown):
     def _matrix(self) -> Matrix:
         return (Matrix.of_all_keys if self._whole else Matrix)(self.q, self.k, self.lse, self.rule)
 
+    def _look(self) -> None:
+        """Check before the first read that the weights add up."""
+        if not (self._looked_at or in_graph() or has_no_numbers(self.lse)):
+            check_sums(self._q, self.k, self.lse, self.rule, self._rounding)
+            self._looked_at = True
+
     def _read(self, what: str, *given: Any, of: Matrix | None = None) -> Any:
         """The result of the method `what` of `kernels.reads.Reads` for this map, or for a part of it."""
         if has_no_numbers(self.lse):
             raise KernelError(f"this map has no data to read: it is on {self.lse.device}, or consists of FakeTensors")
-        if not (self._looked_at or in_graph()):
-            check_sums(self._q, self.k, self.lse, self.rule, self._rounding)
-            self._looked_at = True
+        self._look()
         found, name = read(what, self._matrix if of is None else of, *given, kernel=self.named)
         self.read_by[what] = name
         return found

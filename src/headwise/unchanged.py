@@ -153,6 +153,12 @@ def add_up(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, pairs: int = PAIRS, ro
     # Scores may be sums of large terms that cancel.
     sizes = torch.linalg.vector_norm(k, dim=-1).amax(-1).repeat_interleave(q.shape[1] // k.shape[1], 1)
     sizes = torch.linalg.vector_norm(q, dim=-1) * sizes[..., None] * abs(rule.scale)
+    terms, largest = rule.rows(rows).terms(lse), torch.zeros_like(lse)
+    for tile in stream(q, k, lse, rule.rows(rows)) if terms.relative is not None or terms.biases else ():
+        added = sum(x.abs() for x in terms.added(tile.rows, tile.cols)) * (tile.weights > 0)
+        here = slice(*tile.rows)
+        largest[:, :, here] = torch.maximum(largest[:, :, here], added.amax(-1))
+    sizes += largest
     return not bool((off > (16 * eps + rounding) * sizes).any())
 
 

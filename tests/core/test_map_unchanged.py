@@ -184,6 +184,24 @@ def test_what_pytorch_does_not_count_shows_in_the_sums_of_rows(inference: bool, 
         READS[read](kept, tmp_path)
 
 
+def test_a_map_whose_weights_do_not_add_up_is_not_saved(tmp_path: Path) -> None:
+    q, k, _ = inputs()
+    amap = map_of(q, k)
+    k.data[:, :, 2:].zero_()
+    with pytest.raises(ConfigError, match="one of its inputs"):
+        amap.save(tmp_path / "map")
+    assert not (tmp_path / "map").exists()
+
+
+@pytest.mark.parametrize("kernel", ["cpu", "torch_blocks", "reference"])
+def test_large_biases_that_cancel_are_no_change(kernel: str) -> None:
+    """Their sum is exact to 1e6 · 2^-24 only, which shows in the weights."""
+    q, k, _ = inputs()
+    large = torch.randn(1, 1, q.shape[2], k.shape[2], generator=torch.Generator().manual_seed(0)) * 1e6
+    _, amap = hw.attend(q * 30, k, k, score=(Bias(large), Bias(-large)), kernel=kernel, return_map=True)
+    assert amap.using("auto").pool(5).isfinite().all()
+
+
 def test_a_compiled_function_may_read_and_return_maps() -> None:
     def step(q: Tensor, k: Tensor) -> Any:
         out, amap = hw.attend(q, k, k, mask=Causal(), return_map=True)
