@@ -77,14 +77,14 @@ def check_plain(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
     adapters), and for a module whose `forward` was replaced on the instance."""
     for part in parts:
         for owner, name, x in tensors(part):
-            what, held = f"{type(part.owner).__name__}.{part.name}", owner._parameters.get(name)
+            what = f"{type(part.owner).__name__}.{part.name}"
             if not isinstance(x, Tensor):
                 raise ConfigError(f"{place}: {what} is not a tensor; quantized modules are not supported")
             if not x.is_floating_point():
                 raise ConfigError(
                     f"{place}: {part.name} is {x.dtype}: quantized weights are not supported; load them unquantized"
                 )
-            if type(local(x.data)) is not Tensor or held is not x:
+            if type(local(x.data)) is not Tensor or id(owner._parameters.get(name)) != id(x):
                 raise ConfigError(
                     f"{place}: {what} is not a plain parameter but a parametrization, a mask, an adapter or a "
                     f"quantized tensor; merge it into the weights first"
