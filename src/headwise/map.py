@@ -39,6 +39,7 @@ from headwise.progress import Progress
 from headwise.rule import Rule
 from headwise.shown import Shown
 from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
+from headwise.tensor_files import write_tensors
 from headwise.tiles import Tile
 from headwise.unchanged import add_up, check_sums, noted
 
@@ -279,11 +280,12 @@ class AttentionMap(Shown):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the map as safetensors (q, k, log-sum-exp, mask, scale, scores): O(n) bytes, atomically. Raises
         CheckpointError if the file cannot be written, or the class of the mask or of a score is not registered."""
-        self._look()
         tensors = {"q": self.q, "k": self.k, "lse": self.lse}
         if self.nonfinite_values is not None:
             tensors["nonfinite_values"] = self.nonfinite_values
-        map_file.save(path, tensors, self.rule, self.kernel)
+        content = map_file.content(tensors, self.rule, self.kernel)
+        self._look()
+        write_tensors(path, *content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "AttentionMap":

@@ -15,7 +15,7 @@ from headwise.masks import Grid, Mask, Span
 from headwise.masks.grid import NO_GAP
 from headwise.rule import Rule, check_vectors
 from headwise.scores import Score, check_scores
-from headwise.tensor_files import read_tensors, write_tensors
+from headwise.tensor_files import read_tensors
 
 FORMAT = "headwise-map-5"
 NAMES = ("q", "k", "lse")
@@ -23,11 +23,11 @@ COUNTS = "nonfinite_values"
 TENSOR, BOOLEAN = "tensor.", "boolean."  # prefixes of the names of the tensors of masks and scores
 
 
-def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], rule: Rule, kernel: str) -> None:
-    """Write q, k, lse and optionally nonfinite_values with their rule, atomically.
+def content(tensors: dict[str, Tensor], rule: Rule, kernel: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and header of a file with q, k, lse and optionally nonfinite_values, and their rule.
 
     Raises:
-        CheckpointError: if the file cannot be written, or the class of a mask or score is not registered.
+        CheckpointError: if the class of a mask or score is not registered.
         ShapeError, DTypeError, ConfigError: if the tensors and the rule do not match.
     """
     _check(tensors, rule)
@@ -44,7 +44,7 @@ def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], rule: Rule, k
         header["gap"] = json.dumps(rule.grid.gap)
     if rule.grid.extra:
         header["extra"] = str(rule.grid.extra)
-    write_tensors(path, tensors, header)
+    return tensors, header
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Rule, str]:

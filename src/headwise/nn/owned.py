@@ -6,7 +6,6 @@ for what changes them. The last two call each linear map on one row with a stand
 lies between the two is found by its effect. `sharers` finds memory of two parameters.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +21,7 @@ from torch.nn.utils import parametrize
 
 from headwise.errors import ConfigError
 from headwise.kernels.graph import has_no_numbers, in_graph
+from headwise.kernels.stance import stance
 from headwise.nn.layout import Part
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -218,10 +218,7 @@ def shared(place: str, one: Held, other: Held) -> ConfigError:
 
 def eagerly() -> AbstractContextManager[Any]:
     """A context in which compiled code runs as it is written; it may leave out hooks that are newer than it."""
-    if "torch._dynamo" not in sys.modules or torch.compiler.is_compiling():
-        return nullcontext()
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+    return nullcontext() if torch.compiler.is_compiling() else stance("force_eager")
 
 
 def local(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from headwise.kernels.stance import stance
 from headwise.models.recognise.chains import (
     chosen,
     joined,
@@ -45,7 +46,6 @@ from headwise.models.recognise.libraries.intercepted import arguments, intercept
 from headwise.models.recognise.libraries.sdpa import scaled_dot_product_attention
 from headwise.models.recognise.multiplied import multiplied
 from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer
-from headwise.models.recognise.stance import stance
 from headwise.models.recognise.tracked import Tracked
 
 # PyTorch's function without its first lines, which would hand the whole of it to the mode again.
