@@ -239,3 +239,16 @@ def test_the_stance_of_torch_compile_is_what_it_was_after_forwards_of_two_thread
             threads[i].join()
         assert torch._dynamo.eval_frame._stance.stance == before
     assert compiles(x)
+
+
+def test_contexts_of_heads_that_end_in_any_order_leave_the_stance_as_it_was():
+    layer = hw.MultiHeadAttention(8, 2)
+    sites = hw.find_heads(layer)
+    outer, inner = hw.models.record_heads(sites), hw.models.scale_heads(sites, [torch.ones(2)])
+    outer.__enter__()
+    inner.__enter__()
+    layer(torch.randn(1, 3, 8))
+    assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+    outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    assert torch._dynamo.eval_frame._stance.stance == "default"
