@@ -108,8 +108,7 @@ def _proof(place: Place, failed: Callable[[str, str], Any], when: Callable[[], b
             return
         for handle in handles:
             handle.remove()
-        if module in unproven:
-            unproven.discard(module)
+        if module in unproven:  # it stays there for other handles and records, until a call is computed
             changed = (
                 "its forward was replaced on the instance" if "forward" in vars(module) else "its class computes it"
             )
