@@ -1,7 +1,6 @@
 """`attach(model)`: compute the attention of a model with headwise until it is detached."""
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -22,6 +21,7 @@ from headwise.models.adapters.places import (
 )
 from headwise.models.hooks import Hook
 from headwise.models.replace import Replacement
+from headwise.nn.owned import copied
 from headwise.publishing import TOLD
 
 _attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules with a handle
@@ -69,7 +69,8 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
         The handle: `.detach()` restores the model, as does the end of a `with` block; `.attached` and `.skipped` name
         the modules that are computed by headwise now, and those that cannot be, with the reason.
     Raises:
-        ConfigError: if nothing can be attached, with the reason for each module, or if a module is attached already.
+        ConfigError: if nothing can be attached, with the reason for each module, if a module is attached already, or if
+            the forward of one was replaced on the instance and that of a copy would call the original.
             The model is unchanged then. Where attention is recognised without a batch, the first forward raises it.
     Warns:
         UserWarning: if some of the attention modules cannot be attached, such as image encoders that compute their
@@ -79,7 +80,7 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
     if not isinstance(model, nn.Module):
         raise ConfigError(f"attach(model): expected an nn.Module, got {type(model).__name__}")
     if copy:
-        model = deepcopy(model)
+        model = copied(model)
     places, targets, skipped = find(model)
     if not places and batch is None and has_transformers(model):
         raise nothing_found(model, "attach", "attached", skipped, "hw.attach(model, batch=…)")

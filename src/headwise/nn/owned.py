@@ -150,7 +150,8 @@ def _forward(module: nn.Module) -> tuple[Any, Any]:
     if isinstance(found, nn.Module):  # as of a compiled module
         return None, found
     if isinstance(found, partial):
-        return found.func, found.args[0] if found.args else None
+        owner, *more = found.args or (None,)
+        return found if more or found.keywords else found.func, owner
     return getattr(found, "__func__", found), getattr(found, "__self__", None)
 
 
