@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from math import inf, isfinite
 from typing import Any, ClassVar, Literal
 
@@ -289,6 +289,7 @@ def _begun(summary: Summary) -> str:
 
 def _has_nonfinite(x: Tensor, masks: bool) -> bool:
     x = getattr(x, "_local_tensor", x).detach()  # of a DTensor, the part of this rank
+    x = torch.view_as_real(x) if x.is_complex() else x
     if not x.is_floating_point() or has_no_numbers(x):
         return False
     x = x.float() if x.itemsize == 1 else x
@@ -306,6 +307,8 @@ def spoiled(result: Any) -> bool:
         return any(map(spoiled, result.values()))
     if isinstance(result, tuple | list):
         return any(map(spoiled, result))
+    if is_dataclass(result):
+        return spoiled(vars(result))
     if type(result) is not Tensor or not (result.is_floating_point() and result.numel()) or has_no_numbers(result):
         return False
     return not float(plain(result).amax()) < inf
