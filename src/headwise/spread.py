@@ -34,7 +34,7 @@ def check_local(**tensors: Any) -> None:
     It looks at one dictionary if PyTorch's module of neither is imported."""
     if torch.compiler.is_compiling() or "torch.distributed.tensor" not in sys.modules:
         return
-    check_plain(**tensors)
+    check_no_dtensor(**tensors)
     if "torch.distributed.tensor.experimental" in sys.modules and _sequence_is_split():
         raise ConfigError(
             "attend: PyTorch's context_parallel is active, so this rank has only a part of the sequence, and "
@@ -44,7 +44,7 @@ def check_local(**tensors: Any) -> None:
         )
 
 
-def check_plain(**tensors: Any) -> None:
+def check_no_dtensor(**tensors: Any) -> None:
     """Raise DTypeError for a DTensor."""
     for name, x in tensors.items():
         if is_dtensor(x):

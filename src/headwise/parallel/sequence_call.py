@@ -17,7 +17,7 @@ from headwise.parallel.layout import Layout, Members, check_held, check_layout, 
 from headwise.parallel.ring_measures import check_measures
 from headwise.rule import DTYPES, Rule
 from headwise.scores import Score, check_scores
-from headwise.spread import check_plain
+from headwise.spread import check_no_dtensor
 from headwise.stats import Measure, resolve
 
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ def agree(
     wanted: Sequence[Measure] = []
     facts: dict[str, int] = {}
     try:
-        check_plain(q=q, k=k, v=v)
+        check_no_dtensor(q=q, k=k, v=v)
         wanted = resolve(measures) if measures else []
         check_measures(wanted, return_map)
         check_layout(layout)
