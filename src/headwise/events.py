@@ -25,6 +25,7 @@ from headwise.progress import Progress
 from headwise.stats import Measure, resolve
 
 OnDelta = Callable[[Tensor], Any]
+OnError = Callable[[str, Any, Tensor, Exception], Any]
 
 
 class Here(NamedTuple):
@@ -90,8 +91,8 @@ class Subscriber:
             `Held` of its heads, if they are split over ranks, or None, and δ [b, h, n] of one call.
         measures: name → measure, to be reduced in the same pass. edits: changes of the calls, the first applied first.
         modules: the modules and what to call them; None for every module in the process, all called "".
-        on_error: called with a module's name, its output [b, h, n, d_v] and what kept a call from being measured; the
-            module computes it without measures. None: the error is raised through the model.
+        on_error: called with a module's name, its `Held` as above, its output [b, h, n, d_v] and what kept a call from
+            being measured; the module computes it without measures. None: the error is raised through the model.
     """
 
     on_call: Callable[[Any], Any] | None
@@ -99,7 +100,7 @@ class Subscriber:
     measures: Mapping[str, Measure]
     modules: Mapping[nn.Module, str] | None
     edits: Sequence[Any] = ()
-    on_error: Callable[[str, Tensor, Exception], Any] | None = None
+    on_error: OnError | None = None
 
     def sees(self, module: nn.Module) -> bool:
         """Whether it receives the calls of this module, or of a replica of it. A copy of a module is another module."""
@@ -137,7 +138,7 @@ def subscribe(
     measures: Sequence[str | Measure] = (),
     modules: Mapping[nn.Module, str] | None = None,
     edits: Sequence[Any] = (),
-    on_error: Callable[[str, Tensor, Exception], Any] | None = None,
+    on_error: OnError | None = None,
 ) -> Iterator[None]:
     """Within it, attention calls of these modules, in any thread, are published to the callbacks and computed with the
     edits; see `Subscriber`.

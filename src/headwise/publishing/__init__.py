@@ -80,7 +80,7 @@ def observe(
     measures: Sequence[str | Measure] = (),
     model: nn.Module | None = None,
     modules: Mapping[nn.Module, str] | None = None,
-    on_error: Callable[[str, Tensor, Exception], Any] | None = None,
+    on_error: events.OnError | None = None,
 ) -> Iterator[None]:
     """Within it, `callback` receives every attention call of headwise's layers and of attached modules.
 
@@ -90,8 +90,9 @@ def observe(
         measures: names or `Measure`s to reduce in the same pass; they are in `call.measured`.
         model: only the modules of this model, and by their qualified names; None for any module in the process.
         modules: instead of model, the modules themselves and what to call them.
-        on_error: called with the name of the module, its output [b, h, n, d_v] and the exception, if a call cannot be
-            measured or the callback fails; the module's output is as without observers. None: raised through the model.
+        on_error: called with the name of the module, as `held` of an `AttentionCall`, its output [b, h, n, d_v] and the
+            exception, if a call cannot be measured or the callback fails; the module's output is as without observers.
+            None: raised through the model.
     Raises:
         ConfigError: if a measure is unknown, or if another observer of the same modules has a different one of that
             name.
@@ -135,11 +136,13 @@ def attended(
 TOLD = "_headwise_told"  # on an attached module: called with the reason where its own code computes a call
 
 
-def left_to_own_code(module: nn.Module, why: str, out: Tensor, error: Exception | None) -> None:
+def left_to_own_code(
+    module: nn.Module, why: str, held: Held | None, out: Tensor, error: Exception | None
+) -> None:  # fmt: skip
     """A call of a module that headwise computes otherwise was computed by the module's own code.
 
     Args:
-        out: its output, [b, h, n, d_v]. error: why it cannot be measured; None if it can.
+        held: as in `AttentionCall`. out: its output, [b, h, n, d_v]. error: why it cannot be measured; None if it can.
     """
     events.unproven.discard(module)
     if TOLD in vars(module):
@@ -149,7 +152,7 @@ def left_to_own_code(module: nn.Module, why: str, out: Tensor, error: Exception 
     for one in events.subscribers_of(module):
         if one.on_error is None:
             raise error
-        one.on_error(one.name(module), out, error)
+        one.on_error(one.name(module), held, out, error)
 
 
 @eager
@@ -205,7 +208,7 @@ def published(
                 undo()
             out, *rest = compute(return_map=return_map, measures=measures)  # which raises what is not of the measures
             for tell, name in receivers_of_errors:
-                tell(name, out, error)
+                tell(name, held, out, error)
             return out, *rest
     # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
     # holds it to; but it is not published.
@@ -224,7 +227,7 @@ def published(
             except Exception as error:
                 if on_error is None:
                     raise
-                on_error(name, out, error)
+                on_error(name, held, out, error)
     if not return_map:
         return out, None, *rest
     if own and own.keys() != {measure.name for measure in together}:

@@ -23,6 +23,7 @@ from headwise.models.hooks import Hook
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
 from headwise.shown import Shown
+from headwise.spread import Held
 from headwise.stats.pooled import Pooling
 from headwise.table import HeadTable
 from headwise.telemetry.alarms import Alarm, Alarms, spoiled
@@ -370,12 +371,12 @@ class Record(Shown):
 
     @eager
     @torch.no_grad()
-    def _failed(self, name: str, out: Tensor, error: Exception) -> None:
+    def _failed(self, name: str, held: Held | None, out: Tensor, error: Exception) -> None:
         """One attention call that could not be measured."""
         if not self._open:
             return
         with _seeing, outside_transforms():
-            layer = unknown_layer(self.modules()[name], out, self._pooling)
+            layer = unknown_layer(held, out, self._pooling)
             self._forward.add(name, layer.with_tensors(plain))
             self._remarks.failed[name] = f"a call was not measured: {error}"
         self._warn(name, f"its statistics are NaN, as a call was not measured: {error}")

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.masks import Grid
 from headwise.publishing import AttentionCall
-from headwise.spread import held_as_declared
+from headwise.spread import Held
 from headwise.stats import Measurements, SinkMass
 from headwise.stats.pooled import Pooled, Pooling
 from headwise.stats.states import tensors_of, with_tensors
@@ -143,12 +143,12 @@ def layer_of(call: AttentionCall, pooling: Pooling) -> Layer:
     return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of, frozenset(unknown))
 
 
-def unknown_layer(module: nn.Module, out: Tensor, pooling: Pooling) -> Layer:
+def unknown_layer(held: Held | None, out: Tensor, pooling: Pooling) -> Layer:
     """The states of a call that was not measured, of its output [b, h, n, d_v]."""
     heads, n = out.shape[1:3]
     grid, like = Grid(1, heads, n, n), torch.zeros(1, heads, n, device=out.device)
     measured = Measurements(pooling.measures, [m.closed(m.start(grid, like)) for m in pooling.measures], like[..., 0])
-    numbers, of = held_as_declared(module) or (range(heads), heads)
+    numbers, of = held or (range(heads), heads)
     states = [measured.states[m.name] for m in pooling.others]
     nonfinite, names = torch.zeros(4, heads, dtype=torch.float64, device=out.device), {m.name for m in pooling.measures}
     return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of, frozenset(names))

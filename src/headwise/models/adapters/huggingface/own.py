@@ -20,6 +20,7 @@ from headwise.publishing import attended, left_to_own_code
 from headwise.publishing.tokens import renamed
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits
+from headwise.spread import held_by
 from headwise.stats import LearnedSinkMass, Measure, Measurements, resolve
 from headwise.stats.states import with_tensors
 
@@ -86,7 +87,8 @@ def computed_by_model(
         out, weights = function(module, query, key, value, attention_mask, **options)
     except Exception:
         raise error from None
-    left_to_own_code(module, str(error), out.transpose(1, 2), error if weights is None else None)
+    held = held_by(module, query, key, value) if seen_by else None
+    left_to_own_code(module, str(error), held, out.transpose(1, 2), error if weights is None else None)
     if weights is not None and seen_by:
         keys = position.keys
         bias, scale = options.get("position_bias"), options.get("scaling")
