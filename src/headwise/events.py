@@ -24,9 +24,8 @@ from headwise.errors import ConfigError
 from headwise.progress import Progress
 from headwise.stats import Measure, resolve
 
-OnError = Callable[[str, Any, Tensor, Exception], Any]  # (name, held heads, output, error)
-
 OnDelta = Callable[[Tensor], Any]
+OnError = Callable[[str, Any, Tensor, Exception], Any]  # (name, held heads, output, error)
 
 
 class Here(NamedTuple):
@@ -92,9 +91,8 @@ class Subscriber:
             `Held` of its heads, if they are split over ranks, or None, and δ [b, h, n] of one call.
         measures: name → measure, to be reduced in the same pass. edits: changes of the calls, the first applied first.
         modules: the modules and what to call them; None for every module in the process, all called "".
-        on_error: called with a module's name, the heads of the call that this rank holds (None for all), its output
-            [b, h, n, d_v] and what kept the call from being measured; the module computes it without measures. None:
-            the error is raised through the model.
+        on_error: called with a module's name, its `Held` as above, its output [b, h, n, d_v] and what kept a call from
+            being measured; the module computes it without measures. None: the error is raised through the model.
     """
 
     on_call: Callable[[Any], Any] | None

@@ -329,6 +329,7 @@ def test_what_is_reported_is_done(name: str, how: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        lambda model, x, mesh: hw.attach(model, copy=True),
         lambda model, x, mesh: hw.edit.prune(model, {1: [0]}, copy=True),
         lambda model, x, mesh: hw.edit.merge_kv(model, 1, copy=True),
         lambda model, x, mesh: hw.edit.heal(model, [x], loss, 1, copy=True),
@@ -346,3 +347,10 @@ def test_a_copy_that_would_call_the_original_is_refused(change: Callable[..., An
     before, done = out(model), hw.edit.prune(model, {1: [0]}, copy=True).model
     assert torch.equal(out(model), before)
     torch.testing.assert_close(out(done), out(hw.edit.prune(plain(), {1: [0]}).model))
+
+
+def test_a_forward_with_arguments_bound_to_it_is_not_that_of_its_class() -> None:
+    other = nn.MultiheadAttention(24, 4, batch_first=True)
+    other.forward = functools.partial(type(other).forward, other, attn_mask=torch.ones(5, 5).triu(1).bool())
+    with pytest.raises(hw.ConfigError, match="forward of MultiheadAttention was replaced on the instance"):
+        hw.MultiHeadAttention.from_torch(other)

@@ -65,6 +65,25 @@ def a_model_under_parallelize_module(rank: int, ranks: int) -> None:
         same_numbers(llama(kv_heads), parallelized(llama(kv_heads), mesh))
 
 
+class Failing(hw.stats.RowMeasure):
+    """Fails on its first tile."""
+
+    name, unit, range, source = "failing", "share", "0 to 1", "none"
+
+    def partial(self, tile: Any) -> Any:
+        raise ZeroDivisionError
+
+
+def calls_that_are_not_measured(rank: int, ranks: int) -> None:
+    """They are of the heads of their rank."""
+    many = parallelized(llama(), dist.init_device_mesh("cpu", (ranks,)))
+    with pytest.warns(UserWarning, match="not measured"), hw.watch(many, measures=[Failing()]) as record:
+        many(IDS)
+    reduced = record.reduce().latest
+    assert [head for _, head in reduced.places] == [*range(HEADS)] * 2
+    assert reduced.numbers.isnan().all()
+
+
 def a_model_whose_weights_are_sharded_too(rank: int, ranks: int) -> None:
     """FSDP2 beside tensor parallelism, on a mesh of two dimensions."""
     from torch.distributed.fsdp import fully_shard
@@ -182,7 +201,8 @@ WITH_ACCELERATE = ("a_model_under_transformers_own_plan", "a_model_under_acceler
 CASES = {
     case.__name__: case
     for case in (
-        a_model_under_parallelize_module, a_model_whose_weights_are_sharded_too, a_model_under_transformers_own_plan,
+        a_model_under_parallelize_module, calls_that_are_not_measured,
+        a_model_whose_weights_are_sharded_too, a_model_under_transformers_own_plan,
         a_model_under_context_parallel, a_compiled_call_under_context_parallel,
         inner_modules_under_torchtitans_plan,
         a_model_under_accelerates_context_parallel,

@@ -1,5 +1,7 @@
 """`NonFiniteAlarm` names what is NaN or infinite itself, not a layer further on that received it."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -186,3 +188,36 @@ def test_a_state_that_is_nan_on_one_side_only_is_not_joined():
     with pytest.raises(ConfigError, match="'of_all_heads' keeps its heads otherwise"):  # 0 / 3 together, 0 / 0 apart
         side_by_side(OfAllHeads(), [none, some], [1, 1])
     assert side_by_side(OfAllHeads(), [none, none], [1, 1]).tolist() == [[0.0, 0.0]]
+
+
+@dataclass
+class Result:
+    y: torch.Tensor
+
+
+class Rotated(nn.Module):
+    """Attention whose input is multiplied by complex numbers, with a result that is no collection of tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = hw.MultiHeadAttention(24, 3)
+        self.register_buffer("turns", torch.polar(torch.ones(24), torch.zeros(24)))
+        self.scale = 1.0
+
+    def forward(self, x):
+        return Result(self.attention(x * self.turns.real) * self.scale)
+
+
+def test_a_complex_buffer_that_is_nan_is_named():
+    model = Rotated()
+    model.turns[7] = complex(torch.nan, 0.0)
+    (finding,) = watched(model, torch.randn(2, 5, 24))[1]
+    assert finding.origin == ("turns",)
+
+
+def test_nan_in_a_dataclass_is_one_in_the_result():
+    model = Rotated()
+    model.scale = torch.nan
+    (finding,) = watched(model, torch.randn(2, 5, 24))[1]
+    assert finding.heads == ()
+    assert "in the result of the model" in finding.message

@@ -214,3 +214,16 @@ def test_a_module_that_was_not_called_is_not_accused():
         model.layers[0](x)
     assert len(handle._modules) == 0
     assert not record.unwatched
+
+
+@torch.no_grad()
+def test_every_handle_and_record_names_a_module_that_headwise_does_not_compute():
+    model, other = llama(), llama().model.layers[0].self_attn
+    name = "model.layers.0.self_attn"
+    model.get_submodule(name).forward = other.forward
+    with warnings.catch_warnings(), hw.attach(model) as handle:
+        warnings.simplefilter("ignore")
+        with hw.watch(model, measures=MEASURES) as one, hw.watch(model, measures=MEASURES) as two:
+            model(ids())
+        assert list(handle.skipped) == list(one.unwatched) == list(two.unwatched) == [name]
+        assert name not in handle.attached

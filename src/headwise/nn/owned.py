@@ -151,7 +151,7 @@ def _forward(module: nn.Module) -> tuple[Any, Any]:
         return None, found
     if isinstance(found, partial):
         owner, *more = found.args or (None,)
-        return found.func if not (more or found.keywords) else None, owner
+        return found if more or found.keywords else found.func, owner
     return getattr(found, "__func__", found), getattr(found, "__self__", None)
 
 

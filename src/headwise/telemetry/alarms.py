@@ -309,9 +309,7 @@ def spoiled(result: Any) -> bool:
         return any(map(spoiled, result))
     if is_dataclass(result):
         return spoiled(vars(result))
-    if type(result) is not Tensor or not (result.is_floating_point() and result.numel()) or has_no_numbers(result):
-        return False
-    return not float(plain(result).amax()) < inf
+    return type(result) is Tensor and not has_no_numbers(result) and _has_nonfinite(plain(result), masks=True)
 
 
 def _positive(alarm: Alarm, name: str, value: float) -> float:
