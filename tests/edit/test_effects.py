@@ -335,7 +335,6 @@ def test_what_is_reported_is_done(name: str, how: str) -> None:
         lambda model, x, mesh: hw.edit.heal(model, [x], loss, 1, copy=True),
         lambda model, x, mesh: hw.parallel.parallelize_heads(model, mesh(), copy=True),
         lambda model, x, mesh: hw.parallel.sequence_parallel(model, copy=True),
-        lambda model, x, mesh: hw.attach(model, copy=True),
     ],
 )
 def test_a_copy_that_would_call_the_original_is_refused(change: Callable[..., Any]) -> None:

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError
 from headwise.models import HeadSite
-from headwise.nn.owned import check_changeable, check_plain, check_unshared, sharers, tensors
-from headwise.spread import is_dtensor
+from headwise.nn.owned import check_maps, check_plain, check_unshared, sharers, tensors
 
 KEPT_NORMS = ("q_norm", "k_norm")  # of the size of one head, shared by all heads
 
@@ -19,7 +18,7 @@ def check_independent(site: HeadSite) -> None:
 
 
 def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
-    """Raise ConfigError for weights that are not what the model computes with (`check_changeable`), that are sharded,
+    """Raise ConfigError for weights that are not what the model computes with (`headwise.nn.owned`), that are sharded,
     of an unknown map, or shared."""
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise ConfigError(
@@ -33,17 +32,13 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
         for part in parts:
             _check_map(site, part.owner)
             for _, _, x in tensors(part):
-                if is_dtensor(x):
+                if type(x.data) is not Tensor:
                     raise ConfigError(
                         f"{site.place}: {type(part.owner).__name__}.{part.name} is split over ranks (a DTensor), and "
                         f"its heads cannot be removed or merged; change the model before it is split, or one that is "
                         f"loaded from its full_tensor()s"
                     )
-                if type(x.data) is not Tensor:
-                    raise ConfigError(
-                        f"{site.place}: {part.name} is a {type(x.data).__name__}; gather the weights first"
-                    )
-        check_changeable(site.place, site.module, parts)
+        check_maps(site.place, site.module, parts)
         check_unshared(site.place, parts, together)
         _check_known(site, {id(part.owner._parameters.get(part.name)) for part in parts})
 

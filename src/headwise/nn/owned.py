@@ -56,20 +56,15 @@ def check_copied(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
     parts = list(parts)
     check_owned(place, module, parts)
     check_forward(place, module)
-    _check_maps(place, module, parts)
+    check_maps(place, module, parts)
 
 
 def check_changeable(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
-    """Raise ConfigError if a change of these parameters would not be one of what the module computes: as `check_plain`,
-    and for linear maps that compute with more than their weight. Nothing is changed; hooks of these maps are called
-    with one row.
-
-    Args:
-        place, module: as in `check_owned`. Parameters may be DTensors, whose maps are not called.
-    """
+    """Raise ConfigError if a change of these parameters would not be one of what the module computes: `check_plain` and
+    `check_maps`. place, module: as in `check_owned`."""
     parts = list(parts)
     check_plain(place, module, parts)
-    _check_maps(place, module, parts)
+    check_maps(place, module, parts)
 
 
 def check_plain(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
@@ -92,6 +87,15 @@ def check_plain(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
             if owner is part.owner and (x.ndim <= part.axis or x.shape[part.axis] < part.start + part.width):
                 raise ConfigError(f"{place}: {what} has shape {tuple(x.shape)}, a part of its size; gather it first")
     check_forward(place, module)
+
+
+def check_maps(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
+    """Raise ConfigError for linear maps that compute with more than their weight. Nothing is changed; hooks of these
+    maps are called with one row. Maps of DTensors are not called."""
+    for part in parts:
+        plain = part.name == "weight" and part.owner._parameters.get("weight") is not None
+        if plain and part.owner is not module and part.letter in "qkvo":
+            _check_computes(place, module, part)
 
 
 def check_state(model: nn.Module, build: Callable[[], nn.Module]) -> None:
@@ -155,7 +159,7 @@ def _forward(module: nn.Module) -> tuple[Any, Any]:
     return getattr(found, "__func__", found), getattr(found, "__self__", None)
 
 
-class Held(NamedTuple):
+class Owned(NamedTuple):
     """A tensor of a model: its qualified name, the module that holds it, its name there."""
 
     path: str
@@ -170,24 +174,24 @@ class Held(NamedTuple):
         return x.device, x.data_ptr() or id(x), x.dtype, x.shape, x.stride()
 
 
-def sharers(model: nn.Module) -> dict[tuple[nn.Module, str], list[Held]]:
+def sharers(model: nn.Module) -> dict[tuple[nn.Module, str], list[Owned]]:
     """(module, name) of every parameter and buffer of a model → those in whose memory it lies, itself among them. A
     module at two names is listed with both."""
     held = [
-        Held(f"{path}.{name}".lstrip("."), module, name, x)
+        Owned(f"{path}.{name}".lstrip("."), module, name, x)
         for path, module in model.named_modules(remove_duplicate=False)
         for name, x in (*module._parameters.items(), *module._buffers.items())
         if x is not None and x.layout is torch.strided and not is_lazy(x)
     ]
-    extents: dict[Any, list[tuple[int, int, Held]]] = defaultdict(list)
+    extents: dict[Any, list[tuple[int, int, Owned]]] = defaultdict(list)
     for one in held:
         x = local(one.tensor)
         first = x.data_ptr() if x.numel() else 0
         last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) * x.element_size()
         extents[x.device if first else id(x)].append((first, first + last, one))
-    found: dict[tuple[nn.Module, str], list[Held]] = {}
+    found: dict[tuple[nn.Module, str], list[Owned]] = {}
     for several in extents.values():
-        together: list[Held] = []
+        together: list[Owned] = []
         end = -1
         for first, last, one in sorted(several, key=lambda each: each[:2]):
             if first > end:
@@ -198,7 +202,7 @@ def sharers(model: nn.Module) -> dict[tuple[nn.Module, str], list[Held]]:
     return found
 
 
-def check_unshared(place: str, parts: Iterable[Part], together: Mapping[tuple[nn.Module, str], list[Held]]) -> None:
+def check_unshared(place: str, parts: Iterable[Part], together: Mapping[tuple[nn.Module, str], list[Owned]]) -> None:
     """Raise ConfigError for parameters in whose memory another one lies. together: `sharers` of the model."""
     for part in parts:
         for owner, name, _ in tensors(part):
@@ -207,7 +211,7 @@ def check_unshared(place: str, parts: Iterable[Part], together: Mapping[tuple[nn
                 raise shared(place, one, others[0])
 
 
-def shared(place: str, one: Held, other: Held) -> ConfigError:
+def shared(place: str, one: Owned, other: Owned) -> ConfigError:
     """The error for two tensors in one memory."""
     what = "are one tensor" if one.region == other.region else "share memory"
     return ConfigError(
@@ -229,13 +233,6 @@ def local(x: Tensor) -> Tensor:
 
 def _name(module: nn.Module, owner: nn.Module) -> str:
     return next((name for name, child in module.named_modules() if child is owner), "") or "the module"
-
-
-def _check_maps(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
-    for part in parts:
-        plain = part.name == "weight" and part.owner._parameters.get("weight") is not None
-        if plain and part.owner is not module and part.letter in "qkvo":
-            _check_computes(place, module, part)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headwise.errors import ConfigError, HeadwiseError, warn
 from headwise.kernels.graph import has_no_numbers, plain
 from headwise.models.recognise.followed import UNEXPECTED
+from headwise.nn.owned import local
 from headwise.telemetry.summary import NONFINITE, Summary
 
 Then = Literal["warn", "raise"] | Callable[["Finding"], Any]
@@ -288,7 +289,7 @@ def _begun(summary: Summary) -> str:
 
 
 def _has_nonfinite(x: Tensor, masks: bool) -> bool:
-    x = getattr(x, "_local_tensor", x).detach()  # of a DTensor, the part of this rank
+    x = local(x).detach()
     x = torch.view_as_real(x) if x.is_complex() else x
     if not x.is_floating_point() or has_no_numbers(x):
         return False

@@ -34,7 +34,7 @@ from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
 from headwise.nn.base import AttentionLayer
 from headwise.nn.layout import Part
-from headwise.nn.owned import check_changeable, check_plain, copied, local, shared, sharers, tensors
+from headwise.nn.owned import check_maps, check_plain, copied, local, shared, sharers, tensors
 from headwise.parallel.heads_held import held_heads
 from headwise.spread import is_dtensor
 from headwise.table.show import as_html, as_text
@@ -230,7 +230,7 @@ def _changes(model: nn.Module, sites: Sequence[HeadSite], gammas: list[Tensor]) 
     changed = {at[:2] for i in clipped for part in parts[i] for at in tensors(part)}
     found: dict[Any, _Change] = {}
     for i in clipped:
-        check_changeable(sites[i].place, sites[i].module, parts[i])
+        check_maps(sites[i].place, sites[i].module, parts[i])
         for one, *others in held[i]:
             for other in others:
                 known = (other.owner, other.name) in changed and other.path.startswith(inside)
