@@ -206,8 +206,9 @@ def test_only_its_own_gradients_are_written(dtype: torch.dtype, n: int, d: int, 
     delta, check = guarded(b, h, n)
     views = map(binding.view, (q, k, v, result.out, grad, *(x for x, _ in outs)))
     request = binding.BackwardCall(binding.CODES[dtype], 2, b, h, h_kv, n, m, d, e, *views)
-    request.lse, request.delta = result.lse.data_ptr(), delta.data_ptr()
-    held = binding.write_rule(request.rule, lowered, rule)
+    request.delta = delta.data_ptr()
+    held = [binding.write_lse(request, result.lse)]
+    held += binding.write_rule(request.rule, lowered, rule)
     handle = library().handle
     assert handle is not None
     assert handle.headwise_backward(ctypes.byref(request)) == binding.DONE

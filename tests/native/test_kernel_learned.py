@@ -226,9 +226,10 @@ def test_only_its_own_gradients_are_written(shape: tuple[int, ...]) -> None:
     grad = torch.randn(result.out.shape)
     views = map(binding.view, (q, k, v, result.out, grad, *(x for x, _ in outs)))
     request = binding.BackwardCall(binding.CODES[q.dtype], 2, b, h, h_kv, n, m, d, e, *views)
-    request.lse, request.delta = result.lse.data_ptr(), delta.data_ptr()
+    held = [binding.write_lse(request, result.lse)]
+    request.delta = delta.data_ptr()
     binding.write_learned(request, *(x for x, _ in learned))
-    held = binding.write_rule(request.rule, lowered, rule)
+    held += binding.write_rule(request.rule, lowered, rule)
     handle = library().handle
     assert handle is not None
     assert handle.headwise_backward(ctypes.byref(request)) == binding.DONE

@@ -144,18 +144,20 @@ def test_only_its_own_results_are_written(dtype: torch.dtype, n: int, m: int, d:
         (mean, one), (largest, two), (allowed, three) = guarded(*shape), guarded(*shape), wide(*shape)
         for fields in ((("mean", mean),), (("mean", mean), ("largest", largest), ("allowed", allowed))):
             request = binding.PoolCall(binding.CODES[dtype], 2, *sizes, *views)
-            request.lse, request.cell = lse.data_ptr(), cell
+            request.cell = cell
+            held = [binding.write_lse(request, lse)]
             for name, x in fields:
                 setattr(request, name, x.data_ptr())
-            held = binding.write_rule(request.rule, lowered, rule)
+            held += binding.write_rule(request.rule, lowered, rule)
             assert handle.headwise_pool(ctypes.byref(request)) == binding.DONE
             assert held
             assert all(check() for check in (one, two, three)[: len(fields)])
 
     mass, check = guarded(b, h, n + m - 1)
     diagonals = binding.DiagonalsCall(binding.CODES[dtype], 2, *sizes, *views)
-    diagonals.lse, diagonals.mass = lse.data_ptr(), mass.data_ptr()
-    held = binding.write_rule(diagonals.rule, lowered, rule)
+    diagonals.mass = mass.data_ptr()
+    held = [binding.write_lse(diagonals, lse)]
+    held += binding.write_rule(diagonals.rule, lowered, rule)
     assert handle.headwise_diagonals(ctypes.byref(diagonals)) == binding.DONE
     assert check()
 
