@@ -227,6 +227,15 @@ def test_steps_of_a_mask_of_their_own_queries(size: int) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
+def test_some_queries_of_documents_that_mix_and_padding() -> None:
+    """What a mask holds of its keys says which belong together, wherever the queries are."""
+    q, k, v = qkv(2, 6, 3, 2, 8)
+    mask = Documents(torch.tensor([-1, 1, 0, 2, 1, -1, 2, 1])) | Lengths([0, 0])
+    _, amap = hw.attend(q, k, v, mask=mask, return_map=True)
+    first = amap[:, :, 0, 3] + amap[:, :, 1, 1]  # the first keys that the two queries see
+    torch.testing.assert_close(amap.measure("sink_mass")["sink_mass"], first / 2, rtol=1e-5, atol=1e-7)
+
+
 def test_a_step_of_a_class_that_hides_own_keys_or_all_keys() -> None:
     """Keys are padding only if the query at their position, which is not there, and those that are may not see them."""
     step = hw.masks.Grid(3, 6, 1, N)

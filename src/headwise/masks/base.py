@@ -56,7 +56,7 @@ class Mask(Described, ABC):
         them to the queries of the grid, or, if these are not all queries and the mask is `placed`, as a window, as
         those at the keys' own positions show padding (`starts.behind_hidden`)."""
         found = self.spans(grid)
-        hidden = found is None and self.placed and grid.n < grid.m
+        hidden = found is None and self.placed and grid.n < grid.m and not starts.of_each("m", self)
         return starts.behind_hidden(self, self.allowed, grid) if hidden else starts.shown(found, self.allowed, grid)
 
     @property
@@ -229,7 +229,8 @@ class Or(_Pair):
     def starts(self, grid: Grid) -> Tensor | None:
         if self.left.starts(grid) is None and self.right.starts(grid) is None:
             return None
-        return starts.shown(self.spans(grid), self.allowed, grid) if starts.of_queries(self) else super().starts(grid)
+        own = starts.of_each("n", self)
+        return starts.shown(self.spans(grid), self.allowed, grid) if own else super().starts(grid)
 
 
 @dataclass(frozen=True)

@@ -47,13 +47,14 @@ def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int, padding: bool
     return _of_counts(seen, first, padding or n >= m)
 
 
-def of_queries(mask: Described, inner: bool = False) -> bool:
-    """Whether the mask holds something for each query of its grid, so that its `allowed` is of no others."""
+def of_each(axis: str, mask: Described, inner: bool = False) -> bool:
+    """Whether the mask holds something for each query ("n") of its grid, so that its `allowed` is of no others, or for
+    each key ("m"), such as its document."""
     if mask.holds is None:
         return inner
     return any(
-        (isinstance(field, Array) and "n" in field.axes)
-        or (isinstance(field, Inner) and of_queries(getattr(mask, name), True))
+        (isinstance(field, Array) and axis in field.axes)
+        or (isinstance(field, Inner) and of_each(axis, getattr(mask, name), True))
         for name, field in mask.holds.items()
     )
 
@@ -71,7 +72,7 @@ def behind_hidden(mask: Described, allowed: Callable[[Tensor, Tensor, Grid], Ten
     entry, behind the first keys that are hidden from the query at their own position. None if there are no such keys,
     if a query of the grid may attend to one of them, as in a mask of earlier keys alone, if keys are no tokens, or if
     the mask has the queries of the grid alone."""
-    if not grid.at_end or grid.gap.size or grid.extra or of_queries(mask):
+    if not grid.at_end or grid.gap.size or grid.extra or of_each("n", mask):
         return None
     first = torch.zeros(1, dtype=torch.long, device="cpu")
     for start in range(0, grid.m, DIAGONAL):
