@@ -59,7 +59,7 @@ READS = {
     "analysis.taylor_importance", "analysis.value_norms", "edit.budget_effect", "edit.save_pruned",
     "models.certify", "models.find_heads", "models.input_embedding", "models.intervene", "models.recognise",
     "parallel.clip_gradients", "parallel.held_heads", "parallel.sum_gradients", "parallel.whole_state",
-    "telemetry.gate_gradients", "telemetry.watch",
+    "telemetry.gate_gradients", "telemetry.watch", "testing.check_kind",
 }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ _NAMESPACES = (
     "stats",
     "table",
     "telemetry",
+    "testing",
 )
 _HOMES = {
     "attention": ["attend"],
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
         stats as stats,
         table as table,
         telemetry as telemetry,
+        testing as testing,
     )
     from headwise.attention import attend as attend
     from headwise.cache import KVCache as KVCache

@@ -1,6 +1,7 @@
 """What the tests of the core share: random inputs of odd sizes, masks and scores of every kind."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,3 +111,18 @@ def kernels_here() -> list[str]:
     grid = Grid(*q.shape[:3], k.shape[2])
     call = Call(q, k, v, Rule(Everything(), 1.0, grid))
     return [name for name, kernel in KERNELS.items() if kernel.refuse(call) is None]
+
+
+def _relative(score: RelativeBias, logits: Tensor, positions: Tensor, keys: Tensor) -> Tensor:
+    at = (keys - positions - score.first).clamp(0, score.values.shape[1] - 1)
+    return logits + score.values.double()[:, at]
+
+
+# What each class of scores makes of the logits [b, h, n, m], by its definition: scores, or those and logits of a sink.
+FORMULAS_OF_SCORES: dict[type[Score], Callable[..., Any]] = {
+    SoftCap: lambda one, logits, positions, keys: one.cap * (logits / one.cap).tanh(),
+    ALiBi: lambda one, logits, positions, keys: logits - one.slopes.double()[:, None, None] * (positions - keys).abs(),
+    RelativeBias: _relative,
+    Bias: lambda one, logits, positions, keys: logits + one.values.double(),
+    SinkLogits: lambda one, logits, positions, keys: (logits, one.logits.double()),
+}

@@ -76,15 +76,19 @@ def received(dense: Dense) -> Tensor:
 
 def matches(shift: int) -> Callable[[Dense], Tensor]:
     def formula(dense: Dense) -> Tensor:
-        n, m = dense[0].shape[2:]
-        on = torch.zeros(2, 1, n, m, dtype=torch.bool)
-        for b in range(2):
+        size, _, n, m = dense[0].shape
+        on = torch.zeros(size, 1, n, m, dtype=torch.bool)
+        for b in range(size):
             for i in range(n):
                 for j in range(shift, m):
                     on[b, 0, i, j] = j - shift < i + m - n and bool(IDS[b, j - shift] == IDS[b, i + m - n])
         return mean((dense[0] * on).sum(-1), (dense[1] & on).any(-1))
 
     return formula
+
+
+def ids_of(x: Dense) -> Tensor:
+    return IDS[: len(x[0]), None, None, : x[0].shape[-1]]
 
 
 def first_token(dense: Dense) -> Tensor:
@@ -122,8 +126,8 @@ FORMULAS: dict[str, Callable[[Dense], Tensor]] = {
     "squared_weights": lambda x: mean(x[0].square().sum(-1), lit(x)),
     "punctuation_mass": lambda x: mean((x[0] * marked(x, ",")).sum(-1), lit(x)),
     "separator_mass": lambda x: mean((x[0] * marked(x, " ")).sum(-1), lit(x)),
-    "special_mass": lambda x: mean((x[0] * (IDS[:, None, None, : x[0].shape[-1]] == 2)).sum(-1), lit(x)),
-    "class_mass": lambda x: mean((x[0] * (IDS[:, None, None, : x[0].shape[-1]] == 3)).sum(-1), lit(x)),
+    "special_mass": lambda x: mean((x[0] * (ids_of(x) == 2)).sum(-1), lit(x)),
+    "class_mass": lambda x: mean((x[0] * (ids_of(x) == 3)).sum(-1), lit(x)),
     "duplicate_mass": matches(0),
     "induction_mass": matches(1),
 }
@@ -133,26 +137,27 @@ FORMULAS: dict[str, Callable[[Dense], Tensor]] = {
 AMONG_KEYS = {"effective_keys", "distance_variance"}
 
 
-def pieces(m: int) -> list[list[str]]:
+def pieces(m: int, b: int = 2) -> list[list[str]]:
     """Text for the tokens: commas are special where the token is 2."""
-    return [[(",", " ", ",", "a")[i % 4] for i in row] for row in IDS[:, :m].tolist()]
+    return [[(",", " ", ",", "a")[i % 4] for i in row] for row in IDS[:b, :m].tolist()]
 
 
 def marked(x: Dense, piece: str) -> Tensor:
     """The keys with that text, [2, 1, 1, m]; no special one is punctuation."""
-    m = x[0].shape[-1]
-    found = torch.tensor([[one == piece for one in row] for row in pieces(m)])
-    return (found & (IDS[:, :m] != 2) if piece == "," else found)[:, None, None]
+    size, _, _, m = x[0].shape
+    found = torch.tensor([[one == piece for one in row] for row in pieces(m, size)])[:, None, None]
+    return found & (ids_of(x) != 2) if piece == "," else found
 
 
-def ready(name: str, m: int) -> str | Measure:
+def ready(name: str, m: int, b: int = 2) -> str | Measure:
+    ids = IDS[:b, :m]
     made = {
-        "class_mass": lambda: ClassMass(IDS[:, :m] == 3),
-        "punctuation_mass": lambda: PunctuationMass.of(Tokens(pieces=pieces(m), special=IDS[:, :m] == 2)),
-        "separator_mass": lambda: SeparatorMass.of(Tokens(pieces=pieces(m))),
-        "special_mass": lambda: SpecialMass.of(Tokens(special=IDS[:, :m] == 2)),
-        "duplicate_mass": lambda: DuplicateMass(IDS[:, :m]),
-        "induction_mass": lambda: InductionMass(IDS[:, :m]),
+        "class_mass": lambda: ClassMass(ids == 3),
+        "punctuation_mass": lambda: PunctuationMass.of(Tokens(pieces=pieces(m, b), special=ids == 2)),
+        "separator_mass": lambda: SeparatorMass.of(Tokens(pieces=pieces(m, b))),
+        "special_mass": lambda: SpecialMass.of(Tokens(special=ids == 2)),
+        "duplicate_mass": lambda: DuplicateMass(ids),
+        "induction_mass": lambda: InductionMass(ids),
     }
     found = made[name]() if name in made else name
     assert found is not None

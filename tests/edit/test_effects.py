@@ -31,7 +31,7 @@ READS = {
     "models.replace.certifying.certify", "parallel.heads.whole_state", "parallel.heads_gather.gather_map",
     "parallel.heads_held.held_heads", "publishing.observe", "corpus.run.measure_corpus", "reports.see.front.show",
     "nn.layout.Layout.into", "analysis.direct_effects.direct_effects", "telemetry.alarms.Alarm.cause",
-    "telemetry.alarms.NonFiniteAlarm.cause",
+    "telemetry.alarms.NonFiniteAlarm.cause", "testing.layers.check_kind",
     *(f"models.site.Kind.{name}" for name in ("layout", "resize", "resizing", "share", "site", "tapped", "weights")),
 }  # fmt: skip
 # Functions with tests of their own, in test_converted.py.
