@@ -13,6 +13,10 @@ INSTALL = HEADWISE_COMPILE=later $(RUN) pip install --disable-pip-version-check 
 PYTEST = OMP_NUM_THREADS=1 $(RUN) pytest -n auto --maxprocesses 4 --dist worksteal
 ALL_TESTS = -m 'not slow and not bench and not wheel'
 COMPILER := $(shell command -v c++)
+ONE_TARGET := $(if $(TARGET),--target $(TARGET))
+ifeq ($(NATIVE),0)
+export HEADWISE_NATIVE_LIBRARY := none
+endif
 # Messages are in Chinese where the language of headwise is.
 ZH := $(filter zh%,$(firstword $(HEADWISE_LANG) $(LC_ALL) $(LC_MESSAGES) $(LANG)))
 # PyTorch's CUDA builds ask for a Triton of their own, and torch.compile takes whichever it finds: this one lies apart.
@@ -53,19 +57,12 @@ test-rest: native-if-possible
 	  fuzz lint $(if $(COMPILER),wheel sanitize) triton trl \
 	  WHEEL=$$(test ! -f $(BUILT) || echo --config-settings=cmake.define.HEADWISE_BUILT=$(abspath $(BUILT)))
 
-# The tests that hold for every part of a kind: make check-new KIND=mask, ARGS="-k name" for one of them.
-CHECKS_design = core/test_designs.py core/test_design_layout.py core/test_design_contract.py lm/test_lm_designs.py \
-  core/test_costs.py app/test_trace.py edit/test_anatomy.py edit/test_prune.py
-CHECKS_measure = core/test_measures.py core/test_statistics_named.py core/test_defaults.py parallel/test_declared.py
-CHECKS_mask = core/test_masks.py core/test_own_parts.py core/test_parts.py core/test_map_file.py core/test_compile.py
-CHECKS_score = core/test_scores.py core/test_own_parts.py core/test_parts.py core/test_map_file.py
-CHECKS_kernel = core/test_kernels.py core/test_map_kernels.py core/test_saved_tensors.py core/test_without_numbers.py
-CHECKS_family = edit/test_own_family.py edit/test_anatomy_four_maps.py edit/test_anatomy_hf.py
-CHECKS_view = plugins reports
+# What every part of a kind must hold, and the rules of the house: make check-new KIND=mask, ARGS="-k name" for one of them.
+KINDS = design measure mask score kernel family view
 check-new: native-if-possible
-	@test -n "$(CHECKS_$(KIND))" || \
-	  { echo 'KIND=$(KIND): expected design, measure, mask, score, kernel, family or view' >&2; exit 2; }
-	$(PYTEST) -m 'not slow and not bench and not wheel' tests/test_house.py $(addprefix tests/,$(CHECKS_$(KIND))) $(ARGS)
+	@test -n "$(filter $(KIND),$(KINDS))" || { echo 'KIND=$(KIND): expected one of $(KINDS)' >&2; exit 2; }
+	$(PYTEST) -m 'not slow and not bench and not wheel' tests/test_house.py tests/testing/test_registered.py \
+	  -k 'house or test_every_registered or test_$(KIND:family=kind)' $(ARGS)
 
 # Random calls and reads of maps, about a minute of them: a number of cases, as a time would end elsewhere on each machine.
 FUZZ ?= --cases 6000
@@ -108,17 +105,18 @@ docs: $(DOCS_READY)
 bench: native-if-possible
 	$(RUN) benchmarks $(ARGS)
 
-# The compiled kernels, in place: what changed since the last time. TARGET=avx2 compiles that one and portable alone.
+# The compiled kernels, in place: what changed since the last time. TARGET=avx2 compiles that one and portable alone, for
+# tests too; with NATIVE=0 they compile nothing, and run without the compiled kernels.
 native: $(READY)
-	@$(VENV)/bin/python native/compile.py $(if $(TARGET),--target $(TARGET))
+	@$(VENV)/bin/python native/compile.py $(ONE_TARGET)
 
 # In the background while packages are installed, if what compiles need not be installed first.
 native-early:
-	@test -f $(BUILT) -o -z "$(COMPILER)" -o -z "$(shell command -v cmake)" || \
+	@test '$(NATIVE)' = 0 -o -n '$(TARGET)' -o -f $(BUILT) -o -z "$(COMPILER)" -o -z "$(shell command -v cmake)" || \
 	  ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || $(PYTHON) native/compile.py --background
 
 native-if-possible: $(READY)
-	@$(VENV)/bin/python native/compile.py --if-possible
+	@test '$(NATIVE)' = 0 || $(VENV)/bin/python native/compile.py --if-possible $(ONE_TARGET)
 
 # The kernels' tests on a build that stops at a wrong address or undefined behaviour.
 sanitize: $(READY)

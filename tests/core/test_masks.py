@@ -5,7 +5,6 @@ from itertools import combinations, product, starmap
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from samples import MASKS
 
 from headwise.attention import attend
@@ -31,27 +30,6 @@ from headwise.masks import (
 )
 
 
-@pytest.mark.parametrize("name", MASKS)
-@settings(deadline=None, derandomize=True, max_examples=25)
-@given(data=st.data())
-def test_state_of_a_tile_holds_for_its_cells(name: str, data: st.DataObject) -> None:
-    n = data.draw(st.integers(6, 40))
-    m = data.draw(st.integers(n, 60))
-    mask = MASKS[name](2, n, m)
-    grid = Grid(2, 3, n, m)
-    mask.check(grid)
-    allowed = mask.to_dense(n, m, batch=2, heads=3)
-    r0 = data.draw(st.integers(0, n - 1))
-    c0 = data.draw(st.integers(0, m - 1))
-    rows, cols = Span(r0, data.draw(st.integers(r0 + 1, n))), Span(c0, data.draw(st.integers(c0 + 1, m)))
-    tile = allowed[:, :, rows.start : rows.stop, cols.start : cols.stop]
-    state = mask.state(rows, cols, grid)
-    if state is State.EMPTY:
-        assert not tile.any()
-    if state is State.FULL:
-        assert tile.all()
-
-
 @pytest.mark.parametrize("one", MASKS)
 @pytest.mark.parametrize("other", ["causal", "window", "dense"])
 def test_and_or_are_those_of_sets(one: str, other: str) -> None:
@@ -59,13 +37,6 @@ def test_and_or_are_those_of_sets(one: str, other: str) -> None:
     left, right = (x.to_dense(17, 23, batch=2).expand(2, 1, 17, 23) for x in (a, b))
     assert torch.equal((a & b).to_dense(17, 23, batch=2).expand(2, 1, 17, 23), left & right)
     assert torch.equal((a | b).to_dense(17, 23, batch=2).expand(2, 1, 17, 23), left | right)
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_one_entry_of_a_mask(name: str) -> None:
-    mask = MASKS[name](2, 17, 23)
-    whole = mask.to_dense(17, 23, batch=2, heads=3).expand(2, 3, 17, 23)
-    assert torch.equal(mask.only(1, 2, Grid(2, 3, 17, 23)).to_dense(17, 23)[0, 0], whole[1, 2])
 
 
 def test_a_mask_that_is_called_causal_hides_what_comes_after() -> None:

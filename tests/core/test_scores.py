@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
-from samples import MASKS, SCORES, kernels_here, qkv
+from samples import FORMULAS_OF_SCORES, MASKS, SCORES, kernels_here, qkv
 from torch import Tensor
 
 from headwise.attention import attend
@@ -40,20 +40,15 @@ def run(kernel: str, *args: Tensor, **options: object) -> Any:
         pytest.skip(str(refusal))
 
 
-def biases(score: tuple[Score, ...], n: int, m: int) -> Tensor | float:
-    """All that is added to the scores, from the definitions and cell by cell."""
-    total: Tensor | float = 0.0
-    for one in score:
-        if isinstance(one, Bias):
-            total = total + one.values.double()
-        if isinstance(one, ALiBi):
-            distance = torch.tensor([[abs(i + m - n - j) for j in range(m)] for i in range(n)])
-            total = total - one.slopes.double()[:, None, None] * distance
-        if isinstance(one, RelativeBias):
-            last = one.values.shape[1] - 1
-            at = [[min(max(j - (i + m - n) - one.first, 0), last) for j in range(m)] for i in range(n)]
-            total = total + one.values.double()[:, torch.tensor(at)]
-    return total
+def formulas(score: tuple[Score, ...], scores: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The scores [b, h, n, m] after all of them, the cap first, and the logits of their sinks."""
+    n, m = scores.shape[2:]
+    positions, sinks = torch.arange(n)[:, None] + m - n, []
+    for one in sorted(score, key=lambda one: not isinstance(one, SoftCap)):
+        found = FORMULAS_OF_SCORES[type(one)](one, scores, positions, torch.arange(m))
+        scores, logits = found if isinstance(found, tuple) else (found, None)
+        sinks += [] if logits is None else [logits]
+    return scores, sinks
 
 
 def truth(q: Tensor, k: Tensor, mask: Mask, score: tuple[Score, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,16 +56,12 @@ def truth(q: Tensor, k: Tensor, mask: Mask, score: tuple[Score, ...]) -> tuple[T
     b, h, n, d = q.shape
     m = k.shape[2]
     scores = torch.einsum("bhnd,bhmd->bhnm", q.double(), k.double().repeat_interleave(h // k.shape[1], 1)) / d**0.5
-    for one in score:
-        if isinstance(one, SoftCap):
-            scores = one.cap * (scores / one.cap).tanh()
-    scores = scores + biases(score, n, m)
+    scores, sinks = formulas(score, scores)
     allowed = mask.to_dense(n, m, batch=b, heads=h).expand(b, h, n, m)
     parts = torch.where(allowed, scores.exp(), 0.0)
     total = parts.sum(-1)
-    for one in score:
-        if isinstance(one, SinkLogits):
-            total = total + one.logits.double().exp()[:, None] * (total > 0)
+    for logits in sinks:
+        total = total + logits.exp()[:, None] * (total > 0)
     lit = total > 0
     weights = torch.where(lit[..., None], parts / total.where(lit, torch.ones_like(total))[..., None], 0.0)
     return weights, total.log(), scores.masked_fill(~allowed, -torch.inf)
@@ -197,7 +188,7 @@ def test_random_shapes_equal_pytorch(data: st.DataObject) -> None:
     for seed in range(data.draw(st.integers(0, 2))):
         shape = [size if data.draw(st.booleans()) else 1 for size in (b, h, n, m)]
         score.append(Bias(torch.randn(shape, generator=torch.Generator().manual_seed(seed))))
-    added = biases(tuple(score), n, m) + torch.zeros(b, h, n, m, dtype=torch.float64)
+    added, _ = formulas(tuple(score), torch.zeros(b, h, n, m, dtype=torch.float64))
     expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=added, enable_gqa=True)
     assert error(attend(q, k, v, score=score), expected) <= 2e-6
 

@@ -10,24 +10,28 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_heads_of_its_models_are_found_scaled_and_pruned():
-    from headwise_extras.fused import FusedAttention, fused_model
+def test_its_parts_hold_what_is_required_of_their_kinds():
+    from headwise_extras.dilated import Dilated
+    from headwise_extras.fused import fused_model
+    from headwise_extras.kerple import Kerple
+    from headwise_extras.key_index import KeyIndex
+    from headwise_extras.third_power import ThirdPower
 
-    from headwise.edit import prune
-    from headwise.models import find_heads, scale_heads
+    from headwise import testing
 
-    model, x = fused_model(), torch.randn(2, 7, 12, dtype=torch.float64)
-    sites = find_heads(model)
-    assert [(site.name, site.kind, site.num_heads) for site in sites] == [("0", "fused", 4), ("2", "fused", 3)]
-    assert {letter: tuple(w.shape) for letter, w in sites[1].weights().items()} == {
-        "q": (3, 12, 4), "k": (3, 12, 4), "v": (3, 12, 4), "o": (3, 4, 12)
-    }  # fmt: skip
-    with scale_heads(sites, [torch.tensor([1.0, 0, 1, 0]).double(), torch.tensor([0.0, 1, 1]).double()]):
-        masked = model(x)
-    smaller = prune(model, {"0": [1, 3], "2": [0]}, copy=True).model
-    assert isinstance(smaller[0], FusedAttention)
-    assert (smaller[0].heads, smaller[0].wqkv.out_features) == (2, 18)
-    torch.testing.assert_close(smaller(x), masked)
+    a, r = torch.linspace(0.2, 1.2, 12).reshape(2, 6).requires_grad_().unbind()
+
+    def kerple(logits, positions, keys):
+        return logits - a.double()[:, None, None] * torch.log1p(r.double()[:, None, None] * (positions - keys).abs())
+
+    testing.check_mask(Dilated(3))
+    testing.check_score(Kerple(a, r), kerple)
+    testing.check_measure(ThirdPower(), lambda p, allowed, scores: p.pow(3).sum(-1).mean(-1))
+    testing.check_measure(KeyIndex(), lambda p, *_: (p * torch.arange(p.shape[-1])).sum(-1).mean(-1))
+    testing.check_kernel("einsum")
+    testing.check_design("cosine")
+    testing.check_kind(fused_model(), torch.randn(2, 7, 12, dtype=torch.float64), kind="fused")
+    testing.check_view("arcs")
 
 
 def test_its_kernel_runs_where_it_is_named_and_may_be_preferred(monkeypatch):
@@ -44,17 +48,6 @@ def test_its_kernel_runs_where_it_is_named_and_may_be_preferred(monkeypatch):
     monkeypatch.setattr("headwise.kernels.AUTOMATIC", list(AUTOMATIC))
     register(Einsum(), before="triton_gpu")
     assert attend(q, k, v, mask=Causal(), return_map=True)[1].kernel == "einsum"
-
-
-@pytest.mark.parametrize("kernel", ["auto", "torch_blocks", "reference"])
-def test_its_measure_is_its_formula(kernel):
-    from headwise import Causal, attend
-
-    q, k, v = torch.randn(3, 2, 3, 131, 5)
-    _, amap = attend(q, k, v, mask=Causal(), kernel=kernel, return_map=True, measures=["third_power", "entropy"])
-    p = amap.to_dense().double()
-    torch.testing.assert_close(amap.measured["third_power"].double(), p.pow(3).sum(-1).mean(-1), rtol=1e-5, atol=0)
-    assert amap.measured.table()["third_power"].unit == "1"
 
 
 @pytest.mark.parametrize("n", [3, 131])
@@ -80,33 +73,6 @@ def test_its_statistic_rides_in_the_compiled_pass(n, monkeypatch):
     again = attend(q, k, v, mask=Causal(), return_map=True, measures=["key_index"])[1]
     torch.testing.assert_close(again.measured["key_index"].double(), truth, rtol=1e-5, atol=0)
     assert tiles != []
-
-
-def test_its_mask_and_score_are_computed_read_saved_and_recorded(tmp_path):
-    from headwise_extras.dilated import Dilated
-    from headwise_extras.kerple import Kerple
-
-    from headwise import AttentionMap, Causal, attend
-
-    b, h, h_kv, n, m, d = 2, 6, 3, 17, 29, 5
-    q, k, v = torch.randn(b, h, n, d), torch.randn(b, h_kv, m, d), torch.randn(b, h_kv, m, 3)
-    a, r = torch.rand(h), torch.rand(h)
-    at, key = torch.arange(n)[:, None] + m - n, torch.arange(m)
-    bias = -a[:, None, None].double() * (1 + r[:, None, None].double() * (at - key).abs()).log()
-    allowed = ((at - key) % 3 == 0) & (key <= at)
-    scores = torch.einsum("bhnd,bhmd->bhnm", q.double(), k.double().repeat_interleave(h // h_kv, 1)) / d**0.5 + bias
-    p = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
-    truth = p @ v.double().repeat_interleave(h // h_kv, 1)
-    mask, score = Dilated(3) & Causal(), Kerple(a, r)
-    for kernel in ("auto", "torch_blocks", "reference"):
-        out, amap = attend(q, k, v, mask=mask, score=score, return_map=True, kernel=kernel)
-        torch.testing.assert_close(out.double(), truth, rtol=1e-5, atol=2e-6)
-        torch.testing.assert_close(amap[:].double(), p, rtol=1e-5, atol=2e-6)
-    amap.save(tmp_path / "map.safetensors")
-    found = AttentionMap.load(tmp_path / "map.safetensors")
-    torch.testing.assert_close(found[:, 2:4], amap[:, 2:4])
-    whole = torch.compile(lambda q, k, v: attend(q, k, v, mask=mask, score=score), fullgraph=True, backend="eager")
-    torch.testing.assert_close(whole(q, k, v), attend(q, k, v, mask=mask, score=score))
 
 
 def test_its_measure_is_in_the_report_and_its_view_draws_it(tmp_path):

@@ -19,10 +19,8 @@ HERE = Path(__file__).parent
 PACKAGE = HERE / "package"
 CORE = HERE.parent / "core"
 SUITES = [  # the tests over the registries that its parts are added to, and its own
-    CORE / "test_designs.py", CORE / "test_design_layout.py", CORE / "test_design_contract.py",
-    HERE.parent / "lm" / "test_lm_designs.py",
-    CORE / "test_kernels.py", CORE / "test_map_kernels.py",
-    HERE / "test_extras.py",
+    CORE / "test_designs.py", HERE.parent / "lm" / "test_lm_designs.py", CORE / "test_kernels.py",
+    CORE / "test_map_kernels.py", HERE.parent / "testing" / "test_registered.py", HERE / "test_extras.py",
 ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The check of measures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headwise.attention import attend
@@ -29,7 +29,7 @@ def check_measure(
     Args:
         measure: the measure, or `make(batch, keys)` for one that is made of the tokens of its keys.
         formula: `formula(weights, allowed, scores)` of a dense matrix [b, h, n, m] in float64 and the boolean cells of
-            its mask; it returns [b, h]. No row is fully masked, but for one call without any key.
+            its mask; it returns [b, h]. No row is fully masked.
         kernels: further kernels to compute it with, beside those that run it by themselves.
     Raises:
         CheckFailed: naming what it does not hold.
@@ -47,7 +47,8 @@ def check_measure(
         for kernel in dict.fromkeys(("auto", "torch_blocks", "reference", *kernels)):
             one = make(b, m)
             _, amap = attend(q, k, v, mask=mask, return_map=True, measures=[one], kernel=kernel)
-            for got in (amap.measured or {}, amap.measure(one)):
+            given: Mapping[str, Tensor] = amap.measured or {}
+            for got in (given, amap.measure(one)):
                 what = f"kernel {kernel!r}, {n} queries and {m} keys in tiles of {KEY_BLOCK}"
                 require_close(got[one.name], expected, first.name, what, atol=1e-5)
     if first.ahead:

@@ -72,13 +72,15 @@ class Library:
 
 @cache
 def library() -> Library:
-    """The library of this process; it is searched for once.
+    """The library of this process; it is searched for once. HEADWISE_NATIVE_LIBRARY=none: there is none.
 
     Raises:
         KernelError: if HEADWISE_NATIVE_LIBRARY names a file that does not load, or HEADWISE_TARGET a target that the
             library or the CPU does not support. There is no fallback.
     """
     chosen = os.environ.get(OVERRIDE)
+    if chosen == "none":
+        return Library(path(), None, f"{OVERRIDE}=none: unset it to use the compiled kernels")
     found = load(path())
     if chosen and found.reason:
         raise KernelError(f"{OVERRIDE}={chosen!r}: {found.reason}; name a build of libheadwise, or unset the variable")
