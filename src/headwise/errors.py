@@ -91,7 +91,8 @@ _held: ContextVar[list[str] | None] = ContextVar("held warnings", default=None)
 def held_warnings() -> Iterator[list[str]]:
     """Within it, `warn` adds messages to this list instead: where warnings are errors, they would be taken for failures
     of the code here."""
-    token = _held.set(messages := [])
+    messages: list[str] = []
+    token = _held.set(messages)
     try:
         yield messages
     finally:

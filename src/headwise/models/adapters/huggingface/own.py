@@ -88,7 +88,8 @@ def computed_by_model(
         out, weights = function(module, query, key, value, attention_mask, **options)
     except Exception:
         raise error from None
-    amap, why = None, error if weights is None else None
+    amap: WeightsMap | None = None
+    why: Exception | None = error if weights is None else None
     if weights is not None and seen_by:
         keys = position.keys
         bias, scale = options.get("position_bias"), options.get("scaling")
@@ -163,16 +164,17 @@ def _map_of(w: Tensor, q: Tensor, k: Tensor, scale: float | None, bias: Tensor |
     lse = lse.masked_fill(hidden, -torch.inf)
     lacking = (1 - w.sum(-1)).masked_fill(hidden, 0.0)
     sunk = bool((lacking > 10 * few).any())
-    whole = both(mask, of_boolean(w > 0)) or Everything()
+    shown = both(mask, of_boolean(w > 0)) or Everything()
     nothing = scores.new_zeros(b, h, n, 1), scores.new_zeros(b, h, m, 1)
 
-    def of(kind: type[Map], lse: Tensor, scores: Tensor, *more: Score) -> Map:
-        return kind(*nothing, lse, Rule(whole, 1.0, Grid(b, h, n, m), (Bias(scores), *more)), named="torch_blocks")
+    def of(kind: type[Map], lse: Tensor, scores: Tensor, *more: Score, whole: bool = True) -> Map:
+        rule = Rule(shown, 1.0, Grid(b, h, n, m), (Bias(scores), *more))
+        return kind(*nothing, lse, rule, named="torch_blocks", whole=whole)
 
     if exact and not sunk:
         return of(WeightsMap, lse, scores)
     sink = (lse + lacking.clamp_min(1e-7).log() if sunk else lse - 1).masked_fill(hidden, 0.0)
     more = (SinkLogits(scores.new_zeros(h)),) if sunk else ()
     found = of(WeightsMap, lse - sink, scores - sink[..., None], *more)
-    found.other, found.exact = of(AttentionMap, lse, scores), exact
+    found.other, found.exact = of(AttentionMap, lse, scores, whole=not sunk), exact
     return found
