@@ -4,7 +4,9 @@ import errno
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from operator import index
 from typing import Any
@@ -82,10 +84,26 @@ def reason(error: BaseException) -> tuple[str, str]:
 
 
 _BETWEEN = ("headwise", "torch", "contextlib")
+_held: ContextVar[list[str] | None] = ContextVar("held warnings", default=None)
+
+
+@contextmanager
+def held_warnings() -> Iterator[list[str]]:
+    """Within it, `warn` adds messages to this list instead: where warnings are errors, they would be taken for failures
+    of the code here."""
+    messages: list[str] = []
+    token = _held.set(messages)
+    try:
+        yield messages
+    finally:
+        _held.reset(token)
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the caller's code: the innermost one outside of headwise and PyTorch."""
+    if (held := _held.get()) is not None:
+        held.append(message)
+        return
     level, frame = 1, sys._getframe(0)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back

@@ -110,6 +110,12 @@ class Subscriber:
         """What it calls a module that it sees."""
         return "" if self.modules is None else self.modules[original(module, self.modules)]
 
+    def failed(self, module: nn.Module, held: Any, out: Tensor, error: Exception) -> None:
+        """A call of a module that it sees cannot be measured: it is told, or the error is raised; by `OnError`."""
+        if self.on_error is None:
+            raise error
+        self.on_error(self.name(module), held, out, error)
+
 
 _originals: "WeakKeyDictionary[nn.Module, nn.Module]" = WeakKeyDictionary()
 

@@ -5,7 +5,7 @@ PyTorch splits heads by DTensor parameters (`parallelize_module`, transformers' 
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -93,7 +93,8 @@ def held_by(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Held | None:
     part of an axis has the width of the call's heads, its place on the axis is theirs.
 
     Raises:
-        ConfigError: naming the module, if parameters are split, and none of them has that width, or some disagree.
+        ConfigError: naming the module, if parameters are split, and none of them has that width, some disagree, or
+            this rank has no heads.
     """
     known = held_as_declared(module)
     if known is not None:
@@ -101,6 +102,10 @@ def held_by(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Held | None:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     h, split, around = q.shape[1], "", list(running())
+    if not h:
+        if any(map(is_dtensor, module.parameters())):
+            raise ConfigError(f"{type(module).__name__}: {uneven()}")
+        return None
     repeated = len(k[0, :, :1].detach().unique_consecutive(dim=0)) if k.numel() else 0
     widths = ({h * x.shape[-1] for x in (q, v)}, {n * x.shape[-1] for x in (q, v) for n in (k.shape[1], repeated)})
     outer = around[around.index(module) + 1 :] if module in around else []
@@ -121,6 +126,12 @@ def held_by(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Held | None:
         f"cannot be read from the placements of its parameters; leave the module out (layers=…), or split whole heads, "
         f"as ColwiseParallel does for separate projections of queries, keys and values"
     )
+
+
+def uneven(counts: Sequence[int] = ()) -> str:
+    """What is to be said of ranks with these numbers of heads, or of a rank that has none."""
+    have = f"the ranks have {', '.join(map(str, counts))} heads of a layer" if counts else "this rank has no heads"
+    return f"{have}: heads that are split unevenly are not supported; take a number of ranks that divides theirs"
 
 
 def _places(module: nn.Module, h: int, widths: set[int], keys: set[int]) -> tuple[set[tuple[int, int]], int, str]:

@@ -10,6 +10,7 @@ import registry_output_checks as of_outputs
 import registry_step_checks as of_steps
 from registry_case import Case, NotApplicable, Partly, Wrong, restore, short_error
 from registry_models import model_class
+from registry_statistics import arguments
 
 from headwise.errors import HeadwiseError
 from headwise.models.adapters.huggingface import switching
@@ -95,7 +96,9 @@ def _examined(model_type: str) -> dict[str, Any]:
     except Exception as error:
         return {**row, "status": "crash", "why": f"turn: {short_error(error)}"}
     restore(case.model)
-    row["checks"] = {name: check(case, name) for name in CHECKS}
+    with arguments() as found:
+        row["checks"] = {name: check(case, name) for name in CHECKS}
+    row |= {"arguments": sorted(found)} if found else {}
     for status in ("crash", "wrong"):
         if any(said.startswith(status) for said in row["checks"].values()):
             return {**row, "status": status}

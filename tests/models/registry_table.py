@@ -40,7 +40,9 @@ def made_with(path: Path) -> dict[str, Any]:
 
 def short(row: Row) -> Row:
     """A row as it is stored: a letter a check, and the reason where headwise refused, differed or failed."""
-    kept = {name: row[name] for name in ("type", "class", "size", "inputs", "status", "why") if name in row}
+    kept = {
+        name: row[name] for name in ("type", "class", "size", "inputs", "status", "why", "arguments") if name in row
+    }
     if "why" in kept:
         kept["why"] = kept["why"].partition(" || ")[0][:300]
     if "checks" in row:

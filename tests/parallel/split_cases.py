@@ -140,8 +140,12 @@ def what_cannot_be_read_is_refused_by_name(rank: int, ranks: int) -> None:
     many = split({"qkv": ColwiseParallel()}, ranks, Fused)
     for layer in many:
         layer.o = nn.Linear(HEADS * SIZE // ranks, WIDTH)
-    with pytest.raises(hw.ConfigError, match=r"Fused: qkv\.weight is split over ranks"), hw.watch(many):
+    refused = r"Fused: qkv\.weight is split over ranks"
+    with pytest.raises(hw.ConfigError, match=refused), hw.watch(many, on_error="raise"):
         many(X)
+    with pytest.warns(UserWarning, match=refused), hw.watch(many) as record:
+        many(X)
+    assert record.latest.numbers.isnan().all()
 
 
 def heads_that_are_split_without_dtensors_are_not_added_up(rank: int, ranks: int) -> None:

@@ -2,6 +2,8 @@
 
 import importlib.util
 import tempfile
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.testing import assert_close
 
 import headwise as hw
+from headwise.spread import held_by
 
 HEADS, SIZE, EXPLODES = 8, 6, 6
 IDS = torch.randint(0, 97, (2, 16), generator=torch.Generator().manual_seed(3))
@@ -82,6 +85,58 @@ def calls_that_are_not_measured(rank: int, ranks: int) -> None:
     reduced = record.reduce().latest
     assert [head for _, head in reduced.places] == [*range(HEADS)] * 2
     assert reduced.numbers.isnan().all()
+
+
+class FailingOnOneRank(Failing):
+    """Fails on rank 0."""
+
+    def partial(self, tile: Any) -> Any:
+        return super().partial(tile) if dist.get_rank() == 0 else tile.weights.sum(-1)
+
+
+def a_measure_that_fails_on_one_rank(rank: int, ranks: int) -> None:
+    """It is unknown to all ranks, for the heads of that one."""
+    many = parallelized(llama(), dist.init_device_mesh("cpu", (ranks,)))
+    record = hw.watch(many, measures=["entropy", FailingOnOneRank()])
+    with warnings.catch_warnings(), record:
+        warnings.simplefilter("ignore")
+        many(IDS)
+    unknown = record.reduce().latest["failing"].isnan()
+    assert unknown.tolist() == [[head < HEADS // ranks for head in range(HEADS)]] * 2
+    assert not record.reduce().latest["entropy"].isnan().any()
+    reduced = hw.watch(llama(), measures=["entropy", FailingOnOneRank()])  # the same heads on all ranks
+    with warnings.catch_warnings(), reduced:
+        warnings.simplefilter("ignore")
+        reduced.model(IDS)
+    assert reduced.reduce().latest["failing"].isnan().all()
+
+
+class Narrow(nn.Module):
+    """Heads of one channel, of which ranks may have different numbers."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(6, heads) for _ in range(3))
+        self.o = nn.Linear(heads, 6)
+
+    def heads(self, x: Tensor) -> list[Tensor]:
+        return [map_(x).transpose(1, 2)[..., None] for map_ in (self.q, self.k, self.v)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(nn.functional.scaled_dot_product_attention(*self.heads(x))[..., 0].transpose(1, 2))
+
+
+def heads_that_are_split_unevenly(rank: int, ranks: int) -> None:
+    mesh, x = dist.init_device_mesh("cpu", (ranks,)), torch.randn(2, 5, 6)
+    plan: dict[str, Any] = dict.fromkeys("qkv", ColwiseParallel()) | {"o": RowwiseParallel()}
+    many = parallelize_module(Narrow(3), mesh, plan)
+    with hw.watch(many, measures=["entropy"]) as record:
+        many(x)
+    with pytest.raises(hw.ConfigError, match=r"the ranks have 2, 1 heads of a layer: .* a number of ranks"):
+        record.reduce()
+    one = parallelize_module(Narrow(1), mesh, plan)
+    with pytest.raises(hw.ConfigError, match="this rank has no heads") if rank else nullcontext():
+        assert held_by(one, *one.heads(x)) is None or rank == 0
 
 
 def a_model_whose_weights_are_sharded_too(rank: int, ranks: int) -> None:
@@ -202,6 +257,7 @@ CASES = {
     case.__name__: case
     for case in (
         a_model_under_parallelize_module, calls_that_are_not_measured,
+        a_measure_that_fails_on_one_rank, heads_that_are_split_unevenly,
         a_model_whose_weights_are_sharded_too, a_model_under_transformers_own_plan,
         a_model_under_context_parallel, a_compiled_call_under_context_parallel,
         inner_modules_under_torchtitans_plan,

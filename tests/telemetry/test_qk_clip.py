@@ -142,6 +142,20 @@ def test_nan_changes_nothing():
     assert torch.equal(layer.q_proj.weight, weights)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_heads_whose_largest_logit_is_no_number_are_named(bad):
+    layer = hw.MultiHeadAttention(8, 2).eval()
+    with torch.no_grad():
+        layer.q_proj.weight[5] = bad
+        layer.q_proj.weight[:4] *= 50
+    with hw.watch(layer, **OPTIONS) as record:
+        layer(torch.randn(1, 3, 8))
+    clipped = hw.telemetry.qk_clip(layer, record, tau=1.0)
+    assert [entry[:2] for entry in clipped.heads] == [("", 0)]
+    assert [entry[:2] for entry in clipped.unclipped] == [("", 1)]
+    assert "not clipped, as their largest logit is not known: the model head 1 (" in repr(clipped)
+
+
 def test_a_step_that_was_used_is_not_used_again_before_the_next_measured_one():
     layer = hw.MultiHeadAttention(24, 2).eval()
     with hw.watch(layer, every=2, **OPTIONS) as record:

@@ -10,6 +10,7 @@ from torch import nn
 from watched_models import mixed, x
 
 import headwise as hw
+from by_hand import ByHand
 
 MEASURES = ["entropy", "mean_distance", "max_logit"]
 
@@ -119,25 +120,144 @@ def test_generation_with_every_cache_is_the_same(kind, cache):
 
 
 class Failing(hw.stats.RowMeasure):
-    """Fails on its first tile."""
+    """The mass of all keys, 1 in each row, which fails in one of its methods after some calls of that."""
 
     name, unit, range, source = "failing", "share", "0 to 1", "none"
 
+    def __init__(self, how, after=0):
+        self.how, self.after = how, after
+
+    def _may_fail(self, how):
+        if how == self.how:
+            self.after -= 1
+            if self.after < 0:
+                raise ZeroDivisionError("no such measure")
+
+    def start(self, grid, like, keep_rows=False):
+        self._may_fail("start")
+        return super().start(grid, like, keep_rows)
+
     def partial(self, tile):
-        raise ZeroDivisionError("no such measure")
+        self._may_fail("partial")
+        return tile.weights.sum(-1)
+
+    def merge(self, one, other):
+        self._may_fail("merge")
+        return super().merge(one, other)
+
+    def finish(self, state):
+        self._may_fail("finish")
+        return super().finish(state)
 
 
-def test_a_measure_that_fails_is_nan_and_the_model_runs():
+def written():
+    torch.manual_seed(0)
+    return nn.Sequential(ByHand(), ByHand())
+
+
+@pytest.mark.parametrize(("how", "after"), [("start", 0), ("partial", 0), ("merge", 0), ("finish", 0), ("finish", 4)])
+@pytest.mark.parametrize(("made", "d"), [(mixed, 24), (written, 6)])
+def test_a_measure_that_fails_is_nan_and_the_others_are_not(made, d, how, after):
+    model, given = made(), x(d=d)
+    want = model(given)
+    with hw.watch(model, measures=["entropy", "received_mass"]) as alone:
+        model(given)
+    asked = ["entropy", Failing(how, after), "received_mass"]
+    record = hw.watch(model, measures=asked)
+    with pytest.warns(UserWarning, match="failing is NaN.*no such measure"), record:
+        found = [model(given) for _ in range(3)]
+    torch.testing.assert_close(found, [want] * 3)
+    assert record.layers == alone.layers
+    for name in ("entropy", "received_mass"):
+        torch.testing.assert_close(record.latest[name], alone.latest[name], equal_nan=True)
+    assert record.latest["failing"].isnan().any()
+    assert any("failing is NaN" in remark for remark in record.remarks.values())
+    assert record.totals["failing"].isnan().any()
+
+
+def test_a_measure_that_fails_raises_where_that_is_wanted():
     model = mixed()
-    want = model(x())
-    with pytest.warns(UserWarning, match="no such measure"), hw.watch(model, measures=["entropy", Failing()]) as record:
-        torch.testing.assert_close(model(x()), want)
-    assert record.latest["entropy"].isnan().any()
-    assert any("no such measure" in remark for remark in record.remarks.values())
-    with hw.watch(model, measures=["entropy", Failing()], on_error="raise"), pytest.raises(ZeroDivisionError):
+    asked = ["entropy", Failing("partial")]
+    with hw.watch(model, measures=asked, on_error="raise"), pytest.raises(ZeroDivisionError):
+        model(x())
+    with pytest.raises(ZeroDivisionError), hw.models.observe(lambda call: None, model=model, measures=asked):
         model(x())
     with pytest.raises(hw.ConfigError, match="on_error='ignore'"):
         hw.watch(model, on_error="ignore")
+
+
+def test_an_alarm_goes_off_beside_a_measure_that_fails():
+    model, alarm = mixed(), hw.telemetry.MaxLogitAlarm(1e-3, then="raise")
+    record = hw.watch(model, measures=[Failing("finish")], alarms=[alarm])
+    with pytest.warns(UserWarning, match="no such measure"), record, pytest.raises(hw.telemetry.AttentionAlarm):
+        model(x())
+
+
+def test_a_caller_has_its_own_measures_beside_one_that_fails():
+    layer = hw.MultiHeadAttention(24, 4)
+    record = hw.watch(layer, measures=[Failing("partial"), "entropy"])
+    with pytest.warns(UserWarning, match="no such measure"), record:
+        _, amap = layer(x(), return_map=True, measures=["entropy", "max_logit"])
+    assert list(amap.measured) == ["entropy", "max_logit"]
+    torch.testing.assert_close(record.latest["entropy"], amap.measured["entropy"].mean(0, keepdim=True))
+
+
+def test_heads_that_cannot_be_told_are_nan(monkeypatch):
+    def unread(*_):
+        raise hw.ConfigError("which heads these are cannot be read")
+
+    monkeypatch.setattr("headwise.publishing.held_by", unread)
+    model = encoder()
+    want = model(x(d=16))
+    with pytest.warns(UserWarning, match="cannot be read"), hw.watch(model) as record:
+        torch.testing.assert_close(model(x(d=16)), want, atol=1e-5, rtol=1e-5)
+    assert record.latest.numbers.isnan().all()
+    with hw.watch(model, on_error="raise"), pytest.raises(hw.ConfigError, match="cannot be read"):
+        model(x(d=16))
+
+
+def test_a_layer_that_gets_other_heads_is_remarked():
+    model = nn.Sequential(hw.MultiHeadAttention(24, 4), hw.MultiHeadAttention(24, 4))
+    with hw.watch(model, measures=["entropy"]) as record:
+        model(x())
+        hw.edit.prune(model, {1: [0]})
+        with pytest.warns(UserWarning, match="had 4 heads when it was first watched, and has 3 heads now"):
+            model(x())
+    assert not record.latest["entropy"][0].isnan().any()
+    assert record.latest["entropy"][1].isnan().all()
+    with hw.watch(model, on_error="raise"):
+        model(x())
+        hw.edit.prune(model, {0: [0]})
+        with pytest.raises(hw.ConfigError, match="when it was first watched"):
+            model(x())
+
+
+def test_a_picture_that_fails_leaves_the_numbers(monkeypatch):
+    def torn(amap):
+        raise MemoryError("no picture")
+
+    monkeypatch.setattr("headwise.telemetry.record.picture", torn)
+    model = mixed()
+    with pytest.warns(UserWarning, match="no picture"), hw.watch(model, maps="pooled") as record:
+        model(x())
+    assert not record.maps
+    assert not record.latest["entropy"][0, :2].isnan().any()
+
+
+@pytest.mark.parametrize("maps", ["none", "pooled"])
+def test_a_remark_on_the_numbers_is_no_failure_of_them(maps):
+    layer = hw.MultiHeadAttention(24, 4)
+    with torch.no_grad():
+        layer.q_proj.weight *= 1e6
+        by_tiles = hw.stats.row_measure("of tiles", lambda tile: tile.weights.sum(-1))
+        record = hw.watch(layer, measures=[by_tiles, "max_logit"], maps=maps).start()
+        with pytest.raises(UserWarning, match="float32 resolves"):  # as warnings are errors here
+            layer(x())
+        layer(x())
+        record.stop()
+    assert record.ledger.steps == 2
+    assert not record.totals.numbers.isnan().any()
+    assert "float32 resolves" in record.remarks[""]
 
 
 def test_an_alarm_still_raises():
@@ -204,6 +324,23 @@ def test_a_forward_that_cannot_be_reached_is_named():
         model(x)
     assert record.layers == ("layers.0.self_attn",)
     assert "replaced on the instance" in record.unwatched["layers.1.self_attn"]
+
+
+@torch.no_grad()
+def test_a_layer_that_was_not_watched_is_watched_again_once_it_can_be():
+    model, x = encoder(), torch.randn(2, 5, 16)
+    closed(model.layers[1].self_attn)
+    record = hw.watch(model, measures=["entropy"])
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"layers\.1\.self_attn: not watched"), record:
+            model(x)
+        assert record.layers == ("layers.0.self_attn",)
+    del model.layers[1].self_attn.forward
+    with record:
+        model(x)
+    assert record.layers == ("layers.0.self_attn", "layers.1.self_attn")
+    assert not record.unwatched
+    assert record.latest["entropy"].shape == (2, 4)
 
 
 @torch.no_grad()

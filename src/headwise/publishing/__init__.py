@@ -16,15 +16,15 @@ can, in training too.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from headwise import events
 from headwise.attention import attend_to
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, held_warnings, warn
 from headwise.interventions.computing import attend_edited
 from headwise.interventions.edit import Placed
 from headwise.kernels.eager import eager
@@ -55,6 +55,8 @@ class AttentionCall:
             first tokens mean nothing then, and those of given tokens.
         held: the numbers of the map's heads in the layer, and of how many, where the heads are split over ranks; None
             where the call has all.
+        failed: name of a measure → why it is not in `measured`; it is raised instead without `on_error`.
+        remarks: what is unusual in the numbers, such as logits that float32 does not resolve.
     """
 
     name: str
@@ -65,6 +67,8 @@ class AttentionCall:
     unplaced: bool = False
     unstarted: bool = False
     held: Held | None = None
+    failed: Mapping[str, Exception] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     @property
     def measured(self) -> Measurements | None:
@@ -128,7 +132,7 @@ def attended(
     out, amap = published(
         module, compute, mask=options.get("mask"), to_itself=to_itself and not named, at_end=at_end and not named,
         return_map=return_map, values=v, unplaced=unplaced and not named, unstarted=unstarted, extra=extra,
-        held=held_by(module, q, k, v),
+        held=partial(held_by, module, q, k, v),
     )  # fmt: skip
     return out, amap
 
@@ -137,22 +141,24 @@ TOLD = "_headwise_told"  # on an attached module: called with the reason where i
 
 
 def left_to_own_code(
-    module: nn.Module, why: str, held: Held | None, out: Tensor, error: Exception | None
+    module: nn.Module, why: str, held: Callable[[], Held | None], out: Tensor, error: Exception | None
 ) -> None:  # fmt: skip
     """A call of a module that headwise computes otherwise was computed by the module's own code.
 
     Args:
-        held: as in `AttentionCall`. out: its output, [b, h, n, d_v]. error: why it cannot be measured; None if it can.
+        held: as in `published`. out: its output, [b, h, n, d_v]. error: why it cannot be measured; None if it can.
     """
     events.unproven.discard(module)
     if TOLD in vars(module):
         vars(module)[TOLD](why)
-    if error is None:
-        return
-    for one in events.subscribers_of(module):
-        if one.on_error is None:
-            raise error
-        one.on_error(one.name(module), held, out, error)
+    if error is not None and (seen_by := events.subscribers_of(module)):
+        numbers, _ = _tried(held)
+        for one in seen_by:
+            one.failed(module, numbers, out, error)
+
+
+class NotPublished(Exception):
+    """Raised by the function that computes a call that must not be published."""
 
 
 @eager
@@ -160,87 +166,221 @@ def published(
     module: nn.Module, compute: Callable[..., tuple[Any, ...]], *, mask: Mask | None, to_itself: bool,
     at_end: bool | None = None, return_map: bool = False, measures: Sequence[str | Measure] = (),
     values: Tensor | None = None, unplaced: bool = False, unstarted: bool = False, extra: int = 0,
-    held: Held | None = None, undo: Callable[[], Any] | None = None,
+    held: Callable[[], Held | None] | None = None, undo: Callable[[], Any] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """compute(return_map=…, measures=…) of a module that has subscribers, published.
+
+    What fails for subscribers with `on_error` alone changes nothing of the result, and they are told of it: of a
+    measure in `AttentionCall.failed`, beside the other measures, and of anything else by `on_error`.
 
     Args:
         compute: returns (output of each head, map or None), or (output, map or None, concatenated heads or None).
         to_itself: whether it is self attention. at_end: as in `attended`. values: of the call, if they are known.
-            unplaced, unstarted, held: as in `AttentionCall`. extra: as in `attended`. undo: undoes what a failed
-            `compute` has changed, such as a cache.
+            unplaced, unstarted: as in `AttentionCall`. extra: as in `attended`. held: finds `AttentionCall.held`; None:
+            it is that of the module. undo: undoes what a failed `compute` has changed, such as a cache.
         return_map, measures: what the caller of the module requested, and gets as without subscribers.
     """
     events.unproven.discard(module)
-    seen_by = [(one, one.name(module)) for one in events.subscribers_of(module)]
-    receivers = [partial(one.on_delta, name, held) for one, name in seen_by if one.on_delta is not None]
-    calls = [(one.on_call, one.on_error, name) for one, name in seen_by if one.on_call is not None]
+    seen_by = events.subscribers_of(module)
+    numbers, unread = _tried(partial(held_as_declared, module) if held is None else held)
+    if unread is not None and any(one.edits or one.on_error is None for one in seen_by):
+        raise unread
     changes: dict[str, Any] = {"module": module}
-    held = held_as_declared(module) if held is None else held
-    if edits := [replace(placed, name=name) for one, name in seen_by for placed in one.edits]:
-        if held is not None:
-            name = edits[0].name or type(module).__name__
-            raise ConfigError(f"intervene(model): {name}: {held}, and heads that are split over ranks cannot be edited")
-        if unstarted and any(tokens is not None for one in edits for tokens in one.edit.tokens.values()):
-            raise ConfigError(
-                f"intervene(model): {edits[0].name or type(module).__name__}: its cache drops tokens, and no mask "
-                f"shows which tokens its keys are, so tokens cannot be edited; give the model a 2-D "
-                f"attention_mask, or none"
-            )
+    if edits := [replace(placed, name=one.name(module)) for one in seen_by for placed in one.edits]:
+        _check_editable(edits[0].name or type(module).__name__, edits, numbers, unstarted)
         at_end = to_itself if at_end is None else at_end
         changes["edited"] = partial(attend_edited, edits, at_end, placed=not unplaced, extra=extra)
         compute = partial(_edited, edits, type(module).__name__, compute)
-    if receivers:
+    if receivers := [partial(one.on_delta, one.name(module), numbers) for one in seen_by if one.on_delta is not None]:
         changes["on_delta"] = lambda delta: [receiver(delta) for receiver in receivers]
-    if not calls or (measures and not return_map):  # the latter raises
-        with events.within(**changes):
-            return compute(return_map=return_map, measures=measures)
-    own = {measure.name: measure for measure in resolve(measures)} if measures else {}
-    wanted = list({name: measure for one, _ in seen_by for name, measure in one.measures.items()}.values())
-    shared = {m.name for m in wanted if m.name in own and events.same_measure(m, own[m.name])}
-    # Over tokens it has another name, so that it is not mistaken for a different measure of the caller's.
-    padded = to_itself and mask is not None and any(part.padding for part in conjuncts(mask))
-    apart = padded or (to_itself and any(m.name in own and m.name not in shared for m in wanted))
-    asked = [over_tokens(measure) for measure in wanted] if apart else wanted
+    calls = [one for one in seen_by if one.on_call is not None]
     with events.within(**changes):
-        together = (*own.values(), *(measure for measure in asked if measure.name not in own))
-        try:
-            out, amap, *rest = compute(return_map=True, measures=together)
-        except Exception as error:
-            receivers_of_errors = [(tell, name) for _, tell, name in calls if tell is not None]
-            if len(receivers_of_errors) < len(calls):
-                raise
-            if undo is not None:
-                undo()
-            out, *rest = compute(return_map=return_map, measures=measures)  # which raises what is not of the measures
-            for tell, name in receivers_of_errors:
-                tell(name, held, out, error)
-            return out, *rest
+        if not calls or (measures and not return_map):  # the latter raises
+            return compute(return_map=return_map, measures=measures)
+        asked = _Asked.of(calls, measures, to_itself, mask)
+        strict = all(one.on_error is None for one in calls)
+        with held_warnings() as remarks:
+            found = _computed(compute, asked, return_map, undo, strict=strict, unread=unread)
     # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
     # holds it to; but it is not published.
     if not events.in_backward():
-        seen = token_map(amap, wanted, asked) if apart else copy(amap) if return_map else amap
-        if others := [m for m, one in zip(wanted, asked, strict=True) if one.name in own and m.name not in shared]:
-            found = seen.measured  # the pass had one measure of that name
-            assert found is not None
+        given = None if values is None else values.detach()
+        facts = partial(
+            AttentionCall, module=module, values=given, unplaced=unplaced, unstarted=unstarted, held=numbers
+        )
+        _publish(calls, module, found, asked, facts, numbers, remarks, apart=return_map)
+    for remark in remarks if return_map or strict else ():
+        warn(remark)
+    return found.result if found.error is not None else asked.returned(found.result, return_map)
+
+
+def _tried(held: Callable[[], Held | None]) -> tuple[Held | None, Exception | None]:
+    """What it finds, or why it finds nothing."""
+    try:
+        return held(), None
+    except Exception as error:
+        return None, error
+
+
+def _check_editable(name: str, edits: Sequence[Placed], held: Held | None, unstarted: bool) -> None:
+    if held is not None:
+        raise ConfigError(f"intervene(model): {name}: {held}, and heads that are split over ranks cannot be edited")
+    if unstarted and any(tokens is not None for one in edits for tokens in one.edit.tokens.values()):
+        raise ConfigError(
+            f"intervene(model): {name}: its cache drops tokens, and no mask shows which tokens its keys are, so tokens "
+            f"cannot be edited; give the model a 2-D attention_mask, or none"
+        )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The measures of a call.
+
+    Attributes:
+        own: name → measure of the caller. given: as the caller gave them. wanted: those of subscribers, and over: the
+            same as they are computed. apart: whether these are of another map than the caller's.
+    """
+
+    own: Mapping[str, Measure]
+    given: Sequence[str | Measure]
+    wanted: Sequence[Measure]
+    over: Sequence[Measure]
+    apart: bool
+
+    @classmethod
+    def of(
+        cls, calls: Sequence[events.Subscriber], measures: Sequence[str | Measure], to_itself: bool, mask: Mask | None
+    ) -> "_Asked":
+        """Those of these subscribers, in a call with this mask."""
+        own = {measure.name: measure for measure in resolve(measures)} if measures else {}
+        wanted = list({name: measure for one in calls for name, measure in one.measures.items()}.values())
+        # Over tokens it has another name, so that it is not mistaken for a different measure of the caller's.
+        padded = to_itself and mask is not None and any(part.padding for part in conjuncts(mask))
+        different = any(m.name in own and not events.same_measure(m, own[m.name]) for m in wanted)
+        apart = padded or (to_itself and different)
+        return cls(own, measures, wanted, [over_tokens(m) for m in wanted] if apart else wanted, apart)
+
+    @property
+    def further(self) -> list[Measure]:
+        """Those of subscribers that the caller has not requested."""
+        return [measure for measure in self.over if measure.name not in self.own]
+
+    def seen(self, amap: Any, failed: Mapping[str, Exception], copied: bool) -> Any:
+        """The map that subscribers receive, measured without those that failed."""
+        pairs = [pair for pair in zip(self.wanted, self.over, strict=True) if pair[1].name not in failed]
+        wanted, over = [one for one, _ in pairs], [other for _, other in pairs]
+        seen = token_map(amap, wanted, over) if self.apart else copy(amap) if copied else amap
+        others = [
+            m for m, one in pairs if one.name in self.own and not events.same_measure(m, self.own[one.name])
+        ]  # the pass had one measure of that name
+        if others:
+            found = seen.measured
             states = found.states | seen.measure(*others).states
             seen.measured = renamed(found, wanted, [states[measure.name] for measure in wanted])
-        given = None if values is None else values.detach()
-        heads = _heads(out, seen.shape[1], *rest)
-        for on_call, on_error, name in calls:
-            try:
-                on_call(AttentionCall(name, module, seen, given, heads, unplaced, unstarted, held))
-            except Exception as error:
-                if on_error is None:
-                    raise
-                on_error(name, held, out, error)
-    if not return_map:
-        return out, None, *rest
-    if own and own.keys() != {measure.name for measure in together}:
-        amap.measured = renamed(amap.measured, list(own.values()), [amap.measured.states[name] for name in own])
-    elif not own:
-        amap.measured = None
-    return out, amap, *rest
+        return seen
+
+    def failed_of(self, one: events.Subscriber, failed: Mapping[str, Exception]) -> dict[str, Exception]:
+        """name → why a measure of a subscriber is not known."""
+        names = {m.name: over.name for m, over in zip(self.wanted, self.over, strict=True)}
+        return {name: failed[names[name]] for name in one.measures if names[name] in failed}
+
+    def returned(self, result: tuple[Any, ...], return_map: bool) -> tuple[Any, ...]:
+        """What the caller gets, with its own measures alone."""
+        out, amap, *rest = result
+        if not return_map:
+            return out, None, *rest
+        if not self.own:
+            amap.measured = None
+        elif self.own.keys() != amap.measured.keys():
+            states = amap.measured.states
+            amap.measured = renamed(amap.measured, list(self.own.values()), [states[name] for name in self.own])
+        return out, amap, *rest
+
+
+class _Found(NamedTuple):
+    """A computed call: output, map, …; name → why a measure is missing; and why there is nothing for subscribers, the
+    result being what the caller gets then."""
+
+    result: tuple[Any, ...]
+    failed: Mapping[str, Exception]
+    error: Exception | None
+
+
+def _computed(
+    compute: Callable[..., tuple[Any, ...]], asked: _Asked, return_map: bool, undo: Callable[[], Any] | None, *,
+    strict: bool, unread: Exception | None,
+) -> _Found:  # fmt: skip
+    """The call with all measures; else with those that do not fail; else as the caller has it, which raises what is not
+    of the subscribers.
+
+    Args:
+        strict: raise what fails. unread: why it is not for subscribers, or None.
+    """
+    own = tuple(asked.own.values())
+    if unread is None:
+        try:
+            return _Found(compute(return_map=True, measures=(*own, *asked.further)), {}, None)
+        except Exception as error:
+            if strict or isinstance(error, NotPublished):
+                raise
+            unread = error
+        if undo is not None:
+            undo()
+        try:
+            result = compute(return_map=True, measures=own)
+            return _Found(result, _measured_apart(result[1], own, asked.further), None)
+        except NotPublished:
+            raise
+        except Exception:
+            if undo is not None:
+                undo()
+    return _Found(compute(return_map=return_map, measures=asked.given), {}, unread)
+
+
+def _measured_apart(amap: Any, own: Sequence[Measure], further: Sequence[Measure]) -> dict[str, Exception]:
+    """Add further measures to those of a map, one after the other; returns those that fail."""
+    found = amap.measured if own else amap.measure()
+    states, known, failed = dict(found.states), list(own), dict[str, Exception]()
+    for measure in further:
+        try:
+            states |= amap.measure(measure).states
+            known.append(measure)
+        except Exception as error:
+            failed[measure.name] = error
+    amap.measured = renamed(found, known, [states[measure.name] for measure in known])
+    return failed
+
+
+def _publish(
+    calls: Sequence[events.Subscriber], module: nn.Module, found: _Found, asked: _Asked,
+    facts: Callable[..., AttentionCall], held: Held | None, remarks: list[str], *, apart: bool,
+) -> None:  # fmt: skip
+    """Give the call to its subscribers, or tell them why they do not have it.
+
+    Args:
+        facts: the `AttentionCall` without what is found here. remarks: of the map, and gets more. apart: whether the
+            caller has the map too.
+    """
+    out, amap, *rest = found.result
+    error, seen, heads = found.error, None, None
+    if error is None:
+        try:
+            with held_warnings() as more:
+                seen = asked.seen(amap, found.failed, apart)
+                heads = _heads(out, seen.shape[1], *rest)
+            remarks += more
+        except Exception as reason:
+            error = reason
+    for one in calls:
+        failed = asked.failed_of(one, found.failed)
+        why = error or (next(iter(failed.values()), None) if one.on_error is None else None)
+        try:
+            if why is None and one.on_call is not None:
+                one.on_call(facts(name=one.name(module), map=seen, heads=heads, failed=failed, remarks=tuple(remarks)))
+        except Exception as reason:
+            why = reason
+        if why is not None:
+            one.failed(module, held, out, why)
 
 
 def _beside_extra_keys(

@@ -24,6 +24,7 @@ product are not scaled: the largest logit then approaches τ over several steps.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
+from math import inf, isnan
 from typing import Any, NamedTuple
 
 import torch
@@ -51,12 +52,15 @@ class Clipped:
         model: the model that was given, or its copy.
         step: of the record. tau: the limit.
         heads: (layer, head, largest logit, γ) of every head that was clipped.
+        unclipped: (layer, head, largest logit) of every head that ran and whose largest logit is NaN or infinite, or
+            was not measured.
     """
 
     model: nn.Module = field(repr=False, compare=False)
     step: int
     tau: float
     heads: tuple[tuple[str, int, float, float], ...]
+    unclipped: tuple[tuple[str, int, float], ...] = ()
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Header and rows as text."""
@@ -71,6 +75,10 @@ class Clipped:
 
     def __repr__(self) -> str:
         title = f"step {self.step}, τ = {self.tau:g}: {len(self)} heads clipped"
+        if self.unclipped:
+            listed = ", ".join(f"{layer or 'the model'} head {head} ({x})" for layer, head, x in self.unclipped[:4])
+            more = f" and {len(self.unclipped) - 4} more" if len(self.unclipped) > 4 else ""
+            title += f"; not clipped, as their largest logit is not known: {listed}{more}"
         return f"{title}\n{as_text(*self.table())}" if self.heads else title
 
     def _repr_html_(self) -> str:
@@ -93,7 +101,7 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
         tau: the limit, above 0.
         copy: clip a deepcopy, the result's `.model`; the model itself is unchanged, and the step can be used again.
     Returns:
-        `Clipped`: what was scaled, by how much.
+        `Clipped`: what was scaled, by how much, and which heads were not, as their largest logit is not a number.
     Raises:
         ConfigError: if max_logit is not measured, or naming watched layers whose queries and keys cannot be scaled head
             by head, or whose weights are computed from others or shared with other modules; nothing is changed then.
@@ -126,7 +134,12 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
     ]  # fmt: skip
     if not copy:
         own.ledger.clipped = summary.step
-    return Clipped(model, summary.step, tau, tuple(heads))
+    ran = own.ledger.last.layers
+    unclipped = [
+        (name, i, x) for (name, _), each in zip(plans, seen, strict=True) for i, x in enumerate(each)
+        if name in ran and (isnan(x) or x == inf)
+    ]  # fmt: skip
+    return Clipped(model, summary.step, tau, tuple(heads), tuple(unclipped))
 
 
 def _plans(model: nn.Module, record: Record, *, of_all: bool) -> list[tuple[str, HeadSite]]:

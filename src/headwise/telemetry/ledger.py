@@ -47,12 +47,20 @@ class Ledger:
             )
         self.index = number
 
-    def add(self, running: Running) -> None:
-        """Add the states of a forward to the current step."""
-        for name, layer in running.layers.items():
-            self._order.setdefault(name, layer.heads)
-            self._check(name, layer)
-            self._current.add(name, layer)
+    def check_heads(self, name: str, layer: Layer) -> None:
+        """Raise ConfigError if a layer does not have the heads that are kept of each."""
+        if bad := [head for head in self._heads or () if head >= layer.of]:
+            raise ConfigError(f"heads={bad[0]}: {name or 'the model'} has the heads 0 to {layer.of - 1}")
+
+    def add(self, name: str, layer: Layer) -> None:
+        """Add the states of a layer of a forward to the current step. ConfigError if it had other heads before."""
+        before = self._order.setdefault(name, layer.heads)
+        if layer.heads != before:
+            raise ConfigError(
+                f"{name or 'the model'} had {_listed(before)} when it was first watched, and has "
+                f"{_listed(layer.heads)} now; record.clear() discards the numbers so far"
+            )
+        self._current.add(name, layer)
 
     def end_step(self) -> Summary | None:
         """End the current step and return its summary; None if nothing was measured."""
@@ -96,15 +104,6 @@ class Ledger:
     def _summary(self, running: Running, step: int, steps: int, order: dict[str, range] | None = None) -> Summary:
         found = running.summary(self._names, self._order if order is None else order, self._heads)
         return Summary(step, steps, *found)
-
-    def _check(self, name: str, layer: Layer) -> None:
-        if bad := [head for head in self._heads or () if head >= layer.of]:
-            raise ConfigError(f"heads={bad[0]}: {name or 'the model'} has the heads 0 to {layer.of - 1}")
-        if layer.heads != self._order[name]:
-            raise ConfigError(
-                f"{name or 'the model'} had {_listed(self._order[name])} when it was first watched, and has "
-                f"{_listed(layer.heads)} now; record.clear() discards the numbers so far"
-            )
 
 
 def _listed(heads: range) -> str:

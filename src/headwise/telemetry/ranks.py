@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
-from headwise.spread import is_dtensor
+from headwise.spread import is_dtensor, uneven
 from headwise.stats.states import side_by_side
 from headwise.table import HeadTable
 from headwise.telemetry.running import Layer, Running
@@ -50,24 +50,23 @@ def gathered(runnings: list[Running], group: Any, modules: Mapping[str, nn.Modul
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError("reduce(): torch.distributed is not initialised; use record.latest and record.totals")
-    parts = [x for one in runnings for layer in one.layers.values() for x in (*layer.tensors(), _first(layer))]
+    layers = [(i, name, layer) for i, one in enumerate(runnings) for name, layer in one.layers.items()]
+    parts = [x for _, _, layer in layers for x in (*layer.tensors(), _facts(layer))]
     device = _device(group)
     flat = torch.cat(
         [torch.empty(0, dtype=torch.float64, device=device), *(x.double().flatten().to(device) for x in parts)]
     )
-    layout = repr(
-        [
-            [
-                (name, [x.shape for x in layer.tensors()], _replica(modules.get(name), layer))
-                for name, layer in one.layers.items()
-            ]
-            for one in runnings
-        ]
-    )
-    mine = torch.tensor([len(flat), zlib.crc32(layout.encode())], device=device)
+    names = repr([(i, name, layer.of) for i, name, layer in layers])
+    shapes = repr([[x.shape for x in layer.tensors()] for _, _, layer in layers])
+    shapes += repr([_replica(modules.get(name), layer) for _, name, layer in layers])
+    heads = max((len(layer.heads) for _, _, layer in layers), default=0)
+    mine = torch.tensor([len(flat), heads, *(zlib.crc32(x.encode()) for x in (names, shapes))], device=device)
     sizes = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, mine, group=group)
     if any(not torch.equal(size, mine) for size in sizes):
+        counts = [int(size[1]) for size in sizes]
+        if len({*counts}) > 1 and len({int(size[2]) for size in sizes}) == 1:
+            raise ConfigError(f"reduce(): {uneven(counts)}")
         raise ConfigError(
             f"reduce(): the ranks have not measured the same layers and heads ({[int(size[0]) for size in sizes]} "
             f"numbers), or the weights of a module that has fewer heads than it declares differ, as of heads that are "
@@ -123,9 +122,10 @@ def _joined(layers: Sequence[Layer]) -> Layer:
     )  # fmt: skip
 
 
-def _first(layer: Layer) -> Tensor:
-    """The number of the first head of a rank."""
-    return torch.tensor([layer.heads.start], dtype=torch.float64)
+def _facts(layer: Layer) -> Tensor:
+    """The number of the first head of a rank, and which measures are unknown there."""
+    unknown = [measure.name in layer.unknown for measure in layer.pooling.measures]
+    return torch.tensor([layer.heads.start, *unknown], dtype=torch.float64)
 
 
 def _rebuilt(runnings: list[Running], numbers: Tensor) -> list[Running]:
@@ -139,7 +139,10 @@ def _rebuilt(runnings: list[Running], numbers: Tensor) -> list[Running]:
         return here
 
     def layer(one: Layer) -> Layer:
-        rebuilt, first = one.with_tensors(take), int(take(_first(one)))
-        return replace(rebuilt, heads=range(first, first + len(one.heads)))
+        rebuilt = one.with_tensors(take)
+        first, *unknown = map(int, take(_facts(one)))
+        names = [m.name for m, there in zip(one.pooling.measures, unknown, strict=True) if there]
+        heads = range(first, first + len(one.heads))
+        return replace(rebuilt, heads=heads, unknown={name: one.unknown.get(name, "") for name in names})
 
     return [Running({name: layer(x) for name, x in one.layers.items()}) for one in runnings]

@@ -28,7 +28,6 @@ class RecognisedRecord(Record):
 
     def __init__(self, model: nn.Module, what: Chosen, how: Options) -> None:
         self._left: dict[str, str] | None = None
-        self._uncomputed: dict[str, str] = {}
         super().__init__(model, [*what.known, *what.rest], what.targets, dict(what.unwatched), how)
         self.layers = tuple(place.name for place in what.known)
         self._what, self._follows = what, True
@@ -51,10 +50,6 @@ class RecognisedRecord(Record):
     @unwatched.setter
     def unwatched(self, left: dict[str, str]) -> None:
         self._left = left
-
-    def _not_computed(self, name: str, why: str) -> None:
-        self._uncomputed[name] = why
-        super()._not_computed(name, why)
 
     def modules(self) -> dict[str, nn.Module]:
         """name → attention module of every layer so far."""

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from threading import Lock, get_ident
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise.errors import ConfigError, warn
+from headwise.errors import ConfigError, held_warnings, warn
 from headwise.events import call_name, here, in_backward
 from headwise.files import write_text
 from headwise.kernels.eager import eager
@@ -24,7 +25,6 @@ from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
 from headwise.shown import Shown
 from headwise.spread import Held
-from headwise.stats.pooled import Pooling
 from headwise.table import HeadTable
 from headwise.telemetry.alarms import Alarm, Alarms, spoiled
 from headwise.telemetry.calls import Calls, turn
@@ -36,7 +36,7 @@ from headwise.telemetry.pictures import Picture, picture
 from headwise.telemetry.places import entrances
 from headwise.telemetry.ranks import Reduced, gathered
 from headwise.telemetry.remarks import Remarks
-from headwise.telemetry.running import Running, layer_of, unknown_layer
+from headwise.telemetry.running import Merging, Running, layer_of, unknown_layer
 from headwise.telemetry.summary import History, Summary
 from headwise.telemetry.writers import Writer, Writers
 
@@ -61,6 +61,7 @@ class Record(Shown):
     def __init__(
         self, model: nn.Module, places: list[Place], targets: list[nn.Module], unwatched: dict[str, str], how: Options
     ) -> None:
+        self._uncomputed: dict[str, str] = {}  # name → why headwise does not compute a layer that it has an adapter for
         self.model, self.unwatched, self._how = model, unwatched, how
         self.layers = tuple(place.name for place in places)
         self.maps: dict[str, AttentionMap | Picture] = Maps(how.maps)
@@ -68,7 +69,8 @@ class Record(Shown):
         self._places, self._targets = places, targets
         self._entrances = entrances(model, places)
         self._writers, self._alarms = Writers(), Alarms(how.alarms)
-        self._pooling = Pooling(how.measures)
+        self._strict = how.on_error == "raise"
+        self._merging = Merging(how.measures, strict=self._strict)
         self._handles: list[RemovableHandle] = []
         self._observing = ExitStack()
         self._open, self._calls = False, Calls()
@@ -76,7 +78,8 @@ class Record(Shown):
         self._joined: set[int] = set()  # threads in which a call began meanwhile
         self._error: BaseException | None = None
         self._forward, self._seen, self._remarks = Running(), Maps(how.maps), Remarks()
-        self._warned: set[str] = set()  # layers
+        self._warned: set[tuple[str, str]] = set()  # layers, and what is said of them
+        self._later: list[str] = []  # warnings for the end of the forward
         self.clear()
 
     def clear(self) -> None:
@@ -106,6 +109,11 @@ class Record(Shown):
         if self._how.values:
             self._handles += self._projections.follow(self.model)
         known = [place for place in self._places if place.kind != "recognised"]
+        names = tuple(place.name for place in known)
+        self.layers = (*names, *(name for name in self.layers if name not in names))
+        self.unwatched = {name: why for name, why in self.unwatched.items() if name not in self._uncomputed}
+        self._warned -= {(name, "unwatched") for name in self._uncomputed}
+        self._uncomputed = {}
         self._handles += proven(known, self._not_computed, lambda: self._open)
         for entrance in self._entrances:  # of several records, the last one to begin a forward is the first to end it
             self._handles += [
@@ -130,6 +138,7 @@ class Record(Shown):
         give_back(self._targets)
         if self._how.steps == "manual" and self.ledger.pending:
             self.step()
+        self._say()
 
     def __enter__(self: Self) -> Self:
         return self.start()
@@ -161,6 +170,11 @@ class Record(Shown):
         """
         summary = self.ledger.end_step()
         if summary is not None:
+            for name, layer in self.ledger.last.layers.items():
+                for measure, why in layer.unknown.items():
+                    if why:
+                        self._remark(name, f"{measure} is NaN, as it could not be measured: {why}", measure)
+            self.remarks |= self._remarks.found()
             self._writers.write(summary)
             self._alarms.check(summary, self.model)
         return summary
@@ -301,12 +315,15 @@ class Record(Shown):
             with outside_transforms():
                 self._end_forward(keep=not failed)
                 if measured and not failed and self._alarms.of_results:
-                    self.ledger.spoiled |= spoiled(result)
+                    with self._guarded(""):
+                        self.ledger.spoiled |= spoiled(result)
         if self._how.steps == "forward" and not failed and self._counts():
             with outside_transforms():
                 self.step()
         if measured:
             self._check(module, result)
+        if not failed:
+            self._say()
 
     def _counts(self) -> bool:
         """Whether a forward is measured: not one that only shows how the model is written, as `find_heads` runs."""
@@ -315,14 +332,16 @@ class Record(Shown):
 
     def _begin_forward(self) -> None:
         """A measured forward begins."""
-        self._projections.open()
-        self._open, self._forward, self._seen = True, Running(), Maps(self._how.maps)
+        self._forward, self._seen = Running(), Maps(self._how.maps)
         self._remarks = self._remarks.next()
         modules = {place.module: place.name for place in self._places}
-        on_error = self._failed if self._how.on_error == "warn" else None
-        self._observing.enter_context(
-            observe(self._see, measures=self._how.measures, modules=modules, on_error=on_error)
-        )
+        on_error = None if self._strict else self._failed
+        with self._guarded(""):
+            self._observing.enter_context(
+                observe(self._see, measures=self._how.measures, modules=modules, on_error=on_error)
+            )
+            self._projections.open()
+            self._open = True
 
     def _begin_here(self) -> bool:
         """It is followed in this thread from now on. Returns whether the code there must not be compiled."""
@@ -342,13 +361,15 @@ class Record(Shown):
         self._projections.close()
         if keep:
             self.maps = self._seen
-            placed = frozenset(measure.name for measure in self._how.measures if measure.placed)
+            placed = {measure.name: "" for measure in self._how.measures if measure.placed}
             for name in self._remarks.unplaced():
                 self._forward.layers[name].unknown |= placed
-            self.ledger.add(self._forward)
+            for name, layer in self._forward.layers.items():
+                self.ledger.check_heads(name, layer)
+                with self._guarded(name):
+                    self.ledger.add(name, layer)
             self.remarks |= self._remarks.found()
         self._forward, self._seen = Running(), Maps(self._how.maps)
-        self._remarks = self._remarks.next()
 
     @eager
     @torch.no_grad()
@@ -357,17 +378,25 @@ class Record(Shown):
         if not self._open:
             return
         with _seeing, own_dtypes(call.map.q):
-            layer = layer_of(call, self._pooling)
+            layer = layer_of(call, self._merging)
             with outside_transforms():  # torch.func's tensors are wrapped, and belong to the function that it runs
                 self._forward.add(call.name, layer.with_tensors(plain))
-                self._remarks.add(call)
-            if self._how.maps == "lazy":
-                name = call_name(call.name, self._seen)
-                self._seen[name] = call.map
-                if self._how.values:
-                    self._seen.kept_of[name] = self._projections.kept(call)
-            elif self._how.maps == "pooled":
-                self._seen[call_name(call.name, self._seen)] = picture(call.map)
+                with self._guarded(call.name):
+                    self._remarks.add(call)
+            with self._guarded(call.name), held_warnings() as said:
+                self._keep(call)
+            for remark in (*call.remarks, *said):
+                self._remark(call.name, remark, "numbers")
+
+    def _keep(self, call: AttentionCall) -> None:
+        """Keep the map of a call, if maps are kept."""
+        if self._how.maps == "lazy":
+            name = call_name(call.name, self._seen)
+            self._seen[name] = call.map
+            if self._how.values:
+                self._seen.kept_of[name] = self._projections.kept(call)
+        elif self._how.maps == "pooled":
+            self._seen[call_name(call.name, self._seen)] = picture(call.map)
 
     @eager
     @torch.no_grad()
@@ -376,22 +405,42 @@ class Record(Shown):
         if not self._open:
             return
         with _seeing, outside_transforms():
-            layer = unknown_layer(held, out, self._pooling)
+            layer = unknown_layer(held, out, self._merging)
             self._forward.add(name, layer.with_tensors(plain))
-            self._remarks.failed[name] = f"a call was not measured: {error}"
-        self._warn(name, f"its statistics are NaN, as a call was not measured: {error}")
+            self._remark(name, f"its statistics are NaN, as a call was not measured: {error}", "calls")
+
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        """What fails within it is a remark on a layer; with on_error="raise", it is raised."""
+        try:
+            yield
+        except Exception as error:
+            if self._strict:
+                raise
+            self._remark(name, f"not recorded: {type(error).__name__}: {error}", "record")
+
+    def _remark(self, name: str, message: str, kind: str) -> None:
+        """Remark on a layer in this forward, and warn of the first remark of its kind when the forward has ended."""
+        self._remarks.say(name, message)
+        self._warn(name, message, kind)
 
     def _not_computed(self, name: str, why: str) -> None:
         """A module that was called without its attention being computed here."""
+        self._uncomputed[name] = why
         self.unwatched = self.unwatched | {name: why}
         self.layers = tuple(layer for layer in self.layers if layer != name)
-        self._warn(name, f"not watched: {why}")
+        self._warn(name, f"not watched: {why}", "unwatched")
 
-    def _warn(self, name: str, message: str) -> None:
-        """Warn of a layer once."""
-        if name not in self._warned:
-            self._warned.add(name)
-            warn(f"watch(model): {name or type(self.model).__name__}: {message}")
+    def _warn(self, name: str, message: str, kind: str) -> None:
+        if (name, kind) not in self._warned:
+            self._warned.add((name, kind))
+            self._later.append(f"watch(model): {name or type(self.model).__name__}: {message}")
+
+    def _say(self) -> None:
+        """Warn of what is to be said, with all numbers recorded: where warnings are errors, the first one is raised."""
+        later, self._later = self._later, []
+        for message in later:
+            warn(message)
 
 
 def _parts(others: dict[int, nn.Module], module: nn.Module) -> list[nn.Module]:

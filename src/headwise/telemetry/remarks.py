@@ -142,7 +142,7 @@ class _Calls:
 class Remarks:
     """Gathers what there is to say of the calls of a forward pass."""
 
-    failed: dict[str, str] = field(default_factory=dict)  # name → why calls of a module could not be measured
+    _said: dict[str, dict[str, None]] = field(default_factory=dict)  # name → what is said of a module beside its calls
     _of: dict[str, _Calls] = field(default_factory=dict)
     _keys: dict[str, _Keys] = field(default_factory=dict)  # of the last call of each module
 
@@ -150,13 +150,18 @@ class Remarks:
         """Return those of the next forward pass."""
         return Remarks(_keys=self._keys)
 
+    def say(self, name: str, remark: str) -> None:
+        """Add a remark on a module."""
+        self._said.setdefault(name, {})[remark] = None
+
     def add(self, call: AttentionCall) -> None:
         """Include a call. Of modules that headwise computes, heads are known, and most positions."""
         if call.unstarted:
-            self.failed[call.name] = (
+            self.say(
+                call.name,
                 f"which tokens its {call.map.shape[3]} keys are is not known, as its cache drops tokens and no mask "
                 f"shows which: statistics of the first tokens and of given tokens are NaN; give the model a 2-D "
-                f"attention_mask"
+                f"attention_mask",
             )
         known = computed(call.module)
         if apart := _apart(call, known):
@@ -193,7 +198,7 @@ class Remarks:
 
     def found(self) -> dict[str, str]:
         """name → remark, of the modules of which there is one."""
-        found = dict(self.failed)
+        found = {name: "; ".join(remarks) for name, remarks in self._said.items()}
         for name, calls in self._of.items():
             if remark := calls.remark():
                 found[name] = f"{found[name]}; {remark}" if name in found else remark

@@ -10,9 +10,50 @@ from torch import Tensor
 from headwise.masks import Grid
 from headwise.publishing import AttentionCall
 from headwise.spread import Held
-from headwise.stats import Measurements
+from headwise.stats import Measure, Measurements
+from headwise.stats.base import RowState
 from headwise.stats.pooled import Pooled, Pooling
 from headwise.stats.states import tensors_of, with_tensors
+
+
+class Merging(Pooling):
+    """The measures of a record, of which one that fails is unknown, and the others are not.
+
+    Args:
+        strict: raise its error instead.
+    """
+
+    def __init__(self, measures: Sequence[Measure], *, strict: bool) -> None:
+        super().__init__(measures)
+        self.strict = strict
+
+    def tried(self, unknown: dict[str, str], measure: Measure, function: Callable[..., Any], *args: Any) -> Any:
+        """function(*args) of a measure; None, and the reason in `unknown`, if it fails."""
+        if measure.name in unknown:
+            return None
+        try:
+            return function(*args)
+        except Exception as error:
+            if self.strict:
+                raise
+            unknown[measure.name] = f"{type(error).__name__}: {error}"
+            return None
+
+    def start(self, unknown: dict[str, str], measure: Measure, grid: Grid, device: torch.device) -> Any:
+        """The state of a measure of no calls, which an unknown one has too; None if there is none."""
+        failed = dict[str, str]()
+        like = torch.empty(0, device=device)
+        state = self.tried(failed, measure, lambda: measure.closed(measure.start(grid, like)))
+        unknown |= failed
+        return state
+
+    def pooled(self, measured: Measurements) -> Pooled | None:
+        """As in `Pooling`, with zeros for those that are missing."""
+        if any(name not in measured for name in self.names):
+            states, zeros = measured.states, torch.zeros_like(measured.nonfinite, dtype=torch.float64)
+            blank = RowState(zeros, zeros)
+            measured = Measurements(self.together, [states.get(m.name, blank) for m in self.together], zeros)
+        return super().pooled(measured)
 
 
 @dataclass
@@ -21,31 +62,34 @@ class Layer:
 
     Attributes:
         grid: the size of its latest attention matrix, for one batch entry.
-        pooling: the measures of the states.
+        pooling: the measures of the states, and how they are merged.
         pooled: the states of those that are pooled; None if there are none. states: of the others.
         nonfinite: [4, heads] float64 counts, as in `Summary`.
         heads: the numbers of these heads in the layer; of: how many heads it has on all ranks together.
-        unknown: names of the measures that are NaN, because those of some calls are not known.
+        unknown: name → why a measure is NaN, as that of some calls is not known; "" where it is said elsewhere.
     """
 
     grid: Grid
-    pooling: Pooling
+    pooling: Merging
     pooled: Pooled | None
     states: list[Any]
     nonfinite: Tensor
     heads: range
     of: int
-    unknown: frozenset[str] = frozenset()
+    unknown: dict[str, str] = field(default_factory=dict)
 
     def merged(self, other: "Layer") -> "Layer":
         """Merge two."""
         device = self.nonfinite.device
         if other.nonfinite.device != device:  # of a replica of the module
             other = other.with_tensors(lambda x: x.to(device))
-        states = [m.merge(one, two) for m, one, two in zip(self.pooling.others, self.states, other.states, strict=True)]
+        unknown = self.unknown | other.unknown
+        states = [
+            one if (merged := self.pooling.tried(unknown, m, m.merge, one, two)) is None else merged
+            for m, one, two in zip(self.pooling.others, self.states, other.states, strict=True)
+        ]
         pooled = None if self.pooled is None or other.pooled is None else self.pooled.merged(other.pooled)
         nonfinite = self.nonfinite + other.nonfinite
-        unknown = self.unknown | other.unknown
         return Layer(other.grid, self.pooling, pooled, states, nonfinite, self.heads, self.of, unknown)
 
     def tensors(self) -> list[Tensor]:
@@ -62,25 +106,34 @@ class Layer:
         good."""
         if not bool(self.nonfinite[0].any()):
             return self
-        like = torch.empty(0, device=self.nonfinite.device)
+        unknown, device = dict(self.unknown), self.nonfinite.device
+        states = [self.pooling.start(unknown, measure, self.grid, device) for measure in self.pooling.others]
         pooled = None if self.pooled is None else self.pooled.empty()
-        return replace(self, pooled=pooled, states=[measure.start(self.grid, like) for measure in self.pooling.others])
+        return replace(self, pooled=pooled, states=states, unknown=unknown)
 
 
 def columns(layers: Sequence[Layer]) -> Tensor:
     """The finished measures and the counts of layers on one device, [heads of all, measures + 4] float32."""
     first, *more = layers
-    pooling, known = first.pooling, {}
+    pooling, known = first.pooling, dict[str, list[Tensor]]()
     if first.pooled is not None:
-        pooled = first.pooled.beside(*(layer.pooled for layer in more if layer.pooled is not None))
-        known = dict(zip(pooling.names, pooled.finished(), strict=True))
+        pooled = first.pooled.beside(*(layer.pooled for layer in more if layer.pooled is not None)).finished()
+        sizes = [len(layer.heads) for layer in layers]
+        known = dict(zip(pooling.names, map(list, (row.split(sizes) for row in pooled)), strict=True))
     for i, measure in enumerate(pooling.others):
-        known[measure.name] = torch.cat([measure.finish(layer.states[i])[0] for layer in layers])
-    for name in frozenset().union(*(layer.unknown for layer in layers)):
-        here = [name in layer.unknown for layer in layers for _ in layer.heads]
-        known[name] = known[name].masked_fill(torch.tensor(here, device=first.nonfinite.device), torch.nan)
-    counts = torch.cat([layer.nonfinite for layer in layers], 1).float()
-    return torch.stack([*(known[measure.name] for measure in pooling.measures), *counts], -1)
+        known[measure.name] = [
+            pooling.tried(layer.unknown, measure, lambda state, m=measure: m.finish(state)[0], layer.states[i])
+            for layer in layers
+        ]
+    blank = [torch.full((len(layer.heads),), torch.nan, device=layer.nonfinite.device) for layer in layers]
+    found = [
+        torch.cat([
+            nan if measure.name in layer.unknown else part
+            for layer, nan, part in zip(layers, blank, known[measure.name], strict=True)
+        ])
+        for measure in pooling.measures
+    ]  # fmt: skip
+    return torch.stack([*found, *torch.cat([layer.nonfinite for layer in layers], 1).float()], -1)
 
 
 @dataclass
@@ -119,39 +172,42 @@ class Running:
         return tuple(places), names, table[:, : len(names)].contiguous(), table[:, len(names) :].nan_to_num(0.0)
 
 
-def layer_of(call: AttentionCall, pooling: Pooling) -> Layer:
+def layer_of(call: AttentionCall, pooling: Merging) -> Layer:
     """The states of one call."""
     measured, amap = call.measured, call.map
     assert measured is not None  # a record has measures
-    whole, states = amap.rule.grid, []
-    grid = replace(whole, b=1)
-    if pooling.others:
-        states = [measured.states[m.name] for m in pooling.others]
-        if len(amap.lse) != 1:
-            states = [m.merge(m.start(grid, amap.lse), x) for m, x in zip(pooling.others, states, strict=True)]
+    unknown = {name: f"{type(error).__name__}: {error}" for name, error in call.failed.items()}
+    grid, device, given, states = replace(amap.rule.grid, b=1), amap.lse.device, measured.states, []
+    for m in pooling.others:
+        state = None if m.name in unknown else given[m.name]
+        if len(amap.lse) != 1 and state is not None:
+            start = pooling.start(unknown, m, grid, device)
+            state = pooling.tried(unknown, m, m.merge, start, state)
+        states.append(pooling.start(unknown, m, grid, device) if state is None else state)
     heads = amap.shape[1]
-    nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=amap.lse.device)
+    nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=device)
     if bool(measured.nonfinite.any()):
         nonfinite[0] = measured.nonfinite.sum(0)
         nonfinite[1] = _bad(amap.q, heads)
         nonfinite[2] = _bad(amap.k, heads)
     if amap.nonfinite_values is not None:
         nonfinite[3] = amap.nonfinite_values.sum(0).repeat_interleave(heads // amap.nonfinite_values.shape[1])
-    unknown = {m.name for m in pooling.measures if call.unplaced and m.placed}
-    unknown |= {m.name for m in pooling.measures if call.unstarted and (m.requires or m.of_first)}
+    unplaced = {m.name for m in pooling.measures if call.unplaced and m.placed}
+    unplaced |= {m.name for m in pooling.measures if call.unstarted and (m.requires or m.of_first)}
     numbers, of = (range(heads), heads) if call.held is None else call.held
-    return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of, frozenset(unknown))
+    pooled = pooling.pooled(measured)
+    return Layer(grid, pooling, pooled, states, nonfinite, numbers, of, dict.fromkeys(unplaced, "") | unknown)
 
 
-def unknown_layer(held: Held | None, out: Tensor, pooling: Pooling) -> Layer:
+def unknown_layer(held: Held | None, out: Tensor, pooling: Merging) -> Layer:
     """The states of a call that was not measured, of its output [b, h, n, d_v]."""
     heads, n = out.shape[1:3]
-    grid, like = Grid(1, heads, n, n), torch.zeros(1, heads, n, device=out.device)
-    measured = Measurements(pooling.measures, [m.closed(m.start(grid, like)) for m in pooling.measures], like[..., 0])
-    numbers, of = held or (range(heads), heads)
-    states = [measured.states[m.name] for m in pooling.others]
-    nonfinite, names = torch.zeros(4, heads, dtype=torch.float64, device=out.device), {m.name for m in pooling.measures}
-    return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of, frozenset(names))
+    grid = Grid(1, heads, n, n)
+    unknown = {m.name: "" for m in pooling.measures}
+    pooled = pooling.pooled(Measurements((), (), torch.zeros(1, heads, dtype=torch.int64, device=out.device)))
+    states = [pooling.start(unknown, m, grid, out.device) for m in pooling.others]
+    nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=out.device)
+    return Layer(grid, pooling, pooled, states, nonfinite, *(held or (range(heads), heads)), unknown)
 
 
 def _bad(x: Tensor, heads: int) -> Tensor:

@@ -59,10 +59,12 @@ def watch(
             `record.step()`, such as the micro-batches of an optimiser's step; maxima are taken over all of them.
         during: "always", or only in "training" or "evaluation" mode; other calls are not steps.
         alarms: conditions to check in every measured step; the measures that they need are added.
-        on_error: what happens where a call cannot be measured, such as one with an argument that headwise does not
-            support: "warn" computes it with the model's own attention, sets its statistics to NaN, names the reason in
-            `record.remarks`, and warns once for each layer; "raise" raises the error through the model. Alarms raise
-            in either case what they are made to raise.
+        on_error: what happens where something cannot be measured. "warn": a measure that fails is NaN, and the others
+            are not; a call that headwise does not support is computed by the model's own attention, and NaN where
+            that returns no weights. `record.remarks` has the reason, and when the forward has ended, there is one
+            warning for each layer. "raise" raises the error through the model. In either case alarms raise what they
+            are made to raise, and ConfigError is raised for layers without one of `heads` and under PyTorch's
+            `context_parallel`, where no attention that headwise could leave the call to would be right.
     Returns:
         The `Record`: a context manager, with `start()` and `stop()` for other uses.
     Raises:

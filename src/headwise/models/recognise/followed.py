@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.models.recognise.layout import Layout
 from headwise.models.recognise.products import Contraction
+from headwise.publishing import NotPublished
 
 Stage = Literal["input", "scores", "exp", "total", "lse", "log", "weights", "other"]
 
 
-class Lost(Exception):
+class Lost(NotPublished):
     """Why a call is not followed, in words for the user."""
 
 

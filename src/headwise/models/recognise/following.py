@@ -24,7 +24,7 @@ from headwise.models.recognise.chains import (
     viewed,
     written,
 )
-from headwise.models.recognise.followed import INPUT, UNEXPECTED, Lost, Softmax, unexpected
+from headwise.models.recognise.followed import INPUT, Lost, Softmax, unexpected
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.functions import (
     ARITHMETIC,
@@ -134,7 +134,7 @@ class Following(TorchFunctionMode):
             seen = self.seen
             try:
                 _see(seen, func, name, args, kwargs, out)
-            except UNEXPECTED as error:
+            except Exception as error:  # following it must not disturb the model
                 seen.record(out, f"{name}: {unexpected(error)}")
             while seen.ready:  # what subscribers raise is raised through the model
                 seen.on_values(*seen.ready.pop())
@@ -168,7 +168,7 @@ class Following(TorchFunctionMode):
             call = library.read(given, out, function, seen)
             call = replace(call, own=call.own or library.own(given, out))
             take(seen, call, record)
-        except (Lost, *UNEXPECTED) as error:
+        except Exception as error:
             reason = str(error) if isinstance(error, Lost) else unexpected(error)
             record.reason = f"{name}: {reason}"
         while seen.ready:

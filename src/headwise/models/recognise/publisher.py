@@ -82,7 +82,10 @@ class Publisher:
         rows = SOME if place[0] in self._whole and not x.note else None  # of changed weights, only some rows may differ
         try:
             with torch.no_grad(), own_dtypes(out):
-                a = assembled(product, x, at, side, out)
+                try:
+                    a = assembled(product, x, at, side, out)
+                except UNEXPECTED as error:
+                    raise Lost(unexpected(error)) from error
                 compute = partial(_checked, a, rows, made, doubts)
                 attended(
                     place[0], a.q, a.k, a.v, to_itself=a.to_itself, at_end=a.at_end, unplaced=a.unplaced,
@@ -96,12 +99,11 @@ class Publisher:
         except Lost as reason:
             record.reason, record.nonfinite = explained(x, str(reason)), isinstance(reason, NotFinite)
             return
-        held = held_by(place[0], a.q, a.k, a.v)
-        receivers = [
-            partial(one.on_delta, one.name(place[0]), held) for one in subscribers_of(place[0]) if one.on_delta
-        ]
+        told = [one for one in subscribers_of(place[0]) if one.on_delta]
         returned = out if x.answer is None else x.answer.returned
-        if receivers and returned.requires_grad:
+        if told and returned.requires_grad:
+            held = held_by(place[0], a.q, a.k, a.v)
+            receivers = [partial(one.on_delta, one.name(place[0]), held) for one in told if one.on_delta]
             first = None if x.answer is None else x.answer.arrange
             arrange = a.arrange if first is None else partial(_both, first, a.arrange)
             own = a.out.detach() if x.answer is None else arrange(returned.detach())
@@ -139,8 +141,11 @@ def _checked(
             raise
         doubts.append(str(reason))
     except UNEXPECTED as error:
+        if options.pop("measures", ()):
+            _checked(attention, rows, made, doubts, *given, **options)  # if it is the call that fails
+            raise
         raise Lost(unexpected(error)) from error
-    made += [out, amap.lse]
+    made[:] = [out, amap.lse]
     return out, amap
 
 

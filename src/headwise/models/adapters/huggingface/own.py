@@ -2,9 +2,9 @@
 
 import dis
 import inspect
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,10 @@ from headwise.publishing.tokens import renamed
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits
 from headwise.spread import held_by
-from headwise.stats import LearnedSinkMass, Measure, Measurements, resolve
+from headwise.stats import LearnedSinkMass, Measure, Measurements, Statistic
 from headwise.stats.states import with_tensors
 
+Map = TypeVar("Map", bound=AttentionMap)
 FORMER = "_headwise_former"  # on an attention module: the implementation that headwise takes the place of
 
 
@@ -87,21 +88,25 @@ def computed_by_model(
         out, weights = function(module, query, key, value, attention_mask, **options)
     except Exception:
         raise error from None
-    held = held_by(module, query, key, value) if seen_by else None
-    left_to_own_code(module, str(error), held, out.transpose(1, 2), error if weights is None else None)
+    amap: WeightsMap | None = None
+    why: Exception | None = error if weights is None else None
     if weights is not None and seen_by:
         keys = position.keys
         bias, scale = options.get("position_bias"), options.get("scaling")
-        with torch.no_grad():
-            amap, other, exact = _maps_of(
-                weights.detach()[..., :keys].float(), query, key[:, :, :keys], scale, bias, mask
-            )
+        try:
+            with torch.no_grad():
+                amap = _map_of(weights.detach()[..., :keys].float(), query, key[:, :, :keys], scale, bias, mask)
+        except Exception as unread:
+            why = unread
+    left_to_own_code(module, str(error), partial(held_by, module, query, key, value), out.transpose(1, 2), why)
+    if amap is not None:
+        seen = amap
 
         def compute(
             *given: Tensor, mask: Mask, return_map: bool = False, measures: Sequence[str | Measure] = ()
         ) -> tuple[Tensor, Any]:
-            amap.measured = _measured(amap, other, exact, resolve(measures)) if measures else None
-            return out.transpose(1, 2), amap
+            seen.measured = seen.measure(*measures) if measures else None
+            return out.transpose(1, 2), seen
 
         attended(
             module, query, key, value, compute=compute, mask=amap.rule.mask, to_itself=to_itself,
@@ -110,15 +115,41 @@ def computed_by_model(
     return out, weights
 
 
-def _maps_of(
-    w: Tensor, q: Tensor, k: Tensor, scale: float | None, bias: Tensor | None, mask: Mask | None
-) -> tuple[AttentionMap, AttentionMap | None, bool]:
-    """The map that has these weights, with scores that are one bias [b, h, n, m]; another one with other numbers added
-    to the scores of each row, or None; and whether the scores of the latter, or of the only one, are the model's.
+class WeightsMap(AttentionMap):
+    """The map that has given weights, and whose scores are one bias [b, h, n, m].
+
+    What a row lacks of 1 is a learned sink of logit 0. Measures that change with a number added to all scores of a row
+    are of `other`, the map of the model's scores without a sink; NaN where its scores are not those of the model.
+
+    Attributes:
+        other: None where this map has the model's scores, or nothing knows them. exact: whether they are known.
+    """
+
+    other: AttentionMap | None = None
+    exact: bool = True
+
+    def measured_by(
+        self, found: Mapping[Statistic, Tensor] | None, wanted: Sequence[Measure], **how: Any
+    ) -> Measurements:
+        """As in `AttentionMap`."""
+        mine = super().measured_by(found, wanted, **how)
+        if self.other is None:
+            return mine
+        shifted, states = self.other.measure(*wanted), mine.states
+        for one in wanted:
+            if not (isinstance(one, LearnedSinkMass) or torch.allclose(mine[one.name], shifted[one.name], 1e-3, 1e-3)):
+                of_scores = shifted.states[one.name]
+                states[one.name] = (
+                    of_scores if self.exact else with_tensors(of_scores, lambda x: torch.full_like(x, torch.nan))
+                )
+        return renamed(mine, wanted, [states[one.name] for one in wanted])
+
+
+def _map_of(w: Tensor, q: Tensor, k: Tensor, scale: float | None, bias: Tensor | None, mask: Mask | None) -> WeightsMap:
+    """The map of weights [b, h, n, m] that were computed of q [b, h, n, d] and k [b, h_kv, m, d].
 
     Where log w differs from scale · q·k + bias by one number in each row, that number is the row's log-sum-exp, with
-    whatever else is in the denominator; otherwise the scores are log w. What a row lacks of 1 is a learned sink of
-    logit 0 in the first map.
+    whatever else is in the denominator; otherwise the scores are log w.
     """
     b, h, n, m = w.shape
     scores = q.float() @ k.float().repeat_interleave(h // k.shape[1], 1).mT
@@ -133,30 +164,17 @@ def _maps_of(
     lse = lse.masked_fill(hidden, -torch.inf)
     lacking = (1 - w.sum(-1)).masked_fill(hidden, 0.0)
     sunk = bool((lacking > 10 * few).any())
-    whole = both(mask, of_boolean(w > 0)) or Everything()
+    shown = both(mask, of_boolean(w > 0)) or Everything()
     nothing = scores.new_zeros(b, h, n, 1), scores.new_zeros(b, h, m, 1)
 
-    def of(lse: Tensor, scores: Tensor, *more: Score) -> AttentionMap:
-        return AttentionMap(
-            *nothing, lse, Rule(whole, 1.0, Grid(b, h, n, m), (Bias(scores), *more)), named="torch_blocks"
-        )
+    def of(kind: type[Map], lse: Tensor, scores: Tensor, *more: Score, whole: bool = True) -> Map:
+        rule = Rule(shown, 1.0, Grid(b, h, n, m), (Bias(scores), *more))
+        return kind(*nothing, lse, rule, named="torch_blocks", whole=whole)
 
     if exact and not sunk:
-        return of(lse, scores), None, True
+        return of(WeightsMap, lse, scores)
     sink = (lse + lacking.clamp_min(1e-7).log() if sunk else lse - 1).masked_fill(hidden, 0.0)
     more = (SinkLogits(scores.new_zeros(h)),) if sunk else ()
-    return of(lse - sink, scores - sink[..., None], *more), of(lse, scores), exact
-
-
-def _measured(amap: AttentionMap, other: AttentionMap | None, exact: bool, measures: Sequence[Measure]) -> Measurements:
-    """The measures of the map of weights. Those that change with a number added to all scores of a row are of the
-    scores: they are of the other map where its scores are the model's, and otherwise NaN."""
-    found = amap.measure(*measures)
-    if other is None:
-        return found
-    shifted, states = other.measure(*measures), found.states
-    for one in measures:
-        if not (isinstance(one, LearnedSinkMass) or torch.allclose(found[one.name], shifted[one.name], 1e-3, 1e-3)):
-            of_scores = shifted.states[one.name]
-            states[one.name] = of_scores if exact else with_tensors(of_scores, lambda x: torch.full_like(x, torch.nan))
-    return renamed(found, measures, [states[one.name] for one in measures])
+    found = of(WeightsMap, lse - sink, scores - sink[..., None], *more)
+    found.other, found.exact = of(AttentionMap, lse, scores, whole=not sunk), exact
+    return found
