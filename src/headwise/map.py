@@ -93,6 +93,7 @@ class AttentionMap(Shown):
         self.nonfinite_values = nonfinite_values
         self.measured: Measurements | None = None
         self._whole, self._looked_at = whole, not whole
+        self._read_from: Matrix | None = None
 
     @property
     def q(self) -> Tensor:
@@ -310,10 +311,13 @@ class AttentionMap(Shown):
         strange = self.nonfinite_values
         if strange is not None:
             strange = strange[batch, head // (h // strange.shape[1])].view(1, 1)
-        return AttentionMap(
-            *self._matrix.head(batch, head)[:4], kernel=self.kernel, named=self.named, refusals=self.refusals,
-            nonfinite_values=strange, whole=self._whole,
+        part = self._matrix.head(batch, head)
+        one = AttentionMap(
+            *part[:4], kernel=self.kernel, named=self.named, refusals=self.refusals, nonfinite_values=strange,
+            whole=self._whole,
         )  # fmt: skip
+        one._read_from = part
+        return one
 
     def clone(self) -> "AttentionMap":
         """Return the same map with copies of q, k and the tensors of its mask and scores: O(n) memory. It can be read
@@ -334,7 +338,7 @@ class AttentionMap(Shown):
         Raises ConfigError if there is no kernel of that name."""
         check_name(kernel)
         same = copy(self)
-        same.named, same.read_by = kernel, {}
+        same.named, same.read_by, same._read_from = kernel, {}, self._read_from
         return same
 
     def __repr__(self) -> str:
@@ -352,7 +356,7 @@ class AttentionMap(Shown):
 
     def __getstate__(self) -> dict[str, Any]:
         self._check()
-        return {**vars(self), "_inputs": None}
+        return {**vars(self), "_inputs": None, "_read_from": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -360,7 +364,10 @@ class AttentionMap(Shown):
 
     @property
     def _matrix(self) -> Matrix:
-        return (Matrix.of_all_keys if self._whole else Matrix)(self.q, self.k, self.lse, self.rule)
+        q, k = self.q, self.k  # raises if they have changed
+        if self._read_from is None:
+            self._read_from = (Matrix.of_all_keys if self._whole else Matrix)(q, k, self.lse, self.rule)
+        return self._read_from
 
     def _look(self) -> None:
         """Check before the first read that the weights add up."""

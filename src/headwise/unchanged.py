@@ -116,16 +116,21 @@ def check_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, rounding: float) -
     warns if logits are so large that float32 no longer shows differences between them."""
     if not add_up(q, k, lse, rule, FIRST_PAIRS, rounding):
         raise _changed("any", "map.clone()")
+    remark_large(
+        lse,
+        "its rows sum to 1, but keys whose logits differ by less cannot be told apart; for exact weights pass q, k and "
+        "v in float64",
+    )
+
+
+def remark_large(lse: Tensor, so: str) -> None:
+    """Warn if logits are so large that float32 no longer shows differences between them; `so`: what follows."""
     if lse.dtype == torch.float64:
         return
     largest = float(torch.where(lse.isfinite(), lse.abs(), 0.0).max()) if lse.numel() else 0.0
     if largest > LARGE:
         steps = largest * 2.0**-23
-        warn(
-            f"this attention map has logits of about {largest:.1g}, which float32 resolves to {steps:.1g}: its "
-            f"rows sum to 1, but keys whose logits differ by less cannot be told apart; for exact weights pass q, k "
-            f"and v in float64"
-        )
+        warn(f"this attention map has logits of about {largest:.1g}, which float32 resolves to {steps:.1g}: {so}")
 
 
 @torch.no_grad()

@@ -1,8 +1,9 @@
 """Weights are exact, and rows sum to 1, however large the logits are."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ from large_logits import KINDS, made, off, vectors
 from torch import Tensor
 
 import headwise as hw
+from headwise.kernels.reads import Matrix
 from headwise.map import AttentionMap
 from headwise.stats import RowMeasure
 from headwise.tiles import Tile
 
 KERNELS = "cpu", "torch_blocks", "reference"
+whole_rows = Matrix._whole_rows
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +42,7 @@ class Mass(RowMeasure):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "m"), [(2, 7), (53, 101)])
 def test_rows_sum_to_one(n: int, m: int, kind: str, d: int, kernel: str) -> None:
-    for size in (1.0, 1e2, 7e3, 1e4, 7e7):
+    for size in (1.0, 8.0, 1e2, 7e3, 1e4, 7e7):
         q, k = vectors(kind, size, d, n, m)
         amap = made(q, k, kernel)
         mass, relative = off(amap[:], q, k)
@@ -47,6 +50,27 @@ def test_rows_sum_to_one(n: int, m: int, kind: str, d: int, kernel: str) -> None
         assert relative <= 1 or size > 1e4
         assert abs(float(amap[0, 1, 1].double().sum()) - 1) <= 2e-6
         assert amap.lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("d", [1, 64, 128])
+@pytest.mark.parametrize("size", [100.0, 1e4, 1e6])
+def test_large_terms_that_cancel(size: float, d: int, kernel: str) -> None:
+    q, k = vectors("random", 3.0, d, 11, 41)
+    noise = torch.randn(1, 2, 11, 41, generator=torch.Generator().manual_seed(d))
+    large, like_product = vectors("random", size, d, 11, 41)
+    given = [
+        (q, k, noise + size, torch.full((1, 1, 1, 41), -size)),
+        (q, k, noise + size, 0.1 * noise, torch.full((1, 2, 11, 1), -size)),
+        (q, k, 0.01 * noise - 8.0),
+        (large, like_product, -(large.double() @ like_product.double().mT).float()),
+    ]
+    for q, k, *biases in given:
+        amap = made(q, k, kernel, score=tuple(map(hw.Bias, biases)))
+        for weights in (amap[:], torch.cat([amap[:, :, i : i + 1] for i in range(11)], 2), amap @ torch.eye(41)):
+            mass, relative = off(weights, q, k, *biases)
+            assert mass <= 2e-6
+            assert relative <= 1
 
 
 READS = {
@@ -116,6 +140,35 @@ def test_in_half_precision(dtype: torch.dtype, kernel: str) -> None:
     mass, relative = off(made(q, k, kernel)[:], q, k)
     assert mass <= 2e-6
     assert relative <= 1
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_each_row_is_summed_once(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    summed: list[int] = []
+
+    def counted(of: Matrix, compute: Callable[[Matrix], Tensor], rows: Any = whole_rows) -> Matrix:
+        part = rows(of, compute)
+        summed.append(part.lse.numel())
+        return part
+
+    monkeypatch.setattr(Matrix, "_whole_rows", counted)
+    q, k = vectors("near ties", 7e3, 64, 30, 41)
+    amap = made(q, k, kernel)
+    one = amap.head(0, 1)
+    for part in (amap[0, 1, 3:9, :5], one[0, 0, 3:9], amap.using(kernel)[0, 1, 5:8]):
+        assert part.isfinite().all()
+    assert sum(summed) == (6 if kernel != "reference" else 60)
+    with torch.inference_mode():
+        amap.pool(4)
+    for _ in range(3):
+        assert float((amap[:].double().sum(-1) - 1).abs().max()) <= 2e-6
+        amap.T @ torch.ones(30, 1)
+    assert sum(summed) <= 30 + 60
+    k.mul_(2.0)
+    with pytest.raises(hw.ConfigError, match="changed in place"):
+        amap.to_dense()
+    with pytest.raises(hw.ConfigError, match="changed in place"):
+        one.to_dense()
 
 
 def test_logits_that_float32_does_not_resolve_are_remarked_once() -> None:

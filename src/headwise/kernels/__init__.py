@@ -105,7 +105,7 @@ def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any,
     refusals: dict[str, str] = {}
     for candidate in candidates(kernel):
         try:
-            return getattr(KERNELS[candidate].reads, what)(of, *given), candidate
+            return getattr(KERNELS[candidate].reads.suited(of), what)(of, *given), candidate
         except Declined as reason:
             refusals[candidate] = str(reason)
     en, zh = _way_out(

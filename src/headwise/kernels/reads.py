@@ -5,7 +5,8 @@ with the reason for what the kernel does not support. `headwise.kernels.read` ch
 calls.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cached_property
 from math import log
 from typing import NamedTuple
 
@@ -23,64 +24,177 @@ from headwise.stats.values import Reduced, ToReduce
 from headwise.tiles import Tile, stream
 
 LARGE = 2.0  # scores; of larger ones the rounding of the log-sum-exp shows in the sums of rows
+CANCELLING = 16.0  # terms of a score this many times larger than the scores leave too few of their digits in float32
+
+
+class Whole:
+    """The matrix of a map with all of its keys, and what its reads keep of it: the sizes of its scores, and for each
+    kernel the exact log-sum-exp of each row that has been read."""
+
+    def __init__(self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> None:
+        self.q, self.k, self.lse, self.rule = q, k, lse, rule
+        self._kept: dict[Hashable, tuple[Tensor, Tensor]] = {}
+
+    @cached_property
+    def lse_size(self) -> float:
+        """The largest finite |log-sum-exp|; 0 if there is none."""
+        return _largest(torch.where(self.lse.isfinite(), self.lse.abs(), 0.0))
+
+    @cached_property
+    def terms(self) -> list[tuple[float, float]]:
+        """Bounds of the product of queries and keys and of each term that is added to it: the highest and the lowest
+        number, at least and at most 0. NaN for vectors that are not finite."""
+        norms = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (self.q, self.k))
+        terms, product = self.rule.terms(self.lse[..., :0]), abs(self.rule.scale)
+        for norm in norms:
+            product *= _largest(norm)
+        product = min(terms.soft_cap, product) if terms.soft_cap else product
+        added = [x for x in (terms.relative, *terms.biases) if x is not None]
+        return [(product, -product), *((max(0.0, _largest(x)), min(0.0, -_largest(-x))) for x in added)]
+
+    @property
+    def highest(self) -> float:
+        """No score is higher."""
+        return sum(high for high, _ in self.terms)
+
+    @property
+    def size(self) -> float:
+        """The terms of no score are larger together, in magnitude."""
+        return sum(max(high, -low) for high, low in self.terms)
+
+    @cached_property
+    def cancels(self) -> bool:
+        """Whether scores may be sums of terms so much larger that float32 does not resolve them."""
+        size = CANCELLING * max(LARGE, self.lse_size - log(max(1, self.rule.grid.m)))
+        sizes = sorted(max(high, -low) for high, low in self.terms)
+        return len(sizes) > 1 and self.highest > size and sizes[-2] > size
+
+    @cached_property
+    def mean_score(self) -> float:
+        """The largest |Σ p·S| of a row, the mean of its scores by their weights: by it, errors of scores show in its
+        sum."""
+        mean = torch.zeros_like(self.lse)
+        for tile in stream(self.q, self.k, self.lse, self.rule):
+            mean[:, :, slice(*tile.rows)] += tile.lse * tile.mass - tile.entropy
+        return _largest(mean.masked_fill_(~self.lse.isfinite(), 0.0).abs_())
+
+    def kept(self, kernel: Hashable) -> tuple[Tensor, Tensor]:
+        """Exact log-sum-exps in float64 and whether each is known, both [b, h, n], to be completed in place."""
+        if kernel not in self._kept:
+            with torch.inference_mode(False):
+                known = torch.zeros_like(self.lse, dtype=torch.bool)
+                self._kept[kernel] = torch.zeros_like(self.lse, dtype=torch.float64), known
+        return self._kept[kernel]
 
 
 class Matrix(NamedTuple):
     """The attention matrices of all heads, or a rectangle of them: q [b, h, n, d], k [b, h_kv, m, d], the log-sum-exp
     [b, h, n] over whole rows, and the rule.
 
-    whole: the matrix with all keys of the log-sum-exp, of which it has `rows`; None if it is not known.
+    whole: the matrix with all keys of the log-sum-exp; None if it is not known. Of it, this one has `rows`, and those
+    of one batch entry and head, `only`, if they are not None.
     """
 
     q: Tensor
     k: Tensor
     lse: Tensor
     rule: Rule
-    whole: "Matrix | None" = None
+    whole: Whole | None = None
     rows: Span = Span(0, 0)
+    only: tuple[int, int] | None = None
 
     @classmethod
     def of_all_keys(cls, q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> "Matrix":
         """A matrix whose log-sum-exp is over its keys, and no others."""
-        return cls(q, k, lse, rule, cls(q, k, lse, rule), Span(0, rule.grid.n))
+        return cls(q, k, lse, rule, Whole(q, k, lse, rule), Span(0, rule.grid.n))
 
     def part(self, rows: range, cols: range) -> "Matrix":
         """The rectangle of these rows and columns; both ranges have step 1."""
         i, j = Span(rows.start, rows.stop), Span(cols.start, cols.stop)
         q, k, lse = self.q[:, :, slice(*i)], self.k[:, :, slice(*j)], self.lse[:, :, slice(*i)]
         at = Span(self.rows.start + i.start, self.rows.start + i.stop)
-        return Matrix(q, k, lse, self.rule.part(i, j), self.whole, at)
-
-    def whole_rows(self) -> "Matrix":
-        """Its rows over all keys, which are known."""
-        assert self.whole is not None
-        q, k, lse, rule, *_ = self.whole
-        at = slice(*self.rows)
-        return Matrix.of_all_keys(q[:, :, at], k, lse[:, :, at], rule.rows(self.rows))
+        return Matrix(q, k, lse, self.rule.part(i, j), self.whole, at, self.only)
 
     def head(self, batch: int, head: int) -> "Matrix":
         """The matrix of one batch entry and head."""
         kv = head // (self.q.shape[1] // self.k.shape[1])
         q, k, lse = self.q[batch, head], self.k[batch, kv], self.lse[batch, head]
-        whole = self.whole and self.whole.head(batch, head)
-        return Matrix(q[None, None], k[None, None], lse[None, None], self.rule.only(batch, head), whole, self.rows)
+        only = (batch, head) if self.only is None else self.only
+        rule = self.rule.only(batch, head)
+        return Matrix(q[None, None], k[None, None], lse[None, None], rule, self.whole, self.rows, only)
 
     def with_keys_of(self, x: Tensor) -> "Matrix":
         """The matrix in the dtype of x [b, h_kv or h, m, e], its KV heads repeated to match those of x."""
-        group = x.shape[1] // max(1, self.k.shape[1])
-        k = self.k if group == 1 else self.k.repeat_interleave(group, 1)
-        return self._replace(q=self.q.to(x.dtype), k=k.to(x.dtype), whole=self.whole and self.whole.with_keys_of(x))
+        return self._replace(q=self.q.to(x.dtype), k=_repeated(self.k, x.shape[1]).to(x.dtype))
+
+    @property
+    def has_exact_rows(self) -> bool:
+        """Whether `exact_lse` can be more exact than the log-sum-exp, which is rounded to float32."""
+        return self.whole is not None and self.lse.dtype != torch.float64 and not self.lse.is_mps and self._has_numbers
 
     @property
     def has_large_scores(self) -> bool:
         """Whether scores are so large that rounding the log-sum-exp to float32 could change the sum of a row by 1e-6:
         larger than `LARGE`, as the log-sum-exp of scores up to s is at most s + ln m."""
-        if self.whole is None or self.lse.dtype == torch.float64 or self.lse.is_mps:  # which has no float64
+        whole = self.whole
+        return whole is not None and self.has_exact_rows and whole.lse_size > LARGE + log(max(1, whole.rule.grid.m))
+
+    @property
+    def cancels(self) -> bool:
+        """Whether scores may be sums of terms so much larger that float32 does not resolve them."""
+        return self.whole is not None and self.has_exact_rows and self.whole.cancels
+
+    def exact_lse(self, kernel: Hashable, compute: Callable[["Matrix"], Tensor]) -> Tensor:
+        """The log-sum-exp of its rows in float64 by `compute`, kept for `kernel`, so that each row is computed once.
+
+        Args:
+            compute: from a matrix with all keys.
+        """
+        assert self.whole is not None
+        if not self._has_numbers:
+            return compute(self._whole_rows(self.rows))
+        found, known = (x[(*self._heads(), ...)] for x in self.whole.kept(kernel))
+        missing = known[:, :, slice(*self.rows)].logical_not().flatten(0, 1).any(0).nonzero().flatten()
+        if len(missing):
+            rows = Span(self.rows.start + int(missing[0]), self.rows.start + int(missing[-1]) + 1)
+            found[:, :, slice(*rows)] = compute(self._whole_rows(rows))
+            known[:, :, slice(*rows)] = True
+        return found[:, :, slice(*self.rows)]
+
+    @property
+    def _has_numbers(self) -> bool:
+        """Whether the tensors are neither recorded in a graph nor wrapped by a transform."""
+        if torch.compiler.is_compiling() or traced():
             return False
-        if torch.compiler.is_compiling() or traced() or torch._C._functorch.is_functorch_wrapped_tensor(self.lse):
-            return False
-        limit = LARGE + log(max(1, self.whole.rule.grid.m))
-        return bool((self.lse.abs() > limit).logical_and_(self.lse.isfinite()).any())
+        return not torch._C._functorch.is_functorch_wrapped_tensor(self.lse)
+
+    def _heads(self) -> tuple[slice, slice]:
+        """Its batch entries and heads among all of them."""
+        if self.only is None:
+            return slice(None), slice(None)
+        batch, head = self.only
+        return slice(batch, batch + 1), slice(head, head + 1)
+
+    def _whole_rows(self, rows: Span) -> "Matrix":
+        """Some of the rows of the matrix with all keys, in the dtype of this one and with its KV heads."""
+        assert self.whole is not None
+        whole, (batch, heads) = self.whole, self._heads()
+        k, rule = whole.k[batch], whole.rule.rows(rows)
+        if self.only is not None:
+            kv = self.only[1] // (whole.q.shape[1] // k.shape[1])
+            k, rule = k[:, kv : kv + 1], rule.only(*self.only)
+        q, k = whole.q[batch, heads, slice(*rows)].to(self.q.dtype), _repeated(k, self.k.shape[1]).to(self.q.dtype)
+        return Matrix(q, k, whole.lse[batch, heads, slice(*rows)], rule)
+
+
+def _repeated(k: Tensor, heads: int) -> Tensor:
+    """k [b, h_kv, m, d] with each KV head repeated, so that there are `heads`."""
+    group = heads // max(1, k.shape[1])
+    return k if group == 1 else k.repeat_interleave(group, 1)
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.detach().max()) if x.numel() else 0.0
 
 
 class Reads:
@@ -90,6 +204,10 @@ class Reads:
     def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
         """The weights at these indices, [len(batch), len(heads), len(rows), len(cols)]."""
         raise Declined("it does not compute weights")
+
+    def suited(self, of: Matrix) -> "Reads":
+        """The reads of the kernel for this matrix: others than these if they would not be exact."""
+        return self
 
     def exact(self, of: Matrix) -> Matrix:
         """The matrix with a log-sum-exp in float64 that is exact for the logits of this kernel's reads, if scores are

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from headwise import pooling
 from headwise.errors import check_whole
+from headwise.kernels.graph import in_graph
 from headwise.map import AttentionMap
 from headwise.parallel.layout import Members, unshard
 from headwise.parallel.ring_measures import Found, check_measures, measured
@@ -17,6 +18,7 @@ from headwise.parallel.spread_map import SpreadMap
 from headwise.pooling import Squares
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, resolve
+from headwise.unchanged import remark_large
 
 
 class RingMap(SpreadMap):
@@ -54,6 +56,7 @@ class RingMap(SpreadMap):
 
     def measured_by(self, found: Found, wanted: Sequence[Measure], *, rows: bool = False) -> Measurements:
         """As `measure`, with statistics of this rank's rows that kernels have already computed."""
+        self._remark()
         return measured(
             self._q, self._k, self.lse, self.rule, self._plan, self._who, wanted, bad_values=self._bad_values,
             found=found, keep_rows=rows, kernel=self.named,
@@ -73,6 +76,7 @@ class RingMap(SpreadMap):
         n, m = self.shape[2:]
         cell = check_whole("pooled", "cell", cell, 1)
         self._check_all("pooled")
+        self._remark()
         sides = pooling.side("rows", rows, n), pooling.side("cols", cols, m)
         return squares(self._q, self._k, self.lse, self.rule, self._plan, self._who, *sides, cell, self.named)
 
@@ -91,6 +95,11 @@ class RingMap(SpreadMap):
         self._check_all("gather")
         q, k, lse = (self._whole(x, self._plan.keys.kind) for x in (self._q, self._k, self.lse[..., None]))
         return self._map(q, k, lse[..., 0], self.rule, self._bad_of_all())
+
+    def _remark(self) -> None:
+        """Say that weights by the float32 log-sum-exp of large logits are rough; those of `maps` are not."""
+        if not in_graph():
+            remark_large(self.lse, "its weights are off by as much; read those of gather() or maps() instead")
 
     def _check_all(self, name: str) -> None:
         """Raise on every rank if an input of any has changed."""

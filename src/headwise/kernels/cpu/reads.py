@@ -11,6 +11,7 @@ from headwise.kernels.cpu import matrix
 from headwise.kernels.cpu.passes import MOST_NUMBERS, forward, refusal, transposed
 from headwise.kernels.cpu.rows import reduce_rows
 from headwise.kernels.reads import Matrix, Reads
+from headwise.kernels.tile_reads import TileReads
 from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic, TopKeys, TopWeights
@@ -38,14 +39,14 @@ class CompiledReads(Reads):
         part = self.exact(of.part(rows, cols))
         return _done(part, lambda call: matrix.weights(call, part.lse))
 
+    def suited(self, of: Matrix) -> Reads:
+        """Reads in float64, tile by tile, where scores are sums of terms that cancel."""
+        return TileReads() if of.cancels else self
+
     def exact(self, of: Matrix) -> Matrix:
         if not of.has_large_scores:
             return of
-        whole, lse = of.whole_rows(), of.lse.double()
-        found = lse + _done(whole, lambda call: matrix.log_sums(call, lse))
-        sinks = whole.rule.terms(lse).sinks
-        found = found if sinks is None else torch.logaddexp(found, sinks.detach()[:, None])
-        return of._replace(lse=torch.where(found.isfinite(), found, lse))
+        return of._replace(lse=of.exact_lse(("cpu", of.q.dtype), _log_sums))
 
     def _apart(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Iterator[Tensor]:
         """Yield weights of non-contiguous rows or columns, selected from blocks of contiguous ones."""
@@ -108,6 +109,15 @@ class CompiledReads(Reads):
         wanted = TopWeights(count), TopKeys(count)
         found = self.statistics(of, wanted, progress)
         return found[wanted[0]], found[wanted[1]]
+
+
+def _log_sums(of: Matrix) -> Tensor:
+    """The log-sum-exp of a matrix with all keys in float64, of the logits of the other reads."""
+    lse = of.lse.double()
+    found = lse + _done(of, lambda call: matrix.log_sums(call, lse))
+    sinks = of.rule.terms(lse).sinks
+    found = found if sinks is None else torch.logaddexp(found, sinks.detach()[:, None])
+    return torch.where(found.isfinite(), found, lse)
 
 
 def _done(
