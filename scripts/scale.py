@@ -29,8 +29,8 @@ from headwise.costs.communication import (
 from headwise.costs.configs import find
 from headwise.files import atomic_path
 from headwise.nn.counts import attentions_of, counts_of
-from headwise.textbook.plan.show import markdown_table
-from headwise.textbook.plan.tables import Column, Table, Value, scaled, written
+from headwise.plan.show import markdown_table
+from headwise.plan.tables import Column, Table, Value, scaled, written
 
 ROOT = Path(__file__).parent.parent
 DOC, PICTURE = ROOT / "docs" / "scale.md", ROOT / "docs" / "pictures" / "scale.png"

@@ -220,7 +220,7 @@ def test_type_checkers_see_the_same_front_door():
                 "torch._dynamo",
                 "torch.distributed.tensor",
             },
-            "headwise.textbook.plan": {"scipy", "matplotlib", "torch.distributed.tensor", "headwise.reports"},
+            "headwise.plan": {"scipy", "matplotlib", "torch.distributed.tensor", "headwise.reports"},
         },
     ],
 )

@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from headwise.costs.model import Load
+from headwise.plan import Plan, plan_model, read_config
+
 transformers = pytest.importorskip("transformers", minversion="5")
 LLAMA = {
     "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
@@ -187,6 +190,12 @@ BOTH = {
     "whisper": {**BART, "max_source_positions": 37, "max_target_positions": 211, "num_mel_bins": 11},
 }  # fmt: skip
 EVERY = DECODERS | ENCODERS | BOTH | WHOLE
+
+
+def plan_of(name: Any, batch: int = 1, tokens: int = 2048, **options: Any) -> Plan:
+    """The plan of a model by name or folder."""
+    given = {key: options.pop(key) for key in ("machine", "devices", "link") if key in options}
+    return plan_model(read_config(name), Load(batch, tokens, **options), **given)
 
 
 def folder_of(path: Path, kind: str, **sizes: object) -> str:

@@ -32,10 +32,13 @@ WRONG = [
     ["train", "short.txt", "--out", "o", "--repeat-share", "x"],
     ["write", "--prompt", ""], ["write", "--temperature", "-1"], ["write", "--top-p", "3"], ["write", "--top-k", "0"],
     ["write", "--model", "absent"], ["write", "--budget", "absent.json"], ["write", "--length", "x"],
-    ["plan"], ["plan", "--config", "lama"], ["plan", "gpt-3"], ["plan", "--config", "gpt-3", "--design", "mqa"],
-    ["plan", "--d-model", "64", "--num-heads", "5"], ["plan", "--d-model", "64", "--num-heads", "0"],
-    ["plan", "--d-model", "64", "--num-heads", "4", "--seq", "0"], ["plan", "--list", "--config", "gpt-3"],
-    ["plan", "--config", "gpt-3", "--d-model", "64"], ["plan", "--trade-off"], ["plan", "--plot", "a.png"],
+    ["plan", "model", "lama"], ["plan", "gpt-3"], ["plan", "--config", "gpt-3"], ["plan", "layer", "mqa"],
+    ["plan", "layer", "--d-model", "64", "--num-heads", "5"], ["plan", "layer", "--d-model", "64", "--num-heads", "0"],
+    ["plan", "layer", "--d-model", "64", "--num-heads", "4", "--seq", "0"], ["plan", "list", "--json", "--markdown"],
+    ["plan", "model", "gpt-3", "--d-model", "64"], ["plan", "trade-off"], ["plan", "trade-off", "lama"],
+    ["plan", "layer", "--d-model", "8"], ["plan", "model", "bert-base", "--cache", "int8"],
+    ["plan", "layer", "convolution", "--d-model", "8", "--num-heads", "2"], ["plan", "designs", "--d-model", "8"],
+    ["plan", "model", "gpt-3", "--link", "1e9"], ["plan", "model", "gpt-3", "--devices", "0"],
     ["trace", "--seq", "0"], ["trace", "--seq", "1.5"], ["trace", "--num-heads", "3"], ["trace", "--design", "foo"],
     ["trace", "--set", "wings=2"], ["trace", "--set", "dropout=x"], ["trace", "--set", "x"],
     ["claims", "--only", "spliting"], ["claims", "--json", "--markdown"],
@@ -55,7 +58,7 @@ WRONG = [
     ["budget", "--file", "short.txt", "--window", "0"], ["view", "--port", "99999"], ["view", "--file", "absent.txt"],
     ["doctor", "--wings"], ["measures", "extra"], ["see", "武", "--model", "folder"],
     ["see", "武", "--model", "short.txt"], ["write", "--model", "short.txt"], ["see", "武", "--beside", "folder"],
-    ["plan", "--d-model", "7", "--trade-off"], ["plan", "--config", "bert-base", "--sinks", "1"],
+    ["plan", "trade-off", "7"], ["plan", "layer", "--d-model", "8", "--sinks", "1"],
     ["measure", "--file", "folder", "--out", "o.csv"], ["measure", "--file", "*.nothing", "--out", "o.csv"],
 ]  # fmt: skip
 
@@ -74,7 +77,7 @@ def test_an_error_is_one_line_in_chinese(
     assert (done.code, done.out) == (2, "")
     assert re.fullmatch("错误： .*[一-鿿].*\n", done.err)
     # Without commands, and without what another library says about a file.
-    said = re.sub(r"`[^`]*`|hf download .*?（|\(.*?\)|pip install [\w ]*|已损坏：.*", "", done.err)
+    said = re.sub(r"`[^`]*`|headwise [a-z -]* -h|hf download .*?（|\(.*?\)|pip install [\w ]*|已损坏：.*", "", done.err)
     assert re.findall(r"[A-Za-z]+ (?:[a-z]+ )+[a-z]+", said) == []
     english = headwise(*args, "--lang", "en")
     assert english.code == 2

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import typer
 from commands import Command
+from typer.main import get_command
 
 from headwise.cli.look import WIDE, measures
 from headwise.cli.program import app
 from headwise.outputs import taken
 from headwise.stats import GIVEN, MEASURES
 
-NAMES = [command.callback.__name__ for command in app.registered_commands if command.callback is not None]
+NAMES = list(get_command(app).commands)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,8 +35,9 @@ def test_an_option_that_no_command_has(headwise: Command, name: str) -> None:
         (["train", "a.txt"], ["Missing option", "--out", "; headwise train -h"]),
         (["see", "--cells", "5"], ["--cells", "8", "; headwise see -h"]),
         (["trace", "--seq", "1.5"], ["--seq", "integer"]),
-        (["plan", "--seq"], ["--seq", "requires an argument"]),
-        (["plan", "gpt-3"], ["extra argument", "gpt-3"]),
+        (["plan", "layer", "--seq"], ["--seq", "requires an argument"]),
+        (["plan", "gpt-3"], ["No such command", "gpt-3", "; headwise plan -h"]),
+        (["plan", "model", "gpt-3", "4"], ["extra argument", "4"]),
         (["claims", "--htm", "x"], ["--htm", "--html"]),
     ],
 )
@@ -70,7 +72,7 @@ def test_an_interruption_that_typer_turns_into_its_own_is_one(
     "args",
     [
         ["see", "武", "--out", "folder"],
-        ["plan", "--trade-off", "--d-model", "64", "--plot", "folder"],
+        ["plan", "trade-off", "64", "--plot", "folder"],
         ["claims", "--html", "folder"],
         ["prune", "--file", "x", "--remove", "1", "--dry-run", "--png", "folder"],
         ["prune", "--file", "x", "--remove", "1", "--dry-run", "--json", "folder"],
@@ -97,7 +99,7 @@ OUTPUTS = [
     ["train", "absent.txt", "--experiment", "reconstruct", "--out"],
     ["measure", "--file", "text.txt", "--model", "absent", "--out"],
     ["measure", "--file", "text.txt", "--model", "absent", "--out", "new.csv", "--png"],
-    ["plan", "--config", "absent", "--trade-off", "--plot"],
+    ["plan", "trade-off", "absent", "--plot"],
     ["claims", "--only", "absent", "--html"],
     *(
         [*command, "--file", "absent.txt", "--model", "absent", *more]
@@ -157,7 +159,7 @@ def test_a_place_that_another_run_holds_is_refused(
 
 @pytest.mark.parametrize(("word", "more"), [("true", 4 * 64), ("True", 256), ("1", 256), ("qo", 128), ("FALSE", 0)])
 def test_what_is_true_or_false_may_be_written_so(headwise: Command, word: str, more: int) -> None:
-    layer = ("plan", "--d-model", "64", "--num-heads", "4")
+    layer = ("plan", "layer", "--d-model", "64", "--num-heads", "4")
     done = headwise(*layer, "--set", f"bias={word}", "--set", "qk-norm = true", "--markdown")
     assert done.code == 0, done.err
     assert f"{4 * 64 * 64 + more + 2 * 16:,} parameters" in done.out
@@ -193,14 +195,14 @@ def test_measures_are_whole_at_any_width(
 def test_the_way_out_is_an_option_that_the_command_has(headwise: Command) -> None:
     why = "error: d_model=8 is not divisible by num_heads=3; or give"
     assert headwise("trace", "--num-heads", 3).err == f"{why} --set head_dim=…\n"
-    assert headwise("plan", "--d-model", 8, "--num-heads", 3).err == f"{why} --head-dim\n"
+    assert headwise("plan", "layer", "--d-model", 8, "--num-heads", 3).err == f"{why} --head-dim\n"
     assert "或给出 --set head_dim=…" in headwise("trace", "--num-heads", 3, "--lang", "zh").err
 
 
 def test_config_json_stands_for_its_folder(headwise: Command, tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3, "vocab_size": 37, "n_positions": 11}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    by_file, by_folder = (headwise("plan", "--config", path) for path in (tmp_path / "config.json", tmp_path))
+    by_file, by_folder = (headwise("plan", "model", path) for path in (tmp_path / "config.json", tmp_path))
     assert by_file == by_folder
     assert by_file.code == 0
     for command in (["see", "hi"], ["write"], ["convert", "--num-kv-heads", 1, "--file", __file__, "--dry-run"]):

@@ -149,5 +149,5 @@ def test_a_training_that_is_interrupted_before_its_first_step_prints_how_to_resu
     code, out, err = headwise("train", "text.txt", "--out", "out")
     assert (code, out) == (130, "")
     assert err == "Interrupted; the same command without --fresh resumes after the last save.\n"
-    monkeypatch.setattr("headwise.textbook.plan.plan_from_options", interrupted)
-    assert headwise("plan", "--list") == (130, "", "Interrupted.\n")
+    monkeypatch.setattr("headwise.plan.listing", interrupted)
+    assert headwise("plan", "list") == (130, "", "Interrupted.\n")

@@ -70,7 +70,7 @@ def test_a_report_on_standard_output_is_alone_there(model_folder: Path, tmp_path
         ["measure", "--file", "-", "--out", "new.csv"],
         ["measure", "--file", "text.txt", "--out", "-"],
         ["prune", "--file", "text.txt", "--remove", "1", "--out", "new", "--json", "-"],
-        ["plan", "--trade-off", "--plot", "-"],
+        ["plan", "trade-off", "8", "--plot", "-"],
         ["claims", "--json", "--html", "-"],
         ["prune", "--file", "-", "--remove", "1", "--out", "new"],
     ],
@@ -142,7 +142,7 @@ def test_a_pipe_that_is_closed_from_the_start(model_folder: Path, tmp_path: Path
 
 @pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
-@pytest.mark.parametrize("arguments", [("plan", "--config", "gpt-2-small", "--json"), ("plan", "--list", "--markdown")])
+@pytest.mark.parametrize("arguments", [("plan", "model", "gpt-2-small", "--json"), ("plan", "list", "--markdown")])
 def test_output_that_cannot_be_written_is_an_error(arguments: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         found = subprocess.run([*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)

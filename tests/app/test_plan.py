@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,23 +21,22 @@ from headwise.costs.model import Load, model_cache_bytes, parameter_parts, pass_
 from headwise.errors import ConfigError
 from headwise.nn.counts import attentions_of, counts_of
 from headwise.nn.named import names
-from headwise.textbook.plan import (
+from headwise.plan import (
+    Column,
     Plan,
     Table,
     compare_designs,
     listing,
+    markdown_table,
+    measured_machine,
     plan_design,
-    plan_from_options,
     plan_model,
     print_plan,
     to_json,
     to_markdown,
     trade_off,
 )
-from headwise.textbook.plan.machine import measured_machine
-from headwise.textbook.plan.show import markdown_table
-from headwise.textbook.plan.tables import Column, written
-from headwise.textbook.plan.words import named
+from headwise.plan.tables import named, written
 from headwise.wording import in_language, speaking
 
 GQA = {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8}
@@ -245,20 +245,20 @@ def test_the_documentation_shows_the_tables_of_today(page: str, table: Table) ->
 
 
 def test_command_prints_markdown_and_json(headwise: Command) -> None:
-    found = headwise("plan", "--config", "gpt-2-small", "--seq", 1024, "--json", "--peak", 1e12, "--bandwidth", 5e10)
+    found = headwise("plan", "model", "gpt-2-small", "--seq", 1024, "--json", "--peak", 1e12, "--bandwidth", 5e10)
     assert found.code == 0, found.err
     expected = plan_model(find("gpt-2-small"), Load(1, 1024), machine=MACHINE)
     assert found.out == to_json(expected)
-    found = headwise("plan", "--design", "gqa", "--d-model", 4096, "--num-heads", 32, "--num-kv-heads", 8, "--markdown")
+    found = headwise("plan", "layer", "gqa", "--d-model", 4096, "--num-heads", 32, "--num-kv-heads", 8, "--markdown")
     assert found.out == to_markdown(plan_design("gqa", GQA, Work(1, 2048, 2048)))
 
 
 def test_command_prints_text(headwise: Command) -> None:
-    found = headwise("plan", "--config", "llama_2_70B", "--seq", "4096", "--batch", "1")
+    found = headwise("plan", "model", "llama_2_70B", "--seq", "4096", "--batch", "1")
     assert found.code == 0, found.err
     assert found.out.splitlines()[0] == "llama-2-70b: 68,976,648,192 parameters"
     assert re.search(r"cache, all tokens +1\.34 GB", found.out)
-    assert "deepseek-v2" in headwise("plan", "--list").out
+    assert "deepseek-v2" in headwise("plan", "list").out
 
 
 @pytest.mark.thorough
@@ -266,7 +266,7 @@ def test_command_draws_the_trade_off(headwise: Command, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
     out = tmp_path / "new" / "t.png"
-    found = headwise("plan", "--trade-off", "--d-model", "768", "--plot", out, "--json")
+    found = headwise("plan", "trade-off", "768", "--plot", out, "--json")
     assert found.code == 0, found.err
     assert len(json.loads(found.out)["tables"]["trade_off"]) == 9
     picture = imread(out)
@@ -274,64 +274,98 @@ def test_command_draws_the_trade_off(headwise: Command, tmp_path: Path) -> None:
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20
 
 
-def test_a_single_head_may_be_asked_for_with_its_one_head() -> None:
-    one = plan_from_options(design="single_head", sizes={"d_model": 8, "num_heads": 1})
-    assert to_json(one) == to_json(plan_from_options(design="single_head", sizes={"d_model": 8, "num_heads": None}))
+def test_a_single_head_may_be_asked_for_with_its_one_head(headwise: Command) -> None:
+    layer = ("plan", "layer", "single_head", "--d-model", 8)
+    assert headwise(*layer, "--num-heads", 1) == headwise(*layer)
 
 
-def test_other_sizes_reach_the_design() -> None:
+def test_other_sizes_reach_the_design(headwise: Command) -> None:
     more = ["latent-dim=512", "rope_dim=64", "query_latent_dim=1536", "latent_norm=1"]
-    plan = plan_from_options(design="latent", sizes={"d_model": 5120, "num_heads": 128, "head_dim": 128}, more=more)
+    sizes = [
+        "--d-model",
+        5120,
+        "--num-heads",
+        128,
+        "--head-dim",
+        128,
+        *(word for one in more for word in ("--set", one)),
+    ]
     published = attentions_of(find("deepseek-v2")).layers[0]
-    assert plan.title == f"latent: {published.parameters:,} parameters per layer"
+    found = headwise("plan", "layer", "latent", *sizes)
+    assert found.out.startswith(f"latent: {published.parameters:,} parameters per layer\n")
+
+
+def test_a_width_may_be_that_of_a_model(headwise: Command) -> None:
+    assert headwise("plan", "trade-off", "gpt-2-small") == headwise("plan", "trade-off", "768")
+
+
+@pytest.mark.parametrize(
+    ("before", "today"),
+    [
+        ("--config llama-3-8b --seq 4096", "model llama-3-8b --seq 4096"),
+        ("--seq 7 --config=gpt-3 --devices 4", "model gpt-3 --seq 7 --devices 4"),
+        ("--design gqa --d-model 8 --num-heads 2", "layer gqa --d-model 8 --num-heads 2"),
+        ("--d-model 8 --num-heads 2 --set bias=true", "layer --d-model 8 --num-heads 2 --set bias=true"),
+        ("--trade-off --d-model 768 --plot 'my heads.png'", "trade-off 768 --plot 'my heads.png'"),
+        ("--config gpt-3 --trade-off", "trade-off gpt-3"),
+        ("--d-model 768 --num-heads 12 --designs --markdown", "designs --d-model 768 --num-heads 12 --markdown"),
+        ("--list --json", "list --json"),
+        ("--config", "model …"),
+    ],
+)
+def test_options_that_were_a_kind_of_plan_name_the_command(headwise: Command, before: str, today: str) -> None:
+    done = headwise("plan", *shlex.split(before))
+    assert done == (
+        2,
+        "",
+        f"error: each kind of plan is a command: give `headwise plan {shlex.join(shlex.split(today))}`\n",
+    )
+
+
+def test_plan_alone_shows_its_commands(headwise: Command) -> None:
+    assert headwise("plan") == headwise("plan", "--help")
+    assert all(name in headwise("plan").out for name in ("model", "layer", "trade-off", "designs", "list"))
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], ["--config", "--list", "--d-model"]),
-        (["--config", "lama-2-70"], ["lama-2-70", "llama-2-70b"]),
-        (["--design", "gqq", "--d-model", "8"], ["gqq", "gqa"]),
-        (["--config", "gpt-3", "--num-heads", "3", "--full"], ["--num-heads", "--full", "--design"]),
-        (["--d-model", "10", "--num-heads", "3"], ["d_model=10", "num_heads=3"]),
-        (["--design", "gqa", "--d-model", "8", "--num-heads", "2"], ["gqa requires num_kv_heads"]),
+        (["model"], ["Missing argument", "; headwise plan model -h"]),
+        (["model", "lama-2-70"], ["lama-2-70", "llama-2-70b"]),
+        (["model", "absent"], ["absent", "`headwise plan list`"]),
+        (["model", "gpt-3", "--num-heads", "3"], ["No such option", "--num-heads", "; headwise plan model -h"]),
+        (["model", "gpt-3", "--seq", "0"], ["--seq", "1", "; headwise plan model -h"]),
+        (["model", "t5-base", "--source", "0"], ["--source", "1", "; headwise plan model -h"]),
+        (["model", "gpt-3", "--source", "5"], ["source=5: gpt-3 is not an encoder-decoder"]),
+        (["model", "gpt-3", "--peak", "1e12"], ["--peak", "--bandwidth"]),
+        (["model", "gpt-3", "--peak", "1e12", "--bandwidth", "-1"], ["bandwidth=-1.0"]),
+        (["model", "gpt-3", "--peak", "1", "--bandwidth", "1", "--measure"], ["--measure", "--peak"]),
+        (["model", "gpt-3", "--dtype", "int3"], ["dtype='int3'", "bfloat16"]),
+        (["model", "gpt-3", "--json", "--markdown"], ["--json", "--markdown"]),
+        (["model", "gpt-3", "--markdown", "--json"], ["--json", "--markdown"]),
+        (["model", "gpt-3", "--link", "1e9"], ["link=1e+09: requires devices"]),
+        (["layer", "gqq", "--d-model", "8"], ["gqq", "gqa"]),
+        (["layer"], ["Missing option", "--d-model"]),
+        (["layer", "--d-model", "10", "--num-heads", "3"], ["d_model=10", "num_heads=3"]),
+        (["layer", "--d-model", "10"], ["multi_head requires num_heads"]),
+        (["layer", "gqa", "--d-model", "8", "--num-heads", "2"], ["gqa requires num_kv_heads"]),
         (
-            ["--design", "convolution", "--d-model", "8", "--num-heads", "3"],
+            ["layer", "convolution", "--d-model", "8", "--num-heads", "3"],
             ["convolution does not support masks", "--full"],
         ),
-        (
-            ["--design", "gated_output", "--d-model", "8", "--num-heads", "2", "--set", "gate=no"],
-            ["gate='no'", "channel"],
-        ),
-        (["--d-model", "8", "--num-heads", "2", "--set", "latent_dim=2"], ["latent_dim=2", "multi_head"]),
-        (["--d-model", "8", "--num-heads", "2", "--set", "latent_dim"], ["latent_dim", "NAME=VALUE"]),
-        (["--d-model", "8", "--num-heads", "2", "--set", "head_dim=x"], ["head_dim=x", "whole number"]),
-        (["--config", "gpt-3", "--seq", "0"], ["seq=0"]),
-        (["--config", "gpt-3", "--peak", "1e12"], ["--peak", "--bandwidth"]),
-        (["--config", "gpt-3", "--peak", "1e12", "--bandwidth", "-1"], ["bandwidth=-1.0"]),
-        (["--config", "gpt-3", "--peak", "1", "--bandwidth", "1", "--measure"], ["--measure", "--peak"]),
-        (["--config", "gpt-3", "--dtype", "int3"], ["dtype='int3'", "bfloat16"]),
-        (["--config", "gpt-3", "--plot", "x.png"], ["--plot", "--trade-off"]),
-        (["--d-model", "8", "--num-heads", "2", "--trade-off"], ["--trade-off varies", "leave out --num-heads"]),
-        (["--d-model", "8", "--design", "mqa", "--trade-off", "--set", "bias=true"], ["leave out --design, --set"]),
-        (["--config", "gpt-3", "--json", "--markdown"], ["--json", "--markdown"]),
-        (["--designs"], ["--designs", "--d-model", "--num-heads"]),
-        (["--designs", "--design", "mqa", "--d-model", "8", "--num-heads", "2"], ["--designs", "leave out --design"]),
-        (["--designs", "--d-model", "8", "--num-heads", "2", "--trade-off", "--peak", "1"], ["--trade-off, --peak"]),
-        (
-            ["--designs", "--d-model", "8", "--num-heads", "2", "--set", "latent_dim=2"],
-            ["and --num-kv-heads (for gqa) only"],
-        ),
-        (["--designs", "--d-model", "10", "--num-heads", "4"], ["d_model=10", "num_heads=4"]),
-        (["--list", "--config", "gpt-3"], ["--list shows", "leave out --config"]),
-        (["--list", "--design", "mqa", "--d-model", "8", "--set", "a=1"], ["leave out --d-model, --design, --set"]),
-        (["--config", "gpt-3", "--design", "mqa"], ["give --config or --design, not both"]),
-        (["--d-model", "8", "--num-heads", "2", "--window", "8", "--full"], ["--window requires causal", "--full"]),
-        (["--d-model", "8", "--num-heads", "2", "--sinks", "4"], ["--sinks requires --window"]),
-        (["--config", "gpt-3", "--sinks", "4"], ["--config", "leave out --sinks"]),
-        (["--design", "single_head", "--d-model", "8", "--num-heads", "4"], ["one head; leave out --num-heads"]),
-        (["--trade-off"], ["--trade-off", "--d-model"]),
-        (["--trade-off", "--d-model", "7"], ["d_model=7", "odd"]),
+        (["layer", "gated_output", "--d-model", "8", "--num-heads", "2", "--set", "gate=no"], ["gate='no'", "channel"]),
+        (["layer", "--d-model", "8", "--num-heads", "2", "--set", "latent_dim=2"], ["latent_dim=2", "multi_head"]),
+        (["layer", "--d-model", "8", "--num-heads", "2", "--set", "latent_dim"], ["latent_dim", "NAME=VALUE"]),
+        (["layer", "--d-model", "8", "--num-heads", "2", "--set", "head_dim=x"], ["head_dim=x", "whole number"]),
+        (["layer", "--d-model", "8", "--num-heads", "2", "--set", "head_dim=2.5"], ["head_dim=2.5", "whole number"]),
+        (["layer", "--d-model", "8", "--num-heads", "2", "--window", "8", "--full"], ["--window requires", "--full"]),
+        (["layer", "--d-model", "8", "--num-heads", "2", "--sinks", "4"], ["sinks=4", "with a window"]),
+        (["layer", "single_head", "--d-model", "8", "--num-heads", "4"], ["one head; leave out --num-heads"]),
+        (["designs"], ["Missing option"]),
+        (["designs", "--d-model", "10", "--num-heads", "4"], ["d_model=10", "num_heads=4"]),
+        (["trade-off"], ["Missing argument", "; headwise plan trade-off -h"]),
+        (["trade-off", "7"], ["d_model=7", "odd"]),
+        (["trade-off", "lama-2-70"], ["lama-2-70", "llama-2-70b"]),
     ],
 )
 def test_bad_options_are_one_clear_line(headwise: Command, args: list[str], words: list[str]) -> None:
@@ -348,7 +382,7 @@ def test_library_raises_the_same() -> None:
         trade_off(1, Work(1, 2, 2))
 
 
-SPREAD = plan_from_options(sizes=GQA, design="gqa", devices=6, link=1e9, peak=1e12, bandwidth=1e11)
+SPREAD = plan_design("gqa", GQA, Work(1, 2048, 2048), devices=6, link=1e9, machine=Machine(1e12, 1e11))
 ALSO_LATIN = {"h", "d_k", "h_kv", "d_model", "d_ff", "FLOPs", "n×n", "lse"}  # formulas
 
 

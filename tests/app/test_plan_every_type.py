@@ -1,15 +1,14 @@
-"""`headwise plan --config FOLDER` for every causal language model of transformers: exact, or refused by name."""
+"""`headwise plan model FOLDER` for every causal language model of transformers: exact, or refused by name."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_models import transformers
+from plan_models import plan_of, transformers
 from test_plan_transformers import check
 
 from headwise.errors import ConfigError
 from headwise.models.configuration.families import FAMILIES, WITH_IMAGES, model_config
-from headwise.textbook.plan import plan_from_options
 
 TYPES = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 SIZES: dict[str, Any] = {
@@ -94,7 +93,7 @@ def test_every_type_is_exact_or_refused(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "config.json").write_text(config.to_json_string(use_diff=False), encoding="utf-8")
         try:
-            plan_from_options(config=str(folder), sizes={})
+            plan_of(folder)
         except ConfigError:
             found["refused"].append(kind)
             continue

@@ -1,4 +1,4 @@
-"""`headwise plan --config FOLDER`: the sizes of a model of transformers by its config.json, and of a checkpoint."""
+"""`headwise plan model FOLDER`: the sizes of a model of transformers by its config.json, and of a checkpoint."""
 
 import re
 from typing import Any
@@ -6,27 +6,28 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from plan_models import BART, DECODERS, EVERY, LLAMA, WHOLE, folder_of, model_of, parameters
+from plan_models import BART, DECODERS, EVERY, LLAMA, WHOLE, folder_of, model_of, parameters, plan_of
 
 import headwise
+from headwise.costs import Machine, Work
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import save_model
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.models.configuration.families import FAMILIES, WITH_IMAGES
-from headwise.textbook.plan import plan_from_options
+from headwise.plan import listing, plan_design
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def test_the_cache_has_the_kv_heads_of_the_folder(tmp_path):
-    plan = plan_from_options(config=folder_of(tmp_path, "llama", **DECODERS["llama"]), sizes={}, seq=17, batch=1)
+    plan = plan_of(folder_of(tmp_path, "llama", **DECODERS["llama"]), tokens=17, batch=1)
     memory = {row[0]: row[1] for row in plan.table("memory").rows}
     assert memory["cache, all tokens"] == 17 * 3 * 2 * (2 * 8) * 2
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "unknown": ("xglm", {}, "model_type=.xglm.: not supported; `headwise plan --list` lists those.*--design"),
+    "unknown": ("xglm", {}, "model_type=.xglm.: not supported; `headwise plan list` lists those.*plan layer`"),
     "hybrid": ("kimi_linear", {}, r"model_type='kimi_linear' \(layer_types: linear_attention.*\): not supported"),
     "sharing": ("gemma4_text", {"num_kv_shared_layers": 2}, "num_kv_shared_layers=2: not supported"),
     "all to both sides": ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
@@ -61,27 +62,27 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_is_not_understood_is_refused(case, tmp_path):
     kind, sizes, said = REFUSED[case]
     with pytest.raises(ConfigError, match=said) as none:
-        plan_from_options(config=folder_of(tmp_path, kind, **{**EVERY.get(kind, LLAMA), **sizes}), sizes={})
+        plan_of(folder_of(tmp_path, kind, **{**EVERY.get(kind, LLAMA), **sizes}))
     assert re.search("[一-鿿]", none.value.zh)
 
 
 def test_a_model_with_other_parameters_than_its_sizes_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="parameters, and one of these sizes"):
-        plan_from_options(config=folder_of(tmp_path, "helium", **LLAMA, head_dim=16), sizes={})
+        plan_of(folder_of(tmp_path, "helium", **LLAMA, head_dim=16))
 
 
 def test_a_configuration_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"the model cannot be built: .*divisible by num_heads"):
-        plan_from_options(config=folder_of(tmp_path, "gpt2", n_layer=1, n_embd=24, n_head=7), sizes={})
+        plan_of(folder_of(tmp_path, "gpt2", n_layer=1, n_embd=24, n_head=7))
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        plan_from_options(config=str(tmp_path), sizes={})
+        plan_of(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "llama4"])
 def test_quantized_weights_are_counted_in_the_dtype_of_the_plan(kind, tmp_path):
     sizes = {**EVERY[kind], "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
-    plan = plan_from_options(config=folder_of(tmp_path, kind, **sizes), sizes={}, seq=17, dtype="float32")
+    plan = plan_of(folder_of(tmp_path, kind, **sizes), tokens=17, dtype="float32")
     assert dict(plan.facts)["warning"] == "the weights are quantized (mxfp4); here all of them are counted in float32"
     count = parameters(model_of(kind))
     assert plan.table("parameters").rows[-1][1] == count
@@ -91,17 +92,17 @@ def test_quantized_weights_are_counted_in_the_dtype_of_the_plan(kind, tmp_path):
 def test_entries_that_run_code_are_refused_beside_quantized_weights(tmp_path):
     quantized = {"quantization_config": {"quant_method": "mxfp4"}}
     with pytest.raises(CheckpointError, match="use_kernels=True"):
-        plan_from_options(config=folder_of(tmp_path, "llama", **LLAMA, **quantized, use_kernels=True), sizes={})
+        plan_of(folder_of(tmp_path, "llama", **LLAMA, **quantized, use_kernels=True))
 
 
 def test_a_listing_has_the_model_types_of_folders():
-    (note,) = plan_from_options(sizes={}, listing=True).notes
+    (note,) = listing().notes
     assert note.endswith(f"of one of these types: {', '.join(sorted({*FAMILIES, *WITH_IMAGES}))}.")
 
 
 def test_layers_with_the_same_window_share_a_row(tmp_path):
     sizes = {**DECODERS["gemma3_text"], "num_hidden_layers": 13}
-    plan = plan_from_options(config=folder_of(tmp_path, "gemma3_text", **sizes), sizes={}, seq=17, dtype="float32")
+    plan = plan_of(folder_of(tmp_path, "gemma3_text", **sizes), tokens=17, dtype="float32")
     rows = [(row[0], *row[-2:]) for row in plan.table("layers").rows]
     assert rows == [("0, 2, 4, …, 12", 13, 7), ("1, 3, 5, …, 11", None, 6)]
     assert "window 13 in 7 of 13 layers" in dict(plan.facts)["sizes"]
@@ -111,35 +112,35 @@ def test_layers_with_the_same_window_share_a_row(tmp_path):
 
 
 def test_chunks_are_named(tmp_path):
-    plan = plan_from_options(config=folder_of(tmp_path, "llama4_text", **DECODERS["llama4_text"]), sizes={}, seq=17)
+    plan = plan_of(folder_of(tmp_path, "llama4_text", **DECODERS["llama4_text"]), tokens=17)
     assert "chunks of 7 in 2 of 3 layers" in dict(plan.facts)["sizes"]
     assert "A window of w tokens is a chunk of the text" in plan.table("layers").note
 
 
 @pytest.mark.parametrize("tokens", [13, 14, 15, 20, 21])
 def test_a_step_in_chunks_attends_within_its_own(tokens, tmp_path):
-    plan = plan_from_options(config=folder_of(tmp_path, "llama4_text", **DECODERS["llama4_text"]), sizes={}, seq=tokens)
+    plan = plan_of(folder_of(tmp_path, "llama4_text", **DECODERS["llama4_text"]), tokens=tokens)
     step = {row[0]: row[2] for row in plan.table("step").rows}
     assert step["softmax"] == 6 * (tokens + 2 * ((tokens - 1) % 7 + 1))
 
 
 def test_parts_that_are_not_for_text_are_counted_apart(tmp_path):
     folder = folder_of(tmp_path, "gemma3", **WHOLE["gemma3"])
-    plan, model = plan_from_options(config=folder, sizes={}, seq=17), model_of("gemma3")
+    plan, model = plan_of(folder, tokens=17), model_of("gemma3")
     parts = {row[0]: row[1] for row in plan.table("parameters").rows}
     assert parts["not for text"] == parameters(model) - parameters(model.model.language_model)
     assert parts["all"] == parameters(model)
 
 
 def test_the_source_states_no_number_of_a_folder(tmp_path):
-    plan = plan_from_options(config=folder_of(tmp_path, "llama", **DECODERS["llama"]), sizes={}, seq=17)
+    plan = plan_of(folder_of(tmp_path, "llama", **DECODERS["llama"]), tokens=17)
     note = str(plan.table("parameters").note)
     assert "built from the source has" in note
     assert "states" not in note
 
 
 def test_the_source_of_a_folder_is_its_configuration(tmp_path):
-    plan = plan_from_options(config=folder_of(tmp_path, "bart", **BART), sizes={}, seq=17)
+    plan = plan_of(folder_of(tmp_path, "bart", **BART), tokens=17)
     assert dict(plan.facts)["source"] == str(tmp_path / "config.json")
 
 
@@ -150,14 +151,14 @@ def layers_of(plan):
 def test_a_pruned_layer_has_a_row_of_its_own(tmp_path):
     model = headwise.edit.prune(model_of("llama", **DECODERS["llama"]), {1: [0, 3]}).model
     headwise.edit.save_pruned(model, tmp_path / "cut")
-    plan = plan_from_options(config=str(tmp_path / "cut"), sizes={}, seq=17)
+    plan = plan_of(str(tmp_path / "cut"), tokens=17)
     assert layers_of(plan) == [("0", 6, 2, 8), ("1", 4, 2, 8), ("2", 6, 2, 8)]
     assert "num_heads 4 to 6, num_kv_heads 2, bias qkvo, head_dim 8" in dict(plan.facts)["sizes"]
     assert sum(row[4] for row in plan.table("layers").rows) == plan.table("parameters").rows[1][1]
 
 
 def test_stacks_of_an_encoder_decoder_have_rows_of_their_own(tmp_path):
-    plan = plan_from_options(config=folder_of(tmp_path, "bart", **BART), sizes={}, seq=17)
+    plan = plan_of(folder_of(tmp_path, "bart", **BART), tokens=17)
     assert layers_of(plan) == [("encoder 0–2", 6, 6, 8), ("decoder 0–1", 4, 4, 12), ("decoder 0–1, cross", 4, 4, 12)]
     assert [row[5] for row in plan.table("layers").rows] == [None, 96, 96]
 
@@ -165,7 +166,7 @@ def test_stacks_of_an_encoder_decoder_have_rows_of_their_own(tmp_path):
 def test_layers_that_are_alike_have_no_table(tmp_path):
     model = headwise.edit.prune(model_of("gpt2", **DECODERS["gpt2"]), {0: [0, 1], 1: [2, 3], 2: [0, 5]}).model
     headwise.edit.save_pruned(model, tmp_path / "cut")
-    plan = plan_from_options(config=str(tmp_path / "cut"), sizes={}, seq=17)
+    plan = plan_of(str(tmp_path / "cut"), tokens=17)
     assert "layers" not in [table.key for table in plan.tables]
     assert "num_heads 4, bias qkvo, head_dim 8" in dict(plan.facts)["sizes"]
 
@@ -176,12 +177,12 @@ def test_weights_of_other_shapes_than_config_json_gives_are_refused(kind, tmp_pa
     model = headwise.edit.prune(model_of(kind), {0: [0, 1], 1: [2, 3], 2: [0, 5]}).model
     model.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"another shape than config\.json gives.*save_pruned"):
-        plan_from_options(config=str(tmp_path), sizes={})
+        plan_of(str(tmp_path))
     safetensors.torch.save_file(
         {"wte.weight": torch.zeros(3, dtype=torch.uint8)}, tmp_path / "model-of-4-bits.safetensors"
     )
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
-    assert plan_from_options(config=str(tmp_path), sizes={}).table("parameters").rows[-1][1] > parameters(model)
+    assert plan_of(str(tmp_path)).table("parameters").rows[-1][1] > parameters(model)
 
 
 def test_what_devices_send_is_the_sum_over_layers_that_differ(tmp_path):
@@ -189,17 +190,19 @@ def test_what_devices_send_is_the_sum_over_layers_that_differ(tmp_path):
     pruned = headwise.edit.prune(model_of("gpt2"), {1: [0, 1]}).model
     headwise.edit.save_pruned(pruned, tmp_path / "cut")
     layers = [{"num_heads": heads, "head_dim": 8} for heads in (6, 4, 6)]
-    check_devices(str(tmp_path / "cut"), layers, [None] * 3, bias="bias=qkvo")
+    check_devices(str(tmp_path / "cut"), layers, [None] * 3, bias={"bias": "qkvo"})
     sizes = DECODERS["gemma3_text"]
     layers = [{"num_heads": 6, "num_kv_heads": 2, "head_dim": 16}] * 3
-    check_devices(folder_of(tmp_path, "gemma3_text", **sizes), layers, [13, None, 13], bias="qk_norm=1")
+    check_devices(folder_of(tmp_path, "gemma3_text", **sizes), layers, [13, None, 13], bias={"qk_norm": True})
 
 
 def check_devices(config, layers, windows, bias):
-    options = {"seq": 64, "devices": 2, "link": 1e9, "peak": 1e12, "bandwidth": 1e11}
-    table = plan_from_options(config=config, sizes={}, **options).table("devices")
+    options = {"devices": 2, "link": 1e9, "machine": Machine(1e12, 1e11)}
+    table = plan_of(config, tokens=64, **options).table("devices")
     alone = [
-        plan_from_options(sizes={"d_model": 48, **layer}, more=[bias], window=window, **options).table("devices")
+        plan_design("multi_head", {"d_model": 48, **layer, **bias}, Work(1, 64, 64, window=window), **options).table(
+            "devices"
+        )
         for layer, window in zip(layers, windows, strict=True)
     ]
     assert f"The attention of {len(layers)} layers" in table.title
@@ -212,28 +215,26 @@ def check_devices(config, layers, windows, bias):
 
 def test_a_way_that_one_layer_does_not_support_is_left_out(tmp_path):
     headwise.edit.save_pruned(headwise.edit.prune(model_of("gpt2"), {1: [0]}).model, tmp_path / "cut")
-    table = plan_from_options(config=str(tmp_path / "cut"), sizes={}, seq=64, devices=2).table("devices")
+    table = plan_of(str(tmp_path / "cut"), tokens=64, devices=2).table("devices")
     assert {row[0] for row in table.rows if row[1] is not None} == {"ring", "Ulysses"}
     assert "num_heads=5 cannot be divided evenly between 2 devices" in table.note
 
 
 def test_the_source_of_an_encoder_decoder_has_its_own_length(tmp_path):
     folder = folder_of(tmp_path, "whisper", **BART, max_source_positions=37, num_mel_bins=11)
-    assert "37 source and 17 target tokens" in dict(plan_from_options(config=folder, sizes={}, seq=17).facts)["input"]
+    assert "37 source and 17 target tokens" in dict(plan_of(folder, tokens=17).facts)["input"]
     with pytest.raises(ConfigError, match=r"source=5: the encoder of .* always has 37 positions"):
-        plan_from_options(config=folder, sizes={}, source=5)
+        plan_of(folder, source=5)
     with pytest.raises(ConfigError, match="source=5: gpt-3 is not an encoder-decoder"):
-        plan_from_options(config="gpt-3", sizes={}, source=5)
-    with pytest.raises(ConfigError, match="--source is for the plan of an encoder-decoder"):
-        plan_from_options(sizes={"d_model": 8, "num_heads": 2}, source=5)
+        plan_of("gpt-3", source=5)
     with pytest.raises(ConfigError, match="source=0: expected at least 1"):
-        plan_from_options(config="t5-base", sizes={}, source=0)
+        plan_of("t5-base", source=0)
 
 
 def test_texts_beyond_the_positions_of_a_model_are_warned_of(tmp_path):
     folder = folder_of(tmp_path, "bart", **BART)
-    for sizes, warned in (({"seq": 211}, False), ({"seq": 212}, True), ({"seq": 17, "source": 212}, True)):
-        facts = dict(plan_from_options(config=folder, sizes={}, **sizes).facts)
+    for sizes, warned in (({"tokens": 211}, False), ({"tokens": 212}, True), ({"tokens": 17, "source": 212}, True)):
+        facts = dict(plan_of(folder, **sizes).facts)
         assert ("warning" in facts) == warned
 
 
@@ -247,7 +248,7 @@ def test_a_checkpoint_of_headwise_is_planned(design, options, order, tmp_path):
     decoder = Decoder(config)
     save_model(tmp_path / "model.safetensors", decoder, tokenizer, {})
     for path in (tmp_path, tmp_path / "model.safetensors"):
-        plan = plan_from_options(config=str(path), sizes={}, seq=17)
+        plan = plan_of(str(path), tokens=17)
         assert plan.table("parameters").rows[-1][1] == sum(p.numel() for p in decoder.parameters())
 
 
@@ -256,7 +257,7 @@ def test_a_checkpoint_with_different_layers_is_planned(tmp_path):
     decoder = Decoder(DecoderConfig(tokenizer.vocab_size, 24, 3, 4, d_ff=40))
     headwise.edit.prune(decoder, {1: [0]})
     save_model(tmp_path / "model.safetensors", decoder, tokenizer, {})
-    plan = plan_from_options(config=str(tmp_path), sizes={}, seq=17, batch=2, dtype="float32")
+    plan = plan_of(str(tmp_path), tokens=17, batch=2, dtype="float32")
     assert plan.table("parameters").rows[-1][1] == parameters(decoder)
     assert layers_of(plan) == [("0", 4, 4, 6), ("1", 3, 3, 6), ("2", 4, 4, 6)]
     caches = decoder.eval().new_caches()
@@ -265,13 +266,13 @@ def test_a_checkpoint_with_different_layers_is_planned(tmp_path):
 
 
 def test_an_encoder_has_no_cache():
-    with pytest.raises(ConfigError, match=r"--cache: bert-base is an encoder"):
-        plan_from_options(config="bert-base", sizes={}, cache="int8")
+    with pytest.raises(ConfigError, match=r"cache='int8': bert-base is an encoder"):
+        plan_of("bert-base", cache="int8")
 
 
 def test_experts_that_tokens_share_are_read_once():
     def feed_forward(batch):
-        plan = plan_from_options(config="mixtral-8x7b", sizes={}, seq=64, batch=batch)
+        plan = plan_of("mixtral-8x7b", tokens=64, batch=batch)
         assert "chosen equally often" in str(plan.notes[-1])
         return {row[0]: row[3] for row in plan.table("step").rows}["feed-forward"]
 

@@ -1,4 +1,4 @@
-"""`headwise plan --config FOLDER` against the models of transformers: their parameters, their caches, their FLOPs."""
+"""`headwise plan model FOLDER` against the models of transformers: their parameters, their caches, their FLOPs."""
 
 import re
 from pathlib import Path
@@ -22,6 +22,7 @@ from plan_models import (
     ids,
     model_of,
     parameters,
+    plan_of,
     prefix,
     source_of,
     states,
@@ -30,7 +31,7 @@ from plan_models import (
 
 import headwise as hw
 from headwise.models.configuration.families import FAMILIES, PARTS, WITH_IMAGES
-from headwise.textbook.plan import Plan, plan_from_options
+from headwise.plan import Plan
 
 B, N, SOURCE = 2, 17, 23
 UNFOLDED = {
@@ -54,10 +55,6 @@ CUTS: dict[str, tuple[dict[str, Any], dict[int, list[int]]]] = {
 }  # fmt: skip
 
 
-def plan_of(folder: Any, source: int | None = None, **options: Any) -> Plan:
-    return plan_from_options(config=str(folder), sizes={}, batch=B, source=source, **options)
-
-
 def total(plan: Plan, key: str) -> Any:
     return plan.table(key).rows[-1][1]
 
@@ -69,7 +66,7 @@ def of_states(plan: Plan, key: str) -> Any:
 
 def exponentials(folder: Any) -> Any:
     """Exponentials of the softmax in a pass: pairs that the masks allow, summed over heads and layers."""
-    plan = plan_of(folder, seq=N, dtype="float32")
+    plan = plan_of(folder, B, tokens=N, dtype="float32")
     return next(row[2] for row in plan.table("pass").rows if row[0] == "softmax")
 
 
@@ -88,7 +85,7 @@ def check(model: Any, folder: Any) -> None:
     both = model.config.is_encoder_decoder
     source = None if not both else getattr(model.config, "max_source_positions", SOURCE)
     given = None if model.config.model_type == "whisper" else source
-    plan = plan_of(folder, given, seq=N, dtype="float32", materialised=True)
+    plan = plan_of(folder, B, source=given, tokens=N, dtype="float32", materialised=True)
     assert total(plan, "parameters") == parameters(model)
     if kind in ENCODERS or (getattr(c, "use_bidirectional_attention", False) and not prefix(model, B, N)):
         last = {} if kind in ENCODERS else {"logits_to_keep": 1}
@@ -110,7 +107,7 @@ def check(model: Any, folder: Any) -> None:
     for prefill, steps in ((11, 5), (1, 3)):
         cache, following = decoded(model, B, prefill, steps, source or 0)
         found = flops(model, **following)  # of one more step, after which the cache holds its token too
-        plan = plan_of(folder, given, seq=prefill + steps + 1, dtype="float32", materialised=True)
+        plan = plan_of(folder, B, source=given, tokens=prefill + steps + 1, dtype="float32", materialised=True)
         if kind not in UNFOLDED:
             assert total(plan, "step") - of_states(plan, "step") == found - B * idle
         memory = dict(plan.table("memory").rows)
@@ -139,29 +136,29 @@ def test_states_are_those_of_the_cache(kind: str, tmp_path: Path) -> None:
     """Of a model in bfloat16, whose states are float32; each number is updated and read by one product, or two."""
     folder, model = folder_of(tmp_path, kind, **EVERY[kind]), model_of(kind).bfloat16()
     cache, _ = decoded(model, B, 11, 2, 0)
-    memory = dict(plan_of(folder, seq=13, dtype="bfloat16").table("memory").rows)
+    memory = dict(plan_of(folder, B, tokens=13, dtype="bfloat16").table("memory").rows)
     assert memory["cache, all tokens"] == cached(cache)
     assert sum(size for name, size in memory.items() if name.startswith("states")) == states(cache)
     held = [x for layer in cache.layers for x in (getattr(layer, "recurrent_states", None) or {}).values()]
     numbers = sum(x.numel() for x in held if x is not None)
     each = 6 if "linear_num_key_heads" in EVERY[kind] else 4
-    plan = plan_of(folder, seq=N)
+    plan = plan_of(folder, B, tokens=N)
     assert of_states(plan, "step") == each * numbers
     assert of_states(plan, "pass") == N * each * numbers
 
 
 def test_a_plan_tells_layers_with_attention_and_with_a_state_apart(tmp_path: Path) -> None:
-    plan = plan_of(folder_of(tmp_path, "jamba", **EVERY["jamba"]), seq=N)
+    plan = plan_of(folder_of(tmp_path, "jamba", **EVERY["jamba"]), B, tokens=N)
     assert "3 layers, 1 with attention, 2 recurrent" in dict(plan.facts)["sizes"]
     assert [row[0] for row in plan.table("layers").rows] == ["1"]
-    longer = plan_of(folder_of(tmp_path, "jamba", **EVERY["jamba"]), seq=2 * N)
+    longer = plan_of(folder_of(tmp_path, "jamba", **EVERY["jamba"]), B, tokens=2 * N)
     first, second = (dict(one.table("memory").rows) for one in (plan, longer))
     assert second["cache, all tokens"] == 2 * first["cache, all tokens"] > 0
     assert second["states of 2 recurrent layers"] == first["states of 2 recurrent layers"] > 0
 
 
 def test_a_plan_says_which_layers_have_no_cache_of_their_own(tmp_path: Path) -> None:
-    table = plan_of(folder_of(tmp_path, "gemma3n_text", **EVERY["gemma3n_text"]), seq=N).table("layers")
+    table = plan_of(folder_of(tmp_path, "gemma3n_text", **EVERY["gemma3n_text"]), B, tokens=N).table("layers")
     assert [(row[0], row[5]) for row in table.rows] == [("0, 2", 64), ("1", 64), ("3", 0), ("4", 0)]
     assert "cache 0: the layer attends to the keys and values of an earlier one" in table.note
 

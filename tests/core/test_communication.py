@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
-from headwise.costs import Counts, Work, attention_stages, kept_bytes
+from headwise.costs import Counts, Machine, Work, attention_stages, kept_bytes
 from headwise.costs.communication import (
     Way,
     attention_flops,
@@ -22,10 +22,12 @@ from headwise.costs.communication import (
     ulysses,
     ways,
 )
+from headwise.costs.configs import find
+from headwise.costs.model import Load
 from headwise.errors import ConfigError
 from headwise.nn.counts import counts_of
-from headwise.textbook.plan import plan_from_options, print_plan
-from headwise.textbook.plan.spread import spread_table
+from headwise.plan import plan_model, print_plan
+from headwise.plan.compare import spread_table
 
 ROOT = Path(__file__).parents[2]
 torch = pytest.importorskip("torch")
@@ -119,7 +121,7 @@ def test_cross_attention_shuffles_queries_of_one_text_and_keys_of_another() -> N
 
 
 def test_an_encoder_decoder_is_the_sum_of_its_three_kinds_of_layers() -> None:
-    plan = asked(config="t5-base", seq=128, source=512, devices=4)
+    plan = asked("t5-base", 128, source=512, devices=4)
     counts = counts_of("multi_head", {"d_model": 768, "num_heads": 12})
     works = [
         Work(1, 512, 512, causal=False), Work(1, 128, 128), Work(1, 128, 512, causal=False, projected=512, cross=True)
@@ -281,13 +283,12 @@ def test_what_cannot_be_is_one_sentence_with_the_numbers(call: Any, said: str) -
     assert said in str(error.value)
 
 
-def asked(**options: Any) -> Any:
-    sizes = {"d_model": None, "num_heads": None, "num_kv_heads": None, "head_dim": None}
-    return plan_from_options(sizes=sizes, **options)
+def asked(config: str, tokens: int = 2048, *, source: int | None = None, **options: Any) -> Any:
+    return plan_model(find(config), Load(1, tokens, source=source), **options)
 
 
 def test_a_plan_puts_the_ways_beside_one_another() -> None:
-    plan = asked(config="llama-3-8b", seq=131_072, devices=16, link=5e10, peak=4e14, bandwidth=3e12)
+    plan = asked("llama-3-8b", 131_072, devices=16, link=5e10, machine=Machine(4e14, 3e12))
     counts, work = LLAMA, LONG
     table = plan.table("devices")
     found = {row[0]: row[1:] for row in table.rows}
@@ -304,7 +305,7 @@ def test_a_plan_puts_the_ways_beside_one_another() -> None:
 
 
 def test_a_plan_says_why_a_way_is_missing_and_fits_a_terminal() -> None:
-    plan = asked(config="llama-3-8b", devices=48, link=5e10, peak=4e14, bandwidth=3e12)
+    plan = asked("llama-3-8b", devices=48, link=5e10, machine=Machine(4e14, 3e12))
     assert "num_heads=32 cannot be divided evenly between 48 devices.\nUlysses: num_heads=32 is too small" in (
         plan.table("devices").note
     )
@@ -321,13 +322,11 @@ def test_a_plan_says_why_a_way_is_missing_and_fits_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"config": "gpt-2-small", "link": 1e9}, "--link requires --devices"),
-        ({"config": "gpt-2-small", "devices": 4, "trade_off": True}, "leave out --designs and --trade-off, or"),
+        ({"config": "gpt-2-small", "link": 1e9}, "link=1e+09: requires devices"),
         ({"config": "deepseek-v2", "devices": 4}, "the heads of latent cannot be computed separately"),
         ({"config": "deepseek-v2", "devices": 4}, "supported designs: multi_head, mqa, gqa, single_head, gated_output"),
         ({"config": "gpt-2-small", "devices": 0}, "devices=0: expected more than 0"),
         ({"config": "gpt-2-small", "devices": 2, "link": -1.0}, "link=-1.0: expected more than 0"),
-        ({"listing": True, "devices": 2}, "leave out --devices, or --list"),
     ],
 )
 def test_a_plan_refuses_what_it_would_not_heed(options: dict[str, Any], said: str) -> None:

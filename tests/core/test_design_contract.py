@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headwise.cli.plan import typed
 from headwise.costs import Work
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError
@@ -23,8 +24,8 @@ from headwise.nn.notes import Notes, Preset, Words
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.registry import CONTRACT, DESIGNS, STANDARD, Designs
 from headwise.nn.steps import Steps
+from headwise.plan import compare_designs, listing, plan_design
 from headwise.textbook.design_tables import TABLES, filled, which
-from headwise.textbook.plan import compare_designs, listing, plan_from_options
 from headwise.textbook.trace import trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "designs.md"
@@ -117,7 +118,7 @@ def test_its_costs_are_found(doubled: str) -> None:
 
 def test_plan_lists_and_counts_it(doubled: str) -> None:
     assert dict(listing().table("designs").rows)[doubled].startswith("d_model, num_heads, factor, num_kv_heads")
-    plan = plan_from_options(design="tripled", sizes={"d_model": 12, "num_heads": 3})
+    plan = plan_design("tripled", {"d_model": 12, "num_heads": 3}, Work(1, 7, 7))
     assert ("design", "The sum of the heads, times 3.") in plan.facts
     table = compare_designs(12, 3, Work(1, 7, 7)).table("comparison")
     rows = {row[0]: row[1:] for row in table.rows}
@@ -127,11 +128,10 @@ def test_plan_lists_and_counts_it(doubled: str) -> None:
 
 
 def test_plan_reads_its_sizes_as_its_costs_have_them(doubled: str) -> None:
-    sizes = {"d_model": 12, "num_heads": 3}
-    assert plan_from_options(design=doubled, sizes=sizes, more=["factor=7", "bias=qk"]).title.startswith("doubled: ")
-    for more, words in (("factor=x", "a whole number for factor"), ("qk_norm=7", "true or false for qk_norm")):
+    assert typed(doubled, ["factor=7", "bias=qk", "qk-norm=1"]) == {"factor": 7, "bias": "qk", "qk_norm": True}
+    for option, words in (("factor=x", "a whole number for factor"), ("qk_norm=7", "true or false for qk_norm")):
         with pytest.raises(ConfigError, match=words):
-            plan_from_options(design=doubled, sizes=sizes, more=[more])
+            typed(doubled, [option])
 
 
 @pytest.mark.parametrize(("lang", "words"), [("en", "the heads are added up"), ("zh", "把各个头相加")])

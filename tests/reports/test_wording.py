@@ -15,10 +15,10 @@ from headwise.corpus.printing import WORDS as SWEEPS
 from headwise.errors import ConfigError
 from headwise.lm.loading.remarks import SENTENCES, remarks_on_map
 from headwise.nn.named import names
+from headwise.plan.tables import TERMS as PLANS
 from headwise.reports.messages import MESSAGES, message
 from headwise.reports.words import COLUMNS, NOTEBOOK, REPORT, SHARED, VIEWER, label, words
 from headwise.stats import describe, shown_in
-from headwise.textbook.plan.words import TERMS as PLANS
 from headwise.wording import Bilingual, Message, check_language, in_language, joined
 
 TABLES = {

@@ -26,6 +26,10 @@ HELP: dict[str, str] = {
         "在任意规模的语料上测量每个注意力头。可中断后继续；可用 torchrun 分担。",
     "Compute parameters, memory, FLOPs and minimum time of a model or a layer.":
         "计算一个模型或一层的参数量、内存、FLOP 数与最短时间。",
+    "Compute parameters, memory, FLOPs and minimum time of a model.":
+        "计算一个模型的参数量、内存、FLOP 数与最短时间。",
+    "Compute parameters, memory, FLOPs and minimum time of one layer of a design.":
+        "计算某种设计一层的参数量、内存、FLOP 数与最短时间。",
     "Remove attention heads: named ones or the least important. Shows the loss curve.":
         "移除注意力头：指定的，或最不重要的。显示损失曲线。",
     "Convert MHA to GQA or MQA by merging KV heads, for a smaller cache.":
@@ -156,12 +160,12 @@ HELP: dict[str, str] = {
     "Sort the printed table by this measure, largest first.": "按此统计量从大到小排序打印的表格。",
     "Also plot every measure as layers × heads.": "同时把每个统计量画成“层 × 头”的图。",
     # plan
-    "A published model (--list shows all), a folder with config.json, or a checkpoint.":
-        "已发表的模型（--list 列出全部）、含有 config.json 的文件夹，或检查点。",
+    "A published model (`headwise plan list`), a folder with config.json, or a checkpoint.":
+        "已发表的模型（见 `headwise plan list`）、含有 config.json 的文件夹，或检查点。",
+    "Model width, or a model that has it: 768, or gpt-2-small.": "模型宽度，或取其宽度的模型：768，或 gpt-2-small。",
     "An attention design; default: multi_head.": "注意力设计；默认 multi_head。",
     "Size of a head.": "每个头的维度。",
     "Another option of the design: --set latent_dim=512; repeatable.": "设计的其他选项：--set latent_dim=512；可重复。",
-    "Mask of a design; a model has its own.": "设计所用的掩码；模型有自己的掩码。",
     "Sliding window of a design, in keys.": "设计的滑动窗口（键数）。",
     "First keys that are visible beside the window.": "窗口之外仍可见的开头若干个键。",
     "Assume that the n×n scores are stored.": "假定存储 n×n 的分数矩阵。",
@@ -172,7 +176,7 @@ HELP: dict[str, str] = {
     "Measure peak and bandwidth of this machine.": "测量本机的峰值算力与带宽。",
     "Compare numbers of heads at a fixed d_model.": "在 d_model 固定时比较不同的头数。",
     "Write the trade-off as a PNG.": "把权衡曲线写成 PNG。",
-    "Compare all designs.": "比较全部设计。",
+    "Compare all designs at one width.": "在同一宽度下比较全部设计。",
     "Also plan the attention over this many devices.": "同时规划把注意力分布到这么多设备上。",
     "Bandwidth of each device's link, in bytes/s.": "每个设备的链路带宽（字节/秒）。",
     "List all models and designs.": "列出全部模型与设计。",
@@ -259,11 +263,18 @@ def translate(group: Any) -> Any:
     for name, value in {**MARKS, "Table": _Folded, "Columns": _Columns}.items():
         if hasattr(rich_utils, name):
             setattr(rich_utils, name, value)
-    for command in (group, *group.commands.values()):
+    for command in _every(group):
         command.help = HELP.get(command.help or "", command.help)
         command.short_help = HELP.get(command.short_help or "", command.short_help)
         _translate_options(command)
     return group
+
+
+def _every(command: Any) -> Iterator[Any]:
+    """A command and all commands in it."""
+    yield command
+    for inner in getattr(command, "commands", {}).values():
+        yield from _every(inner)
 
 
 class _Folded(Table):

@@ -138,7 +138,7 @@ def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
 
 def print_tables(result: Any) -> Console:
     """Print a plan or an evaluation as tables."""
-    from headwise.textbook.plan import print_plan
+    from headwise.plan import print_plan
 
     console = Console()
     print_plan(result.shown(), console)

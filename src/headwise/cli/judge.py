@@ -1,4 +1,4 @@
-"""The commands plan, claims and doctor."""
+"""The commands claims and doctor."""
 
 import sys
 from pathlib import Path
@@ -12,74 +12,6 @@ from headwise.cli.streams import is_stream, written
 from headwise.cli.words import say
 from headwise.errors import ConfigError
 from headwise.wording import language
-
-
-def plan(
-    config: Annotated[
-        str | None,
-        typer.Option(help="A published model (--list shows all), a folder with config.json, or a checkpoint."),
-    ] = None,
-    design: Annotated[str | None, typer.Option(help="An attention design; default: multi_head.")] = None,
-    d_model: Annotated[int | None, typer.Option(help="Model width.")] = None,
-    num_heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
-    num_kv_heads: Annotated[int | None, typer.Option(help="KV heads.")] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Size of a head.")] = None,
-    sizes: Annotated[
-        list[str] | None, typer.Option("--set", help="Another option of the design: --set latent_dim=512; repeatable.")
-    ] = None,
-    seq: Annotated[int, typer.Option(help="Sequence length.")] = 2048,
-    source: Annotated[
-        int | None, typer.Option(help="Length of the source of an encoder-decoder; default: --seq.")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-    causal: Annotated[bool, typer.Option("--causal/--full", help="Mask of a design; a model has its own.")] = True,
-    window: Annotated[int | None, typer.Option(help="Sliding window of a design, in keys.")] = None,
-    sinks: Annotated[int, typer.Option(help="First keys that are visible beside the window.")] = 0,
-    materialised: Annotated[
-        bool, typer.Option("--materialised", help="Assume that the n×n scores are stored.")
-    ] = False,
-    dtype: Annotated[str, typer.Option(help="Dtype of weights and activations.")] = "bfloat16",
-    cache: Annotated[
-        str | None, typer.Option(help="Dtype of the KV cache, for example int8; default: --dtype.")
-    ] = None,
-    peak: Annotated[float | None, typer.Option(help="Peak FLOP/s of a machine, to compute times.")] = None,
-    bandwidth: Annotated[float | None, typer.Option(help="Memory bandwidth of the machine, in bytes/s.")] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure peak and bandwidth of this machine.")] = False,
-    trade_off: Annotated[
-        bool, typer.Option("--trade-off", help="Compare numbers of heads at a fixed d_model.")
-    ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write the trade-off as a PNG.")] = None,
-    designs: Annotated[bool, typer.Option("--designs", help="Compare all designs.")] = False,
-    devices: Annotated[int | None, typer.Option(help="Also plan the attention over this many devices.")] = None,
-    link: Annotated[float | None, typer.Option(help="Bandwidth of each device's link, in bytes/s.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List all models and designs.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
-    lang: Lang = None,
-) -> None:
-    """Compute parameters, memory, FLOPs and minimum time of a model or a layer."""
-    from headwise.textbook.plan import plan_from_options, plot_trade_off, print_plan, to_json, to_markdown
-
-    if json and markdown:
-        raise ConfigError("give --json or --markdown, not both", "--json 与 --markdown 只能给出其一")
-    if plot is not None and not trade_off:
-        raise ConfigError("--plot requires --trade-off", "--plot 需要 --trade-off")
-    check_file("--plot", plot, "heads.png")
-    named = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    found = plan_from_options(
-        config=config, design=design, sizes=named, more=sizes or [], seq=seq, source=source, batch=batch, causal=causal,
-        window=window, sinks=sinks, materialised=materialised, dtype=dtype, cache=cache, peak=peak, bandwidth=bandwidth,
-        measure=measure, trade_off=trade_off, designs=designs, listing=listing, devices=devices, link=link,
-    )  # fmt: skip
-    if plot is not None:
-        plot_trade_off(found, plot)
-    if json or markdown:
-        sys.stdout.write(to_json(found) if json else to_markdown(found, language()))
-        return
-    console = Console()
-    print_plan(found, console)
-    if plot is not None:
-        say(console, "wrote_plot", path=plot)
 
 
 def claims(

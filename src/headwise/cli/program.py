@@ -15,12 +15,13 @@ from typer.main import get_command
 from headwise.cli.change import budget, convert, prune
 from headwise.cli.failures import in_words
 from headwise.cli.interruption import CODE, check_interrupted, is_interruption, leave, print_interrupted
-from headwise.cli.judge import claims, doctor, plan
+from headwise.cli.judge import claims, doctor
 from headwise.cli.learn import train, write
 from headwise.cli.learner import check, tour
 from headwise.cli.look import measures, see, trace
 from headwise.cli.measure import measure
 from headwise.cli.options import Lang
+from headwise.cli.plan import plan
 from headwise.cli.streams import standard_streams
 from headwise.cli.threads import settle
 from headwise.cli.view import view
@@ -68,7 +69,6 @@ for command in (
     trace,
     measures,
     measure,
-    plan,
     prune,
     convert,
     budget,
@@ -78,6 +78,7 @@ for command in (
     doctor,
 ):  # as --help lists them
     app.command()(command)
+app.add_typer(plan)
 
 
 def _print_version(wanted: bool) -> None:
@@ -152,9 +153,10 @@ def _run() -> None:
 
 def _options(arguments: list[str]) -> set[str]:
     """The options of the command that the arguments name; none if they name none."""
-    commands = _commands(_language()).commands
-    command = next((found for name, found in commands.items() if name in arguments), None)
-    return {option for parameter in command.params for option in parameter.opts} if command is not None else set()
+    command = _commands(_language())
+    while inner := next((found for name, found in getattr(command, "commands", {}).items() if name in arguments), None):
+        command = inner
+    return {option for parameter in command.params for option in parameter.opts}
 
 
 def _leave(code: int) -> None:

@@ -14,8 +14,8 @@ from headwise.edit import budget, budget_effect
 from headwise.edit.budgets import Budget, Effect
 from headwise.errors import ConfigError
 from headwise.models import find_heads
+from headwise.plan.tables import Column, Plan, Table, Value
 from headwise.progress import Progress
-from headwise.textbook.plan.tables import Column, Plan, Table, Value
 from headwise.wording import joined
 
 HEADS = (

@@ -16,8 +16,8 @@ from headwise.errors import ConfigError, check_choice
 from headwise.lm.model import Decoder
 from headwise.lm.train import heldout_loss
 from headwise.models import find_heads
+from headwise.plan.tables import Column, Plan, Table, Value
 from headwise.progress import Progress
-from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
 WHAT = {method: term(method) for method in ("mean", "first", "cluster", "svd")}
 MERGED = (

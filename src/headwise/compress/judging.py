@@ -18,8 +18,8 @@ from headwise.edit import budget_effect
 from headwise.edit.budgets import Budget
 from headwise.lm.model import Decoder
 from headwise.lm.train import heldout_loss
+from headwise.plan.tables import Column, Plan, Table, Value
 from headwise.progress import Progress
-from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
 ROUNDS = 5
 WRITTEN = 32  # tokens generated per round

@@ -19,9 +19,9 @@ from headwise.errors import ConfigError
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder
 from headwise.models import HeadSite, find_heads
+from headwise.plan.tables import Column, Plan, Table, Value
 from headwise.progress import Progress, part
 from headwise.stats.words import unit_of
-from headwise.textbook.plan.tables import Column, Plan, Table, Value
 from headwise.wording import joined
 
 MOST_POINTS = 32  # of the curve, in addition to the whole model

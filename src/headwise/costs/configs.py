@@ -188,7 +188,7 @@ def find(name: str) -> ModelConfig:
     letters = key.replace("-", "")
     near = [known for known in CONFIGS if letters and known.replace("-", "").startswith(letters)]
     raise unknown_name(
-        "config", name, near or CONFIGS, listed="`headwise plan --list` lists all", zh="`headwise plan --list` 列出全部"
+        "config", name, near or CONFIGS, listed="`headwise plan list` lists all", zh="`headwise plan list` 列出全部"
     )
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from headwise.costs.configs import ModelConfig
-from headwise.costs.counts import Attentions, Counts
+from headwise.costs.counts import Attentions, Counts, positive
 from headwise.costs.stages import (
     Stage,
     attention_stages,
@@ -43,6 +43,10 @@ class Load:
     dtype: str = "bfloat16"
     cache: str | None = None
     source: int | None = None
+
+    def __post_init__(self) -> None:
+        positive(batch=self.batch, tokens=self.tokens, source=1 if self.source is None else self.source)
+        self.work(1, 1, causal=True)  # checks how numbers are stored
 
     def work(self, queries: int, keys: int, *, causal: bool, **options: object) -> Work:
         """The attention of one layer under this load."""

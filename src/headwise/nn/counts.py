@@ -36,7 +36,10 @@ def counts_of(design: str, sizes: Mapping[str, Any]) -> Counts:
             raise unknown_option(name, sizes[name], design, taken)
     missing = [name for name, needed in taken.items() if needed and name not in sizes]
     if missing:
-        raise ConfigError(f"{design} requires {' and '.join(missing)}; it supports {', '.join(taken)}")
+        raise ConfigError(
+            f"{design} requires {' and '.join(missing)}; it supports {', '.join(taken)}",
+            f"{design} 需要 {'、'.join(missing)}；它支持 {'、'.join(taken)}",
+        )
     return design_of(design).costs(**sizes, **({} if preset is None else preset.given))
 
 

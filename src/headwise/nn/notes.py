@@ -25,7 +25,7 @@ class Notes:
     parameters: their number, without biases and norms. work: multiply-adds compared with MHA. cache: numbers per token.
     limits: what it does not support besides `takes_none_as`, and why.
     map: what its attention map does not show; None if only the weights of the map act on the values.
-    compared: how `plan --designs` counts it, if that needs a remark; else None.
+    compared: how `headwise plan designs` counts it, if that needs a remark; else None.
     form_of: the design that computes the same function, if it is another form of one; else None.
     """
 

@@ -11,8 +11,8 @@ from functools import partial
 from headwise.costs import Work
 from headwise.errors import ConfigError
 from headwise.nn.registry import DESIGNS
-from headwise.textbook.plan.compare import compare_designs
-from headwise.textbook.plan.show import markdown_table
+from headwise.plan.compare import compare_designs
+from headwise.plan.show import markdown_table
 
 TITLES = {
     "en": ("design", "class", "what it is", "use it when", "source"),
@@ -40,7 +40,7 @@ def takes() -> str:
 
 
 def compared() -> str:
-    """All designs at one width, as counted by `headwise plan --designs`."""
+    """All designs at one width, as counted by `headwise plan designs`."""
     return markdown_table(compare_designs(D_MODEL, HEADS, Work(1, TOKENS, TOKENS)).tables[0], "en")
 
 

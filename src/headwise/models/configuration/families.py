@@ -90,8 +90,8 @@ def _family(config: Any) -> Family:
         kinds = ", ".join(dict.fromkeys(getattr(text, "layer_types", None) or ()))
         layers = (f" (layer_types: {kinds})", f"（layer_types：{kinds}）") if kinds else ("", "")
         raise ConfigError(
-            f"model_type={outer!r}{layers[0]}: not supported; `headwise plan --list` lists those that are",
-            f"model_type={outer!r}{layers[1]}：不支持；`headwise plan --list` 列出支持的类型",
+            f"model_type={outer!r}{layers[0]}: not supported; `headwise plan list` lists those that are",
+            f"model_type={outer!r}{layers[1]}：不支持；`headwise plan list` 列出支持的类型",
         )
     if two_stacks(config) != (family.auto in encoder_decoders.AUTO):
         raise ConfigError(

@@ -67,12 +67,12 @@ TOPIC = Topic(
     intro=Bilingual(
         """
         A model becomes wider by more heads, not by wider heads: d_k is 64 or 128 in most published models, and h grows with
-        d_model. The table is from the papers and the published weights; `headwise plan --list` has all models, and
-        `headwise plan --config NAME` their parameters, memory and work.
+        d_model. The table is from the papers and the published weights; `headwise plan list` has all models, and
+        `headwise plan model NAME` their parameters, memory and work.
         """,
         """
         模型变宽，靠的是更多的头，而不是更大的头：大多数已发布模型的 d_k 是 64 或 128，h 随 d_model 增长。下表取自论文与公布的权重；
-        `headwise plan --list` 列出所有模型，`headwise plan --config 名称` 计算其参数、内存与计算量。
+        `headwise plan list` 列出所有模型，`headwise plan model 名称` 计算其参数、内存与计算量。
         """,
     ),
     code="""

@@ -100,11 +100,11 @@ print("heads of size 128    ", f"{count(head_dim=128):,}")
         """
         2,359,296 is the 2.36 million of a layer of GPT-2 small (2,362,368 with its biases). "Multi-head attention has more
         parameters than single-head attention", as a tutorial's table says, is not so at equal width. For whole models,
-        `headwise plan --config gpt-2-small` counts everything, and its total equals the published one.
+        `headwise plan model gpt-2-small` counts everything, and its total equals the published one.
         """,
         """
         2,359,296 就是 GPT-2 small 一层的 236 万（加上偏置是 2,362,368）。教程表格中“多头的参数量较多”的说法，在 d_model 相同时并不成立。
-        对整个模型，`headwise plan --config gpt-2-small` 会逐项计数，总数与公布的一致。
+        对整个模型，`headwise plan model gpt-2-small` 会逐项计数，总数与公布的一致。
         """,
     ),
     picture=picture,

@@ -83,7 +83,7 @@ TOPIC = Topic(
         64 行互不相关的分数。头多还有别的代价：每个头都有自己的 n × n 分数要存储、要求指数。
         """,
     ),
-    code="headwise plan --design multi_head --d-model 512 --seq 1024 --trade-off{lang}",
+    code="headwise plan trade-off 512 --seq 1024{lang}",
     reading=Bilingual(
         """
         Parameters and FLOPs do not depend on h; the exponentials and the stored scores grow with it. A blockwise kernel

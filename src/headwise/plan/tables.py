@@ -1,20 +1,94 @@
-"""The words of `headwise plan`, in English and in Chinese.
+"""A plan as tables of plain numbers, how their cells are written, and its words in English and in Chinese."""
 
->>> term("model_title", name="gpt-2-small", total=124_439_808).zh
-'gpt-2-small：124,439,808 个参数'
-"""
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from headwise.wording import Message
+from headwise.amounts import scaled, three_figures
+from headwise.costs import Work
+from headwise.wording import Bilingual, Message, joined
+
+Value = int | float | str | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """name: the heading. unit: how `written` formats the values. key: the name in JSON, if different."""
+
+    name: str
+    unit: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of unformatted numbers. total: whether the last row is the sum of the others. note: printed below."""
+
+    key: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    total: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The input as (name, value) facts, and tables of results. notes: apply to all tables."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...] = ()
+
+    def table(self, key: str) -> Table:
+        """The table with this key."""
+        return next(table for table in self.tables if table.key == key)
+
+
+def masked(work: Work) -> Bilingual:
+    """The mask of a plan's input in words, such as "causal, window of 128 after 4 sinks"."""
+    words = [term("causal" if work.causal else "full")]
+    if work.window is not None:
+        code = "window_after" if work.sinks else "window_of"
+        words.append(term(code, size=work.window, sinks=work.sinks))
+    return joined(words)
+
+
+def written(value: Value, unit: str) -> str:
+    """Format a value: 1,234 counts, 1.5 GB (10⁹ bytes), 2.0 TFLOP, 3.1 ms, 12.5 %; "—" for None."""
+    if value is None:
+        return "—"
+    return value if isinstance(value, str) else _WRITE[unit](value)
+
+
+def _seconds(value: float) -> str:
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= size * 0.9995:
+            return f"{three_figures(value / size)} {unit}" if value < 999.5 or size < 1 else f"{value:,.0f} s"
+    return f"{three_figures(value * 1e9)} ns"
+
+
+_WRITE: dict[str, Callable[[float], str]] = {
+    "": str,
+    "count": lambda x: f"{x:,.0f}",
+    "number": lambda x: f"{x:,.0f}" if x >= 9.995 else f"{x:.2f}",
+    "bytes": lambda x: scaled(x, "B"),
+    "flops": lambda x: scaled(x, "FLOP"),
+    "figure": scaled,
+    "seconds": _seconds,
+    "share": lambda x: f"{100 * x:.1f} %",
+}
+
 
 TERMS: dict[str, tuple[str, str]] = {
     # Titles.
     "model_title": ("{name}: {total:,} parameters", "{name}：{total:,} 个参数"),
     "layer_title": ("{name}: {total:,} parameters per layer", "{name}：每层 {total:,} 个参数"),
     "list_title": ("Models and designs", "模型与设计"),
-    "configs_title": ("Published models: headwise plan --config NAME", "已发表的模型：headwise plan --config 名称"),
+    "configs_title": ("Published models: headwise plan model NAME", "已发表的模型：headwise plan model 名称"),
     "designs_title": (
-        "Designs: headwise plan --design NAME --d-model … --num-heads … --set SIZE=…",
-        "设计：headwise plan --design 名称 --d-model … --num-heads … --set 尺寸=…",
+        "Designs: headwise plan layer NAME --d-model … --num-heads … --set SIZE=…",
+        "设计：headwise plan layer 名称 --d-model … --num-heads … --set 尺寸=…",
     ),
     "parameters_title": ("Parameters", "参数"),
     "layers_title": ("Attention layers", "注意力层"),
@@ -223,8 +297,9 @@ TERMS: dict[str, tuple[str, str]] = {
         "带窗口的层至多保留窗口之内的词元。h_kv 为 c：所有头共享一个潜向量 c。",
     ),
     "folder_note": (
-        "--config also takes a folder with the config.json of a model of transformers, of one of these types: {types}.",
-        "--config 也接受含有 transformers 模型 config.json 的文件夹，支持的类型为：{types}。",
+        "`headwise plan model` also takes a folder with the config.json of a model of transformers, of one of these "
+        "types: {types}.",
+        "`headwise plan model` 也接受含有 transformers 模型 config.json 的文件夹，支持的类型为：{types}。",
     ),
     "compare_note": (
         "met: parameters used per token. FLOPs and exps: one forward pass. cache: numbers per token. step: one "

@@ -1,8 +1,9 @@
 """The plan of a published model, the plan of one layer, and the list of models and designs."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby, pairwise
 from typing import Any, TypeVar
 
 from headwise.amounts import scaled
@@ -22,6 +23,7 @@ from headwise.costs.configs import CONFIGS, ModelConfig
 from headwise.costs.model import (
     Load,
     active_parameters,
+    attentions_over_all,
     cached_numbers,
     decodes,
     largest_score_bytes,
@@ -33,13 +35,13 @@ from headwise.costs.model import (
     states_bytes,
     step_stages,
     training_flops,
-)  # fmt: skip
+)
 from headwise.costs.work import BYTES
+from headwise.errors import ConfigError
 from headwise.nn.counts import attentions_of, counts_of, sizes_of, summary_of
 from headwise.nn.named import names
-from headwise.textbook.plan.layers import kv_heads, layers_table, sizes_of_heads
-from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, written
-from headwise.textbook.plan.words import named, term
+from headwise.plan.compare import spread
+from headwise.plan.tables import Column, Plan, Table, Value, masked, named, term, written
 from headwise.wording import Bilingual, joined
 
 NOTES = (term("plan_note"),)
@@ -48,13 +50,23 @@ _Input = TypeVar("_Input", Work, Load)
 _BYTES = (Column(term("what")), Column(term("bytes"), "bytes"))
 
 
-def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = None) -> Plan:
-    """Return parameters, memory, one pass over the whole text and one decoding step of a published model.
+def plan_model(
+    config: ModelConfig, load: Load, *, machine: Machine | None = None, devices: int | None = None,
+    link: float | None = None,
+) -> Plan:  # fmt: skip
+    """Return parameters, memory, one pass over the whole text and one decoding step of a model.
 
     Args:
         load: sequences and tokens, and how numbers are stored.
         machine: adds minimum times and what limits each step.
+        devices: adds the ways to partition the attention over this many; link: and what each of them can send, in
+            bytes/s.
     """
+    if load.cache is not None and not decodes(config):
+        raise ConfigError(
+            f"cache={load.cache!r}: {config.name} is an encoder, which has no cache; leave it out",
+            f"cache={load.cache!r}：{config.name} 是编码器，没有缓存；请去掉",
+        )
     attentions = attentions_of(config)
     total = sum(parameter_parts(config, attentions).values())
     n, b, dtype, source = load.tokens, load.batch, load.dtype, source_tokens(config, load)
@@ -85,15 +97,22 @@ def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = Non
         tables.append(_stage_table("step", term("step_title", n=n), step, machine))
     chosen = config.experts or any(counts.used is not None for counts in attentions.every)
     notes = CHOSEN if chosen else NOTES
-    return Plan(term("model_title", name=config.name, total=total), tuple(facts), tuple(tables), notes)
+    plan = Plan(term("model_title", name=config.name, total=total), tuple(facts), tuple(tables), notes)
+    return spread(plan, config.design, attentions_over_all(config, attentions, load), devices, link, machine)
 
 
 def plan_design(
-    design: str, sizes: Mapping[str, Any], work: Work, *, machine: Machine | None = None
+    design: str, sizes: Mapping[str, Any], work: Work, *, machine: Machine | None = None, devices: int | None = None,
+    link: float | None = None,
 ) -> Plan:  # fmt: skip
     """As `plan_model`, for one layer of a design: self attention of `work.queries` tokens. Full attention has no
     decoding step and no cache."""
     counts = counts_of(design, sizes)
+    if work.causal and not counts.masked:
+        raise ConfigError(
+            f"causal=True: {design} does not support masks; add --full",
+            f"causal=True：{design} 不支持掩码；请加 --full",
+        )
     n, stored = work.queries, term("materialised" if work.materialised else "blockwise")
     tokens = term("tokens", n=n)
     rest = joined([masked(work), stored, work.dtype])
@@ -115,7 +134,8 @@ def plan_design(
         stages = attention_stages(counts.at_decoding, step)
         tables.append(_stage_table("step", term("step_title", n=n), stages, machine))
     title = term("layer_title", name=design, total=counts.parameters)
-    return Plan(title, tuple(facts), tuple(tables), NOTES if counts.used is None else CHOSEN)
+    plan = Plan(title, tuple(facts), tuple(tables), NOTES if counts.used is None else CHOSEN)
+    return spread(plan, design, {(counts, work): 1}, devices, link, machine)
 
 
 def listing() -> Plan:
@@ -270,3 +290,84 @@ def _stage_table(key: str, title: str, stages: list[Stage], machine: Machine | N
             row += [seconds or None, "" if stage is whole or not seconds else named(machine.limit(stage))]
         rows.append(tuple(row))
     return Table(key, title, tuple(columns), tuple(rows), total=True, note=note)
+
+
+COLUMNS = (
+    Column(term("layers_column")), Column("h", "count", "num_heads"), Column("h_kv", "count", "num_kv_heads"),
+    Column("d_k", "count", "head_dim"), Column(term("parameters"), "count"),
+    Column(term("cache"), "count", "cached_numbers_a_token"),
+)  # fmt: skip
+WINDOWS = (Column(term("window_column"), "count", "window"), Column(term("count_column"), "count", "layers_alike"))
+SHOWN = 4  # runs of layers in a row
+
+
+def layers_table(config: ModelConfig, attentions: Attentions) -> Table:
+    """Return a table with a row for each run of equal layers, or, if their windows differ, for all equal layers:
+    parameters and cache are those of one layer."""
+    count = config.self_attentions
+    first, second = config.attention_sizes[:count], config.attention_sizes[count:]
+    stacks = [("encoder" if second else "stack", first, attentions.layers)]
+    if second:
+        stacks += [("decoder", second[::2], attentions.decoder), ("cross", second[1::2], attentions.cross)]
+    rows: list[tuple[Value, ...]] = []
+    windowed = bool(config.layer_windows)
+    for name, sizes, layers in stacks:
+        decodes = name != "encoder" and (config.causal or bool(second))
+        windows = config.windows if windowed and layers is attentions.layers else (None,) * len(layers)
+        for numbers in _alike(layers, windows) if windowed else _runs(layers):
+            i = numbers[0]
+            given, counts = dict(sizes[i]), layers[i]
+            d_k = given.get("head_dim", config.d_model // counts.heads)
+            cache = counts.cache if decodes and counts.cached else None
+            places = [config.attended[i] for i in numbers] if config.attended else numbers
+            row: list[Value] = [term(name, numbers=_written(places)), counts.heads, kv_heads(given, counts), d_k]
+            row += [counts.parameters, cache]
+            rows.append((*row, windows[i], len(numbers)) if windowed else tuple(row))
+    notes = [term("layers_note"), *([term("cross_note")] if second else [])]
+    if any(counts.shared for counts in attentions.layers):
+        notes.append(term("shared_note"))
+    if windowed:
+        kind = "chunk_note" if config.chunked else "window_note" if config.causal else "near_note"
+        notes.append(term(kind))
+    columns = COLUMNS + WINDOWS if windowed else COLUMNS
+    return Table("layers", term("layers_title"), columns, tuple(rows), note=joined(notes, " ", ""))
+
+
+def kv_heads(sizes: Mapping[str, int | str], counts: Counts) -> Value:
+    """The KV heads of a layer, or "c" if all heads share one latent vector."""
+    from_one = counts.cached and not counts.at_decoding.values  # values are computed from the cached keys
+    return "c" if from_one else sizes.get("num_kv_heads") or sizes.get("num_heads")
+
+
+def sizes_of_heads(config: ModelConfig) -> Iterable[str]:
+    """The sizes that all attention layers have, as "num_heads 8"; with the least and most where they differ."""
+    every = [dict(sizes) for sizes in config.attention_sizes]
+    for name in every[0]:
+        values = {sizes.get(name) for sizes in every}
+        numbers = [value for value in values if isinstance(value, int)]
+        if len(values) == 1:
+            yield f"{name} {every[0][name]}"
+        elif len(numbers) == len(values):
+            yield term("from_to", name=name, least=min(numbers), most=max(numbers))
+
+
+def _runs(layers: tuple[Counts, ...]) -> Iterator[list[int]]:
+    """The numbers of each run of layers with the same counts."""
+    for _, run in groupby(range(len(layers)), key=lambda i: layers[i]):
+        yield list(run)
+
+
+def _alike(layers: tuple[Counts, ...], windows: tuple[int | None, ...]) -> Iterable[list[int]]:
+    """The numbers of all layers with the same counts and window."""
+    found: dict[tuple[Counts, int | None], list[int]] = {}
+    for i, kind in enumerate(zip(layers, windows, strict=True)):
+        found.setdefault(kind, []).append(i)
+    return found.values()
+
+
+def _written(numbers: list[int]) -> str:
+    """Ascending numbers, such as "0–4, 6–10", the last after "…" if there are many."""
+    cuts = [0, *(i + 1 for i, (one, other) in enumerate(pairwise(numbers)) if other > one + 1), len(numbers)]
+    runs = [numbers[start:stop] for start, stop in pairwise(cuts)]
+    texts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return ", ".join(texts if len(texts) <= SHOWN else [*texts[: SHOWN - 1], "…", texts[-1]])

@@ -8,7 +8,7 @@ from rich.measure import Measurement
 from rich.table import Table as Grid
 from rich.text import Text
 
-from headwise.textbook.plan.tables import Plan, Table, written
+from headwise.plan.tables import Plan, Table, written
 from headwise.wording import in_language, language, language_of
 
 
