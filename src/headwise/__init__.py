@@ -21,9 +21,12 @@ __version__ = "0.1.0"
 _NAMESPACES = (
     "analysis",
     "cache",
+    "commands",
     "corpus",
+    "costs",
     "edit",
     "errors",
+    "files",
     "interventions",
     "kernels",
     "lm",
@@ -36,6 +39,7 @@ _NAMESPACES = (
     "stats",
     "table",
     "telemetry",
+    "wording",
 )
 _HOMES = {
     "attention": ["attend"],
@@ -68,9 +72,12 @@ if TYPE_CHECKING:
     from headwise import (
         analysis as analysis,
         cache as cache,
+        commands as commands,
         corpus as corpus,
+        costs as costs,
         edit as edit,
         errors as errors,
+        files as files,
         interventions as interventions,
         kernels as kernels,
         lm as lm,
@@ -83,6 +90,7 @@ if TYPE_CHECKING:
         stats as stats,
         table as table,
         telemetry as telemetry,
+        wording as wording,
     )
     from headwise.attention import attend as attend
     from headwise.cache import KVCache as KVCache
