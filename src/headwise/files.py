@@ -14,6 +14,8 @@ from pathlib import Path
 
 from headwise.errors import CheckpointError, TextError
 
+__all__ = ["atomic_folder", "atomic_path", "write_text"]
+
 try:
     import fcntl
 except ImportError:  # Windows has no such locks

@@ -71,6 +71,8 @@ def taken(path: str | os.PathLike[str], option: str, *, folder: bool = False) ->
 
     Args:
         path, option, folder: as for `check_writable`.
+    Returns:
+        A context manager: the lock is held in its block.
     Raises:
         CheckpointError: as `check_writable`. ConfigError: if another run has locked it.
     """

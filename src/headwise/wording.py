@@ -5,13 +5,20 @@
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from headwise.errors import ConfigError
 
+__all__ = ["Bilingual", "Message", "breaks", "in_language", "joined", "language", "language_of"]
+
 LANGUAGES = ("en", "zh")
+_WIDE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\u3000-\u303f“”‘’"
+_MARKS = "，。、；：？！）》」』”’"  # no line begins with one
+_OPENING = "（《「『“‘"  # no line ends with one
+_PIECES = re.compile(rf"(?:[{_OPENING}]*(?:[{_WIDE}]|[^\s{_WIDE}]+)[{_MARKS}]*)\s*|\s+")
 _chosen: list[str] = []  # by the command line; the last one counts
 
 
@@ -24,14 +31,20 @@ def check_language(lang: str) -> None:
         )
 
 
-def language(environment: Mapping[str, str] = os.environ) -> str:
+def language(environment: Mapping[str, str] | None = None) -> str:
     """The user's language, "en" or "zh": what `--lang` chose, else HEADWISE_LANG, else by the locale.
+
+    Args:
+        environment: the variables to read; None for those of the process.
+    Raises:
+        ConfigError: if HEADWISE_LANG is another language.
 
     >>> language({"LANG": "zh_CN.UTF-8"}), language({"LC_ALL": "C", "LANG": "zh_CN.UTF-8"})
     ('zh', 'en')
     """
     if _chosen:
         return _chosen[-1]
+    environment = os.environ if environment is None else environment
     if chosen := environment.get("HEADWISE_LANG"):
         if chosen not in LANGUAGES:
             raise ConfigError(
@@ -83,6 +96,8 @@ class Bilingual(str):
 class Message(Bilingual):
     """A sentence with a code that identifies it and the values in it.
 
+    code: the name of the sentence. en, zh: templates of `str.format`. values: what they are filled with.
+
     >>> Message("many", "There are {count:,} heads.", "共有 {count:,} 个头。", count=1200).zh
     '共有 1,200 个头。'
     """
@@ -112,6 +127,41 @@ def in_language(text: str, lang: str) -> str:
 
 
 def joined(parts: Iterable[str], en: str = ", ", zh: str = "，") -> Bilingual:
-    """Texts in one, separated by `en` in English and by `zh` in Chinese."""
+    """Texts in one, separated by `en` in English and by `zh` in Chinese.
+
+    Args:
+        parts: the texts. en, zh: what stands between them.
+    Returns:
+        All of them in both languages.
+    """
     every = list(parts)
     return Bilingual(en.join(every), zh.join(in_language(part, "zh") for part in every))
+
+
+def breaks(text: str, width: int, fold: bool = False) -> list[int]:
+    """Where a line is to be broken so that its parts have at most `width` columns.
+
+    Chinese breaks between any two characters, but for marks that open or close something.
+
+    Args:
+        text: one line. width: in columns of a terminal, of which a Chinese character has two.
+        fold: whether words that are longer than a line are broken too.
+    Returns:
+        The indices of the characters that begin another line.
+    """
+    from rich.cells import cell_len
+
+    found, used = [], 0
+    for piece in _PIECES.finditer(text):
+        word = piece[0].rstrip()
+        if used and used + cell_len(word) > width:
+            found.append(piece.start())
+            used = 0
+        for at, sign in enumerate(word if fold and cell_len(word) > width else ""):
+            if used + cell_len(sign) > width:
+                found.append(piece.start() + at)
+                used = 0
+            used += cell_len(sign)
+            word = ""
+        used += cell_len(word) + len(piece[0]) - len(piece[0].rstrip())
+    return found

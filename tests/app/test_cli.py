@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import Command, forked, program
 
+from commands import Command, forked, program
 from processes import files_no_larger_than
 
 
@@ -66,8 +66,8 @@ def test_train_another_design_then_see_and_write_with_it(headwise: Command, tmp_
 def test_reconstruct_writes_its_report(headwise: Command, tmp_path: Path) -> None:
     text = tmp_path / "s.txt"
     text.write_text("武松打虎\n林冲\n", encoding="utf-8")
-    options = "--experiment", "reconstruct", "--out", tmp_path / "out", "--png", tmp_path / "png", "--lang", "zh"
-    done = headwise("train", text, *options)
+    options = "--out", tmp_path / "out", "--png", tmp_path / "png", "--lang", "zh"
+    done = headwise("reconstruct", text, *options)
     assert done.code == 0, done.err
     assert "填充上的权重" in done.out
     assert "dropout" in done.out
@@ -104,8 +104,7 @@ def test_trace_and_measures_print(headwise: Command) -> None:
         (["write", "--temperature", "-1"], ["temperature=-1.0"]),
         (["train", "latin.txt", "--out", "o"], ["latin.txt", "not UTF-8"]),
         (["train", "short.txt", "--out", "o"], ["short.txt", "40 characters", "context"]),
-        (["train", "short.txt", "--out", "o", "--experiment", "magic"], ["magic", "reconstruct"]),
-        (["train", "short.txt", "--out", "o", "--length", "9"], ["--length", "--experiment reconstruct only"]),
+        (["train", "short.txt", "--out", "o", "--experiment", "reconstruct"], ["headwise reconstruct FILE --out DIR"]),
         (["train", "long.txt", "--out", "o", "--d-model", "510"], ["d_model=510 is not divisible by num_heads=8"]),
         (["train", "long.txt", "--out", "o", "--design", "wings"], ["design='wings'", "expected one of"]),
         (["train", "long.txt", "--out", "o", "--design", "convolution"], ["design='convolution'", "causal mask"]),

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import typer
-from commands import Command
 from typer.main import get_command
 
+from commands import Command
+from headwise.cli import program
 from headwise.cli.look import WIDE, measures
 from headwise.cli.program import app
 from headwise.outputs import taken
@@ -96,7 +97,7 @@ OUTPUTS = [
     ["see", "武", "--model", "absent", "--out"],
     ["see", "武", "--model", "absent", "--png"],
     ["train", "absent.txt", "--out"],
-    ["train", "absent.txt", "--experiment", "reconstruct", "--out"],
+    ["reconstruct", "absent.txt", "--out"],
     ["measure", "--file", "text.txt", "--model", "absent", "--out"],
     ["measure", "--file", "text.txt", "--model", "absent", "--out", "new.csv", "--png"],
     ["plan", "trade-off", "absent", "--plot"],
@@ -140,7 +141,7 @@ def test_what_cannot_be_written_is_told_before_anything_is_read(
 @pytest.mark.parametrize(
     "args",
     # Without budget, which opens the model first, and reconstruct, whose result is a file in the folder.
-    [args for args in OUTPUTS if args[-1] == "--out" and args[0] != "budget" and "--experiment" not in args],
+    [args for args in OUTPUTS if args[-1] == "--out" and args[0] not in ("budget", "reconstruct")],
     ids=" ".join,
 )
 def test_a_place_that_another_run_holds_is_refused(
@@ -210,3 +211,17 @@ def test_config_json_stands_for_its_folder(headwise: Command, tmp_path: Path) ->
         assert by_file == by_folder
         assert by_file.code == 2
         assert "truncated" not in by_file.err
+
+
+@pytest.mark.parametrize("name", ["trace", "claims", "tour", "check", "reconstruct"])
+def test_a_command_of_the_textbook_says_what_to_install(
+    headwise: Command, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.cli.others.commands", dict)
+    program._commands.cache_clear()  # it keeps what was imported
+    assert f"│ {name} " in headwise("--help").out
+    wanted = f"error: headwise {name} requires headwise-textbook: pip install headwise-textbook\n"
+    assert headwise(name) == (2, "", wanted)
+    assert headwise(name, "--help") == (2, "", wanted)
+    assert headwise(name, "--lang", "zh").err.endswith("需要 headwise-textbook：pip install headwise-textbook\n")
+    program._commands.cache_clear()

@@ -1,11 +1,11 @@
 """What takes long says how long, before it is done; what is quick says nothing."""
 
 import pytest
-from commands import Command
 
+from commands import Command
 from headwise.cli.options import Estimate
-from headwise.textbook.claims import choose
-from headwise.textbook.claims.claim import expected_seconds
+from headwise_textbook.claims import choose
+from headwise_textbook.claims.claim import expected_seconds
 
 
 class Clock:
@@ -56,7 +56,7 @@ def test_all_claims_are_estimated_before_the_first(headwise: Command, monkeypatc
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headwise.textbook.claims.run", stopped)
+    monkeypatch.setattr("headwise_textbook.claims.run", stopped)
     done = headwise("claims", "--all")
     assert done.code == 130
     assert done.err.startswith(f"{len(choose(slow=True))} claims take about ")

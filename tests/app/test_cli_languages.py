@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 import rich.text
-from commands import Command
 from rich.cells import cell_len
 from typer.main import get_command
 
+from commands import Command
 from headwise.cli import main
 from headwise.cli.chinese import HELP
+from headwise.cli.others import Listed
 from headwise.cli.program import app
 from headwise.cli.words import WORK, work
 from headwise.wording import language, speaking
+from headwise_textbook.commands import CHINESE
 
 
 def every_command(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -27,7 +29,9 @@ def every_command(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], 
 
 def every_help() -> Iterator[str]:
     """All help of all commands, in English."""
-    for _, command in every_command(get_command(app)):
+    group: Any = get_command(app)
+    others = [command.loaded() for command in group.commands.values() if isinstance(command, Listed)]
+    for command in (*(found for _, found in every_command(group)), *others):
         yield command.help
         yield from (param.help for param in command.params if getattr(param, "help", None))
 
@@ -46,12 +50,12 @@ def locale(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_help_has_chinese():
-    assert sorted({text for text in every_help() if text not in HELP}) == []
-    assert all(re.search("[一-鿿]", chinese) for chinese in HELP.values())
+    assert sorted({text for text in every_help() if text not in {**HELP, **CHINESE}}) == []
+    assert all(re.search("[一-鿿]", chinese) for chinese in [*HELP.values(), *CHINESE.values()])
 
 
 def test_chinese_help_names_the_same_options():
-    for english, chinese in HELP.items():
+    for english, chinese in {**HELP, **CHINESE}.items():
         assert re.findall(r"--[a-z][\w-]*", english) == re.findall(r"--[a-z][\w-]*", chinese), english
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Command
 from typer.main import get_command
 
+from commands import Command
 from headwise.cli.program import app
 from headwise.telemetry.record import Record
 

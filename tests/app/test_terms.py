@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from headwise.textbook.guide.prose import wrapped_off
+from headwise_textbook.guide.prose import wrapped_off
 
-SOURCE = Path(__file__).parents[2] / "src" / "headwise"
+ROOT = Path(__file__).parents[2]
+SOURCES = [ROOT / "src" / "headwise", ROOT / "textbook" / "src" / "headwise_textbook"]
 HAN = "[一-鿿]"
 # what is not written → the term for it
 TERMS = {
@@ -29,7 +30,7 @@ FAULTS = {
 def texts() -> dict[str, str]:
     """The place of every string of the library in which most letters are Chinese, without docstrings and code."""
     found = {}
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in [path for source in SOURCES for path in sorted(source.rglob("*.py"))]:
         source = path.read_text(encoding="utf-8")
         if not re.search(HAN, source):
             continue
@@ -41,7 +42,7 @@ def texts() -> dict[str, str]:
             prose = re.sub(r"`[^`]*`", "·", wrapped_off(node.value))
             han, latin = len(re.findall(HAN, prose)), len(re.findall(r"[A-Za-z]{3,} [a-z]{2,}", prose))
             if han > 3 * latin and "import " not in prose:
-                found[f"{path.relative_to(SOURCE)}:{node.lineno}"] = prose
+                found[f"{path.relative_to(ROOT)}:{node.lineno}"] = prose
     return found
 
 
@@ -51,7 +52,7 @@ def test_there_are_texts() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_chinese_is_set_as_chinese(fault: str) -> None:
-    quoted = "textbook/claims/model.py"  # a passage of the novel, as printed
+    quoted = "headwise_textbook/claims/model.py"  # a passage of the novel, as printed
     found = {
         where: m[0] for where, text in texts().items() if quoted not in where and (m := re.search(FAULTS[fault], text))
     }

@@ -1,6 +1,7 @@
 """A design says all that is known of it in its own class: one that is made here and registered is found everywhere."""
 
 import re
+import runpy
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,12 @@ from headwise.nn.projected import ProjectedLayer
 from headwise.nn.registry import CONTRACT, DESIGNS, STANDARD, Designs
 from headwise.nn.steps import Steps
 from headwise.plan import compare_designs, listing, plan_design
-from headwise.textbook.design_tables import TABLES, filled, which
-from headwise.textbook.trace import trace
+from headwise_textbook.trace import trace
 
-PAGE = Path(__file__).parents[2] / "docs" / "designs.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "designs.md"
+_script = runpy.run_path(str(ROOT / "scripts" / "design_tables.py"))
+TABLES, filled, which = (_script[name] for name in ("TABLES", "filled", "which"))
 
 
 class Doubled(ProjectedLayer):

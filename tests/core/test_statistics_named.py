@@ -32,7 +32,6 @@ KINDS_NAMED = {
     "kernels/triton_gpu/check.py": "each statistic of a device is compared with its formula",
     "kernels/triton_gpu/__init__.py": "the sums of columns of a map are this statistic",
     "models/adapters/huggingface/own.py": "what a learned sink takes does not follow from the scores",
-    "textbook/claims/learnt.py": "the claim is about weight on punctuation",
 }
 # Files that name a measure as a string, and why. The list only gets shorter.
 STRINGS_NAMED = {
@@ -45,8 +44,6 @@ STRINGS_NAMED = {
     "models/replace/deferring.py": "torch.logsumexp, which a model may call",
     "telemetry/alarms.py": "each alarm is about one measure",
     "telemetry/clip.py": "QK-clip acts on the largest logit",
-    "textbook/claims/capacity.py": "the claim is about the entropy",
-    "textbook/reconstruct.py": "a statistic of its own, over characters that are no padding",
 }
 
 

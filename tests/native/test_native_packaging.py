@@ -56,7 +56,7 @@ def test_without_a_compiler_the_wheel_holds_all_but_the_library(tmp_path: Path) 
 
 @pytest.mark.wheel
 def test_the_wheel_runs_in_a_fresh_environment_without_a_compiler(tmp_path: Path) -> None:
-    (wheel,) = (ROOT / "dist").glob("*.whl")
+    (wheel,) = (ROOT / "dist").glob("headwise-*.whl")
     assert "-py3-none-" in wheel.name
     assert "-any.whl" not in wheel.name
     assert ("-manylinux_" in wheel.name) == (sys.platform == "linux")  # auditwheel has checked it
@@ -76,6 +76,11 @@ def test_the_wheel_runs_in_a_fresh_environment_without_a_compiler(tmp_path: Path
     assert f" in {site / 'headwise'}" in done.stdout
     assert "portable: runs" in done.stdout
     subprocess.run([python.parent / "headwise", "doctor"], env=env, cwd=tmp_path, capture_output=True, check=True)
+    (textbook,) = (ROOT / "dist").glob("headwise_textbook-*-py3-none-any.whl")
+    subprocess.run([*pip[:-1], textbook], check=True)
+    claims = [python.parent / "headwise", "claims", "--only", "four-d-squared"]
+    done = subprocess.run(claims, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "four-d-squared" in done.stdout
 
 
 def test_ci_tries_each_wheel_with_all_its_targets() -> None:
@@ -119,7 +124,9 @@ def test_source_archive_holds_what_it_takes_to_build_and_test(tmp_path: Path) ->
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
     files = [
-        path for folder in ("native", "tests", "benchmarks", "scripts", "docs") for path in (ROOT / folder).rglob("*")
+        path
+        for folder in ("native", "textbook", "tests", "benchmarks", "scripts", "docs")
+        for path in (ROOT / folder).rglob("*")
     ]
     wanted = {path.relative_to(ROOT).as_posix() for path in files if path.is_file() and "__pycache__" not in path.parts}
     wanted |= {f"src/{name}" for name in package_files()}

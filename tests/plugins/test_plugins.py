@@ -1,6 +1,7 @@
 """A package that is no part of headwise: each of its parts is one file that registers it, and holds every contract."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,32 @@ def test_what_breaks_its_contract_is_named_with_the_line():
         DESIGNS["half"] = Half
     with pytest.raises(ConfigError, match=r"the name 'reference' is taken"):
         register_kernel(type("Named", (Half,), {"name": "reference", "reads": 1, "run": 1, "gradients": 1})())
+
+
+ONE_COMMAND = '''
+from headwise.commands import Lang
+from headwise.wording import language
+CHINESE = {"Say a word.": "说一个词。"}
+def say(word: str, lang: Lang = None) -> None:
+    """Say a word."""
+    sys.stdout.write(f"{word}, {language()}")
+import sys
+'''
+
+
+def test_a_package_brings_commands_that_are_imported_when_they_are_called(tmp_path):
+    meta = tmp_path / "says-1.0.dist-info"
+    meta.mkdir()
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: says\nVersion: 1.0\n", encoding="utf-8")
+    lines = "[headwise.commands]\nsay = says:say\nshout = absent:shout\nsee = absent:see\n"
+    (meta / "entry_points.txt").write_text(lines, encoding="utf-8")
+    (tmp_path / "says.py").write_text(ONE_COMMAND, encoding="utf-8")
+    listed = run("-m", "headwise", "--help", folders=(tmp_path,))
+    assert re.search(r"│ say +says +│", listed.stdout)
+    assert re.search(r"│ shout +says +│", listed.stdout)  # nothing was imported
+    assert run("-m", "headwise", "say", "four", "--lang", "zh", folders=(tmp_path,)).stdout == "four, zh"
+    assert "说一个词。" in run("-m", "headwise", "say", "--help", "--lang", "zh", folders=(tmp_path,)).stdout
+    refused = run("-m", "headwise", "shout", folders=(tmp_path,))
+    assert refused.returncode == 2
+    assert "absent:shout of says cannot be imported (ModuleNotFoundError" in refused.stderr
+    assert "sweep" in run("-m", "headwise", "see", "--help", folders=(tmp_path,)).stdout  # ours

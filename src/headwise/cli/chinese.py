@@ -1,12 +1,14 @@
 """The help of the command line in Chinese: one entry for each English text, found by that text."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rich.columns import Columns
 from rich.table import Table
 from rich.text import Text
+
+from headwise.wording import breaks
 
 HELP: dict[str, str] = {
     # Commands.
@@ -40,10 +42,10 @@ HELP: dict[str, str] = {
         "用测量检验教科书中的论断。若有结论与预期不符，退出码为 1。",
     "Walk through a topic of multi-head attention: formula, code with its output, claims, exercises.":
         "讲解多头注意力的一个主题：公式、代码及其输出、论断、练习。",
-    "Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result.\n\n"
-    "The code runs in a process of its own, with limits, without network, and cannot change your files.":
-        "批改练习：在随机输入上运行你的函数，显示结果错误的最小输入。\n\n"
-        "代码在单独的进程中运行，资源有限制，没有网络，不能改动你的文件。",
+    "Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result.":
+        "批改练习：在随机输入上运行你的函数，显示结果错误的最小输入。",
+    "Train attention to rebuild its own embeddings, with and without a mask, as tutorials do.":
+        "像教程那样训练注意力重建自身的嵌入，有掩码与无掩码各一次。",
     "Report which kernels run on this machine, the compiled library and versions.":
         "报告本机可用的计算内核、已编译的库与各版本号。",
     # Options of several commands.
@@ -93,12 +95,6 @@ HELP: dict[str, str] = {
     # train
     "UTF-8 text files; - is standard input.": "UTF-8 文本文件；- 表示标准输入。",
     "Folder for the checkpoint and the log.": "存放检查点与日志的文件夹。",
-    "reconstruct: run the demonstration that reconstructs embeddings instead.":
-        "reconstruct：改为运行重建嵌入的演示。",
-    "With --experiment: characters of the longest sentence; longer lines are split.":
-        "与 --experiment 同用：最长句子的字符数；更长的行会被切分。",
-    "With --experiment: also write a PNG for each sentence and head to this folder.":
-        "与 --experiment 同用：同时把每个句子、每个头的 PNG 写入此文件夹。",
     "Training steps.": "训练步数。",
     "Layers.": "层数。",
     "Query heads per layer.": "每层的查询头数。",
@@ -128,10 +124,6 @@ HELP: dict[str, str] = {
     "Sample from the k most likely characters.": "只从概率最大的 k 个字符中采样。",
     "Sample from the smallest set with this total probability.": "只从总概率达到此值的最小集合中采样。",
     "Cache budget, as written by `headwise budget`.": "缓存预算，由 `headwise budget` 写出。",
-    # trace
-    "An attention design, for example latent.": "注意力设计，例如 latent。",
-    "An option of the design: --set latent_dim=4; repeatable.": "设计的选项：--set latent_dim=4；可重复。",
-    "Causal or full attention.": "因果注意力或完全注意力。",
     # measure
     "UTF-8 text, .jsonl, .parquet, a folder or a glob pattern; repeatable.":
         "UTF-8 文本、.jsonl、.parquet、文件夹或通配模式；可重复。",
@@ -214,19 +206,7 @@ HELP: dict[str, str] = {
     "Minimum share of a head's attention on these tokens for a short cache.":
         "一个头落在这些词元上的注意力至少占此比例，才使用短缓存。",
     "Sequence lengths at which to report the cache size: 1024,4096.": "要报告缓存大小的序列长度：1024,4096。",
-    # tour, check
-    "A topic, or a section of your book, such as 11.2.1 or 5.3.4; default: a list.":
-        "主题名，或书中的章节号，如 11.2.1、5.3.4；默认列出全部。",
-    "An exercise of the guide, or a topic; default: a list of all.": "指南中的练习或主题；默认列出全部。",
-    "Your code, or - for standard input; default: print the task.": "你的代码；- 表示标准输入；默认打印题目。",
-    "CPU time that the code may take.": "代码可用的 CPU 时间（秒）。",
-    "Of the random inputs.": "随机输入的种子。",
-    # claims, doctor
-    "Test only these claims: --only ID,ID; repeatable.": "只检验这些论断：--only ID,ID；可重复。",
-    "Include the slow claims.": "包括耗时较长的论断。",
-    "Print Markdown, as in docs/claims.md.": "打印 Markdown，与 docs/claims.md 相同。",
-    "Also write an HTML page with plots to this file; - is standard output.":
-        "同时把带图的 HTML 页面写入此文件；- 表示标准输出。",
+    # doctor
     "Also time each compiled target; a few seconds.": "同时为每个已编译的目标计时，需几秒。",
     "Print JSON, for a bug report.": "打印 JSON，便于报告问题。",
 }  # fmt: skip
@@ -242,8 +222,6 @@ def lines_of_characters() -> Iterator[None]:
     """Within the block, rich breaks lines between any two Chinese characters, and before no closing mark; by itself it
     breaks lines at spaces only."""
     import rich.text as module
-
-    from headwise.textbook.guide.prose import breaks
 
     before = getattr(module, "divide_line", None)  # private to rich: without it, lines stay as rich breaks them
     if before is None:
@@ -264,9 +242,7 @@ def translate(group: Any) -> Any:
         if hasattr(rich_utils, name):
             setattr(rich_utils, name, value)
     for command in _every(group):
-        command.help = HELP.get(command.help or "", command.help)
-        command.short_help = HELP.get(command.short_help or "", command.short_help)
-        _translate_options(command)
+        translate_command(command, HELP)
     return group
 
 
@@ -275,6 +251,24 @@ def _every(command: Any) -> Iterator[Any]:
     yield command
     for inner in getattr(command, "commands", {}).values():
         yield from _every(inner)
+
+
+def translate_command(command: Any, table: Mapping[str, str]) -> None:
+    """A command's help in Chinese, by a table and by that of headwise."""
+    every = {**HELP, **table}
+    command.help = every.get(command.help or "", command.help)
+    command.short_help = every.get(command.short_help or "", command.short_help)
+    params, usage = command.get_params, command.get_usage
+
+    def translated(context: Any) -> Any:
+        found = params(context)
+        for param in found:
+            if getattr(param, "help", None):
+                param.help = every.get(param.help, param.help)
+        return found
+
+    command.get_params = translated
+    command.get_usage = lambda context: _replaced(usage(context))
 
 
 class _Folded(Table):
@@ -295,20 +289,6 @@ class _Columns(Columns):
             if isinstance(one, Text):
                 one.overflow = "fold"
         super().__init__(shown, *args, **options)
-
-
-def _translate_options(command: Any) -> None:
-    params, usage = command.get_params, command.get_usage
-
-    def translated(context: Any) -> Any:
-        found = params(context)
-        for param in found:
-            if getattr(param, "help", None):
-                param.help = HELP.get(param.help, param.help)
-        return found
-
-    command.get_params = translated
-    command.get_usage = lambda context: _replaced(usage(context))
 
 
 def _replaced(usage: str) -> str:

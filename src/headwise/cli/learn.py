@@ -11,26 +11,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwise.cli.interruption import CODE
-from headwise.cli.options import Estimate, Lang, Model, load, progress_bar, stop
+from headwise.cli.options import Estimate, Lang, Model, load, stop
 from headwise.cli.streams import STREAM, is_read, read_from, stdin_text, typed
 from headwise.cli.words import said, say
-from headwise.errors import ConfigError, TextError
+from headwise.errors import ConfigError
 from headwise.wording import language
 
 
 def train(
     files: Annotated[list[Path], typer.Argument(help="UTF-8 text files; - is standard input.")],
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint and the log.")],
-    experiment: Annotated[
-        str | None,
-        typer.Option(help="reconstruct: run the demonstration that reconstructs embeddings instead."),
-    ] = None,
-    length: Annotated[
-        int | None, typer.Option(help="With --experiment: characters of the longest sentence; longer lines are split.")
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option(help="With --experiment: also write a PNG for each sentence and head to this folder.")
-    ] = None,
+    experiment: Annotated[str | None, typer.Option(hidden=True)] = None,
     lang: Lang = None,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
     d_model: Annotated[int, typer.Option(help="Model width.")] = 256,
@@ -73,14 +64,10 @@ def train(
     """Train a small character model. The same command resumes an interrupted run."""
     console = Console()
     if experiment is not None:
-        _experiment(experiment, files, out, length, png, seed, console)
-        return
-    for option, given in (("--length", length), ("--png", png)):
-        if given is not None:
-            raise ConfigError(
-                f"{option}: is an option of --experiment reconstruct only",
-                f"{option}：只能与 --experiment reconstruct 同用",
-            )
+        raise ConfigError(
+            f"--experiment {experiment}: is a command of its own: headwise reconstruct FILE --out DIR",
+            f"--experiment {experiment}：现在是单独的命令：headwise reconstruct FILE --out DIR",
+        )
     from headwise.lm.run import Resumed
     from headwise.lm.train import TrainingStep, train as run
     from headwise.nn.named import read_options
@@ -186,49 +173,3 @@ def _heads(out: Path, console: Console) -> None:
         say(console, "no_plot", why=error)
         return
     say(console, "wrote_roles_plot", path=picture)
-
-
-def _experiment(
-    name: str, files: list[Path], out: Path, length: int | None, png: Path | None, seed: int, console: Console
-) -> None:
-    from headwise.outputs import check_writable, taken
-    from headwise.reports.figure import figure_class
-    from headwise.reports.html import write_report
-    from headwise.reports.messages import message
-    from headwise.textbook.reconstruct import MOST_CHARACTERS, reconstruct
-    from headwise.wording import Bilingual, in_language
-
-    if name != "reconstruct":
-        raise ConfigError(
-            f"--experiment {name!r}: expected 'reconstruct'", f"--experiment {name!r}：应为 'reconstruct'"
-        )
-    if len(files) != 1:
-        raise TextError(
-            f"--experiment reconstruct: expected one file of sentences or paragraphs, got {len(files)}",
-            f"--experiment reconstruct：应给出一个包含句子或段落的文件，实际有 {len(files)} 个",
-        )
-    lang = language()
-    if png is not None:
-        figure_class()  # raises where matplotlib is missing
-        check_writable(png, "--png", folder=True)
-
-    def say(line: str) -> None:
-        console.print(in_language(line, lang), highlight=False)
-
-    with taken(out / "report.html", "--out"), read_from(files[0], "FILES") as text:
-        with progress_bar() as progress:
-            report = reconstruct(
-                text, length=MOST_CHARACTERS if length is None else length, seed=seed, progress=progress
-            )
-        write_report(report, out / "report.html", lang=lang)
-        for fact, value in report.facts:
-            say(Bilingual(f"{fact}: {value}", f"{in_language(fact, 'zh')}：{in_language(value, 'zh')}"))
-        for note in report.notes:
-            say(note)
-        say(message("wrote_report", path=str(out / "report.html")))
-        if png is not None:
-            from headwise.reports.panels import write_panels
-
-            with progress_bar() as progress:
-                pictures = write_panels(report, png, views=(2, 0, 1), progress=progress, lang=lang)
-            say(message("wrote_pictures", count=len(pictures), path=str(png)))

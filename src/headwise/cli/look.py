@@ -1,4 +1,4 @@
-"""The commands see, trace and measures."""
+"""The commands see and measures."""
 
 import os
 import re
@@ -177,32 +177,6 @@ def _beside(given: str | None, *, taken: bool) -> str | None:
             f"--beside {given!r}：没有这个文件；要与这段文字本身比较，请用管道传给 --beside -",
         )
     return typed(given, "--beside")
-
-
-def trace(
-    seq: Annotated[int, typer.Option(help="Sequence length.")] = 4,
-    d_model: Annotated[int, typer.Option(help="Model width.")] = 8,
-    num_heads: Annotated[int, typer.Option(help="Query heads.")] = 2,
-    num_kv_heads: Annotated[int | None, typer.Option(help="KV heads.")] = None,
-    design: Annotated[str, typer.Option(help="An attention design, for example latent.")] = "multi_head",
-    options: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=4; repeatable.")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-    causal: Annotated[bool, typer.Option("--causal/--full", help="Causal or full attention.")] = False,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    lang: Lang = None,
-) -> None:
-    """Print every step of an attention design with shapes and numbers."""
-    from headwise.nn.named import read_options
-    from headwise.textbook.trace import print_trace, trace as follow
-    from headwise.wording import language
-
-    steps = follow(
-        seq, d_model, num_heads, design=design, num_kv_heads=num_kv_heads, options=read_options(options or []),
-        batch=batch, causal=causal, seed=seed, lang=language(),
-    )  # fmt: skip
-    print_trace(steps, Console())
 
 
 def measures(lang: Lang = None) -> None:

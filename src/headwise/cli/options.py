@@ -48,7 +48,14 @@ Lang = Annotated[
 
 
 def check_file(option: str, path: Path | None, example: str, *, stream: bool = False) -> None:
-    """Raise before any long computation if an output file cannot be written. stream: whether it may be `-`."""
+    """Raise before any long computation if an output file cannot be written.
+
+    Args:
+        option: its name on the command line. path: as given; None for none. example: a name that would do.
+        stream: whether it may be `-`, standard output.
+    Raises:
+        ConfigError: for a folder, and for `-`. CheckpointError: if the place cannot be written.
+    """
     if path is None or (stream and is_stream(path)):
         return
     if is_stream(path):

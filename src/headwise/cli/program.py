@@ -15,12 +15,12 @@ from typer.main import get_command
 from headwise.cli.change import budget, convert, prune
 from headwise.cli.failures import in_words
 from headwise.cli.interruption import CODE, check_interrupted, is_interruption, leave, print_interrupted
-from headwise.cli.judge import claims, doctor
+from headwise.cli.judge import doctor
 from headwise.cli.learn import train, write
-from headwise.cli.learner import check, tour
-from headwise.cli.look import measures, see, trace
+from headwise.cli.look import measures, see
 from headwise.cli.measure import measure
 from headwise.cli.options import Lang
+from headwise.cli.others import OF_TEXTBOOK, Listed, other_commands
 from headwise.cli.plan import plan
 from headwise.cli.streams import standard_streams
 from headwise.cli.threads import settle
@@ -34,7 +34,8 @@ NARROWEST = 40  # columns
 
 
 class _Group(TyperGroup):
-    """typer would end a command that is interrupted without a line."""
+    """typer would end a command that is interrupted without a line. Commands of other packages are found when the list
+    is printed, or another name is given, and imported when they are called."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _with_a_line():
@@ -43,6 +44,19 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _with_a_line():
             return super().invoke(ctx)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self.commands.update({one.name: one for one in other_commands(self.commands)})
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:
+            self.list_commands(ctx)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.loaded() if isinstance(command, Listed) else command, rest
 
 
 @contextmanager
@@ -66,18 +80,22 @@ for command in (
     view,
     train,
     write,
-    trace,
+    "trace",
     measures,
     measure,
     prune,
     convert,
     budget,
-    claims,
-    tour,
-    check,
+    "claims",
+    "tour",
+    "check",
+    "reconstruct",
     doctor,
 ):  # as --help lists them
-    app.command()(command)
+    if isinstance(command, str):
+        app.command(command, cls=Listed, help=OF_TEXTBOOK[command])(lambda: None)
+    else:
+        app.command()(command)
 app.add_typer(plan)
 
 
@@ -153,9 +171,10 @@ def _run() -> None:
 
 def _options(arguments: list[str]) -> set[str]:
     """The options of the command that the arguments name; none if they name none."""
-    command = _commands(_language())
+    command: Any = _commands(_language())
     while inner := next((found for name, found in getattr(command, "commands", {}).items() if name in arguments), None):
         command = inner
+    command = getattr(command, "real", None) or command
     return {option for parameter in command.params for option in parameter.opts}
 
 

@@ -87,14 +87,6 @@ SENTENCES: dict[str, tuple[str, str]] = {
         "训练过程中各角色的变化图已写入 [bold]{path}[/bold]。",
     ),
     "no_plot": ("No plot was drawn: {why}", "未绘图：{why}"),
-    "wrote_claims": (
-        "\nWrote the page with plots to [bold]{path}[/bold]; open it in a browser.",
-        "\n带图的页面已写入 [bold]{path}[/bold]，请用浏览器打开。",
-    ),
-    "claims_take": (
-        "{count} claims take about {time} on an idle machine; --only ID tests one.",
-        "检验 {count} 条论断在空闲的机器上约需 {time}；--only 编号 只检验其中一条。",
-    ),
     "left": ("{what}: about {time} left", "{what}：约剩 {time}"),
     "serving": (
         "[bold]{address}[/bold]\nOnly this machine can open it, and only with this token. Ctrl-C stops the server.",

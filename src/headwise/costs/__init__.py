@@ -15,14 +15,17 @@ name.
 {'projections': 157286400, 'scores': 10240000, 'softmax': 0, 'weighted sum': 10240000, 'output': 52428800}
 """
 
+from headwise.costs.configs import CONFIGS, ModelConfig
 from headwise.costs.counts import Attentions, Counts
 from headwise.costs.stages import Machine, Stage, attention_stages, backward_flops, cache_bytes, kept_bytes, score_bytes
 from headwise.costs.work import Work, allowed_pairs, kept_tokens
 
 __all__ = [
+    "CONFIGS",
     "Attentions",
     "Counts",
     "Machine",
+    "ModelConfig",
     "Stage",
     "Work",
     "allowed_pairs",

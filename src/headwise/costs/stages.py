@@ -19,7 +19,10 @@ LSE_BYTES = SCALE_BYTES = 4  # float32
 
 @dataclass(frozen=True)
 class Stage:
-    """One step: its FLOPs, the bytes that it must transfer, and the exponentials of its softmax."""
+    """One step of attention.
+
+    name: of the step. flops: its FLOPs. bytes: what it must transfer. exponentials: of its softmax.
+    """
 
     name: str
     flops: int
@@ -71,6 +74,13 @@ def attention_stages(counts: Counts, work: Work) -> list[Stage]:
 
     If materialised, the scores are written, the softmax reads them and writes the weights, the weighted sum reads
     these, and each of the two mixings reads and writes once more. If blockwise, none of them is written to memory.
+
+    Args:
+        counts: of the design. work: the input.
+    Returns:
+        The stages that do something, in their order.
+    Raises:
+        ConfigError: for a causal mask and a design that does not support masks.
     """
     if work.causal and not counts.masked:
         raise ConfigError("causal=True: this design does not support masks, so attention is always full")
@@ -134,7 +144,14 @@ def kept_bytes(counts: Counts, work: Work) -> int:
 def cache_bytes(
     counts: Counts, tokens: int, *, batch: int = 1, dtype: str = "bfloat16", window: int | None = None, sinks: int = 0
 ) -> int:
-    """Bytes of the cache of one layer after `tokens` tokens; int8 has a float32 scale for each key and value vector."""
+    """Bytes of the cache of one layer after `tokens` tokens; int8 has a float32 scale for each key and value vector.
+
+    Args:
+        counts: of the design. tokens: seen so far. batch: sequences. dtype: of the cache. window: keys that a query
+            sees; None for all. sinks: first keys that stay beside the window.
+    Returns:
+        Bytes of all sequences.
+    """
     check_choice("dtype", dtype, CACHE_BYTES)
     scales = counts.cached_vectors * SCALE_BYTES if dtype == "int8" else 0
     return batch * kept_tokens(tokens, window, sinks) * (counts.cache * CACHE_BYTES[dtype] + scales)

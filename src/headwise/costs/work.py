@@ -16,6 +16,7 @@ CACHE_BYTES = {**BYTES, "int8": 1}
 class Work:
     """b sequences of n queries, aligned to the end of m keys.
 
+    batch: b. queries: n. keys: m.
     causal: queries do not attend to later keys. window: queries attend to keys at a distance below it, to both sides if
         not causal. sinks: first keys that all queries attend to in addition to the window. chunked: the keys are
         divided into chunks of `window` instead, and queries attend to keys of their own chunk. Sinks and chunks require
@@ -104,7 +105,13 @@ class Work:
 
 def allowed_pairs(queries: int, keys: int, window: int | None = None, sinks: int = 0) -> int:
     """Pairs under a causal mask: the sum of min(t, window + sinks) over the positions t of the queries, the last
-    n of 1 … m; `Causal() & (Window(window) | Sinks(sinks))` as masks."""
+    n of 1 … m; `Causal() & (Window(window) | Sinks(sinks))` as masks.
+
+    Args:
+        queries: n. keys: m. window: keys that a query sees; None for all. sinks: first keys beside the window.
+    Returns:
+        The number of pairs.
+    """
     most = keys if window is None else min(keys, window + sinks)
     return _triangle(keys, most) - _triangle(keys - queries, most)
 
@@ -132,5 +139,11 @@ def _triangles(positions: int, chunk: int) -> int:
 
 
 def kept_tokens(tokens: int, window: int | None = None, sinks: int = 0) -> int:
-    """Tokens in a cache after `tokens` tokens: all, or sinks + window − 1, since the next token adds its own key."""
+    """Tokens in a cache after `tokens` tokens: all, or sinks + window − 1, since the next token adds its own key.
+
+    Args:
+        tokens: seen so far. window: keys that a query sees; None for all. sinks: first keys beside the window.
+    Returns:
+        The number of tokens.
+    """
     return tokens if window is None else min(tokens, sinks + window - 1)

@@ -1,8 +1,9 @@
 """A small character model with its training, and any model with its tokenizer."""
 
-from headwise.lm.checkpoint import load_checkpoint, save_model
+from headwise.lm.checkpoint import load_checkpoint, load_pretrained, save_model
 from headwise.lm.loading import LoadedModel, TokenizedText, load_model
 from headwise.lm.model import Decoder, DecoderConfig
+from headwise.lm.text_files import read_text
 from headwise.lm.tokenizer import CharTokenizer
 
 __all__ = [
@@ -13,5 +14,7 @@ __all__ = [
     "TokenizedText",
     "load_checkpoint",
     "load_model",
+    "load_pretrained",
+    "read_text",
     "save_model",
 ]

@@ -59,7 +59,15 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def build(name: str, d_model: int, num_heads: int, options: Mapping[str, Any] | None = None) -> AttentionLayer:
-    """Build a design by name; ConfigError for an option that it does not support."""
+    """Build a design by name.
+
+    Args:
+        name: of a design or a preset. d_model, num_heads: its sizes. options: its own options, by name.
+    Returns:
+        The layer.
+    Raises:
+        ConfigError: for an unknown name, and for an option that the design does not support.
+    """
     design, given = design_of(name), dict(options or {})
     known = _parameters(design)
     for option, value in given.items():
@@ -104,7 +112,7 @@ def _check_type(option: str, value: Any, kind: Any) -> None:
 
 
 def read_options(assigned: Iterable[str]) -> dict[str, Any]:
-    """Parse options written as NAME=VALUE; values are numbers, true, false, none, or words.
+    """Parse options written as NAME=VALUE: numbers, true, false, none, or words. ConfigError for other forms.
 
     >>> read_options(["top-k=2", "per=token", "renormalise=true"])
     {'top_k': 2, 'per': 'token', 'renormalise': True}

@@ -12,7 +12,11 @@ from headwise.masks import Causal
 
 @dataclass(frozen=True)
 class Step:
-    """One step: its formula, explanation, tensor and axes."""
+    """One step of a design.
+
+    name: of the step. formula: in plain characters. words: its explanation. tensor: its result. axes: of the tensor,
+    separated by blanks.
+    """
 
     name: str
     formula: str

@@ -32,6 +32,11 @@ def write_panels(
 ) -> list[Path]:  # fmt: skip
     """Write sentence-S-head-H.png, numbered from 1, for each passage and head, with the layers `views` side by side.
 
+    Args:
+        report: any report whose maps are exact. folder: of the pictures. views: layers, in the order of the panels.
+        progress: called with ("drawing", pictures done, pictures in all). lang: of the titles.
+    Returns:
+        The paths of the pictures.
     Raises:
         ConfigError: if matplotlib is missing, and for another language than "en", "zh" and None, that of the locale.
     """

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from headwise.attention import attend
 from headwise.errors import HeadwiseError
 from headwise.kernels import run

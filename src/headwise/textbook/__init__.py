@@ -1,1 +1,0 @@
-"""For readers of a textbook: claims measured, every step of attention with numbers, the costs of a design."""

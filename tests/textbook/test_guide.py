@@ -1,0 +1,215 @@
+"""The guide: its pages are what the topics say and print today, and its exercises can be solved and failed."""
+
+import re
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from commands import Command
+from headwise.errors import ConfigError
+from headwise.wording import LANGUAGES, Bilingual
+from headwise_textbook.claims import Verdict
+from headwise_textbook.diagrams import diagram
+from headwise_textbook.guide import registry
+from headwise_textbook.guide.book import rows, table
+from headwise_textbook.guide.grading.child import decoded, encoded
+from headwise_textbook.guide.grading.compare import difference
+from headwise_textbook.guide.grading.draw import Draw
+from headwise_textbook.guide.notebooks import notebook, to_json
+from headwise_textbook.guide.outputs import code_hash, output, tidy
+from headwise_textbook.guide.page import index, page, stored_output
+from headwise_textbook.guide.registry import exercises, register, topics
+from headwise_textbook.guide.sections import SHOWN
+from headwise_textbook.guide.topic import Exercise
+from headwise_textbook.texts import everything
+
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = DOCS / "guide"
+NUMBER = r"-?\d[\d,]*\.?\d*(?:e-?\d+)?"
+
+
+def written(lang: str, name: str) -> str:
+    return (GUIDE / lang / f"{name}.md").read_text(encoding="utf-8")
+
+
+def same_output(one: str, other: str) -> bool:
+    """The same words, and numbers that agree to what other machines round differently."""
+    if re.sub(NUMBER, "#", one).split() != re.sub(NUMBER, "#", other).split():
+        return False
+    pairs = zip(re.findall(NUMBER, one), re.findall(NUMBER, other), strict=True)
+    numbers = ((float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs)
+    return all(abs(a - b) <= 0.02 * max(abs(a), abs(b)) + 0.011 for a, b in numbers)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("name", topics())
+def test_a_page_is_what_its_topic_says(name: str, lang: str):
+    topic, text = topics()[name], written(lang, name)
+    made_of, printed = stored_output(text)
+    assert made_of == code_hash(topic.code_in(lang)), "python scripts/guide.py"
+    assert text == page(topic, lang, printed), "python scripts/guide.py"
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("name", topics())
+def test_a_notebook_has_what_its_page_has(name: str, lang: str):
+    made = to_json(notebook(topics()[name], lang, stored_output(written(lang, name))[1]))
+    assert (GUIDE / "notebooks" / lang / f"{name}.ipynb").read_text("utf-8") == made, "python scripts/guide.py"
+
+
+@pytest.mark.parametrize(("lang", "title"), [("en", "mathematical section"), ("zh", "数学推导")])
+def test_a_page_with_numbers_of_equations_names_their_text(lang: str, title: str):
+    citing = {name for name in topics() if re.search(r"\(5\.3\.\d+\)", written(lang, name))}
+    assert len(citing) > 5
+    assert {name for name in topics() if title in written(lang, name).split("$$")[0]} == citing
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "lang"), [("splitting", "zh")])
+def test_a_notebook_runs(name: str, lang: str, tmp_path: Path):
+    """Its code, and the command that grades an exercise which is not solved yet."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    book = nbformat.read(GUIDE / "notebooks" / lang / f"{name}.ipynb", as_version=4)
+    nbformat.validate(book)
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    before = code[0].outputs[0].text
+    book.cells = [cell for cell in book.cells if cell in (*code[:3],) or cell.cell_type == "markdown"]
+    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    after = "".join(one.text for one in code[0].outputs if one.output_type == "stream")
+    assert same_output(tidy(after), before.strip("\n"))
+    assert "NotImplementedError" in "".join(one.text for one in code[2].outputs if one.output_type == "stream")
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_list_of_topics_is_current(lang: str):
+    assert written(lang, "index") == index(lang), "python scripts/guide.py"
+    pages = {path.stem for path in (GUIDE / lang).glob("*.md")} - {"index", "sections"}
+    assert pages == set(topics())
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_table_of_sections_is_current_and_has_a_row_for_everything(lang: str):
+    outputs = {name: stored_output(written(lang, name))[1] for name in topics()}
+    assert written(lang, "sections") == table(outputs, lang), "python scripts/guide.py"
+    places = [line for line in written(lang, "sections").splitlines() if line.startswith("| ") and "`headwise " in line]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in places]
+    assert len(cells) == sum(1 for _ in everything())
+    assert all(len(row) == 5 and all((row[0], row[2], row[3].strip("`"), row[4])) for row in cells)
+
+
+def test_a_place_of_a_claim_that_does_not_hold_says_what_differs():
+    judged = (Verdict.FAILS, Verdict.MISLEADING)
+    cited = {(row.text.id, row.where) for row in rows() for one in row.claims if one.expected in judged}
+    silent = {(row.text.id, row.where) for row in rows() if row.shown.differs is None}
+    assert cited & silent == set()
+
+
+def test_what_is_shown_belongs_to_a_place():
+    known = {(row.text.id, row.section.number, *((row.kind, row.number) if row.number else ())) for row in rows()}
+    assert set(SHOWN) == known
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if topic.slow else ())
+        for name, topic in topics().items()
+        if not topic.is_command
+    ],
+)
+def test_the_code_of_a_topic_prints_what_its_page_shows(name: str):
+    assert same_output(output(topics()[name], "en"), stored_output(written("en", name))[1])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "lang"), [("shapes", "zh"), *((name, "en") for name, topic in topics().items() if topic.is_command)]
+)
+def test_the_command_of_a_topic_prints_what_its_page_shows(name: str, lang: str):
+    assert same_output(output(topics()[name], lang), stored_output(written(lang, name))[1])
+
+
+@pytest.mark.parametrize("name", topics())
+def test_the_picture_of_a_topic_is_there_in_both_languages(name: str):
+    for lang in LANGUAGES:
+        assert (GUIDE / "pictures" / f"{name}.{lang}.svg").read_text("utf-8").startswith("<svg")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", topics())
+def test_the_picture_of_a_topic_can_be_drawn(name: str):
+    assert len(diagram(topics()[name].picture(), "zh")) < 120_000
+
+
+@pytest.mark.parametrize("name", exercises())
+def test_an_exercise_has_inputs_of_every_size_on_which_ours_agrees_with_itself(name: str):
+    one = exercises()[name]
+    shapes = set()
+    for seed in range(12):
+        args = one.inputs(Draw(seed))
+        ours = one.ours(*args)
+        assert difference(one.ours(*one.inputs(Draw(seed))), ours, one.tolerance) is None
+        assert difference(None, ours, one.tolerance) is not None
+        shapes.add(str([getattr(arg, "shape", arg) for arg in args]))
+        assert difference(decoded(encoded(ours)), ours, 0.0) is None  # as it comes from the process
+        assert difference(decoded(encoded(list(args))), list(args), 0.0) is None
+    one.ours(*one.inputs(Draw(0, sizes=[], whole=True)))
+    assert len(shapes) > 1
+
+
+def test_a_topic_of_another_package_joins_the_guide_and_names_are_taken_once():
+    with pytest.raises(ConfigError, match="'splitting' exists already"):
+        register("splitting", topics()["scores"])
+    with pytest.raises(ConfigError, match="exercise 'weights-of' exists already"):
+        register("other", topics()["scores"])
+
+
+def test_a_topic_can_be_added_by_one_call(monkeypatch: pytest.MonkeyPatch, headwise: Command):
+    def double(x: float) -> float:
+        return 2 * x
+
+    one = Exercise(Bilingual("Twice x.", "x 的两倍。"), double, lambda draw: (float(draw.size(0, 9)),))
+    others = [replace(one, ours=types.FunctionType(double.__code__, {}, name)) for name in ("twofold", "twice")]
+    monkeypatch.setattr(registry, "_registered", {})
+    register("doubling", replace(topics()["splitting"], place=1.5, exercises=(one, *others), code="print(2 * 21)"))
+    assert list(topics())[1] == "doubling"
+    assert "42" in headwise("tour", "doubling").out
+    assert "Twice x." in headwise("check", "double").out
+
+
+def test_tour_runs_a_topic(headwise: Command):
+    done = headwise("tour", "splitting", "--lang", "zh")
+    assert done.code == 0
+    assert "切分成头" in done.out
+    assert "merged again: True" in done.out
+    assert "headwise check split-heads answer.py --lang zh" in done.out
+
+
+def test_check_names_an_exercise_that_does_not_exist(headwise: Command):
+    done = headwise("check", "split-head")
+    assert done.code == 2
+    assert "did you mean 'split-heads'" in done.err
+
+
+LINKS = re.compile(r"!?\[[^\]\n]*\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub and MyST name them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower().replace("`", "")).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")))
+def test_no_link_of_the_documentation_is_broken(page: str):
+    path = DOCS / page
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target, anchor in LINKS.findall(re.sub(r"`[^`\n]*`", "", text)):
+        if "://" in target or not (target or anchor):
+            continue
+        to = (path.parent / target).resolve() if target else path
+        assert to.exists(), f"{page}: {target}"
+        assert not anchor or to.suffix != ".md" or anchor in anchors(to), f"{page}: {target}#{anchor}"

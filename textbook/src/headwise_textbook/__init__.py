@@ -1,0 +1,11 @@
+"""For readers of a textbook on multi-head attention: its claims measured, a guide with exercises, every step traced.
+
+claims       what textbooks claim, each with its measurement     guide        topics with code, pictures, exercises
+trace        a design step by step, with numbers                 reconstruct  a common demonstration, done twice
+texts        the outline of five texts                           commands     of `headwise`, by entry points
+curves, diagrams  line plots and matrices as SVG
+
+It uses public names of headwise only.
+"""
+
+__version__ = "0.1.0"

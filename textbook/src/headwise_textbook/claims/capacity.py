@@ -1,0 +1,364 @@
+"""What one head can express, and what only several heads can."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from headwise import AttentionMap, attend
+from headwise.wording import Bilingual
+from headwise_textbook.claims.claim import claim
+from headwise_textbook.claims.evidence import Check, Verdict, at_least, at_most, difference, equal, same
+from headwise_textbook.claims.model import Trained, trained
+from headwise_textbook.claims.samples import adam, layer, multi_head, normal
+from headwise_textbook.curves import Curve
+from headwise_textbook.texts import place
+
+KEYS = 4096
+MEASURED = Bilingual("measured", "实测")
+
+
+@claim(
+    "The scores Q Kᵀ of a head have rank d_k at most.",
+    "一个头的分数 Q Kᵀ 的秩不超过 d_k。",
+    formula="rank(Q Kᵀ) ≤ d_k",
+    at=[
+        place("treatment", "5.3.18",
+              "Heads are a factorisation of the attention matrix: Q and K are projected to h subspaces "
+              "with simple patterns in each.",
+              "多头是对注意力矩阵的一种“因式分解”：Q、K 投影到 h 个子空间，各自模式较简单。",
+              paragraph=4),
+        place("treatment", "5.3.10", "Smaller heads may be limited in the patterns that they capture.",
+              "头的维度变小，捕获复杂模式的能力可能受限。", paragraph=2),
+    ],
+    also="Bhojanapalli et al. 2020, 2002.07028",
+    control=("the softmax of random scores has full rank, so the rank is found where there is one",
+             "随机分数的 softmax 是满秩的：秩高时能测出来"),
+    note="softmax 之后仍可满秩。文中没有写出秩，只说“低秩近似”。",
+)  # fmt: skip
+def d_k_bounds_rank() -> list[Check]:
+    """Their softmax has full rank nevertheless. The text speaks of low-rank approximation without stating the rank."""
+    found, rank = [], 0
+    for d in (1, 2, 5):
+        rank = _rank(normal(61, d, seed=1) @ normal(61, d, seed=2).mT)
+        found.append(equal((f"rank of 61×61 scores, d_k = {d}", f"61×61 分数的秩，d_k = {d}"), rank, d))
+    weights = torch.softmax(normal(61, 61), -1)
+    return [
+        *found,
+        equal(("rank of a softmax of 61×61 numbers", "61×61 个数的 softmax 的秩"), _rank(weights), 61).control(rank),
+    ]
+
+
+@claim(
+    "The output of a head carries at most d_k bits of information, since the rows of its weights sum to 1.",
+    "由于权重每行之和为 1，一个头的输出最多携带 d_k 位信息。",
+    formula=("claimed: I(X; head_i) ≤ d_k bits", "所述：I(X; head_i) ≤ d_k 位"),
+    at=[
+        place("treatment", "5.3.17",
+              "P_i is stochastic, so head_i has d_k bits of information at most, if each dimension "
+              "carries independent information.",
+              "P_i 是随机矩阵，故 head_i 的信息量最多为 d_k 位（假设每个维度携带独立的信息）。", paragraph=2),
+    ],
+    control=("if each dimension is rounded to its sign, two dimensions do carry two bits",
+             "若每个维度只取符号，两个维度确实只有两位"),
+    note="d_k 是维数，不是位数：一个实数不止一位。d_k = 2、键在圆上的一个头，让 4096 个词元各得一个可区分的输出，即 "
+         "12 位；"
+    "它的注意力图也指向 4096 个不同的键。d_k 限制的是方向的个数（见 head-output-is-limited），每行之和为 1 也不改变这一"
+    "点。",
+    expected=Verdict.FAILS,
+)  # fmt: skip
+def d_k_bounds_information() -> list[Check | Curve]:
+    """d_k counts dimensions, not bits: a real number has more than one. A head with d_k = 2 and keys on a circle gives
+    each of 4096 tokens an output that can be told apart, 12 bits, and its pattern selects 4096 different keys. What d_k
+    limits is the number of directions (head-output-is-limited); rows that sum to 1 do not change that.
+    """
+    amap = _circle(KEYS)
+    out = (amap @ amap.k[0, 0])[0, 0]  # the values are the points of the circle, d_v = d_k = 2
+    known = (out - amap.k[0, 0]).norm(dim=-1) < math.sin(math.pi / KEYS)  # half the distance of two keys
+    bits = math.log2(max(1, int(known.sum())))
+    signs = math.log2(len(set(map(tuple, (out >= 0).tolist()))))
+    measured = {n: _bits(_circle(n)) for n in (4, 16, 64, 256, 1024, KEYS)}
+    claimed = {
+        Bilingual("as claimed: d_k", "如所述：d_k"): dict.fromkeys(measured, 2.0),
+        Bilingual("log2 n, the maximum", "log2 n，最大值"): {n: math.log2(n) for n in measured},
+    }
+    title = Bilingual("Information in the pattern of a head with d_k = 2", "d_k = 2 的头，其注意力图中的信息")
+    return [
+        at_most(("bits in the output of a head with d_k = 2", "d_k = 2 的头，其输出中的位数"), bits, 2.0),
+        at_most(("bits in its pattern, per row", "其注意力图中每行的位数"), measured[KEYS], 2.0),
+        at_most(("bits in the signs of the output", "输出的符号中的位数"), signs, 2.0).control(bits),
+        Curve.of(title, Bilingual("keys n", "键数 n"), Bilingual("bits", "位"), {MEASURED: measured}, claimed, log="x"),
+    ]  # fmt: skip
+
+
+@claim(
+    "What a head can pass on is limited by its size: its output has d_v numbers for a token.",
+    "一个头能传递的内容受其维度限制：每个词元的输出只有 d_v 个数。",
+    formula="rank(head_i W_i^O) ≤ d_v",
+    at=[
+        place("treatment", "5.3.17", "The information of head_i is limited by d_k and by the weights.",
+              "head_i 的信息量受其维度 d_k 和注意力权重约束。", paragraph=2),
+        place("chapter", "11.9.3", "With a small d_key each head expresses less.",
+              "d_key 太小时，每个头的表达能力下降。", item=1),
+    ],
+    control=("the sum of the heads has a larger rank", "各头之和的秩更大"),
+    note="受限的是方向：每个训练好的头只写入 d_model 维中的 d_v 维，其中少数方向占去大部分能量。不受限的是位数：d_v = "
+         "1、只关注自身的头"
+    "也能区分 4096 个词元。",
+    expected=Verdict.CONDITIONS,
+)  # fmt: skip
+def head_output_is_limited() -> list[Check | Curve]:
+    """Limited in directions: each trained head adds to d_v of d_model dimensions, and a few of them carry most of the
+    energy. Not limited in bits: a head with d_v = 1 that attends to its own token distinguishes 4096 of them.
+    """
+    model = trained()
+    ranks, energy = [], []
+    for i, heads in enumerate(model.heads):
+        w = model.attention(i).per_head_weights()["o"].detach().double()  # [h, d_v, d_model]
+        added = torch.einsum("nhd,hde->hne", heads.double(), w)
+        singular = torch.linalg.svdvals(added)  # [h, min(n, d_model)]
+        ranks += [int((s > 1e-9 * s[0]).sum()) for s in singular]
+        share = singular.square().cumsum(-1)
+        energy.append(share / share[:, -1:])
+    d_v, whole = model.heads[0].shape[-1], model.decoder.config.d_model
+    shares = torch.cat(energy)  # [layers · h, …]
+    size = (1, 2, 4, 8, 16, d_v)
+    lines = {
+        Bilingual("mean of all heads", "所有头的平均"): {r: float(shares[:, r - 1].mean()) for r in size},
+        Bilingual("the head with the fewest directions", "方向最少的头"): {
+            r: float(shares[:, r - 1].max()) for r in size
+        },
+        Bilingual("the head with the most directions", "方向最多的头"): {
+            r: float(shares[:, r - 1].min()) for r in size
+        },
+    }
+    title = Bilingual(f"Output of trained heads, {d_v} directions each", f"训练好的头的输出，各 {d_v} 个方向")
+    return [
+        at_most((f"largest rank of the output of a trained head, of {whole} dimensions",
+                 f"训练好的头的输出的最大秩，共 {whole} 维"),
+                max(ranks), d_v),
+        at_most(("tokens of 4096 distinguished with d_v = 1",
+                 "d_v = 1 时 4096 个词元中能区分的个数"), _distinguished(KEYS), 2).beyond(),
+        at_least(("rank of the layer's output relative to that of a head", "整层输出的秩与一个头之比"),
+                 _rank_of_sum(model) / d_v, 2.0).control(max(ranks) / d_v),
+        Curve.of(title, Bilingual("directions", "方向数"), Bilingual("share of energy", "能量比例"), lines, log="x"),
+    ]  # fmt: skip
+
+
+@claim(
+    "One head reaches every positive matrix P of rows that sum to 1 if and only if d_k ≥ n.",
+    "当且仅当 d_k ≥ n，一个头能实现每个行和为 1 的正矩阵 P。",
+    formula=("softmax(Q Kᵀ) = P for every P > 0 ⟺ d_k ≥ n", "对任意 P > 0 有 softmax(Q Kᵀ) = P ⟺ d_k ≥ n"),
+    at=[
+        place("treatment", "5.3.10", "A smaller head may not capture complex patterns; a larger one computes more.",
+              "头维度小可能限制捕获复杂模式的能力；维度大则计算能力更强。", paragraph=2),
+    ],
+    also="Bhojanapalli et al. 2020, 2002.07028, theorem 1",
+    control=("a matrix P whose logarithms have rank 2 is reached with d_k = 2", "对数的秩为 2 的 P，d_k = 2 就能实现"),
+    note="d_k ≥ n 足够，n − 2 不够；但 n − 1 也足够，因为 softmax 不受每行常数的影响：起决定作用的是 ln P 各行去均值后"
+         "的秩。",
+    expected=Verdict.CONDITIONS,
+)  # fmt: skip
+def one_head_every_pattern() -> list[Check | Curve]:
+    """d_k ≥ n is sufficient and n − 2 is not, but n − 1 is sufficient too, because the softmax does not depend on a
+    constant in each row: the rank of ln P with centred rows decides.
+    """
+    n = 17
+    p = torch.softmax(2.0 * normal(n, n), -1)
+    low = torch.softmax(normal(n, 2, seed=1) @ normal(n, 2, seed=2).mT, -1)
+    errors = {d: _pattern_error(p, d) for d in range(1, n + 1)}
+    lines = {Bilingual("closest scores of that rank", "该秩下最接近的分数"): errors}
+    centred = p.log() - p.log().mean(-1, keepdim=True)
+    title = Bilingual(
+        "Error of a matrix P made with scores of rank d_k, n = 17", "用秩为 d_k 的分数实现 P 的误差，n = 17"
+    )
+    # Scores that give P differ from ln P by a constant a row, so centred they are `centred`: no lower rank will do.
+    return [
+        at_most(("n = 17, d_k = 17: error of P", "n = 17，d_k = 17：P 的误差"), errors[n], 1e-10),
+        at_least(("d_k = 15: error with the closest scores of that rank",
+                  "d_k = 15：该秩下最接近的分数的误差"), errors[n - 2], 1e-3),
+        at_least(("lowest rank of scores that give P", "能给出 P 的分数的最低秩"), _rank(centred), n - 1),
+        at_least(("d_k = 16: error of P", "d_k = 16：P 的误差"), errors[n - 1], 1e-3).beyond(),
+        at_most(("d_k = 2: error of a P whose logarithms have rank 2", "d_k = 2：对数的秩为 2 的 P 的误差"),
+                _pattern_error(low, 2), 1e-10).control(errors[2]),
+        Curve.of(title, "d_k", Bilingual("largest error", "最大误差"), lines, log="y"),
+    ]  # fmt: skip
+
+
+@claim(
+    "Several heads represent strictly more than one: F_1 ⊂ F_h.",
+    "多个头能表示的函数严格多于一个头：F_1 ⊂ F_h。",
+    formula="y_i = x_{i−1} − x_{i+1} ∈ F_2 ∖ F_1",
+    at=[
+        place("treatment", "5.3.7", "F_h strictly contains F_1; an example are asymmetric pairwise interactions.",
+              "F_h 严格包含 F_1，例如“非对称的成对交互”。", paragraph=3),
+        place("chapter", "11.1.1", "A single head learns one pattern of attention only.",
+              "单头只能学习一种注意力模式。"),
+        place("tutorial", "1", "Earlier attention with a single head learns one pattern of interaction.",
+              "传统的单头注意力只能学习一种特征交互模式。", item=1),
+        place("tutorial", "6", "Row “expressive power”: weaker, and stronger for several heads.",
+              "“表达能力”一行：单头较弱，多头更强。", table=1),
+        place("treatment", "5.3.19", "Several heads represent a richer class of functions.",
+              "多头能表示更丰富的函数类。",
+              paragraph=3),
+    ],
+    also="Amsel et al. 2024, 2407.16153",
+    control=("a single head of size d, trained in the same way, does fit it", "同样训练的 d 维单头能拟合它"),
+    note="y_i = x_{i−1} − x_{i+1} 需要两个头：一个头给出平均值乘一个矩阵，要对全相等的词元为 0，矩阵只能是 0。但在相同"
+         "的 d_model 下并不包含："
+    "四个 d_k = 1 的头不能代替一个 d_k = 4 的头（后者的分数秩为 4）；只有 d_k 固定、参数随头数增加时，F_1 才显然包含"
+    "在 F_h 中。"
+    "此外，W^V W^O 相同的头等价于一个头。",
+    expected=Verdict.CONDITIONS,
+)  # fmt: skip
+def many_heads_beat_one() -> list[Check]:
+    """y_i = x_{i−1} − x_{i+1} requires two heads: one head gives an average times one matrix, which is 0 for equal
+    tokens only if the matrix is 0. But at equal d_model there is no containment: four heads of d_k = 1 do not replace
+    one head of d_k = 4, whose scores have rank 4. F_1 is contained trivially only with a fixed d_k, when parameters
+    grow with h. And heads with a common W^V W^O are equivalent to one head, because a mean of patterns is a pattern.
+    """
+    n, d = 9, 4
+    x = torch.cat((normal(12, n, d), normal(12, 1, d, seed=1).expand(-1, n, -1)))  # half of them constant
+    shifts = torch.eye(n, dtype=torch.float64).roll(1, 1), torch.eye(n, dtype=torch.float64).roll(-1, 1)
+    target = shifts[1] @ x - shifts[0] @ x
+    two = _attended(shifts[1], x) - _attended(shifts[0], x)  # W^V W^O = 1 and −1
+    left = {h: _one_large_head_missed(h) for h in (1, 4)}
+    what = {h: (f"{h} × d_k = {4 // h} trained on one head of d_k = 4, share missed",
+                f"{h} 个 d_k = {4 // h} 的头去学一个 d_k = 4 的头，未学到的比例") for h in left}  # fmt: skip
+    return [
+        same(("two heads, error on x_{i−1} − x_{i+1}", "两个头对 x_{i−1} − x_{i+1} 的误差"), two, target, 1e-10),
+        at_least(("best single head, share missed", "最优单头未实现的比例"), _one_head_misses(x, target), 0.2),
+        at_least(("heads with one W^V W^O, share that one head misses",
+                  "W^V W^O 相同的头，一个头未实现的比例"), _merged(x), 1e-6)
+        .beyond(),
+        at_most(what[4], left[4], 0.01).beyond(),
+        at_most(what[1], left[1], 0.01).control(left[4]),
+    ]  # fmt: skip
+
+
+@claim(
+    "The layer is f(X) = Concat(φ_1(X) … φ_h(X)) W_O: linear in the outputs of the heads, which are its basis "
+    "functions.",
+    "该层为 f(X) = Concat(φ_1(X) … φ_h(X)) W_O：对各头的输出是线性的，它们就是基函数。",
+    formula="f(X) = Concat(φ_1(X) … φ_h(X)) W_O",
+    at=[
+        place("treatment", "5.3.16", "A layer is an expansion in basis functions φ_i, one for each head.",
+              "一层是对基函数 φ_i 的展开，每个头一个。", equations="5.3.16"),
+        place("treatment", "5.3.16", "Each maps X to an output of n × d_k.",
+              "每个 φ_i 把 X 映射为 n × d_k 的输出。", paragraph=2),
+        place("treatment", "5.3.16", "Unlike the functions of Fourier or wavelet bases, they are learnt from data.",
+              "与傅里叶基、小波基等固定的基不同，它们是从数据中学来的。", paragraph=3),
+    ],
+    control=("neither X itself nor two of the three heads give the output",
+             "用 X 本身、或三个头中的两个，都得不到输出"),
+    note="由拼接的各头对输出做最小二乘，没有残差，且恰好得到 W_O；基本身依赖 X。",
+)  # fmt: skip
+def basis_functions() -> list[Check | Curve]:
+    """Least squares from the concatenated heads to the output has no residual and recovers W_O; the basis itself
+    depends on X.
+    """
+    module, x = multi_head(), normal(5, 11, 12, seed=5)
+    y, concat = module(x, return_concat=True)
+    phi, out = concat.detach().flatten(0, 1), y.detach().flatten(0, 1)
+    fit = torch.linalg.lstsq(phi, out).solution
+    of_x = torch.linalg.lstsq(x.flatten(0, 1), out).solution  # the layer is not linear in X
+    left = {heads: _missed_by_fit(phi[:, : 4 * heads], out) for heads in (1, 2, 3)}
+    error = difference(phi @ fit, out)
+    return [
+        at_most(("error of the fit", "拟合的误差"), error, 1e-10),
+        same(("W_O found, error", "求得的 W_O 的误差"), fit, module.o_proj.weight.mT, 1e-8),
+        at_least(("missed by a fit on X itself",
+                  "对 X 本身拟合未得到的"), difference(x.flatten(0, 1) @ of_x, out), 0.01).control(error),
+        at_least(("missed by a fit on two of the heads", "对两个头拟合未得到的"), left[2], 0.01).control(left[3]),
+        Curve.of(Bilingual("Output of three heads fitted by least squares", "对三个头的输出做最小二乘"),
+                 Bilingual("heads available to the fit", "可用的头数"), Bilingual("share missed", "未得到的比例"), {
+            Bilingual("linear in the heads", "对头线性"): left}, log="y"),
+    ]  # fmt: skip
+
+
+def _distinguished(n: int) -> int:
+    """How many of n tokens on a circle, each attending to itself, get distinguishable outputs of one number."""
+    q, k = _circle(n).q, _circle(n).k
+    values = torch.linspace(-1.0, 1.0, n, dtype=torch.float64)[None, None, :, None]
+    out = attend(q, k, values, scale=_sharpness(n))[0, 0, :, 0]
+    return int((out - values[0, 0, :, 0]).abs().lt(0.5 * float(values[0, 0, 1, 0] - values[0, 0, 0, 0])).sum())
+
+
+def _rank_of_sum(model: Trained) -> int:
+    """Rank of the output of the first layer, the sum over its heads."""
+    return _rank(model.heads[0].double().flatten(1) @ model.attention(0).o_proj.weight.detach().double().mT)
+
+
+def _rank(matrix: Tensor) -> int:
+    return int(torch.linalg.matrix_rank(matrix, rtol=1e-10))
+
+
+def _missed_by_fit(of: Tensor, out: Tensor) -> float:
+    """Share of `out` that the best linear map of `of` does not reproduce."""
+    return float((of @ torch.linalg.lstsq(of, out).solution - out).norm() / out.norm())
+
+
+def _bits(amap: AttentionMap) -> float:
+    """Information in bits between query and attended key: log2 n minus the entropy of a row, as all keys are chosen
+    equally often."""
+    return math.log2(amap.shape[-1]) - float(amap.measure("entropy")["entropy"]) / math.log(2)
+
+
+def _circle(n: int) -> AttentionMap:
+    """n keys and n queries of two numbers at the same angles, so sharp that neighbours get no weight."""
+    angle = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
+    points = torch.stack((angle.cos(), angle.sin()), -1)[None, None]
+    return attend(points, points, points, scale=_sharpness(n), return_map=True)[1]
+
+
+def _sharpness(n: int) -> float:
+    """The scale at which neighbours on a circle of n keys get e^{−20} of the largest weight."""
+    return 20.0 / (1 - math.cos(2 * math.pi / n))
+
+
+def _pattern_error(p: Tensor, d: int) -> float:
+    """The largest error of P from the rank-d scores closest to ln P; the rows of ln P are centred unless d ≥ n."""
+    n = len(p)
+    logs = p.log() if d >= n else p.log() - p.log().mean(-1, keepdim=True)
+    u, s, vh = torch.linalg.svd(logs)
+    q, k = u[:, :d] * s[:d], vh[:d].mT
+    weights = attend(q[None, None], k[None, None], k[None, None], scale=1.0, return_map=True)[1].to_dense()[0, 0]
+    return difference(weights, p)
+
+
+def _attended(p: Tensor, x: Tensor) -> Tensor:
+    """Attention with the weights p [n, n], up to 1e-14 where p is 0, and the values x [b, n, d]."""
+    n = len(p)
+    q = (p + 1e-14).log().expand(len(x), 1, n, n)
+    return attend(q, torch.eye(n, dtype=p.dtype).expand_as(q), x[:, None], scale=1.0)[:, 0]
+
+
+def _one_head_misses(x: Tensor, target: Tensor) -> float:
+    """Share of the target's energy that the best single head misses, with free weights for every input (more than any
+    W^Q and W^K allow) and one W for all inputs."""
+    logits = nn.Parameter(0.01 * normal(len(x), x.shape[1], x.shape[1], seed=3))
+    w = nn.Parameter(0.1 * normal(x.shape[2], x.shape[2], seed=4))
+
+    def missed() -> Tensor:
+        return (torch.softmax(logits, -1) @ x @ w - target).square().sum() / target.square().sum()
+
+    return min(adam([logits, w], missed, 300, 0.1))
+
+
+def _one_large_head_missed(h: int) -> float:
+    """The share of one sharp head of size 4 that a layer of h heads misses after training, d_model = 4."""
+    x = nn.functional.normalize(normal(24, 12, 4, seed=11), dim=-1)
+    target = attend(*([x[:, None]] * 3), scale=12.0)[:, 0]  # each token attends to those that resemble it
+    student = layer("multi_head", 4, h, seed=3)
+
+    def missed() -> Tensor:
+        return (student(x) - target).square().sum() / target.square().sum()
+
+    return min(adam(student.parameters(), missed, 400, 0.05))
+
+
+def _merged(x: Tensor) -> float:
+    """Error of one head with W^V W^O = 2 and the mean pattern, compared with two heads with W^V W^O = 1."""
+    n = x.shape[1]
+    one, other = (torch.softmax(normal(n, n, seed=s), -1) for s in (7, 8))
+    return difference(2 * _attended((one + other) / 2, x), _attended(one, x) + _attended(other, x))

@@ -1,0 +1,241 @@
+"""The commands trace, claims, tour, check and reconstruct of `headwise`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from headwise.commands import (
+    Estimate,
+    Lang,
+    check_file,
+    check_writable,
+    duration,
+    is_stream,
+    progress_bar,
+    read_from,
+    stdin_text,
+    taken,
+    written,
+)
+from headwise.errors import ConfigError
+from headwise.wording import Bilingual, in_language, language
+
+MOST_SECONDS = 600.0
+# The help in Chinese; what is not here, headwise has.
+CHINESE = {
+    "Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result.\n\n"
+    "The code runs in a process of its own, with limits, without network, and cannot change your files.":
+        "批改练习：在随机输入上运行你的函数，显示结果错误的最小输入。\n\n"
+        "代码在单独的进程中运行，资源有限制，没有网络，不能改动你的文件。",
+    "An attention design, for example latent.": "注意力设计，例如 latent。",
+    "An option of the design: --set latent_dim=4; repeatable.": "设计的选项：--set latent_dim=4；可重复。",
+    "Causal or full attention.": "因果注意力或完全注意力。",
+    "A topic, or a section of your book, such as 11.2.1 or 5.3.4; default: a list.":
+        "主题名，或书中的章节号，如 11.2.1、5.3.4；默认列出全部。",
+    "An exercise of the guide, or a topic; default: a list of all.": "指南中的练习或主题；默认列出全部。",
+    "Your code, or - for standard input; default: print the task.": "你的代码；- 表示标准输入；默认打印题目。",
+    "CPU time that the code may take.": "代码可用的 CPU 时间（秒）。",
+    "Of the random inputs.": "随机输入的种子。",
+    "Test only these claims: --only ID,ID; repeatable.": "只检验这些论断：--only ID,ID；可重复。",
+    "Include the slow claims.": "包括耗时较长的论断。",
+    "Print Markdown, as in docs/claims.md.": "打印 Markdown，与 docs/claims.md 相同。",
+    "Also write an HTML page with plots to this file; - is standard output.":
+        "同时把带图的 HTML 页面写入此文件；- 表示标准输出。",
+    "UTF-8 text, a sentence or paragraph on a line; - is standard input.":
+        "UTF-8 文本，每行一个句子或段落；- 表示标准输入。",
+    "Folder for the report.": "存放报告的文件夹。",
+    "Characters of the longest sentence; longer lines are split.": "最长句子的字符数；更长的行会被切分。",
+    "Also write a PNG for each sentence and head to this folder.": "同时把每个句子、每个头的 PNG 写入此文件夹。",
+}  # fmt: skip
+
+
+def trace(
+    seq: Annotated[int, typer.Option(help="Sequence length.")] = 4,
+    d_model: Annotated[int, typer.Option(help="Model width.")] = 8,
+    num_heads: Annotated[int, typer.Option(help="Query heads.")] = 2,
+    num_kv_heads: Annotated[int | None, typer.Option(help="KV heads.")] = None,
+    design: Annotated[str, typer.Option(help="An attention design, for example latent.")] = "multi_head",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=4; repeatable.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    causal: Annotated[bool, typer.Option("--causal/--full", help="Causal or full attention.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    lang: Lang = None,
+) -> None:
+    """Print every step of an attention design with shapes and numbers."""
+    from headwise.nn import read_options
+    from headwise_textbook.trace import print_trace, trace as follow
+
+    steps = follow(
+        seq, d_model, num_heads, design=design, num_kv_heads=num_kv_heads, options=read_options(options or []),
+        batch=batch, causal=causal, seed=seed, lang=language(),
+    )  # fmt: skip
+    print_trace(steps, Console())
+
+
+def claims(
+    only: Annotated[list[str] | None, typer.Option(help="Test only these claims: --only ID,ID; repeatable.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Include the slow claims.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, as in docs/claims.md.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write an HTML page with plots to this file; - is standard output.")
+    ] = None,
+    lang: Lang = None,
+) -> None:
+    """Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected."""
+    if as_json and markdown:
+        raise ConfigError("give --json or --markdown, not both", "--json 与 --markdown 只能给出其一")
+    if only and every:
+        raise ConfigError("give --only or --all, not both", "--only 与 --all 只能给出其一")
+    check_file("--html", html, "claims.html", stream=not (as_json or markdown))
+    from headwise_textbook.claims import choose, print_findings, run, to_json, to_markdown, write_page
+    from headwise_textbook.claims.claim import expected_seconds
+
+    speech = language()
+    wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)
+    if (seconds := expected_seconds(wanted)) >= Estimate.LONG:
+        time = duration(seconds, speech)
+        said = Bilingual(
+            f"{len(wanted)} claims take about {time} on an idle machine; --only ID tests one.",
+            f"检验 {len(wanted)} 条论断在空闲的机器上约需 {time}；--only 编号 只检验其中一条。",
+        )
+        _say(Console(stderr=True), said)
+    with progress_bar() as progress:
+        found = run(wanted, progress)
+    if as_json or markdown:
+        sys.stdout.write(to_json(found, speech) if as_json else to_markdown(found, speech))
+    else:
+        console = Console(stderr=is_stream(html))
+        print_findings(found, console, skipped=0 if only else len(choose(slow=True)) - len(found), lang=speech)
+    if html is not None:
+        with written(html) as page:
+            write_page(found, page, lang=speech)
+        if not (as_json or markdown or is_stream(html)):
+            named = f"[bold]{escape(str(html))}[/bold]"
+            said = Bilingual(
+                f"\nWrote the page with plots to {named}; open it in a browser.",
+                f"\n带图的页面已写入 {named}，请用浏览器打开。",
+            )
+            _say(Console(), said)
+    if not all(finding.agrees for finding in found):
+        raise typer.Exit(1)
+
+
+def tour(
+    section: Annotated[
+        list[str] | None,
+        typer.Argument(help="A topic, or a section of your book, such as 11.2.1 or 5.3.4; default: a list."),
+    ] = None,
+    lang: Lang = None,
+) -> None:
+    """Walk through a topic of multi-head attention: formula, code with its output, claims, exercises."""
+    from headwise_textbook.guide.finding import find
+    from headwise_textbook.guide.registry import find_topic
+    from headwise_textbook.guide.tour import print_places, print_topic, print_topics
+
+    console = Console(highlight=False)
+    if not section:
+        print_topics(console, language())
+        return
+    found = find(" ".join(section))
+    if len(found.topics) > 1:
+        print_places(found.rows, console, language())
+        return
+    print_topic(find_topic(found.topics[0]), console, language(), found.rows)
+
+
+def check(
+    exercise: Annotated[
+        str | None, typer.Argument(help="An exercise of the guide, or a topic; default: a list of all.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Your code, or - for standard input; default: print the task.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="CPU time that the code may take.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    lang: Lang = None,
+) -> None:
+    """Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result.
+
+    The code runs in a process of its own, with limits, without network, and cannot change your files.
+    """
+    from headwise.lm import read_text
+    from headwise_textbook.guide.grading.grade import grade, lines
+    from headwise_textbook.guide.registry import find_exercise, topics
+    from headwise_textbook.guide.tour import print_exercise, print_exercises
+
+    if not 0.1 <= seconds <= MOST_SECONDS:
+        given = f"--seconds {seconds:g}"
+        raise ConfigError(f"{given}: expected 0.1 to {MOST_SECONDS:g}", f"{given}：应为 0.1 到 {MOST_SECONDS:g}")
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed {seed}: expected 0 to 2³² − 1", f"--seed {seed}：应为 0 到 2³² − 1")
+    console = Console(highlight=False, markup=False)
+    if exercise is None:
+        print_exercises(console, language())
+        return
+    if file is None and exercise.replace("-", "_") in topics():
+        for one in topics()[exercise.replace("-", "_")].exercises:
+            print_exercise(one, console, language())
+        return
+    wanted = find_exercise(exercise)
+    if file is None:
+        print_exercise(wanted, console, language())
+        return
+    source = stdin_text("FILE") if is_stream(file) else read_text(file)
+    result = grade(wanted, source, file="-" if is_stream(file) else file.name, seconds=seconds, seed=seed)
+    for line in lines(result, wanted):
+        console.print(in_language(line, language()), soft_wrap=True)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+def reconstruct(
+    file: Annotated[Path, typer.Argument(help="UTF-8 text, a sentence or paragraph on a line; - is standard input.")],
+    out: Annotated[Path, typer.Option(help="Folder for the report.")],
+    length: Annotated[
+        int | None, typer.Option(help="Characters of the longest sentence; longer lines are split.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Also write a PNG for each sentence and head to this folder.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    lang: Lang = None,
+) -> None:
+    """Train attention to rebuild its own embeddings, with and without a mask, as tutorials do."""
+    from headwise.reports import figure_class, write_panels, write_report
+    from headwise_textbook.reconstruct import MOST_CHARACTERS, reconstruct as rebuild
+
+    if png is not None:
+        figure_class()  # raises where matplotlib is missing
+        check_writable(png, "--png", folder=True)
+    console, page = Console(), out / "report.html"
+    with taken(page, "--out"), read_from(file, "FILE") as text:
+        with progress_bar() as progress:
+            report = rebuild(text, length=MOST_CHARACTERS if length is None else length, seed=seed, progress=progress)
+        write_report(report, page, lang=language())
+        facts = (
+            Bilingual(f"{fact}: {value}", f"{in_language(fact, 'zh')}：{in_language(value, 'zh')}")
+            for fact, value in report.facts
+        )
+        named = f"[bold]{escape(str(page))}[/bold]"
+        wrote = Bilingual(
+            f"Wrote the report to {named}; open it in a browser.", f"报告已写入 {named}，请用浏览器打开。"
+        )
+        for line in (*facts, *report.notes, wrote):
+            _say(console, line)
+        if png is not None:
+            with progress_bar() as progress:
+                pictures = write_panels(report, png, views=(2, 0, 1), progress=progress, lang=language())
+            named, count = f"[bold]{escape(str(png))}[/bold]", len(pictures)
+            _say(console, Bilingual(f"Wrote {count} heat maps to {named}.", f"{count} 张热图已写入 {named}。"))
+
+
+def _say(console: Console, line: str) -> None:
+    """Print a line, with markup of rich, in the user's language."""
+    console.print(in_language(line, language()), highlight=False, soft_wrap=True)
