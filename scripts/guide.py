@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from headwise.files import atomic_path
-from headwise.reports.diagrams import diagram
+from headwise.reports.curves import diagram
 from headwise.textbook.guide.book import table
 from headwise.textbook.guide.notebooks import notebook, to_json
 from headwise.textbook.guide.outputs import output

@@ -31,8 +31,7 @@ from headwise.lm.loss import mean_loss
 from headwise.lm.probes import frequent_characters, probe_repeats
 from headwise.lm.text_files import read_text
 from headwise.lm.watch_heads import HEADS_FILE
-from headwise.reports.dynamics import write_dynamics
-from headwise.reports.pruning import write_pruning
+from headwise.reports.plots import write_dynamics, write_pruning
 
 ROOT = Path(__file__).parent.parent
 DOC, PICTURES = ROOT / "docs" / "heads.md", ROOT / "docs" / "pictures"

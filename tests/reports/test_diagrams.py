@@ -4,8 +4,7 @@ import re
 
 import torch
 
-from headwise.reports.curves import Curve
-from headwise.reports.diagrams import Matrices, Matrix, diagram
+from headwise.reports.curves import Curve, Matrices, Matrix, diagram
 from headwise.wording import Bilingual
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import headwise as hw
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.reports.see.tokenizers import decoded, inputs_of
+from headwise.reports.sources import decoded, inputs_of
 
 
 def raises(text: str) -> Any:

@@ -10,9 +10,9 @@ from fontTools.ttLib import TTFont
 from view_samples import passage, report_of
 
 import headwise.reports
-from headwise.reports import diagrams
-from headwise.reports.fonts import SIGNS, _rule, covered, font_face, font_path
-from headwise.reports.html import write_report
+from headwise.reports import curves
+from headwise.reports.colours import SIGNS, _rule, covered, font_face, font_path
+from headwise.reports.page import write_report
 
 
 def drawn(rules: str) -> dict[str, set[int]]:
@@ -76,7 +76,7 @@ def test_the_packaged_font_stands_before_fonts_that_a_machine_may_have():
     """Chromium looks no further than the first font that the machine has: behind it, Han would be empty boxes."""
     reports = Path(headwise.reports.__file__).parent
     styles = [(path, path.read_text(encoding="utf-8")) for path in sorted(reports.rglob("*.css"))]
-    styles.append((reports / "diagrams.py", diagrams.STYLE))
+    styles.append((reports / "diagrams.py", curves.STYLE))
     found = 0
     for path, style in styles:
         for line in re.findall(r"(?:--(?:ui|mono|han)|font(?:-family)?):([^;{}]*)", style):

@@ -62,7 +62,7 @@ def prune(
     """Remove attention heads: named ones or the least important. Shows the loss curve."""
     from headwise.compress.pruning import Choice, check_options, plan_pruning
     from headwise.reports.figure import figure_class
-    from headwise.reports.pruning import write_pruning
+    from headwise.reports.plots import write_pruning
 
     choice = Choice(heads, remove, _share("--share", share), _share("--max-loss", max_loss))
     check_options(by or "ablation", orders, penalty, gate_steps)

@@ -176,7 +176,7 @@ def _resumable() -> Iterator[None]:
 
 def _heads(out: Path, console: Console) -> None:
     from headwise.lm.watch_heads import HEADS_FILE
-    from headwise.reports.dynamics import write_dynamics
+    from headwise.reports.plots import write_dynamics
 
     record = out / HEADS_FILE
     say(console, "wrote_roles", path=record)
@@ -193,8 +193,8 @@ def _experiment(
 ) -> None:
     from headwise.outputs import check_writable, taken
     from headwise.reports.figure import figure_class
-    from headwise.reports.html import write_report
     from headwise.reports.messages import message
+    from headwise.reports.page import write_report
     from headwise.textbook.reconstruct import MOST_CHARACTERS, reconstruct
     from headwise.wording import Bilingual, in_language
 
@@ -227,7 +227,7 @@ def _experiment(
             say(note)
         say(message("wrote_report", path=str(out / "report.html")))
         if png is not None:
-            from headwise.reports.panels import write_panels
+            from headwise.reports.pictures import write_panels
 
             with progress_bar() as progress:
                 pictures = write_panels(report, png, views=(2, 0, 1), progress=progress, lang=lang)

@@ -64,14 +64,12 @@ def see(
     from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.figure import figure_class
-    from headwise.reports.html import write_report
     from headwise.reports.messages import message
-    from headwise.reports.see import see as report_on
-    from headwise.reports.see.front import SAMPLE
-    from headwise.reports.see.look import known_of
-    from headwise.reports.see.numbers import check_sort, wanted
-    from headwise.reports.terminal import print_report
-    from headwise.reports.views import view_of, write_view
+    from headwise.reports.numbers import check_sort, wanted
+    from headwise.reports.page import write_report
+    from headwise.reports.see import SAMPLE, see as report_on
+    from headwise.reports.text import known_of
+    from headwise.reports.views import print_report, view_of, write_view
     from headwise.wording import in_language, language
 
     lang = language()
@@ -137,7 +135,7 @@ def see(
             write_view(report, name, path, lang=lang)
             say("wrote_view", name=name, path=path)
         if png is not None:
-            from headwise.reports.png import write_pngs
+            from headwise.reports.pictures import write_pngs
 
             with progress_bar() as progress:
                 pictures = write_pngs(report, png, progress=progress, lang=lang)

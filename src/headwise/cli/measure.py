@@ -99,9 +99,7 @@ def _measure(
 ) -> None:  # fmt: skip
     from headwise.corpus import measure_corpus
     from headwise.corpus.printing import check_sort, print_measures
-    from headwise.reports.corpus_page import write_corpus_page
-    from headwise.reports.corpus_passages import print_passages
-    from headwise.reports.corpus_picture import check_picture, write_picture
+    from headwise.reports.corpus_page import check_picture, print_passages, write_corpus_page, write_picture
     from headwise.stats import shown_in
     from headwise.wording import language
 

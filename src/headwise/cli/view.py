@@ -29,8 +29,7 @@ def view(
     """
     from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
-    from headwise.reports.viewer import serve
-    from headwise.reports.viewer.server import check_serving
+    from headwise.reports.viewer import check_serving, serve
 
     check_serving(port)
     console = Console(highlight=False, soft_wrap=True)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from headwise.reports.colours import font_face
 from headwise.reports.curves import Curve, legend, svg
-from headwise.reports.fonts import font_face
 from headwise.reports.template import digest, source
 from headwise.wording import Bilingual, in_language
 

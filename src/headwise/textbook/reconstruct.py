@@ -14,7 +14,7 @@ from headwise.masks import Lengths
 from headwise.nn.registry import DESIGNS, STANDARD
 from headwise.progress import Progress, part
 from headwise.reports.data import Passage, Report
-from headwise.reports.see.passages import sentences as sentences_of
+from headwise.reports.passages import sentences as sentences_of
 from headwise.seeds import seeded
 from headwise.table import HeadColumn, HeadTable
 from headwise.wording import Bilingual

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headwise.errors import ConfigError
-from headwise.reports.diagrams import Picture
+from headwise.reports.curves import Picture
 from headwise.textbook.guide.grading.draw import Draw
 from headwise.textbook.texts import everything
 from headwise.wording import Bilingual

@@ -48,7 +48,7 @@ def trade_off(d_model: int, work: Work) -> Plan:
 
 def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Plot the table of `trade_off` as a PNG: memory and work over h, both axes logarithmic. Requires matplotlib."""
-    from headwise.reports.trade_off import write_trade_off  # imports reports and models
+    from headwise.reports.plots import write_trade_off  # imports reports and models
 
     table = plan.table("trade_off")
     columns = {column.key or column.name: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}

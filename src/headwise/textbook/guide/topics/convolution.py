@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.nn.convolution import from_conv1d
-from headwise.reports.diagrams import Matrices, Matrix
+from headwise.reports.curves import Matrices, Matrix
 from headwise.seeds import seeded
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual

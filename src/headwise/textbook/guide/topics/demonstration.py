@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headwise.reports.diagrams import Matrices, Matrix
+from headwise.reports.curves import Matrices, Matrix
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.textbook.reconstruct import reconstruct
 from headwise.wording import Bilingual

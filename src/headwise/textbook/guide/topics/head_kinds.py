@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from headwise.reports.diagrams import Matrices, Matrix
+from headwise.reports.curves import Matrices, Matrix
 from headwise.textbook.guide.grading.draw import Draw
 from headwise.textbook.guide.sample import weights_on
 from headwise.textbook.guide.topic import Topic, exercise

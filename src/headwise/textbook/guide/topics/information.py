@@ -6,7 +6,7 @@ from torch import Tensor
 from headwise.analysis import output_similarities
 from headwise.lm.loading import load_model
 from headwise.models import find_heads, record_heads
-from headwise.reports.diagrams import Matrices, Matrix
+from headwise.reports.curves import Matrices, Matrix
 from headwise.textbook.claims.model import PASSAGE
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual

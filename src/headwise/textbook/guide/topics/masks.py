@@ -5,7 +5,7 @@ from torch import Tensor
 
 from headwise.attention import attend
 from headwise.masks import Causal, Lengths, Mask, Sinks, Window
-from headwise.reports.diagrams import Matrices, Matrix
+from headwise.reports.curves import Matrices, Matrix
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from headwise.reports.diagrams import Matrices, Matrix
+from headwise.reports.curves import Matrices, Matrix
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual
 

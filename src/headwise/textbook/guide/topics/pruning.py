@@ -5,7 +5,7 @@ from torch import Tensor
 
 from headwise.analysis import ablation_importance, gradient_importance
 from headwise.lm.loading import load_model
-from headwise.reports.diagrams import Matrices, Matrix
+from headwise.reports.curves import Matrices, Matrix
 from headwise.textbook.claims.model import PASSAGE
 from headwise.textbook.guide.grading.draw import Draw
 from headwise.textbook.guide.topic import Topic, exercise

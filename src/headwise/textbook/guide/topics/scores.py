@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention import attend
-from headwise.reports.diagrams import Matrices, Matrix
+from headwise.reports.curves import Matrices, Matrix
 from headwise.textbook.guide.grading.draw import Draw
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual

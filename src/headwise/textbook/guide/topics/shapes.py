@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from headwise.reports.diagrams import Matrices, Matrix
+from headwise.reports.curves import Matrices, Matrix
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.textbook.trace import trace
 from headwise.wording import Bilingual

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from headwise.analysis import subspace_overlap
 from headwise.lm.checkpoint import load_pretrained
-from headwise.reports.diagrams import Matrices, Matrix
+from headwise.reports.curves import Matrices, Matrix
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual
 

@@ -1,4 +1,4 @@
-"""`see`: the report of a text and a loaded model, or of the inputs of any model, in one call."""
+"""`see` and `show`: the report of a text, a model or maps, in one call."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from headwise.map import AttentionMap
 from headwise.progress import Progress, ignored
 from headwise.reports.data import Report
 from headwise.reports.figure import figure_class
-from headwise.reports.html import write_report
+from headwise.reports.images import images_of
 from headwise.reports.messages import message
-from headwise.reports.png import write_pngs
-from headwise.reports.see.images import images_of
-from headwise.reports.see.look import CELLS, check_beside, look_at, with_beside
-from headwise.reports.see.tokenizers import inputs_of
-from headwise.reports.see.tokens import text_of
-from headwise.reports.see.watched import of_maps, report
+from headwise.reports.page import write_report
+from headwise.reports.passages import text_of
+from headwise.reports.pictures import write_pngs
+from headwise.reports.sources import inputs_of
+from headwise.reports.text import CELLS, check_beside, look_at, with_beside
+from headwise.reports.watched import of_maps, report as report
 from headwise.telemetry import Record, watch
 from headwise.wording import Bilingual, in_language, language_of
 

@@ -20,19 +20,14 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.events import module_name
 from headwise.map import AttentionMap
 from headwise.models import input_embedding
-from headwise.reports import nonfinite
 from headwise.reports.data import Passage, Report
-from headwise.reports.html import write_report
+from headwise.reports.images import Images, images_of, with_patches
 from headwise.reports.messages import message
-from headwise.reports.see.groups import Group, groups_of, title as title_of
-from headwise.reports.see.heads import alike
-from headwise.reports.see.images import Images, images_of, with_patches
-from headwise.reports.see.look import CELLS
-from headwise.reports.see.numbers import column, wanted
-from headwise.reports.see.passages import Side, passage, picture_passage
-from headwise.reports.see.patterns import pattern, roles_of
-from headwise.reports.see.places import Places
-from headwise.reports.see.tokens import Text, numbered, text_of
+from headwise.reports.numbers import alike, column, nonfinite_counts, nonfinite_notes, nonfinite_of_record, wanted
+from headwise.reports.page import write_report
+from headwise.reports.passages import Side, Text, numbered, passage, pattern, picture_passage, roles_of, text_of
+from headwise.reports.sources import Group, Places, groups_of, title as title_of
+from headwise.reports.text import CELLS
 from headwise.stats import Tokens, known
 from headwise.table import HeadColumn, HeadTable
 from headwise.telemetry import Record
@@ -136,7 +131,7 @@ def of_maps(
     statistics = HeadTable(columns, layers=[name or unnamed for name in maps], heads=heads)
     kernels = sorted({amap.kernel for amap in maps.values() if isinstance(amap, AttentionMap)})
     facts: list[tuple[str, str]] = [(message("kernel"), ", ".join(kernels))] if kernels else []
-    notes = [message("explained"), *_notes(maps, groups, entries), *nonfinite.notes(_nonfinite(maps, latest))]
+    notes = [message("explained"), *_notes(maps, groups, entries), *nonfinite_notes(_nonfinite(maps, latest))]
     compared = alike(groups[0].lazy, places) if len(groups) == 1 and groups[0].lazy else []
     return Report(title, passages, statistics, patterns, facts, notes, roles=roles_found, comparisons=compared)
 
@@ -311,9 +306,9 @@ def _nonfinite(
     """What there is of NaN and infinity in each layer; of pictures, what was counted when they were made."""
     for name, amap in maps.items():
         if isinstance(amap, AttentionMap):
-            yield nonfinite.counted(amap)
+            yield nonfinite_counts(amap)
         else:
-            yield {} if latest is None else nonfinite.watched(latest, module_name(name), amap.shape[1])
+            yield {} if latest is None else nonfinite_of_record(latest, module_name(name), amap.shape[1])
 
 
 def _notes(maps: Iterable[str], groups: Sequence[Group], entries: int | Sequence[int] | None) -> list[str]:

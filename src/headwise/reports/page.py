@@ -1,6 +1,6 @@
 """A report as one HTML file that contains the weights of every head and loads nothing.
 
->>> from headwise.reports.html import write_report
+>>> from headwise.reports.page import write_report
 >>> write_report(report, "report.html")                                    # doctest: +SKIP
 PosixPath('report.html')
 """
@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from headwise.analysis.head_roles import DEFINITIONS
 from headwise.files import atomic_path
-from headwise.reports.colours import role_colours
-from headwise.reports.contexts import sorted_codes
-from headwise.reports.corpus_passages import passages_data
-from headwise.reports.data import Passage, Report
-from headwise.reports.fonts import font_face
-from headwise.reports.pack import blob, packed
-from headwise.reports.ranges import LEVELS, coded, colour_top, finite, halves
+from headwise.reports.colours import font_face
+from headwise.reports.corpus_page import passages_data
+from headwise.reports.data import LEVELS, Passage, Report, blob, coded, colour_top, finite, halves, packed, sorted_codes
+from headwise.reports.messages import message
 from headwise.reports.template import COLOURS, document, inert, source
 from headwise.reports.words import description, label, unit, words
 from headwise.table import HeadTable
@@ -33,6 +31,7 @@ SCRIPTS = (
     "writes.js", "passages.js", "sides.js", "compare.js", "pointing.js", "pen.js", "export.js", "link.js",
     "printing.js", "main.js",
 )  # fmt: skip
+MIXED = "#9b9ba3"
 
 
 def write_report(
@@ -115,7 +114,7 @@ def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
         "levels": LEVELS,
         "colours": COLOURS,
         "corpus": None,
-        "roleColours": role_colours(lang),
+        "roleColours": _role_colours(lang),
     }
     return data, blobs
 
@@ -206,3 +205,9 @@ def _numbers(values: np.ndarray, digits: int = 6) -> list[list[float | None]]:
 
 def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _role_colours(lang: str) -> dict[str, str]:
+    """The word of each role in that language, and of heads without one, → "#rrggbb"."""
+    words = [(role.word, role.colour) for role in DEFINITIONS.values()]
+    return {in_language(word, lang): colour for word, colour in [*words, (message("mixed"), MIXED)]}
