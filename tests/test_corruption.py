@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from corruption import damaged
 from headwise import ALiBi, AttentionMap, Causal, Dense, Documents, Lengths, SoftCap, attend
-from headwise.analysis.head_roles.conllu import read_conllu
+from headwise.analysis.head_roles.relations import read_conllu
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
 from headwise.compress import read_budget, save_budget
 from headwise.corpus.journal import Journal

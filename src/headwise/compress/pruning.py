@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headwise.analysis.importance import HeadImportance, PruningCurve, pruning_curve
-from headwise.analysis.importance.values import Head
+from headwise.analysis.importance.losses import Head
 from headwise.compress.ranking import METHODS, Order, Unit, check_ranking, named_heads, order_of, parsed_heads, rank
 from headwise.compress.sizes import Heads, cost_table, expected
 from headwise.compress.source import Source

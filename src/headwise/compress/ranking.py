@@ -13,7 +13,7 @@ from headwise.analysis.importance import (
     learn_gates,
     taylor_importance,
 )
-from headwise.analysis.importance.values import Head
+from headwise.analysis.importance.losses import Head
 from headwise.compress.words import term
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.loss import mean_loss

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.head_roles.repeats import VERSION, HeadScores, RepeatProbe, probe_induction
-from headwise.analysis.head_roles.weights import offset_mass
+from headwise.analysis.head_roles.tally import offset_mass
 from headwise.errors import ConfigError
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer

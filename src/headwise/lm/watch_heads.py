@@ -17,7 +17,7 @@ from torch import Tensor
 from headwise.analysis.head_roles import DEFINITIONS, roles
 from headwise.analysis.head_roles.definitions import VERSION as ROLES
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
-from headwise.analysis.outputs import output_similarities
+from headwise.analysis.information import output_similarities
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.errors import ConfigError
 from headwise.lm.corpus import Corpus

@@ -7,7 +7,8 @@ Colours of `svg` are defined by the style sheet of the page: line i has the clas
 >>> curve = Curve.of("work", "heads", "FLOPs", {"counted": {1: 8.0, 2: 8.0, 4: 8.0}}, log="x")
 >>> svg(curve).startswith("<svg")
 True
->>> picture = Matrices((Matrix("weights", [[1.0, 0.0], [0.5, 0.5]], columns="ab"),))
+>>> import torch
+>>> picture = Matrices((Matrix("weights", torch.eye(3), columns="abc"),))
 >>> diagram(picture, "en").startswith("<svg")
 True
 """

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from headwise.analysis import DirectEffects, direct_effects, value_norms
-from headwise.analysis.divergence import map_divergence
 from headwise.analysis.importance import HeadImportance, ablation_importance, gradient_importance
-from headwise.analysis.outputs import output_similarities
-from headwise.analysis.similarity import HeadSimilarity
+from headwise.analysis.information import output_similarities
+from headwise.analysis.similarity import HeadSimilarity, map_divergence
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
@@ -211,7 +210,7 @@ def nonfinite_notes(layers: Iterable[Mapping[str, Tensor]]) -> list[str]:
 
 CHANNELS = 6  # of q·k that are kept for each head
 TOP = 3  # tokens with the largest direct effects
-LEAST, SHARE = 0.5, 0.4  # of a logit, and of the largest effect of the head: smaller ones are not kept
+LEAST_NORM, SHARE = 0.5, 0.4  # of a logit, and of the largest effect of the head: smaller ones are not kept
 
 Units = Sequence[tuple[int, int]]
 
@@ -288,7 +287,7 @@ def _promoted(
     values = _of_queries(places.stacked(_numpy(found.values)), units)
     tokens = _of_queries(places.stacked(_numpy(found.tokens), 0), units)
     tops = np.nan_to_num(values).max((2, 3), keepdims=True)
-    kept = values >= np.maximum(LEAST, SHARE * tops)
+    kept = values >= np.maximum(LEAST_NORM, SHARE * tops)
     ids, at = np.unique(tokens[kept], return_inverse=True)
     which = np.zeros_like(tokens)
     which[kept] = at

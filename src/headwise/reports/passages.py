@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.head_roles import DEFINITIONS, Roles
-from headwise.analysis.head_roles.tokens import is_marker
+from headwise.analysis.head_roles.definitions import is_marker
 from headwise.errors import DTypeError, ShapeError
 from headwise.lm.loading.characters import decoded_tokens
 from headwise.lm.loading.tokenized import units_of
