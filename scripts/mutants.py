@@ -112,29 +112,29 @@ MUTANTS = [
             ("self.seed + rows.start * self.m + cols.start", "self.seed + rows.start * self.m"),
             ("d_scores.mul_(slope if allowed is None", "d_scores.mul_(1.0 if allowed is None"),
         ]),
-        ("stats/entropy.py", MEASURES, [
+        ("stats/weights.py", MEASURES, [
             ("return total[..., 1] >= 2", "return total[..., 1] >= 1"),
             ("return entropy / keys.clamp_min(2).log()", "return entropy / keys.clamp_min(2).log2()"),
         ]),
-        ("stats/concentration.py", f"{BLOCKS} {MEASURES}", [
+        ("stats/weights.py", f"{BLOCKS} {MEASURES}", [
             ("mass, squares = (a * one[..., 1] + b * other[..., 1], a * a * one[..., 2] + b * b * other[..., 2])", "mass, squares = (a * one[..., 1] + b * other[..., 1], a * one[..., 2] + b * other[..., 2])"),
             ("return log_share.exp().square() * x", "return log_share.exp() * x"),
         ]),
-        ("stats/top.py", MEASURES, [
+        ("stats/weights.py", MEASURES, [
             ("both = torch.cat((one, other), -1)\n        return both", "both = one\n        return both"),
         ]),
-        ("stats/distance.py", f"{BLOCKS} {MEASURES}", [
+        ("stats/places.py", f"{BLOCKS} {MEASURES}", [
             ("+ apart.square() * mine * share", "+ apart.square() * mine"),
             ("return self.shared(here, one.log_share) + self.shared(there, other.log_share)", "return self.shared(here, one.log_share) + there"),
         ]),
-        ("stats/range_mass.py", f"{BLOCKS} {MEASURES}", [
+        ("stats/places.py", f"{BLOCKS} {MEASURES}", [
             ("self._range = RangeMass(-radius, radius + 1, relative=True)", "self._range = RangeMass(-radius, radius, relative=True)"),
             ("near = (tile.positions[:, None] - tile.keys).abs() <= self.radius", "near = (tile.positions[:, None] - tile.keys).abs() < self.radius"),
             ("inside = self.count - tile.cols.start", "inside = self.count"),
             ("return total[..., 1] > 0", "return total[..., 1] >= 0"),
             ("min(max(end - cols.start, 0), size)", "min(max(end, 0), size)"),
         ]),
-        ("stats/classes.py", BLOCKS, [
+        ("stats/keys.py", BLOCKS, [
             ("return KeyWeights(self.weights[:, cols.start : cols.stop])", "return KeyWeights(self.weights[:, : cols.stop - cols.start])"),
         ]),
         ("tiles.py", MEASURES, [
@@ -190,7 +190,7 @@ MUTANTS = [
             ("return x.detach().resolve_conj().resolve_neg().cpu().contiguous()", "return x.detach().cpu().contiguous()"),
             ("    _put_in_order(path)", "    pass"),
         ]),
-        ("nn/positions.py", "core/test_heads.py core/test_designs.py core/test_cache.py", [
+        ("nn/steps.py", "core/test_heads.py core/test_designs.py core/test_cache.py", [
             ("torch.arange(start, start + x.shape[-2],", "torch.arange(0, x.shape[-2],"),
             ("two * cos + one * sin", "two * cos - one * sin"),
         ]),

@@ -28,7 +28,7 @@ from headwise.costs.communication import (
 )
 from headwise.costs.configs import find
 from headwise.files import atomic_path
-from headwise.nn.counts import attentions_of, counts_of
+from headwise.nn.registry import attentions_of, counts_of
 from headwise.textbook.plan.show import markdown_table
 from headwise.textbook.plan.tables import Column, Table, Value, scaled, written
 

@@ -23,7 +23,7 @@ from headwise.costs.communication import (
     ways,
 )
 from headwise.errors import ConfigError
-from headwise.nn.counts import counts_of
+from headwise.nn.registry import counts_of
 from headwise.textbook.plan import plan_from_options, print_plan
 from headwise.textbook.plan.spread import spread_table
 

@@ -14,15 +14,22 @@ from headwise.costs.counts import Counts
 from headwise.errors import ConfigError
 from headwise.lm.loading.remarks import remarks_on_map
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.nn.base import AttentionLayer
-from headwise.nn.counts import counts_of, sizes_of, summary_of
+from headwise.nn.base import AttentionLayer, ProjectedLayer
 from headwise.nn.layout import Coupling, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.named import build, names, options_of
-from headwise.nn.notes import Notes, Preset, Words
-from headwise.nn.projected import ProjectedLayer
-from headwise.nn.registry import CONTRACT, DESIGNS, STANDARD, Designs
-from headwise.nn.steps import Steps
+from headwise.nn.registry import (
+    CONTRACT,
+    DESIGNS,
+    STANDARD,
+    Designs,
+    build,
+    counts_of,
+    names,
+    options_of,
+    sizes_of,
+    summary_of,
+)
+from headwise.nn.steps import Notes, Preset, Steps, Words
 from headwise.textbook.design_tables import TABLES, filled, which
 from headwise.textbook.plan import compare_designs, listing, plan_from_options
 from headwise.textbook.trace import trace

@@ -86,6 +86,6 @@ def test_a_room_names_no_concrete_statistic(room: str) -> None:
 def test_a_name_is_found() -> None:
     assert {"ENTROPY", "RangeMass", "Entropy", "ReceivedMass"} <= CONCRETE
     assert kinds("def f():\n    from headwise.stats import Entropy, Measure") == {"Entropy"}
-    assert kinds("from headwise.stats.entropy import ENTROPY") == {"ENTROPY"}
+    assert kinds("from headwise.stats.weights import ENTROPY") == {"ENTROPY"}
     assert kinds("import headwise as hw\nhw.stats.SinkMass(3)") == {"SinkMass"}
     assert strings('"""entropy"""\nshown = ["entropy", "other"]\nf"entropy {3}"') == {"entropy"}

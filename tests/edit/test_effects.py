@@ -248,7 +248,7 @@ def _(subject: Subject) -> Any:
     return out(hw.nn.GatedAttention.from_multi_head(subject.layer))
 
 
-@action("nn.mixture_of_heads.MixtureOfHeads.from_multi_head")
+@action("nn.mixture.MixtureOfHeads.from_multi_head")
 def _(subject: Subject) -> Any:
     return out(hw.nn.MixtureOfHeads.from_multi_head(subject.layer, shared_heads=1, top_k=2, router_std=0.0))
 

@@ -15,7 +15,7 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.train import train
 from headwise.models import find_heads, scale_heads
-from headwise.nn.named import design_of, names
+from headwise.nn.registry import design_of, names
 
 TOKENIZER = CharTokenizer("水浒武松打虎，林冲夜奔。")
 PRUNED = [name for name in names() if design_of(name) in INDEPENDENT and name not in ("single_head", "convolution")]

@@ -17,7 +17,7 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.run import TRAINING_FILE
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.train import train
-from headwise.nn.named import design_of, names
+from headwise.nn.registry import design_of, names
 from headwise.reports.see import see
 from headwise.tensor_files import write_tensors
 

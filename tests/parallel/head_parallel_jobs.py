@@ -26,7 +26,7 @@ from headwise.costs.communication import Way, head_parallel, heads_by_ring, ring
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.nn.counts import counts_of
+from headwise.nn.registry import counts_of
 from headwise.parallel import ring_attend, sequence_parallel, shard, sum_gradients
 from headwise.parallel.ulysses import ulysses_attend
 

@@ -83,7 +83,7 @@ def train(
             )
     from headwise.lm.run import Resumed
     from headwise.lm.train import TrainingStep, train as run
-    from headwise.nn.named import read_options
+    from headwise.nn.registry import read_options
     from headwise.table.show import duration
 
     columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"

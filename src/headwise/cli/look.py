@@ -192,7 +192,7 @@ def trace(
     lang: Lang = None,
 ) -> None:
     """Print every step of an attention design with shapes and numbers."""
-    from headwise.nn.named import read_options
+    from headwise.nn.registry import read_options
     from headwise.textbook.trace import print_trace, trace as follow
     from headwise.wording import language
 
@@ -209,7 +209,7 @@ def measures(lang: Lang = None) -> None:
     from rich.text import Text
 
     from headwise.stats import GIVEN, MEASURES
-    from headwise.stats.words import words_of
+    from headwise.stats.base import words_of
     from headwise.wording import in_language, language
 
     console, lang = Console(), language()

@@ -20,7 +20,7 @@ from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder
 from headwise.models import HeadSite, find_heads
 from headwise.progress import Progress, part
-from headwise.stats.words import unit_of
+from headwise.stats.base import unit_of
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
 from headwise.wording import joined
 

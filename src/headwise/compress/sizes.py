@@ -6,7 +6,7 @@ from typing import Any
 from headwise.compress.words import term
 from headwise.costs import Counts
 from headwise.lm.model import SIZES, Decoder
-from headwise.nn.counts import counts_of, sizes_of
+from headwise.nn.registry import counts_of, sizes_of
 from headwise.textbook.plan.tables import Column, Table, Value
 
 Heads = tuple[int, int]  # query heads, and key and value heads

@@ -14,9 +14,8 @@ from headwise.errors import ConfigError, DTypeError, ShapeError, check_choice
 from headwise.masks import Causal, Mask
 from headwise.nn.base import AttentionLayer
 from headwise.nn.block import ORDERS, TransformerBlock
-from headwise.nn.checks import check_cache
-from headwise.nn.named import build, design_of, options_of
-from headwise.nn.registry import STANDARD
+from headwise.nn.layout import check_cache
+from headwise.nn.registry import STANDARD, build, design_of, options_of
 from headwise.parallel.heads_held import held_heads
 from headwise.stats import Measure
 
@@ -38,7 +37,7 @@ class DecoderConfig:
         num_heads, num_kv_heads: of the attention; num_kv_heads defaults to num_heads.
         d_ff: width of the feed-forward network. dropout: on the residual branches.
         context: the length that it is trained at; rotary positions also allow longer inputs.
-        design: the name of a design that supports causal masks, as in `headwise.nn.named`.
+        design: the name of a design that supports causal masks, as in `headwise.nn.registry`.
         options: options of the design besides the sizes here, numbers and strings, such as {"top_k": 2}.
         order: norm placement of the blocks, "pre" or "post", as in `TransformerBlock`.
         layers: differences between layers, one mapping per layer with num_heads, num_kv_heads and options of the

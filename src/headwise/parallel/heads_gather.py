@@ -11,7 +11,7 @@ from headwise.map import AttentionMap
 from headwise.parallel.heads_held import HeldHeads, held_heads
 from headwise.rule import Rule
 from headwise.stats import Measurements
-from headwise.stats.states import side_by_side, tensors_of, with_tensors
+from headwise.stats.base import side_by_side, tensors_of, with_tensors
 
 
 def gather_map(amap: AttentionMap, layer: nn.Module) -> AttentionMap:

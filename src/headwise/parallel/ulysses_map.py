@@ -13,7 +13,7 @@ from headwise.parallel.sequence_call import together
 from headwise.parallel.spread_map import SpreadMap
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, resolve
-from headwise.stats.states import tensors_of, with_tensors
+from headwise.stats.base import tensors_of, with_tensors
 
 
 class UlyssesMap(SpreadMap):

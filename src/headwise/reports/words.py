@@ -7,7 +7,7 @@ Sentences that Python fills in are in `messages`; statistics, roles, designs and
 """
 
 from headwise.stats import describe
-from headwise.stats.words import UNITS
+from headwise.stats.base import UNITS
 from headwise.table import HeadColumn
 from headwise.wording import Bilingual, check_language, in_language
 

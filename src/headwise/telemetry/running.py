@@ -11,8 +11,8 @@ from headwise.masks import Grid
 from headwise.publishing import AttentionCall
 from headwise.spread import Held
 from headwise.stats import Measurements
+from headwise.stats.base import tensors_of, with_tensors
 from headwise.stats.pooled import Pooled, Pooling
-from headwise.stats.states import tensors_of, with_tensors
 
 
 @dataclass

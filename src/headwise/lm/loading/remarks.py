@@ -1,6 +1,6 @@
 """Notes on a model or a text, in English and Chinese."""
 
-from headwise.nn.named import design_of
+from headwise.nn.registry import design_of
 from headwise.wording import Message
 
 SENTENCES = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headwise.attention import attend
 from headwise.costs import Work, attention_stages
-from headwise.nn.counts import counts_of
+from headwise.nn.registry import counts_of
 from headwise.reports.curves import Curve
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.definitions import formula_of

@@ -35,8 +35,7 @@ from headwise.costs.model import (
     training_flops,
 )  # fmt: skip
 from headwise.costs.work import BYTES
-from headwise.nn.counts import attentions_of, counts_of, sizes_of, summary_of
-from headwise.nn.named import names
+from headwise.nn.registry import attentions_of, counts_of, names, sizes_of, summary_of
 from headwise.textbook.plan.layers import kv_heads, layers_table, sizes_of_heads
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, written
 from headwise.textbook.plan.words import named, term

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from headwise.costs.configs import ModelConfig
 from headwise.lm.checkpoint import load_checkpoint
-from headwise.nn.counts import sizes_of
+from headwise.nn.registry import sizes_of
 from headwise.textbook.plan.folder import checked
 
 

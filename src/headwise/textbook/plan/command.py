@@ -10,9 +10,7 @@ from headwise.costs import Machine, Work
 from headwise.costs.configs import ModelConfig, find
 from headwise.costs.model import Load, attentions_over_all, decodes
 from headwise.errors import ConfigError, unknown_option
-from headwise.nn.counts import attentions_of, counts_of, kinds_of, sizes_of
-from headwise.nn.named import design_of, names
-from headwise.nn.registry import STANDARD
+from headwise.nn.registry import STANDARD, attentions_of, counts_of, design_of, kinds_of, names, sizes_of
 from headwise.seeds import seeded
 from headwise.textbook.plan.build import listing as list_all, plan_design, plan_model
 from headwise.textbook.plan.compare import compare_designs

@@ -5,8 +5,7 @@ from math import gcd
 from typing import Any
 
 from headwise.costs import Counts, Work, attention_stages
-from headwise.nn.counts import counts_of, sizes_of
-from headwise.nn.named import design_of, names
+from headwise.nn.registry import counts_of, design_of, names, sizes_of
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, written
 from headwise.textbook.plan.words import term
 from headwise.wording import Bilingual, joined

@@ -17,7 +17,7 @@ from headwise.lm.loading.files import check_shapes, read_config
 from headwise.models import HeadSite, find_heads
 from headwise.models.configuration.families import build, model_config, with_unread
 from headwise.models.configuration.keys import without_quantization
-from headwise.nn.counts import attentions_of
+from headwise.nn.registry import attentions_of
 from headwise.trust import bounded
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from headwise.costs import Work, attention_stages, cache_bytes, score_bytes
 from headwise.errors import ConfigError
-from headwise.nn.counts import counts_of
+from headwise.nn.registry import counts_of
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked
 from headwise.textbook.plan.words import term
 from headwise.wording import joined

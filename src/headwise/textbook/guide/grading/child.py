@@ -125,8 +125,7 @@ def _imports() -> None:
     """What exercises use, and what these load when they are first called: it counts towards no limit."""
     from headwise.attention import attend
     from headwise.masks import Causal
-    from headwise.nn.named import build
-    from headwise.nn.registry import STANDARD
+    from headwise.nn.registry import STANDARD, build
 
     sys.modules["headwise.textbook"] = None  # type: ignore[assignment]  # it has the answers
     torch.set_num_threads(1)

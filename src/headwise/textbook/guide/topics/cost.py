@@ -1,8 +1,7 @@
 """What attention costs: operations, and memory."""
 
 from headwise.costs import Work, attention_stages
-from headwise.nn.counts import counts_of
-from headwise.nn.registry import STANDARD
+from headwise.nn.registry import STANDARD, counts_of
 from headwise.reports.curves import Curve
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual
@@ -76,7 +75,7 @@ TOPIC = Topic(
     ),
     code="""
 from headwise.costs import Work, attention_stages
-from headwise.nn.counts import counts_of
+from headwise.nn.registry import counts_of
 work = Work(batch=1, queries=1024, keys=1024, causal=False)
 print("heads    QKV  scores  sum  W_O  total, MFLOP   exponentials")
 for heads in (1, 8, 64):

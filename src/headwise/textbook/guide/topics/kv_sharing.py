@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from headwise.nn.counts import counts_of
-from headwise.nn.registry import STANDARD
+from headwise.nn.registry import STANDARD, counts_of
 from headwise.reports.curves import Curve
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual
@@ -79,7 +78,7 @@ TOPIC = Topic(
         """,
     ),
     code="""
-from headwise.nn.counts import counts_of
+from headwise.nn.registry import counts_of
 variants = {
     "MHA": ("multi_head", {}),
     "GQA, 8 KV heads": ("multi_head", {"num_kv_heads": 8}),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from headwise.nn.named import build
+from headwise.nn.registry import build
 from headwise.reports.curves import Matrices, Matrix
 from headwise.seeds import seeded
 from headwise.textbook.guide.topic import Topic, exercise
@@ -80,7 +80,7 @@ TOPIC = Topic(
     ),
     code="""
 import torch, headwise as hw
-from headwise.nn.counts import counts_of
+from headwise.nn.registry import counts_of
 from headwise.costs import Work, attention_stages
 x, work = torch.randn(1, 6, 768), Work(batch=8, queries=512, keys=512, causal=False)
 layer = hw.nn.SparseHeadMixture(768, 12, top_k=3)

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from headwise.nn.named import build
-from headwise.nn.registry import STANDARD
+from headwise.nn.registry import STANDARD, build
 from headwise.reports.curves import Matrices, Matrix
 from headwise.seeds import seeded
 from headwise.textbook.guide.grading.draw import Draw

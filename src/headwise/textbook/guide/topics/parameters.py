@@ -1,7 +1,6 @@
 """The parameters of a layer."""
 
-from headwise.nn.counts import counts_of
-from headwise.nn.registry import STANDARD
+from headwise.nn.registry import STANDARD, counts_of
 from headwise.reports.curves import Curve
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual

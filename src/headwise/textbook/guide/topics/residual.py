@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.nn.block import TransformerBlock
-from headwise.nn.named import build
-from headwise.nn.registry import STANDARD
+from headwise.nn.registry import STANDARD, build
 from headwise.reports.curves import Curve
 from headwise.seeds import seeded
 from headwise.textbook.guide.grading.draw import Draw
