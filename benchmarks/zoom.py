@@ -22,7 +22,7 @@ import torch
 from benchmarks.machine import examine
 from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 from headwise.masks import Causal, Span, State
 from headwise.reports.viewer import HOST, bind, hosts_of, made_server
 from headwise.reports.viewer.app import computed, make_app

@@ -11,7 +11,7 @@ from commands import Command, Done
 from headwise.cli import main
 from headwise.lm.checkpoint import save_model
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 
 TEXT = "话说武松打虎。The tiger sleeps!\n武松又来打虎，再来？"
 

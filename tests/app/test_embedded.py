@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from headwise.lm.checkpoint import load_pretrained
-from headwise.lm.generate import write
 from headwise.lm.loading.decoder import DecoderModel
-from headwise.lm.probes import frequent_characters, probe_repeats
+from headwise.lm.model import write
+from headwise.lm.watch_heads import frequent_characters, probe_repeats
 from headwise.reports.see import SAMPLE, see
 
 

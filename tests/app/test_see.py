@@ -16,7 +16,7 @@ from headwise.edit import prune
 from headwise.errors import TextError
 from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 from headwise.reports.numbers import _windows
 from headwise.reports.page import write_report
 from headwise.reports.passages import sentences

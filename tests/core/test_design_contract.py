@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise.costs import Work
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError
-from headwise.lm.loading.remarks import remarks_on_map
+from headwise.lm.loading.base import remarks_on_map
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.nn.base import AttentionLayer, ProjectedLayer
 from headwise.nn.layout import Coupling, Resizing

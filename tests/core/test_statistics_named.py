@@ -27,7 +27,7 @@ KINDS_NAMED = {
     "analysis/head_roles/collect.py": "roles are defined by the weight on classes of tokens",
     "analysis/head_roles/definitions.py": "separators and punctuation are found by the rule of the measures of them",
     "analysis/head_roles/tally.py": "the roles of duplicate tokens and induction are defined by these two measures",
-    "corpus/strength.py": "the largest weight on other keys is this statistic under a mask that hides the rest",
+    "corpus/tally.py": "the largest weight on other keys is this statistic under a mask that hides the rest",
     "kernels/cpu/reads.py": "the largest weights and the sums of columns of a map are these statistics",
     "kernels/triton_gpu/check.py": "each statistic of a device is compared with its formula",
     "kernels/triton_gpu/__init__.py": "the sums of columns of a map are this statistic",

@@ -10,9 +10,8 @@ from safetensors import safe_open
 
 import headwise as hw
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained, save_model
-from headwise.lm.generate import write
-from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.model import Decoder, DecoderConfig, write
+from headwise.lm.texts import CharTokenizer
 from headwise.lm.train import train
 from headwise.models import find_heads, scale_heads
 from headwise.nn.registry import design_of, names

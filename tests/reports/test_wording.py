@@ -13,7 +13,7 @@ from headwise.cli.words import SENTENCES as COMMANDS
 from headwise.compress.words import TERMS
 from headwise.corpus.printing import WORDS as SWEEPS
 from headwise.errors import ConfigError
-from headwise.lm.loading.remarks import SENTENCES, remarks_on_map
+from headwise.lm.loading.base import SENTENCES, remarks_on_map
 from headwise.nn.registry import names
 from headwise.reports.messages import MESSAGES, message
 from headwise.reports.words import COLUMNS, NOTEBOOK, REPORT, SHARED, VIEWER, label, words

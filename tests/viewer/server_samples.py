@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from headwise.lm.loading import LoadedModel
 from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 from headwise.reports.viewer import bind, hosts_of, made_server
 from headwise.reports.viewer.app import Guard, make_app
 from headwise.reports.viewer.session import Session, Text

@@ -81,8 +81,7 @@ def train(
                 f"{option}: is an option of --experiment reconstruct only",
                 f"{option}：只能与 --experiment reconstruct 同用",
             )
-    from headwise.lm.run import Resumed
-    from headwise.lm.train import TrainingStep, train as run
+    from headwise.lm.train import Resumed, TrainingStep, train as run
     from headwise.nn.registry import read_options
     from headwise.table.show import duration
 
@@ -142,7 +141,7 @@ def write(
     lang: Lang = None,
 ) -> None:
     """Generate text with a model, one character at a time."""
-    from headwise.lm.generate import check_sampling, write as compose
+    from headwise.lm.model import check_sampling, write as compose
 
     prompt = stdin_text("--prompt").removesuffix("\n") if prompt == STREAM else typed(prompt, "--prompt")
     check_sampling(prompt, length, temperature, top_k, top_p)

@@ -52,7 +52,7 @@ def check(
 
     The code runs in a process of its own, with limits, without network, and cannot change your files.
     """
-    from headwise.lm.text_files import read_text
+    from headwise.lm.texts import read_text
     from headwise.textbook.guide.grading.grade import grade, lines
     from headwise.textbook.guide.registry import find_exercise, topics
     from headwise.textbook.guide.tour import print_exercise, print_exercises

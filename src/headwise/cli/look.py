@@ -62,7 +62,7 @@ def see(
     """Show what every head attends to in a text, as a table and an HTML report."""
     from headwise.corpus.passages import Passages
     from headwise.lm.loading import load_model
-    from headwise.lm.text_files import read_text
+    from headwise.lm.texts import read_text
     from headwise.reports.figure import figure_class
     from headwise.reports.messages import message
     from headwise.reports.numbers import check_sort, wanted
@@ -151,7 +151,7 @@ def _beside(given: str | None, *, taken: bool) -> str | None:
         ConfigError: for a folder, standard input twice, and what can only be the name of a file that is not there.
         TextError: if the text is empty, or the file is not UTF-8.
     """
-    from headwise.lm.text_files import read_text
+    from headwise.lm.texts import read_text
 
     if given is None:
         return None

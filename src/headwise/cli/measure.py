@@ -60,7 +60,7 @@ def measure(
     lang: Lang = None,
 ) -> None:
     """Measure every head on a corpus of any size. Resumable; torchrun divides the work."""
-    from headwise.corpus.ranks import Deserted, Ranks
+    from headwise.corpus.work import Deserted, Ranks
 
     for option, given in (("--file", files), ("--out", [out])):
         if any(map(is_stream, given)):

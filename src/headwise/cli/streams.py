@@ -64,7 +64,7 @@ def stdin_bytes(option: str) -> bytes:
 
 def stdin_text(option: str) -> str:
     """The text on standard input, in UTF-8. TextError as `stdin_bytes`, and for other encodings."""
-    from headwise.lm.text_files import decoded
+    from headwise.lm.texts import decoded
 
     return decoded(stdin_bytes(option), "standard input")
 
@@ -101,7 +101,7 @@ def typed(argument: str, option: str) -> str:
 
     TextError naming the option and a byte that neither of them has.
     """
-    from headwise.lm.text_files import not_utf8
+    from headwise.lm.texts import not_utf8
 
     if os.name != "posix":
         return argument

@@ -28,7 +28,7 @@ def view(
     Without --lang, the page is in the language of the browser.
     """
     from headwise.lm.loading import load_model
-    from headwise.lm.text_files import read_text
+    from headwise.lm.texts import read_text
     from headwise.reports.viewer import check_serving, serve
 
     check_serving(port)

@@ -6,8 +6,7 @@ from headwise.compress.texts import Texts
 from headwise.edit import heal
 from headwise.edit.healing import HealingStep
 from headwise.errors import ConfigError
-from headwise.lm.loss import mean_loss
-from headwise.lm.model import Decoder
+from headwise.lm.model import Decoder, mean_loss
 from headwise.progress import Progress
 
 

@@ -16,8 +16,7 @@ from headwise.compress.words import term
 from headwise.edit import prune
 from headwise.edit.limits import check_independent
 from headwise.errors import ConfigError
-from headwise.lm.loss import mean_loss
-from headwise.lm.model import Decoder
+from headwise.lm.model import Decoder, mean_loss
 from headwise.models import HeadSite, find_heads
 from headwise.progress import Progress, part
 from headwise.stats.base import unit_of

@@ -16,7 +16,7 @@ from headwise.analysis.importance import (
 from headwise.analysis.importance.losses import Head
 from headwise.compress.words import term
 from headwise.errors import ConfigError, check_choice
-from headwise.lm.loss import mean_loss
+from headwise.lm.model import mean_loss
 from headwise.models import HeadSite
 from headwise.progress import Progress, part
 from headwise.table import HeadColumn

@@ -15,7 +15,7 @@ from headwise.errors import CheckpointError
 from headwise.files import sha256_of
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model
 from headwise.lm.model import Decoder
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 from headwise.models import find_heads
 from headwise.outputs import contents
 from headwise.wording import Bilingual, in_language

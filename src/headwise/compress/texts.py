@@ -10,8 +10,7 @@ from torch import Tensor
 
 from headwise.compress.words import term
 from headwise.errors import ConfigError, TextError
-from headwise.lm.corpus import HELD_OUT, Corpus
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import HELD_OUT, CharTokenizer, Corpus
 
 TOGETHER = 2  # windows in a batch: the unit of standard errors of differences
 HEAL_BATCH = 8

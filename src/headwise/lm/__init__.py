@@ -3,7 +3,7 @@
 from headwise.lm.checkpoint import load_checkpoint, save_model
 from headwise.lm.loading import LoadedModel, TokenizedText, load_model
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 
 __all__ = [
     "CharTokenizer",

@@ -11,8 +11,8 @@ from torch import Tensor
 from headwise.analysis.head_roles import DEFINITIONS, Roles
 from headwise.analysis.head_roles.definitions import is_marker
 from headwise.errors import DTypeError, ShapeError
+from headwise.lm.loading.base import units_of
 from headwise.lm.loading.characters import decoded_tokens
-from headwise.lm.loading.tokenized import units_of
 from headwise.map import AttentionMap
 from headwise.progress import Progress, part
 from headwise.reports.data import Passage

@@ -13,7 +13,7 @@ from headwise.corpus.journal import check_model
 from headwise.corpus.passages import Passages
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel, load_model
-from headwise.lm.text_files import read_text
+from headwise.lm.texts import read_text
 from headwise.map import AttentionMap
 from headwise.progress import Progress, ignored
 from headwise.reports.data import Report

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from headwise.amounts import counted
 from headwise.analysis.head_roles import roles
-from headwise.corpus.moments import varied
+from headwise.corpus.select import varied
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel, TokenizedText
-from headwise.lm.loading.base import Look
-from headwise.lm.loading.positions import check_window, whole_window
+from headwise.lm.loading.base import Look, check_window, whole_window
 from headwise.map import AttentionMap
 from headwise.masks import Span
 from headwise.progress import Progress, ignored, part

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, TextError
-from headwise.lm.text_files import read_text
+from headwise.lm.texts import read_text
 from headwise.masks import Lengths
 from headwise.nn.registry import DESIGNS, STANDARD
 from headwise.progress import Progress, part

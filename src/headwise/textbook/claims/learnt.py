@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.lm.model import Decoder
-from headwise.lm.probes import RepeatProbe, frequent_characters, probe_repeats
+from headwise.lm.watch_heads import RepeatProbe, frequent_characters, probe_repeats
 from headwise.reports.curves import Curve
 from headwise.seeds import seeded
 from headwise.stats import ClassMass

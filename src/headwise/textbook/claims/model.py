@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.model import Decoder
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 from headwise.map import AttentionMap
 from headwise.models import find_heads, record_heads, scale_heads
 

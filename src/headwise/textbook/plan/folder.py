@@ -13,7 +13,7 @@ from headwise.costs.configs import ModelConfig, Sizes
 from headwise.costs.model import parameter_parts
 from headwise.edit.folder import is_pruned, resize_as_saved
 from headwise.errors import ConfigError
-from headwise.lm.loading.files import check_shapes, read_config
+from headwise.lm.loading.huggingface import check_shapes, read_config
 from headwise.models import HeadSite, find_heads
 from headwise.models.configuration.families import build, model_config, with_unread
 from headwise.models.configuration.keys import without_quantization
