@@ -148,7 +148,7 @@ MUTANTS = [
             ("first = cols.start - (rows.stop - 1) + n - 1", "first = cols.start - rows.start + n - 1"),
             ("best, order = both.sort(dim=-1, descending=True, stable=True)", "best, order = both.flip(-1).sort(dim=-1, descending=True, stable=True)"),
         ]),
-        ("parallel/blocks.py", BLOCKS, [
+        ("parallel/layout.py", BLOCKS, [
             ("base = both.masked_fill(both == -torch.inf, 0.0)", "base = both"),
             ("self.relative[:, self.terms.strip(rows, cols)] += relative", "self.relative[:, self.terms.strip(rows, cols)] = relative"),
         ]),
@@ -156,7 +156,7 @@ MUTANTS = [
             ("self._chunk(2 * self.ranks - 1 - rank, 2 * self.ranks)", "self._chunk(self.ranks + rank, 2 * self.ranks)"),
             ("start = index * size + min(index, longer)", "start = index * size"),
         ]),
-        ("parallel/ring_plan.py", "parallel/test_sequence_parallel.py", [
+        ("parallel/travel.py", "parallel/test_sequence_parallel.py", [
             ("for hop in range(ranks - 1, 0, -1):", "for hop in range(1, ranks):"),
         ]),
         ("cache/sliding.py", CACHES, [

@@ -431,7 +431,7 @@ def test_making_one_is_no_switch(line):
 # model begin and end.
 HOOKS = {
     "headwise.telemetry.record", "headwise.telemetry.forwards", "headwise.models.site", "headwise.models.hooks",
-    "headwise.models.adapters.torch", "headwise.parallel.heads_styles", "headwise.reports.viewer.session",
+    "headwise.models.adapters.torch", "headwise.parallel.heads", "headwise.reports.viewer.session",
     "headwise.models.replace.replacement", "headwise.analysis.direct_effects",
     "headwise.models.traced.widths", "headwise.telemetry.lens", "headwise.models.recognise.threads",
     "headwise.models.adapters.places",

@@ -10,8 +10,8 @@ import pytest
 import typer
 from commands import Command
 
-from headwise.cli.look import WIDE, measures
 from headwise.cli.program import app
+from headwise.cli.see import WIDE, measures
 from headwise.outputs import taken
 from headwise.stats import GIVEN, MEASURES
 

@@ -13,8 +13,8 @@ from typer.main import get_command
 
 from headwise.cli import main
 from headwise.cli.chinese import HELP
+from headwise.cli.options import WORK, work
 from headwise.cli.program import app
-from headwise.cli.words import WORK, work
 from headwise.wording import language, speaking
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import stats
-from headwise.cli.look import measures as list_measures
+from headwise.cli.see import measures as list_measures
 from headwise.corpus import measure_corpus
 from headwise.errors import ConfigError, ShapeError
 from headwise.kernels import KERNELS

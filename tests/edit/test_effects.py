@@ -28,7 +28,7 @@ FOUND = 33  # functions that change something; a walk that finds fewer is broken
 READS = {
     "edit.budgets.budget_effect", "edit.merging.group_heads", "analysis.circuits.value_norms",
     "models.embedding.input_embedding", "models.find.find_heads", "models.recognise.recogniser.recognise",
-    "models.replace.certifying.certify", "parallel.heads.whole_state", "parallel.heads_gather.gather_map",
+    "models.replace.certifying.certify", "parallel.heads.whole_state", "parallel.heads_held.gather_map",
     "parallel.heads_held.held_heads", "publishing.observe", "corpus.run.measure_corpus", "reports.see.show",
     "nn.layout.Layout.into", "analysis.direct_effects.direct_effects", "telemetry.alarms.Alarm.cause",
     "telemetry.alarms.NonFiniteAlarm.cause",

@@ -24,7 +24,7 @@ from server_samples import PATIENCE, small_subject, until
 
 from forked import Program
 from headwise.cli import main
-from headwise.cli.view import view
+from headwise.cli.see import view
 from headwise.errors import ConfigError
 from headwise.reports import viewer as server_module
 from headwise.reports.viewer import bind, serve, session as limits_module

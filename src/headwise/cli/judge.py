@@ -7,9 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwise.cli.options import Estimate, Lang, check_file, progress_bar
-from headwise.cli.streams import is_stream, written
-from headwise.cli.words import say
+from headwise.cli.options import Estimate, Lang, check_file, is_stream, progress_bar, say, written
 from headwise.errors import ConfigError
 from headwise.wording import language
 
@@ -131,8 +129,7 @@ def doctor(
     import json
     from dataclasses import asdict
 
-    from headwise.cli.examination import print_examination
-    from headwise.doctor import examine
+    from headwise.cli.doctor import examine, print_examination
 
     if as_json:
         sys.stdout.write(json.dumps(asdict(examine(measure=measure)), indent=2) + "\n")

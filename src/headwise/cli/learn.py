@@ -11,9 +11,21 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwise.cli.interruption import CODE
-from headwise.cli.options import Estimate, Lang, Model, load, progress_bar, stop
-from headwise.cli.streams import STREAM, is_read, read_from, stdin_text, typed
-from headwise.cli.words import said, say
+from headwise.cli.options import (
+    STREAM,
+    Estimate,
+    Lang,
+    Model,
+    is_read,
+    load,
+    progress_bar,
+    read_from,
+    said,
+    say,
+    stdin_text,
+    stop,
+    typed,
+)
 from headwise.errors import ConfigError, TextError
 from headwise.wording import language
 

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwise.cli.options import Lang
-from headwise.cli.streams import is_stream, stdin_text
+from headwise.cli.options import Lang, is_stream, stdin_text
 from headwise.errors import ConfigError
 from headwise.wording import in_language, language
 

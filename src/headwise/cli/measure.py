@@ -12,9 +12,7 @@ import typer
 from rich.console import Console
 
 from headwise.cli.interruption import CODE, check_interrupted, is_first, is_interruption
-from headwise.cli.options import AnyModel, Lang, check_file, progress_bar
-from headwise.cli.streams import is_stream
-from headwise.cli.words import say
+from headwise.cli.options import AnyModel, Lang, check_file, is_stream, progress_bar, say
 from headwise.errors import ConfigError, HeadwiseError
 
 
