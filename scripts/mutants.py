@@ -70,7 +70,7 @@ MUTANTS = [
             ("& (first_q == first_k) & (first_k >= 0)", "& (first_q == first_k)"),
             ("torch.where(closes, key + 1, grid.m)", "torch.where(closes, key, grid.m)"),
         ]),
-        ("masks/head_windows.py", CACHES, [
+        ("masks/positional.py", CACHES, [
             ("(distance < self._lengths", "(distance <= self._lengths"),
             ("if farthest < self._least or", "if farthest < self._most or"),
             ("nearest >= self._most and", "nearest >= self._least and"),
@@ -88,11 +88,11 @@ MUTANTS = [
         ("rule.py", BLOCKS, [
             ("return -(sink_weight(sinks, lse) * delta).sum((0, 2))", "return (sink_weight(sinks, lse) * delta).sum((0, 2))"),
         ]),
-        ("scores/terms.py", f"{KERNELS} {MAPS}", [
+        ("scores/base.py", f"{KERNELS} {MAPS}", [
             ("_all(torch.add, [one.relative for one in given])", "_all(lambda one, other: other, [one.relative for one in given])"),
             ("_all(torch.logaddexp, [one.sinks", "_all(torch.maximum, [one.sinks"),
         ]),
-        ("scores/distance.py", SCORES, [
+        ("scores/kinds.py", SCORES, [
             ("first = 1 - grid.n - grid.shift", "first = 1 - grid.n"),
             ("return -self.slopes.to(offset.device, dtype)[:, None] * offset.abs()", "return -self.slopes.to(offset.device, dtype)[:, None] * -offset"),
             ("(offset - self.first).clamp(0, values.shape[1] - 1)", "(offset - self.first).clamp(0, values.shape[1] - 2)"),
@@ -159,7 +159,7 @@ MUTANTS = [
         ("parallel/travel.py", "parallel/test_sequence_parallel.py", [
             ("for hop in range(ranks - 1, 0, -1):", "for hop in range(1, ranks):"),
         ]),
-        ("cache/sliding.py", CACHES, [
+        ("cache/kinds.py", CACHES, [
             ("rows.cut(self.sinks, self.window - 1)", "rows.cut(self.sinks, self.window)"),
             ("return None if n == 1 else", "return None if n <= 2 else"),
             ("Window(self.window) | Sinks(self.sinks) if self.sinks", "Window(self.window) if self.sinks"),
@@ -170,11 +170,11 @@ MUTANTS = [
             ("start = self.length - last", "start = self.length - last - 1"),
             ("return sum(part[:, :, : self.length].numel()", "return sum(part.numel()"),
         ]),
-        ("cache/full.py", CACHES, [
+        ("cache/kinds.py", CACHES, [
             ("and self.seen + n > self.capacity:", "and self.seen + n >= self.capacity:"),
             ("self._kind, self.seen = kind, self.seen + n", "self._kind, self.seen = kind, n"),
         ]),
-        ("cache/budgets.py", CACHES, [
+        ("cache/kinds.py", CACHES, [
             ("for window in self.windows for _ in range(group)]", "for _ in range(group) for window in self.windows]"),
             ("start = self.sinks if x.shape[2] < out.shape[2] else 0", "start = 0"),
         ]),

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwise.attention import attend_to
-from headwise.cache.chosen import ChosenCache
+from headwise.cache.kinds import ChosenCache
 from headwise.kernels.eager import eager
 from headwise.kernels.graph import listed
 from headwise.masks import Everything, Grid

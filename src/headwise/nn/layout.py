@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.cache import Cache
-from headwise.cache.rows import of_heads
+from headwise.cache.base import of_heads
 from headwise.errors import ConfigError, DTypeError, unknown_option
 from headwise.fields import Section
 from headwise.kernels.quantized import QuantizedKV, Vectors

@@ -1,18 +1,105 @@
-"""Relative position biases: one number per distance."""
+"""The score modifications: biases, learned sinks, soft caps, and one number per distance."""
 
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError, check_declared
-from headwise.fields import Array, Whole
+from headwise.fields import Array, Number, Whole
 from headwise.masks import Grid, Span
-from headwise.scores.base import Score, check_device, check_floats
-from headwise.scores.terms import Terms
+from headwise.scores.base import Score, Terms, check_device, check_floats
+
+
+class Bias(Score):
+    """A bias added to the scores, [b or 1, h or 1, n or 1, m or 1]; may require gradients.
+
+    −∞ hides a key as a mask does, but the key still counts as allowed in measures.
+    """
+
+    repeats = True
+    placed = False  # a part of the matrix has a slice of it
+    holds = {"values": Array("bhnm")}
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = check_floats("Bias(values)", values, 4)
+
+    def check(self, grid: Grid, device: torch.device) -> None:
+        if any(size not in (1, full) for size, full in zip(self.values.shape, grid, strict=True)):
+            raise ShapeError(
+                f"score=Bias(values): shape {tuple(self.values.shape)}, expected "
+                f"({', '.join(f'{size} or 1' for size in grid)})"
+            )
+        check_device("Bias(values)", self.values, device)
+
+    def with_gap(self, gap: Span, grid: Grid) -> Score:
+        """Its values may have the dropped keys or not."""
+        keys, whole = self.values.shape[3], grid.m + gap.size
+        if keys not in (1, grid.m, whole):
+            raise ShapeError(
+                f"score=Bias(values): {keys} keys, expected {whole}, {grid.m} without the {gap.size} that the cache "
+                f"has dropped, or 1"
+            )
+        if keys != whole:
+            return self
+        return Bias(torch.cat((self.values[..., : gap.start], self.values[..., gap.stop :]), -1))
+
+    def terms(self, grid: Grid, like: Tensor) -> Terms:
+        return Terms(grid.n, biases=(self.values,))
+
+    def __repr__(self) -> str:
+        return f"Bias(<{'×'.join(map(str, self.values.shape))}>)"
+
+
+class SinkLogits(Score):
+    """A learned logit per head in the softmax denominator, without a value (gpt-oss, 2508.10925; Miller 2023 with 0).
+
+    p_ij = exp S_ij / (exp sink + Σ_j' exp S_ij'): rows sum to less than 1. The log-sum-exp includes the sink, except
+    for fully masked queries, where it is −∞.
+
+    Args:
+        logits: [h] numbers or a floating tensor, which may require gradients.
+    """
+
+    placed = False
+    holds = {"logits": Array("h")}
+
+    def __init__(self, logits: Sequence[float] | Tensor) -> None:
+        self.logits = check_floats("SinkLogits(logits)", logits, 1)
+
+    def check(self, grid: Grid, device: torch.device) -> None:
+        if len(self.logits) != grid.h:
+            raise ShapeError(f"score=SinkLogits(logits): {len(self.logits)} logits for {grid.h} heads")
+        check_device("SinkLogits(logits)", self.logits, device)
+
+    def terms(self, grid: Grid, like: Tensor) -> Terms:
+        return Terms(grid.n, sinks=self.logits.to(like))
+
+    def part(self, rows: Span, cols: Span, grid: Grid) -> None:
+        return None  # it belongs to whole rows
+
+    def __repr__(self) -> str:
+        return f"SinkLogits(<{len(self.logits)}>)"
+
+
+@dataclass(frozen=True)
+class SoftCap(Score):
+    """cap · tanh(scale·q·k / cap): scores stay within ±cap (Gemma 2, 2408.00118 §2)."""
+
+    cap: float
+    placed = False
+    holds = {"cap": Number()}
+    saved_as = "headwise.scores.soft_cap.SoftCap"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cap, (int, float)) or not (self.cap > 0 and math.isfinite(self.cap)):
+            raise ConfigError(f"SoftCap({self.cap!r}): the cap must be a finite number > 0")
+
+    def terms(self, grid: Grid, like: Tensor) -> Terms:
+        return Terms(grid.n, soft_cap=self.cap)
 
 
 class Relative(Score, abstract=True):
