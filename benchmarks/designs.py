@@ -24,12 +24,10 @@ from benchmarks.timing import interleaved
 from headwise.cache import KVCache
 from headwise.files import atomic_path
 from headwise.lm.checkpoint import load_checkpoint
-from headwise.lm.corpus import Corpus
-from headwise.lm.loss import mean_loss
-from headwise.lm.model import Decoder, DecoderConfig
+from headwise.lm.model import Decoder, DecoderConfig, mean_loss
+from headwise.lm.texts import Corpus
 from headwise.lm.train import heldout_loss, train
-from headwise.nn.named import design_of, names
-from headwise.nn.registry import DESIGNS, STANDARD
+from headwise.nn.registry import DESIGNS, STANDARD, design_of, names
 from headwise.reports.figure import INK, LINE, MUTED, figure_class, font, quiet
 
 ROOT = Path(__file__).parent.parent

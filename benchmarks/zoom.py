@@ -22,14 +22,12 @@ import torch
 from benchmarks.machine import examine
 from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 from headwise.masks import Causal, Span, State
+from headwise.reports.viewer import HOST, bind, hosts_of, made_server
 from headwise.reports.viewer.app import computed, make_app
-from headwise.reports.viewer.pyramid import BUDGET
-from headwise.reports.viewer.server import HOST, bind, hosts_of, made_server
-from headwise.reports.viewer.session import Session
-from headwise.reports.viewer.text import Text
-from headwise.reports.viewer.tiles import always, tile_spans
+from headwise.reports.viewer.session import Session, Text
+from headwise.reports.viewer.tiles import BUDGET, always, tile_spans
 
 CELLS = 1, 4, 16, 64
 HEADS = 144  # that share the budget of a pyramid

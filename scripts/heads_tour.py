@@ -26,13 +26,10 @@ from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles import DEFINITIONS
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.lm.checkpoint import load_pretrained
-from headwise.lm.corpus import Corpus
-from headwise.lm.loss import mean_loss
-from headwise.lm.probes import frequent_characters, probe_repeats
-from headwise.lm.text_files import read_text
-from headwise.lm.watch_heads import HEADS_FILE
-from headwise.reports.dynamics import write_dynamics
-from headwise.reports.pruning import write_pruning
+from headwise.lm.model import mean_loss
+from headwise.lm.texts import Corpus, read_text
+from headwise.lm.watch_heads import HEADS_FILE, frequent_characters, probe_repeats
+from headwise.reports.plots import write_dynamics, write_pruning
 
 ROOT = Path(__file__).parent.parent
 DOC, PICTURES = ROOT / "docs" / "heads.md", ROOT / "docs" / "pictures"

@@ -70,7 +70,7 @@ MUTANTS = [
             ("& (first_q == first_k) & (first_k >= 0)", "& (first_q == first_k)"),
             ("torch.where(closes, key + 1, grid.m)", "torch.where(closes, key, grid.m)"),
         ]),
-        ("masks/head_windows.py", CACHES, [
+        ("masks/positional.py", CACHES, [
             ("(distance < self._lengths", "(distance <= self._lengths"),
             ("if farthest < self._least or", "if farthest < self._most or"),
             ("nearest >= self._most and", "nearest >= self._least and"),
@@ -88,11 +88,11 @@ MUTANTS = [
         ("rule.py", BLOCKS, [
             ("return -(sink_weight(sinks, lse) * delta).sum((0, 2))", "return (sink_weight(sinks, lse) * delta).sum((0, 2))"),
         ]),
-        ("scores/terms.py", f"{KERNELS} {MAPS}", [
+        ("scores/base.py", f"{KERNELS} {MAPS}", [
             ("_all(torch.add, [one.relative for one in given])", "_all(lambda one, other: other, [one.relative for one in given])"),
             ("_all(torch.logaddexp, [one.sinks", "_all(torch.maximum, [one.sinks"),
         ]),
-        ("scores/distance.py", SCORES, [
+        ("scores/kinds.py", SCORES, [
             ("first = 1 - grid.n - grid.shift", "first = 1 - grid.n"),
             ("return -self.slopes.to(offset.device, dtype)[:, None] * offset.abs()", "return -self.slopes.to(offset.device, dtype)[:, None] * -offset"),
             ("(offset - self.first).clamp(0, values.shape[1] - 1)", "(offset - self.first).clamp(0, values.shape[1] - 2)"),
@@ -112,29 +112,29 @@ MUTANTS = [
             ("self.seed + rows.start * self.m + cols.start", "self.seed + rows.start * self.m"),
             ("d_scores.mul_(slope if allowed is None", "d_scores.mul_(1.0 if allowed is None"),
         ]),
-        ("stats/entropy.py", MEASURES, [
+        ("stats/weights.py", MEASURES, [
             ("return total[..., 1] >= 2", "return total[..., 1] >= 1"),
             ("return entropy / keys.clamp_min(2).log()", "return entropy / keys.clamp_min(2).log2()"),
         ]),
-        ("stats/concentration.py", f"{BLOCKS} {MEASURES}", [
+        ("stats/weights.py", f"{BLOCKS} {MEASURES}", [
             ("mass, squares = (a * one[..., 1] + b * other[..., 1], a * a * one[..., 2] + b * b * other[..., 2])", "mass, squares = (a * one[..., 1] + b * other[..., 1], a * one[..., 2] + b * other[..., 2])"),
             ("return log_share.exp().square() * x", "return log_share.exp() * x"),
         ]),
-        ("stats/top.py", MEASURES, [
+        ("stats/weights.py", MEASURES, [
             ("both = torch.cat((one, other), -1)\n        return both", "both = one\n        return both"),
         ]),
-        ("stats/distance.py", f"{BLOCKS} {MEASURES}", [
+        ("stats/places.py", f"{BLOCKS} {MEASURES}", [
             ("+ apart.square() * mine * share", "+ apart.square() * mine"),
             ("return self.shared(here, one.log_share) + self.shared(there, other.log_share)", "return self.shared(here, one.log_share) + there"),
         ]),
-        ("stats/range_mass.py", f"{BLOCKS} {MEASURES}", [
+        ("stats/places.py", f"{BLOCKS} {MEASURES}", [
             ("self._range = RangeMass(-radius, radius + 1, relative=True)", "self._range = RangeMass(-radius, radius, relative=True)"),
             ("near = (tile.positions[:, None] - tile.keys).abs() <= self.radius", "near = (tile.positions[:, None] - tile.keys).abs() < self.radius"),
             ("inside = self.count - tile.cols.start", "inside = self.count"),
             ("return total[..., 1] > 0", "return total[..., 1] >= 0"),
             ("min(max(end - cols.start, 0), size)", "min(max(end, 0), size)"),
         ]),
-        ("stats/classes.py", BLOCKS, [
+        ("stats/keys.py", BLOCKS, [
             ("return KeyWeights(self.weights[:, cols.start : cols.stop])", "return KeyWeights(self.weights[:, : cols.stop - cols.start])"),
         ]),
         ("tiles.py", MEASURES, [
@@ -148,7 +148,7 @@ MUTANTS = [
             ("first = cols.start - (rows.stop - 1) + n - 1", "first = cols.start - rows.start + n - 1"),
             ("best, order = both.sort(dim=-1, descending=True, stable=True)", "best, order = both.flip(-1).sort(dim=-1, descending=True, stable=True)"),
         ]),
-        ("parallel/blocks.py", BLOCKS, [
+        ("parallel/layout.py", BLOCKS, [
             ("base = both.masked_fill(both == -torch.inf, 0.0)", "base = both"),
             ("self.relative[:, self.terms.strip(rows, cols)] += relative", "self.relative[:, self.terms.strip(rows, cols)] = relative"),
         ]),
@@ -156,10 +156,10 @@ MUTANTS = [
             ("self._chunk(2 * self.ranks - 1 - rank, 2 * self.ranks)", "self._chunk(self.ranks + rank, 2 * self.ranks)"),
             ("start = index * size + min(index, longer)", "start = index * size"),
         ]),
-        ("parallel/ring_plan.py", "parallel/test_sequence_parallel.py", [
+        ("parallel/travel.py", "parallel/test_sequence_parallel.py", [
             ("for hop in range(ranks - 1, 0, -1):", "for hop in range(1, ranks):"),
         ]),
-        ("cache/sliding.py", CACHES, [
+        ("cache/kinds.py", CACHES, [
             ("rows.cut(self.sinks, self.window - 1)", "rows.cut(self.sinks, self.window)"),
             ("return None if n == 1 else", "return None if n <= 2 else"),
             ("Window(self.window) | Sinks(self.sinks) if self.sinks", "Window(self.window) if self.sinks"),
@@ -170,11 +170,11 @@ MUTANTS = [
             ("start = self.length - last", "start = self.length - last - 1"),
             ("return sum(part[:, :, : self.length].numel()", "return sum(part.numel()"),
         ]),
-        ("cache/full.py", CACHES, [
+        ("cache/kinds.py", CACHES, [
             ("and self.seen + n > self.capacity:", "and self.seen + n >= self.capacity:"),
             ("self._kind, self.seen = kind, self.seen + n", "self._kind, self.seen = kind, n"),
         ]),
-        ("cache/budgets.py", CACHES, [
+        ("cache/kinds.py", CACHES, [
             ("for window in self.windows for _ in range(group)]", "for _ in range(group) for window in self.windows]"),
             ("start = self.sinks if x.shape[2] < out.shape[2] else 0", "start = 0"),
         ]),
@@ -190,7 +190,7 @@ MUTANTS = [
             ("return x.detach().resolve_conj().resolve_neg().cpu().contiguous()", "return x.detach().cpu().contiguous()"),
             ("    _put_in_order(path)", "    pass"),
         ]),
-        ("nn/positions.py", "core/test_heads.py core/test_designs.py core/test_cache.py", [
+        ("nn/steps.py", "core/test_heads.py core/test_designs.py core/test_cache.py", [
             ("torch.arange(start, start + x.shape[-2],", "torch.arange(0, x.shape[-2],"),
             ("two * cos + one * sin", "two * cos - one * sin"),
         ]),

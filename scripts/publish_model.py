@@ -16,16 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from headwise.lm.baselines import baseline_losses
 from headwise.lm.checkpoint import load_checkpoint, save_model
-from headwise.lm.corpus import Corpus
-from headwise.lm.generate import write
-from headwise.lm.model import Decoder
-from headwise.lm.probes import HeadScores, RepeatProbe, frequent_characters, probe_repeats
-from headwise.lm.text_files import read_text
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.model import Decoder, write
+from headwise.lm.texts import CharTokenizer, Corpus, baseline_losses, read_text
 from headwise.lm.train import heldout_loss
-from headwise.reports.png import loss_curve
+from headwise.lm.watch_heads import HeadScores, RepeatProbe, frequent_characters, probe_repeats
+from headwise.reports.pictures import loss_curve
 
 ROOT = Path(__file__).parent.parent
 PACKAGED = ROOT / "src/headwise/lm/pretrained/model.safetensors"

@@ -28,7 +28,7 @@ from headwise.costs.communication import (
 )
 from headwise.costs.configs import find
 from headwise.files import atomic_path
-from headwise.nn.counts import attentions_of, counts_of
+from headwise.nn.registry import attentions_of, counts_of
 from headwise.plan.show import markdown_table
 from headwise.plan.tables import Column, Table, Value, scaled, written
 
@@ -128,7 +128,7 @@ def draw(path: Path) -> None:
     """What a device sends, and how long it waits, over the number of devices."""
     from matplotlib.ticker import LogLocator
 
-    from headwise.pictures.colours import stops
+    from headwise.reports.colours import stops
     from headwise.reports.figure import INK, MUTED, figure_class, font, quiet
 
     counts, work = attentions_of(find(MODEL)).layers[0], Work(1, 1 << 20, 1 << 20)

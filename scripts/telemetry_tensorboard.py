@@ -25,9 +25,9 @@ from torch.nn.functional import cross_entropy
 
 import headwise as hw
 from headwise.files import atomic_path
-from headwise.lm.corpus import Corpus
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.schedule import learning_rate_factor
+from headwise.lm.texts import Corpus
+from headwise.lm.train import learning_rate_factor
 
 SHOWN = "^(entropy|max_logit|sink_mass)/blocks.1"  # three of six measures, of the second layer's heads
 WINDOW = 1800, 1030  # pixels: four curves side by side

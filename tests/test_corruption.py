@@ -17,21 +17,19 @@ from torch import Tensor, nn
 
 from corruption import damaged
 from headwise import ALiBi, AttentionMap, Causal, Dense, Documents, Lengths, SoftCap, attend
-from headwise.analysis.head_roles.conllu import read_conllu
+from headwise.analysis.head_roles.relations import read_conllu
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
 from headwise.compress import read_budget, save_budget
 from headwise.corpus.journal import Journal
 from headwise.corpus.passages import Collected, CorpusPassage
-from headwise.corpus.pieces import count, documents
-from headwise.corpus.sources import check, find_sources
+from headwise.corpus.sources import check, documents, find_sources, piece_count
 from headwise.corpus.tally import Tally, Trouble
 from headwise.edit import load_pruned, prune, save_pruned
 from headwise.edit.budgets import Budget
 from headwise.errors import HeadwiseError
-from headwise.lm.checkpoint import header_of, load_checkpoint, read, save_model, unpack
+from headwise.lm.checkpoint import header_of, load_checkpoint, read, save_model, training_state, unpack
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
-from headwise.lm.training_state import training_state
+from headwise.lm.texts import CharTokenizer
 from headwise.tensor_files import write_tensors
 
 TIMES = 200
@@ -175,7 +173,7 @@ def _parquet(folder: Path) -> Path:
 def _read_corpus(path: Path) -> Any:
     source = find_sources([path])[0]
     check(source, "text", source.size, lambda done: None)
-    return [[x.text for x in documents(source, piece, STEP, "text")] for piece in range(count(source, STEP))]
+    return [[x.text for x in documents(source, piece, STEP, "text")] for piece in range(piece_count(source, STEP))]
 
 
 def _conllu(folder: Path) -> Path:

@@ -492,7 +492,7 @@ def test_making_one_is_no_switch(line):
 # model begin and end.
 HOOKS = {
     "headwise.telemetry.record", "headwise.telemetry.forwards", "headwise.models.site", "headwise.models.hooks",
-    "headwise.models.adapters.torch", "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
+    "headwise.models.adapters.torch", "headwise.parallel.heads", "headwise.reports.viewer.session",
     "headwise.models.replace.replacement", "headwise.analysis.direct_effects",
     "headwise.models.traced.widths", "headwise.telemetry.lens", "headwise.models.recognise.threads",
     "headwise.models.adapters.places",
@@ -507,7 +507,8 @@ def captures(source: str) -> bool:
 
 
 def test_attention_is_captured_in_one_way():
-    assert {name for name in INSIDE if captures(TEXTS[name])} == HOOKS | {"headwise.events"}
+    held = {"headwise.events", "headwise.errors"}  # the latter holds warnings, not attention
+    assert {name for name in INSIDE if captures(TEXTS[name])} == HOOKS | held
     publishers = {name for name in INSIDE if re.search(r"\bpublished\(", TEXTS[name])}
     assert publishers == {"headwise.publishing", "headwise.nn.base"}
 
@@ -606,9 +607,9 @@ def drawn(source: str) -> list[str]:
     return found
 
 
-def test_only_reports_and_pictures_draw():
+def test_only_reports_draw():
     """One place draws: no other room imports a drawing library or writes HTML."""
-    others = [name for name in INSIDE if name.split(".")[1] not in ("reports", "pictures") and name not in WRITES_HTML]
+    others = [name for name in INSIDE if name.split(".")[1] != "reports" and name not in WRITES_HTML]
     named = {name: drawn(TEXTS[name]) for name in others}
     assert {name: found for name, found in named.items() if found} == {}, "draw it in reports/"
 

@@ -49,6 +49,7 @@ class Described:
     holds: ClassVar[Mapping[str, "Field"] | None]
     known: ClassVar[dict[str, Any]]  # the registered classes of its kind, which files and graphs may name
     called: ClassVar[str]  # the name of its kind in messages
+    saved_as: ClassVar[str] = ""  # its module and name in saved programs, where it has been moved since
 
     def cut(self, cuts: Cuts) -> Any:
         """The object restricted to some entries of some axes; itself if none of its fields has those axes."""
@@ -131,11 +132,13 @@ def _register_tree(kind: type[Described], holds: Mapping[str, "Field"]) -> None:
         pairs = zip(own.items(), json.loads(text), strict=True)
         return _Rest(tuple(field.read(code, name, _no_tensor, 1) for (name, field), code in pairs))
 
+    name = kind.saved_as or f"{kind.__module__}.{kind.__qualname__}"
     pytree.register_pytree_node(
         kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys, to_dumpable_context=dump,
-        from_dumpable_context=load, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+        from_dumpable_context=load, serialized_type_name=name,
     )  # fmt: skip
-    torch.serialization.add_safe_globals([kind])  # a saved program contains the arguments that it was exported with
+    # A saved program contains the arguments that it was exported with.
+    torch.serialization.add_safe_globals([kind, (kind, name)])
 
 
 def _no_tensor(*_: Any) -> Any:

@@ -33,7 +33,7 @@ from headwise.kernels.quantized import Vectors, decoded
 from headwise.kernels.reads import Matrix
 from headwise.map_products import TransposedMap, linear_operator, operand, reading
 from headwise.masks import Mask
-from headwise.masks.tensors import put_tensors, take_tensors
+from headwise.masks.given import put_tensors, take_tensors
 from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.rule import Rule

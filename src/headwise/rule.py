@@ -16,7 +16,7 @@ from headwise.errors import DeviceError, DTypeError, ShapeError
 from headwise.fields import Cuts, Section
 from headwise.masks import Grid, Mask, Span, State
 from headwise.scores import Bias, RelativeBias, Score, SinkLogits, SoftCap, Terms, WithGap
-from headwise.scores.terms import together
+from headwise.scores.base import together
 
 TILE_ELEMENTS = 3 << 18  # scores in memory at once, over all batch entries and heads: 3 MB in float32
 KEY_BLOCK = 256

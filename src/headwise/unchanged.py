@@ -21,7 +21,7 @@ from headwise.errors import ConfigError, warn
 from headwise.kernels.graph import has_no_numbers, in_graph
 from headwise.kernels.quantized import Vectors
 from headwise.masks import Span, State
-from headwise.masks.tensors import take_tensors
+from headwise.masks.given import take_tensors
 from headwise.rule import Rule
 from headwise.tiles import stream
 

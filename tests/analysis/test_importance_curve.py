@@ -18,7 +18,7 @@ from headwise.analysis.importance import (
     pruning_curve,
     rank_agreement,
 )
-from headwise.analysis.importance.agreement import ranks
+from headwise.analysis.importance.curve import ranks
 from headwise.edit import prune
 from headwise.errors import ConfigError
 

@@ -9,10 +9,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from headwise.analysis.information import COLUMNS, head_information
-from headwise.analysis.moments import surplus
-from headwise.analysis.outputs import output_similarities
-from headwise.analysis.spectrum import effective_rank, map_spectrum, squared_weights
+from headwise.analysis.information import COLUMNS, head_information, output_similarities
+from headwise.analysis.linear import effective_rank, map_spectrum, squared_weights, surplus
 from headwise.attention import attend
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap

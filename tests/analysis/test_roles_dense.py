@@ -7,7 +7,7 @@ from hypothesis import example, given, settings, strategies as st
 
 import headwise as hw
 from headwise.analysis.head_roles.definitions import LEFT
-from headwise.analysis.head_roles.weights import offset_mass
+from headwise.analysis.head_roles.tally import offset_mass
 
 MASKS = {
     "everything": lambda b, h, n, m: None,

@@ -8,8 +8,8 @@ from planted import MEANINGS, embeddings, planted
 from test_roles_dense import built, cases, same
 
 import headwise as hw
-from headwise.analysis.head_roles import sight
-from headwise.analysis.head_roles.semantic import NEAR
+from headwise.analysis.head_roles import tally
+from headwise.analysis.head_roles.collect import NEAR
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.lm.model import Decoder, DecoderConfig
 
@@ -146,7 +146,7 @@ def test_no_number_depends_on_the_size_of_blocks_or_the_kernel(monkeypatch):
     mask, table = hw.Lengths([130, 101], [130, 101]) & hw.Window(40), embeddings(9 * MEANINGS)
     _, amap = hw.attend(q, k, k, mask=mask, return_map=True)
     whole = hw.analysis.roles(amap, tokens=ids, embeddings=table)["semantic"]
-    monkeypatch.setattr(sight, "TILE_ELEMENTS", 7 * 2 * 3 * 130)
+    monkeypatch.setattr(tally, "TILE_ELEMENTS", 7 * 2 * 3 * 130)
     with hw.use_kernel("torch_blocks"):
         _, amap = hw.attend(q, k, k, mask=mask, return_map=True)
         parts = hw.analysis.roles(amap, tokens=ids, embeddings=table)["semantic"]

@@ -6,7 +6,7 @@ import torch
 
 import headwise as hw
 from headwise.analysis.head_roles import Choice, Placed, parse_conllu
-from headwise.analysis.head_roles.printing import choices
+from headwise.analysis.head_roles.result import choices
 from headwise.errors import ConfigError, ShapeError, TextError
 
 SENTENCE = """# sent_id = 1

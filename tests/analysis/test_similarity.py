@@ -9,11 +9,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from headwise.analysis.circuits import circuit_similarity, composition
-from headwise.analysis.inner import _by_pairs, _by_rows, inner_products
-from headwise.analysis.outputs import output_similarities
+from headwise.analysis.circuits import circuit_similarity, composition, principal_angles, subspace_overlap
+from headwise.analysis.information import output_similarities
+from headwise.analysis.linear import _by_pairs, _by_rows, inner_products
 from headwise.analysis.similarity import HeadSimilarity
-from headwise.analysis.subspaces import principal_angles, subspace_overlap
 from headwise.errors import ConfigError, DTypeError, ShapeError
 
 
@@ -199,7 +198,7 @@ def test_inner_products_by_pairs_and_by_rows(h: int, tall: int, side: int, d: in
 def test_rows_of_products_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     left, right = [normal(3, 40, 4)], [normal(3, 30, 4, seed=1)]
     expected = _by_rows((left, right), (left, right), True, False), _by_rows((left, left), (left, left), True, True)
-    monkeypatch.setattr("headwise.analysis.inner.ELEMENTS", 700)
+    monkeypatch.setattr("headwise.analysis.linear.ELEMENTS", 700)
     torch.testing.assert_close(_by_rows((left, right), (left, right), True, False), expected[0], rtol=1e-6, atol=1e-4)
     torch.testing.assert_close(_by_rows((left, left), (left, left), True, True), expected[1], rtol=1e-6, atol=1e-4)
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from headwise.analysis import divergence
-from headwise.analysis.divergence import AMPLITUDES, ERROR, STEP, map_divergence
+from headwise.analysis import similarity
+from headwise.analysis.similarity import AMPLITUDES, ERROR, STEP, map_divergence
 from headwise.attention import attend
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
@@ -82,7 +82,7 @@ def test_long_rows_take_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = [map_of(1, 3, 70, 90, seed=k, mask=Causal()) for k in range(2)]
     expected = dense_divergence(maps)
     for name, value in (("KEYS", 13), ("ROWS", 7), ("CACHED", 1)):
-        monkeypatch.setattr(divergence, name, value)
+        monkeypatch.setattr(similarity, name, value)
     torch.testing.assert_close(map_divergence(maps, rows=None).matrix, expected, rtol=0, atol=ERROR + 5e-6)
 
 
@@ -125,10 +125,10 @@ def test_sampled_rows_are_near_and_their_error_tells_how_near() -> None:
 
 
 def test_each_stretch_has_one_row() -> None:
-    drawn = divergence._drawn(103, 17, 3)
+    drawn = similarity._drawn(103, 17, 3)
     edges = torch.arange(18) * 103 // 17
     assert ((drawn >= edges[:-1]) & (drawn < edges[1:])).all()
-    every = torch.cat([divergence._drawn(103, 17, seed) for seed in range(400)])
+    every = torch.cat([similarity._drawn(103, 17, seed) for seed in range(400)])
     assert set(every.tolist()) == set(range(103))
 
 

@@ -6,7 +6,7 @@ import torch
 
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.errors import ConfigError
-from headwise.reports.matrix import ITSELF, READABLE, matrix_figure, write_matrix
+from headwise.reports.pictures import ITSELF, READABLE, matrix_figure, write_matrix
 
 pytest.importorskip("matplotlib", reason="pictures need the view extra")
 pytest.importorskip("scipy", reason="groups need the scipy extra")

@@ -8,7 +8,7 @@ import torch
 from commands import headwise  # noqa: F401
 from headwise.lm.checkpoint import save_model
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 
 TEXT = "话说武松打虎。The tiger sleeps!\n武松又来打虎，再来？"
 

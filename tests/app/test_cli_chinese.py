@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import Command
-from headwise.cli.failures import in_words
+from headwise.cli.program import in_words
 from headwise.errors import ConfigError, TextError
 
 WRONG = [

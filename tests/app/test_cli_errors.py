@@ -12,8 +12,8 @@ from typer.main import get_command
 
 from commands import Command
 from headwise.cli import program
-from headwise.cli.look import WIDE, measures
 from headwise.cli.program import app
+from headwise.cli.see import WIDE, measures
 from headwise.outputs import taken
 from headwise.stats import GIVEN, MEASURES
 

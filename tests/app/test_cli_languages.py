@@ -13,9 +13,9 @@ from typer.main import get_command
 from commands import Command
 from headwise.cli import main
 from headwise.cli.chinese import HELP
+from headwise.cli.options import WORK, work
 from headwise.cli.others import Listed
 from headwise.cli.program import app
-from headwise.cli.words import WORK, work
 from headwise.wording import language, speaking
 from headwise_textbook.commands import CHINESE
 

@@ -11,7 +11,7 @@ import pytest
 import headwise as hw
 from commands import Command
 from headwise.cli import main
-from headwise.cli.streams import typed
+from headwise.cli.options import typed
 from headwise.errors import TextError
 
 PROGRAM = sys.executable, "-m", "headwise"

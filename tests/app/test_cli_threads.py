@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headwise.cli import threads
-from headwise.cli.threads import others, quota, settle, threads_for
+from headwise.cli import interruption
+from headwise.cli.interruption import others, quota, settle, threads_for
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    monkeypatch.setattr(threads, "others", lambda: 2.0)
-    monkeypatch.setattr(threads, "quota", lambda: None)
+    monkeypatch.setattr(interruption, "others", lambda: 2.0)
+    monkeypatch.setattr(interruption, "quota", lambda: None)
 
 
 @pytest.mark.usefixtures("busy")

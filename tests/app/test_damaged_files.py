@@ -92,7 +92,7 @@ def test_a_measurement_that_continues_from_a_damaged_file(
     ]  # fmt: skip
     with monkeypatch.context() as stopped:  # before the table is written
         stopped.setattr(Journal, "remove", lambda self: None)
-        stopped.setattr("headwise.corpus.output.Output.write", lambda self, parts, about: None)
+        stopped.setattr("headwise.corpus.result.Output.write", lambda self, parts, about: None)
         assert headwise(*args).code == 0
     folder, kept = Journal(out).folder, tmp_path / "kept"
     shutil.copytree(folder, kept)

@@ -12,8 +12,18 @@ from rich.console import Console
 import headwise.kernels.cpu.library as compiled
 from commands import forked
 from headwise.attention import attend
-from headwise.cli.examination import named, native_facts, print_examination, reason
-from headwise.doctor import NEEDS, Choice, Examination, Native, Target, examine
+from headwise.cli.doctor import (
+    NEEDS,
+    Choice,
+    Examination,
+    Native,
+    Target,
+    examine,
+    named,
+    native_facts,
+    print_examination,
+    reason,
+)
 from headwise.kernels import AUTOMATIC, KERNELS
 from headwise.kernels.cpu.measure import Timing
 from headwise.masks import Causal, Window

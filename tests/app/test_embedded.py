@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from headwise.lm.checkpoint import load_pretrained
-from headwise.lm.generate import write
 from headwise.lm.loading.decoder import DecoderModel
-from headwise.lm.probes import frequent_characters, probe_repeats
-from headwise.reports.see import see
-from headwise.reports.see.front import SAMPLE
+from headwise.lm.model import write
+from headwise.lm.watch_heads import frequent_characters, probe_repeats
+from headwise.reports.see import SAMPLE, see
 
 
 def test_it_is_small() -> None:

@@ -12,7 +12,7 @@ import headwise as hw
 from commands import Command
 from headwise.analysis.history import HeadHistory, HeadLook
 from headwise.compress import save_budget
-from headwise.corpus.output import Output
+from headwise.corpus.result import Output
 from headwise.edit.budgets import Budget
 from headwise.errors import CheckpointError
 from headwise.files import atomic_path

@@ -14,8 +14,8 @@ from kills import kill_when, run, survive
 
 from headwise.lm.checkpoint import MODEL_FILE, read, save_model
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.run import LOG_FILE, TRAINING_FILE
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
+from headwise.lm.train import LOG_FILE, TRAINING_FILE
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="no SIGKILL here")
 WORDS = ["话说", "武松", "打虎。", "The tiger", " sleeps!", "又来", "再来？\n"]

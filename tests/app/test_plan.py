@@ -19,8 +19,7 @@ from headwise.costs import Machine, Work, attention_stages
 from headwise.costs.configs import CONFIGS, find
 from headwise.costs.model import Load, model_cache_bytes, parameter_parts, pass_stages, step_stages
 from headwise.errors import ConfigError
-from headwise.nn.counts import attentions_of, counts_of
-from headwise.nn.named import names
+from headwise.nn.registry import attentions_of, counts_of, names
 from headwise.plan import (
     Column,
     Plan,

@@ -13,7 +13,7 @@ from headwise.costs import Machine, Work
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import save_model
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 from headwise.models.configuration.families import FAMILIES, WITH_IMAGES
 from headwise.plan import listing, plan_design
 

@@ -15,14 +15,12 @@ from matplotlib.text import Text
 
 import headwise as hw
 from headwise.compress import read_budget, split_text
-from headwise.compress.ranking import order_of
-from headwise.compress.sizes import counts_in, expected_cache_bytes, expected_parameters
-from headwise.compress.source import open_source
+from headwise.compress.pruning import order_of
+from headwise.compress.source import counts_in, expected_cache_bytes, expected_parameters, open_source
 from headwise.lm.checkpoint import load_checkpoint, save_model
-from headwise.lm.loss import mean_loss
-from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
-from headwise.reports.pruning import pruning_figure
+from headwise.lm.model import Decoder, DecoderConfig, mean_loss
+from headwise.lm.texts import CharTokenizer
+from headwise.reports.plots import pruning_figure
 from headwise.wording import speaking
 from processes import files_no_larger_than
 

@@ -14,9 +14,9 @@ from torch import nn
 import headwise as hw
 from headwise.errors import ConfigError, ShapeError
 from headwise.lm.model import Decoder
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 from headwise.reports.data import Report
-from headwise.reports.png import write_pngs
+from headwise.reports.pictures import write_pngs
 
 Model = tuple[Decoder, CharTokenizer]
 HOSTILE = "</script><img src=x onerror=alert(1)>"

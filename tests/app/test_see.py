@@ -16,12 +16,13 @@ from headwise.edit import prune
 from headwise.errors import TextError
 from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder
-from headwise.lm.tokenizer import CharTokenizer
-from headwise.reports.html import write_report
-from headwise.reports.png import write_pngs
-from headwise.reports.see import see, sentences
-from headwise.reports.see.heads import _windows
-from headwise.reports.terminal import print_report
+from headwise.lm.texts import CharTokenizer
+from headwise.reports.numbers import _windows
+from headwise.reports.page import write_report
+from headwise.reports.passages import sentences
+from headwise.reports.pictures import write_pngs
+from headwise.reports.see import see
+from headwise.reports.views import print_report
 from headwise.stats import shown_in
 from headwise.wording import in_language
 
@@ -245,8 +246,8 @@ def test_the_head_of_the_report_says_what_is_beyond_the_trained_length(model: tu
 def test_the_report_is_opened_on_a_desktop(headwise, model_folder, monkeypatch, tmp_path, args, desktop, opens):
     opened = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("headwise.cli.look.on_desktop", lambda: desktop)
-    monkeypatch.setattr("headwise.cli.look.open_in_browser", lambda path: opened.append(path.exists()) or True)
+    monkeypatch.setattr("headwise.cli.see.on_desktop", lambda: desktop)
+    monkeypatch.setattr("headwise.cli.see.open_in_browser", lambda path: opened.append(path.exists()) or True)
     done = headwise("see", "武松打虎。", "--model", model_folder, *args)
     assert done.code == 0
     assert done.out.startswith("Wrote the report to report.html")
@@ -264,7 +265,7 @@ def test_a_browser_that_is_not_there_is_one_sentence(headwise, model_folder, mon
 
 
 def test_a_desktop_has_a_display_and_a_person(monkeypatch):
-    from headwise.cli.browser import on_desktop
+    from headwise.cli.options import on_desktop
 
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)

@@ -11,8 +11,8 @@ from torch import nn
 import headwise as hw
 from headwise.lm.checkpoint import load_pretrained, save_model
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
-from headwise.reports.see.front import SAMPLE
+from headwise.lm.texts import CharTokenizer
+from headwise.reports.see import SAMPLE
 from headwise.wording import in_language
 
 TEXT = "武松打虎，再来一碗。"

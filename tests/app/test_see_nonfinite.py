@@ -7,7 +7,7 @@ import torch
 
 import headwise as hw
 from headwise.lm.loading import LoadedModel, load_model
-from headwise.reports.nonfinite import SCORES, SHOWN, VALUES, notes
+from headwise.reports.numbers import SCORES, SHOWN, VALUES, nonfinite_notes
 from headwise.wording import in_language
 
 TEXT = "武松又来打虎，再来？话说。"
@@ -69,7 +69,7 @@ def test_heads_of_a_record(maps: str) -> None:
 
 def test_many_heads_are_counted() -> None:
     every = [{SCORES: torch.ones(4, dtype=torch.long), VALUES: torch.ones(4, dtype=torch.long)}, {}]
-    found = notes([*every, {SCORES: torch.tensor([0, 3, 0])}])
+    found = nonfinite_notes([*every, {SCORES: torch.tensor([0, 3, 0])}])
     assert len(found) == SHOWN + 1
     assert found[-1] == "NaN or infinity in the scores or values of 5 heads in total."
-    assert notes([{SCORES: torch.zeros(4, dtype=torch.long)}]) == []
+    assert nonfinite_notes([{SCORES: torch.zeros(4, dtype=torch.long)}]) == []

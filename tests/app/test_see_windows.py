@@ -6,7 +6,7 @@ import torch
 
 import headwise as hw
 from headwise.lm.loading import LoadedModel, load_model
-from headwise.reports.see.windows import check_length, owned, size_for, windows_of
+from headwise.reports.text import check_length, owned, size_for, windows_of
 from headwise.stats import shown_in
 
 TEXT = "武松又来打虎，再来？话说。The tiger sleeps! " * 7  # 217 characters
@@ -126,10 +126,10 @@ def test_a_text_of_megabytes_is_refused_with_the_time_it_would_take(headwise, tm
 
 
 def test_a_text_that_is_long_in_characters_only_is_read(loaded, monkeypatch):
-    monkeypatch.setattr("headwise.reports.see.windows.MOST", 50)
+    monkeypatch.setattr("headwise.reports.text.MOST", 50)
     with pytest.raises(hw.TextError, match=f"about {len(TEXT)} tokens"):
         check_length(loaded, TEXT)
-    monkeypatch.setattr("headwise.reports.see.windows.MOST", 300)
+    monkeypatch.setattr("headwise.reports.text.MOST", 300)
     check_length(loaded, TEXT)
 
 

@@ -18,8 +18,7 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.masks import Causal, Dense, Grid, HeadWindows, Mask, Sinks, Span, State, Window
 from headwise.nn import SparseHeadMixture
 from headwise.nn.base import AttentionLayer
-from headwise.nn.counts import counts_of
-from headwise.nn.registry import DESIGNS
+from headwise.nn.registry import DESIGNS, counts_of
 
 CACHED = [(n, o) for n, o in CASES if DESIGNS[n].takes_cache and o.get("per") != "sequence"]
 every = pytest.mark.parametrize(("name", "options"), CACHED, ids=lambda value: str(value))

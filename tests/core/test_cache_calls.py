@@ -10,7 +10,7 @@ import torch
 
 import headwise as hw
 from headwise.cache import BudgetCache, Cache, KVCache, RaggedCache, SlidingCache
-from headwise.cache.rows import Rows
+from headwise.cache.base import Rows
 from headwise.errors import HeadwiseError, ShapeError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.masks import Forbidden, HeadWindows, Mask

@@ -14,7 +14,7 @@ from design_samples import CASES, design, given
 import headwise as hw
 from headwise.cache import BudgetCache, ChosenCache, KVCache, RaggedCache, SlidingCache
 from headwise.cache.base import Mark
-from headwise.cache.room import Room
+from headwise.cache.storage import Room
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.lm.model import Decoder, DecoderConfig

@@ -24,10 +24,9 @@ from headwise.map import AttentionMap
 from headwise.masks import Grid, Span
 from headwise.stats import Measure
 from headwise.stats.base import RowMeasure
-from headwise.stats.classes import ClassMass
-from headwise.stats.range_mass import LocalMass, SinkMass
+from headwise.stats.keys import ClassMass, DuplicateMass, InductionMass
+from headwise.stats.places import LocalMass, SinkMass
 from headwise.stats.registry import MEASURES
-from headwise.stats.tokens import DuplicateMass, InductionMass
 from headwise.tensor_files import read_tensors, write_tensors
 from headwise.tiles import Tile
 

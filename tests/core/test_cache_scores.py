@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 import headwise as hw
-from headwise.analysis.head_roles.sight import Sight
-from headwise.analysis.head_roles.weights import key_weights
+from headwise.analysis.head_roles.tally import Sight, key_weights
 from headwise.cache import BudgetCache, KVCache, SlidingCache
 from headwise.errors import ConfigError, KernelError, ShapeError
 from headwise.fields import Array, inside

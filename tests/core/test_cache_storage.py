@@ -14,9 +14,8 @@ from hypothesis import example, given as for_all, settings, strategies as st
 
 from headwise.attention import attend
 from headwise.cache import BudgetCache, KVCache, RaggedCache, SlidingCache
-from headwise.cache.room import Room
-from headwise.cache.rows import Rows
-from headwise.cache.storage import Quantized, Rounded
+from headwise.cache.base import Rows
+from headwise.cache.storage import Quantized, Room, Rounded
 from headwise.errors import DTypeError
 from headwise.kernels.quantized import QuantizedKV
 

@@ -25,7 +25,7 @@ from headwise.costs.communication import (
 from headwise.costs.configs import find
 from headwise.costs.model import Load
 from headwise.errors import ConfigError
-from headwise.nn.counts import counts_of
+from headwise.nn.registry import counts_of
 from headwise.plan import plan_model, print_plan
 from headwise.plan.compare import spread_table
 
@@ -51,9 +51,8 @@ def test_keys_go_as_far_as_the_rings_own_plan_sends_them(
     ranks: int, length: int, kind: str, zigzag: bool, window: int | None, sinks: int
 ) -> None:
     from headwise.masks import Causal, Documents, Everything, Grid, Mask, Sinks, Window
-    from headwise.parallel.blocks import Way as Blocks
-    from headwise.parallel.layout import Layout
-    from headwise.parallel.ring_plan import plan
+    from headwise.parallel.layout import Layout, Way as Blocks
+    from headwise.parallel.travel import plan
     from headwise.rule import Rule
 
     n, layout = 2 * ranks * length, "zigzag" if zigzag else "contiguous"
@@ -82,9 +81,8 @@ def test_keys_of_cross_attention_go_as_far_as_the_rings_own_plan_sends_them(
     ranks: int, length: int, other: int, heads: int
 ) -> None:
     from headwise.masks import Everything, Grid
-    from headwise.parallel.blocks import Way as Blocks
-    from headwise.parallel.layout import Layout
-    from headwise.parallel.ring_plan import plan
+    from headwise.parallel.layout import Layout, Way as Blocks
+    from headwise.parallel.travel import plan
     from headwise.rule import Rule
 
     n, m = ranks * length, ranks * other
@@ -137,7 +135,7 @@ def test_an_encoder_decoder_is_the_sum_of_its_three_kinds_of_layers() -> None:
 @settings(deadline=None, max_examples=60)
 @given(ranks=st.integers(1, 12), h_kv=st.integers(1, 6), group=st.integers(1, 5))
 def test_heads_go_to_those_who_read_them(ranks: int, h_kv: int, group: int) -> None:
-    from headwise.parallel.ulysses_exchange import shares
+    from headwise.parallel.ulysses import shares
 
     h, held = h_kv * group, 5
     counts, work = layer(h, h_kv), Work(2, ranks * held, ranks * held, dtype="float32")

@@ -19,7 +19,7 @@ from headwise.costs.model import (
     training_flops,
 )  # fmt: skip
 from headwise.errors import ConfigError
-from headwise.nn.counts import attentions_of
+from headwise.nn.registry import attentions_of
 
 ALL = list(CONFIGS.values())
 

@@ -27,7 +27,7 @@ from headwise.costs.configs import CONFIGS, find
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.masks import Causal, Documents, Sinks, Window
 from headwise.nn import registry
-from headwise.nn.counts import counts_of, sizes_of
+from headwise.nn.registry import counts_of, sizes_of
 
 NO_WEIGHTS = {"rotary", "dropout", "renormalise", "scaled", "form", "sharpness"}  # options that learn nothing
 SIZES = {"d_model": 30, "num_heads": 6, "head_dim": 7, "value_dim": 5}  # not d_model / num_heads, and d_k ≠ d_v

@@ -16,11 +16,10 @@ from headwise.errors import ConfigError
 from headwise.kernels import use_kernel
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.masks import Causal, Dense, Lengths, Mask, Window
-from headwise.nn.counts import counts_of
-from headwise.nn.gating import choose_heads
-from headwise.nn.mixture_of_heads import MixtureOfHeads
+from headwise.nn.gated_output import choose_heads
+from headwise.nn.mixture import MixtureOfHeads, SparseHeadMixture
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.sparse_mixture import SparseHeadMixture
+from headwise.nn.registry import counts_of
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("sparse_mixture", {"top_k": 2}),

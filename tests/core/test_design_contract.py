@@ -14,17 +14,24 @@ from headwise.cli.plan import typed
 from headwise.costs import Work
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError
-from headwise.lm.loading.remarks import remarks_on_map
+from headwise.lm.loading.base import remarks_on_map
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.nn.base import AttentionLayer
-from headwise.nn.counts import counts_of, sizes_of, summary_of
+from headwise.nn.base import AttentionLayer, ProjectedLayer
 from headwise.nn.layout import Coupling, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.named import build, names, options_of
-from headwise.nn.notes import Notes, Preset, Words
-from headwise.nn.projected import ProjectedLayer
-from headwise.nn.registry import CONTRACT, DESIGNS, STANDARD, Designs
-from headwise.nn.steps import Steps
+from headwise.nn.registry import (
+    CONTRACT,
+    DESIGNS,
+    STANDARD,
+    Designs,
+    build,
+    counts_of,
+    names,
+    options_of,
+    sizes_of,
+    summary_of,
+)
+from headwise.nn.steps import Notes, Preset, Steps, Words
 from headwise.plan import compare_designs, listing, plan_design
 from headwise_textbook.trace import trace
 

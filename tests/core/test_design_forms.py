@@ -11,10 +11,8 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Causal
 from headwise.nn.base import AttentionLayer
 from headwise.nn.block_diagonal import BlockDiagonalAttention
-from headwise.nn.contraction import ContractionAttention
+from headwise.nn.forms import ContractionAttention, PerHeadAttention, SingleHeadAttention
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.per_head import PerHeadAttention
-from headwise.nn.single_head import SingleHeadAttention
 
 SIZES: list[dict[str, Any]] = [
     {},

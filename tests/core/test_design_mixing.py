@@ -10,11 +10,11 @@ from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Causal, Mask
-from headwise.nn import talking_heads
+from headwise.nn import head_mixing
+from headwise.nn.base import ProjectedLayer
+from headwise.nn.block_diagonal import GroupedMLPAttention
 from headwise.nn.gated_output import GatedAttention
-from headwise.nn.grouped_mlp import GroupedMLPAttention
-from headwise.nn.projected import ProjectedLayer
-from headwise.nn.talking_heads import TalkingHeadsAttention
+from headwise.nn.head_mixing import TalkingHeadsAttention
 
 
 def scores(module: ProjectedLayer, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,7 @@ TALKING: list[dict[str, Any]] = [{}, {"num_kv_heads": 2, "value_dim": 5}, {"num_
 def test_talking_heads_are_the_formula(
     options: dict[str, Any], kind: str, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(talking_heads, "TILE_ELEMENTS", tile)
+    monkeypatch.setattr(head_mixing, "TILE_ELEMENTS", tile)
     module, mask = design("talking_heads", options), MASKS[kind](2, 37, 37)
     x, again = given(37).requires_grad_(), given(37).requires_grad_()
     y, (_, _, expected) = module(x, mask=mask), talk(module, again, mask)

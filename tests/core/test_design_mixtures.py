@@ -12,11 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from headwise.cache import KVCache
 from headwise.errors import ConfigError
 from headwise.masks import Causal, Dense, Grid, Lengths, Mask, Span, State, Window
-from headwise.nn.chosen import Picked
-from headwise.nn.gating import Gates
-from headwise.nn.mixture_of_heads import MixtureOfHeads
+from headwise.nn.gated_output import Gates
+from headwise.nn.mixture import MixtureOfHeads, SparseHeadMixture
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.sparse_mixture import SparseHeadMixture
+from headwise.nn.sparse_attention import Picked
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("sparse_mixture", {"top_k": 2}),

@@ -6,8 +6,7 @@ import pytest
 
 from headwise.errors import ConfigError, ShapeError
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.named import build, design_of, names, options_of, read_options
-from headwise.nn.registry import DESIGNS
+from headwise.nn.registry import DESIGNS, build, design_of, names, options_of, read_options
 
 
 @pytest.mark.parametrize("name", DESIGNS)

@@ -15,7 +15,7 @@ from headwise.attention import attend
 from headwise.cache import KVCache
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
 from headwise.masks import Causal, Lengths, Mask
-from headwise.nn.checks import parameters_of
+from headwise.nn.layout import parameters_of
 from headwise.nn.registry import DESIGNS
 from headwise.scores import SoftCap
 

@@ -11,7 +11,7 @@ from headwise.cache import KVCache, SlidingCache
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Causal, Dense, Lengths, Sinks, Window
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.positions import Rotary
+from headwise.nn.steps import Rotary
 
 
 def made(*args: Any, **options: Any) -> MultiHeadAttention:

@@ -10,7 +10,7 @@ from torch import nn
 import headwise as hw
 from headwise.errors import ConfigError, HeadwiseError
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.nn.positions import Rotary
+from headwise.nn.steps import Rotary
 
 LAYER = hw.MultiHeadAttention(12, 4, num_kv_heads=2)
 X = torch.randn(1, 5, 12)

@@ -11,8 +11,8 @@ import headwise as hw
 from headwise.cache import ChosenCache
 from headwise.interventions import Forbid, Replace, Scale, Uniform
 from headwise.nn.base import AttentionLayer
-from headwise.nn.sparse_mixture import SparseHeadMixture
-from headwise.reports.see.windows import owned
+from headwise.nn.mixture import SparseHeadMixture
+from headwise.reports.text import owned
 
 WITH_V_PROJ = [(name, options) for name, options in CASES if hasattr(design(name, options), "v_proj")]
 

@@ -15,7 +15,7 @@ from headwise.errors import CheckpointError, ConfigError, KernelError, ShapeErro
 from headwise.fields import Array, Number, Section, Whole
 from headwise.kernels.graph import can_record
 from headwise.masks import Causal, Grid, Mask, Span, State, register, spans
-from headwise.parallel.blocks import Rows, Way
+from headwise.parallel.layout import Rows, Way
 from headwise.rule import Rule
 from headwise.scores import Score, Terms
 

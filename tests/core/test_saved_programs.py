@@ -9,6 +9,7 @@ import pytest
 import torch
 from samples import qkv
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import headwise as hw
 
@@ -74,3 +75,21 @@ def test_a_package_of_aot_inductor(tmp_path: Path) -> None:
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "package.pt2"))
     package = torch._inductor.aoti_load_package(path)
     assert torch.equal(package(*inputs), Masked()(*inputs))
+
+
+SAVED = {
+    "headwise.masks.base.And": hw.masks.And,
+    "headwise.masks.base.Or": hw.masks.Or,
+    "headwise.masks.base.WithGap": hw.masks.WithGap,
+    "headwise.masks.positional.HeadWindows": hw.masks.HeadWindows,
+    "headwise.masks.positional.Causal": hw.masks.Causal,
+    "headwise.masks.positional.Everything": hw.masks.Everything,
+    "headwise.masks.positional.Sinks": hw.masks.Sinks,
+    "headwise.masks.positional.Window": hw.masks.Window,
+    "headwise.scores.base.WithGap": hw.scores.WithGap,
+    "headwise.scores.kinds.SoftCap": hw.SoftCap,
+}
+
+
+def test_programs_name_classes_as_those_that_were_saved_before():
+    assert {name: pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name) for name in SAVED} == SAVED

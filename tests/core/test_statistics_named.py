@@ -25,9 +25,9 @@ ROOMS = sorted(
 # Files that name a class or a constant, and why. The list only gets shorter.
 KINDS_NAMED = {
     "analysis/head_roles/collect.py": "roles are defined by the weight on classes of tokens",
-    "analysis/head_roles/tokens.py": "separators and punctuation are found by the same rule as in the measures of them",
-    "analysis/head_roles/weights.py": "the roles of duplicate tokens and induction are defined by these two measures",
-    "corpus/strength.py": "the largest weight on other keys is this statistic under a mask that hides the rest",
+    "analysis/head_roles/definitions.py": "separators and punctuation are found by the rule of the measures of them",
+    "analysis/head_roles/tally.py": "the roles of duplicate tokens and induction are defined by these two measures",
+    "corpus/tally.py": "the largest weight on other keys is this statistic under a mask that hides the rest",
     "kernels/cpu/reads.py": "the largest weights and the sums of columns of a map are these statistics",
     "kernels/triton_gpu/check.py": "each statistic of a device is compared with its formula",
     "kernels/triton_gpu/__init__.py": "the sums of columns of a map are this statistic",
@@ -38,7 +38,7 @@ STRINGS_NAMED = {
     "analysis/history.py": "the head of a column: the entropy of the rows, as the role of broad heads has it",
     "analysis/information.py": "a column of that result, made of the measure",
     "analysis/head_roles/collect.py": "the roles of broad and of positional heads are defined by these measures",
-    "analysis/spectrum.py": "the squared norm of a matrix is the sum of this measure's rows",
+    "analysis/linear.py": "the squared norm of a matrix is the sum of this measure's rows",
     "models/recognise/chains.py": "torch.logsumexp, which a model may call",
     "models/replace/deferred.py": "torch.logsumexp, which a model may call",
     "models/replace/deferring.py": "torch.logsumexp, which a model may call",
@@ -83,6 +83,6 @@ def test_a_room_names_no_concrete_statistic(room: str) -> None:
 def test_a_name_is_found() -> None:
     assert {"ENTROPY", "RangeMass", "Entropy", "ReceivedMass"} <= CONCRETE
     assert kinds("def f():\n    from headwise.stats import Entropy, Measure") == {"Entropy"}
-    assert kinds("from headwise.stats.entropy import ENTROPY") == {"ENTROPY"}
+    assert kinds("from headwise.stats.weights import ENTROPY") == {"ENTROPY"}
     assert kinds("import headwise as hw\nhw.stats.SinkMass(3)") == {"SinkMass"}
     assert strings('"""entropy"""\nshown = ["entropy", "other"]\nf"entropy {3}"') == {"entropy"}

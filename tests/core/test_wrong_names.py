@@ -14,8 +14,7 @@ from headwise.costs.stages import cache_bytes
 from headwise.costs.work import Work
 from headwise.errors import ConfigError, check_choice, unknown_name, unknown_option
 from headwise.lm import DecoderConfig
-from headwise.nn.counts import counts_of
-from headwise.nn.named import build
+from headwise.nn.registry import build, counts_of
 from headwise.stats import of_tokens
 
 LAYER = {"q": torch.ones(2, 3, 5), "k": torch.ones(2, 3, 5), "v": torch.ones(2, 3, 5), "o": torch.ones(2, 5, 3)}

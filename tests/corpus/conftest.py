@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sweep_samples import STEP, make_model
 
-import headwise.corpus.pieces as plan
+import headwise.corpus.sources as plan
 
 
 @pytest.fixture(scope="session", autouse=True)

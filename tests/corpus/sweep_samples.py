@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-import headwise.corpus.pieces as plan
+import headwise.corpus.sources as plan
 from headwise.lm.checkpoint import save_model
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer
 
 TEXT = "话说武松打虎。The tiger sleeps, and so do we!\n武松又来打虎，再来？\n"
 WINDOW = 13
@@ -54,7 +54,7 @@ def _accident() -> None:
     """HEADWISE_ACCIDENT=kill:RANK:UNITS kills this process, without a word, when it has written so many units;
     error:RANK:UNITS lets it fail there. The others measure one unit each and wait for what comes."""
     from headwise.corpus.journal import Journal
-    from headwise.corpus.ranks import Ranks
+    from headwise.corpus.work import Ranks
     from headwise.errors import TextError
 
     what, victim, left = os.environ["HEADWISE_ACCIDENT"].split(":")
@@ -79,7 +79,7 @@ def _accident() -> None:
 
 
 if __name__ == "__main__":
-    import headwise.corpus.ranks as ranks
+    import headwise.corpus.work as ranks
     from headwise.cli import main
 
     make_small_pieces()

@@ -12,14 +12,14 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import stats
-from headwise.cli.look import measures as list_measures
+from headwise.cli.see import measures as list_measures
 from headwise.corpus import measure_corpus
 from headwise.errors import ConfigError, ShapeError
 from headwise.kernels import KERNELS
 from headwise.lm.loading import load_model
 from headwise.masks import Grid
-from headwise.reports.terminal import print_report
-from headwise.reports.viewer.text import words_of
+from headwise.reports.viewer.session import words_of
+from headwise.reports.views import print_report
 from headwise.rule import Rule
 from headwise.stats import Chinese, RangeMass, RowMeasure, Statistic, Tokens
 from headwise.stats.base import PLACES

@@ -10,9 +10,19 @@ from hypothesis import given, settings, strategies as st
 from sweep_samples import STEP, said, write_jsonl
 
 import headwise.corpus.sources as sources
-from headwise.corpus.pieces import UNITS, Limit, count, documents, step_for, units
-from headwise.corpus.sources import Source, changed, check, find_sources
-from headwise.corpus.windows import Frame, batches, stacked, windows
+from headwise.corpus.select import Frame, batches, stacked, windows
+from headwise.corpus.sources import (
+    UNITS,
+    Limit,
+    Source,
+    changed,
+    check,
+    documents,
+    find_sources,
+    piece_count,
+    step_for,
+    units,
+)
 from headwise.errors import ConfigError, TextError
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -91,7 +101,7 @@ def test_pieces_of_a_text_are_the_text(tmp_path_factory, text, step):
     path = tmp_path_factory.mktemp("pieces") / "t.txt"
     path.write_bytes(text.encode())
     source = Source(str(path), "text", len(text.encode()))
-    found = [doc.text for piece in range(count(source, step)) for doc in documents(source, piece, step, "text")]
+    found = [doc.text for piece in range(piece_count(source, step)) for doc in documents(source, piece, step, "text")]
     plain = text.replace("\r\n", "\n").replace("\r", "\n")
     assert "".join(found) == plain
     if "\n" in plain and step > 80:
@@ -108,7 +118,9 @@ def test_a_text_is_cut_behind_lines_then_spaces_then_characters(tmp_path):
         path.write_text(text, encoding="utf-8")
         source = Source(str(path), "text", path.stat().st_size)
         step = 8 if "武" in text else 9
-        found = [doc.text for piece in range(count(source, step)) for doc in documents(source, piece, step, "text")]
+        found = [
+            doc.text for piece in range(piece_count(source, step)) for doc in documents(source, piece, step, "text")
+        ]
         assert "".join(found) == text
         assert found[0] == parts[0]
 
@@ -118,7 +130,7 @@ def test_a_text_is_cut_behind_lines_then_spaces_then_characters(tmp_path):
 def test_each_line_is_in_one_piece(tmp_path_factory, texts, step):
     path = write_jsonl(tmp_path_factory.mktemp("lines") / "t.jsonl", texts, "said")
     source = Source(str(path), "jsonl", path.stat().st_size)
-    found = [doc.text for piece in range(count(source, step)) for doc in documents(source, piece, step, "said")]
+    found = [doc.text for piece in range(piece_count(source, step)) for doc in documents(source, piece, step, "said")]
     assert found == [text for text in texts if text]
 
 
@@ -141,7 +153,7 @@ def test_rows_of_parquet_files(tmp_path):
     table = arrow.table({"body": texts, "n": list(range(12))})
     arrow.parquet.write_table(table, path, row_group_size=5)
     (source,) = find_sources([path])
-    assert count(source, 1) == 3
+    assert piece_count(source, 1) == 3
     found = [doc for piece in range(3) for doc in documents(source, piece, 1, "body")]
     assert [doc.text for doc in found] == [text for text in texts if text]
     assert [doc.where for doc in found][:3] == ["row 0", "row 3", "row 4"]
@@ -156,7 +168,7 @@ def test_rows_of_parquet_files(tmp_path):
 def test_units_hold_every_piece_once_and_in_order(sizes, step):
     every = [Source(f"{i}", "text", size) for i, size in enumerate(sizes)]
     found = [piece for unit in units(every, step) for piece in unit.pieces()]
-    assert found == [(i, piece) for i, one in enumerate(every) for piece in range(count(one, step))]
+    assert found == [(i, piece) for i, one in enumerate(every) for piece in range(piece_count(one, step))]
     assert sum(unit.size for unit in units(every, step)) == sum(sizes)
     if found:
         last = random.Random(step).choice(found)

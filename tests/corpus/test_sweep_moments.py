@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
 
 import headwise as hw
-from headwise.corpus.moments import OfRows, OfWindows, empty, joined, of_values, varied
+from headwise.corpus.select import OfRows, OfWindows, empty, joined, of_values, varied
 from headwise.masks import Grid
 from headwise.stats import MEASURES
 

@@ -11,7 +11,7 @@ from test_sweep_resume import begun
 import headwise as hw
 from headwise.corpus import Passages, measure_corpus
 from headwise.corpus.passages import passages_path
-from headwise.corpus.strength import KEYS, largest_keys, strengths, strongest
+from headwise.corpus.tally import KEYS, largest_keys, strengths, strongest
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.loading import load_model
 from headwise.map import AttentionMap

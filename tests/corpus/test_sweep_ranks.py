@@ -12,7 +12,7 @@ import pytest
 import torch
 from sweep_samples import WINDOW, said, write_jsonl
 
-import headwise.corpus.ranks as ranks
+import headwise.corpus.work as ranks
 from forked import Program
 from headwise.cli import main
 from headwise.corpus.journal import Journal

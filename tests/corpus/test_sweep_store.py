@@ -5,8 +5,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-import headwise.corpus.ranks as module
-from headwise.corpus.ranks import Deserted, Ranks, Stopped
+import headwise.corpus.work as module
+from headwise.corpus.work import Deserted, Ranks, Stopped
 from headwise.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")

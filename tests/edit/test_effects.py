@@ -26,10 +26,10 @@ FOUND = 33  # functions that change something; a walk that finds fewer is broken
 
 # Functions that take a model and change nothing of it, or describe what others change.
 READS = {
-    "edit.budgets.budget_effect", "edit.merging.group_heads", "analysis.value_norms.value_norms",
+    "edit.budgets.budget_effect", "edit.merging.group_heads", "analysis.circuits.value_norms",
     "models.embedding.input_embedding", "models.find.find_heads", "models.recognise.recogniser.recognise",
-    "models.replace.certifying.certify", "parallel.heads.whole_state", "parallel.heads_gather.gather_map",
-    "parallel.heads_held.held_heads", "publishing.observe", "corpus.run.measure_corpus", "reports.see.front.show",
+    "models.replace.certifying.certify", "parallel.heads.whole_state", "parallel.heads_held.gather_map",
+    "parallel.heads_held.held_heads", "publishing.observe", "corpus.run.measure_corpus", "reports.see.show",
     "nn.layout.Layout.into", "analysis.direct_effects.direct_effects", "telemetry.alarms.Alarm.cause",
     "telemetry.alarms.NonFiniteAlarm.cause", "testing.layers.check_kind",
     *(f"models.site.Kind.{name}" for name in ("layout", "resize", "resizing", "share", "site", "tapped", "weights")),
@@ -213,22 +213,22 @@ def _(subject: Subject) -> Any:
     return hw.analysis.pruning_curve(subject.model, [X], loss, order, random_orders=1).losses
 
 
-@action("analysis.importance.gradient.gradient_importance")
+@action("analysis.importance.gradients.gradient_importance")
 def _(subject: Subject) -> Any:
     return hw.analysis.gradient_importance(subject.model, [X], loss).samples
 
 
-@action("analysis.importance.gradient.taylor_importance")
+@action("analysis.importance.gradients.taylor_importance")
 def _(subject: Subject) -> Any:
     return hw.analysis.taylor_importance(subject.model, [X], loss).samples
 
 
-@action("analysis.importance.gates.learn_gates")
+@action("analysis.importance.gradients.learn_gates")
 def _(subject: Subject) -> Any:
     return hw.analysis.learn_gates(subject.model, [X], loss, 1e-3, steps=2).table.column("log_alpha")
 
 
-@action("analysis.importance.knockout.attention_knockout")
+@action("analysis.importance.ablation.attention_knockout")
 def _(subject: Subject) -> Any:
     return hw.analysis.attention_knockout(subject.model, [X], loss, queries=-1, keys=[0]).samples
 
@@ -248,7 +248,7 @@ def _(subject: Subject) -> Any:
     return out(hw.nn.GatedAttention.from_multi_head(subject.layer))
 
 
-@action("nn.mixture_of_heads.MixtureOfHeads.from_multi_head")
+@action("nn.mixture.MixtureOfHeads.from_multi_head")
 def _(subject: Subject) -> Any:
     return out(hw.nn.MixtureOfHeads.from_multi_head(subject.layer, shared_heads=1, top_k=2, router_std=0.0))
 

@@ -15,9 +15,8 @@ from headwise.edit.merging import METHODS
 from headwise.edit.share import shared_keys, shared_rotary_keys, shared_values, similar_groups
 from headwise.errors import ConfigError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, save_model
-from headwise.lm.generate import write
-from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.model import Decoder, DecoderConfig, write
+from headwise.lm.texts import CharTokenizer
 from headwise.models import find_heads, record_heads
 
 every = pytest.mark.parametrize("method", METHODS)

@@ -10,12 +10,11 @@ from safetensors import safe_open
 
 import headwise as hw
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained, save_model
-from headwise.lm.generate import write
-from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.model import Decoder, DecoderConfig, write
+from headwise.lm.texts import CharTokenizer
 from headwise.lm.train import train
 from headwise.models import find_heads, scale_heads
-from headwise.nn.named import design_of, names
+from headwise.nn.registry import design_of, names
 
 TOKENIZER = CharTokenizer("水浒武松打虎，林冲夜奔。")
 PRUNED = [name for name in names() if design_of(name) in INDEPENDENT and name not in ("single_head", "convolution")]

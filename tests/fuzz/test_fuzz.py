@@ -14,7 +14,7 @@ from torch import Tensor
 import headwise
 from headwise.cache import SlidingCache
 from headwise.cache.base import Mark
-from headwise.cache.room import Room
+from headwise.cache.storage import Room
 
 from . import oracle
 from .__main__ import main

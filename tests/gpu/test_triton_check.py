@@ -14,8 +14,7 @@ from torch import Tensor
 from triton_here import DEVICE, mostly_slow, slow
 
 import headwise as hw
-from headwise.cli.examination import print_examination
-from headwise.doctor import examine
+from headwise.cli.doctor import examine, print_examination
 from headwise.kernels import quick, quick_maps
 from headwise.kernels.call import Call
 from headwise.kernels.triton_gpu import TritonGPU, binding, check, problem
@@ -201,7 +200,7 @@ def test_right_kernels_pass(name: str, score: str, n: int, dtype: torch.dtype) -
 
 
 def test_doctor_lists_the_checks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("headwise.doctor._typical_calls", lambda: ())
+    monkeypatch.setattr("headwise.cli.doctor._typical_calls", lambda: ())
     attend(*inputs())
     wrong_scale(monkeypatch)
     with pytest.warns(UserWarning, match=UNUSED):

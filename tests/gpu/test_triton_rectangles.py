@@ -9,7 +9,7 @@ from triton_here import DEVICE, mostly_slow
 from headwise.kernels.call import Call
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.masks import Span
-from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
+from headwise.parallel.layout import RowGradients, Rows, ScoreSums, Way
 from headwise.stats import CONCENTRATION, DISTANCE, DISTANCE_VARIANCE, ENTROPY, LARGEST, SQUARES, KeyWeights, RangeMass
 
 N, M = 37, 53

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
-from headwise.nn.talking_heads import TalkingHeadsAttention
+from headwise.lm.texts import CharTokenizer
+from headwise.nn.head_mixing import TalkingHeadsAttention
 from headwise.tensor_files import write_tensors
 from processes import files_no_larger_than
 

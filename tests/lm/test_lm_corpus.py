@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headwise.errors import ConfigError, TextError
-from headwise.lm.corpus import Corpus
+from headwise.lm.texts import Corpus
 
 CONTEXT = 11
 

@@ -11,13 +11,11 @@ from safetensors import safe_open
 from headwise.cache import KVCache
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained, read, save_model
-from headwise.lm.generate import write
 from headwise.lm.loading.decoder import DecoderModel
-from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.run import TRAINING_FILE
-from headwise.lm.tokenizer import CharTokenizer
-from headwise.lm.train import train
-from headwise.nn.named import design_of, names
+from headwise.lm.model import Decoder, DecoderConfig, write
+from headwise.lm.texts import CharTokenizer
+from headwise.lm.train import TRAINING_FILE, train
+from headwise.nn.registry import design_of, names
 from headwise.reports.see import see
 from headwise.tensor_files import write_tensors
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, TextError
-from headwise.lm.generate import write
-from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.model import Decoder, DecoderConfig, write
+from headwise.lm.texts import CharTokenizer
 from headwise.masks import Window
 
 TOKENIZER = CharTokenizer("水浒武松林冲")

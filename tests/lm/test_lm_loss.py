@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from headwise.lm import loss as module
-from headwise.lm.loss import next_token_loss
+from headwise.lm import model as module
+from headwise.lm.model import next_token_loss
 
 
 def given(tokens: int = 41) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from headwise.errors import TextError
-from headwise.lm.text_files import MARK, decoded, read_text
+from headwise.lm.texts import MARK, decoded, read_text
 
 
 def test_line_ends_are_made_one_and_a_byte_order_mark_is_dropped(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from headwise.errors import CheckpointError, ConfigError, TextError
-from headwise.lm.tokenizer import BYTES, CharTokenizer
+from headwise.lm.texts import BYTES, CharTokenizer
 
 BOOK = CharTokenizer.from_text("水浒水浒武松武松 aab\n\n𠀀𠀀")
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("水浒武松 ab\n𠀀"))

@@ -14,12 +14,19 @@ import torch
 
 from forked import Program
 from headwise.errors import CheckpointError, ConfigError
-from headwise.lm.baselines import baseline_losses
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read
-from headwise.lm.corpus import Corpus
-from headwise.lm.run import LOG_FILE, TRAINING_FILE, Resumed
-from headwise.lm.schedule import read_shares, share_at
-from headwise.lm.train import Outcome, TrainingStep, heldout_loss, train
+from headwise.lm.texts import Corpus, baseline_losses
+from headwise.lm.train import (
+    LOG_FILE,
+    TRAINING_FILE,
+    Outcome,
+    Resumed,
+    TrainingStep,
+    heldout_loss,
+    read_shares,
+    share_at,
+    train,
+)
 from headwise.outputs import taken
 
 SMALL: dict[str, Any] = {
@@ -129,7 +136,7 @@ def test_a_run_is_saved_by_time_between_evaluations(file: Path, tmp_path: Path, 
 
 def test_by_default_a_run_is_saved_within_a_minute(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("headwise.lm.run.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headwise.lm.train.time.monotonic", lambda: now[0])
     saved = []
 
     def watch(progress: TrainingStep) -> None:

@@ -15,12 +15,11 @@ from headwise.analysis.history import HeadHistory
 from headwise.attention import attend
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import MODEL_FILE, read
-from headwise.lm.corpus import Corpus
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.run import TRAINING_FILE
-from headwise.lm.train import Outcome, TrainingStep, train
+from headwise.lm.texts import Corpus
+from headwise.lm.train import TRAINING_FILE, Outcome, TrainingStep, train
 from headwise.lm.watch_heads import HEADS_FILE, HeadWatcher
-from headwise.nn.named import design_of, names
+from headwise.nn.registry import design_of, names
 
 SMALL: dict[str, Any] = {
     "d_model": 20, "num_layers": 2, "num_heads": 5, "d_ff": 23, "context": 19, "dropout": 0.1, "batch_size": 3,

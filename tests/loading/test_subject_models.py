@@ -14,7 +14,7 @@ from headwise.corpus import measure_corpus
 from headwise.errors import CheckpointError, ConfigError, DTypeError, ShapeError, TextError
 from headwise.lm.checkpoint import load_pretrained, save_model
 from headwise.lm.loading import LoadedModel, huggingface, load_model
-from headwise.lm.loading.positions import positions_of
+from headwise.lm.loading.base import positions_of
 from headwise.map import AttentionMap
 
 CAUSAL = [("GPT2", "LMHeadModel"), ("Llama", "ForCausalLM"), ("Qwen3", "ForCausalLM"), ("Mistral", "ForCausalLM"),

@@ -14,9 +14,10 @@ from headwise.analysis import Mention, roles
 from headwise.cli import main
 from headwise.corpus import measure_corpus
 from headwise.lm.loading import load_model
+from headwise.reports import numbers as see_heads
 from headwise.reports.data import Report
-from headwise.reports.see import heads as see_heads, see
-from headwise.reports.see.heads import _windows
+from headwise.reports.numbers import _windows
+from headwise.reports.see import see
 from headwise.telemetry import watch
 
 TEXT = "The quick brown fox jumps. 武松打虎，再来？"

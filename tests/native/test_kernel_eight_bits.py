@@ -22,8 +22,8 @@ from headwise.kernels.cpu.library import library
 from headwise.kernels.quantized import QuantizedKV
 from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
+from headwise.nn.head_mixing import TalkingHeadsAttention
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.talking_heads import TalkingHeadsAttention
 from headwise.rule import Rule
 from headwise.scores import Score
 from headwise.stats import (

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import parallel
-from headwise.parallel import blocks
+from headwise.parallel import layout as blocks
 from headwise.parallel.layout import CHUNKS
-from headwise.parallel.ulysses_exchange import shares
+from headwise.parallel.ulysses import shares
 
 
 def mine(layout: str, *whole: Tensor) -> list[Tensor]:

@@ -23,10 +23,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 import headwise as hw
 from headwise.costs import Work
 from headwise.costs.communication import Way, head_parallel, heads_by_ring, ring, ulysses
-from headwise.lm.generate import write
-from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
-from headwise.nn.counts import counts_of
+from headwise.lm.model import Decoder, DecoderConfig, write
+from headwise.lm.texts import CharTokenizer
+from headwise.nn.registry import counts_of
 from headwise.parallel import ring_attend, sequence_parallel, shard, sum_gradients
 from headwise.parallel.ulysses import ulysses_attend
 

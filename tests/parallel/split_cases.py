@@ -19,7 +19,7 @@ from headwise import parallel
 from headwise.fields import Array, Number
 from headwise.masks import Grid
 from headwise.scores import Score
-from headwise.scores.terms import Terms
+from headwise.scores.base import Terms
 
 WIDTH, HEADS, KV_HEADS, SIZE, EXPLODES = 44, 8, 4, 5, 6
 X = torch.randn(2, 13, WIDTH, generator=torch.Generator().manual_seed(3))

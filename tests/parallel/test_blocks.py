@@ -12,7 +12,7 @@ import headwise as hw
 from headwise.kernels import run
 from headwise.kernels.call import Call
 from headwise.masks import Grid, Span
-from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
+from headwise.parallel.layout import RowGradients, Rows, ScoreSums, Way
 from headwise.rule import Rule
 from headwise.stats import CONCENTRATION, DISTANCE, DISTANCE_VARIANCE, ENTROPY, LARGEST, SQUARES, KeyWeights, RangeMass
 

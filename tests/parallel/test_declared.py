@@ -17,8 +17,8 @@ from headwise.kernels.call import Call, Result
 from headwise.kernels.reference import dense_weights
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.masks import Everything, Grid, Span
-from headwise.parallel.blocks import Rows, Way
-from headwise.parallel.ring_measures import wanted_of_kernels
+from headwise.parallel.layout import Rows, Way
+from headwise.parallel.measures import wanted_of_kernels
 from headwise.rule import Rule
 from headwise.scores import Bias, Relative, Score, SinkLogits
 from headwise.stats import CONCENTRATION, ENTROPY, MASS, SQUARES, Join, OfWeights, RowMeasure, Statistic

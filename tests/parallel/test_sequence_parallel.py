@@ -9,11 +9,10 @@ import cases
 import headwise as hw
 from headwise import parallel
 from headwise.masks import Grid, Span
-from headwise.parallel.blocks import Way
-from headwise.parallel.layout import CHUNKS, Layout
-from headwise.parallel.ring_measures import wanted_of_kernels
-from headwise.parallel.ring_plan import plan
-from headwise.parallel.ulysses_exchange import shares
+from headwise.parallel.layout import CHUNKS, Layout, Way
+from headwise.parallel.measures import wanted_of_kernels
+from headwise.parallel.travel import plan
+from headwise.parallel.ulysses import shares
 from headwise.rule import Rule
 from headwise.stats import resolve
 

@@ -13,7 +13,7 @@ from view_samples import passage, report_of
 
 from chromium import Page
 from headwise.reports.data import Passage, Report
-from headwise.reports.html import write_report
+from headwise.reports.page import write_report
 
 HELPERS = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
 

@@ -11,9 +11,9 @@ from rich.console import Console
 
 import headwise as hw
 from headwise.reports.data import Report
-from headwise.reports.html import write_report
-from headwise.reports.png import overview
-from headwise.reports.terminal import print_report
+from headwise.reports.page import write_report
+from headwise.reports.pictures import overview
+from headwise.reports.views import print_report
 
 TEXT = "武松打虎，武松回来。又打虎，又回来。"
 # Names of programs, formats, keys, methods and authors; letters of formulas.

@@ -16,10 +16,9 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import save_model
 from headwise.lm.loading import load_model
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
-from headwise.reports.corpus_page import corpus_page, write_corpus_page
-from headwise.reports.corpus_passages import print_passages
-from headwise.reports.html import page as report_page
+from headwise.lm.texts import CharTokenizer
+from headwise.reports.corpus_page import corpus_page, print_passages, write_corpus_page
+from headwise.reports.page import page as report_page
 from headwise.wording import speaking
 from parameters import thorough
 

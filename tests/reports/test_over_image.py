@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.reports.over_image import image_figure, image_weights, write_image_maps
+from headwise.reports.images import image_figure, image_weights, write_image_maps
 
 ROWS, COLUMNS, CELL = 6, 9, 8
 WORDS = {"red": (1.0, 0.0, 0.0), "blue": (0.0, 0.0, 1.0), "天": (0.0, 1.0, 0.0)}

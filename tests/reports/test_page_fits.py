@@ -9,7 +9,7 @@ from settled import SETTLED
 from view_samples import column, compared, passage, report_of
 
 from chromium import Page
-from headwise.reports.ranges import value_range
+from headwise.reports.data import value_range
 from headwise.reports.template import source
 from headwise.table import HeadTable
 

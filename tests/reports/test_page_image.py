@@ -17,11 +17,10 @@ from test_over_image import COLUMNS, ROWS, WORDS, patches, picture
 
 import headwise as hw
 from chromium import Page
-from headwise.reports.data import Passage, Report
-from headwise.reports.html import write_report
-from headwise.reports.patches import Patches
-from headwise.reports.pixels import SIDE, embedded, pixels
-from headwise.reports.see.watched import of_maps
+from headwise.reports.data import Passage, Patches, Report
+from headwise.reports.images import SIDE, embedded, pixels
+from headwise.reports.page import write_report
+from headwise.reports.watched import of_maps
 from parameters import thorough
 
 PATCHES = ROWS * COLUMNS

@@ -10,7 +10,7 @@ from view_samples import compared, passage, report_of
 
 from chromium import Page
 from headwise.reports.data import Passage, Report
-from headwise.reports.html import write_report
+from headwise.reports.page import write_report
 from headwise.reports.see import see
 
 OPENING = (

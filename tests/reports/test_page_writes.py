@@ -10,8 +10,7 @@ import headwise as hw
 from headwise.errors import ConfigError, ShapeError
 from headwise.lm.loading import load_model
 from headwise.reports import Report, write_report
-from headwise.reports.data import Passage
-from headwise.reports.writes import Writes
+from headwise.reports.data import Passage, Writes
 from parameters import thorough
 
 TEXT = "武松打虎，武松又打虎。𠀀虎"  # 𠀀 is read as four bytes

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import headwise as hw
-from headwise.lm.tokenizer import CharTokenizer
-from headwise.reports.see.tokenizers import decoded, inputs_of
+from headwise.lm.texts import CharTokenizer
+from headwise.reports.sources import decoded, inputs_of
 
 
 def raises(text: str) -> Any:

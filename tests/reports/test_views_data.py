@@ -5,7 +5,7 @@ import pytest
 from view_samples import compared, heads_of, passage, report_of, weights
 
 from headwise.errors import ShapeError
-from headwise.pictures.colours import STOPS, stops
+from headwise.reports.colours import STOPS, stops
 from headwise.reports.data import Comparison, Passage, Report
 from headwise.table import HeadTable
 

@@ -7,7 +7,7 @@ import pytest
 
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
 from headwise.errors import CheckpointError, ConfigError
-from headwise.reports.dynamics import COLOURS, dynamics_figure, write_dynamics
+from headwise.reports.plots import COLOURS, dynamics_figure, write_dynamics
 
 pytest.importorskip("matplotlib", reason="pictures need the view extra")
 

@@ -10,8 +10,8 @@ from fontTools.ttLib import TTFont
 from view_samples import passage, report_of
 
 import headwise.reports
-from headwise.reports.fonts import SIGNS, _rule, covered, font_face, font_path
-from headwise.reports.html import write_report
+from headwise.reports.colours import SIGNS, _rule, covered, font_face, font_path
+from headwise.reports.page import write_report
 from headwise_textbook import diagrams
 
 

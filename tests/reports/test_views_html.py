@@ -12,7 +12,7 @@ from view_samples import FAMILY, HOSTILE, heads_of, passage, report_of
 
 from headwise.errors import ConfigError
 from headwise.reports.data import Passage, Report
-from headwise.reports.html import write_report
+from headwise.reports.page import write_report
 from headwise.reports.words import words
 
 

@@ -17,8 +17,7 @@ from view_samples import HOSTILE, compared, passage, report_of
 
 import headwise as hw
 from chromium import Browser, Page
-from headwise.pictures.colours import stops
-from headwise.pictures.png import heat_png
+from headwise.reports.colours import heat_png, stops
 
 
 @pytest.fixture
@@ -219,7 +218,7 @@ def test_a_notebook_in_chinese_has_chinese_words(monkeypatch):
 
 
 def test_many_heads_have_a_limited_number_of_pictures():
-    from headwise.reports.notebook.small import MOST, small_maps
+    from headwise.reports.notebook import MOST, small_maps
 
     page = small_maps([[np.eye(3)] * 31] * 17, range(17), "en")
     assert page.count("<img") == MOST // 31 * 31
@@ -227,7 +226,7 @@ def test_many_heads_have_a_limited_number_of_pictures():
 
 
 def test_a_small_picture_has_the_means_of_squares():
-    from headwise.reports.notebook.small import reduced
+    from headwise.reports.notebook import reduced
 
     matrix = np.arange(35.0).reshape(5, 7)
     assert reduced(matrix, 3).shape == (2, 3)

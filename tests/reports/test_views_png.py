@@ -8,10 +8,8 @@ import pytest
 from view_samples import passage, report_of, weights
 
 from headwise.errors import ConfigError
-from headwise.reports.data import Passage
-from headwise.reports.panels import panels
-from headwise.reports.png import WITH_VALUES, heat_map, loss_curve, overview, write_pngs
-from headwise.reports.ranges import reduced
+from headwise.reports.data import Passage, reduced
+from headwise.reports.pictures import WITH_VALUES, heat_map, loss_curve, overview, panels, write_pngs
 
 pytest.importorskip("matplotlib", reason="pictures need the view extra")
 

@@ -11,7 +11,7 @@ from view_samples import heads_of, passage, report_of
 
 from headwise.errors import ConfigError
 from headwise.reports.data import Report
-from headwise.reports.terminal import print_report
+from headwise.reports.views import print_report
 
 NAMES = (
     "entropy", "normalized_entropy", "effective_keys", "top1_mass", "max_logit", "mean_distance", "local_mass",

@@ -8,13 +8,13 @@ from string import Formatter
 import pytest
 
 from headwise.analysis.head_roles import DEFINITIONS
-from headwise.cli.examination import TERMS as DOCTOR
-from headwise.cli.words import SENTENCES as COMMANDS
-from headwise.compress.words import TERMS
+from headwise.cli.doctor import TERMS as DOCTOR
+from headwise.cli.options import SENTENCES as COMMANDS
+from headwise.compress.source import TERMS
 from headwise.corpus.printing import WORDS as SWEEPS
 from headwise.errors import ConfigError
-from headwise.lm.loading.remarks import SENTENCES, remarks_on_map
-from headwise.nn.named import names
+from headwise.lm.loading.base import SENTENCES, remarks_on_map
+from headwise.nn.registry import names
 from headwise.plan.tables import TERMS as PLANS
 from headwise.reports.messages import MESSAGES, message
 from headwise.reports.words import COLUMNS, NOTEBOOK, REPORT, SHARED, VIEWER, label, words

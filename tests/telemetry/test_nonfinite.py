@@ -9,7 +9,7 @@ from watched_models import VOCAB, ids, transformers_model, x
 
 import headwise as hw
 from headwise.errors import ConfigError
-from headwise.stats.states import side_by_side
+from headwise.stats.base import side_by_side
 
 
 class Attention(nn.Module):

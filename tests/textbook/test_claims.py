@@ -22,11 +22,11 @@ from headwise.cache import KVCache
 from headwise.errors import ConfigError
 from headwise.nn.block_diagonal import BlockDiagonalAttention
 from headwise.nn.convolution import from_conv1d
-from headwise.nn.gating import Gates
+from headwise.nn.forms import PerHeadAttention
+from headwise.nn.gated_output import Gates
 from headwise.nn.head_mixing import HeadMixingAttention
+from headwise.nn.mixture import SparseHeadMixture
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.per_head import PerHeadAttention
-from headwise.nn.sparse_mixture import SparseHeadMixture
 from headwise_textbook.claims import (
     Claim,
     Finding,

@@ -7,7 +7,7 @@ from fake_server import Fake, serving
 from page_steps import IDLE, TEXT, idle
 
 from chromium import Page
-from headwise.reports.viewer.page import viewer_page
+from headwise.reports.viewer.app import viewer_page
 
 
 @pytest.fixture

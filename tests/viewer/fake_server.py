@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from headwise.reports.fonts import font_path
+from headwise.reports.colours import font_path
 
 SIDE = 256
 TOKEN = "a-token-of-the-test"

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from chromium import Page
-from headwise.pictures.colours import stops
+from headwise.reports.colours import stops
 
 TEXT = "".join(f"{i:04d}武松，打虎 \n" for i in range(300))  # 3,300 tokens of a character each
 RESTS = (

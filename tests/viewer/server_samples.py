@@ -15,12 +15,10 @@ from starlette.testclient import TestClient
 from headwise.lm.loading import LoadedModel
 from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.tokenizer import CharTokenizer
-from headwise.reports.viewer.app import make_app
-from headwise.reports.viewer.guard import Guard
-from headwise.reports.viewer.server import bind, hosts_of, made_server
-from headwise.reports.viewer.session import Session
-from headwise.reports.viewer.text import Text
+from headwise.lm.texts import CharTokenizer
+from headwise.reports.viewer import bind, hosts_of, made_server
+from headwise.reports.viewer.app import Guard, make_app
+from headwise.reports.viewer.session import Session, Text
 
 TOKEN = "the-token-of-the-tests"
 HOST = "127.0.0.1:8123"

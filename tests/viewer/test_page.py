@@ -10,8 +10,8 @@ import pytest
 
 from headwise.errors import ConfigError
 from headwise.reports.messages import message
-from headwise.reports.viewer import page as viewer
-from headwise.reports.viewer.page import SCRIPTS, viewer_page
+from headwise.reports.viewer import app as viewer
+from headwise.reports.viewer.app import SCRIPTS, viewer_page
 from headwise.reports.words import VIEWER, words
 from headwise.wording import LANGUAGES
 

@@ -6,9 +6,8 @@ import torch
 from tile_samples import close, dense, map_of, pooled
 
 from headwise.masks import Causal, Dense, Everything, Lengths, Sinks, Window
-from headwise.reports.viewer import pyramid, wire
-from headwise.reports.viewer.pyramid import Levels, choose_levels, head_pyramid
-from headwise.reports.viewer.tiles import SIDE, Unwanted
+from headwise.reports.viewer import tiles
+from headwise.reports.viewer.tiles import SIDE, Levels, Unwanted, choose_levels, head_pyramid
 
 MASKS = {
     "causal": Causal(),
@@ -35,7 +34,7 @@ def test_every_level_is_the_dense_map_pooled(mask, base):
             for row in range(-(-len(truth) // SIDE)):
                 for col in range(-(-len(truth) // SIDE)):
                     part = truth[row * SIDE : (row + 1) * SIDE, col * SIDE : (col + 1) * SIDE]
-                    found = wire.decode(made.tile(reduce, cell, row, col))
+                    found = tiles.decode(made.tile(reduce, cell, row, col))
                     assert found.shape == (1, *part.shape)
                     close(found[0], part, of_half=2.0**-10)
 
@@ -55,8 +54,8 @@ def test_tiles_where_nothing_is_allowed_take_no_room():
     causal = head_pyramid(map_of(1100, 1100, Causal(), heads=1).head(0, 0), Levels(1100, 1100, 1, 128))
     full = head_pyramid(map_of(1100, 1100, Everything(), heads=1).head(0, 0), Levels(1100, 1100, 1, 128))
     assert causal.size < 0.75 * full.size
-    assert np.isnan(wire.decode(causal.tile("max", 1, 0, 3))).all()
-    assert wire.decode(causal.tile("max", 1, 0, 4)).shape == (1, SIDE, 1100 - 4 * SIDE)
+    assert np.isnan(tiles.decode(causal.tile("max", 1, 0, 3))).all()
+    assert tiles.decode(causal.tile("max", 1, 0, 4)).shape == (1, SIDE, 1100 - 4 * SIDE)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -80,11 +79,11 @@ def test_levels_of_small_texts(n, base, coarsest):
 def test_a_hundred_thousand_tokens_fit_the_budget_without_being_computed():
     levels = choose_levels(100_000, 32, causal=True)
     assert levels.base == 64
-    assert 32 * pyramid._bytes(100_000, True, levels.base, levels.coarsest) <= pyramid.BUDGET
+    assert 32 * tiles._bytes(100_000, True, levels.base, levels.coarsest) <= tiles.BUDGET
 
 
 def test_progress_is_told_and_it_stops_once_nobody_waits(monkeypatch):
-    monkeypatch.setattr(pyramid, "BAND", 300 * 64)
+    monkeypatch.setattr(tiles, "LEVELS_BAND", 300 * 64)
     head = map_of(300, 300, Causal(), heads=1).head(0, 0)
     told: list[tuple[int, int]] = []
     head_pyramid(head, Levels(300, 300, 4, 16), lambda _, *done: told.append(done))

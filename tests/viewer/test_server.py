@@ -14,7 +14,7 @@ from server_samples import HOST, TOKEN, client_of, live, refused, settled, small
 from starlette.testclient import TestClient
 from tile_samples import close, dense, pooled
 
-from headwise.reports.viewer import app as app_module, wire
+from headwise.reports.viewer import app as app_module, tiles
 from headwise.reports.viewer.app import make_app
 from headwise.reports.viewer.session import Session
 from headwise.stats import shown_in
@@ -158,7 +158,7 @@ def test_tiles_of_every_level_are_the_dense_map_pooled(client, ready, session, l
                 assert answer.status_code == 200
                 assert answer.headers["content-type"] == "application/octet-stream"
                 part = truth[row * 256 : row * 256 + 256, col * 256 : col * 256 + 256]
-                close(wire.decode(answer.content)[0], part, of_half=2.0**-10)
+                close(tiles.decode(answer.content)[0], part, of_half=2.0**-10)
 
 
 def test_tops_are_the_largest_weights_of_a_row_and_a_column(client, ready, session):
@@ -185,7 +185,7 @@ def test_mean_is_what_is_given_unless_asked_otherwise(client, ready):
 @pytest.mark.parametrize("cells", [16, 64, 100, 256])
 @pytest.mark.parametrize("reduce", ["mean", "max"])
 def test_overview_is_every_head_in_order(client, ready, session, cells, reduce):
-    found = wire.decode(client.get(f"{ready}/overview?reduce={reduce}&cells={cells}").content)
+    found = tiles.decode(client.get(f"{ready}/overview?reduce={reduce}&cells={cells}").content)
     maps = list(session.subject.maps(session.present.reading.ids).values())
     cell = {16: 64, 64: 16, 100: 8, 256: 4}[cells]  # of 650 tokens
     assert found.shape[0] == 6
@@ -303,8 +303,8 @@ def test_page_and_font(client):
 def test_a_single_character_is_a_text(client, session):
     name = client.post("/api/texts", json={"text": "a"}).json()["id"]
     assert settled(session.find(name)) == "ready"
-    assert wire.decode(client.get(f"/api/texts/{name}/tiles/0/0/1/0/0").content).tolist() == [[[1.0]]]
-    assert wire.decode(client.get(f"/api/texts/{name}/overview").content).shape == (6, 1, 1)
+    assert tiles.decode(client.get(f"/api/texts/{name}/tiles/0/0/1/0/0").content).tolist() == [[[1.0]]]
+    assert tiles.decode(client.get(f"/api/texts/{name}/overview").content).shape == (6, 1, 1)
 
 
 def test_a_newer_text_takes_the_place_of_the_older(client, ready, session):
@@ -350,4 +350,4 @@ def test_many_ask_at_once(session, ready):
         assert status == 200
         weights, allowed = dense(maps[layer], head)
         part = np.where(allowed, weights, np.nan)[row * 256 : row * 256 + 256, col * 256 : col * 256 + 256]
-        close(wire.decode(body)[0], part, of_half=2.0**-10)
+        close(tiles.decode(body)[0], part, of_half=2.0**-10)

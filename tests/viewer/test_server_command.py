@@ -24,12 +24,11 @@ from server_samples import PATIENCE, small_subject, until
 
 from forked import Program
 from headwise.cli import main
-from headwise.cli.view import view
+from headwise.cli.see import view
 from headwise.errors import ConfigError
-from headwise.reports.viewer import limits as limits_module, server as server_module
-from headwise.reports.viewer.limits import bytes_a_token, free_memory, limits_of
-from headwise.reports.viewer.server import bind, serve
-from headwise.reports.viewer.session import Session, TooLong
+from headwise.reports import viewer as server_module
+from headwise.reports.viewer import bind, serve, session as limits_module
+from headwise.reports.viewer.session import Session, TooLong, bytes_a_token, free_memory, limits_of
 
 
 @contextmanager

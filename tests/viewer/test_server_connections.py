@@ -13,8 +13,8 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httpx2")
 from server_samples import PATIENCE, TOKEN, Live, live, small_subject, until
 
-from headwise.reports.viewer import connections
-from headwise.reports.viewer.connections import HEAD
+from headwise.reports.viewer import app
+from headwise.reports.viewer.app import HEAD
 from headwise.reports.viewer.session import Session
 
 HALVES = {
@@ -61,7 +61,7 @@ def is_closed(one: socket.socket) -> bool:
 def test_half_a_request_is_given_up(
     sent: bytes, session: Session, many: ExitStack, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(connections, "ARRIVAL", 0.3)
+    monkeypatch.setattr(app, "ARRIVAL", 0.3)
     with live(session) as server:
         waiting = [half(many, server, sent) for _ in range(12)]
         assert server.get("/api/model")[0] == 200
@@ -73,7 +73,7 @@ def test_half_a_request_is_given_up(
 def test_a_request_that_trickles_in_is_given_up(
     session: Session, many: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "ARRIVAL", 0.5)
+    monkeypatch.setattr(app, "ARRIVAL", 0.5)
     with live(session) as server:
         one = half(many, server, b"GET /api/model HTTP/1.1\r\n")
         one.settimeout(0.01)
@@ -93,7 +93,7 @@ def test_a_request_that_trickles_in_is_given_up(
 def test_a_second_request_on_a_connection_has_to_arrive_too(
     session: Session, many: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "ARRIVAL", 0.3)
+    monkeypatch.setattr(app, "ARRIVAL", 0.3)
     with live(session) as server:
         whole = f"GET /api/model?token={TOKEN} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode()
         one = half(many, server, whole)
@@ -105,7 +105,7 @@ def test_a_second_request_on_a_connection_has_to_arrive_too(
 @pytest.mark.thorough
 def test_an_answer_takes_its_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what arrives is hurried, not what is computed."""
-    monkeypatch.setattr(connections, "ARRIVAL", 0.3)
+    monkeypatch.setattr(app, "ARRIVAL", 0.3)
     slow = session.open
 
     def opening(text: str, title: str = "") -> object:
@@ -122,7 +122,7 @@ def test_an_answer_takes_its_time(session: Session, monkeypatch: pytest.MonkeyPa
 
 
 def test_only_so_many_connections_are_held(session: Session, many: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST", 20)
+    monkeypatch.setattr(app, "MOST", 20)
     with live(session) as server:
         waiting = [half(many, server, HALVES["half a head"]) for _ in range(50)]
         assert all(map(is_closed, waiting[:30]))  # those that came first make room

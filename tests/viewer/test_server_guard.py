@@ -11,8 +11,8 @@ from server_samples import HOST, TOKEN, client_of, live, refused, settled, small
 from starlette.testclient import TestClient
 
 from headwise.reports.template import digest
+from headwise.reports.viewer import hosts_of
 from headwise.reports.viewer.app import make_app, policy_of
-from headwise.reports.viewer.server import hosts_of
 from headwise.reports.viewer.session import Session
 
 PATHS = ["/", "/api/model", "/api/font", "/api/texts/x", "/api/texts/x/tiles/0/0/1/0/0", "/nothing"]

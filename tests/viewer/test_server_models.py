@@ -15,7 +15,7 @@ from server_samples import client_of, refused, settled
 from tile_samples import close
 
 from headwise.lm.loading import load_model
-from headwise.reports.viewer import wire
+from headwise.reports.viewer import tiles
 from headwise.reports.viewer.session import Session
 
 TEXT = "Wu Song drank eighteen bowls of wine, and then he fought the tiger on the ridge. " * 21
@@ -56,10 +56,10 @@ def test_bert_is_shown_as_it_attends(folder):
         found = np.full((n, n), np.nan, np.float32)
         for row in range(2):
             for col in range(2):
-                part = wire.decode(client.get(f"{path}/tiles/{layer}/{head}/1/{row}/{col}").content)[0]
+                part = tiles.decode(client.get(f"{path}/tiles/{layer}/{head}/1/{row}/{col}").content)[0]
                 found[row * 256 : row * 256 + 256, col * 256 : col * 256 + 256] = part
         close(found, weights, of_half=2.0**-9)
-    assert wire.decode(client.get(f"{path}/overview?reduce=max").content).shape[0] == 72
+    assert tiles.decode(client.get(f"{path}/overview?reduce=max").content).shape[0] == 72
     refused(client.post("/api/texts", json={"text": TEXT * 3}), 413, "512", "positions")
     assert client.get(path).json()["state"] == "ready"
     assert session.close(60)

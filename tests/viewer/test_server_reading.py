@@ -13,7 +13,7 @@ from server_samples import Gate, client_of, refused, settled, small_subject, unt
 
 from headwise.errors import CheckpointError
 from headwise.kernels import pauses
-from headwise.reports.viewer import reader as reader_module, text as text_module, wire
+from headwise.reports.viewer import session as reader_module, session as text_module, tiles
 from headwise.reports.viewer.session import Session
 
 
@@ -77,7 +77,7 @@ def test_heads_show_as_they_are_drawn(monkeypatch):
     told = client.get(f"/api/texts/{name}").json()
     assert (told["state"], told["what"], told["drawn"]) == ("reading", told["what"], 2)
     assert len(told["statistics"]["entropy"]["values"]) in (1, 2)
-    assert wire.decode(client.get(f"/api/texts/{name}/overview").content).shape[0] == 2
+    assert tiles.decode(client.get(f"/api/texts/{name}/overview").content).shape[0] == 2
     assert client.get(f"/api/texts/{name}/tiles/0/1/4/0/0").status_code == 200
     refused(client.get(f"/api/texts/{name}/tiles/1/0/4/0/0"), 409, "still")
     go_on.release()
@@ -85,7 +85,7 @@ def test_heads_show_as_they_are_drawn(monkeypatch):
     assert session.find(name).status()["statistics"]["entropy"]["values"][1][0] > 0
     go_on.release(100)
     assert settled(text) == "ready"
-    assert wire.decode(client.get(f"/api/texts/{name}/overview").content).shape[0] == 6
+    assert tiles.decode(client.get(f"/api/texts/{name}/overview").content).shape[0] == 6
     assert session.close(60)
 
 
@@ -104,7 +104,7 @@ def test_a_head_whose_scores_are_not_finite_is_told_of():
     assert not any("Layer 0" in note or "head 0" in note for note in said if "layer 2" not in note.lower())
     assert {"layer": 1, "head": 1, "count": 8} in [note["values"] for note in told["notes"]]
     assert told["statistics"]["entropy"]["values"][1][0] is not None
-    assert np.isnan(wire.decode(client.get(f"/api/texts/{name}/tiles/1/1/1/0/0").content)).all()
+    assert np.isnan(tiles.decode(client.get(f"/api/texts/{name}/tiles/1/1/1/0/0").content)).all()
     assert session.close(60)
 
 

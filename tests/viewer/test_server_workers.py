@@ -16,9 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from headwise.reports.viewer import app as app_module
+from headwise.reports.viewer.requests import Kept, Workers
 from headwise.reports.viewer.session import Session
 from headwise.reports.viewer.tiles import Unwanted
-from headwise.reports.viewer.workers import Kept, Workers
 
 
 class Client:

@@ -7,8 +7,8 @@ pytest.importorskip("starlette")
 from server_samples import small_subject
 
 from headwise.lm.loading import TokenizedText
-from headwise.reports.viewer.pyramid import Levels
-from headwise.reports.viewer.text import Text
+from headwise.reports.viewer.session import Text
+from headwise.reports.viewer.tiles import Levels
 
 SPANS = [(0, 0), (0, 5), (5, 6), (7, 10), (12, 17), (0, 0)]
 PIECES = ["[CLS]", "Speak", ".", "All", "right", "[SEP]"]

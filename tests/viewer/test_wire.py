@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from headwise.errors import ShapeError
-from headwise.reports.viewer import wire
+from headwise.reports.viewer import tiles
 
 WEIGHTS = st.floats(0, 1, width=32) | st.just(float("nan"))
 
@@ -29,7 +29,7 @@ def held_to(maps: np.ndarray, found: np.ndarray) -> None:
 @settings(deadline=None, max_examples=80)
 @given(arrays.arrays(np.float32, arrays.array_shapes(min_dims=3, max_dims=3, max_side=11), elements=WEIGHTS))
 def test_round_trip(maps):
-    held_to(maps, wire.decode(wire.encode(maps)))
+    held_to(maps, tiles.decode(tiles.encode(maps)))
 
 
 @pytest.mark.parametrize(
@@ -38,30 +38,30 @@ def test_round_trip(maps):
 )
 def test_values_at_the_edge(values):
     maps = np.array(values, np.float32)[None, :, None]
-    held_to(maps, wire.decode(wire.encode(maps)))
+    held_to(maps, tiles.decode(tiles.encode(maps)))
 
 
 def test_header_is_sixteen_bytes_little_endian():
-    data = wire.encode(np.array([[[0.5, 0.25, np.nan]], [[0.5, 0.75, 0.5]]], np.float32))
+    data = tiles.encode(np.array([[[0.5, 0.25, np.nan]], [[0.5, 0.75, 0.5]]], np.float32))
     assert struct.unpack("<ffHHI", data[:16]) == (0.25, 0.75, 1, 3, 2)
     assert np.frombuffer(data[16:], "<f2")[[0, 1, 3, 4]].tolist() == [0.5, 0.0, 0.5, 1.0]
     assert len(data) == 16 + 2 * 6
 
 
 def test_nothing_allowed_travels_as_nan():
-    data = wire.empty(3, 5)
-    assert np.isnan(wire.decode(data)).all()
-    assert wire.decode(data).shape == (1, 3, 5)
+    data = tiles.empty(3, 5)
+    assert np.isnan(tiles.decode(data)).all()
+    assert tiles.decode(data).shape == (1, 3, 5)
     assert struct.unpack("<ff", data[:8]) == (0.0, 0.0)  # a range that a page can read, not an empty one
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 2, 3, 4), (1, 70_000, 1), (1, 1, 65_536)])
 def test_shapes_that_do_not_fit_are_refused(shape):
     with pytest.raises(ShapeError, match=r"expected \[count, rows, cols\]"):
-        wire.encode(np.zeros(shape, np.float32))
+        tiles.encode(np.zeros(shape, np.float32))
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 15, wire.empty(2, 2)[:-1], wire.empty(2, 2) + b"x"])
+@pytest.mark.parametrize("data", [b"", b"x" * 15, tiles.empty(2, 2)[:-1], tiles.empty(2, 2) + b"x"])
 def test_truncated_data_is_refused(data):
     with pytest.raises(ShapeError, match=f"{len(data)}"):
-        wire.decode(data)
+        tiles.decode(data)

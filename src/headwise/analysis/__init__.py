@@ -1,9 +1,8 @@
 """What heads do, which of them are similar, and which of them matter."""
 
 from headwise.analysis.attention_rollout import Rollout, attention_flow, rollout
-from headwise.analysis.circuits import circuit_similarity, composition
+from headwise.analysis.circuits import circuit_similarity, composition, principal_angles, subspace_overlap, value_norms
 from headwise.analysis.direct_effects import DirectEffects, direct_effects
-from headwise.analysis.divergence import map_divergence
 from headwise.analysis.head_roles import Mention, Roles, RoleScore, place_words, probe_induction, read_conllu, roles
 from headwise.analysis.history import HeadHistory
 from headwise.analysis.importance import (
@@ -19,12 +18,9 @@ from headwise.analysis.importance import (
     rank_agreement,
     taylor_importance,
 )
-from headwise.analysis.information import head_information
-from headwise.analysis.outputs import output_similarities
-from headwise.analysis.similarity import HeadSimilarity
-from headwise.analysis.spectrum import MapSpectrum, map_spectrum
-from headwise.analysis.subspaces import principal_angles, subspace_overlap
-from headwise.analysis.value_norms import value_norms
+from headwise.analysis.information import head_information, output_similarities
+from headwise.analysis.linear import MapSpectrum, map_spectrum
+from headwise.analysis.similarity import HeadSimilarity, map_divergence
 
 __all__ = [
     "DirectEffects",

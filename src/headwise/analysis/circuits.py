@@ -1,20 +1,30 @@
-"""QK and OV circuits of heads as maps of the residual stream: their similarity and composition.
+"""What the weights of heads do: QK and OV circuits, their subspaces, and norms of values.
+
+QK and OV circuits of heads as maps of the residual stream: their similarity and composition.
 
 A head scores x_i W_Q W_Kᵀ x_jᵀ and moves x_j W_V W_O (Elhage et al. 2021, "A Mathematical Framework for Transformer
 Circuits"). These products do not include layer norms, biases and rotary angles; a gain can be multiplied into the
 projections beforehand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from headwise import events
 from headwise.analysis.checks import Weights, checked_weights, counts, head_names, per_query_head
-from headwise.analysis.inner import Factors, inner_products
-from headwise.analysis.outputs import cosines, unit_size
-from headwise.analysis.similarity import HeadSimilarity, apart
-from headwise.errors import ShapeError, check_choice
+from headwise.analysis.information import cosines, unit_size
+from headwise.analysis.linear import Factors, inner_products
+from headwise.analysis.similarity import HeadSimilarity, apart, symmetric
+from headwise.errors import ConfigError, DTypeError, ShapeError, check_choice
+from headwise.interventions import Arguments, Edit
+from headwise.models.attaching import Attachment
+from headwise.models.find import find_heads
+from headwise.models.intervening import intervene, model_of
+from headwise.models.site import HeadSite
+from headwise.rule import compute
 
 
 @torch.no_grad()
@@ -99,3 +109,153 @@ def _ov(weights: Sequence[Weights]) -> Factors:
 
 def _scaled(layers: list[Tensor]) -> list[Tensor]:
     return [unit_size(x) for x in layers]
+
+
+@torch.no_grad()
+def principal_angles(one: Tensor, two: Tensor) -> Tensor:
+    """Principal angles between the column spaces of two matrices, ascending, in radians from 0 to π/2.
+
+    cos θ = svd(Q₁ᵀQ₂) of orthonormal bases; near 1, the sine from the svd of Q₂ − Q₁Q₁ᵀQ₂ is more accurate
+    (Björck & Golub 1973; Knyazev & Argentati 2002).
+
+    Args:
+        one, two: [..., d_model, d] and [..., d_model, e] with full column rank and d, e ≤ d_model.
+    Returns:
+        [..., min(d, e)] float64.
+    Raises:
+        ShapeError, DTypeError, ConfigError: naming the argument, also if columns are linearly dependent.
+    """
+    for name, x in (("one", one), ("two", two)):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise DTypeError(f"{name}: expected a floating-point tensor [..., d_model, d]")
+        if x.ndim < 2 or not 0 < x.shape[-1] <= x.shape[-2]:
+            raise ShapeError(f"{name}: shape {tuple(x.shape)}, expected [..., d_model, d] with 0 < d ≤ d_model")
+        if not bool(torch.isfinite(x).all()):
+            raise ConfigError(f"{name}: {int((~torch.isfinite(x)).sum())} entries are NaN or infinite")
+    if one.shape[-2] != two.shape[-2]:
+        raise ShapeError(f"two: columns of {two.shape[-2]} entries, expected the {one.shape[-2]} of one")
+    bases = []
+    for name, x in (("one", one), ("two", two)):
+        basis, rank = _bases(x.double())
+        if bool((rank < x.shape[-1]).any()):
+            raise ConfigError(f"{name}: {x.shape[-1]} columns span only {int(rank.min())} dimensions")
+        bases.append(basis)
+    first, second = sorted(bases, key=lambda x: x.shape[-1], reverse=True)
+    cross = first.mT @ second
+    cosine = torch.linalg.svdvals(cross).clamp(max=1.0)  # descending: angles ascend
+    sine = torch.linalg.svdvals(second - first @ cross).clamp(max=1.0).flip(-1)
+    return torch.where(cosine.square() < 0.5, torch.acos(cosine), torch.asin(sine))
+
+
+@torch.no_grad()
+def subspace_overlap(weights: Sequence[Weights], side: str) -> HeadSimilarity:
+    """The overlap of the subspaces that heads read or write: mean cos²θ of the principal angles between the column
+    spaces of W_Q, W_K or W_V, or the row spaces of W_O.
+
+    1 if one contains the other, 0 if they are orthogonal; two random subspaces have max(d₁, d₂)/d_model on
+    average. It is ‖Q₁ᵀQ₂‖²_F / min(d₁, d₂) of orthonormal bases, so no angles are computed;
+    `principal_angles` returns those of two heads. The rank of a projection counts singular values above 1e-5 of the
+    largest one.
+
+    Args:
+        weights: for each layer a dictionary with `side`: "q" [h, d_model, d_k], "k" [h_kv, d_model, d_k],
+            "v" [h_kv, d_model, d_v] or "o" [h, d_v, d_model]. Shared KV heads appear once: L0KV0, L0KV1, …
+    Returns:
+        `HeadSimilarity`; a head with a projection of 0 has 0 with all heads, including itself.
+    """
+    check_choice("side", side, "qkvo")
+    layers = checked_weights(weights, side)[side]
+    columns = [x.mT if side == "o" else x for x in layers]
+    d_model = columns[0].shape[1]
+    shared = side in "kv" and any("q" in w and w["q"].shape[0] != w[side].shape[0] for w in weights)
+    found = [_bases(unit_size(x)) for x in columns]
+    bases, rank = [basis for basis, _ in found], torch.cat([rank for _, rank in found]).double().cpu()
+    common = symmetric(inner_products((bases, bases)))
+    overlap = (common / torch.minimum(rank, rank[:, None]).clamp_min(1.0)).clamp(0.0, 1.0)
+    overlap.diagonal().copy_((rank > 0).double())
+    names = head_names(counts(layers), "KV" if shared else "H")
+    kind = f"overlap of the subspaces of W_{side.upper()}"
+    return HeadSimilarity(kind, names, overlap, apart(1 - overlap), "mean cos²", chance=float(rank.max()) / d_model)
+
+
+def _bases(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Orthonormal bases of the column spaces of [..., D, d], columns beyond the rank 0; and the ranks."""
+    # The singular values are those of the small triangular factor; its left vectors rotate Q.
+    q, r = torch.linalg.qr(x)
+    u, s, _ = torch.linalg.svd(r)
+    keep = s > s.amax(-1, keepdim=True) * (1e-5 if x.dtype == torch.float32 else 1e-10)
+    return (q @ u) * keep[..., None, :].to(q), keep.sum(-1)
+
+
+def value_norms(
+    model: nn.Module | Attachment, run: Callable[[], Any], *, sites: Sequence[HeadSite] | None = None
+) -> dict[str, Tensor]:
+    """‖v_j W_O^h‖ of every head h and token j: the length of what a weight of 1 on it adds to the residual stream.
+
+        >>> import torch, headwise as hw
+        >>> model = torch.nn.Sequential(hw.MultiHeadAttention(16, 4), hw.MultiHeadAttention(16, 4))
+        >>> x = torch.randn(1, 7, 16)
+        >>> with hw.watch(model, maps="lazy") as record:
+        ...     y = model(x)
+        >>> norms = hw.analysis.value_norms(model, lambda: model(x))
+        >>> norms["0"].shape
+        torch.Size([1, 4, 7])
+        >>> added = record.maps["0"][0, 2, -1] * norms["0"][0, 2]               # to the last token by head 2, [7]
+        >>> flow = hw.analysis.rollout([*record.maps.values()], value_norms=[*norms.values()])
+
+    A weight alone does not say what is added: the value of a token with a large weight may be small, as that of an
+    attention sink often is. Norms of values and weights multiply; a rollout or flow of the products is
+    `rollout(maps, value_norms=…)`.
+
+    Args:
+        model: any that `hw.intervene` and `find_heads` support, or for attention that is written by hand the handle of
+            `hw.attach(model, batch=…)`.
+        run: a function that runs the model once, without a KV cache, as the maps' run did.
+        sites: of `find_heads(model)`; all by default.
+    Returns:
+        name of the module → [b, h, m] float32 or float64, in the order of the calls; a module that is called several
+        times as name, name#2, … (as records name their maps).
+    Raises:
+        ConfigError: if no attention was called, within `hw.intervene`, or for a module without an output projection of
+            each head.
+    Source: Kobayashi et al. 2020, 2004.10102, §3 (without the norm that follows).
+    """
+    if events.editing:
+        raise ConfigError("value_norms: the attention of a model is edited (hw.intervene); call it outside of that")
+    places = {site.name: site for site in (find_heads(model_of(model)) if sites is None else sites)}
+    keep = _Keep()
+    with torch.no_grad(), intervene(model, keep, layers=list(places), unused="ignore"):
+        run()
+    if not keep.values:
+        raise ConfigError("run: called no attention of the model; expected a function that runs it once")
+    norms = {name: projections(site) for name, site in places.items()}
+    return {call: _norms(v, norms[events.module_name(call)]) for call, v in keep.values.items()}
+
+
+class _Keep(Edit):
+    """Changes nothing, and keeps the values [b, h_kv, m, d_v] of each call."""
+
+    by_row = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, Tensor] = {}
+
+    def changed(self, call: Arguments) -> Arguments:
+        self.values[events.call_name(call.name, self.values)] = call.v
+        return call
+
+
+def projections(site: HeadSite) -> Tensor:
+    """A matrix R [h, ·, d_v] for each head with ‖R v‖ = ‖v W_O‖, no larger than d_v × d_v."""
+    weights = site.weights()
+    if "o" not in weights:
+        raise ConfigError(
+            f"{site.name or type(site.module).__name__}: its heads have no output projection of their own"
+        )
+    return torch.linalg.qr(compute(weights["o"]).mT, mode="r").R  # W_Oᵀ = Q R, and Q keeps norms
+
+
+def _norms(v: Tensor, projection: Tensor) -> Tensor:
+    heads = compute(v).repeat_interleave(len(projection) // v.shape[1], 1)
+    return (heads @ projection.to(heads).mT).norm(dim=-1)

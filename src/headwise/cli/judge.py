@@ -18,8 +18,7 @@ def doctor(
     import json
     from dataclasses import asdict
 
-    from headwise.cli.examination import print_examination
-    from headwise.doctor import examine
+    from headwise.cli.doctor import examine, print_examination
 
     if as_json:
         sys.stdout.write(json.dumps(asdict(examine(measure=measure)), indent=2) + "\n")

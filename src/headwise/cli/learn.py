@@ -11,9 +11,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwise.cli.interruption import CODE
-from headwise.cli.options import Estimate, Lang, Model, load, stop
-from headwise.cli.streams import STREAM, is_read, read_from, stdin_text, typed
-from headwise.cli.words import said, say
+from headwise.cli.options import (
+    STREAM,
+    Estimate,
+    Lang,
+    Model,
+    is_read,
+    load,
+    read_from,
+    said,
+    say,
+    stdin_text,
+    stop,
+    typed,
+)
 from headwise.errors import ConfigError
 from headwise.wording import language
 
@@ -68,9 +79,8 @@ def train(
             f"--experiment {experiment}: is a command of its own: headwise reconstruct FILE --out DIR",
             f"--experiment {experiment}：现在是单独的命令：headwise reconstruct FILE --out DIR",
         )
-    from headwise.lm.run import Resumed
-    from headwise.lm.train import TrainingStep, train as run
-    from headwise.nn.named import read_options
+    from headwise.lm.train import Resumed, TrainingStep, train as run
+    from headwise.nn.registry import read_options
     from headwise.table.show import duration
 
     columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"
@@ -129,7 +139,7 @@ def write(
     lang: Lang = None,
 ) -> None:
     """Generate text with a model, one character at a time."""
-    from headwise.lm.generate import check_sampling, write as compose
+    from headwise.lm.model import check_sampling, write as compose
 
     prompt = stdin_text("--prompt").removesuffix("\n") if prompt == STREAM else typed(prompt, "--prompt")
     check_sampling(prompt, length, temperature, top_k, top_p)
@@ -163,7 +173,7 @@ def _resumable() -> Iterator[None]:
 
 def _heads(out: Path, console: Console) -> None:
     from headwise.lm.watch_heads import HEADS_FILE
-    from headwise.reports.dynamics import write_dynamics
+    from headwise.reports.plots import write_dynamics
 
     record = out / HEADS_FILE
     say(console, "wrote_roles", path=record)

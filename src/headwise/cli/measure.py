@@ -12,9 +12,7 @@ import typer
 from rich.console import Console
 
 from headwise.cli.interruption import CODE, check_interrupted, is_first, is_interruption
-from headwise.cli.options import AnyModel, Lang, check_file, progress_bar
-from headwise.cli.streams import is_stream
-from headwise.cli.words import say
+from headwise.cli.options import AnyModel, Lang, check_file, is_stream, progress_bar, say
 from headwise.errors import ConfigError, HeadwiseError
 
 
@@ -60,7 +58,7 @@ def measure(
     lang: Lang = None,
 ) -> None:
     """Measure every head on a corpus of any size. Resumable; torchrun divides the work."""
-    from headwise.corpus.ranks import Deserted, Ranks
+    from headwise.corpus.work import Deserted, Ranks
 
     for option, given in (("--file", files), ("--out", [out])):
         if any(map(is_stream, given)):
@@ -99,9 +97,7 @@ def _measure(
 ) -> None:  # fmt: skip
     from headwise.corpus import measure_corpus
     from headwise.corpus.printing import check_sort, print_measures
-    from headwise.reports.corpus_page import write_corpus_page
-    from headwise.reports.corpus_passages import print_passages
-    from headwise.reports.corpus_picture import check_picture, write_picture
+    from headwise.reports.corpus_page import check_picture, print_passages, write_corpus_page, write_picture
     from headwise.stats import shown_in
     from headwise.wording import language
 

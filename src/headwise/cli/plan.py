@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from headwise.cli.options import Lang, check_file
-from headwise.cli.words import say
+from headwise.cli.options import Lang, check_file, say
 from headwise.errors import ConfigError
 from headwise.wording import language
 
@@ -151,8 +150,7 @@ def layer(
     lang: Lang = None,
 ) -> None:
     """Compute parameters, memory, FLOPs and minimum time of one layer of a design."""
-    from headwise.nn.counts import sizes_of
-    from headwise.nn.registry import STANDARD
+    from headwise.nn.registry import STANDARD, sizes_of
     from headwise.plan import plan_design
 
     design = design or STANDARD
@@ -260,8 +258,7 @@ def _machine(peak: float | None, bandwidth: float | None, measure: bool, dtype: 
 
 def typed(design: str, assigned: Sequence[str]) -> Mapping[str, Any]:
     """Options written as NAME=VALUE, with the types of the design's sizes; unknown names are left to the design."""
-    from headwise.nn.counts import kinds_of
-    from headwise.nn.named import read_options
+    from headwise.nn.registry import kinds_of, read_options
 
     known, found = kinds_of(design), read_options(assigned)
     for name, value in found.items():

@@ -5,10 +5,19 @@ on one part of a text; the result is read from disk and evaluated on another par
 The source is never overwritten.
 """
 
-from headwise.compress.budget_file import read_budget as read_budget, save_budget as save_budget
-from headwise.compress.budgeting import Budgeting as Budgeting, plan_budget as plan_budget
+from headwise.compress.budgeting import (
+    Budgeting as Budgeting,
+    plan_budget as plan_budget,
+    read_budget as read_budget,
+    save_budget as save_budget,
+)
 from headwise.compress.converting import Conversion as Conversion, plan_conversion as plan_conversion
 from headwise.compress.judging import Candidate as Candidate, Verdict as Verdict, judge as judge
 from headwise.compress.pruning import Pruning as Pruning, plan_pruning as plan_pruning
-from headwise.compress.source import Source as Source, check_target as check_target, open_source as open_source
-from headwise.compress.texts import Texts as Texts, split_text as split_text
+from headwise.compress.source import (
+    Source as Source,
+    Texts as Texts,
+    check_target as check_target,
+    open_source as open_source,
+    split_text as split_text,
+)

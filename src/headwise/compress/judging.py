@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.importance.values import standard_error
+from headwise.analysis.importance.losses import standard_error
 from headwise.cache.base import Cache
-from headwise.compress.texts import Texts
-from headwise.compress.words import term
+from headwise.compress.source import Texts, term
 from headwise.edit import budget_effect
 from headwise.edit.budgets import Budget
 from headwise.lm.model import Decoder

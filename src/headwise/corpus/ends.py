@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
-from headwise.corpus import pieces
 from headwise.corpus.journal import (
     Journal,
     changes,
@@ -18,15 +17,23 @@ from headwise.corpus.journal import (
     sources_of,
     weights_print,
 )
-from headwise.corpus.output import Columns, Output, columns
 from headwise.corpus.passages import Passages, passages_path
-from headwise.corpus.pieces import Limit, Unit, units
-from headwise.corpus.ranks import Ranks
-from headwise.corpus.result import CorpusMeasures
-from headwise.corpus.sources import Advance, Print, Source, check, find_sources
-from headwise.corpus.strength import unit_of
-from headwise.corpus.tally import Tally
-from headwise.corpus.work import Work
+from headwise.corpus.result import Columns, CorpusMeasures, Output, columns
+from headwise.corpus.sources import (
+    Advance,
+    Limit,
+    Print,
+    Source,
+    Unit,
+    check,
+    check_lines,
+    find_sources,
+    piece_count,
+    piece_end,
+    units,
+)
+from headwise.corpus.tally import Tally, unit_of
+from headwise.corpus.work import Ranks, Work
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.outputs import check_writable
 from headwise.progress import Progress
@@ -244,10 +251,10 @@ def _survey(work: Work, max_tokens: int | None, advance: Advance) -> tuple[list[
     for i, source in enumerate(sources):
         upto = source.size
         if limit is not None and i == limit.source:
-            upto = pieces.end(source, limit.piece, work.step)
+            upto = piece_end(source, limit.piece, work.step)
         prints.append(check(source, work.field, upto, advance))
         if source.kind == "jsonl":
-            pieces.check_lines(source, 0, upto, work.field)
+            check_lines(source, 0, upto, work.field)
         checked.append(upto)
     return prints, checked, limit
 
@@ -256,7 +263,7 @@ def _limit(work: Work, max_tokens: int) -> Limit | None:
     """The place at which the corpus reaches `max_tokens`; None if it has fewer."""
     left = max_tokens
     for i, source in enumerate(work.sources):
-        for piece in range(pieces.count(source, work.step)):
+        for piece in range(piece_count(source, work.step)):
             there = 0
             for _, ids, *_ in work.texts(i, piece):
                 there += len(ids)

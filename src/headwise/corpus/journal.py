@@ -20,8 +20,7 @@ import torch
 
 from headwise.contents import Entry, parsed, reading, text_of, whole, word
 from headwise.corpus.passages import Collected, Passages
-from headwise.corpus.pieces import Limit
-from headwise.corpus.sources import Print, Source, changed
+from headwise.corpus.sources import Limit, Print, Source, changed
 from headwise.corpus.tally import Tally, Trouble
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path, sweep

@@ -9,7 +9,7 @@ from rich.text import Text
 from headwise.amounts import counted
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import check_choice
-from headwise.stats.words import UNITS
+from headwise.stats.base import UNITS
 from headwise.table.show import as_text, duration, numbers
 from headwise.wording import Message, in_language, joined, language
 

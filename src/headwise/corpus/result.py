@@ -1,24 +1,184 @@
-"""The result of a sweep: numbers over the whole corpus, which print themselves."""
+"""The result of a sweep, which prints itself, and its files: Parquet, CSV or JSON lines."""
 
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headwise.analysis.checks import head_name
-from headwise.corpus.moments import OfRows, OfWindows
-from headwise.corpus.output import columns, finished
-from headwise.corpus.passages import Passages
-from headwise.corpus.selection import Head
+from headwise.corpus.passages import Passages, passages_path
+from headwise.corpus.select import Head, OfRows, OfWindows
 from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work
-from headwise.errors import ConfigError
+from headwise.errors import CheckpointError, ConfigError
+from headwise.files import atomic_path, sha256_of, write_text
 from headwise.table import HeadColumn, HeadTable
+from headwise.table.files import arrow, csv_row
 from headwise.table.show import as_text
+
+SUFFIXES = (".parquet", ".csv", ".jsonl")
+Columns = Mapping[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Output:
+    """The path and format of the table."""
+
+    path: Path
+    kind: str
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> "Output":
+        """Raise ConfigError for another suffix, a folder, or Parquet without pyarrow."""
+        target = Path(path)
+        if target.suffix.lower() not in SUFFIXES:
+            raise ConfigError(
+                f"out={str(path)!r}: expected a name that ends in {', '.join(SUFFIXES)}",
+                f"out={str(path)!r}：文件名应以 {'、'.join(SUFFIXES)} 结尾",
+            )
+        if os.path.isdir(target):
+            raise ConfigError(f"out={str(path)!r}: is a folder", f"out={str(path)!r}：是文件夹")
+        if target.suffix.lower() == ".parquet":
+            arrow()
+        return cls(target, target.suffix.lower()[1:])
+
+    @property
+    def about(self) -> Path:
+        """The file with the description of the sweep: the table itself, or one beside it for CSV and JSON lines."""
+        return self.path if self.kind == "parquet" else self.path.with_name(f"{self.path.name}.about.json")
+
+    def read_about(self) -> dict[str, Any] | None:
+        """The description of an existing table; None if `write` did not write it, or it was changed afterwards."""
+        try:
+            if self.kind == "parquet":
+                words = arrow().parquet.read_schema(self.path).metadata[b"headwise"]
+                found = json.loads(words)
+            else:
+                found = json.loads(self.about.read_text(encoding="utf-8")) if self.about.is_file() else None
+                if found is None or found["sha256"] != sha256_of(self.path):
+                    return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def write_passages(self, passages: Passages) -> str | None:
+        """Write the passages beside the table, and return the SHA-256 of the file; without passages, remove a file of
+        an earlier sweep. CheckpointError if it cannot be written."""
+        path = passages_path(self.path)
+        try:
+            if not len(passages):
+                path.unlink(missing_ok=True)
+                return None
+            passages.save(path)
+        except (CheckpointError, OSError) as error:
+            raise CheckpointError(f"{error}; {self._kept}") from None
+        return sha256_of(path)
+
+    def read_passages(self, sha256: str) -> Passages:
+        """The passages that `write_passages` wrote. ValueError if they are missing, or were changed afterwards."""
+        path = passages_path(self.path)
+        try:
+            if sha256_of(path) != sha256:
+                raise ValueError
+            return Passages.load(path)
+        except (OSError, CheckpointError):
+            raise ValueError from None
+
+    @property
+    def _kept(self) -> str:
+        return f"all measurements are kept in {str(self.path) + '.partial'!r}, and the same command resumes"
+
+    def write(self, parts: Iterable[Columns], about: Mapping[str, Any]) -> None:
+        """Write the table part by part. about: the description of the sweep, for JSON. CheckpointError if it cannot be
+        written."""
+        try:
+            with atomic_path(self.path) as temporary:
+                _WRITERS[self.kind](temporary, iter(parts), about)
+            if self.about != self.path:
+                about = {**about, "sha256": sha256_of(self.path)}
+                write_text(self.about, json.dumps(about, ensure_ascii=False, indent=1) + "\n")
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {self._kept}") from None
+
+
+def _parquet(path: Path, parts: Iterator[Columns], about: Mapping[str, Any]) -> None:
+    pyarrow = arrow()
+    kinds = {
+        int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+    }  # fmt: skip
+    first = next(parts)
+    words = {"headwise": json.dumps(about, ensure_ascii=False)}
+    schema = pyarrow.schema([(name, kinds[COLUMNS[name]]) for name in first], metadata=words)
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for columns in chain([first], parts):
+            writer.write_table(pyarrow.table(dict(columns), schema=schema))
+
+
+def _csv(path: Path, parts: Iterator[Columns], about: Mapping[str, Any]) -> None:
+    first = next(parts)
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        write = csv_row(file)
+        write(first)
+        for columns in chain([first], parts):
+            for row in zip(*columns.values(), strict=True):
+                write(row)
+
+
+def _jsonl(path: Path, parts: Iterator[Columns], about: Mapping[str, Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        for columns in parts:
+            for row in zip(*columns.values(), strict=True):
+                entry = dict(zip(columns, row, strict=True))
+                file.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+_WRITERS = {"parquet": _parquet, "csv": _csv, "jsonl": _jsonl}
+
+
+COLUMNS: dict[str, type] = {
+    "file": str, "layer": int, "module": str, "head": int, "measure": str, "value": float, "mean": float, "std": float,
+    "min": float, "max": float, "count": int, "unit": str, "per": str, "nonfinite": int,
+}  # fmt: skip
+
+
+def columns(
+    tally: Tally, heads: Sequence[Head], measures: Sequence[OfRows | OfWindows], file: str | None = None
+) -> dict[str, list[Any]]:
+    """Column name → values, head by head and measure by measure; "file" only if given. None if nothing was counted."""
+    found: dict[str, list[Any]] = {name: [] for name in COLUMNS if name != "file" or file is not None}
+    numbers = {name: value.T.tolist() for name, value in finished(tally.numbers, measures).items()}
+    nonfinite = tally.lost[0].long().tolist()
+    for i, head in enumerate(heads):
+        for j, measure in enumerate(measures):
+            row = {
+                "layer": head.layer, "module": head.name, "head": head.head, "measure": measure.name,
+                "unit": measure.unit, "per": measure.per, "nonfinite": nonfinite[i],
+                **({} if file is None else {"file": file}),
+            }  # fmt: skip
+            count = int(numbers["count"][i][j])
+            row |= {name: numbers[name][i][j] if count else None for name in ("value", "mean", "std", "min", "max")}
+            row["count"] = count
+            for name, into in found.items():
+                into.append(row[name])
+    return found
+
+
+def finished(numbers: Tensor, measures: Sequence[OfRows | OfWindows]) -> dict[str, Tensor]:
+    """Column → [measures, heads] float64 from moments [measures, 5, heads], without −0. std divides by n."""
+    count, mean, squares, least, largest = (numbers + 0.0).unbind(1)
+    take = torch.tensor([measure.largest for measure in measures])[:, None]
+    return {
+        "value": torch.where(take, largest, mean), "mean": mean, "std": (squares / count.clamp_min(1)).sqrt(),
+        "min": least, "max": largest, "count": count,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

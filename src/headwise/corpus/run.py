@@ -6,17 +6,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from headwise.corpus.collecting import Floors
 from headwise.corpus.ends import Begun, begin, finish, look
 from headwise.corpus.journal import Journal
-from headwise.corpus.output import Output
-from headwise.corpus.pieces import step_for
-from headwise.corpus.ranks import Ranks
-from headwise.corpus.result import CorpusMeasures
-from headwise.corpus.selection import Selection, chosen
-from headwise.corpus.strength import WEIGHT, check_strength
-from headwise.corpus.windows import Frame, length_of
-from headwise.corpus.work import Work
+from headwise.corpus.passages import Floors
+from headwise.corpus.result import CorpusMeasures, Output
+from headwise.corpus.select import Frame, Selection, chosen, length_of
+from headwise.corpus.sources import step_for
+from headwise.corpus.tally import WEIGHT, check_strength
+from headwise.corpus.work import Ranks, Work
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.progress import Progress, ignored

@@ -5,11 +5,11 @@
     model    a whole published Transformer                   communication  between devices
     recurrent  layers with a state beside attention
 
-The costs of a head design are in its own file, as the method `costs` of its class; `headwise.nn.counts` finds it by
+The costs of a head design are in its own file, as the method `costs` of its class; `headwise.nn.registry` finds it by
 name.
 
 >>> from headwise.costs import Work, attention_stages
->>> from headwise.nn.counts import counts_of
+>>> from headwise.nn.registry import counts_of
 >>> counts = counts_of("multi_head", {"d_model": 512, "num_heads": 8})
 >>> {stage.name: stage.flops for stage in attention_stages(counts, Work(batch=1, queries=100, keys=100, causal=False))}
 {'projections': 157286400, 'scores': 10240000, 'softmax': 0, 'weighted sum': 10240000, 'output': 52428800}

@@ -7,7 +7,7 @@
     heads by ring   head-parallel inside of groups, a ring between them
 
 >>> from headwise.costs import Work
->>> from headwise.nn.counts import counts_of
+>>> from headwise.nn.registry import counts_of
 >>> counts, work = counts_of("gqa", {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8}), Work(1, 8192, 8192)
 >>> [(way.name, way.forward, way.backward) for way in ways(counts, work, 8)]
 [('head-parallel', 117440512, 117440512), ('Ulysses', 18350080, 18350080), ('ring', 27525120, 82575360)]

@@ -56,7 +56,7 @@ class ModelConfig:
     """The sizes of one Transformer.
 
     name: of the model. vocab: rows of the token embedding. pooler: whether a dense layer reads the first token.
-    design, sizes: the design of the attention and its sizes besides d_model, as in `headwise.nn.counts`.
+    design, sizes: the design of the attention and its sizes besides d_model, as in `headwise.nn.registry`.
     layer_sizes: the sizes of each attention layer instead, if they differ: in `layers`, then of self and cross
         attention of each decoder layer; empty if all have `sizes`.
     layers: number of blocks of attention and feed-forward; attended: the numbers of those that have attention, empty

@@ -1,9 +1,9 @@
 """A whole Transformer: its parameters by part, and the cost of a forward pass or of one decoding step.
 
-`attentions` are the counts of the attention layers, as returned by `headwise.nn.counts.attentions_of`.
+`attentions` are the counts of the attention layers, as returned by `headwise.nn.registry.attentions_of`.
 
 >>> from headwise.costs.configs import find
->>> from headwise.nn.counts import attentions_of
+>>> from headwise.nn.registry import attentions_of
 >>> config = find("gpt-2-small")
 >>> sum(parameter_parts(config, attentions_of(config)).values())
 124439808

@@ -18,7 +18,7 @@ from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
 from headwise.kernels.once import REMEDY, once
 from headwise.masks import Grid, Mask
-from headwise.masks.tensors import put_tensors, take_tensors
+from headwise.masks.given import put_tensors, take_tensors
 from headwise.rule import Rule, Terms, compute, own_dtypes
 from headwise.stats import Statistic
 

@@ -23,8 +23,8 @@ from headwise.kernels.quick import KEPT, kept, kind, plain_tensors
 from headwise.masks import Mask, Span
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, Statistic, measure
-from headwise.stats.together import Together, goes_together, places_of, value_of
-from headwise.stats.values import Reduced, ToReduce
+from headwise.stats.engine import Together, goes_together, places_of, value_of
+from headwise.stats.rows import Reduced, ToReduce
 
 MOST = 64  # the most statistics and measures of a call: HEADWISE_MOST_KEPT in native/headwise.h
 

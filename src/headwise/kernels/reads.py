@@ -20,7 +20,7 @@ from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.rule import Rule
 from headwise.stats import Statistic
-from headwise.stats.values import Reduced, ToReduce
+from headwise.stats.rows import Reduced, ToReduce
 from headwise.tiles import Tile, stream
 
 LARGE = 2.0  # scores; of larger ones the rounding of the log-sum-exp shows in the sums of rows

@@ -3,8 +3,7 @@
 from headwise.lm.checkpoint import load_checkpoint, load_pretrained, save_model
 from headwise.lm.loading import LoadedModel, TokenizedText, load_model
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.text_files import read_text
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.texts import CharTokenizer, read_text
 
 __all__ = [
     "CharTokenizer",

@@ -1,5 +1,6 @@
 """Training of the decoder: resumable after a kill at any time, reproducible for a seed."""
 
+import json
 import math
 import os
 import signal
@@ -13,17 +14,168 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import ConfigError, check_choice
-from headwise.lm.checkpoint import load_checkpoint
-from headwise.lm.corpus import Corpus
-from headwise.lm.loss import mean_loss
-from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.run import Resumed, Run
-from headwise.lm.schedule import learning_rate_factor, read_shares, share_at
-from headwise.lm.tokenizer import BYTES
+from headwise.errors import CheckpointError, ConfigError, check_choice
+from headwise.files import atomic_path
+from headwise.lm.checkpoint import MODEL_FILE, header_of, load_checkpoint, read, save_model, training_state, unpack
+from headwise.lm.model import Decoder, DecoderConfig, mean_loss
+from headwise.lm.texts import BYTES, Corpus
 from headwise.lm.watch_heads import HeadWatcher
 from headwise.outputs import taken
 from headwise.seeds import seeded, step_seed
+from headwise.tensor_files import write_tensors
+
+
+def learning_rate_factor(step: int, steps: int, warmup: int) -> float:
+    """Linear warmup over `warmup` steps, then a cosine decay to 1/20 (Loshchilov & Hutter 2016)."""
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def share_at(step: int, shares: list[tuple[int, float]]) -> float:
+    """The share at a step, of `shares` as returned by `read_shares`."""
+    return next(share for start, share in reversed(shares) if start <= step)
+
+
+def read_shares(value: float | str) -> list[tuple[int, float]]:
+    """Parse a share for all steps (0.04), or shares that change at steps ("0.04,0.4@2000"), as (first step, share).
+
+    >>> read_shares("0.04,0.4@2000")
+    [(0, 0.04), (2000, 0.4)]
+    """
+    found: list[tuple[int, float]] = []
+    for part in str(value).split(","):
+        share, _, start = part.partition("@")
+        try:
+            found.append((int(start) if start else 0, float(share)))
+        except ValueError:
+            raise ConfigError(
+                f"repeat_share={value!r}: expected a share such as 0.04, or 0.04,0.4@2000 to change it at step 2000",
+                f"repeat_share={value!r}：应为比例，例如 0.04；或 0.04,0.4@2000，表示第 2000 步起改变",
+            ) from None
+    starts = [start for start, _ in found]
+    if starts[0] != 0 or starts != sorted(set(starts)) or not all(0.0 <= share <= 1.0 for _, share in found):
+        raise ConfigError(
+            f"repeat_share={value}: expected shares from 0 to 1, the first from step 0, steps ascending",
+            f"repeat_share={value}：比例应在 0 到 1 之间，第一个从第 0 步开始，步数递增",
+        )
+    return found
+
+
+TRAINING_FILE = "training.safetensors"
+LOG_FILE = "log.jsonl"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run continues: `step` of `steps` steps are done and were saved `seconds` ago."""
+
+    step: int
+    steps: int
+    seconds: float
+
+
+class Run:
+    """The state of a training run and its files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        corpus: Corpus,
+        decoder: Decoder,
+        optimizer: torch.optim.Optimizer,
+        settings: dict[str, Any],
+    ) -> None:
+        self.folder, self.corpus, self.decoder, self.optimizer = folder, corpus, decoder, optimizer
+        self.settings = settings
+        self.step = 0
+        self.log: list[dict[str, Any]] = []
+        self.best: dict[str, float] = {}
+        self.seconds, self.since = 0.0, time.perf_counter()
+        self._saved = time.monotonic()
+
+    @property
+    def last_heldout(self) -> float | None:
+        return self.log[-1]["heldout_loss"] if self.log else None
+
+    def evaluated(self, loss: float, parts: list[float]) -> None:
+        """Write the held-out loss of each text to the log, and the model to its file if it is the best so far."""
+        losses = {**dict(zip(self.corpus.names, parts, strict=True)), "all": sum(parts) / len(parts)}
+        entry = {"step": self.step, "train_loss": loss, "heldout_loss": losses["all"], "heldout": losses}
+        self.log.append({**entry, "seconds": round(self._clock(), 1)})
+        if not self.best or losses["all"] < self.best["all"]:
+            self.best = losses
+            info = {"settings": self.settings, "step": self.step, "heldout": losses}
+            save_model(self.folder / MODEL_FILE, self.decoder, self.corpus.tokenizer, info)
+        with atomic_path(self.folder / LOG_FILE) as temporary:
+            temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.log))
+
+    def unsaved(self) -> float:
+        """Seconds of work since the last save."""
+        return time.monotonic() - self._saved
+
+    def save(self) -> None:
+        """Write everything required to resume to one file."""
+        tensors = {f"model.{name}": x.detach() for name, x in self.decoder.state_dict().items()}
+        for i, parameter in enumerate(self._parameters()):
+            for name, x in self.optimizer.state[parameter].items():
+                tensors[f"optimizer.{i}.{name}"] = x
+        info = {
+            "settings": self.settings, "step": self.step, "best": self.best, "log": self.log,
+            "seconds": self._clock(),
+        }  # fmt: skip
+        header = header_of(self.decoder.config, self.corpus.tokenizer, info)
+        write_tensors(self.folder / TRAINING_FILE, tensors, header)
+        self._saved = time.monotonic()
+
+    def restore(self) -> float | None:
+        """Continue from training.safetensors if it exists; returns the seconds since it was saved, or None.
+
+        Raises:
+            CheckpointError: if the folder contains a run with other settings, or a model of another run.
+        """
+        path = self.folder / TRAINING_FILE
+        if not path.exists():
+            if (self.folder / MODEL_FILE).exists():  # after a kill between the first evaluation and the first save
+                self._same(self.folder / MODEL_FILE, read(self.folder / MODEL_FILE)[1])
+            return None
+        tensors, header = read(path)
+        info = self._same(path, header)
+        parameters = list(self._parameters())
+        state = training_state(path, tensors, info, self.decoder.state_dict(), parameters)
+        self.decoder.load_state_dict(state.model)
+        for parameter, moments in zip(parameters, state.optimizer, strict=True):
+            self.optimizer.state[parameter] = moments
+        self.step, self.best, self.log, self.seconds = state.step, state.best, state.log, state.seconds
+        return max(0.0, time.time() - path.stat().st_mtime)
+
+    def forget(self) -> None:
+        """Remove the state of an earlier run; next to a model of this run it would look like a finished run."""
+        (self.folder / TRAINING_FILE).unlink(missing_ok=True)
+
+    def _same(self, path: Path, header: dict[str, str]) -> dict[str, Any]:
+        """The info of a checkpoint of this run; CheckpointError if it is of another run."""
+        config, tokenizer, info = unpack(header, path)
+        same = config == self.decoder.config and tokenizer.characters == self.corpus.tokenizer.characters
+        then = info.get("settings")
+        settings = then if isinstance(then, dict) else {}
+        differ = [key for key, value in self.settings.items() if settings.get(key) != value]
+        if not same or differ:
+            what = ", ".join(differ) or "the model's sizes or its vocabulary"
+            raise CheckpointError(
+                f"{str(path)!r} contains a run with different settings ({what}); use the same settings, "
+                f"another --out, or --fresh to overwrite it",
+                f"{str(path)!r} 中的训练设置不同（{what}）；请用相同的设置、另一个 --out，或加 --fresh 覆盖",
+            )
+        return info
+
+    def _parameters(self) -> Iterator[Tensor]:
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
+    def _clock(self) -> float:
+        return self.seconds + time.perf_counter() - self.since
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,14 @@ from headwise.masks.base import (
     Part,
     WithGap,
 )
-from headwise.masks.forbidden import Forbidden
 from headwise.masks.given import Dense, Documents, Lengths
 from headwise.masks.grid import Grid, Span, State
-from headwise.masks.head_windows import HeadWindows
 from headwise.masks.padding import conjuncts, real_tokens, sequences
 from headwise.masks.positional import (
     Causal,
     Everything,
+    Forbidden,
+    HeadWindows,
     Sinks,
     Window,
 )

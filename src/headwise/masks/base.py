@@ -1,9 +1,9 @@
-"""The base class of masks, and their composition."""
+"""The base class of masks, their composition, and data derived from a mask."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,22 @@ from headwise.errors import DTypeError, check_declared
 from headwise.fields import Cuts, Described, Field, Inner, Section, Whole
 from headwise.masks import spans, starts
 from headwise.masks.grid import Grid, Span, State
-from headwise.masks.kept import kept
+
+
+class Kept(NamedTuple):
+    """Data derived from a mask for one size, cached on the mask."""
+
+    size: object
+    made: Any
+
+
+def kept(name: str, make: Callable[[], Any], mask: object, size: object) -> Any:
+    """Return `make()`, cached on the mask until it is needed for another size."""
+    found = mask.__dict__.get(name)
+    if not isinstance(found, Kept) or found.size != size:
+        found = Kept(size, make())
+        object.__setattr__(mask, name, found)
+    return found.made
 
 
 class Mask(Described, ABC):

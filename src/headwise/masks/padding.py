@@ -6,10 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.masks.base import And, Mask
+from headwise.masks.base import And, Mask, kept
 from headwise.masks.given import Documents
 from headwise.masks.grid import Grid
-from headwise.masks.kept import kept
 
 
 def conjuncts(mask: Mask) -> list[Mask]:

@@ -14,12 +14,23 @@ from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
 from headwise.mask_tensors import of_argument
 from headwise.masks import Everything, Grid, Mask
-from headwise.nn.cache_parts import Run, attend_in_parts, runs_of
-from headwise.nn.checks import check_cache, check_input, check_option, check_share, flag, parameters_of, size
-from headwise.nn.layout import Coupling, Layout, Resizing
-from headwise.nn.notes import Notes, Preset
-from headwise.nn.positions import Rotary
-from headwise.nn.steps import Steps
+from headwise.nn.layout import (
+    Coupling,
+    Layout,
+    Resizing,
+    Run,
+    attend_in_parts,
+    check_cache,
+    check_input,
+    check_option,
+    check_share,
+    flag,
+    linear_parts,
+    parameters_of,
+    runs_of,
+    size,
+)
+from headwise.nn.steps import Notes, Preset, Rotary, Steps
 from headwise.publishing import published
 from headwise.scores import Score
 from headwise.scores.base import listed
@@ -282,7 +293,7 @@ class AttentionLayer(Shown, nn.Module):
         return getattr(self.attention, "__func__", None) is AttentionLayer.attention
 
     def _attends_in_parts(self, cache: Cache) -> bool:
-        """Whether KV heads that hold other tokens attend apart; see `nn/cache_parts.py`."""
+        """Whether KV heads that hold other tokens attend apart; see `nn/layout.py`."""
         heads = sum(len(heads) for heads, _ in getattr(cache, "parts", ()))
         if not heads or self.num_heads % heads or events.editing or events.subscribed(self):
             return False
@@ -398,3 +409,54 @@ def copy_into(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     with torch.no_grad():
         for into, value in pairs:
             into.copy_(value)
+
+
+class ProjectedLayer(AttentionLayer):
+    """Q_i = X W_i^Q, K_i = C W_i^K, V_i = C W_i^V, with the matrices of all heads side by side in one map each.
+
+    Args:
+        bias: on the projections.
+        qk_norm: RMS norm of each query and key head before the product (Dehghani et al. 2023, 2302.05442).
+        options: sizes, dropout and rotary, as in `AttentionLayer`.
+    """
+
+    def __init__(
+        self, d_model: int, num_heads: int, *, bias: bool = False, qk_norm: bool = False, **options: Any
+    ) -> None:
+        super().__init__(d_model, num_heads, **options)
+        bias, qk_norm = flag("bias", bias), flag("qk_norm", qk_norm)
+        h_kv, d_k, d_v = self.num_kv_heads, self.head_dim, self.value_dim
+        self.q_proj = nn.Linear(d_model, num_heads * d_k, bias=bias)
+        self.k_proj = nn.Linear(self.context_dim, h_kv * d_k, bias=bias)
+        self.v_proj = nn.Linear(self.context_dim, h_kv * d_v, bias=bias)
+        self.q_norm = nn.RMSNorm(d_k) if qk_norm else None
+        self.k_norm = nn.RMSNorm(d_k) if qk_norm else None
+
+    def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As in `AttentionLayer`."""
+        q = split(self.q_proj(x), self.num_heads)  # [b, n, h·d] -> [b, h, n, d]
+        k = split(self.k_proj(source), self.num_kv_heads)
+        v = split(self.v_proj(source), self.num_kv_heads)
+        return normed(q, self.q_norm), normed(k, self.k_norm), v
+
+    def layout(self) -> Layout:
+        """Rows of W_Q, W_K and W_V; designs add their other parameters."""
+        norms = tuple(norm for norm in (self.q_norm, self.k_norm) if norm is not None)
+        parts = (
+            *linear_parts("q", self.q_proj, 0, "query", self.head_dim),
+            *linear_parts("k", self.k_proj, 0, "key", self.head_dim),
+            *linear_parts("v", self.v_proj, 0, "key", self.value_dim),
+        )
+        return Layout(parts, norms=norms, rotary=self.rotary is not None)
+
+
+def normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
+    """Apply a norm to x [b, h, n, d], or return x without one."""
+    # In the norm's own dtype: under autocast the projections return a narrower one.
+    return x if norm is None else norm(x.to(norm.weight.dtype))
+
+
+def split(x: Tensor, heads: int) -> Tensor:
+    """View [b, n, heads·d] as [b, heads, n, d]."""
+    b, n, width = x.shape
+    return x.view(b, n, heads, width // heads).transpose(1, 2)

@@ -9,7 +9,7 @@ from headwise.cache import Cache
 from headwise.errors import DTypeError, ShapeError, check_choice
 from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer
-from headwise.nn.checks import check_share, flag, size
+from headwise.nn.layout import check_share, flag, size
 from headwise.scores import Score
 from headwise.shown import Shown
 from headwise.stats import Measure

@@ -7,14 +7,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwise.attention import attend_to
-from headwise.cache.chosen import ChosenCache
+from headwise.cache.kinds import ChosenCache
 from headwise.kernels.eager import eager
 from headwise.kernels.graph import listed
 from headwise.masks import Everything, Grid
-from headwise.nn.chosen import Pairs
-from headwise.nn.positions import rotated
-from headwise.nn.projected import ProjectedLayer, normed
-from headwise.nn.sparse_attention import Extras, Picks, Result, SparseCall, buckets, heads_of
+from headwise.nn.base import ProjectedLayer, normed
+from headwise.nn.sparse_attention import Extras, Pairs, Picks, Result, SparseCall, buckets, heads_of
+from headwise.nn.steps import rotated
 
 FEW = 64  # tokens of a head, on average, below which copying its weights would cost more than it saves
 

@@ -15,11 +15,9 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.kernels.graph import has_no_numbers
 from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer, copy_into
-from headwise.nn.checks import check_input, flag, size
-from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
-from headwise.nn.notes import Notes, Words
+from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, check_input, flag, size
 from headwise.nn.owned import check_copied
-from headwise.nn.steps import Steps
+from headwise.nn.steps import Notes, Steps, Words
 from headwise.scores import Score
 
 Pad = tuple[int, int]  # zeros before and after the input, along one axis

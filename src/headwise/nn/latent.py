@@ -9,14 +9,10 @@ from torch import Tensor, nn
 from headwise.attention import attend_to
 from headwise.costs.counts import Counts, divided, positive
 from headwise.errors import ConfigError, check_choice
-from headwise.nn.base import AttentionLayer
-from headwise.nn.checks import size
+from headwise.nn.base import AttentionLayer, split
 from headwise.nn.forms import drawn
-from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, linear_parts
-from headwise.nn.notes import Notes, Words
-from headwise.nn.positions import Rotary
-from headwise.nn.projected import split
-from headwise.nn.steps import Steps
+from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, linear_parts, size
+from headwise.nn.steps import Notes, Rotary, Steps, Words
 
 
 class LatentAttention(AttentionLayer):

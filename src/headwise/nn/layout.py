@@ -1,12 +1,115 @@
-"""The heads of a design: their slices of each parameter, their coupling, and whether they can be resized."""
+"""The heads of a design: their slices of parameters and of caches, their coupling and sizes, and checks.
 
-from collections.abc import Iterable
+Attention with a cache that holds other tokens for some KV heads. Each part of it attends alone, so that a step reads
+what is held and no more. A map is of all heads together, and is made of the keys that `append` returns instead.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from numbers import Real
+from operator import index
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from headwise.errors import ConfigError
+from headwise.cache import Cache
+from headwise.cache.base import of_heads
+from headwise.errors import ConfigError, DTypeError, unknown_option
+from headwise.fields import Section
+from headwise.kernels.quantized import QuantizedKV, Vectors
+from headwise.masks import Grid, Mask
+from headwise.rule import check_dense
+from headwise.scores import Score, check_scores
+from headwise.spread import check_local
+
+# Arguments before the options in every constructor.
+_SIZES = frozenset({"self", "d_model", "num_heads"})
+
+
+def size(name: str, value: object, least: int = 1) -> int:
+    """Return a whole number of at least `least`, Python's or NumPy's, as int; ConfigError otherwise."""
+    try:
+        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise ConfigError(
+            f"{name}={value!r}: expected a whole number of at least {least}",
+            f"{name}={value!r}：应为不小于 {least} 的整数",
+        )
+    return number
+
+
+def flag(name: str, value: object) -> bool:
+    """Return an option that is on or off as bool; ConfigError for anything but True and False, or 1 and 0."""
+    if not isinstance(value, (bool, int, np.bool_)) or value not in (True, False):
+        raise ConfigError(f"{name}={value!r}: expected True or False")
+    return bool(value)
+
+
+def check_share(name: str, value: object) -> None:
+    """Raise ConfigError for anything but a number from 0 to 1, 1 excluded."""
+    if not isinstance(value, Real) or not 0.0 <= float(value) < 1.0:
+        raise ConfigError(f"{name}={value!r}: expected 0 <= {name} < 1")
+
+
+def parameters_of(design: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """Return the options of a design's constructor, its own before those of base classes that it passes options to."""
+    found: dict[str, inspect.Parameter] = {}
+    for kind in design.__mro__:
+        if "__init__" not in vars(kind):
+            continue
+        parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
+        named = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in _SIZES}
+        found = named | found
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break  # it passes no options on
+    return found
+
+
+def check_option(owner: str, option: str, value: object, known: Iterable[str]) -> None:
+    """Raise ConfigError for an unknown option, with the closest match and all known options."""
+    known = list(known)
+    if option not in known:
+        raise unknown_option(option, value, owner, known)
+
+
+def check_input(module: nn.Module, name: str, x: object) -> None:
+    """Raise DTypeError if x is not a dense tensor, or has a dtype that no weight of the module has; ConfigError under
+    PyTorch's context parallelism.
+
+    Under autocast any floating dtype is accepted, as it is converted; inside torch.compile nothing is checked.
+    """
+    if not isinstance(x, Tensor):
+        raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if torch.compiler.is_compiling():
+        return
+    check_local()
+    first = next(module.parameters(), None)
+    check_dense(name, x)
+    if first is None or x.dtype == first.dtype:
+        return
+    dtypes = {p.dtype: None for p in module.parameters() if p.is_floating_point()}  # quantized weights do not count
+    if not dtypes or x.dtype in dtypes or (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+        return
+    have = " and ".join(str(dtype) for dtype in dtypes)
+    expected = str(next(iter(dtypes))).removeprefix("torch.")
+    raise DTypeError(
+        f"{name} is {x.dtype}, but the weights of {type(module).__name__} are {have}; convert one of them, for "
+        f"example {name}.to(torch.{expected})"
+    )
+
+
+def check_cache(cache: object) -> None:
+    """Raise DTypeError if this is not a cache."""
+    if cache is None:
+        return
+    if isinstance(cache, type) or not all(hasattr(cache, name) for name in ("seen", "limits", "append")):
+        given = f"the class {cache.__name__}" if isinstance(cache, type) else type(cache).__name__
+        raise DTypeError(f"cache: expected a headwise cache such as KVCache(), got {given}")
 
 
 @dataclass(frozen=True)
@@ -127,3 +230,78 @@ def linear_parts(letter: str, owner: nn.Module, axis: int, heads: str, width: in
 def no_layout(what: str, why: str) -> ConfigError:
     """Return the error for heads without matrices of their own."""
     return ConfigError(f"{what}: its heads have no matrices of their own: {why}")
+
+
+class Run(NamedTuple):
+    """KV heads that attend in one call.
+
+    Attributes:
+        heads: which of all KV heads. within: which of those of their part of the cache; None for all.
+        options: of `attend`, for their query heads and the keys that the part holds.
+    """
+
+    heads: list[int]
+    within: slice | None
+    options: dict[str, Any]
+
+
+def runs_of(
+    heads: list[int], group: int, mask: Mask | None, scores: tuple[Score, ...], grid: Grid, device: torch.device
+) -> list[Run]:
+    """The runs of one part of a cache: one, or if the mask or a score differs between heads, one for each range of
+    consecutive heads.
+
+    Args:
+        heads: the KV heads of the part, increasing. group: the number of query heads for each.
+        mask, scores: over `grid`, that of all query heads and the keys of the part.
+    """
+    if mask is not None:
+        mask.check(grid)
+    check_scores(scores, grid, device)
+    one = {"h": Section(0, group, grid.h)}
+    if all(each.cut(one) is each for each in (*scores, *([] if mask is None else [mask]))):
+        return [Run(heads, None, _options(mask, scores))]
+    ends = [at for at in range(1, len(heads) + 1) if at == len(heads) or heads[at] != heads[at - 1] + 1]
+    runs = []
+    for start, stop in zip([0, *ends], ends, strict=False):
+        cuts = {"h": Section(heads[start] * group, (heads[stop - 1] + 1) * group, grid.h)}
+        options = _options(None if mask is None else mask.cut(cuts), tuple(score.cut(cuts) for score in scores))
+        runs.append(Run(heads[start:stop], slice(start, stop), options))
+    return runs
+
+
+def _options(mask: Mask | None, scores: tuple[Score, ...]) -> dict[str, Any]:
+    return {"mask": mask, "score": scores} if scores else {"mask": mask}
+
+
+def attend_in_parts(
+    attention: Callable[..., tuple[Tensor, Any]], cache: Cache, q: Tensor, k: Tensor, v: Tensor,
+    parts: Sequence[Sequence[Run]], **options: Any,
+) -> Tensor:  # fmt: skip
+    """Append k and v to the cache, and return the output of every query head [b, h, n, d_v].
+
+    Args:
+        attention: called as `attend`, returns an output and a map. parts: the runs of each of `cache.parts`.
+    """
+    group = q.shape[1] // k.shape[1]
+    outs: list[Tensor] = []
+    order: list[int] = []
+    for (keys, values), runs in zip(cache.take_parts(k, v), parts, strict=True):  # type: ignore[attr-defined]
+        for run in runs:
+            queries = [i for head in run.heads for i in range(head * group, (head + 1) * group)]
+            some_k, some_v = _of(keys, run.within), _of(values, run.within)
+            some_q = of_heads(q, queries).to(some_v.dtype)
+            outs.append(attention(some_q, some_k.to(some_v.dtype), some_v, **{**options, **run.options})[0])
+            order += queries
+    out = torch.cat(outs, 1)
+    if order == sorted(order):
+        return out
+    return out[:, sorted(range(len(order)), key=order.__getitem__)]
+
+
+def _of(x: Vectors, within: slice | None) -> Vectors:
+    if within is None:
+        return x
+    if isinstance(x, QuantizedKV):
+        return replace(x, steps=x.steps[:, within], scales=x.scales[:, within])
+    return x[:, within]

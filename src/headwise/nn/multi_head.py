@@ -8,12 +8,10 @@ from torch import Tensor, nn
 
 from headwise.costs.counts import Counts, divided, positive
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.nn.base import copy_into
+from headwise.nn.base import ProjectedLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
-from headwise.nn.notes import Notes, Preset, Words
 from headwise.nn.owned import check_copied
-from headwise.nn.projected import ProjectedLayer
-from headwise.nn.steps import Steps
+from headwise.nn.steps import Notes, Preset, Steps, Words
 
 
 class MultiHeadAttention(ProjectedLayer):

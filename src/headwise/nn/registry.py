@@ -1,25 +1,36 @@
-"""All head designs by name. A design is an `AttentionLayer` in a file of its own, and one line here."""
+"""All head designs by name, with options and costs. A design is an `AttentionLayer` in a file and one line here.
 
+Head designs by name, with options from a file or a command line.
+
+>>> build("gqa", 64, 8, {"num_kv_heads": 2}).num_kv_heads
+2
+
+Costs of designs by name: `AttentionLayer.costs` with sizes from a file or a command line.
+
+>>> counts_of("mqa", {"d_model": 512, "num_heads": 8}).cache
+128
+"""
+
+import inspect
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from headwise.errors import ConfigError
+from headwise.costs.configs import ModelConfig
+from headwise.costs.counts import Attentions, Counts
+from headwise.errors import ConfigError, unknown_name, unknown_option
 from headwise.nn.base import AttentionLayer
-from headwise.nn.block_diagonal import BlockDiagonalAttention
-from headwise.nn.contraction import ContractionAttention
+from headwise.nn.block_diagonal import BlockDiagonalAttention, GroupedMLPAttention
 from headwise.nn.convolution import ConvolutionAttention
+from headwise.nn.forms import ContractionAttention, PerHeadAttention, SingleHeadAttention
 from headwise.nn.gated_output import GatedAttention
-from headwise.nn.grouped_mlp import GroupedMLPAttention
-from headwise.nn.head_mixing import HeadMixingAttention
+from headwise.nn.head_mixing import HeadMixingAttention, TalkingHeadsAttention
 from headwise.nn.latent import LatentAttention
-from headwise.nn.layout import Coupling, Resizing
-from headwise.nn.mixture_of_heads import MixtureOfHeads
+from headwise.nn.layout import Coupling, Resizing, check_option, parameters_of
+from headwise.nn.mixture import MixtureOfHeads, SparseHeadMixture
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.notes import Notes
-from headwise.nn.per_head import PerHeadAttention
-from headwise.nn.single_head import SingleHeadAttention
-from headwise.nn.sparse_mixture import SparseHeadMixture
-from headwise.nn.talking_heads import TalkingHeadsAttention
+from headwise.nn.steps import Notes, Preset
+from headwise.wording import Bilingual
 
 # What a design defines, each in its own class body: what it inherits describes another design.
 CONTRACT = {
@@ -85,3 +96,185 @@ DESIGNS = Designs(
 )
 # The standard layer: what is built where no design is named, and what others are compared with.
 STANDARD = "multi_head"
+
+
+# Types of options that a file or a command line can give; others are available in Python only.
+EXPECTED = {
+    int: Bilingual("a whole number", "整数"), int | None: Bilingual("a whole number", "整数"),
+    float: Bilingual("a number", "数"), float | None: Bilingual("a number", "数"),
+    bool: Bilingual("true or false", "true 或 false"), str: Bilingual("a word", "一个词"),
+}  # fmt: skip
+
+
+def names() -> tuple[str, ...]:
+    """Return all names: each design, followed by its presets."""
+    return tuple(_named())
+
+
+def design_of(name: str) -> type[AttentionLayer]:
+    """Return the design of this name; ConfigError with the closest names if it is unknown."""
+    return _found(name)[0]
+
+
+def preset_of(name: str) -> Preset | None:
+    """Return the preset of this name, or None for the name of a design itself; ConfigError as in `design_of`."""
+    return _found(name)[1]
+
+
+def _found(name: str) -> tuple[type[AttentionLayer], Preset | None]:
+    known = _named()
+    if name not in known:
+        raise unknown_name("design", name, known)
+    return known[name]
+
+
+def _named() -> dict[str, tuple[type[AttentionLayer], Preset | None]]:
+    found: dict[str, tuple[type[AttentionLayer], Preset | None]] = {}
+    for name, design in DESIGNS.items():
+        presets: tuple[Preset, ...] = vars(design).get("presets", ())  # inherited presets belong to another design
+        found |= {name: (design, None), **{preset.name: (design, preset) for preset in presets}}
+    return found
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """Return the options of a design and their defaults, without `d_model` and `num_heads`."""
+    return {option: parameter.default for option, parameter in _parameters(design_of(name)).items()}
+
+
+def build(name: str, d_model: int, num_heads: int, options: Mapping[str, Any] | None = None) -> AttentionLayer:
+    """Build a design by name.
+
+    Args:
+        name: of a design or a preset. d_model, num_heads: its sizes. options: its own options, by name.
+    Returns:
+        The layer.
+    Raises:
+        ConfigError: for an unknown name, and for an option that the design does not support.
+    """
+    design, given = design_of(name), dict(options or {})
+    known = _parameters(design)
+    for option, value in given.items():
+        check_option(name, option, value, known)
+        _check_type(option, value, known[option].annotation)
+    preset = preset_of(name)
+    if preset is not None:
+        given = _filled(preset, given)
+    return design.build(d_model, num_heads, **given)
+
+
+def _filled(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with those of the preset."""
+    for option, what in preset.needs.items():
+        if given.get(option) is None:
+            raise ConfigError(
+                f"{option}: {preset.name} requires it, {what}", f"{option}：{preset.name} 需要此选项，{what}"
+            )
+    for option, value in preset.given.items():
+        if given.get(option) not in (None, value):
+            raise ConfigError(
+                f"{option}={given[option]}: {preset.name} has {value}; see {preset.instead} for other values",
+                f"{option}={given[option]}：{preset.name} 的值是 {value}；其他值请用 {preset.instead}",
+            )
+    return {**given, **preset.given}
+
+
+def _parameters(design: type[AttentionLayer]) -> dict[str, inspect.Parameter]:
+    """Return the options that a file or a command line can give."""
+    known = parameters_of(design)
+    return {name: p for name, p in known.items() if p.annotation in EXPECTED and name not in design.refused_options}
+
+
+def _check_type(option: str, value: Any, kind: Any) -> None:
+    """Raise ConfigError for a value of the wrong type."""
+    accepted = kind | int if kind in (float, float | None) else kind
+    is_flag = isinstance(value, bool) and kind is not bool  # Python's own booleans are numbers too
+    if is_flag or not isinstance(value, accepted):
+        raise ConfigError(
+            f"{option}={value!r}: expected {EXPECTED[kind]}", f"{option}={value!r}：应为{EXPECTED[kind].zh}"
+        )
+
+
+def read_options(assigned: Iterable[str]) -> dict[str, Any]:
+    """Parse options written as NAME=VALUE: numbers, true, false, none, or words. ConfigError for other forms.
+
+    >>> read_options(["top-k=2", "per=token", "renormalise=true"])
+    {'top_k': 2, 'per': 'token', 'renormalise': True}
+    """
+    found: dict[str, Any] = {}
+    for text in assigned:
+        name, sign, value = (part.strip() for part in text.partition("="))
+        if not (sign and name and value):
+            raise ConfigError(
+                f"--set {text!r}: expected NAME=VALUE, for example latent_dim=512",
+                f"--set {text!r}：应为 名称=值，例如 latent_dim=512",
+            )
+        found[name.replace("-", "_")] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    words: dict[str, Any] = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def sizes_of(design: str) -> dict[str, bool]:
+    """Return the sizes of a design, and whether each is required; ConfigError for an unknown name."""
+    preset = preset_of(design)
+    needs = () if preset is None else preset.needs
+    return {name: p.default is p.empty or name in needs for name, p in _sizes(design).items()}
+
+
+def kinds_of(design: str) -> dict[str, Any]:
+    """Return the sizes of a design with their types, the annotations of its `costs`."""
+    return {name: parameter.annotation for name, parameter in _sizes(design).items()}
+
+
+def counts_of(design: str, sizes: Mapping[str, Any]) -> Counts:
+    """Return the counts of a design by name; ConfigError for an unknown name or size, or a missing size."""
+    taken, preset = sizes_of(design), preset_of(design)
+    for name in sizes:
+        if name not in taken:
+            raise unknown_option(name, sizes[name], design, taken)
+    missing = [name for name, needed in taken.items() if needed and name not in sizes]
+    if missing:
+        raise ConfigError(
+            f"{design} requires {' and '.join(missing)}; it supports {', '.join(taken)}",
+            f"{design} 需要 {'、'.join(missing)}；它支持 {'、'.join(taken)}",
+        )
+    return design_of(design).costs(**sizes, **({} if preset is None else preset.given))
+
+
+def _sizes(design: str) -> dict[str, inspect.Parameter]:
+    found: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(design_of(design).costs).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            standard = inspect.signature(DESIGNS[STANDARD].costs).parameters
+            found |= {option: p for option, p in standard.items() if p.kind is p.KEYWORD_ONLY}
+        else:
+            found[name] = parameter
+    preset = preset_of(design)
+    return {name: p for name, p in found.items() if preset is None or name not in preset.given}
+
+
+def attentions_of(config: ModelConfig) -> Attentions:
+    """Return the counts of all attention layers of a model."""
+    every = config.attention_sizes
+    of = {sizes: counts_of(config.design, {"d_model": config.d_model, **dict(sizes)}) for sizes in dict.fromkeys(every)}
+    found = tuple(of[sizes] for sizes in every)
+    layers, decoder = found[: config.self_attentions], found[config.self_attentions :]
+    return Attentions(layers, decoder[::2], decoder[1::2])
+
+
+def summary_of(design: str) -> Bilingual:
+    """Return the description of a design for `headwise plan`: one paragraph with its formula or its source."""
+    preset = preset_of(design)
+    text = (design_of(design).costs.__doc__ or "") if preset is None else preset.summary.en
+    words = design_of(design).notes.summary if preset is None else preset.summary
+    return Bilingual(" ".join(text.partition("\n\n")[0].split()), words.zh)

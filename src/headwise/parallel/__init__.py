@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 # Imported on first use: torch.distributed.tensor takes as long to import as PyTorch itself.
 _HOMES = {
     "heads": ["clip_gradients", "head_parallel_plan", "parallelize_heads", "whole_state"],
-    "heads_gather": ["gather_map"],
-    "heads_held": ["HeldHeads", "held_heads"],
+    "heads_held": ["HeldHeads", "gather_map", "held_heads"],
     "layout": ["Layout", "shard", "unshard"],
+    "maps": ["RingMap", "UlyssesMap"],
     "ring": ["ring_attend"],
-    "ring_map": ["RingMap"],
     "sequence": ["SequenceParallel", "sequence_parallel", "sum_gradients"],
     "ulysses": ["ulysses_attend"],
-    "ulysses_map": ["UlyssesMap"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)
@@ -37,18 +35,16 @@ if TYPE_CHECKING:
         parallelize_heads as parallelize_heads,
         whole_state as whole_state,
     )
-    from headwise.parallel.heads_gather import gather_map as gather_map
-    from headwise.parallel.heads_held import HeldHeads as HeldHeads, held_heads as held_heads
+    from headwise.parallel.heads_held import HeldHeads as HeldHeads, gather_map as gather_map, held_heads as held_heads
     from headwise.parallel.layout import Layout as Layout, shard as shard, unshard as unshard
+    from headwise.parallel.maps import RingMap as RingMap, UlyssesMap as UlyssesMap
     from headwise.parallel.ring import ring_attend as ring_attend
-    from headwise.parallel.ring_map import RingMap as RingMap
     from headwise.parallel.sequence import (
         SequenceParallel as SequenceParallel,
         sequence_parallel as sequence_parallel,
         sum_gradients as sum_gradients,
     )
     from headwise.parallel.ulysses import ulysses_attend as ulysses_attend
-    from headwise.parallel.ulysses_map import UlyssesMap as UlyssesMap
 
 
 def __getattr__(name: str) -> Any:

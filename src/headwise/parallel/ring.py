@@ -5,7 +5,7 @@
     out = parallel.ring_attend(q, k, v, mask=hw.Causal(), layout="zigzag")
 
 Liu et al. 2023, Ring Attention with Blockwise Transformers, 2310.01889; the balanced layout: Brandon et al. 2023,
-Striped Attention, 2311.09431, in the common zigzag form. Bytes sent: `headwise.parallel.ring_plan`.
+Striped Attention, 2311.09431, in the common zigzag form. Bytes sent: `headwise.parallel.travel`.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,11 @@ from headwise.kernels.autograd import SavedRule
 from headwise.kernels.eager import eager
 from headwise.kernels.once import once
 from headwise.masks import Everything, Mask, Span
-from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
-from headwise.parallel.layout import Members, members
-from headwise.parallel.ring_map import RingMap
-from headwise.parallel.ring_measures import wanted_of_kernels
-from headwise.parallel.ring_plan import Plan, plan
-from headwise.parallel.ring_travel import Gradients, Held, split, travel
+from headwise.parallel.layout import Members, RowGradients, Rows, ScoreSums, Way, members
+from headwise.parallel.maps import RingMap
+from headwise.parallel.measures import wanted_of_kernels
 from headwise.parallel.sequence_call import agree
+from headwise.parallel.travel import Gradients, Held, Plan, plan, split, travel
 from headwise.rule import Rule, Terms, compute
 from headwise.scores import Score
 from headwise.stats import Measure

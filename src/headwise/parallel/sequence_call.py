@@ -14,7 +14,7 @@ from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.fields import Described, inside, write
 from headwise.masks import Mask
 from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths
-from headwise.parallel.ring_measures import check_measures
+from headwise.parallel.measures import check_measures
 from headwise.rule import DTYPES, Rule
 from headwise.scores import Score, check_scores
 from headwise.spread import check_no_dtensor

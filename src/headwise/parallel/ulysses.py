@@ -1,28 +1,191 @@
 """Ulysses attention: ranks exchange their parts of the sequence for whole heads, and back.
 
+All-to-all between parts of the sequence with all heads, and some heads with the whole sequence. For heads H_r on rank
+r, the KV heads K_r that they need, and e bytes per element, rank r sends in the forward pass
+
+    to heads:   Σ_{s≠r} b · n_r · (|H_s| · d + |K_s| · (d + d_v)) · e
+    and back:   Σ_{s≠r} b · |H_r| · n_s · d_v · e
+
+bytes, and in the backward pass the same in the other direction. If R divides h and h_kv, that is
+(1 − 1/R) · b · n/R · (h · (d + d_v) + h_kv · (d + d_v)) · e, which decreases with R, unlike that of a ring.
+
 Jacobs et al. 2023, DeepSpeed Ulysses, 2309.14509. Each rank computes whole heads, with any kernel and any measure. It
 is simpler than a ring, and requires at least as many heads as ranks. Bytes sent: `ulysses_exchange`.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from headwise.attention import nonfinite_values
+from headwise.errors import ShapeError
 from headwise.fields import Section
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Mask
-from headwise.parallel.layout import members
+from headwise.parallel.layout import Layout, Members, members
+from headwise.parallel.maps import UlyssesMap
 from headwise.parallel.sequence_call import agree
-from headwise.parallel.ulysses_exchange import Exchange, ToHeads, ToRows, shares
-from headwise.parallel.ulysses_map import UlyssesMap
+from headwise.rule import compute
 from headwise.scores import Score
 from headwise.stats import Measure, statistics_for
+
+
+@dataclass(frozen=True)
+class Share:
+    """The heads of one rank.
+
+    Attributes:
+        queries: its query heads; keys: the KV heads that these need, which other ranks may need too.
+        repeats: the number of copies of each KV head, so that all copies have equally many queries; 1 unless the ranks
+            divide groups of queries unevenly.
+    """
+
+    queries: range
+    keys: range
+    repeats: tuple[int, ...]
+
+
+def shares(h: int, h_kv: int, ranks: int) -> list[Share]:
+    """Divide the query heads over the ranks as evenly as possible, in order, with the KV heads that they need.
+
+    Raises:
+        ShapeError: if there are fewer heads than ranks.
+    """
+    if h < ranks:
+        raise ShapeError(
+            f"q has {h} heads, too few for {ranks} ranks: in Ulysses each rank computes at least one; use ring_attend, "
+            f"or a group of at most {h} ranks"
+        )
+    group = h // h_kv
+    found = []
+    for rank in range(ranks):
+        start, stop = rank * h // ranks, (rank + 1) * h // ranks
+        keys = range(start // group, (stop - 1) // group + 1)
+        readers = [min(stop, (key + 1) * group) - max(start, key * group) for key in keys]
+        each = math.gcd(*readers)
+        found.append(Share(range(start, stop), keys, tuple(count // each for count in readers)))
+    return found
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An exchange of several tensors at once.
+
+    Attributes:
+        heads: for each tensor, the heads of each rank. layouts: for each tensor, the layout of its tokens.
+    """
+
+    who: Members
+    heads: tuple[tuple[range, ...], ...]
+    layouts: tuple[Layout, ...]
+
+    def to_heads(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Exchange each [b, h, n_r, e] for [b, h_r, n, e]."""
+        who = self.who
+        outgoing = [
+            [x[:, heads[to].start : heads[to].stop] for x, heads in zip(tensors, self.heads, strict=True)]
+            for to in range(who.ranks)
+        ]
+        shapes = [
+            [
+                (x.shape[0], len(heads[who.rank]), layout.held(source), x.shape[3])
+                for x, heads, layout in zip(tensors, self.heads, self.layouts, strict=True)
+            ]
+            for source in range(who.ranks)
+        ]
+        incoming = _all_to_all(outgoing, shapes, who)
+        found = []
+        for index, (x, heads, layout) in enumerate(zip(tensors, self.heads, self.layouts, strict=True)):
+            whole = x.new_empty(x.shape[0], len(heads[who.rank]), layout.length, x.shape[3])
+            for source in range(who.ranks):
+                pieces = layout.pieces(source)
+                parts = incoming[source][index].split([len(piece) for piece in pieces], 2)
+                for piece, part in zip(pieces, parts, strict=True):
+                    whole[:, :, piece.start : piece.stop] = part
+            found.append(whole)
+        return found
+
+    def to_rows(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Exchange each [b, h_r, n, e] for [b, h, n_r, e]; a head on several ranks is summed."""
+        who = self.who
+        outgoing = [
+            [
+                torch.cat([x[:, :, piece.start : piece.stop] for piece in layout.pieces(to)], 2)
+                for x, layout in zip(tensors, self.layouts, strict=True)
+            ]
+            for to in range(who.ranks)
+        ]
+        shapes = [
+            [
+                (x.shape[0], len(heads[source]), layout.held(who.rank), x.shape[3])
+                for x, heads, layout in zip(tensors, self.heads, self.layouts, strict=True)
+            ]
+            for source in range(who.ranks)
+        ]
+        incoming = _all_to_all(outgoing, shapes, who)
+        found = []
+        for index, (x, heads) in enumerate(zip(tensors, self.heads, strict=True)):
+            total = max(part.stop for part in heads)
+            shared = sum(map(len, heads)) > total
+            b, _, held, e = incoming[0][index].shape
+            like = compute(x[:0]) if shared else x
+            rows = like.new_zeros(b, total, held, e)
+            for source in range(who.ranks):
+                rows[:, heads[source].start : heads[source].stop] += incoming[source][index]
+            found.append(rows.to(x.dtype))
+        return found
+
+
+class ToHeads(torch.autograd.Function):
+    """`Exchange.to_heads`; its backward pass is `to_rows`."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.exchange = exchange
+        return tuple(exchange.to_heads(tensors))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.exchange.to_rows(grads)
+
+
+class ToRows(torch.autograd.Function):
+    """`Exchange.to_rows`; its backward pass is `to_heads`."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.exchange = exchange
+        return tuple(exchange.to_rows(tensors))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.exchange.to_heads(grads)
+
+
+def _all_to_all(
+    outgoing: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[tuple[int, ...]]], who: Members
+) -> list[list[Tensor]]:
+    """Send tensors to each rank and receive tensors from each rank, one message per rank."""
+    flat = [torch.cat([x.reshape(-1) for x in parts]) for parts in outgoing]
+    sizes = [[math.prod(shape) for shape in of_rank] for of_rank in shapes]
+    into = flat[0].new_empty(sum(map(sum, sizes)))
+    totals = [sum(of_rank) for of_rank in sizes]
+    dist.all_to_all_single(into, torch.cat(flat), totals, [len(x) for x in flat], group=who.group)
+    return [
+        [x.view(shape) for x, shape in zip(message.split(of_rank), there, strict=True)]
+        for message, of_rank, there in zip(into.split(totals), sizes, shapes, strict=True)
+    ]
 
 
 @overload

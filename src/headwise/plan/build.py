@@ -38,8 +38,7 @@ from headwise.costs.model import (
 )
 from headwise.costs.work import BYTES
 from headwise.errors import ConfigError
-from headwise.nn.counts import attentions_of, counts_of, sizes_of, summary_of
-from headwise.nn.named import names
+from headwise.nn.registry import attentions_of, counts_of, names, sizes_of, summary_of
 from headwise.plan.compare import spread
 from headwise.plan.tables import Column, Plan, Table, Value, masked, named, term, written
 from headwise.wording import Bilingual, joined

@@ -24,8 +24,7 @@ from headwise.costs.communication import (
 )
 from headwise.errors import ConfigError
 from headwise.kernels.cpu.library import library
-from headwise.nn.counts import counts_of, sizes_of
-from headwise.nn.named import design_of, names
+from headwise.nn.registry import counts_of, design_of, names, sizes_of
 from headwise.plan.tables import Column, Plan, Table, Value, masked, named, term, written
 from headwise.seeds import seeded
 from headwise.wording import Bilingual, joined
@@ -112,7 +111,7 @@ def trade_off(d_model: int, work: Work) -> Plan:
 
 def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Plot the table of `trade_off` as a PNG: memory and work over h, both axes logarithmic. Requires matplotlib."""
-    from headwise.reports.trade_off import write_trade_off  # imports reports and models
+    from headwise.reports.plots import write_trade_off  # imports reports and models
 
     table = plan.table("trade_off")
     columns = {column.key or column.name: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}

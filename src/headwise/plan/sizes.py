@@ -9,7 +9,7 @@ from headwise.contents import folder_of, theirs
 from headwise.costs.configs import ModelConfig, Sizes, find
 from headwise.costs.model import parameter_parts
 from headwise.errors import ConfigError
-from headwise.nn.counts import attentions_of, sizes_of
+from headwise.nn.registry import attentions_of, sizes_of
 from headwise.trust import bounded
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def read_config(name: str | Path) -> ModelConfig:
 
 def _of_folder(folder: Path) -> ModelConfig:
     from headwise.edit.folder import is_pruned, resize_as_saved  # these import PyTorch's compiler
-    from headwise.lm.loading.files import check_shapes, read_config as read_json
+    from headwise.lm.loading.huggingface import check_shapes, read_config as read_json
     from headwise.models import find_heads
     from headwise.models.configuration.families import build, model_config, with_unread
     from headwise.models.configuration.keys import without_quantization

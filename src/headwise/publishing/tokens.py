@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headwise.map import AttentionMap
 from headwise.masks import Grid, Mask, real_tokens
-from headwise.masks.kept import kept
+from headwise.masks.base import kept
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, RowMeasure, Statistic
 from headwise.stats.base import RowState

@@ -1,15 +1,12 @@
 """Reports as data, tables, pictures and pages, and the viewer."""
 
-from headwise.pictures.colours import stops
+from headwise.reports.colours import font_face, stops
 from headwise.reports.data import Comparison, Passage, Report
-from headwise.reports.dynamics import write_dynamics
 from headwise.reports.figure import figure_class
-from headwise.reports.fonts import font_face
-from headwise.reports.html import write_report
-from headwise.reports.matrix import write_matrix
-from headwise.reports.over_image import image_figure, write_image_maps
-from headwise.reports.panels import write_panels
-from headwise.reports.png import write_pngs
+from headwise.reports.images import image_figure, write_image_maps
+from headwise.reports.page import write_report
+from headwise.reports.pictures import write_matrix, write_panels, write_pngs
+from headwise.reports.plots import write_dynamics
 from headwise.reports.see import report, show
 from headwise.reports.views import VIEWS, View, register, write_view
 

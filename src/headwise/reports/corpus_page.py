@@ -1,24 +1,35 @@
-"""A sweep of a corpus as one HTML file: heads by any two statistics, and the passages of each."""
+"""A sweep of a corpus: its page, its passages as data and as lines in a terminal, its measures as a picture."""
 
 import html
 import json
+import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
 
 from headwise.amounts import counted
-from headwise.corpus.passages import ROUNDING
+from headwise.analysis.checks import head_name
+from headwise.corpus.passages import ROUNDING, CorpusPassage, Passages
 from headwise.corpus.result import CorpusMeasures
+from headwise.errors import ConfigError
 from headwise.files import atomic_path
-from headwise.reports.corpus_passages import passages_data
-from headwise.reports.corpus_words import CORPUS
-from headwise.reports.fonts import font_face
-from headwise.reports.messages import message
+from headwise.reports.colours import font_face, stops
+from headwise.reports.data import blob, value_range, visible
+from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
+from headwise.reports.messages import message, said
 from headwise.reports.template import COLOURS, document, inert, source
-from headwise.reports.words import description, label, unit, words
-from headwise.wording import in_language, language_of
+from headwise.reports.words import CORPUS, PLACES, TERMINAL, by_name, description, label, unit, words
+from headwise.stats import describe
+from headwise.wording import in_language, language, language_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SCRIPTS = (
     "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "text.js", "passages.js", "scatter.js",
@@ -102,3 +113,139 @@ def _first(found: CorpusMeasures) -> tuple[int, int]:
     """The head to show first."""
     place = next(iter(found.passages.distinctive(1)), None)
     return place or (found.heads[0].layer, found.heads[0].head)
+
+
+BLOB = "corpus-passages"
+LINES = 5  # heads in a terminal
+
+
+def passages_data(passages: Passages, lang: str) -> tuple[dict[str, Any], str, str]:
+    """What a page says of the strengths, the passages of all heads as a compressed element, and their characters."""
+    heads = {
+        f"{layer}-{head}": {
+            part: [vars(one) | {"where": _where(one.where, lang)} for one in getattr(found, part)]
+            for part in ("strongest", "sampled")
+        }
+        for (layer, head), found in passages.items()
+    }
+    about = {"by": passages.by, "name": in_language(by_name(passages.by), lang), "unit": unit(passages.unit, lang)}
+    code = json.dumps(heads, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return about, blob(BLOB, code.encode("utf-8", "replace")), "".join(sorted(set(code)))
+
+
+def print_passages(passages: Passages, console: Console) -> None:
+    """Print a line for each of the heads that attend strongly in few passages; nothing without such heads."""
+    places = passages.distinctive(LINES)
+    if not places:
+        return
+    lang = language()
+    title = TERMINAL["distinctive"][lang == "zh"].format(by=in_language(by_name(passages.by), lang))
+    console.print()
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    for layer, head in places:
+        console.print(_line(head_name(layer, head), passages, (layer, head), console.width), soft_wrap=True)
+
+
+def _line(name: str, passages: Passages, place: tuple[int, int], width: int) -> Text:
+    found = passages[place]
+    best = found.strongest[0]
+    usual = sum(one.strength for one in found.sampled) / len(found.sampled) if found.sampled else 0.0
+    key = next((key for key in best.keys if key.position not in (0, best.query)), None)
+    pair = f"{_token(best.token)} → {_token(key.token)}" if key is not None else _token(best.token)
+    start = f"{name:>7}  {best.strength:.3g} ({usual:.3g})  {pair}  "
+    room = width - cell_len(start) - 1
+    return Text(start) + Text(set_cell_size(_around(best, room), max(0, room)).rstrip() if room > 8 else "", "dim")
+
+
+def _around(one: CorpusPassage, room: int) -> str:
+    """The text around the query, which is in the middle."""
+    at = one.positions.index(one.query)
+    before, after = ("".join(map(_plain, part)) for part in (one.tokens[:at], one.tokens[at:]))
+    half = room // 2
+    while cell_len(before) > half:
+        before = before[1:]
+    return f"…{before.replace('␣', ' ')}{after.replace('␣', ' ')}"
+
+
+def _token(text: str) -> str:
+    return f"“{_plain(text.strip() or text)}”"
+
+
+def _plain(text: str) -> str:
+    """As `visible`, and with nothing that could change the order of a terminal's line."""
+    return "".join(c if c.isprintable() else "·" for c in visible(text.replace("\u3000", " ")))
+
+
+def _where(where: str, lang: str) -> str:
+    """ "byte 4,096" or "row 3" of a file, in that language."""
+    kind, _, number = where.partition(" ")
+    return PLACES[kind][lang == "zh"].format(at=number) if kind in PLACES else where
+
+
+MISSING = "#f1efe8"  # no such head, or no value
+TICKS = 16  # numbers along an axis, at most
+
+
+def check_picture(path: Path) -> None:
+    """Raise ConfigError if a picture cannot be written there."""
+    figure_class()
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"png={str(path)!r}: expected a name that ends in .png")
+
+
+def write_picture(found: CorpusMeasures, path: Path) -> Path:
+    """Write the picture as a PNG; see `measures_figure`. Returns the path."""
+    return save(measures_figure(found), path)
+
+
+def measures_figure(found: CorpusMeasures) -> "Figure":
+    """A panel per measure, as a matplotlib figure: layers from top to bottom, heads from left to right, each panel with
+    its own scale."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = LinearSegmentedColormap.from_list("headwise", stops("light")).with_extremes(bad=MISSING)
+    names = list(found.table)
+    layers, heads = found.table.dense(names[0]).shape
+    wide = min(len(names), 3 if heads <= 16 else 2)
+    high = math.ceil(len(names) / wide)
+    width, height = float(np.clip(0.24 * heads, 2.2, 5.0)), float(np.clip(0.24 * layers, 1.4, 5.0))
+    figure = figure_class()(
+        figsize=(max(4.0, wide * (width + 1.2)), high * (height + 0.8) + 0.7), layout="constrained", facecolor="white"
+    )
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+    grid = figure.subplots(high, wide, squeeze=False)
+    for axes, measure in zip(grid.flat, found.measures, strict=False):
+        image = _panel(axes, found.table.dense(measure.name).numpy(), colours)
+        axes.set_title(drawable(_name(measure.name)), loc="left", color=INK, fontproperties=font(10))
+        colour_bar(figure, image, axes, unit(measure.unit, language()), size=9)
+    for axes in grid.flat[len(names) :]:
+        axes.set_axis_off()
+    counts = {"tokens": counted("token", found.total.tokens), "files": counted("file", len(found.about["files"]))}
+    every = said("measured", **{name: in_language(count, language()) for name, count in counts.items()})
+    name = found.about["model"]["name"]
+    room = int(11 * figure.get_figwidth())  # letters of a line
+    shown = name if len(name) <= room else name[: room - 1] + "…"
+    title = f"{drawable(shown)}\n{drawable(every)}"
+    figure.suptitle(title, x=0.01, ha="left", color=INK, fontproperties=font(11))
+    return figure
+
+
+def _name(measure: str) -> str:
+    known = describe(measure, "zh") if language() == "zh" else None
+    return measure.replace("_", " ") if known is None else known.label
+
+
+def _panel(axes: "Axes", values: np.ndarray, colours: Any) -> Any:
+    low, high = value_range(values)
+    shown = np.ma.masked_invalid(values)
+    image = axes.imshow(shown, cmap=colours, interpolation="nearest", aspect="auto", vmin=low, vmax=high)
+    for axis, count, what in (
+        (axes.xaxis, values.shape[1], said("head")),
+        (axes.yaxis, values.shape[0], said("layer")),
+    ):
+        axis.set_ticks(range(0, count, math.ceil(count / TICKS)))
+        axis.set_label_text(what, color=MUTED, fontproperties=font(9))
+    plain(axes)
+    for spine in axes.spines.values():
+        spine.set_color(LINE)
+    return image

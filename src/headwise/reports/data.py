@@ -1,16 +1,174 @@
-"""What a report shows, as plain data. Texts may be `Bilingual`; a view shows them in its language."""
+"""What a report shows, as plain data, and how its pages store the numbers.
 
+Texts may be `Bilingual`; a view shows them in its language. Codes of weights are stored in the order of their contexts,
+which compresses better than the order of rows. The context of a cell is a size on a logarithmic scale: that of the
+codes above it and to its left. Codes of one context are alike, and the codes of each context follow those of the one
+before. A reader that restores the cells row by row knows the context of the next cell, and takes the next code of that
+context: see codes.js.
+"""
+
+import base64
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from headwise.corpus.passages import Passages
-from headwise.errors import ShapeError
-from headwise.reports.patches import Patches
-from headwise.reports.writes import Writes
+from headwise.errors import ConfigError, ShapeError
 from headwise.shown import Shown
 from headwise.table import HeadTable
+
+SIDES = ("keys", "queries")
+
+
+@dataclass(frozen=True)
+class Patches:
+    """An image in rows × columns patches, which are consecutive tokens of a passage, row by row.
+
+    Attributes:
+        source: the image as a data URL. width, height: its size in pixels, of which only the ratio matters.
+        query, key: the first patch among the tokens of the queries and of the keys; None if that side has none.
+    """
+
+    source: str
+    width: int
+    height: int
+    rows: int
+    columns: int
+    query: int | None = None
+    key: int | None = None
+
+    def check(self, queries: int, keys: int) -> None:
+        """Raise ShapeError unless the patches are among that many tokens of each side."""
+        if self.query is None and self.key is None:
+            raise ShapeError("Patches: query, key or both are required")
+        for name, first, size in (("query", self.query, queries), ("key", self.key, keys)):
+            if first is not None and not 0 <= first <= size - self.rows * self.columns:
+                raise ShapeError(
+                    f"Patches({name}={first}): {self.rows} × {self.columns} patches from there on, but the passage has "
+                    f"{size} tokens on that side"
+                )
+
+
+def name_of(row: int, column: int) -> str:
+    """The text of a patch in place of a token's, counted from 0."""
+    return f"[{row},{column}]"
+
+
+def check_grid(grid: Any) -> None:
+    """Raise ConfigError unless these are the rows and columns of patches."""
+    if not isinstance(grid, tuple | list) or len(grid) != 2 or any(type(size) is not int or size < 1 for size in grid):
+        raise ConfigError(f"grid={grid!r}: expected the numbers of rows and columns of patches")
+
+
+@dataclass(frozen=True)
+class Writes:
+    """What is known of the outputs and scores of all heads on a passage with exact weights; NaN where it is not.
+
+    Attributes:
+        norms: [layers, heads, Q] float32: the norm of each key's value after the output projection, ‖v_j W_O‖. Times a
+            weight, it is the length ‖Δ‖ of what the key adds at a query. None if unknown.
+        next_token: [layers, heads, P]: the direct effect on the logit of the token that follows. None if unknown.
+        effects, tokens: [layers, heads, P, T]: the largest direct effects, and indices into `words` of their tokens.
+            None if unknown.
+        words: the texts of these tokens.
+        queries, keys: [layers, heads, P or Q, C]: the C strongest channels of each head, with products that add up to
+            scale · q·k over all channels. None if unknown.
+        channels: [layers, heads, C]: the numbers of these channels. widths: [layers]: how many channels there are.
+    """
+
+    norms: np.ndarray | None = None
+    next_token: np.ndarray | None = None
+    effects: np.ndarray | None = None
+    tokens: np.ndarray | None = None
+    words: list[str] = field(default_factory=list)
+    queries: np.ndarray | None = None
+    keys: np.ndarray | None = None
+    channels: np.ndarray | None = None
+    widths: list[int] = field(default_factory=list)
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise ShapeError unless the arrays fit maps of this shape, [layers, heads, P, Q]."""
+        layers, heads, rows, columns = shape
+        sizes = {
+            "norms": columns,
+            "next_token": rows,
+            "effects": rows,
+            "tokens": rows,
+            "queries": rows,
+            "keys": columns,
+        }
+        for name, size in sizes.items():
+            found = getattr(self, name)
+            if found is not None and found.shape[:3] != (layers, heads, size):
+                raise ShapeError(f"Writes({name}): shape {found.shape}, expected [{layers}, {heads}, {size}, …]")
+
+
+# Cells above the end of a colour range have this share of a head's weight: otherwise the first rows, which have few
+# keys, would determine the scale.
+SATURATED = 0.05
+LEVELS = 1023  # of the weights in a page
+# Statistics are exact to this share of their size, or to a few roundings of a mass of 1: less is no difference.
+ROUNDING, LEAST_RANGE = 1e-5, 5e-7
+
+
+def value_range(values: np.ndarray) -> tuple[float, float]:
+    """The smallest and the largest finite value; one number twice, 0 if it is rounding itself, if they differ by
+    rounding alone or there are none."""
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    size = max(abs(low), abs(high))
+    if high - low > max(ROUNDING * size, LEAST_RANGE):
+        return low, high
+    return (0.0, 0.0) if size <= LEAST_RANGE else (high, high)
+
+
+def halves(weights: np.ndarray) -> tuple[np.ndarray, int]:
+    """Weights >= 0 as float16 of weight * 2**shift, and the shift, so that small weights keep eleven bits."""
+    most = float(weights.max())
+    shift = 14 - int(np.ceil(np.log2(most))) if most > 0 else 0
+    return np.ldexp(weights, shift).astype(np.float16), shift
+
+
+def coded(weights: np.ndarray) -> np.ndarray:
+    """Weights >= 0 as uint16: round(LEVELS · √(weight / top)), where top is the largest one.
+
+    The error of top · (code / LEVELS)² is at most √(weight · top) / LEVELS, plus top / 4,000,000.
+    """
+    top = float(weights.max())
+    share = weights.astype(np.float64) / top if top > 0 else np.zeros_like(weights)
+    return np.rint(LEVELS * np.sqrt(share)).astype(np.uint16)
+
+
+def colour_top(scaled: np.ndarray, shift: int) -> float:
+    """The weight above which cells have the share `SATURATED` of all weight, from the result of `halves`.
+
+    Exact, by counting the 31,744 finite halves. 1 if all weights are zero.
+    """
+    counts = np.bincount(scaled.view(np.uint16).ravel(), minlength=1 << 16)[:0x7C00]
+    weights = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
+    above = np.cumsum((counts * weights)[::-1])
+    if not above[-1]:
+        return 1.0
+    at = 0x7C00 - 1 - int(np.searchsorted(above, SATURATED * above[-1]))
+    return float(np.ldexp(weights[at], -shift))
+
+
+def finite(maps: np.ndarray) -> np.ndarray:
+    """Weights as float32, with 0 for non-finite ones."""
+    return np.nan_to_num(maps.astype(np.float32, copy=False), posinf=0.0, neginf=0.0).clip(min=0)
+
+
+def reduced(weights: np.ndarray, limit: int) -> np.ndarray:
+    """[n, m] as at most [limit, limit]: the largest weight of each square."""
+    step = -(-max(weights.shape) // limit)
+    if step == 1:
+        return weights
+    rows, columns = (np.arange(0, size, step) for size in weights.shape)
+    return np.maximum.reduceat(np.maximum.reduceat(weights, rows, axis=0), columns, axis=1)
 
 
 @dataclass(frozen=True)
@@ -198,3 +356,111 @@ MARKS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 def visible(token: str) -> str:
     """The token with visible signs for white space and control characters."""
     return "".join(MARKS.get(c, c if c.isprintable() or ord(c) > 0x300 else f"U+{ord(c):04X}") for c in token)
+
+
+NEIGHBOURS = ((1, 0, 3), (2, 0, 1), (0, 1, 3), (0, 2, 1))  # rows above, columns to the left, share in eighths
+CONTEXTS = 41
+
+
+def sorted_codes(codes: np.ndarray, *, lower: bool) -> bytes:
+    """Codes [heads, rows, columns] of weights as bytes: the number of codes of each context, in four bytes, then the
+    codes, all high bytes before all low ones.
+
+    lower: without the cells above the diagonal, whose codes are 0.
+    """
+    context = _contexts(codes)
+    if lower:
+        kept = np.tri(*codes.shape[1:], dtype=np.bool_)
+        codes, context = codes[:, kept], context[:, kept]
+    context = context.ravel()
+    counts = np.bincount(context, minlength=CONTEXTS).astype(">u4")
+    ordered = codes.ravel()[np.argsort(context, kind="stable")].astype(np.uint16)
+    return counts.tobytes() + planes(ordered)
+
+
+def _contexts(codes: np.ndarray) -> np.ndarray:
+    """[heads, rows, columns] uint8: four contexts for each power of two of the neighbours' sum plus 8."""
+    assert int(codes.max(initial=0)) <= LEVELS
+    near = np.full(codes.shape, 8, np.int32)
+    rows, columns = codes.shape[1:]
+    for up, left, share in NEIGHBOURS:
+        near[:, up:, left:] += share * codes[:, : max(rows - up, 0), : max(columns - left, 0)].astype(np.int32)
+    power = np.frexp(near)[1] - 1  # 2**power <= near, at least 3
+    return (4 * (power - 3) + ((near >> (power - 2)) & 3)).astype(np.uint8)
+
+
+LETTERS = str.maketrans("<>&", ",.:")  # what HTML would have to write in several letters
+NOTHING = -32768  # the code of NaN, in two bytes
+CHANNEL_LEVELS = 31  # of a channel of queries or keys, on either side of zero
+
+
+def planes(codes: np.ndarray) -> bytes:
+    """uint16 as their high bytes and then their low bytes, which compress better."""
+    return (codes >> 8).astype(np.uint8).tobytes() + (codes & 255).astype(np.uint8).tobytes()
+
+
+def blob(name: str, data: bytes) -> str:
+    """Compressed bytes as an element of the page, in base 85: four bytes as five letters."""
+    # Of numbers, zlib finds many short repetitions that take more bits than the numbers; Z_FILTERED ignores them.
+    strategies = (zlib.Z_FILTERED, zlib.Z_DEFAULT_STRATEGY)
+    shortest = min((_compressed(data, strategy) for strategy in strategies), key=len)
+    code = base64.b85encode(shortest).decode("ascii").translate(LETTERS)
+    return f'<script type="application/octet-stream" id="{name}">{code}</script>'
+
+
+def _compressed(data: bytes, strategy: int) -> bytes:
+    worker = zlib.compressobj(9, memLevel=9, strategy=strategy)
+    return worker.compress(data) + worker.flush()
+
+
+def packed(given: Writes, index: int, layers: Sequence[int], count: int) -> tuple[dict[str, Any], list[str]]:
+    """What heads write as data and elements. index: of the passage. layers: of its arrays, among `count`; lists of all
+    layers have null for the others."""
+    entry: dict[str, Any] = {}
+    blobs: list[str] = []
+
+    def every(values: Sequence[Any]) -> list[Any]:
+        found: list[Any] = [None] * count
+        for layer, value in zip(layers, values, strict=True):
+            found[layer] = value
+        return found
+
+    for name, levels, values in (
+        ("norms", 1023, given.norms),
+        ("logits", 1023, given.next_token),
+        ("effects", 127, given.effects),
+    ):
+        if values is None:
+            continue
+        codes, tops = _signed(values, levels)
+        entry[name] = {"levels": levels, "tops": every(tops.tolist())}
+        blobs += [blob(f"{name}-{index}-{layer}", planes(block)) for layer, block in zip(layers, codes, strict=True)]
+    if given.effects is not None and given.tokens is not None:
+        entry["vocabulary"] = given.words
+        blobs += [
+            blob(
+                f"tokens-{index}-{layer}",
+                planes(block.astype(np.uint32) & 0xFFFF) + (block >> 16).astype(np.uint8).tobytes(),
+            )
+            for layer, block in zip(layers, given.tokens, strict=True)
+        ]
+    if given.queries is not None and given.keys is not None and given.channels is not None:
+        entry["channels"] = {"which": every(given.channels.tolist()), "of": every(given.widths), "scales": {}}
+        for side, values in (("queries", given.queries), ("keys", given.keys)):
+            tops = np.nan_to_num(np.abs(values)).max(2)  # [layers, heads, C]
+            shares = values / np.where(tops > 0, tops, 1)[:, :, None]
+            codes = np.where(np.isnan(shares), -128, np.rint(np.nan_to_num(shares) * CHANNEL_LEVELS)).astype(np.int8)
+            entry["channels"]["scales"][side] = every(
+                [[[float(f"{t:.4g}") for t in h] for h in layer] for layer in tops]
+            )
+            for layer, block in zip(layers, codes.swapaxes(2, 3), strict=True):
+                blobs.append(blob(f"{side}-{index}-{layer}", block.tobytes()))  # [heads, C, n]
+    return entry, blobs
+
+
+def _signed(values: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray]:
+    """[layers, heads, …] as uint16 of two's complement, levels · value / top, and the tops [layers, heads]."""
+    tops = np.nan_to_num(np.abs(values)).reshape(*values.shape[:2], -1).max(2)
+    shares = values / np.where(tops > 0, tops, 1).reshape(*tops.shape, *[1] * (values.ndim - 2))
+    codes = np.where(np.isnan(shares), NOTHING, np.rint(np.nan_to_num(shares) * levels))
+    return codes.astype(np.int16).view(np.uint16), tops

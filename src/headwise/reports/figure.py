@@ -1,4 +1,4 @@
-"""Shared parts of all pictures: colours, a font with Chinese characters, axes, files. Requires matplotlib."""
+"""Shared parts of all pictures: axes, files, and the cells of a drawn map with its tokens. Requires matplotlib."""
 
 import warnings
 from collections.abc import Mapping
@@ -6,9 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from headwise.errors import not_installed
 from headwise.files import atomic_path
-from headwise.reports.fonts import FAMILY, covered, font_path
+from headwise.reports.colours import FAMILY, covered, font_path, stops
+from headwise.reports.data import Passage, colour_top, halves, reduced, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,3 +97,104 @@ def save(figure: "Figure", path: Path) -> Path:
         warnings.filterwarnings("ignore", message=".*constrained_layout not applied.*")
         figure.savefig(temporary, dpi=130, format="png")
     return path
+
+
+READABLE = 300  # tokens at most to label each one along an axis
+MASKED = "#f1efe8"
+_WIDEST, _NARROWEST, _ROOM = 0.23, 0.115, 11.5  # inches of a cell, and of a side while cells may shrink
+
+
+def cell_inches(size: int, pooled: int = 1) -> float:
+    """The side of a token's share of a map of `size` tokens: as wide as a label requires, while there are labels."""
+    if pooled > 1 or size > READABLE:
+        return min(_WIDEST, 7.2 / size)
+    return float(np.clip(_ROOM / size, _NARROWEST, _WIDEST))
+
+
+def sides(passage: Passage) -> tuple[list[str], list[str]]:
+    """The tokens of the queries and of the keys."""
+    return passage.tokens, passage.tokens if passage.keys is None else passage.keys
+
+
+def shown(passage: Passage) -> np.ndarray:
+    """The weights that a picture shows, [layers, heads, P, Q]: of pooled maps the largest of each cell."""
+    return passage.maps if passage.peaks is None else passage.peaks
+
+
+def draw(axes: "Axes", weights: np.ndarray, causal: bool = False, limit: int = 1600) -> tuple[Any, bool]:
+    """The image, and whether there are weights above the end of its scale."""
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    top = colour_top(*halves(weights))
+    rows, columns = weights.shape
+    small = reduced(weights, limit)
+    ahead = np.triu(np.ones(small.shape, bool), 1) if causal else np.zeros(small.shape, bool)
+    colours = LinearSegmentedColormap.from_list("headwise", stops("light")).with_extremes(bad=MASKED)
+    image = axes.imshow(
+        np.ma.array(small, mask=ahead), cmap=colours, norm=PowerNorm(0.5, vmin=0, vmax=top, clip=True),
+        interpolation="nearest", aspect="equal", extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
+    )  # fmt: skip
+    for spine in axes.spines.values():
+        spine.set_color(LINE)
+    return image, f"{weights.max():.3g}" != f"{top:.3g}"
+
+
+def bar(figure: "Figure", image: Any, axes: "Axes", label: str, cut: bool) -> None:
+    """The colour bar of an image. cut: whether there are weights above the end of the scale."""
+    values = image.norm.vmax * np.linspace(0, 1, 6) ** 2  # evenly spaced along a bar of square roots
+    labels = {value: f"{value:.3g}" for value in values.tolist()}
+    if cut:
+        labels[max(labels)] = f"≥ {labels[max(labels)]}"
+    colour_bar(figure, image, axes, label, ticks=labels)
+
+
+def numbers(axes: "Axes", image: Any, weights: np.ndarray, inches: float, causal: bool = False) -> None:
+    """Write the weight into each cell, whose side is `inches`: 0 if it is exactly 0, otherwise with two decimals.
+
+    Equal numbers are markers of one shape, so that a map of a hundred tokens takes a second and not a minute.
+    """
+    from matplotlib.textpath import TextPath
+    from matplotlib.transforms import Affine2D
+
+    words = np.where(weights == 0, "0", np.char.mod("%.2f", weights))
+    dark = image.norm(weights) > 0.5
+    drawn = np.tril(np.ones(weights.shape, bool)) if causal else np.ones(weights.shape, bool)
+    size = min(9.5, 72 * inches * 0.42)  # four characters of half a size each, and a margin
+    for word in np.unique(words[drawn]).tolist():
+        drawn_word = TextPath((0, 0), word, size=size, prop=font(size))
+        box = drawn_word.get_extents()
+        path = drawn_word.transformed(Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2))
+        side = 2 * float(np.abs(path.vertices).max())  # matplotlib scales a marker to this size
+        for ink, those in (("white", dark), (INK, ~dark)):
+            rows, columns = np.nonzero((words == word) & those & drawn)
+            if len(rows):
+                axes.plot(
+                    columns, rows, linestyle="", marker=path, markersize=side, color=ink, markeredgewidth=0,
+                    gid=f"weight {word}", scalex=False, scaley=False,
+                )  # fmt: skip
+
+
+def ticks(axes: "Axes", queries: list[str], keys: list[str], cell: int, inches: float) -> None:
+    """Every token along both axes where there is room, otherwise round positions. cell: tokens of a cell; inches: the
+    side of a token's share of the map."""
+    pairs = (axes.xaxis, keys), (axes.yaxis, queries)
+    if cell == 1 and max(len(queries), len(keys)) <= READABLE:
+        size = min(10.5, 72 * inches * 0.85)
+        for axis, tokens in pairs:
+            labels = [drawable(clipped(visible(token.strip() or token), 14)) for token in tokens]
+            axis.set_ticks(range(len(labels)), labels, color=INK, fontproperties=font(size))
+            axis.set_tick_params(length=0, pad=5)
+            if axis is axes.xaxis and any(len(label) > 2 for label in labels):
+                axes.tick_params(axis="x", rotation=90)
+        return
+    for axis, tokens in pairs:
+        n = len(tokens)
+        step = next(s for s in (10**k * f for k in range(12) for f in (1, 2, 5)) if n / s <= 8)
+        places = range(0, n, step)
+        axis.set_ticks([p / cell for p in places], [f"{p:,}" for p in places])
+    plain(axes)
+
+
+def clipped(text: str, most: int) -> str:
+    """The text, with an ellipsis for what exceeds `most` characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"

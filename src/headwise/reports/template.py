@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
 
-from headwise.pictures.colours import stops
+from headwise.reports.colours import stops
 
 COLOURS = {theme: stops(theme) for theme in ("light", "dark")}
 

@@ -1,23 +1,36 @@
-"""Views: ways to write a `Report`, by name. A view is a class in a file of its own and a line that registers it.
+"""Views: ways to write a `Report`, by name; and its table for a terminal.
 
-class Arcs(View):
-    name, about = "arcs", "the strongest key of each query, as arcs (SVG)"
+A view is a class in a file of its own and a line that registers it:
 
-    def write(self, report, path, *, lang): ...
+    class Arcs(View):
+        name, about = "arcs", "the strongest key of each query, as arcs (SVG)"
 
-register(Arcs())                            # hw.reports.write_view(report, "arcs", "arcs.svg"), see --view arcs=…
+        def write(self, report, path, *, lang): ...
+
+    register(Arcs())                            # hw.reports.write_view(report, "arcs", "arcs.svg"), see --view arcs=…
 """
 
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
+from textwrap import wrap
 from typing import ClassVar
 
-from headwise.errors import ConfigError, check_declared
-from headwise.reports.data import Report
-from headwise.reports.html import write_report
-from headwise.reports.png import write_pngs
-from headwise.wording import language_of
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from headwise.errors import ConfigError, check_choice, check_declared
+from headwise.reports.data import Report, value_range
+from headwise.reports.messages import message
+from headwise.reports.page import write_report
+from headwise.reports.pictures import write_pngs
+from headwise.reports.words import label, words
+from headwise.stats import known
+from headwise.wording import in_language, language_of
 
 
 class View(ABC):
@@ -98,3 +111,110 @@ class _Pictures(View):
 
 for _view in (_Page(), _Pictures()):
     register(_view)
+
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def print_report(report: Report, console: Console, *, sort: str | None = None, lang: str | None = None) -> None:
+    """Print the facts, then one row per head with its statistics, each with a bar from the minimum to the maximum of
+    the column, and the strongest pattern; then the notes. Columns that do not fit are listed at the end.
+
+    Args:
+        sort: a statistic to sort by, in descending order with NaN last; by layer and head if None.
+        lang: "en" or "zh"; None for that of the locale.
+    Raises:
+        ConfigError: if `sort` is not a statistic of this report, or for an unknown language.
+    """
+    lang = language_of(lang)
+    if sort is not None:
+        check_choice("sort", sort, report.statistics)
+    facts = [(in_language(name, lang), in_language(value, lang)) for name, value in report.facts]
+    margin = max((cell_len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        first, *others = _lines(value, console, margin + 2)
+        console.print(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(first), soft_wrap=True)
+        for line in others:
+            console.print(Text(" " * (margin + 2) + line), soft_wrap=True)
+    if facts:
+        console.print()
+    table, missing = _fitting(report, console, sort, lang)
+    console.print(table)
+    if missing:
+        names = "、".join(label(name, lang) for name in missing) if lang == "zh" else ", ".join(missing)
+        console.print(Text(in_language(message("not_shown", names=names), lang), style="dim"))
+    if report.notes:
+        console.print()
+    for note in report.notes:
+        console.print(Text(in_language(note, lang), style="dim"))
+
+
+def _lines(value: str, console: Console, indent: int) -> list[str]:
+    """The lines of a value beside its name in a terminal, broken at blanks alone, so that a path can be copied; through
+    a pipe one line."""
+    if not console.is_terminal:
+        return [value]
+    return wrap(value, max(20, console.width - indent), break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _fitting(report: Report, console: Console, sort: str | None, lang: str) -> tuple[Table, list[str]]:
+    """The widest table that fits, and the names of the omitted statistics."""
+    kept = list(report.statistics)
+    # Drop the most dispensable measures first, then from the right.
+    drop = sorted((name for name in reversed(kept) if name != sort), key=lambda name: -_dispensable(name))
+    missing: list[str] = []
+    # Show one pattern per head if two do not fit.
+    for patterns in (2, 1):
+        table = _table(report, kept, patterns, sort, lang)
+        if _width(table, console) <= console.width:
+            return table, missing
+    while drop and _width(table, console) > console.width:
+        missing.append(drop.pop(0))
+        kept.remove(missing[-1])
+        table = _table(report, kept, 1, sort, lang)
+    return table, missing
+
+
+def _width(table: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+
+def _table(report: Report, kept: list[str], patterns: int, sort: str | None, lang: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    page, between = words(lang, "report"), "，" if lang == "zh" else ", "
+    table.add_column(page["layer"].lower(), justify="right")
+    table.add_column(page["head"].lower(), justify="right")
+    for name in kept:
+        mark = " ↓" if name == sort else ""
+        table.add_column(label(name, lang, short=True) + mark, justify="right", no_wrap=True)
+    if any(map(any, report.patterns)):
+        table.add_column(page["pattern"].lower(), no_wrap=True, overflow="ellipsis")
+    columns = {name: report.statistics.dense(name).numpy(force=True) for name in kept}
+    for layer, head in _order(report, sort):
+        cells = [_cell(values, (layer, head)) for values in columns.values()]
+        pattern = between.join(in_language(report.patterns[layer][head], lang).split(between)[:patterns])
+        row: list[str | Text] = [str(layer), str(head), *cells, Text(pattern)]
+        table.add_row(*row[: len(table.columns)])
+    return table
+
+
+def _order(report: Report, sort: str | None) -> list[tuple[int, int]]:
+    return report.heads if sort is None else list(report.statistics.sort(sort).places)
+
+
+def _dispensable(name: str) -> int:
+    kind = known(name)
+    return 0 if kind is None else int(kind.dispensable)
+
+
+def _cell(values: np.ndarray, at: tuple[int, int]) -> Text:
+    """A number with a bar for its position in the column's range; all numbers of a column have the same decimals."""
+    x = float(values[at])
+    if not np.isfinite(x):
+        return Text("— ·", style="bold red")
+    least, most = value_range(values)
+    low, size = min(0.0, least), max(abs(least), abs(most))
+    decimals = 0 if size >= 1000 else 1 if size >= 100 else 2
+    share = (x - low) / (most - low) if most > least else 0.0
+    number = Text(f"{round(x, decimals) + 0.0:.{decimals}f} ", style="dim" if share < 0.07 else "")  # + 0.0: no −0
+    return number.append(BARS[round(share * (len(BARS) - 1))], style="cyan" if share >= 0.07 else "dim")

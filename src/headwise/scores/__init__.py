@@ -14,17 +14,8 @@ To define your own score, subclass `Score` with its `terms`, and call `register(
 """
 
 from headwise.fields import register
-from headwise.scores.base import Score, WithGap, check_scores
-from headwise.scores.bias import Bias
-from headwise.scores.distance import (
-    ALiBi,
-    Relative,
-    RelativeBias,
-    t5_bias,
-)
-from headwise.scores.sinks import SinkLogits
-from headwise.scores.soft_cap import SoftCap
-from headwise.scores.terms import Terms, cell
+from headwise.scores.base import Score, Terms, WithGap, cell, check_scores
+from headwise.scores.kinds import ALiBi, Bias, Relative, RelativeBias, SinkLogits, SoftCap, t5_bias
 
 __all__ = [
     "SCORES",

@@ -12,28 +12,52 @@ range and source. `register` makes a class of measures known by its name.
 True
 """
 
-from headwise.stats.base import Measure, RowMeasure, Tokens, row_measure
-from headwise.stats.classes import (
+from headwise.stats.base import Chinese, Measure, RowMeasure, Tokens, Words, row_measure
+from headwise.stats.engine import Measurements, measure, statistics_for
+from headwise.stats.keys import (
+    COLUMN_MASS,
     ClassMass,
+    DuplicateMass,
+    InductionMass,
     KeyWeights,
     OfPieces,
     PunctuationMass,
+    ReceivedMass,
+    SameLabel,
     SeparatorMass,
     SpecialMass,
 )
-from headwise.stats.concentration import CONCENTRATION, SQUARES, EffectiveKeys, SquaredWeights
-from headwise.stats.distance import DISTANCE, DISTANCE_VARIANCE, DistanceVariance, MeanDistance
-from headwise.stats.engine import Measurements, measure, statistics_for
-from headwise.stats.entropy import ENTROPY, Entropy, NormalizedEntropy
-from headwise.stats.largest import LARGEST, MaxLogit, Top1Mass
-from headwise.stats.normalizer import LearnedSinkMass, LogSumExp
-from headwise.stats.range_mass import LocalMass, NextMass, PreviousMass, RangeMass, SelfMass, SinkMass
-from headwise.stats.received import COLUMN_MASS, ReceivedMass
+from headwise.stats.places import (
+    DISTANCE,
+    DISTANCE_VARIANCE,
+    DistanceVariance,
+    LocalMass,
+    MeanDistance,
+    NextMass,
+    PreviousMass,
+    RangeMass,
+    SelfMass,
+    SinkMass,
+)
 from headwise.stats.registry import GIVEN, MEASURES, describe, known, of_tokens, register, resolve, shown_in
 from headwise.stats.statistic import MASS, Compiled, Join, OfWeights, Part, Statistic
-from headwise.stats.tokens import DuplicateMass, InductionMass, SameLabel
-from headwise.stats.top import TopKeys, TopKMass, TopWeights
-from headwise.stats.words import Chinese, Words
+from headwise.stats.weights import (
+    CONCENTRATION,
+    ENTROPY,
+    LARGEST,
+    SQUARES,
+    EffectiveKeys,
+    Entropy,
+    LearnedSinkMass,
+    LogSumExp,
+    MaxLogit,
+    NormalizedEntropy,
+    SquaredWeights,
+    Top1Mass,
+    TopKeys,
+    TopKMass,
+    TopWeights,
+)
 
 __all__ = [
     "COLUMN_MASS",

@@ -15,22 +15,78 @@ A measure of your own is a few lines. For each row, add something up over the ti
     torch.Size([1, 2])
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from headwise.errors import ShapeError, check_declared
+from headwise.errors import ConfigError, ShapeError, check_declared
 from headwise.masks import Grid
 from headwise.rule import Rule
+from headwise.stats.rows import RowValue, declares_value
 from headwise.stats.statistic import Statistic
-from headwise.stats.values import RowValue, declares_value
-from headwise.stats.words import Chinese, Words, words_of
 from headwise.tiles import Tile
-from headwise.wording import language_of
+from headwise.wording import Bilingual, language_of
+
+UNITS = {
+    "nats": "奈特", "share": "比例", "keys": "个键", "logit": "分数", "tokens": "个词元", "tokens²": "词元²",
+    "mass": "权重", "probability": "概率", "loss": "损失",
+}  # fmt: skip
+RANGES = {"any": "任意", "0 to 1": "0 至 1", "≥ 0": "≥ 0"}
+
+
+def unit_of(unit: str) -> Bilingual:
+    """A unit in both languages."""
+    return Bilingual(unit, UNITS.get(unit, unit))
+
+
+class Chinese(NamedTuple):
+    """A measure in Chinese; its unit and range only where `UNITS` and `RANGES` lack them."""
+
+    label: str
+    about: str
+    unit: str = ""
+    range: str = ""
+
+
+class Words(NamedTuple):
+    """A measure in one language, as reports show it.
+
+    Attributes:
+        label: its name in words; short: the same for a narrow column.
+        about: what it is; summary: the first sentence of that.
+    """
+
+    label: str
+    short: str
+    about: str
+    summary: str
+    unit: str
+    range: str
+
+
+def words_of(measure: Any, lang: str) -> Words:
+    """The words of a measure, or of a class of measures, in English ("en") or Chinese ("zh"); its name and description
+    are in English where its class has no Chinese."""
+    kind = measure if isinstance(measure, type) else type(measure)
+    text = re.sub(r"\s+", " ", (kind.__doc__ or "").split("\n\n")[0]).strip()
+    summary = re.split(r"(?<=[.:;])\s", text, maxsplit=1)[0].rstrip(":;")
+    label = measure.label or measure.name.replace("_", " ")
+    english = Words(label, measure.short or label, text, summary, measure.unit, measure.range)
+    if lang != "zh":
+        return english
+    unit, range = UNITS.get(measure.unit, measure.unit), RANGES.get(measure.range, measure.range)
+    chinese: Chinese | None = measure.chinese
+    if chinese is None:
+        return english._replace(unit=unit, range=range)
+    summary = re.split(r"(?<=[。；：])", chinese.about, maxsplit=1)[0].rstrip("；：")
+    return Words(
+        chinese.label, chinese.label, chinese.about, summary, chinese.unit or unit, chinese.range or range
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,3 +335,49 @@ def row_measure(
     """
     fields = {"name": name, "unit": unit, "range": range, "source": source, "__doc__": source or name}
     return type(name, (RowMeasure,), {**fields, "partial": lambda self, tile: partial(tile)})()
+
+
+def tensors_of(state: Any) -> list[Tensor]:
+    """The tensors in a measure's state, in a fixed order."""
+    if isinstance(state, Tensor):
+        return [state]
+    if isinstance(state, dict):
+        return [x for part in state.values() for x in tensors_of(part)]
+    if isinstance(state, (list, tuple)):
+        return [x for part in state for x in tensors_of(part)]
+    if is_dataclass(state):
+        return [x for one in fields(state) for x in tensors_of(getattr(state, one.name))]
+    return []
+
+
+def with_tensors(state: Any, take: Callable[[Tensor], Tensor]) -> Any:
+    """A measure's state with `take(x)` in place of each tensor x, in the order of `tensors_of`."""
+    if isinstance(state, Tensor):
+        return take(state)
+    if isinstance(state, dict):
+        return {key: with_tensors(part, take) for key, part in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(with_tensors(part, take) for part in state)
+    if is_dataclass(state) and not isinstance(state, type):
+        return replace(state, **{one.name: with_tensors(getattr(state, one.name), take) for one in fields(state)})
+    return state
+
+
+def side_by_side(measure: Measure, states: Sequence[Any], heads: Sequence[int]) -> Any:
+    """The state of a measure for all heads, of its states for some of them each.
+
+    Args:
+        heads: how many each state is of; their tensors [batch, heads, …] are laid beside one another.
+    Raises:
+        ConfigError: if the joined state gives other values: the measure stores its heads in another layout.
+    """
+    columns = zip(*(tensors_of(state) for state in states), strict=True)
+    joined = (
+        torch.cat(xs, 1) if all(x.shape[1:2] == (h,) for x, h in zip(xs, heads, strict=True)) else xs[0]
+        for xs in columns
+    )
+    whole = with_tensors(states[0], lambda _: next(joined))
+    found, expected = measure.finish(whole), torch.cat([measure.finish(state) for state in states], 1)
+    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=0.0, atol=0.0, equal_nan=True):
+        raise ConfigError(f"measure {measure.name!r} keeps its heads otherwise than as [batch, heads, …]")
+    return whole

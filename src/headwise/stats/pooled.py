@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.stats.base import Measure, RowMeasure
-from headwise.stats.engine import Measurements
-from headwise.stats.together import goes_together
+from headwise.stats.engine import Measurements, goes_together
 
 
 @dataclass(frozen=True)

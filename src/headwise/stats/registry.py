@@ -4,18 +4,28 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from headwise.errors import ConfigError, unknown_name
-from headwise.stats.base import PLACES, Measure, Tokens
-from headwise.stats.classes import ClassMass, PunctuationMass, SeparatorMass, SpecialMass
-from headwise.stats.concentration import EffectiveKeys, SquaredWeights
-from headwise.stats.distance import DistanceVariance, MeanDistance
-from headwise.stats.entropy import Entropy, NormalizedEntropy
-from headwise.stats.largest import MaxLogit, Top1Mass
-from headwise.stats.normalizer import LearnedSinkMass, LogSumExp
-from headwise.stats.range_mass import LocalMass, NextMass, PreviousMass, SelfMass, SinkMass
-from headwise.stats.received import ReceivedMass
-from headwise.stats.tokens import DuplicateMass, InductionMass
-from headwise.stats.top import TopKMass
-from headwise.stats.words import Words, words_of
+from headwise.stats.base import PLACES, Measure, Tokens, Words, words_of
+from headwise.stats.keys import (
+    ClassMass,
+    DuplicateMass,
+    InductionMass,
+    PunctuationMass,
+    ReceivedMass,
+    SeparatorMass,
+    SpecialMass,
+)
+from headwise.stats.places import DistanceVariance, LocalMass, MeanDistance, NextMass, PreviousMass, SelfMass, SinkMass
+from headwise.stats.weights import (
+    EffectiveKeys,
+    Entropy,
+    LearnedSinkMass,
+    LogSumExp,
+    MaxLogit,
+    NormalizedEntropy,
+    SquaredWeights,
+    Top1Mass,
+    TopKMass,
+)
 from headwise.wording import language_of
 
 MEASURES: dict[str, Callable[[], Measure]] = {}

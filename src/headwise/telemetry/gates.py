@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.importance.values import HeadImportance
+from headwise.analysis.importance.losses import HeadImportance
 from headwise.errors import ConfigError, check_choice
 from headwise.events import subscribe
 from headwise.models.adapters.places import give_back, take_over

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError
 from headwise.spread import is_dtensor, uneven
-from headwise.stats.states import side_by_side
+from headwise.stats.base import side_by_side
 from headwise.table import HeadTable
 from headwise.telemetry.running import Layer, Running
 from headwise.telemetry.summary import Summary

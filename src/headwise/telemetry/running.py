@@ -11,9 +11,8 @@ from headwise.masks import Grid
 from headwise.publishing import AttentionCall
 from headwise.spread import Held
 from headwise.stats import Measure, Measurements
-from headwise.stats.base import RowState
+from headwise.stats.base import RowState, tensors_of, with_tensors
 from headwise.stats.pooled import Pooled, Pooling
-from headwise.stats.states import tensors_of, with_tensors
 
 
 class Merging(Pooling):

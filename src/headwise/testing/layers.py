@@ -14,9 +14,8 @@ from headwise.errors import ConfigError
 from headwise.masks import Causal, Dense, Lengths, Mask, Window
 from headwise.models import HeadSite, find_heads, scale_heads
 from headwise.nn.base import AttentionLayer
-from headwise.nn.counts import counts_of, sizes_of
 from headwise.nn.layout import Part
-from headwise.nn.registry import CONTRACT, DESIGNS
+from headwise.nn.registry import CONTRACT, DESIGNS, counts_of, sizes_of
 from headwise.nn.steps import Steps
 from headwise.testing.failed import CheckFailed, check, require, require_close
 

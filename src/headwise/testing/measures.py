@@ -10,10 +10,10 @@ from headwise.errors import HeadwiseError
 from headwise.kernels import run
 from headwise.kernels.call import Call
 from headwise.masks import Causal, Everything, Grid, Span, Window
-from headwise.parallel.blocks import Rows, Way
+from headwise.parallel.layout import Rows, Way
 from headwise.rule import KEY_BLOCK, Rule
 from headwise.stats import Measure
-from headwise.stats.states import side_by_side, with_tensors
+from headwise.stats.base import side_by_side, with_tensors
 from headwise.testing.failed import CheckFailed, check, require, require_close
 from headwise.testing.truth import HEAD_DIM, KV_HEADS, SIZES, Formula, truth, vectors
 

@@ -35,7 +35,7 @@ def trace(
 
     Args:
         seq, d_model, num_heads, num_kv_heads, batch: sizes of the layer and its input.
-        design: the name of a design, as in `headwise.nn.named`. options: its own options, such as {"top_k": 1}.
+        design: the name of a design, as in `headwise.nn.registry`. options: its own options, such as {"top_k": 1}.
         causal: whether to apply a causal mask.
         seed: of the weights and the input.
         lang: the language of the explanations, "en" or "zh"; None for that of the locale.

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.head_roles.sight import Sight
-from headwise.analysis.head_roles.weights import match_counts, match_masses, offset_mass
+from headwise.analysis.head_roles.tally import Sight, match_counts, match_masses, offset_mass
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
 from headwise.table import HeadColumn, HeadTable

@@ -15,7 +15,7 @@ from headwise.kernels.tile_reads import TileReads
 from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic, TopKeys, TopWeights
-from headwise.stats.values import Reduced, ToReduce
+from headwise.stats.rows import Reduced, ToReduce
 from headwise.tiles import COMPUTING
 
 LARGEST_PART = 1 << 18  # the most weights of a head that are computed at once to select columns from

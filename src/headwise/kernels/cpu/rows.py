@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
-from headwise.stats.values import Reduced, ToReduce
+from headwise.stats.rows import Reduced, ToReduce
 
 FORMULAS = {"same": 0, "inverse": 1, "share": 2, "logit": 3, "log_sum": 4}  # as in native/headwise.h
 

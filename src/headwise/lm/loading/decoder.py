@@ -8,12 +8,19 @@ import torch
 from torch import Tensor
 
 from headwise.amounts import scaled
-from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
-from headwise.lm.loading.remarks import remark, remarks_on_map
-from headwise.lm.loading.tokenized import TokenizedText
-from headwise.lm.loss import mean_loss, next_token_loss
-from headwise.lm.model import Decoder
-from headwise.lm.tokenizer import CharTokenizer
+from headwise.lm.loading.base import (
+    LoadedModel,
+    LossFunction,
+    Maps,
+    OnMap,
+    TokenizedText,
+    checked_text,
+    described,
+    remark,
+    remarks_on_map,
+)
+from headwise.lm.model import Decoder, mean_loss, next_token_loss
+from headwise.lm.texts import CharTokenizer
 from headwise.masks import Lengths
 from headwise.nn.registry import STANDARD
 from headwise.stats import Measure
@@ -40,7 +47,7 @@ class DecoderModel(LoadedModel):
 
     def read(self, text: str) -> TokenizedText:
         """Tokenize a text: one token per character, or one per UTF-8 byte of a character outside the vocabulary."""
-        ids = torch.from_numpy(self._tokenizer.encode(text_of(text)))
+        ids = torch.from_numpy(self._tokenizer.encode(checked_text(text)))
         pieces: list[str] = []
         spans: list[tuple[int, int]] = []
         in_bytes = 0

@@ -36,7 +36,7 @@ from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.mask_tensors import both, of_additive, of_boolean, of_padding
 from headwise.masks import Causal, Lengths, Mask, Sinks, is_causal
 from headwise.models.adapters.weights import AttentionWeights
-from headwise.nn.checks import check_share
+from headwise.nn.layout import check_share
 from headwise.publishing import attended
 from headwise.rule import Rule
 from headwise.scores import Score

@@ -1,34 +1,217 @@
-"""The routes of the viewer's server."""
+"""The viewer's server: its routes, its page, and access by the token that was printed at the start.
 
+Another site's page can make a browser send requests to 127.0.0.1, and by DNS rebinding even under the name of that
+site. The Host header must therefore be the server's, as must an Origin if there is one, and every request must have
+the token. No response allows another origin to read it.
+
+>>> viewer_page()[:15]
+'<!doctype html>'
+"""
+
+import asyncio
+import hmac
+import json
 import logging
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import h11
 import numpy as np
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headwise.errors import TextError
 from headwise.map import AttentionMap
-from headwise.reports.fonts import font_path
+from headwise.reports.colours import QUOTES, font_face, font_path
 from headwise.reports.messages import message
-from headwise.reports.template import digest
-from headwise.reports.viewer import requests, wire
-from headwise.reports.viewer.guard import Guard
-from headwise.reports.viewer.page import viewer_page
-from headwise.reports.viewer.refusals import Refusal, error_body, misfit
-from headwise.reports.viewer.session import Session, TooLong
-from headwise.reports.viewer.text import Text
+from headwise.reports.template import COLOURS, digest, document, inert, source
+from headwise.reports.viewer import requests, tiles
+from headwise.reports.viewer.requests import Kept, Refusal, Workers, error_body, misfit
+from headwise.reports.viewer.session import Session, Text, TooLong
 from headwise.reports.viewer.tiles import Unwanted, Wanted, rectangle, tile_spans
-from headwise.reports.viewer.workers import Kept, Workers
-from headwise.wording import in_language
+from headwise.reports.words import words
+from headwise.wording import LANGUAGES, check_language, in_language
+
+ARRIVAL = 20.0  # seconds for a request to arrive, head and body
+MOST = 100  # connections; a browser opens six
+HEAD = 1 << 14  # bytes of a request's head
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP connection with a time limit.
+
+    uvicorn closes idle connections between requests, but waits for the rest of a request without limit.
+    """
+
+    _arrival: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept a connection; above the maximum, close the one that has waited longest for a request."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST:
+            held = [one for one in self.connections if isinstance(one, Connection)]
+            waiting = [(one._arrival.when(), one) for one in held if one._arrival is not None]
+            first = min(waiting, key=lambda pair: pair[0])[1] if waiting else self
+            first._stop()
+            self.connections.discard(first)  # now: the next connection may arrive before this one is closed
+            first.transport.abort()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Receive a part of a request."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the time limit."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Run the time limit while a request is arriving."""
+        arriving = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        if not arriving or self.transport.is_closing():
+            self._stop()
+        elif self._arrival is None:
+            self._arrival = self.loop.call_later(ARRIVAL, self.transport.abort)
+
+    def _stop(self) -> None:
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+
+
+NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+OPEN_ANOTHER = "headwise：请打开 headwise view 启动时打印的地址，其中含有令牌。"
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Content-Security-Policy": NOTHING,
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """An application behind a token.
+
+    Args:
+        hosts: accepted values of the Host header, such as "127.0.0.1:8765".
+    """
+
+    def __init__(self, app: ASGIApp, token: str, hosts: Iterable[str]) -> None:
+        self.app, self.token, self.hosts = app, token.encode(), frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # WebSockets are not supported
+            raise ValueError(f"expected an HTTP request, got {scope['type']}")
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        app = self.app if refusal is None else _answer(refusal, Headers(scope=scope))
+        await app(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> str | None:
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
+            return "this is not the address of the viewer; open the one that was printed when it started"
+        for origin in headers.getlist("origin"):
+            scheme, _, host = origin.lower().partition("://")
+            if scheme != "http" or host not in self.hosts:
+                return "pages of other sites have no access"
+        # Another page may link to the viewer, but not use it in any other way.
+        site = headers.get("sec-fetch-site", "none")
+        if site not in ("none", "same-origin") and not self._is_visit(scope, headers):
+            return "pages of other sites have no access"
+        if not hmac.compare_digest(self._given(scope), self.token):
+            return "the token is missing or wrong; open the address that was printed when the viewer started"
+        return None
+
+    @staticmethod
+    def _is_visit(scope: Scope, headers: Headers) -> bool:
+        return scope["method"] == "GET" and scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
+
+    @staticmethod
+    def _given(scope: Scope) -> bytes:
+        found = QueryParams(scope["query_string"]).getlist("token")
+        return found[0].encode("utf-8", "replace") if len(found) == 1 else b""
+
+
+def _answer(refusal: str, headers: Headers) -> Response:
+    """The refusal as plain text for a browser, otherwise as JSON."""
+    if "text/html" in headers.get("accept", ""):
+        return PlainTextResponse(f"headwise: {refusal}.\n\n{OPEN_ANOTHER}\n", 403)
+    return JSONResponse(error_body(message("not_allowed", sentence=refusal)), 403)
+
+
+FROM_REPORT = ("elements.js", "numbers.js", "signs.js")
+SCRIPTS = (
+    "wire.js", "halves.js", "ink.js", "tiles.js", "pieces.js", "camera.js", "axes.js", "plot.js", "hand.js",
+    "readout.js", "tops.js", "heads.js", "search.js", "picture.js", "reading.js", "controls.js", "address.js",
+    "main.js",
+)  # fmt: skip
+
+
+def viewer_page(lang: str | None = None) -> str:
+    """The page of `headwise view` as HTML; it reads the server's token from its own address.
+
+    Args:
+        lang: the initial language, "en" or "zh"; None: that of the browser. The reader can change it.
+
+    Raises:
+        ConfigError: for another language.
+    """
+    if lang is not None:
+        check_language(lang)
+    table = {name: words(name, "viewer") for name in LANGUAGES}
+    settings = {"lang": lang, "words": table, "colours": COLOURS}
+    # The page contains the characters of its own words; the server sends the whole font for other texts.
+    style = _font(*table["zh"].values()) + source("base.css") + _own("view.css")
+    scripts = [*map(source, FROM_REPORT), _own("words.js"), source("palette.js"), *map(_own, SCRIPTS)]
+    parts = {
+        "lang": lang or "en",
+        "settings": inert(json.dumps(settings, ensure_ascii=False, separators=(",", ":"))),
+    }
+    allow = "connect-src 'self'; font-src 'self' data:"
+    return document(_own("view.html"), table[lang or "en"], parts, style, scripts, allow)
+
+
+@cache
+def _font(*texts: str) -> str:
+    """The font with the characters of these texts."""
+    return font_face("".join(sorted({letter for text in texts for letter in text if ord(letter) not in QUOTES})))
+
+
+def _own(name: str) -> str:
+    return source(name, "headwise.reports.viewer")
+
 
 THREADS = max(1, (os.cpu_count() or 2) // 2)  # for tiles, each of which is computed on several cores
 QUEUE = 256  # waiting requests for tiles
@@ -187,7 +370,7 @@ class _Api:
 def computed(head: AttentionMap, cell: int, row: int, col: int, wanted: Wanted) -> dict[str, bytes]:
     """The encoded tile for each pooling, computed in one pass."""
     found = rectangle(head, *tile_spans(head.shape[2], head.shape[3], cell, row, col), cell, wanted)
-    return {"mean": wire.encode(found.mean[None].numpy()), "max": wire.encode(found.largest[None].numpy())}
+    return {"mean": tiles.encode(found.mean[None].numpy()), "max": tiles.encode(found.largest[None].numpy())}
 
 
 def _overview(text: Text, reduce: str, cells: int) -> bytes:
@@ -198,7 +381,7 @@ def _overview(text: Text, reduce: str, cells: int) -> bytes:
     cell = levels.base
     while max(levels.n, levels.m) > cells * cell:
         cell *= 2
-    return wire.encode(np.stack([pyramid.whole(reduce, cell) for pyramid in pyramids.values()]))
+    return tiles.encode(np.stack([pyramid.whole(reduce, cell) for pyramid in pyramids.values()]))
 
 
 def policy_of(html: str) -> str:

@@ -1,15 +1,42 @@
-"""Parameters and bodies of requests, checked and bounded."""
+"""Requests of the viewer's page: checked and bounded, refused in both languages, computed by a few threads."""
 
 import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
+import anyio
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from headwise.reports.messages import message
-from headwise.reports.viewer.refusals import Refusal, misfit
-from headwise.reports.viewer.text import CANCELLED, FAILED, Text
-from headwise.reports.viewer.tiles import REDUCES, tile_spans
+from headwise.reports.viewer.session import CANCELLED, FAILED, Text
+from headwise.reports.viewer.tiles import REDUCES, Unwanted, Wanted, tile_spans
+from headwise.wording import Message
+
+
+class Refusal(HTTPException):
+    """An error response: the status and its message."""
+
+    def __init__(self, status: int, says: Message, *, retry_after: int | None = None) -> None:
+        headers = None if retry_after is None else {"Retry-After": str(retry_after)}
+        super().__init__(status, str(says), headers)
+        self.says = says
+
+
+def misfit(name: str, sentence: str) -> Refusal:
+    """400: an invalid request; the page itself never sends one."""
+    return Refusal(400, message("misfit", name=name, sentence=sentence))
+
+
+def error_body(says: Message) -> dict[str, Any]:
+    """The body of an error response."""
+    body = says.to_dict()
+    return {"error": body.pop("text"), **body}
+
 
 PIECES = 4096  # tokens a request
 POSITIONS = 1000  # of a search
@@ -114,3 +141,89 @@ async def text_of(request: Request, characters: int) -> tuple[str, str]:
 def _short(given: object) -> str:
     text = repr(given)
     return text if len(text) <= 60 else text[:60] + "…"
+
+
+Result = TypeVar("Result")
+Key = TypeVar("Key")
+
+
+class Workers:
+    """Runs the work of requests in threads.
+
+    Args:
+        threads: the number of threads. queue: the number of waiting requests; further ones get status 503.
+    """
+
+    def __init__(self, threads: int, queue: int) -> None:
+        self._threads, self._queue = anyio.CapacityLimiter(threads), queue
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return self._threads.statistics().tasks_waiting
+
+    async def run(self, request: Request, work: Callable[[Wanted], Result]) -> Result:
+        """Return the result of `work`, which is called with a function that returns whether the client is connected.
+
+        Raises:
+            Refusal: 503 if the queue is full.
+            Unwanted: if the client disconnected, or `work` raised it.
+        """
+        if self.waiting >= self._queue:
+            raise Refusal(503, message("busy"), retry_after=1)
+        gone = threading.Event()
+        outcome: list[Result | Exception] = []
+
+        async def leave_with_client() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            gone.set()
+            group.cancel_scope.cancel()  # removes it from the queue if it still waits
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(leave_with_client)
+            try:
+                call = partial(work, lambda: not gone.is_set())
+                outcome.append(await anyio.to_thread.run_sync(call, limiter=self._threads))
+            except Exception as error:  # raised below: a task group would wrap it
+                outcome.append(error)
+            group.cancel_scope.cancel()
+        result = outcome[0] if outcome else Unwanted()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+class Kept(Generic[Key]):
+    """A cache of the most recently used byte strings, of at most `budget` bytes."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget, self._size = budget, 0
+        self._held: OrderedDict[Key, bytes] = OrderedDict()
+
+    @property
+    def size(self) -> int:
+        """Bytes held."""
+        return self._size
+
+    def get(self, key: Key) -> bytes | None:
+        """The value of the key, which counts as used; None if it is not held."""
+        found = self._held.get(key)
+        if found is not None:
+            self._held.move_to_end(key)
+        return found
+
+    def put(self, key: Key, value: bytes) -> None:
+        """Hold the value, and drop the least recently used ones."""
+        self.drop(lambda held: held == key)
+        if len(value) > self._budget:
+            return
+        self._held[key] = value
+        self._size += len(value)
+        while self._size > self._budget:
+            self._size -= len(self._held.popitem(last=False)[1])
+
+    def drop(self, unwanted: Callable[[Key], bool]) -> None:
+        """Drop the values of these keys."""
+        for key in [key for key in self._held if unwanted(key)]:
+            self._size -= len(self._held.pop(key))

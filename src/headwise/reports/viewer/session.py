@@ -1,17 +1,315 @@
-"""The current text: computed by a thread, cancelled when a newer one is opened."""
+"""The current text of the viewer: computed in a thread, cancelled when a newer one is opened.
 
+It is computed layer by layer, and the heads of each layer are pooled before the next one is computed. The first maps
+are thus available early, and cancelling takes no longer than a block of queries.
+"""
+
+import bisect
+import os
+import re
+import secrets
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from headwise.errors import HeadwiseError
-from headwise.lm.loading import LoadedModel
+from headwise.events import within
+from headwise.lm.loading import LoadedModel, TokenizedText
+from headwise.map import AttentionMap
 from headwise.reports.messages import message
-from headwise.reports.viewer.limits import MAX_TOKENS, limits_of
-from headwise.reports.viewer.pyramid import BUDGET, choose_levels
-from headwise.reports.viewer.reader import Reader
-from headwise.reports.viewer.text import READY, Text
-from headwise.reports.viewer.tiles import Unwanted
-from headwise.wording import Message
+from headwise.reports.numbers import nonfinite_counts, nonfinite_remarks
+from headwise.reports.viewer.tiles import BUDGET, HeadPyramid, Levels, Unwanted, choose_levels, head_pyramid
+from headwise.stats import Measure, Tokens, describe, of_tokens, shown_in
+from headwise.wording import LANGUAGES, Message
+
+MAX_TOKENS = 1 << 17
+SHARE = 0.5  # of the free memory for the longest text
+ACTIVATIONS = 28  # vectors of the model's width per token in a forward pass, besides the maps
+CHARACTERS = 8  # per token in the limit of characters, where tokens are longer than characters
+AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The maximum length of a text.
+
+    Attributes:
+        tokens, characters: the maximum numbers.
+        why: the reason for the number of tokens, for messages.
+    """
+
+    tokens: int
+    characters: int
+    why: Message
+
+
+def limits_of(subject: LoadedModel, max_tokens: int = MAX_TOKENS) -> Limits:
+    """The limits of a model on this machine. Runs the model on one token to find the size of its maps."""
+    tokens, why = max_tokens, message("limit_of_option")
+    if subject.limit is not None and subject.limit < tokens:
+        tokens = subject.limit
+        why = message("limit_of_positions", name=subject.name)
+    free = free_memory()
+    if free is not None:
+        fits = int(SHARE * free / bytes_a_token(subject))
+        if fits < tokens:
+            tokens = max(1, fits)
+            why = message("limit_of_memory")
+    return Limits(tokens, tokens if subject.kind == "headwise" else CHARACTERS * tokens, why)
+
+
+def bytes_a_token(subject: LoadedModel) -> int:
+    """Bytes per token while a text is computed: q, k and the log-sum-exp of every head, and the activations."""
+    maps = subject.maps(torch.zeros(1, dtype=torch.long))
+    held = sum(x.nbytes for amap in maps.values() for x in (amap.q, amap.k, amap.lse))
+    width = max(amap.q.shape[1] * amap.q.shape[3] for amap in maps.values())
+    return held + ACTIVATIONS * width * 4
+
+
+def free_memory() -> int | None:
+    """Bytes of available memory; half of all memory where only that is known, None where neither is."""
+    info = Path("/proc/meminfo")
+    found = AVAILABLE.search(info.read_text()) if info.exists() else None
+    if found:
+        return int(found[1]) * 1024
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+READING, READY, FAILED, CANCELLED = "reading", "ready", "failed", "cancelled"
+Head = tuple[int, int]  # layer, head
+
+
+class Text:
+    """A text, its results so far, and its state: reading, ready, failed or cancelled.
+
+    Attributes are written by the worker thread only, and replaced rather than changed, so that the server reads them
+    without a lock.
+
+    Attributes:
+        heads: the maps of the computed layers. pyramids: the levels of the pooled heads, in this order.
+    """
+
+    def __init__(self, subject: LoadedModel, reading: TokenizedText, title: str, levels: Levels) -> None:
+        self.id = secrets.token_urlsafe(9)
+        self.subject, self.reading, self.title, self.levels = subject, reading, title, levels
+        self.state, self.what, self.layer = READING, "waiting", 0
+        self.error: Message | None = None
+        self.done, self.of = 0, 1
+        self.heads: dict[Head, AttentionMap] = {}
+        self.pyramids: dict[Head, HeadPyramid] = {}
+        self.statistics: dict[str, dict[str, Any]] = {}
+        self.warnings: list[Message] = []
+        self.n = len(reading)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def wanted(self) -> bool:
+        """Whether it has neither failed nor been cancelled."""
+        return not self._ended.is_set()
+
+    def advance(self, state: str) -> None:
+        """Enter the next state. Raises Unwanted if it was cancelled."""
+        with self._lock:
+            if self._ended.is_set():
+                raise Unwanted
+            self.state = state
+
+    def cancel(self) -> None:
+        """Cancel it; a failed text stays failed."""
+        self._end(CANCELLED)
+
+    def fail(self, error: Message) -> None:
+        """Mark it as failed; a cancelled text stays cancelled."""
+        self._end(FAILED, error)
+
+    def let_go(self) -> None:
+        """Free its memory."""
+        self.heads, self.pyramids = {}, {}
+        self.reading = TokenizedText("", self.reading.ids[:0], [], [], [], self.reading.remarks)
+
+    def add_layer(self, layer: int, amap: AttentionMap) -> None:
+        """Add the map and the statistics of the next layer."""
+        self.statistics = with_layer(self.statistics, amap)
+        self.warnings = [*self.warnings, *nonfinite_remarks(layer, nonfinite_counts(amap))]
+        self.heads = {**self.heads, **{(layer, head): amap.head(0, head) for head in range(amap.shape[1])}}
+
+    def add_pyramid(self, place: Head, pyramid: HeadPyramid) -> None:
+        """Add the pyramid of the next head."""
+        self.pyramids = {**self.pyramids, place: pyramid}
+
+    def _end(self, state: str, error: Message | None = None) -> None:
+        with self._lock:
+            if not self._ended.is_set():
+                self._ended.set()
+                self.state, self.error = state, error
+
+    def progress(self, what: str, done: int, of: int, layer: int) -> None:
+        """Set the progress: the kind of work, the amount done of the total, and the layer."""
+        self.what, self.done, self.of, self.layer = what, done, of, layer
+
+    def status(self) -> dict[str, Any]:
+        """The state as JSON, polled by the page."""
+        levels = self.levels
+        return {
+            "id": self.id,
+            "state": self.state,
+            "what": self.what,
+            "done": self.done,
+            "of": self.of,
+            "layer": self.layer,
+            "drawn": len(self.pyramids),
+            "error": None if self.error is None else self.error.to_dict(),
+            "title": self.title,
+            "n": self.n,
+            "base": levels.base,
+            "coarsest": levels.coarsest,
+            "statistics": self.statistics,
+            "notes": [
+                note.to_dict() for note in (*self.subject.remarks(self.n), *self.reading.remarks, *self.warnings)
+            ],
+        }
+
+    def ahead(self, start: int, stop: int) -> list[str]:
+        """The text before each of these tokens that belongs to no token, such as blanks that the tokenizer drops."""
+        spans, first = self.reading.spans, start
+        while first > 0 and spans[first - 1][0] == spans[first - 1][1]:  # special tokens have no place in the text
+            first -= 1
+        end = spans[first - 1][1] if first else 0
+        found = []
+        for begin, after in spans[start:stop]:
+            found.append(self.reading.text[end:begin] if begin < after else "")
+            end = max(end, after) if begin < after else end
+        return found
+
+    def tops(self, place: Head, token: int, k: int) -> dict[str, Any]:
+        """The keys that a token attends to most in a head, and the queries that attend to it most: at most `k` of each
+        with a weight, largest first."""
+        head, pieces = self.heads[place], self.reading.pieces
+
+        def largest(weights: Tensor) -> list[dict[str, Any]]:
+            found = weights.nan_to_num().topk(min(k, len(weights)))
+            pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+            return [{"at": at, "piece": pieces[at], "weight": weight} for at, weight in pairs if weight > 0]
+
+        keys, queries = head[0, 0, token, :], head[0, 0, :, token]
+        return {"piece": pieces[token], "keys": largest(keys), "queries": largest(queries)}
+
+    def find(self, wanted: str, limit: int) -> tuple[list[int], bool]:
+        """Tokens at which `wanted` begins in the text, ignoring case, ascending, and whether there are more."""
+        spans = self.reading.spans
+        ends = list(accumulate((end for _, end in spans), max))  # special tokens at the end have no place
+        found: list[int] = []
+        for match in re.finditer(re.escape(wanted), self.reading.text, re.IGNORECASE):
+            token = bisect.bisect_right(ends, match.start())
+            if token >= len(spans):
+                break
+            if found and found[-1] == token:
+                continue
+            if len(found) == limit:
+                return found, True
+            found.append(token)
+        return found, False
+
+
+def with_layer(so_far: dict[str, dict[str, Any]], amap: AttentionMap) -> dict[str, dict[str, Any]]:
+    """The statistics with one more layer: name → words in each language, values [layers][heads] (None for NaN)."""
+    found = {}
+    for name, measured in (amap.measured or {}).items():
+        before = so_far[name]["values"] if so_far else []
+        found[name] = {"words": words_of(name), "values": [*before, [_number(x) for x in measured[0].tolist()]]}
+    return found
+
+
+def words_of(name: str) -> dict[str, dict[str, str]]:
+    """The label, description and unit of a statistic in each language."""
+    found = {lang: describe(name, lang) for lang in LANGUAGES}
+    return {lang: {"label": x.label, "about": x.about, "unit": x.unit} for lang, x in found.items() if x is not None}
+
+
+def _number(value: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return value if abs(value) < float("inf") else None
+
+
+READ, DRAW = 2, 1  # relative costs of computing and of pooling a head
+
+
+class Reader:
+    """Computes one text and sets its progress. Raises Unwanted if the text was cancelled."""
+
+    def __init__(self, subject: LoadedModel, text: Text) -> None:
+        self.subject, self.text = subject, text
+        self._layer, self._done = 0, 0
+
+    def read(self) -> None:
+        """Compute all layers."""
+        self._progress("reading", 0)
+        with within(progress=self._rows), _before_modules(self.subject, self._stop):
+            self.subject.maps(self.text.reading.ids, measures=self._measures(), on_map=self._computed)
+        self._progress("ready", 0)
+
+    def _measures(self) -> list[Measure]:
+        """The measures of the page that can be computed with these tokens."""
+        reading = self.text.reading
+        tokens = Tokens(reading.ids, [reading.pieces], torch.tensor([reading.special]))
+        found = (of_tokens(name, tokens) for name in shown_in("viewer"))
+        return [measure for measure in found if measure is not None]
+
+    def _computed(self, name: str, amap: AttentionMap) -> None:
+        """Pool the heads of a computed layer."""
+        text, layer = self.text, self.subject.layers.index(name)
+        self._done += READ * text.n * amap.shape[1]
+        text.add_layer(layer, amap)
+        for head in range(amap.shape[1]):
+            self._progress("drawing", 0)
+            text.add_pyramid(
+                (layer, head), head_pyramid(text.heads[layer, head], text.levels, self._drawn, text.wanted)
+            )
+            self._done += DRAW * text.n
+        self._layer = layer + 1
+        self._progress("reading", 0)
+
+    def _rows(self, _: str, rows: int, __: int) -> None:
+        self._stop()
+        layer = min(self._layer, len(self.subject.heads) - 1)
+        self._progress("reading", READ * self.subject.heads[layer] * self._work(rows))
+
+    def _drawn(self, _: str, rows: int, __: int) -> None:
+        self._progress("drawing", DRAW * self._work(rows))
+
+    def _work(self, rows: int) -> int:
+        """The cost of the first rows, in rows; under a causal mask they have few keys."""
+        return rows * rows // max(1, self.text.n) if self.subject.causal else rows
+
+    def _stop(self) -> None:
+        if not self.text.wanted():
+            raise Unwanted
+
+    def _progress(self, what: str, more: int) -> None:
+        whole = (READ + DRAW) * self.text.n * sum(self.subject.heads)
+        self.text.progress(what, min(self._done + more, whole), whole, self._layer)
+
+
+@contextmanager
+def _before_modules(subject: LoadedModel, check: Any) -> Iterator[None]:
+    """Call `check` before each module of the model; an exception that it raises ends the forward pass."""
+    handles = [module.register_forward_pre_hook(lambda *_: check()) for module in subject.model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
 
 REMEMBERED = 16  # texts whose state can still be requested
 

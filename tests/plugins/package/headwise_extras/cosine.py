@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.costs.counts import Counts
+from headwise.nn.base import ProjectedLayer
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.notes import Notes, Words
-from headwise.nn.projected import ProjectedLayer
 from headwise.nn.registry import DESIGNS
-from headwise.nn.steps import Steps
+from headwise.nn.steps import Notes, Steps, Words
 
 
 class CosineAttention(ProjectedLayer):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from headwise.fields import Array
 from headwise.scores import register
-from headwise.scores.distance import Relative
+from headwise.scores.kinds import Relative
 
 
 @register

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from headwise.stats import RowMeasure
+from headwise.stats.base import Chinese
 from headwise.stats.registry import register
-from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
 

@@ -22,7 +22,7 @@ from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits
 from headwise.spread import held_by
 from headwise.stats import LearnedSinkMass, Measure, Measurements, Statistic
-from headwise.stats.states import with_tensors
+from headwise.stats.base import with_tensors
 
 Map = TypeVar("Map", bound=AttentionMap)
 FORMER = "_headwise_former"  # on an attention module: the implementation that headwise takes the place of

@@ -1,0 +1,257 @@
+"""The commands see, trace, measures and view."""
+
+import os
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from headwise.cli.interruption import check_interrupted
+from headwise.cli.options import (
+    STREAM,
+    AnyModel,
+    Lang,
+    check_file,
+    is_stream,
+    on_desktop,
+    open_in_browser,
+    progress_bar,
+    said,
+    say as tell,
+    stdin_text,
+    typed,
+    written,
+)
+from headwise.errors import ConfigError
+from headwise.outputs import check_apart, check_writable, taken
+
+WIDE = 110  # terminal columns from which on all columns of the list of measures fit side by side
+
+
+def see(
+    text: Annotated[
+        str | None, typer.Argument(help="The text, or - for standard input; default: a passage of Shakespeare.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from a UTF-8 file; - is standard input.")] = None,
+    model: AnyModel = None,
+    out: Annotated[Path, typer.Option(help="HTML report to write; - is standard output.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option(help="Also write PNG heat maps to this folder.")] = None,
+    views: Annotated[
+        list[str] | None, typer.Option("--view", help="Also write another view: --view NAME=PATH; repeatable.")
+    ] = None,
+    sort: Annotated[str | None, typer.Option(help="Sort the table by this statistic.")] = None,
+    cells: Annotated[
+        int, typer.Option("--cells", min=8, max=1024, help="Longer texts are pooled to this many cells per axis.")
+    ] = 384,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens per window of a long text, 0 to read it whole; default: the length of the model's training."
+        ),
+    ] = None,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(help="Table of `headwise measure` of this model: show the strongest passages of each head."),
+    ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT_OR_FILE",
+            help="A second text, or the file of one, to compare side by side; - is standard input.",
+        ),
+    ] = None,
+    open_page: Annotated[
+        bool | None,
+        typer.Option(
+            "--open/--no-open", help="Open the report in the browser; default: on a desktop, from a terminal."
+        ),
+    ] = None,
+    lang: Lang = None,
+) -> None:
+    """Show what every head attends to in a text, as a table and an HTML report."""
+    from headwise.corpus.passages import Passages
+    from headwise.lm.loading import load_model
+    from headwise.lm.texts import read_text
+    from headwise.reports.figure import figure_class
+    from headwise.reports.messages import message
+    from headwise.reports.numbers import check_sort, wanted
+    from headwise.reports.page import write_report
+    from headwise.reports.see import SAMPLE, see as report_on
+    from headwise.reports.text import known_of
+    from headwise.reports.views import print_report, view_of, write_view
+    from headwise.wording import in_language, language
+
+    lang = language()
+    check_sort(sort)
+    if text is not None and file is not None:
+        raise ConfigError("give a text or --file, not both", "文本与 --file 只能给出其一")
+    passages = None if sweep is None else Passages.load(sweep)
+    check_file("--out", out, "report.html", stream=True)
+    if open_page and is_stream(out):
+        raise ConfigError(
+            "--open: the report goes to standard output; give --out a file, or --no-open",
+            "--open：报告写到了标准输出；请给 --out 一个文件名，或用 --no-open",
+        )
+    if png is not None:
+        figure_class()  # raises where matplotlib is missing
+        check_writable(png, "--png", folder=True)
+    others = [view.partition("=") for view in views or ()]
+    for name, _, path in others:
+        view = view_of(name)
+        if not path:
+            raise ConfigError(
+                f"--view {name}: expected NAME=PATH, for example --view {name}=report-{name}",
+                f"--view {name}：应为 名称=路径，例如 --view {name}=report-{name}",
+            )
+        check_writable(path, "--view", folder=view.folder)
+    read = {"--file": file, "--model": model, "--sweep": sweep, "--beside": None if beside is None else Path(beside)}
+    check_apart(
+        [*((f"--view {name}", Path(path)) for name, _, path in others), ("--out", None if is_stream(out) else out)],
+        {option: None if is_stream(path) else path for option, path in read.items()},
+    )
+    title, second = "", _beside(beside, taken=text == STREAM or is_stream(file))
+    if text == STREAM or is_stream(file):
+        text = stdin_text("TEXT" if file is None else "--file")
+    elif file is not None:
+        text, title = read_text(file), file.name
+    elif text is not None:
+        text = typed(text, "TEXT")
+    with nullcontext() if is_stream(out) else taken(out, "--out"):
+        with progress_bar() as progress:
+            loaded = load_model(model, window=window)
+            if sort is not None:  # which statistics there are depends on the model
+                reading = loaded.read(in_language(SAMPLE, lang) if text is None else text)
+                check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])
+            report = report_on(
+                text, loaded, title=title, cells=cells, window=window, beside=second, sweep=passages,
+                progress=progress,
+            )  # fmt: skip
+        console = Console(stderr=is_stream(out))
+
+        def say(code: str, **values: int | str) -> None:
+            console.print(in_language(message(code, **values), lang), highlight=False, soft_wrap=True)
+
+        with written(out) as page:
+            write_report(report, page, lang=lang)
+        if not is_stream(out):
+            say("wrote_report", path=str(out))
+            if on_desktop() if open_page is None else open_page:
+                console.file.flush()
+                opened = open_in_browser(out)
+                if open_page and not opened:
+                    say("not_opened")
+        for name, _, path in others:
+            write_view(report, name, path, lang=lang)
+            say("wrote_view", name=name, path=path)
+        if png is not None:
+            from headwise.reports.pictures import write_pngs
+
+            with progress_bar() as progress:
+                pictures = write_pngs(report, png, progress=progress, lang=lang)
+            say("wrote_pictures", count=len(pictures), path=str(png))
+        console.print()
+        print_report(report, console, sort=sort, lang=lang)
+
+
+def _beside(given: str | None, *, taken: bool) -> str | None:
+    """The text of --beside: of the file of that name if there is one. taken: whether standard input is another text.
+
+    Raises:
+        ConfigError: for a folder, standard input twice, and what can only be the name of a file that is not there.
+        TextError: if the text is empty, or the file is not UTF-8.
+    """
+    from headwise.lm.texts import read_text
+
+    if given is None:
+        return None
+    if given == STREAM:
+        if taken:
+            raise ConfigError(
+                "--beside '-': standard input is the first text already; give one of them as a file",
+                "--beside '-'：标准输入已是第一段文本；请把其中一段放进文件",
+            )
+        return stdin_text("--beside")
+    if os.path.isdir(given):
+        raise ConfigError(
+            f"--beside {given!r}: is a folder; expected a text, or a file with one",
+            f"--beside {given!r}：是文件夹；应为文本，或含有文本的文件",
+        )
+    if os.path.isfile(given):
+        return read_text(given)
+    if re.fullmatch(r"\S*[\w/\\]\.(txt|md|csv|json|html?|py)", given):
+        raise ConfigError(
+            f"--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -",
+            f"--beside {given!r}：没有这个文件；要与这段文字本身比较，请用管道传给 --beside -",
+        )
+    return typed(given, "--beside")
+
+
+def measures(lang: Lang = None) -> None:
+    """List all statistics with unit, range and source."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from headwise.stats import GIVEN, MEASURES
+    from headwise.stats.base import words_of
+    from headwise.wording import in_language, language
+
+    console, lang = Console(), language()
+    wide = console.width >= WIDE
+    name, unit, span, about, source = (
+        said(f"measures_{part}") for part in ("name", "unit", "range", "about", "source")
+    )
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    for column in (name, unit, span) if wide else (name,):
+        table.add_column(column, no_wrap=True)
+    comma, semicolon = ("，", "；") if lang == "zh" else (", ", "; ")
+    for column in (about, source) if wide else (semicolon.join((about, f"{unit}{comma}{span}", source)),):
+        table.add_column(column, overflow="fold")
+    kinds: dict[str, Any] = {**MEASURES, **GIVEN}
+    for key, kind in kinds.items():
+        words, found = words_of(kind, lang), in_language(kind.source, lang)
+        what = Text(words.about)
+        if wide:
+            table.add_row(key, words.unit, words.range, what, Text(found, style="dim"))
+        else:
+            short = f"{words.unit}{comma}{words.range}{semicolon}{found}"
+            table.add_row(key, what.append(f"\n{short}", style="dim"))
+    console.print(table)
+
+
+def view(
+    model: AnyModel = None,
+    file: Annotated[Path | None, typer.Option(help="Open this UTF-8 text file; - is standard input.")] = None,
+    port: Annotated[int, typer.Option(help="Port; 0 selects a free one.")] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address without opening a browser.")] = False,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Maximum length of a text, in tokens.")
+    ] = 131_072,
+    lang: Lang = None,
+) -> None:
+    """Open a page in the browser that shows all heads on a long text and zooms into each map.
+
+    Without --lang, the page is in the language of the browser.
+    """
+    from headwise.lm.loading import load_model
+    from headwise.lm.texts import read_text
+    from headwise.reports.viewer import check_serving, serve
+
+    check_serving(port)
+    console = Console(highlight=False, soft_wrap=True)
+    text = stdin_text("--file") if is_stream(file) else None if file is None else read_text(file)
+
+    def say(address: str) -> None:
+        check_interrupted()
+        tell(console, "serving", address=address)
+
+    title = "" if file is None or is_stream(file) else file.name
+    ended = serve(
+        load_model(model), text=text, title=title, port=port, open_browser=not no_open,
+        max_tokens=max_tokens, lang=lang, say=say,
+    )  # fmt: skip
+    if not ended:  # all output is written, and the model may still be computing
+        console.file.flush()
+        os._exit(0)

@@ -1,0 +1,366 @@
+"""What a sweep measures: texts as windows, the measures with their distribution, the heads.
+
+Texts as windows of tokens, and windows as batches. A window is one input of the model: its special tokens around tokens
+of one text. Windows begin every `stride` tokens; the last one of a text may be shorter and is padded in a batch.
+
+Measures with their distribution: count, mean, sum of squared deviations, minimum and maximum, all of which merge. A
+measure of rows has a value for each query, other measures one for each window. Quantiles cannot be merged, so they are
+not kept.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError
+from headwise.lm.loading import LoadedModel
+from headwise.lm.loading.base import check_window
+from headwise.masks import Grid
+from headwise.rule import Rule
+from headwise.stats import GIVEN, Measure, RowMeasure, Statistic, Tokens, known, of_tokens
+from headwise.tiles import Tile
+from headwise.wording import in_language
+
+POOL = 16  # batches whose windows are sorted by length together
+
+
+@dataclass(frozen=True)
+class TextWindow:
+    """A window of a text.
+
+    Attributes:
+        ids: [n] int64 with special tokens. content: the number of its tokens that are in no earlier window.
+        source: the number of the file. where: the place of the text in it; first: its first token in the text.
+        pieces: the text of each token, "" for special ones. words: the same, with the blanks between tokens.
+        special: [n] boolean, the tokens outside the text.
+        share: bytes of the corpus in it. room: tokens of the text in a full window. number: in the order of a unit.
+    """
+
+    ids: Tensor
+    content: int
+    source: int
+    where: str
+    first: int
+    pieces: Sequence[str]
+    words: Sequence[str]
+    special: Tensor
+    share: float
+    room: int
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"the text at {self.where}, window from token {self.first:,}"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens that a model's tokenizer adds before and after a text."""
+
+    head: Tensor
+    tail: Tensor
+
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> "Frame":
+        """The special tokens around a short text."""
+        reading = loaded.read("a")
+        own = [i for i, special in enumerate(reading.special) if not special]
+        first, last = (own[0], own[-1]) if own else (len(reading), len(reading) - 1)
+        return cls(reading.ids[:first], reading.ids[last + 1 :])
+
+    def __len__(self) -> int:
+        return len(self.head) + len(self.tail)
+
+    def content(self, ids: Tensor) -> Tensor:
+        """The tokens of a text without the special tokens around it."""
+        return ids[len(self.head) : len(ids) - len(self.tail)]
+
+
+def length_of(window: int | None, loaded: LoadedModel, frame: Frame) -> int:
+    """Tokens of a window including special ones: `window`, or the training length of the model.
+
+    Raises:
+        ConfigError: if neither is known, the model does not support the length, or no token of the text fits.
+    """
+    length = window if window is not None else loaded.context or loaded.limit
+    if length is None:
+        raise ConfigError(
+            f"window: {loaded.name} does not specify its training length; give --window N, in tokens",
+            f"window：{in_language(loaded.name, 'zh')} 未给出训练长度；请用 --window N 指定词元数",
+        )
+    check_window(length, loaded.limit, loaded.name)
+    if length <= len(frame):
+        raise ConfigError(
+            f"window={length}: {len(frame)} special tokens are added to every window; expected a larger window",
+            f"window={length}：每个窗口都要加上 {len(frame)} 个特殊词元；窗口应更大",
+        )
+    return length
+
+
+def windows(
+    ids: Tensor, pieces: Sequence[str], frame: Frame, length: int, stride: int, source: int, where: str,
+    size: int, words: Sequence[str] | None = None,
+) -> Iterator[TextWindow]:  # fmt: skip
+    """The windows of the tokens [n] of a text, given without special tokens. pieces: the text of each token. size:
+    bytes of the whole text. words: as of `TextWindow`; pieces by default."""
+    content = length - len(frame)
+    head, tail = ([""] * len(part) for part in (frame.head, frame.tail))
+    done = 0
+    for first in range(0, len(ids), stride):
+        part = ids[first : first + content]
+        stop = first + len(part)
+        whole = torch.cat((frame.head, part, frame.tail))
+        special = torch.ones(len(whole), dtype=torch.bool)
+        special[len(head) : len(whole) - len(tail)] = False
+        new = stop - max(done, first)
+        here, shown = ([*head, *texts[first:stop], *tail] for texts in (pieces, words or pieces))
+        yield TextWindow(whole, new, source, where, first, here, shown, special, size * new / len(ids), content)
+        done = stop
+        if stop == len(ids):
+            return
+
+
+def batches(stream: Iterable[TextWindow], size: int) -> Iterator[list[TextWindow]]:
+    """Batches of windows. The windows of several batches are sorted by length, longest first, to reduce padding; the
+    result depends on their order alone."""
+    stream = iter(stream)
+    while pool := list(islice(stream, size * POOL)):
+        pool.sort(key=lambda window: -len(window.ids))
+        yield from (pool[i : i + size] for i in range(0, len(pool), size))
+
+
+def stacked(batch: list[TextWindow]) -> tuple[Tensor, Tensor | None]:
+    """The ids [b, n] padded at the end, and the mask of tokens, [b, n] boolean, or None without padding."""
+    longest = max(len(window.ids) for window in batch)
+    if all(len(window.ids) == longest for window in batch):
+        return torch.stack([window.ids for window in batch]), None
+    ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    mask = torch.zeros(len(batch), longest, dtype=torch.bool)
+    for i, window in enumerate(batch):
+        ids[i, : len(window.ids)] = window.ids
+        mask[i, : len(window.ids)] = True
+    return ids, mask
+
+
+FIELDS = ("count", "mean", "squares", "least", "largest")
+
+
+def empty(*shape: int, like: Tensor | None = None) -> Tensor:
+    """Moments of no values, [*shape[:-1], 5, shape[-1]] in float64."""
+    numbers = torch.zeros(*shape[:-1], len(FIELDS), shape[-1], dtype=torch.float64)
+    numbers[..., 3, :], numbers[..., 4, :] = torch.inf, -torch.inf
+    return numbers if like is None else numbers.to(like.device)
+
+
+def joined(one: Tensor, other: Tensor) -> Tensor:
+    """Merge two sets of moments [..., 5, h]. Source: Chan, Golub & LeVeque 1983, eq. 2.1."""
+    n1, mean1, squares1, least1, largest1 = one.unbind(-2)
+    n2, mean2, squares2, least2, largest2 = other.unbind(-2)
+    n = n1 + n2
+    share = n2 / n.clamp_min(1)
+    apart = mean2 - mean1
+    squares = squares1 + squares2 + apart.square() * n1 * share
+    least, largest = torch.minimum(least1, least2), torch.maximum(largest1, largest2)
+    return torch.stack((n, mean1 + apart * share, squares, least, largest), -2)
+
+
+def of_values(value: Tensor, counted: Tensor) -> Tensor:
+    """The moments [b, 5, h] of the `counted` values [b, h, r]."""
+    value = value.double()
+    n = counted.sum(-1).double()
+    mean = value.masked_fill(~counted, 0.0).sum(-1) / n.clamp_min(1)
+    squares = (value - mean[..., None]).masked_fill(~counted, 0.0).square().sum(-1)
+    least = value.masked_fill(~counted, torch.inf).amin(-1)
+    largest = value.masked_fill(~counted, -torch.inf).amax(-1)
+    return torch.stack((n, mean, squares, least, largest), -2)
+
+
+@dataclass
+class State:
+    """The accumulated moments. inner: the state of a measure that is not one of rows."""
+
+    numbers: Tensor  # [b, 5, h] float64
+    current: Tensor | None = None
+    inner: Any = None
+
+
+class Varied(Measure):
+    """A measure with its moments; `numbers` of its state are [b, 5, h], one set for each batch entry."""
+
+    name: str
+    unit: str
+    range: str
+    source: str
+    per: str
+    largest: bool  # whether the value of the measure is the maximum instead of the mean
+
+    def __init__(self, measure: Measure) -> None:
+        self.measure = measure
+        self.name, self.unit, self.range, self.source = measure.name, measure.unit, measure.range, measure.source
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return self.measure.needs(rule)
+
+    def merge(self, one: State, other: State) -> State:
+        entries = torch.cat((one.numbers, other.numbers)).split(1)
+        return State(reduce(joined, entries))
+
+    def finish(self, state: State) -> Tensor:
+        at = FIELDS.index("largest" if self.largest else "mean")
+        return state.numbers[:, at].masked_fill(state.numbers[:, 0] == 0, 0.0).float()
+
+
+class OfRows(Varied):
+    """Moments over the queries that a measure of rows counts."""
+
+    per = "query"
+    measure: RowMeasure
+
+    def __init__(self, measure: RowMeasure) -> None:
+        super().__init__(measure)
+        self.largest = measure.reduce == "max"
+
+    def start(self, grid: Grid, like: Tensor) -> State:
+        self.measure.start(grid, like)  # checks its arguments about the tokens
+        return State(empty(grid.b, grid.h, like=like))
+
+    def update(self, state: State, tile: Tile) -> None:
+        part = self.measure.partial(tile)
+        state.current = part if tile.first or state.current is None else self.measure.combine(state.current, part)
+        if tile.last:
+            total = state.current
+            self._add(state, self.measure.value(total, tile.lse), self.measure.counted(total, tile.lse))
+            state.current = None
+
+    def take(self, state: State, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
+        value, counted = self.measure.row_values(found, lse, rule)
+        self._add(state, value, lse != -torch.inf if counted is None else counted)
+
+    def _add(self, state: State, value: Tensor, counted: Tensor) -> None:
+        state.numbers = joined(state.numbers, of_values(value, counted.expand_as(value)))
+
+
+class OfWindows(Varied):
+    """Moments over the windows, for a measure with one number for each."""
+
+    per = "window"
+    largest = True  # how such measures merge several inputs
+
+    def start(self, grid: Grid, like: Tensor) -> State:
+        return State(empty(grid.b, grid.h, like=like), inner=self.measure.start(grid, like))
+
+    def update(self, state: State, tile: Tile) -> None:
+        self.measure.update(state.inner, tile)
+        self._count(state)
+
+    def take(self, state: State, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
+        self.measure.take(state.inner, found, lse, rule)
+        self._count(state)
+
+    def _count(self, state: State) -> None:
+        value = self.measure.finish(state.inner)[..., None]
+        state.numbers = of_values(value, torch.ones_like(value, dtype=torch.bool))
+
+
+def varied(measure: Measure) -> OfRows | OfWindows:
+    """A measure with its moments."""
+    if isinstance(measure, RowMeasure) and type(measure).update is RowMeasure.update:
+        return OfRows(measure)
+    return OfWindows(measure)
+
+
+NOTHING = Tokens(torch.zeros(1, 0, dtype=torch.long), [[]], torch.zeros(1, 0, dtype=torch.bool))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The measures of a sweep, by name."""
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> "Selection":
+        """Raise ConfigError for an unknown name, with similar ones, and for a name that is given twice."""
+        if isinstance(names, str):
+            names = [names]
+        for name in names:
+            _made(name, NOTHING)
+        if not names:
+            raise ConfigError(
+                "measures=(): give at least one; `headwise measures` lists all",
+                "measures=()：至少给出一个；`headwise measures` 列出全部",
+            )
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"measures: {min(twice)!r} is given twice", f"measures：{min(twice)!r} 重复给出")
+        return cls(tuple(names))
+
+    def known(self) -> tuple[OfRows | OfWindows, ...]:
+        """The measures made for no tokens, for their names, units and what they are per."""
+        return tuple(varied(_made(name, NOTHING)) for name in self.names)
+
+    def measures(self, ids: Tensor, batch: Sequence[TextWindow]) -> tuple[Tokens, list[OfRows | OfWindows]]:
+        """The tokens of a batch of windows with ids [b, n], and the measures for them; padding has no text."""
+        width = ids.shape[1]
+        special = torch.zeros(ids.shape, dtype=torch.bool)
+        for i, window in enumerate(batch):
+            special[i, : len(window.ids)] = window.special
+        pieces = [[*window.pieces, *[""] * (width - len(window.ids))] for window in batch]
+        tokens = Tokens(ids, pieces, special)
+        return tokens, [varied(_made(name, tokens)) for name in self.names]
+
+
+def _made(name: str, tokens: Tokens) -> Measure:
+    """The measure of that name for these tokens. ConfigError if it requires more than a corpus provides."""
+    if known(name) is not None and of_tokens(name, NOTHING) is None:
+        possible = [other for other in GIVEN if of_tokens(other, NOTHING) is not None]
+        raise ConfigError(
+            f"measures: {name!r} requires {GIVEN[name].requires}; a corpus supports {', '.join(possible)}",
+            f"measures：{name!r} 需要 {GIVEN[name].requires}；语料支持 {'、'.join(possible)}",
+        )
+    try:
+        found = of_tokens(name, tokens)
+    except ConfigError as error:
+        raise ConfigError(f"measures: {error}", f"measures：{error.zh}") from None
+    assert found is not None
+    return found
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head: the number of its layer in forward order, the name of the attention module, and its own number."""
+
+    layer: int
+    name: str
+    head: int
+
+
+def chosen(loaded: LoadedModel, layers: Sequence[int] | None, heads: Sequence[int] | None) -> list[Head]:
+    """The heads of these layers with these numbers; None for all.
+
+    Raises:
+        ConfigError: for a layer or a head that the model does not have, or if none is left.
+    """
+    count, most = len(loaded.layers), max(loaded.heads)
+    for what, wanted, there in (("layers", layers, count), ("heads", heads, most)):
+        for number in wanted or ():
+            if not 0 <= number < there:
+                raise ConfigError(
+                    f"{what}: {number} does not exist in {loaded.name}; expected 0 to {there - 1}",
+                    f"{what}：{in_language(loaded.name, 'zh')} 没有 {number}；应为 0 到 {there - 1}",
+                )
+    kept = [
+        Head(i, name, head)
+        for i, (name, width) in enumerate(zip(loaded.layers, loaded.heads, strict=True))
+        for head in range(width)
+        if (layers is None or i in layers) and (heads is None or head in heads)
+    ]
+    if not kept:
+        raise ConfigError(
+            f"layers={layers}, heads={heads}: selects no head of {loaded.name}",
+            f"layers={layers}、heads={heads}：没有选中 {in_language(loaded.name, 'zh')} 的任何头",
+        )
+    return kept

@@ -1,1 +1,0 @@
-"""Small pictures without a drawing library: colour maps, and matrices as PNG."""

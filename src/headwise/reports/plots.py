@@ -1,0 +1,266 @@
+"""Pictures of trainings, plans and pruning: roles, trade-offs, losses. Requires matplotlib, the `view` extra."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headwise.amounts import scaled
+from headwise.analysis.checks import head_name
+from headwise.analysis.head_roles.definitions import DEFINITIONS
+from headwise.analysis.history import NO_ROLE, HeadHistory
+from headwise.analysis.importance import PruningCurve
+from headwise.errors import ConfigError
+from headwise.reports.colours import stops
+from headwise.reports.figure import INK, LINE, MUTED, drawable, figure_class, font, quiet, save
+from headwise.reports.messages import said
+from headwise.wording import in_language, language
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Different in hue and lightness (Okabe & Ito 2008); other roles share one colour.
+COLOURS = {
+    "induction": "#d55e00", "previous": "#0072b2", "local": "#56b4e9", "self": "#009e73", "first": "#cc79a7",
+    "even": "#a58b00", "broad": "#a58b00", NO_ROLE: "#b9b7ae",
+}  # fmt: skip
+OTHER = "#7a4fb5"
+NAMED = 4  # heads of a panel with their names at the ends of their lines
+
+
+def write_dynamics(
+    history: HeadHistory | str | os.PathLike[str], path: str | os.PathLike[str], *, title: str | None = None
+) -> Path:
+    """Write the picture as a PNG; see `dynamics_figure`. `history` may be the file heads.jsonl. Returns the path.
+
+    Raises:
+        CheckpointError: if the file is not a record of heads. ConfigError: without matplotlib or records.
+    """
+    found = history if isinstance(history, HeadHistory) else HeadHistory.read(history)
+    return save(dynamics_figure(found, title=title), Path(path))
+
+
+def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figure":
+    """Four panels over the steps, as a matplotlib figure: weight on the previous token and on the tokens that followed
+    earlier occurrences (random tokens, repeated), entropy on the held-out passage, and similarity of outputs."""
+    if not history.looks:
+        raise ConfigError("history: contains no records, so there is nothing to plot")
+    figure = figure_class()(figsize=(10.6, 7.4), layout="constrained", facecolor="white")
+    grid = figure.subplots(2, 2, sharex=True)
+    broad = history.passage("broad")
+    panels = [
+        (said("previous"), history.repeats("previous"), 1.0),
+        (said("induction"), history.repeats("induction"), 1.0),
+        (said("broad"), broad, float(np.nanmax(broad, initial=0.0)) or 1.0),
+    ]
+    for axes, (name, values, top) in zip(grid.flat, panels, strict=False):
+        _lines(axes, history, values)
+        axes.set_title(drawable(name), loc="left", color=INK, fontproperties=font(10))
+        axes.set_ylim(0.0, 1.04 * top)
+    _likeness(grid[1, 1], history)
+    for axes in grid.flat:
+        quiet(axes)
+    for axes in grid[1]:
+        axes.set_xlabel(said("step"), color=MUTED, fontproperties=font(10))
+    _legend(figure, history)
+    figure.suptitle(
+        drawable(title or said("training", title=history.title)), x=0.01, ha="left", color=INK,
+        fontproperties=font(12),
+    )  # fmt: skip
+    return figure
+
+
+def _lines(axes: "Axes", history: HeadHistory, values: np.ndarray) -> None:
+    """A line per head; those with the largest last values have their names."""
+    layers, heads = history.shape
+    if np.isnan(values).all():
+        _unmeasured(axes)
+        return
+    for at in np.ndindex(layers, heads):
+        role = history.role(*at)
+        axes.plot(
+            history.steps, values[:, at[0], at[1]], color=_colour(role), linewidth=1.0 if role == NO_ROLE else 1.7,
+            zorder=2 if role == NO_ROLE else 3, marker="o" if len(history.looks) == 1 else None, markersize=3,
+        )  # fmt: skip
+    last = np.nan_to_num(values[-1], nan=-1.0)
+    order = [divmod(int(i), heads) for i in np.argsort(-last, axis=None)]
+    placed: list[float] = []
+    span = float(np.nanmax(values)) or 1.0
+    for at in order[:NAMED]:
+        if all(abs(last[at] - y) > 0.05 * span for y in placed):  # names must not overlap
+            placed.append(float(last[at]))
+            role = history.role(*at)
+            axes.annotate(
+                head_name(*at), (history.steps[-1], last[at]), xytext=(4, 0), textcoords="offset points",
+                va="center", color=MUTED if role == NO_ROLE else _colour(role), fontproperties=font(8),
+                annotation_clip=False,
+            )  # fmt: skip
+
+
+def _likeness(axes: "Axes", history: HeadHistory) -> None:
+    """Mean over all pairs, and over those inside a layer."""
+    shown: list[Any] = []
+    for measure, colour, word in (("cka", INK, "CKA"), ("cosine", "#009e73", said("cosine"))):
+        for within, style in ((False, "-"), (True, ":")):
+            values = history.alike(measure, within)
+            if not np.isnan(values).all():
+                pairs = said("within" if within else "pairs", measure=word)
+                mark = "o" if len(history.looks) == 1 else None
+                shown += axes.plot(history.steps, values, style, color=colour, linewidth=1.6, marker=mark, label=pairs)
+    axes.set_title(drawable(said("alike")), loc="left", color=INK, fontproperties=font(10))
+    if shown:
+        axes.legend(handles=shown, frameon=False, prop=font(9), labelcolor=MUTED)
+    else:
+        _unmeasured(axes)
+
+
+def _unmeasured(axes: "Axes") -> None:
+    axes.text(0.5, 0.5, said("unmeasured"), transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
+
+
+def _legend(figure: "Figure", history: HeadHistory) -> None:
+    """The colours, with the number of heads of each role at the end."""
+    from matplotlib.lines import Line2D
+
+    roles = [history.role(*at) for at in np.ndindex(*history.shape)]
+    counts = sorted({role: roles.count(role) for role in roles}.items(), key=lambda one: (one[0] == NO_ROLE, -one[1]))
+    handles = [
+        Line2D([], [], color=_colour(role), linewidth=2.0, label=drawable(f"{_word(role)} ({count})"))
+        for role, count in counts
+    ]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, prop=font(9),
+        labelcolor=MUTED, title=said("clearest"), title_fontproperties=font(9),
+    )  # fmt: skip
+
+
+def _word(role: str) -> str:
+    if role == NO_ROLE:
+        return said("no_role")
+    return in_language(DEFINITIONS[role].word, language()) if role in DEFINITIONS else role
+
+
+def _colour(role: str) -> str:
+    return COLOURS.get(role, OTHER)
+
+
+MEMORY = {
+    "materialised": "materialised_bytes", "cache": "cache_bytes", "mqa_cache": "mqa_cache_bytes",
+    "blockwise": "blockwise_bytes",
+}  # fmt: skip
+WORK = {"flops": "flops", "exponentials": "exponentials"}  # in `picture_words`: of the columns
+
+
+def write_trade_off(columns: Mapping[str, Sequence[Any]], path: str | os.PathLike[str], *, title: str) -> None:
+    """Write a PNG with memory and work over the number of heads, both axes logarithmic.
+
+    Args:
+        columns: num_heads, head_dim and those of MEMORY and WORK, a value per number of heads.
+    """
+    figure: Figure = figure_class()(figsize=(10.4, 4.7), layout="constrained", facecolor="white")
+    memory, work = figure.subplots(1, 2)
+    _draw_costs(memory, columns, MEMORY, said("memory"), lambda value, _: scaled(value, "B"))
+    _draw_costs(work, columns, WORK, said("work"), lambda value, _: scaled(value))
+    figure.suptitle(drawable(in_language(title, language())), color=INK, fontproperties=font(12))
+    save(figure, Path(path))
+
+
+def _draw_costs(
+    axes: "Axes", columns: Mapping[str, Sequence[Any]], lines: Mapping[str, str], title: str,
+    number: Callable[[float, Any], str],
+) -> None:  # fmt: skip
+    """Lines with a legend; below each number of heads the head size."""
+    cool, warm = stops("light"), stops("dark")
+    heads, sizes = columns["num_heads"], columns["head_dim"]
+    for (name, key), colour in zip(lines.items(), (cool[29], warm[15], warm[23], cool[12]), strict=False):
+        axes.plot(heads, columns[key], color=colour, linewidth=2, marker="o", markersize=3.5, label=said(name))
+    axes.set_yscale("log")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(heads, [f"{h}\n{d}" for h, d in zip(heads, sizes, strict=True)])
+    axes.minorticks_off()
+    axes.set_title(title, loc="left", color=INK, fontproperties=font(10.5))
+    axes.set_xlabel(said("sizes"), color=MUTED, fontproperties=font(10))
+    quiet(axes)
+    axes.yaxis.set_major_formatter(lambda value, at: number(value, at).replace(".00", "").replace(".0", ""))
+    axes.legend(frameon=False, prop=font(9), labelcolor=INK)
+
+
+NEAR = 0.10  # increase of the loss at the top of the right picture, at least
+
+
+def write_pruning(
+    curve: PruningCurve, path: str | os.PathLike[str], *, chosen: int | None = None, limit: float | None = None
+) -> None:
+    """Write `pruning_figure` as a PNG."""
+    save(pruning_figure(curve, chosen=chosen, limit=limit), Path(path))
+
+
+def pruning_figure(curve: PruningCurve, *, chosen: int | None = None, limit: float | None = None) -> "Figure":
+    """The whole curve, and beside it the part near the loss of the whole model, with the band of the random orders.
+
+    Args:
+        chosen: a number of removed heads to mark. limit: an increase of the loss to mark, 0.01 for 1 %.
+    Raises:
+        ConfigError: if matplotlib is missing, or the curve has a single point.
+    """
+    if len(curve.removed) < 2:
+        raise ConfigError(f"curve: {len(curve.removed)} point; expected at least 2 to draw a line")
+    figure: Figure = figure_class()(figsize=(10.4, 4.5), layout="constrained", facecolor="white")
+    whole, near = figure.subplots(1, 2)
+    top = float(curve.loss[0])
+    for axes in (whole, near):
+        _draw_losses(axes, curve, chosen, limit)
+    rise = max(NEAR, 1.5 * (limit or 0.0))
+    if chosen is not None:
+        rise = max(rise, 1.3 * float(curve.loss[list(curve.removed).index(chosen)] / top - 1))
+    low = min(0.0, float(curve.loss.min()) / top - 1)
+    near.set_ylim(top * (1 + 1.3 * low - 0.05 * rise), top * (1 + rise))
+    shown = curve.removed[curve.loss <= top * (1 + rise)]
+    least = curve.total - max(int(shown.max()), 2) - 1
+    near.set_xlim(curve.total + 0.4, max(least, int(curve.kept.min())) - 0.4)
+    share = near.secondary_yaxis("right", functions=(lambda y: 100 * (y / top - 1), lambda r: top * (1 + r / 100)))
+    share.tick_params(color=LINE, labelcolor=MUTED, length=3, labelsize=8.5)
+    share.spines["right"].set_color(LINE)
+    place = {"xycoords": "axes fraction", "ha": "center"}
+    near.annotate(said("increase"), (1.0, 1.02), **place, color=MUTED, fontproperties=font(8.5))
+    whole.set_title(said("against"), loc="left", color=INK, fontproperties=font(10.5))
+    near.set_title(said("near"), loc="left", color=INK, fontproperties=font(10.5))
+    names = whole.get_legend_handles_labels()
+    figure.legend(*names, loc="outside lower center", ncols=len(names[0]), frameon=False, prop=font(9), labelcolor=INK)
+    title = said("removed", count=curve.total, method=curve.method)
+    figure.suptitle(drawable(title), color=INK, fontproperties=font(12))
+    return figure
+
+
+def _draw_losses(axes: "Axes", curve: PruningCurve, chosen: int | None, limit: float | None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    kept, colours, chance = curve.kept, stops("light"), curve.random
+    count = len(chance)
+    if count > 1:
+        orders = said("random", count=count)
+        axes.fill_between(kept, chance.min(0), chance.max(0), color="#e3e1d8", linewidth=0, label=orders)
+    word = said("mean" if count > 1 else "one_random")
+    axes.plot(kept, chance.mean(0), color=MUTED, linewidth=1.4, linestyle=(0, (4, 2)), label=word)
+    errors = np.nan_to_num(curve.errors)
+    axes.errorbar(
+        kept, curve.loss, yerr=errors, color=colours[26], linewidth=2, marker="o", markersize=3.2, elinewidth=1,
+        label=said("order"),
+    )  # fmt: skip
+    if limit is not None:
+        level = float(curve.loss[0]) * (1 + limit)
+        axes.axhline(level, color=MUTED, linestyle=(0, (1, 2)), linewidth=1, label=said("limit", percent=100 * limit))
+    if chosen is not None:
+        at = list(curve.removed).index(chosen)
+        axes.plot(
+            [kept[at]], [curve.loss[at]], color=INK, marker="o", markersize=9, fillstyle="none", linestyle="none",
+            label=said("chosen", count=chosen),
+        )  # fmt: skip
+    axes.set_xlim(curve.total + 0.4, kept.min() - 0.4)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(said("kept"), color=MUTED, fontproperties=font(9.5))
+    axes.set_ylabel(said("loss"), color=MUTED, fontproperties=font(9.5))
+    quiet(axes)

@@ -1,0 +1,224 @@
+"""`see` and `show`: the report of a text, a model or maps, in one call."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.corpus.journal import check_model
+from headwise.corpus.passages import Passages
+from headwise.errors import ConfigError, TextError
+from headwise.lm.loading import LoadedModel, load_model
+from headwise.lm.texts import read_text
+from headwise.map import AttentionMap
+from headwise.progress import Progress, ignored
+from headwise.reports.data import Report
+from headwise.reports.figure import figure_class
+from headwise.reports.images import images_of
+from headwise.reports.messages import message
+from headwise.reports.page import write_report
+from headwise.reports.passages import text_of
+from headwise.reports.pictures import write_pngs
+from headwise.reports.sources import inputs_of
+from headwise.reports.text import CELLS, check_beside, look_at, with_beside
+from headwise.reports.watched import of_maps, report as report
+from headwise.telemetry import Record, watch
+from headwise.wording import Bilingual, in_language, language_of
+
+# Of the held-out parts of the embedded model's training: The Taming of the Shrew, and chapter 119 of Water Margin.
+SAMPLE = Bilingual(
+    "KATHARINA:\nI know it is the moon.\n\n"
+    "PETRUCHIO:\nNay, then you lie: it is the blessed sun.\n\n"
+    "KATHARINA:\nThen, God be bless'd, it is the blessed sun:\nBut sun it is not, when you say it is not;\n"
+    "And the moon changes even as your mind.",
+    "是夜月白风清，水天共碧，二人正在僧房里，睡至半夜，忽听得江上潮声雷响。鲁智深是关西汉子，不曾省得浙江潮信，只道是战鼓响，"
+    "贼人生发，跳将起来，摸了禅杖，大喝着，便抢出来。众僧吃了一惊，都来问道：“师父何为如此？赶出何处去？”"
+    "鲁智深道：“洒家听得战鼓响，待要出去杀。”众僧都笑将起来道：“师父错听了！不是战鼓响，乃是钱塘江潮信响。”",
+)
+
+
+def see(
+    text: str | Tensor | Mapping[str, Any] | None = None,
+    model: LoadedModel | nn.Module | str | os.PathLike[str] | None = None,
+    *,
+    file: str | os.PathLike[str] | None = None,
+    tokenizer: Any = None,
+    out: str | os.PathLike[str] | None = None,
+    png: str | os.PathLike[str] | None = None,
+    title: str = "",
+    cells: int = CELLS,
+    window: int | None = None,
+    beside: str | None = None,
+    sweep: str | os.PathLike[str] | Passages | None = None,
+    lang: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Report what every head of a model attends to in a text: maps, statistics, roles, similarity and importance.
+
+    >>> import headwise as hw
+    >>> hw.see("武松打虎。")
+    Report('武松打虎。': 4 layers, 32 heads; 1 passage, 5 tokens)
+
+    The same as the command `headwise see`, without printing. `headwise.reports` writes reports as pages and pictures.
+
+    Args:
+        text: the text; if neither text nor file is given, a passage of Shakespeare, in Chinese of Water Margin. For
+            an `nn.Module`: the token ids [n] or [b, n], the keyword arguments of its forward, or a text if there is a
+            tokenizer.
+        model: a `LoadedModel`; the path of a headwise checkpoint or of a folder of transformers (see `load_model`);
+            None for the embedded decoder. Or any `nn.Module` that `watch` supports: it is called once, without
+            gradients, and the report is that of `headwise.report`, without losses and importance.
+        file: read the text from a UTF-8 file.
+        tokenizer: for an `nn.Module`: of transformers, tokenizers, sentencepiece or tiktoken, or any object with
+            encode(text) and decode(ids).
+        out: write the report there, as one HTML file. png: write heat maps into this folder.
+        title: of the report; by default the beginning of the text, or the name of the file.
+        cells: longer texts are pooled to this many cells; no n×n tensor is made.
+        window: a text longer than a causal model was trained on is read in overlapping windows of that length; this
+            gives another length in tokens, 0 reads the text whole. Not for an `nn.Module`.
+        beside: a second text for a loaded model, whose maps the page shows beside those of the first, with their
+            difference. Statistics, roles and comparisons are those of the first.
+        sweep: the table of `headwise measure` of the same model, or its passages: the page shows the passages of each
+            head in which it is strongest.
+        lang: language of the page, the pictures and the passage, "en" or "zh"; None for that of the locale.
+        progress: called with (what, done, of) as the work proceeds.
+    Returns:
+        The `Report`.
+    Raises:
+        ConfigError: naming the argument. TextError: if the text is empty, or longer than the model can read.
+        CheckpointError: if there is no model at the path, or the sweep has no passages.
+    """
+    lang = language_of(lang)
+    if text is not None and file is not None:
+        raise ConfigError("give text or file=, not both")
+    if png is not None:
+        figure_class()  # raises where matplotlib is missing
+    if file is not None:
+        text = read_text(Path(file))
+        title = title or Path(file).name
+    if isinstance(model, nn.Module):
+        if beside is not None:
+            raise ConfigError("beside: requires a loaded model; for an nn.Module, give both texts as one batch")
+        if sweep is not None:
+            raise ConfigError(
+                "sweep: requires a loaded model, whose weights are compared with those of the sweep",
+                "sweep：需要已加载的模型，以便与测量时的权重比较",
+            )
+        if window is not None:
+            raise ConfigError("window: applies to a loaded model; an nn.Module is called once, with the whole input")
+        found = _of_module(text, model, tokenizer, title, cells)
+    elif text is None or isinstance(text, str):
+        text = str(in_language(SAMPLE, lang)) if text is None else text
+        passages = sweep if sweep is None or isinstance(sweep, Passages) else Passages.load(sweep)
+        loaded = model if isinstance(model, LoadedModel) else load_model(model, window=window)
+        if passages is not None:
+            check_model(passages, loaded)
+        if beside is not None:
+            check_beside(loaded, beside, window)
+        found = look_at(
+            text, loaded, title=title or _start(text), cells=cells, window=window, progress=progress or ignored
+        )
+        found = replace(found, corpus=passages)
+        if beside is not None:
+            found = with_beside(
+                found, beside, loaded, title=_start(beside), cells=cells, window=window, progress=progress or ignored
+            )
+    else:
+        raise ConfigError(f"text: a loaded model reads a str, got {type(text).__name__}; token ids need an nn.Module")
+    if out is not None:
+        write_report(found, out, lang=lang)
+    if png is not None:
+        write_pngs(found, png, progress=progress, lang=lang)
+    return found
+
+
+def show(
+    thing: LoadedModel | nn.Module | Record | AttentionMap | str | os.PathLike[str] | None = None,
+    tokenizer: Any = None,
+    text: str | Tensor | Mapping[str, Any] | None = None,
+    *,
+    tokens: Any = None,
+    pieces: Any = None,
+    written: str = "text",
+    entries: int | Sequence[int] | None = None,
+    image: Any = None,
+    grid: tuple[int, int] | None = None,
+    image_start: int | Sequence[int] = 0,
+    side: str = "keys",
+    title: str = "",
+    cells: int = CELLS,
+    lang: str | None = None,
+) -> Report:
+    """Show every head of a model, a record or a map, in the last line of a notebook's cell.
+
+        hw.show(model, tokenizer, "The tiger sleeps.")          # any model that `watch` supports
+        hw.show("minilm", text="The tiger sleeps.")             # a model by name or folder, as in `load_model`
+        hw.show(record, tokenizer, tokens=ids)                  # of hw.watch(model, maps="lazy")
+        hw.show(amap, pieces=["The", " tiger", " sleeps"])      # of hw.attend(…, return_map=True)
+
+    Args:
+        thing: what to show; None for the embedded decoder.
+        tokenizer, text: as in `see`; for a record, the tokenizer of `tokens`.
+        tokens, pieces, written, entries: the tokens of a record or a map, as in `report`.
+        image, grid, image_start, side: an image whose patches are tokens of a record or a map, as in `report`.
+        title, cells: as in `see`.
+        lang: "en" or "zh"; None for that of the locale.
+    Returns:
+        The `Report`, which a notebook shows as its page: offline, in a frame of its own, with pictures below for
+        notebooks without JavaScript.
+    Raises:
+        ConfigError: for arguments that do not belong to `thing`, and as in `see` and `report`.
+    """
+    lang = language_of(lang)
+    known = isinstance(thing, Record | AttentionMap)
+    others = {"text": text} if known else {"tokens": tokens, "pieces": pieces, "entries": entries, "image": image}
+    for name, given in others.items():
+        if given is not None:
+            raise ConfigError(f"show({name}=…): does not apply to {type(thing).__name__}; {_OTHER[known]}")
+    options: dict[str, Any] = {"title": title, "cells": cells, "lang": lang}
+    if isinstance(thing, Record):
+        found = report(
+            thing, tokens=tokens, pieces=pieces, tokenizer=tokenizer, written=written, entries=entries, image=image,
+            grid=grid, image_start=image_start, side=side, **options,
+        )  # fmt: skip
+    elif isinstance(thing, AttentionMap):
+        texts = text_of("", tokens, pieces, tokenizer, written), None
+        images = images_of(image, grid, image_start, side)
+        found = of_maps(
+            {"": thing.using(thing.named)}, texts, entries, title or message("title_map"), cells, images=images
+        )
+    else:
+        found = see(text, thing, tokenizer=tokenizer, **options)
+    return replace(found, lang=lang)
+
+
+_OTHER = {True: "give tokens=…, pieces=… or both", False: "give text=…, the text, its token ids or the model's inputs"}
+
+
+def _of_module(text: Any, model: nn.Module, tokenizer: Any, title: str, cells: int) -> Report:
+    """The report of one forward of a model."""
+    if isinstance(text, str) and tokenizer is not None:
+        title = title or _start(text)
+        text = inputs_of(text, tokenizer)
+    if not isinstance(text, Tensor | Mapping):
+        raise ConfigError(
+            f"text: for an nn.Module expected token ids, the keyword arguments of its forward, or a text with "
+            f"tokenizer=…; got {type(text).__name__}"
+        )
+    tokens = text.get("input_ids") if isinstance(text, Mapping) else text
+    if isinstance(tokens, Tensor) and not tokens.numel():
+        raise TextError("the text is empty; give at least one token", "文本是空的；至少给出一个词元")
+    with torch.no_grad(), watch(model, maps="lazy") as record:
+        model(**text) if isinstance(text, Mapping) else model(torch.atleast_2d(text))
+    named = tokenizer if isinstance(tokens, Tensor) else None
+    return report(record, tokens=tokens, tokenizer=named, title=title, cells=cells)
+
+
+def _start(text: str) -> str:
+    """A title for a text."""
+    start = " ".join(text.split())
+    return start if len(start) <= 24 else start[:24] + "…"
