@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from headwise.files import atomic_path
+from headwise.base.files import atomic_path
 from headwise.textbook.design_tables import filled
 
 PAGE = Path(__file__).parent.parent / "docs" / "designs.md"

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from headwise.files import atomic_path
+from headwise.base.files import atomic_path
 from headwise.reports.curves import diagram
 from headwise.textbook.guide.book import table
 from headwise.textbook.guide.notebooks import notebook, to_json

@@ -10,9 +10,9 @@ import pytest
 import typer
 from commands import Command
 
+from headwise.base.files import taken
 from headwise.cli.program import app
 from headwise.cli.see import WIDE, measures
-from headwise.outputs import taken
 from headwise.stats import GIVEN, MEASURES
 
 NAMES = [command.callback.__name__ for command in app.registered_commands if command.callback is not None]

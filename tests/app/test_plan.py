@@ -12,7 +12,6 @@ import pytest
 from commands import Command
 from rich.console import Console
 
-from headwise.amounts import scaled
 from headwise.cli.chinese import lines_of_characters
 from headwise.costs import Machine, Work, attention_stages
 from headwise.costs.configs import CONFIGS, find
@@ -36,7 +35,7 @@ from headwise.textbook.plan.machine import measured_machine
 from headwise.textbook.plan.show import markdown_table
 from headwise.textbook.plan.tables import Column, written
 from headwise.textbook.plan.words import named
-from headwise.wording import in_language, speaking
+from headwise.wording import in_language, scaled, speaking
 
 GQA = {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8}
 MACHINE = Machine(1e12, 5e10)

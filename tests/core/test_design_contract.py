@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise.costs import Work
-from headwise.costs.counts import Counts
+from headwise.costs.work import Counts
 from headwise.errors import ConfigError
 from headwise.lm.loading.base import remarks_on_map
 from headwise.lm.model import Decoder, DecoderConfig

@@ -81,13 +81,13 @@ SAVED = {
     "headwise.masks.base.And": hw.masks.And,
     "headwise.masks.base.Or": hw.masks.Or,
     "headwise.masks.base.WithGap": hw.masks.WithGap,
-    "headwise.masks.head_windows.HeadWindows": hw.masks.HeadWindows,
+    "headwise.masks.positional.HeadWindows": hw.masks.HeadWindows,
     "headwise.masks.positional.Causal": hw.masks.Causal,
     "headwise.masks.positional.Everything": hw.masks.Everything,
     "headwise.masks.positional.Sinks": hw.masks.Sinks,
     "headwise.masks.positional.Window": hw.masks.Window,
     "headwise.scores.base.WithGap": hw.scores.WithGap,
-    "headwise.scores.soft_cap.SoftCap": hw.SoftCap,
+    "headwise.scores.kinds.SoftCap": hw.SoftCap,
 }
 
 

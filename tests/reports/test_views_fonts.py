@@ -76,7 +76,7 @@ def test_the_packaged_font_stands_before_fonts_that_a_machine_may_have():
     """Chromium looks no further than the first font that the machine has: behind it, Han would be empty boxes."""
     reports = Path(headwise.reports.__file__).parent
     styles = [(path, path.read_text(encoding="utf-8")) for path in sorted(reports.rglob("*.css"))]
-    styles.append((reports / "diagrams.py", curves.STYLE))
+    styles.append((reports / "curves.py", curves.STYLE))
     found = 0
     for path, style in styles:
         for line in re.findall(r"(?:--(?:ui|mono|han)|font(?:-family)?):([^;{}]*)", style):

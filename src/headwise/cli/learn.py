@@ -202,7 +202,7 @@ def _heads(out: Path, console: Console) -> None:
 def _experiment(
     name: str, files: list[Path], out: Path, length: int | None, png: Path | None, seed: int, console: Console
 ) -> None:
-    from headwise.outputs import check_writable, taken
+    from headwise.base.files import check_writable, taken
     from headwise.reports.figure import figure_class
     from headwise.reports.messages import message
     from headwise.reports.page import write_report

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from headwise.base.run import Progress
 from headwise.compress.source import Heads, Source, Texts, cost_table, expected, term
 from headwise.edit import heal, merge_kv
 from headwise.edit.healing import HealingStep
@@ -15,7 +16,6 @@ from headwise.errors import ConfigError, check_choice
 from headwise.lm.model import Decoder, mean_loss
 from headwise.lm.train import heldout_loss
 from headwise.models import find_heads
-from headwise.progress import Progress
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.importance.losses import standard_error
+from headwise.base.run import Progress
 from headwise.cache.base import Cache
 from headwise.compress.source import Texts, term
 from headwise.edit import budget_effect
 from headwise.edit.budgets import Budget
 from headwise.lm.model import Decoder
 from headwise.lm.train import heldout_loss
-from headwise.progress import Progress
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
 ROUNDS = 5

@@ -15,9 +15,20 @@ name.
 {'projections': 157286400, 'scores': 10240000, 'softmax': 0, 'weighted sum': 10240000, 'output': 52428800}
 """
 
-from headwise.costs.counts import Attentions, Counts
-from headwise.costs.stages import Machine, Stage, attention_stages, backward_flops, cache_bytes, kept_bytes, score_bytes
-from headwise.costs.work import Work, allowed_pairs, kept_tokens
+from headwise.costs.work import (
+    Attentions,
+    Counts,
+    Machine,
+    Stage,
+    Work,
+    allowed_pairs,
+    attention_stages,
+    backward_flops,
+    cache_bytes,
+    kept_bytes,
+    kept_tokens,
+    score_bytes,
+)
 
 __all__ = [
     "Attentions",

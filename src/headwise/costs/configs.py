@@ -11,7 +11,7 @@ number (Vaswani et al. 2017, Brown et al. 2020), `rounded` is the largest roundi
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headwise.costs.recurrent import Recurrence
+from headwise.costs.work import Recurrence
 from headwise.errors import unknown_name
 
 Sizes = tuple[tuple[str, int | str], ...]

@@ -13,9 +13,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from headwise.costs.configs import ModelConfig
-from headwise.costs.counts import Attentions, Counts
-from headwise.costs.stages import (
+from headwise.costs.work import (
+    BYTES,
+    Attentions,
+    Counts,
     Stage,
+    Work,
     attention_stages,
     backward_flops,
     cache_bytes,
@@ -23,7 +26,6 @@ from headwise.costs.stages import (
     linear_stage,
     score_bytes,
 )
-from headwise.costs.work import BYTES, Work
 from headwise.errors import ConfigError
 
 NORMS = {"layer": 2, "rms": 1, "none": 0}  # parameters of a norm per channel

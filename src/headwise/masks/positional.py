@@ -153,7 +153,7 @@ class HeadWindows(Mask):
     """
 
     holds = {"windows": Counts("h"), "sinks": Whole()}
-    saved_as = "headwise.masks.head_windows.HeadWindows"
+    saved_as = "headwise.masks.positional.HeadWindows"
     placed = True
 
     def __init__(self, windows: Sequence[int | None], sinks: int = 0) -> None:

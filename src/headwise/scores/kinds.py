@@ -92,7 +92,7 @@ class SoftCap(Score):
     cap: float
     placed = False
     holds = {"cap": Number()}
-    saved_as = "headwise.scores.soft_cap.SoftCap"
+    saved_as = "headwise.scores.kinds.SoftCap"
 
     def __post_init__(self) -> None:
         if not isinstance(self.cap, (int, float)) or not (self.cap > 0 and math.isfinite(self.cap)):

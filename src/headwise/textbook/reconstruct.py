@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwise.base.run import Progress, part, seeded
 from headwise.errors import ConfigError, TextError
 from headwise.lm.texts import read_text
 from headwise.masks import Lengths
 from headwise.nn.registry import DESIGNS, STANDARD
-from headwise.progress import Progress, part
 from headwise.reports.data import Passage, Report
 from headwise.reports.passages import sentences as sentences_of
-from headwise.seeds import seeded
 from headwise.table import HeadColumn, HeadTable
 from headwise.wording import Bilingual
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headwise.costs.recurrent import Recurrence, gated_delta, mamba_1, mamba_2, short_convolution
+from headwise.costs.work import Recurrence, gated_delta, mamba_1, mamba_2, short_convolution
 from headwise.errors import ConfigError
 from headwise.models.configuration.decoders import llama
 from headwise.models.configuration.experts import qwen2_moe

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.base.run import seeded
 from headwise.masks import Causal
 from headwise.nn.base import AttentionLayer
 from headwise.reports.curves import Curve
-from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most, difference, equal, same
 from headwise.textbook.claims.model import trained

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from headwise.base.run import Progress, seeded
 from headwise.errors import ConfigError
-from headwise.progress import Progress
 from headwise.reports.curves import Curve
-from headwise.seeds import seeded
 from headwise.textbook.claims.evidence import Check, Role, Verdict, Words, both, judge
 from headwise.textbook.texts import Place
 from headwise.wording import Bilingual, joined

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend
+from headwise.base.run import seeded
 from headwise.masks import Causal
 from headwise.nn.base import copy_into
 from headwise.nn.registry import DESIGNS
-from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, at_least, difference, equal, same
 from headwise.textbook.claims.samples import multi_head, normal

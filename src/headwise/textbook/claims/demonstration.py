@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from headwise.base.run import seeded
 from headwise.masks import Dense, Mask
 from headwise.reports.curves import Curve
-from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most
 from headwise.textbook.claims.model import PASSAGE, trained

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.base.run import seeded
 from headwise.lm.model import Decoder
 from headwise.lm.watch_heads import RepeatProbe, frequent_characters, probe_repeats
 from headwise.reports.curves import Curve
-from headwise.seeds import seeded
 from headwise.stats import ClassMass
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most, equal

@@ -9,8 +9,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from headwise.base.files import write_text
 from headwise.errors import ConfigError
-from headwise.files import write_text
 from headwise.reports.claims_page import claims_page
 from headwise.textbook.claims.claim import Finding
 from headwise.textbook.claims.show import by_group, summary

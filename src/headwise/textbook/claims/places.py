@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend
+from headwise.base.run import seeded
 from headwise.nn.base import AttentionLayer
 from headwise.nn.convolution import from_conv1d, from_conv2d
 from headwise.reports.curves import Curve
-from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, at_least, at_most, difference, same
 from headwise.textbook.claims.samples import normal

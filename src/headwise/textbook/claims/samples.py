@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from headwise.base.run import seeded
 from headwise.kernels import use_kernel
 from headwise.nn.registry import DESIGNS, STANDARD
-from headwise.seeds import seeded
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

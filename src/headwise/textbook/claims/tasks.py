@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend
+from headwise.base.run import seeded
 from headwise.reports.curves import Curve
-from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most
 from headwise.textbook.claims.samples import adam, normal, standard

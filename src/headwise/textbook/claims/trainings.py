@@ -8,10 +8,10 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+from headwise.base.run import seeded
 from headwise.cache import KVCache
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.reports.curves import Curve
-from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most
 from headwise.textbook.claims.model import losses_of, losses_without, trained

@@ -11,8 +11,8 @@ import sys
 import tempfile
 from typing import Any
 
+from headwise.base.run import seeded
 from headwise.errors import ConfigError
-from headwise.seeds import seeded
 from headwise.textbook.guide.topic import Topic
 
 COLUMNS = 100

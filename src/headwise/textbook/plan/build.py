@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from headwise.amounts import scaled
 from headwise.costs import (
     Attentions,
     Counts,
@@ -39,7 +38,7 @@ from headwise.nn.registry import attentions_of, counts_of, names, sizes_of, summ
 from headwise.textbook.plan.layers import kv_heads, layers_table, sizes_of_heads
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, written
 from headwise.textbook.plan.words import named, term
-from headwise.wording import Bilingual, joined
+from headwise.wording import Bilingual, joined, scaled
 
 NOTES = (term("plan_note"),)
 CHOSEN = (*NOTES, term("chosen_note"))

@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from headwise.contents import folder_of
+from headwise.base.files import folder_of
+from headwise.base.run import seeded
 from headwise.costs import Machine, Work
 from headwise.costs.configs import ModelConfig, find
 from headwise.costs.model import Load, attentions_over_all, decodes
 from headwise.errors import ConfigError, unknown_option
 from headwise.nn.registry import STANDARD, attentions_of, counts_of, design_of, kinds_of, names, sizes_of
-from headwise.seeds import seeded
 from headwise.textbook.plan.build import listing as list_all, plan_design, plan_model
 from headwise.textbook.plan.compare import compare_designs
 from headwise.textbook.plan.spread import Layers, spread_table

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from headwise.contents import theirs
+from headwise.base.read import bounded, theirs
 from headwise.costs.configs import ModelConfig, Sizes
 from headwise.costs.model import parameter_parts
 from headwise.edit.folder import is_pruned, resize_as_saved
@@ -18,7 +18,6 @@ from headwise.models import HeadSite, find_heads
 from headwise.models.configuration.families import build, model_config, with_unread
 from headwise.models.configuration.keys import without_quantization
 from headwise.nn.registry import attentions_of
-from headwise.trust import bounded
 
 
 def config_of(folder: Path) -> ModelConfig:

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headwise.amounts import scaled, three_figures
 from headwise.costs import Work
 from headwise.textbook.plan.words import term
-from headwise.wording import Bilingual, joined
+from headwise.wording import Bilingual, joined, scaled, three_figures
 
 Value = int | float | str | None
 

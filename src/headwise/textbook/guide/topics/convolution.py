@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from headwise.base.run import seeded
 from headwise.nn.convolution import from_conv1d
 from headwise.reports.curves import Matrices, Matrix
-from headwise.seeds import seeded
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from headwise.base.run import seeded
 from headwise.nn.registry import STANDARD, build
 from headwise.reports.curves import Matrices, Matrix
-from headwise.seeds import seeded
 from headwise.textbook.guide.grading.draw import Draw
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual

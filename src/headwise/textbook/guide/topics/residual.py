@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
+from headwise.base.run import seeded
 from headwise.nn.block import TransformerBlock
 from headwise.nn.registry import STANDARD, build
 from headwise.reports.curves import Curve
-from headwise.seeds import seeded
 from headwise.textbook.guide.grading.draw import Draw
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual

@@ -1,0 +1,1 @@
+"""What every room may use: files, validated reading, and what long calls share."""
