@@ -21,8 +21,8 @@ from torch import Tensor
 
 from benchmarks.machine import examine
 from benchmarks.timing import interleaved
+from headwise.base.files import atomic_path
 from headwise.cache import KVCache
-from headwise.files import atomic_path
 from headwise.lm.checkpoint import load_checkpoint
 from headwise.lm.model import Decoder, DecoderConfig, mean_loss
 from headwise.lm.texts import Corpus

@@ -37,7 +37,7 @@ from benchmarks.gpu_calls import (
     Size,
     call_of,
 )
-from headwise.files import atomic_path
+from headwise.base.files import atomic_path
 from headwise.kernels.triton_gpu import TritonGPU
 
 COLUMNS = (OURS, WITH_STATISTICS, *PEERS)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import Report, Row
-from headwise.files import atomic_path
+from headwise.base.files import atomic_path
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish; warm ones for headwise, cool ones for the others.
 STATISTICS = ("#D55E00", "headwise + 12 statistics")

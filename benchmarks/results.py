@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.cases import CASES, REWRITES, Case
 from benchmarks.machine import Machine
-from headwise.files import atomic_path
+from headwise.base.files import atomic_path
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from headwise.files import atomic_path
+from headwise.base.files import atomic_path
 
 
 def replaced(text: str, begin: str, end: str, made: str, page: Path) -> str:

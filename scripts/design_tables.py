@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from headwise.base.files import write_text
 from headwise.costs import Work
 from headwise.errors import ConfigError
-from headwise.files import write_text
 from headwise.nn.registry import DESIGNS
 from headwise.plan.compare import compare_designs
 from headwise.plan.show import markdown_table

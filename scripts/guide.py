@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from headwise.files import write_text
+from headwise.base.files import write_text
 from headwise_textbook.diagrams import diagram
 from headwise_textbook.guide.book import table
 from headwise_textbook.guide.notebooks import notebook, to_json

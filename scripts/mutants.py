@@ -178,13 +178,13 @@ MUTANTS = [
             ("for window in self.windows for _ in range(group)]", "for _ in range(group) for window in self.windows]"),
             ("start = self.sinks if x.shape[2] < out.shape[2] else 0", "start = 0"),
         ]),
-        ("files.py", FILES, [
+        ("base/files.py", FILES, [
             ("temporary.chmod(0o666 & ~_umask())", "pass"),
             ("        os.replace(temporary, target)\n\n\n@contextmanager\ndef atomic_folder", "        shutil.copyfile(temporary, target)\n        raise OSError\n\n\n@contextmanager\ndef atomic_folder"),
             ("                    if lock(handle):\n", "                    if True:\n"),
             ("        shutil.rmtree(folder, ignore_errors=True)\n", "        pass\n"),
         ]),
-        ("tensor_files.py", FILES, [
+        ("base/read.py", FILES, [
             ("if written is None or written != _checksum(tensors, header):", "if written is None:"),
             ("if any(start < last and first < stop for first, last in spans):", "if False:"),
             ("return x.detach().resolve_conj().resolve_neg().cpu().contiguous()", "return x.detach().cpu().contiguous()"),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from blocks import replaced
 
+from headwise.base.files import atomic_path
 from headwise.costs import Work
 from headwise.costs.communication import (
     Way,
@@ -27,7 +28,6 @@ from headwise.costs.communication import (
     ways,
 )
 from headwise.costs.configs import find
-from headwise.files import atomic_path
 from headwise.nn.registry import attentions_of, counts_of
 from headwise.plan.show import markdown_table
 from headwise.plan.tables import Column, Table, Value, scaled, written

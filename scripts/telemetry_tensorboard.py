@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import headwise as hw
-from headwise.files import atomic_path
+from headwise.base.files import atomic_path
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import Corpus
 from headwise.lm.train import learning_rate_factor

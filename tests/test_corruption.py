@@ -19,6 +19,7 @@ from corruption import damaged
 from headwise import ALiBi, AttentionMap, Causal, Dense, Documents, Lengths, SoftCap, attend
 from headwise.analysis.head_roles.relations import read_conllu
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
+from headwise.base.read import write_tensors
 from headwise.compress import read_budget, save_budget
 from headwise.corpus.journal import Journal
 from headwise.corpus.passages import Collected, CorpusPassage
@@ -30,7 +31,6 @@ from headwise.errors import HeadwiseError
 from headwise.lm.checkpoint import header_of, load_checkpoint, read, save_model, training_state, unpack
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import CharTokenizer
-from headwise.tensor_files import write_tensors
 
 TIMES = 200
 FEW = 25  # of what transformers reads, which takes longer

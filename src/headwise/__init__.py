@@ -20,13 +20,13 @@ __version__ = "0.1.0"
 # Namespaces, and where each name on top lives. All are imported when first used, so that `import headwise` is quick.
 _NAMESPACES = (
     "analysis",
+    "base",
     "cache",
     "commands",
     "corpus",
     "costs",
     "edit",
     "errors",
-    "files",
     "interventions",
     "kernels",
     "lm",
@@ -72,13 +72,13 @@ __all__ = sorted([*_HOME_OF, *_NAMESPACES])
 if TYPE_CHECKING:
     from headwise import (
         analysis as analysis,
+        base as base,
         cache as cache,
         commands as commands,
         corpus as corpus,
         costs as costs,
         edit as edit,
         errors as errors,
-        files as files,
         interventions as interventions,
         kernels as kernels,
         lm as lm,

@@ -10,8 +10,8 @@ A package names a function for each of its commands under the entry point group 
 `CHINESE`, a table from its help texts to the same in Chinese.
 """
 
+from headwise.base.files import check_writable, taken
 from headwise.cli.options import Estimate, Lang, check_file, is_stream, progress_bar, read_from, stdin_text, written
-from headwise.outputs import check_writable, taken
 from headwise.table.show import duration
 
 __all__ = [

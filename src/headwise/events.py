@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
+from headwise.base.run import Progress
 from headwise.errors import ConfigError
-from headwise.progress import Progress
 from headwise.stats import Measure, resolve
 
 OnDelta = Callable[[Tensor], Any]

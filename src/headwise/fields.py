@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from headwise.contents import Entry, each, number, whole, word
+from headwise.base.read import Entry, each, number, whole, word
 from headwise.errors import CheckpointError, ConfigError, ShapeError
 
 DEEPEST = 200  # the deepest nesting of objects

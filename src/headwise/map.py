@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from headwise import map_file, map_index, pooling
-from headwise.amounts import scaled
+from headwise.base.read import write_tensors
+from headwise.base.run import Progress
 from headwise.errors import ConfigError, KernelError, ShapeError, check_whole
 from headwise.kernels import KERNELS, check_name, named as kernel_of, read
 from headwise.kernels.graph import has_no_numbers, in_graph
@@ -35,13 +36,12 @@ from headwise.map_products import TransposedMap, linear_operator, operand, readi
 from headwise.masks import Mask
 from headwise.masks.given import put_tensors, take_tensors
 from headwise.pooling import Squares
-from headwise.progress import Progress
 from headwise.rule import Rule
-from headwise.shown import Shown
 from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
-from headwise.tensor_files import write_tensors
+from headwise.table.show import Shown
 from headwise.tiles import Tile
 from headwise.unchanged import add_up, check_sums, noted
+from headwise.wording import scaled
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -176,7 +176,7 @@ class AttentionMap(Shown):
         Args:
             wanted: names (`headwise measures` lists them) and `Measure` objects.
             rows: also keep the value of each query, as `.rows[name]` [b, h, n].
-            progress: called with the number of rows done and in total (`headwise.progress`).
+            progress: called with the number of rows done and in total (`headwise.base.run`).
         """
         return self.measured_by(None, resolve(wanted), rows=rows, progress=progress)
 

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.contents import Entry, each, number, parsed, reading, whole, word
+from headwise.base.read import Entry, each, number, parsed, read_tensors, reading, whole, word
 from headwise.errors import CheckpointError, ConfigError, DTypeError, ShapeError
 from headwise.fields import Described, read, unregistered, write
 from headwise.masks import Grid, Mask, Span
 from headwise.masks.grid import NO_GAP
 from headwise.rule import Rule, check_vectors
 from headwise.scores import Score, check_scores
-from headwise.tensor_files import read_tensors
 
 FORMAT = "headwise-map-5"
 NAMES = ("q", "k", "lse")

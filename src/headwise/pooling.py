@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headwise.base.run import Progress
 from headwise.errors import ConfigError, ShapeError, check_whole
 from headwise.lowering import lowered
 from headwise.masks import Grid, Span
-from headwise.progress import Progress
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
 from headwise.tiles import stream
 

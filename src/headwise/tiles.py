@@ -11,8 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from headwise.base.run import Progress
 from headwise.masks import Span, State
-from headwise.progress import Progress
 from headwise.rule import Rule, Terms, score_tile, sink_weight
 
 COMPUTING = "computing rows"  # the stage reported to `progress=`

@@ -11,10 +11,10 @@ import typer
 from typer.main import get_command
 
 from commands import Command
+from headwise.base.files import taken
 from headwise.cli import program
 from headwise.cli.program import app
 from headwise.cli.see import WIDE, measures
-from headwise.outputs import taken
 from headwise.stats import GIVEN, MEASURES
 
 NAMES = list(get_command(app).commands)

@@ -11,11 +11,11 @@ import torch
 import headwise as hw
 from commands import Command
 from headwise.analysis.history import HeadHistory, HeadLook
+from headwise.base.files import atomic_path
 from headwise.compress import save_budget
 from headwise.corpus.result import Output
 from headwise.edit.budgets import Budget
 from headwise.errors import CheckpointError
-from headwise.files import atomic_path
 from processes import files_no_larger_than
 
 TEXT = "话说武松打虎。" * 9

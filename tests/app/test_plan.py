@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from commands import Command
-from headwise.amounts import scaled
 from headwise.cli.chinese import lines_of_characters
 from headwise.costs import Machine, Work, attention_stages
 from headwise.costs.configs import CONFIGS, find
@@ -36,7 +35,7 @@ from headwise.plan import (
     trade_off,
 )
 from headwise.plan.tables import named, written
-from headwise.wording import in_language, speaking
+from headwise.wording import in_language, scaled, speaking
 
 GQA = {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8}
 MACHINE = Machine(1e12, 5e10)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from headwise.amounts import scaled
 from headwise.edit import prune
 from headwise.errors import TextError
 from headwise.lm.loading.decoder import DecoderModel
@@ -24,7 +23,7 @@ from headwise.reports.pictures import write_pngs
 from headwise.reports.see import see
 from headwise.reports.views import print_report
 from headwise.stats import shown_in
-from headwise.wording import in_language
+from headwise.wording import in_language, scaled
 
 Model = tuple[Decoder, CharTokenizer]
 

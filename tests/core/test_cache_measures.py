@@ -16,6 +16,7 @@ from test_cache_scores import CACHES, HEADS, STEPS, TOKENS, layer_and, limits, r
 from torch import Tensor
 
 import headwise as hw
+from headwise.base.read import read_tensors, write_tensors
 from headwise.cache import SlidingCache
 from headwise.edit.budgets import AheadMass, OutsideMass
 from headwise.errors import CheckpointError, ConfigError, KernelError, ShapeError
@@ -27,7 +28,6 @@ from headwise.stats.base import RowMeasure
 from headwise.stats.keys import ClassMass, DuplicateMass, InductionMass
 from headwise.stats.places import LocalMass, SinkMass
 from headwise.stats.registry import MEASURES
-from headwise.tensor_files import read_tensors, write_tensors
 from headwise.tiles import Tile
 
 IDS = torch.randint(5, (2, TOKENS), generator=torch.Generator().manual_seed(3))

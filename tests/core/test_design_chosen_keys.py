@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.cache import ChosenCache, KVCache
 from headwise.costs import Work, attention_stages
-from headwise.costs.counts import Counts
+from headwise.costs.work import Counts
 from headwise.errors import ConfigError
 from headwise.kernels import use_kernel
 from headwise.lm.model import Decoder, DecoderConfig

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.cli.plan import typed
 from headwise.costs import Work
-from headwise.costs.counts import Counts
+from headwise.costs.work import Counts
 from headwise.errors import ConfigError
 from headwise.lm.loading.base import remarks_on_map
 from headwise.lm.model import Decoder, DecoderConfig

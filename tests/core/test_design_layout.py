@@ -11,7 +11,7 @@ from design_samples import CASES, design, given
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.costs.counts import Counts
+from headwise.costs.work import Counts
 from headwise.errors import ConfigError
 from headwise.models import find_heads, scale_heads
 from headwise.nn.base import AttentionLayer

@@ -12,10 +12,10 @@ import pytest
 
 import headwise as hw
 from headwise.analysis.history import HeadHistory
+from headwise.base.files import sha256_of
 from headwise.corpus import measure_corpus
 from headwise.corpus.passages import Passages
 from headwise.errors import HeadwiseError
-from headwise.files import sha256_of
 from headwise.lm import load_checkpoint, load_model
 
 READS: dict[str, Callable[[Path], Any]] = {

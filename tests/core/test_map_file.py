@@ -24,11 +24,11 @@ from headwise import (
     Window,
     attend,
 )
+from headwise.base.read import read_tensors, write_tensors
 from headwise.errors import CheckpointError, HeadwiseError, ShapeError
 from headwise.kernels import KERNELS
 from headwise.masks import Everything, Grid
 from headwise.rule import DTYPES, Rule
-from headwise.tensor_files import read_tensors, write_tensors
 
 B, H, H_KV, N, M, D = 2, 6, 3, 7, 11, 5
 FORMAT = "headwise-map-5"

@@ -11,15 +11,24 @@ from pathlib import Path
 
 import pytest
 
+from headwise.base.files import (
+    LONGEST,
+    atomic_folder,
+    atomic_path,
+    check_writable,
+    contents,
+    is_temporary,
+    sweep,
+    taken,
+    write_text,
+)
 from headwise.errors import CheckpointError, ConfigError
-from headwise.files import LONGEST, atomic_folder, atomic_path, is_temporary, sweep, write_text
-from headwise.outputs import check_writable, contents, taken
 
 posix = pytest.mark.skipif(os.name != "posix", reason="no such locks, signals and permissions here")
 HOLDS = """
 import sys, time
-from headwise.files import atomic_folder, atomic_path
-from headwise.outputs import taken
+from headwise.base.files import atomic_folder, atomic_path
+from headwise.base.files import taken
 with taken(sys.argv[1], "--out", folder=sys.argv[2] == "folder"):
     with atomic_path(sys.argv[3] + "/begun.txt") as one, atomic_folder(sys.argv[3] + "/begun") as other:
         (other / "half.txt").write_text("half")
@@ -103,8 +112,8 @@ def test_a_place_is_held_within_one_process_too(tmp_path: Path) -> None:
 def test_without_locks_the_work_is_done_and_nothing_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = tmp_path / ".out.txt.abcdefgh.headwise.tmp"
     left.write_text("of a run that may be living")
-    monkeypatch.setattr("headwise.files.lock", lambda handle: None)
-    monkeypatch.setattr("headwise.outputs.lock", lambda handle: None)
+    monkeypatch.setattr("headwise.base.files.lock", lambda handle: None)
+    monkeypatch.setattr("headwise.base.files.lock", lambda handle: None)
     out = tmp_path / "out.txt"
     with taken(out, "--out"), taken(out, "--out"), atomic_path(out) as temporary:
         temporary.write_text("whole")
@@ -169,7 +178,7 @@ def test_a_file_is_no_folder_and_a_device_no_file(tmp_path: Path) -> None:
 
 AS_SOMEBODY = """
 import os, sys
-from headwise.outputs import check_writable
+from headwise.base.files import check_writable
 if os.geteuid() == 0:  # to whom nothing is forbidden
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
 for path in sys.argv[1:]:

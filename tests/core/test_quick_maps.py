@@ -8,8 +8,9 @@ from samples import MASKS, qkv
 from test_quick_calls import SIZES, WAYS, _picked
 from torch import Tensor
 
-from headwise import seeds, stats
+from headwise import stats
 from headwise.attention import attend
+from headwise.base.run import seeded
 from headwise.errors import ConfigError
 from headwise.kernels import quick_maps, use_kernel
 from headwise.map import AttentionMap
@@ -164,7 +165,7 @@ def test_gradients_and_dropout_go_the_whole_way() -> None:
     out, _ = attend(q, k, v, return_map=True, measures=NAMES)
     out.sum().backward()
     assert q.grad is not None
-    with seeds.seeded(3), torch.no_grad():
+    with seeded(3), torch.no_grad():
         dropped, _ = attend(q, k, v, return_map=True, measures=NAMES, dropout_p=0.5)
     assert not torch.allclose(dropped, out)
 

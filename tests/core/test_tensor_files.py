@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import headwise
-from headwise.contents import reading
+from headwise.base.read import read_tensors, reading, write_tensors
 from headwise.errors import CheckpointError
-from headwise.tensor_files import read_tensors, write_tensors
 
 SOURCE = Path(headwise.__file__).parent
 X = torch.randn(3, 5, 7)
@@ -54,7 +53,7 @@ def test_the_header_counts_in_the_checksum(tmp_path: Path) -> None:
 def test_tensors_are_written_and_read_in_one_place() -> None:
     """There signs are carried out, memory is parted, and the checksum is made."""
     found = [path for path in SOURCE.rglob("*.py") if "safetensors.torch" in path.read_text(encoding="utf-8")]
-    assert [path.name for path in found] == ["tensor_files.py"]
+    assert [path.name for path in found] == ["read.py"]
 
 
 def test_lazy_negation_and_conjugation_are_resolved(tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ from torch import nn
 
 import headwise as hw
 from headwise.costs.configs import find
-from headwise.costs.counts import Counts
-from headwise.costs.stages import cache_bytes
-from headwise.costs.work import Work
+from headwise.costs.work import Counts, Work, cache_bytes
 from headwise.errors import ConfigError, check_choice, unknown_name, unknown_option
 from headwise.lm import DecoderConfig
 from headwise.nn.registry import build, counts_of

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.edit import group_heads, merge_kv
-from headwise.edit.merging import METHODS
-from headwise.edit.share import shared_keys, shared_rotary_keys, shared_values, similar_groups
+from headwise.edit.merging import METHODS, shared_keys, shared_rotary_keys, shared_values, similar_groups
 from headwise.errors import ConfigError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, save_model
 from headwise.lm.model import Decoder, DecoderConfig, write

@@ -8,12 +8,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from headwise.base.read import write_tensors
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import CharTokenizer
 from headwise.nn.head_mixing import TalkingHeadsAttention
-from headwise.tensor_files import write_tensors
 from processes import files_no_larger_than
 
 TOKENIZER = CharTokenizer("水浒武松")

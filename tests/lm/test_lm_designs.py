@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from headwise.base.read import write_tensors
 from headwise.cache import KVCache
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained, read, save_model
@@ -17,7 +18,6 @@ from headwise.lm.texts import CharTokenizer
 from headwise.lm.train import TRAINING_FILE, train
 from headwise.nn.registry import design_of, names
 from headwise.reports.see import see
-from headwise.tensor_files import write_tensors
 
 TOKENIZER = CharTokenizer("水浒武松打虎，林冲夜奔。")
 CAUSAL = [name for name in names() if design_of(name).takes_mask]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from forked import Program
+from headwise.base.files import taken
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read
 from headwise.lm.texts import Corpus, baseline_losses
@@ -27,7 +28,6 @@ from headwise.lm.train import (
     share_at,
     train,
 )
-from headwise.outputs import taken
 
 SMALL: dict[str, Any] = {
     "d_model": 28, "num_layers": 2, "num_heads": 7, "d_ff": 33, "context": 17, "dropout": 0.1, "batch_size": 5,

@@ -11,10 +11,10 @@ import pytest
 import torch
 from folders import byte_level, saved, transformers
 
+from headwise.base.read import check_built
 from headwise.edit import load_pruned, prune, save_pruned
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.lm.loading import load_model
-from headwise.trust import check_built
 
 KERNEL = "kernels-community/flash-attn"
 

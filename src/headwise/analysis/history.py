@@ -16,9 +16,9 @@ import numpy as np
 
 from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles.definitions import DEFINITIONS
-from headwise.contents import Entry, each, number, parsed, reading, text_of, word
+from headwise.base.files import write_text
+from headwise.base.read import Entry, each, number, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, ConfigError
-from headwise.files import write_text
 from headwise.table import HeadTable
 from headwise.table.show import Printed
 

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.checks import checked_maps, head_names
+from headwise.base.files import write_text
+from headwise.base.run import Progress
 from headwise.errors import ConfigError, not_installed
-from headwise.files import write_text
 from headwise.map import AttentionMap
 from headwise.masks import Span, State
-from headwise.progress import Progress
 from headwise.rule import score_tile
 from headwise.table.show import Printed
 from headwise.tiles import COMPUTING, Scratch

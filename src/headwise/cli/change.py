@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from headwise.base.files import check_apart, taken, write_text
 from headwise.cli.options import Lang, Model, check_file, is_stream, progress_bar, read_from, said, say
 from headwise.errors import ConfigError
-from headwise.files import write_text
-from headwise.outputs import check_apart, taken
 
 if TYPE_CHECKING:
     from headwise.compress import Source, Texts

@@ -1,14 +1,14 @@
-"""Shared by all commands: options, standard streams, sentences in both languages, the progress bar.
-
-What the commands print, in English and in Chinese.
+"""Shared by all commands: options, sentences in both languages, the progress bar, and standard streams.
 
     say(console, "wrote_model", path=out)
 
-Values are plain text; the sentences may have markup of rich. Help texts are in `chinese.py`.
+Values are plain text; the sentences may have markup of rich. Help texts are in `chinese.py`. Standard input and output
+are UTF-8 in every locale, `-` is a file name, and pipes may close early:
 
-Standard input and output of the commands: UTF-8 in every locale, `-` as a file name, and pipes that close early. with
-standard_streams(): text = stdin_text("--file") # headwise see - with written(out) as path: # headwise see --out -
-write_report(report, path)
+    with standard_streams():
+        text = stdin_text("--file")                        # headwise see -
+        with written(out) as path:                         # headwise see --out -
+            write_report(report, path)
 """
 
 import io
@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from headwise.base.files import check_writable
 from headwise.cli.interruption import check_interrupted
 from headwise.errors import ConfigError, TextError
-from headwise.outputs import check_writable
 from headwise.wording import LANGUAGES, Message, check_language, in_language, language
 
 SENTENCES: dict[str, tuple[str, str]] = {

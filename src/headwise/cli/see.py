@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from headwise.base.files import check_apart, check_writable, taken
 from headwise.cli.interruption import check_interrupted
 from headwise.cli.options import (
     STREAM,
@@ -26,7 +27,6 @@ from headwise.cli.options import (
     written,
 )
 from headwise.errors import ConfigError
-from headwise.outputs import check_apart, check_writable, taken
 
 WIDE = 110  # terminal columns from which on all columns of the list of measures fit side by side
 

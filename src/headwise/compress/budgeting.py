@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from headwise.base.files import write_text
+from headwise.base.read import Entry, number, parsed, reading, text_of, whole
+from headwise.base.run import Progress
 from headwise.compress.source import Source, Texts, counts_in, term
-from headwise.contents import Entry, number, parsed, reading, text_of, whole
 from headwise.edit import budget, budget_effect
 from headwise.edit.budgets import Budget, Effect
 from headwise.errors import CheckpointError, ConfigError
-from headwise.files import write_text
 from headwise.models import find_heads
 from headwise.plan.tables import Column, Plan, Table, Value
-from headwise.progress import Progress
 from headwise.wording import Bilingual, joined
 
 FORMAT = "headwise-budget-1"

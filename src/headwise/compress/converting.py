@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from headwise.base.run import Progress
 from headwise.compress.source import Heads, Source, Texts, cost_table, expected, term
 from headwise.edit import heal, merge_kv
 from headwise.edit.healing import HealingStep
@@ -16,7 +17,6 @@ from headwise.lm.model import Decoder, mean_loss
 from headwise.lm.train import heldout_loss
 from headwise.models import find_heads
 from headwise.plan.tables import Column, Plan, Table, Value
-from headwise.progress import Progress
 
 
 def check_healing(steps: int, lr: float) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.importance.losses import standard_error
+from headwise.base.run import Progress
 from headwise.cache.base import Cache
 from headwise.compress.source import Texts, term
 from headwise.edit import budget_effect
@@ -18,7 +19,6 @@ from headwise.edit.budgets import Budget
 from headwise.lm.model import Decoder
 from headwise.lm.train import heldout_loss
 from headwise.plan.tables import Column, Plan, Table, Value
-from headwise.progress import Progress
 
 ROUNDS = 5
 WRITTEN = 32  # tokens generated per round

@@ -18,6 +18,7 @@ from headwise.analysis.importance import (
     taylor_importance,
 )
 from headwise.analysis.importance.losses import Head
+from headwise.base.run import Progress, part
 from headwise.compress.source import Heads, Source, Texts, cost_table, expected, term
 from headwise.edit import prune
 from headwise.edit.limits import check_independent
@@ -25,7 +26,6 @@ from headwise.errors import ConfigError, check_choice
 from headwise.lm.model import Decoder, mean_loss
 from headwise.models import HeadSite, find_heads
 from headwise.plan.tables import Column, Plan, Table, Value
-from headwise.progress import Progress, part
 from headwise.stats.base import unit_of
 from headwise.table import HeadColumn
 from headwise.wording import joined

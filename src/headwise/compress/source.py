@@ -18,16 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.contents import folder_of
+from headwise.base.files import contents, folder_of, sha256_of
 from headwise.costs import Counts
 from headwise.errors import CheckpointError, ConfigError, TextError
-from headwise.files import sha256_of
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model, unpack
 from headwise.lm.model import SIZES, Decoder
 from headwise.lm.texts import HELD_OUT, CharTokenizer, Corpus
 from headwise.models import find_heads
 from headwise.nn.registry import counts_of, sizes_of
-from headwise.outputs import contents
 from headwise.plan.tables import Column, Table, Value
 from headwise.wording import Bilingual, Message, in_language
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
+from headwise.base.files import check_writable
+from headwise.base.run import Progress
 from headwise.corpus.journal import (
     Journal,
     changes,
@@ -35,8 +37,6 @@ from headwise.corpus.sources import (
 from headwise.corpus.tally import Tally, unit_of
 from headwise.corpus.work import Ranks, Work
 from headwise.errors import CheckpointError, ConfigError, TextError
-from headwise.outputs import check_writable
-from headwise.progress import Progress
 from headwise.wording import in_language
 
 

@@ -18,15 +18,24 @@ from typing import Any
 
 import torch
 
-from headwise.contents import Entry, parsed, reading, text_of, whole, word
+from headwise.base.files import atomic_path, sweep, taken
+from headwise.base.read import (
+    CHECKSUM,
+    Entry,
+    parsed,
+    read_tensors,
+    reading,
+    tensor_like,
+    text_of,
+    whole,
+    word,
+    write_tensors,
+)
 from headwise.corpus.passages import Collected, Passages
 from headwise.corpus.sources import Limit, Print, Source, changed
 from headwise.corpus.tally import Tally, Trouble
 from headwise.errors import CheckpointError, ConfigError
-from headwise.files import atomic_path, sweep
 from headwise.lm.loading import LoadedModel
-from headwise.outputs import taken
-from headwise.tensor_files import CHECKSUM, read_tensors, tensor_like, write_tensors
 from headwise.wording import Bilingual, in_language
 
 FORMAT = "headwise-measure-3"

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headwise.contents import Entry, each, number, parsed, reading, text_of, whole, word
+from headwise.base.files import write_text
+from headwise.base.read import Entry, each, number, parsed, reading, text_of, whole, word
 from headwise.corpus.select import Head, TextWindow
 from headwise.errors import CheckpointError, ConfigError
-from headwise.files import write_text
 from headwise.wording import Bilingual
 
 FORMAT = "headwise-passages-1"

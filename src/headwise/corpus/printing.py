@@ -6,12 +6,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from headwise.amounts import counted
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import check_choice
 from headwise.stats.base import UNITS
 from headwise.table.show import as_text, duration, numbers
-from headwise.wording import Message, in_language, joined, language
+from headwise.wording import Message, counted, in_language, joined, language
 
 SHOWN = 12  # heads
 _WIDE = "\ue000"  # a sign that no text has

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.checks import head_name
+from headwise.base.files import atomic_path, sha256_of, write_text
 from headwise.corpus.passages import Passages, passages_path
 from headwise.corpus.select import Head, OfRows, OfWindows
 from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work
 from headwise.errors import CheckpointError, ConfigError
-from headwise.files import atomic_path, sha256_of, write_text
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.files import arrow, csv_row
 from headwise.table.show import as_text

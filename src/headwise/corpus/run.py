@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from headwise.base.run import Progress, ignored
 from headwise.corpus.ends import Begun, begin, finish, look
 from headwise.corpus.journal import Journal
 from headwise.corpus.passages import Floors
@@ -16,7 +17,6 @@ from headwise.corpus.tally import WEIGHT, check_strength
 from headwise.corpus.work import Ranks, Work
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.loading import LoadedModel, load_model
-from headwise.progress import Progress, ignored
 from headwise.stats import shown_in
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

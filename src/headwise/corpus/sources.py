@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.contents import one_line, parsed
+from headwise.base.read import one_line, parsed
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.lm.texts import decoded, not_utf8, nul
 from headwise.table.files import arrow

@@ -16,9 +16,20 @@ name.
 """
 
 from headwise.costs.configs import CONFIGS, ModelConfig
-from headwise.costs.counts import Attentions, Counts
-from headwise.costs.stages import Machine, Stage, attention_stages, backward_flops, cache_bytes, kept_bytes, score_bytes
-from headwise.costs.work import Work, allowed_pairs, kept_tokens
+from headwise.costs.work import (
+    Attentions,
+    Counts,
+    Machine,
+    Stage,
+    Work,
+    allowed_pairs,
+    attention_stages,
+    backward_flops,
+    cache_bytes,
+    kept_bytes,
+    kept_tokens,
+    score_bytes,
+)
 
 __all__ = [
     "CONFIGS",

@@ -22,9 +22,7 @@ is a lower bound for any algorithm (Patarasuk & Yuan 2009, 10.1016/j.jpdc.2008.0
 from dataclasses import dataclass
 from itertools import pairwise
 
-from headwise.costs.counts import Counts, positive
-from headwise.costs.stages import LSE_BYTES
-from headwise.costs.work import Work
+from headwise.costs.work import LSE_BYTES, Counts, Work, positive
 from headwise.errors import ConfigError, check_choice
 
 SUM_BYTES = 4  # gradients of keys and values are accumulated in float32 in a ring

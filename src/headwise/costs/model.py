@@ -13,17 +13,20 @@ from collections import Counter
 from dataclasses import dataclass
 
 from headwise.costs.configs import ModelConfig
-from headwise.costs.counts import Attentions, Counts, positive
-from headwise.costs.stages import (
+from headwise.costs.work import (
+    BYTES,
+    Attentions,
+    Counts,
     Stage,
+    Work,
     attention_stages,
     backward_flops,
     cache_bytes,
     kept_bytes,
     linear_stage,
+    positive,
     score_bytes,
 )
-from headwise.costs.work import BYTES, Work
 from headwise.errors import ConfigError
 
 NORMS = {"layer": 2, "rms": 1, "none": 0}  # parameters of a norm per channel

@@ -16,16 +16,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.contents import Entry, one_line, parsed, reading, text_of, theirs, word
+from headwise.base.files import atomic_folder, sweep
+from headwise.base.read import (
+    Entry,
+    bounded,
+    check_built,
+    check_config,
+    check_room,
+    one_line,
+    parsed,
+    read_tensors,
+    reading,
+    save_tensors,
+    text_of,
+    theirs,
+    word,
+)
 from headwise.errors import CheckpointError, ConfigError, not_installed
-from headwise.files import atomic_folder, sweep
 from headwise.models import HeadSite, find_heads
 from headwise.models.adapters.huggingface.library import OLDEST
 from headwise.models.configuration.keys import num_layers
 from headwise.models.resizing import make_room
 from headwise.nn.owned import check_state
-from headwise.tensor_files import read_tensors, save_tensors
-from headwise.trust import bounded, check_built, check_config, check_room
 
 WEIGHTS_FILE, CONFIG_FILE, HEADS_FILE = "model.safetensors", "config.json", "heads.json"
 FORMAT = "headwise-pruned-2"

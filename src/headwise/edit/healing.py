@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.base.run import devices_of, seeded, step_seed
 from headwise.errors import ConfigError
 from headwise.nn.owned import copied, local
-from headwise.seeds import devices_of, seeded, step_seed
 
 Loss = Callable[[nn.Module, Any], Tensor]  # of a model on a batch, a scalar
 

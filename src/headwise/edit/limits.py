@@ -1,12 +1,38 @@
-"""Checks before pruning and merging: heads that cannot change, and weights that are not plain or are shared."""
+"""Checks before pruning and merging, heads by name or by number, and results as text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from torch import Tensor, nn
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, whole_number
 from headwise.models import HeadSite
 from headwise.nn.owned import check_maps, check_plain, check_unshared, sharers, tensors
+from headwise.table.show import as_text
+
+Value = TypeVar("Value")
+
+
+def by_site(argument: str, sites: Sequence[HeadSite], given: Mapping[str | int, Value]) -> dict[int, Value]:
+    """Return the values by the number of their site; ConfigError for a site that does not exist or is given twice."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{argument}: expected a mapping from sites, by name or by number, got {given!r}")
+    names = [site.name for site in sites]
+    found: dict[int, Value] = {}
+    for key, value in given.items():
+        number = whole_number(key)
+        if isinstance(key, str) and key in names:
+            i = names.index(key)
+        elif number is not None and 0 <= number < len(sites):
+            i = number
+        else:
+            some = ", ".join(map(repr, names[:3])) + (" …" if len(names) > 3 else "")
+            raise ConfigError(f"{argument}: no site {key!r}; expected 0 to {len(sites) - 1}, or a name of {some}")
+        if i in found:
+            raise ConfigError(f"{argument}: {names[i]!r} is given twice, by its name and by its number {i}")
+        found[i] = value
+    return found
+
 
 KEPT_NORMS = ("q_norm", "k_norm")  # of the size of one head, shared by all heads
 
@@ -78,3 +104,26 @@ def _check_known(site: HeadSite, known: set[int]) -> None:
                 f"{site.place}: {type(site.module).__name__} has {name} {tuple(parameter.shape)}, and how it belongs "
                 f"to the heads is not known"
             )
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[object]], *, words: int = 1) -> str:
+    """Align columns under their headings: the first `words` columns to the left, the others to the right."""
+    return as_text(head, [[str(cell) for cell in row] for row in rows], words=words, gap="  ")
+
+
+def numbers(values: Iterable[int], most: int = 12) -> str:
+    """Format head numbers, at most `most` of them: 0 3 7 … (31 in all)."""
+    found = list(values)
+    shown = " ".join(map(str, found[:most]))
+    return shown if len(found) <= most else f"{shown} … ({len(found)} in all)"
+
+
+def change(before: int, after: int) -> str:
+    """Format a change: 1,234 → 1,000 (−19.0 %)."""
+    share = f" ({100 * (after - before) / before:+.1f} %)".replace("-", "−") if before and after != before else ""
+    return f"{before:,} → {after:,}{share}"
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters of a model; shared ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -5,6 +5,12 @@
 >>> done = merge_kv(layer, 2, method="svd", copy=True)
 >>> done.model.num_kv_heads, len(done.merges[""].groups)
 (2, 2)
+
+The mathematics of merging KV heads, on plain matrices. A query of head i is x Q_i and a key of head j is y K_j, so a
+score is x Q_i K_jᵀ yᵀ; a head's output is a mean of y V_j, which W_O maps to y V_j O_i. All matrices have an additional
+row for the bias, if there is one.
+
+    Q [g, e, d_k], K [r, e_c, d_k], V [r, e_c, d_v], O [g, d_v, e_o]: r KV heads to merge, and their g query heads
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.edit import share
-from headwise.edit.limits import check_finite, check_weights
-from headwise.edit.places import by_site
-from headwise.edit.table import aligned, change, count_parameters
+from headwise.edit.limits import aligned, by_site, change, check_finite, check_weights, count_parameters
 from headwise.errors import ConfigError, check_choice, whole_number
 from headwise.models import KINDS, HeadSite, find_heads
 from headwise.models.configuration.heads import update_config
@@ -144,12 +147,12 @@ def group_heads(site: HeadSite, count: int, outputs: Tensor | None = None, *, me
     _check_site(site, method)
     count = _checked_count(site, count)
     if outputs is None:
-        return share.similar_groups(_similarity(site, method), count)
+        return similar_groups(_similarity(site, method), count)
     if outputs.ndim != 4 or outputs.shape[1] != site.num_heads:
         raise ConfigError(f"outputs: expected [b, h={site.num_heads}, n, d_v], got shape {tuple(outputs.shape)}")
     group = site.num_heads // site.num_kv_heads
-    pairs = share.cosine(outputs.detach().double().transpose(0, 1))
-    return share.similar_groups(pairs.unflatten(0, (-1, group)).unflatten(-1, (-1, group)).mean((1, 3)), count)
+    pairs = cosine(outputs.detach().double().transpose(0, 1))
+    return similar_groups(pairs.unflatten(0, (-1, group)).unflatten(-1, (-1, group)).mean((1, 3)), count)
 
 
 def _check_site(site: HeadSite, method: str) -> None:
@@ -204,8 +207,8 @@ def _merge(site: HeadSite, groups: list[list[int]], method: str) -> Merge:
     new_q, new_o = (torch.cat([each[i] for each in new]) for i in (0, 3))
     new_k, new_v = (torch.stack([each[i] for each in new]) for i in (1, 2))
     per_query = [x.repeat_interleave(len(q) // len(x), 0) for x in (k, new_k, v, new_v)]
-    scores = share.lost(q, per_query[0].mT, new_q, per_query[1].mT)
-    values = share.lost(per_query[2], o, per_query[3], new_o)
+    scores = lost(q, per_query[0].mT, new_q, per_query[1].mT)
+    values = lost(per_query[2], o, per_query[3], new_o)
     maps = _maps(site)
     for letter, x in (("q", new_q), ("k", new_k), ("v", new_v)) if method == "svd" else (("k", new_k), ("v", new_v)):
         _write(maps[letter], x)
@@ -223,22 +226,22 @@ def _shared(
         return q, k[0], v[0], o
     if method != "svd":
         return q, k.mean(0), v.mean(0), o
-    new_v, new_o = share.shared_values(v, o)
+    new_v, new_o = shared_values(v, o)
     layout = site.layout()
     if layout.norms:
         return q, k.mean(0), new_v, new_o
-    new_q, new_k = (share.shared_rotary_keys if layout.rotary else share.shared_keys)(q, k)
+    new_q, new_k = (shared_rotary_keys if layout.rotary else shared_keys)(q, k)
     return new_q, new_k, new_v, new_o
 
 
 def _similarity(site: HeadSite, method: str) -> Tensor:
     _, k, v, _ = _extended(site)
     if method == "cluster":
-        return (share.cosine(k) + share.cosine(v)) / 2
+        return (cosine(k) + cosine(v)) / 2
     layout = site.layout()
     if layout.norms:
-        return (share.cosine(k) + share.overlap(v)) / 2
-    return ((share.rotary_overlap if layout.rotary else share.overlap)(k) + share.overlap(v)) / 2
+        return (cosine(k) + overlap(v)) / 2
+    return ((rotary_overlap if layout.rotary else overlap)(k) + overlap(v)) / 2
 
 
 def _extended(site: HeadSite) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -266,3 +269,126 @@ def _write(linear: nn.Linear, x: Tensor) -> None:
     put(linear, "weight", x[:, :-1].mT.flatten(0, 1).to(linear.weight))
     if bias is not None:
         put(linear, "bias", x[:, -1].flatten().to(bias))
+
+
+def shared_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries [g, e, d_k] and one K [e_c, d_k] with Σ_i ‖Q_i K_jᵀ − Q'_i K'ᵀ‖² least, over all of rank d_k.
+
+    Exact if K_j = K_1 A_j. For scores without rotary positions and norms, which do not commute with A_j.
+    """
+    basis, inner = _joined(k)  # K_j = basis @ inner_j
+    of_query = inner.repeat_interleave(len(q) // len(k), 0)  # [g, k, d]
+    maps = q @ of_query.mT  # Q_i K_jᵀ in the basis, [g, e, k]
+    top = _leading((maps.mT @ maps).sum(0), k.shape[-1])
+    return _balanced(maps @ top, basis @ top, k)
+
+
+def shared_rotary_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """As `shared_keys`, with maps that commute with rotary positions: one complex factor per head for each rotated pair
+    (t, t + d/2), taken as a complex number. Exact if K_j = K_1 diag(a_j) in this sense."""
+    of_query = len(q) // len(k)
+    pairs = [torch.complex(*x.chunk(2, -1)).permute(2, 0, 1) for x in (q, k)]  # [d/2, g, e], [d/2, r, e_c]
+    queries, keys = pairs
+    weight = queries.abs().square().sum(-1).unflatten(1, (len(k), of_query)).sum(-1).sqrt()  # [d/2, r]
+    weight = weight.clamp_min(1e-12 * float(weight.max()) + 1e-300)
+    left = torch.linalg.svd((keys * weight[..., None]).mT, full_matrices=False)[0][..., 0]  # [d/2, e_c]
+    factor = (left.conj()[:, None] * keys).sum(-1)  # κ_j ≈ left · factor_j, [d/2, r]
+    scaled = queries * factor.conj().repeat_interleave(of_query, 1)[..., None]
+    shared_q, shared_k = (torch.cat((x.real, x.imag), 0) for x in (scaled, left))  # [d, g, e], [d, e_c]
+    return _balanced(shared_q.permute(1, 2, 0), shared_k.mT, k)
+
+
+def shared_values(v: Tensor, o: Tensor) -> tuple[Tensor, Tensor]:
+    """Return one V [e_c, d_v] and outputs [g, d_v, e_o] with Σ_i ‖V_j O_i − V' O'_i‖² least. Exact if V_j = V_1 B_j."""
+    basis, inner = _joined(v)
+    maps = inner.repeat_interleave(len(o) // len(v), 0) @ o  # V_j O_i in the basis, [g, k, e_o]
+    top = _leading((maps @ maps.mT).sum(0), v.shape[-1])
+    out, shared = _balanced(top.mT @ maps, basis @ top, v)
+    return shared, out
+
+
+def lost(a: Tensor, b: Tensor, new_a: Tensor, new_b: Tensor) -> float:
+    """√(Σ_i ‖A_i B_i − A'_i B'_i‖² / Σ_i ‖A_i B_i‖²), computed without the products: A [g, m, d], B [g, d, n]."""
+    before = _square_norm(a, b)
+    difference = _square_norm(torch.cat((a, -new_a), -1), torch.cat((b, new_b), -2))
+    return float((difference.clamp_min(0.0) / before.clamp_min(1e-300)).sqrt())  # rounding may fall below 0
+
+
+def cosine(x: Tensor) -> Tensor:
+    """⟨X_i, X_j⟩ / ‖X_i‖‖X_j‖ for all pairs of [r, …]: 1 for heads that are equal up to a factor."""
+    flat = torch.nn.functional.normalize(x.flatten(1), dim=-1)
+    return flat @ flat.mT
+
+
+def overlap(x: Tensor) -> Tensor:
+    """Mean squared cosine of the principal angles between the columns of X_i and X_j [r, e, d]: 1 where X_i = X_j A."""
+    q = torch.linalg.qr(x)[0]
+    return torch.einsum("iea,jeb->ijab", q, q).square().sum((-1, -2)) / q.shape[-1]
+
+
+def rotary_overlap(x: Tensor) -> Tensor:
+    """Mean over rotated pairs of |⟨κ_i, κ_j⟩|² / ‖κ_i‖²‖κ_j‖² [r, e, d]: 1 if they are equal up to a complex factor."""
+    pairs = torch.nn.functional.normalize(torch.complex(*x.chunk(2, -1)), dim=1)  # [r, e, d/2]
+    return torch.einsum("iet,jet->ijt", pairs.conj(), pairs).abs().square().mean(-1)
+
+
+def similar_groups(similarity: Tensor, count: int) -> list[list[int]]:
+    """Return heads in `count` groups of equal size, similar ones together: [r, r] to lists of head numbers.
+
+    Greedy, from the most similar group on; then pairs of heads are exchanged while that increases the sum of the
+    similarities within groups. Not always optimal, which is a hard problem.
+    """
+    heads, size = len(similarity), len(similarity) // count
+    s = ((similarity + similarity.mT) / 2).double().clone().fill_diagonal_(0.0)
+    free, groups = list(range(heads)), []
+    while free:
+        inside = s[free][:, free]
+        best = inside.clone().fill_diagonal_(-torch.inf).topk(size - 1, -1) if size > 1 else None
+        seed = 0 if best is None else int(best.values.sum(-1).argmax())
+        members = [free[seed]] + ([] if best is None else [free[int(j)] for j in best.indices[seed]])
+        groups.append(members)
+        free = [head for head in free if head not in members]
+    _exchange(s, groups)
+    return sorted(sorted(group) for group in groups)
+
+
+def _exchange(s: Tensor, groups: list[list[int]]) -> None:
+    """Exchange heads of two groups while the sum of similarities within groups increases."""
+    better = True
+    while better:
+        better = False
+        for one in groups:
+            for other in groups:
+                if one is other:
+                    break
+                to_one, to_other = s[:, one].sum(-1), s[:, other].sum(-1)
+                for i, a in enumerate(one):
+                    gain = [float(to_other[a] - to_one[a] + to_one[b] - to_other[b] - 2 * s[a, b]) for b in other]
+                    j = max(range(len(gain)), key=gain.__getitem__)
+                    if gain[j] > 1e-9:
+                        one[i], other[j] = other[j], a
+                        better = True
+                        break
+
+
+def _joined(x: Tensor) -> tuple[Tensor, Tensor]:
+    """X_j = basis @ inner_j: an orthonormal basis [e, k] of all columns of [r, e, d], and inner [r, k, d]."""
+    basis, inner = torch.linalg.qr(torch.cat(list(x), -1))
+    return basis, torch.stack(inner.split(x.shape[-1], -1))
+
+
+def _leading(gram: Tensor, count: int) -> Tensor:
+    """The eigenvectors [k, count] of the largest eigenvalues; zeros where there are fewer."""
+    vectors = torch.linalg.eigh(gram)[1].flip(-1)[:, :count]
+    return torch.nn.functional.pad(vectors, (0, count - vectors.shape[-1]))
+
+
+def _balanced(many: Tensor, one: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Rescale both factors of a product so that `one` has the mean norm of the heads that it replaces."""
+    size = like.norm() / len(like) ** 0.5
+    scale = size / one.norm().clamp_min(1e-300)
+    return (many / scale, one * scale) if float(scale) > 0 else (many, one)
+
+
+def _square_norm(a: Tensor, b: Tensor) -> Tensor:
+    return ((a.mT @ a) * (b @ b.mT)).sum()

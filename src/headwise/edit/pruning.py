@@ -17,9 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from headwise.edit.limits import check_independent, check_weights
-from headwise.edit.places import by_site
-from headwise.edit.table import aligned, change, count_parameters, numbers
+from headwise.edit.limits import aligned, by_site, change, check_independent, check_weights, count_parameters, numbers
 from headwise.errors import ConfigError, whole_number
 from headwise.models import HeadSite, find_heads
 from headwise.models.configuration.heads import update_config

@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from headwise.base.run import Progress
 from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Span
-from headwise.progress import Progress
 from headwise.stats import Statistic
 from headwise.tiles import COMPUTING
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headwise.base.run import Progress
 from headwise.kernels.call import Declined
 from headwise.kernels.tracing import traced
 from headwise.masks import Span
 from headwise.pooling import Squares
-from headwise.progress import Progress
 from headwise.rule import Rule
 from headwise.stats import Statistic
 from headwise.stats.rows import Reduced, ToReduce

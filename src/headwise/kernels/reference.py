@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from headwise import pooling
+from headwise.base.run import Progress
 from headwise.kernels.call import Call, Result
 from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.tile_reads import in_float64
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.masks import Span, State
 from headwise.pooling import Squares
-from headwise.progress import Progress
 from headwise.rule import Rule, Terms, diagonal_sums
 from headwise.stats import Statistic
 from headwise.tiles import COMPUTING, Scratch, Tile

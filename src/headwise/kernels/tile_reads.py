@@ -6,9 +6,9 @@ from math import log
 from torch import Tensor
 
 from headwise import pooling
+from headwise.base.run import Progress
 from headwise.kernels.reads import Matrix, Reads
 from headwise.pooling import Squares
-from headwise.progress import Progress
 from headwise.rule import grouped, grouped_t
 from headwise.stats import Statistic
 from headwise.tiles import Scratch, Tile, log_sums, stream, weights_at

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.contents import Entry, folder_of, one_line, parsed, reading
+from headwise.base.files import folder_of
+from headwise.base.read import Entry, one_line, parsed, read_tensors, reading, tensor_like, write_tensors
+from headwise.base.run import seeded
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import CharTokenizer
 from headwise.nn.owned import check_state
-from headwise.seeds import seeded
-from headwise.tensor_files import read_tensors, tensor_like, write_tensors
 from headwise.wording import Bilingual
 
 MODEL_FILE = "model.safetensors"

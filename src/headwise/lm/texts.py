@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.contents import Entry, parsed
+from headwise.base.files import check_regular
+from headwise.base.read import Entry, parsed
+from headwise.base.run import step_seed
 from headwise.errors import ConfigError, TextError
-from headwise.files import check_regular
-from headwise.seeds import step_seed
 
 MARK = b"\xef\xbb\xbf"  # a byte order mark, which some editors write
 

@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.base.files import atomic_path, taken
+from headwise.base.read import write_tensors
+from headwise.base.run import seeded, step_seed
 from headwise.errors import CheckpointError, ConfigError, check_choice
-from headwise.files import atomic_path
 from headwise.lm.checkpoint import MODEL_FILE, header_of, load_checkpoint, read, save_model, training_state, unpack
 from headwise.lm.model import Decoder, DecoderConfig, mean_loss
 from headwise.lm.texts import BYTES, Corpus
 from headwise.lm.watch_heads import HeadWatcher
-from headwise.outputs import taken
-from headwise.seeds import seeded, step_seed
-from headwise.tensor_files import write_tensors
 
 
 def learning_rate_factor(step: int, steps: int, warmup: int) -> float:

@@ -10,7 +10,7 @@ from headwise import events
 from headwise.attention import attend_to, check_mask, check_measures
 from headwise.cache import Cache, KVCache, SlidingCache, remembered
 from headwise.cache.base import Mark, gap_of
-from headwise.costs.counts import Counts
+from headwise.costs.work import Counts
 from headwise.errors import ConfigError, ShapeError
 from headwise.mask_tensors import of_argument
 from headwise.masks import Everything, Grid, Mask
@@ -34,8 +34,8 @@ from headwise.nn.steps import Notes, Preset, Rotary, Steps
 from headwise.publishing import published
 from headwise.scores import Score
 from headwise.scores.base import listed
-from headwise.shown import Shown
 from headwise.stats import Measure
+from headwise.table.show import Shown
 
 Design = TypeVar("Design", bound="AttentionLayer")
 

@@ -11,8 +11,8 @@ from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer
 from headwise.nn.layout import check_share, flag, size
 from headwise.scores import Score
-from headwise.shown import Shown
 from headwise.stats import Measure
+from headwise.table.show import Shown
 
 ORDERS = ("pre", "post")
 NORMS: dict[str, type[nn.Module]] = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.costs.counts import Counts, divided, positive
+from headwise.costs.work import Counts, divided, positive
 from headwise.errors import ConfigError, ShapeError
 from headwise.nn.base import AttentionLayer, ProjectedLayer
 from headwise.nn.forms import drawn

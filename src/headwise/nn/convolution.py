@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headwise.attention import attend_to
 from headwise.cache import Cache
-from headwise.costs.counts import Counts, positive
+from headwise.costs.work import Counts, positive
 from headwise.errors import ConfigError, ShapeError
 from headwise.kernels.graph import has_no_numbers
 from headwise.masks import Mask

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headwise.costs.counts import Counts
+from headwise.costs.work import Counts
 from headwise.errors import ConfigError
 from headwise.nn.base import AttentionLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, flag, size

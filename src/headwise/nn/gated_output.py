@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.costs.counts import Counts
+from headwise.costs.work import Counts
 from headwise.errors import check_choice
 from headwise.nn.base import ProjectedLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Resizing, linear_parts

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.attention import attend_to, nonfinite_values
 from headwise.cache import BudgetCache, Cache
-from headwise.costs.counts import Counts
+from headwise.costs.work import Counts
 from headwise.errors import ConfigError, ShapeError
 from headwise.kernels.graph import has_derivatives, has_no_numbers, is_batched
 from headwise.map import AttentionMap

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend_to
-from headwise.costs.counts import Counts, divided, positive
+from headwise.costs.work import Counts, divided, positive
 from headwise.errors import ConfigError, check_choice
 from headwise.nn.base import AttentionLayer, split
 from headwise.nn.forms import drawn

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.cache import Cache, ChosenCache
-from headwise.costs.counts import Counts, positive
+from headwise.costs.work import Counts, positive
 from headwise.errors import ConfigError, check_choice
 from headwise.kernels.graph import has_no_numbers, is_batched, recording
 from headwise.masks import Mask

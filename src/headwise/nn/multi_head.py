@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.costs.counts import Counts, divided, positive
+from headwise.costs.work import Counts, divided, positive
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.nn.base import ProjectedLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing

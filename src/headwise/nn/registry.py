@@ -1,12 +1,9 @@
 """All head designs by name, with options and costs. A design is an `AttentionLayer` in a file and one line here.
 
-Head designs by name, with options from a file or a command line.
+Options and sizes are those of a file or a command line:
 
 >>> build("gqa", 64, 8, {"num_kv_heads": 2}).num_kv_heads
 2
-
-Costs of designs by name: `AttentionLayer.costs` with sizes from a file or a command line.
-
 >>> counts_of("mqa", {"d_model": 512, "num_heads": 8}).cache
 128
 """
@@ -17,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from headwise.costs.configs import ModelConfig
-from headwise.costs.counts import Attentions, Counts
+from headwise.costs.work import Attentions, Counts
 from headwise.errors import ConfigError, unknown_name, unknown_option
 from headwise.nn.base import AttentionLayer
 from headwise.nn.block_diagonal import BlockDiagonalAttention, GroupedMLPAttention

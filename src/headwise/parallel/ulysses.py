@@ -1,16 +1,14 @@
 """Ulysses attention: ranks exchange their parts of the sequence for whole heads, and back.
 
-All-to-all between parts of the sequence with all heads, and some heads with the whole sequence. For heads H_r on rank
-r, the KV heads K_r that they need, and e bytes per element, rank r sends in the forward pass
+Each rank computes whole heads, with any kernel and any measure. It is simpler than a ring, and requires at least as
+many heads as ranks (Jacobs et al. 2023, DeepSpeed Ulysses, 2309.14509). For heads H_r on rank r, the KV heads K_r that
+they need, and e bytes per element, rank r sends in the forward pass
 
     to heads:   Σ_{s≠r} b · n_r · (|H_s| · d + |K_s| · (d + d_v)) · e
     and back:   Σ_{s≠r} b · |H_r| · n_s · d_v · e
 
 bytes, and in the backward pass the same in the other direction. If R divides h and h_kv, that is
 (1 − 1/R) · b · n/R · (h · (d + d_v) + h_kv · (d + d_v)) · e, which decreases with R, unlike that of a ring.
-
-Jacobs et al. 2023, DeepSpeed Ulysses, 2309.14509. Each rank computes whole heads, with any kernel and any measure. It
-is simpler than a ring, and requires at least as many heads as ranks. Bytes sent: `ulysses_exchange`.
 """
 
 import math

@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any, TypeVar
 
-from headwise.amounts import scaled
 from headwise.costs import (
     Attentions,
     Counts,
@@ -41,7 +40,7 @@ from headwise.errors import ConfigError
 from headwise.nn.registry import attentions_of, counts_of, names, sizes_of, summary_of
 from headwise.plan.compare import spread
 from headwise.plan.tables import Column, Plan, Table, Value, masked, named, term, written
-from headwise.wording import Bilingual, joined
+from headwise.wording import Bilingual, joined, scaled
 
 NOTES = (term("plan_note"),)
 CHOSEN = (*NOTES, term("chosen_note"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from headwise.base.run import seeded
 from headwise.costs import Counts, Machine, Work, attention_stages, cache_bytes, score_bytes
 from headwise.costs.communication import (
     Way,
@@ -26,7 +27,6 @@ from headwise.errors import ConfigError
 from headwise.kernels.cpu.library import library
 from headwise.nn.registry import counts_of, design_of, names, sizes_of
 from headwise.plan.tables import Column, Plan, Table, Value, masked, named, term, written
-from headwise.seeds import seeded
 from headwise.wording import Bilingual, joined
 
 DESIGNS = (

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.contents import folder_of, theirs
+from headwise.base.files import folder_of
+from headwise.base.read import bounded, theirs
 from headwise.costs.configs import ModelConfig, Sizes, find
 from headwise.costs.model import parameter_parts
 from headwise.errors import ConfigError
 from headwise.nn.registry import attentions_of, sizes_of
-from headwise.trust import bounded
 
 if TYPE_CHECKING:
     from headwise.models import HeadSite

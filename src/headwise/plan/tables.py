@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headwise.amounts import scaled, three_figures
 from headwise.costs import Work
-from headwise.wording import Bilingual, Message, joined
+from headwise.wording import Bilingual, Message, joined, scaled, three_figures
 
 Value = int | float | str | None
 

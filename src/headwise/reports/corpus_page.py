@@ -12,12 +12,11 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from headwise.amounts import counted
 from headwise.analysis.checks import head_name
+from headwise.base.files import atomic_path
 from headwise.corpus.passages import ROUNDING, CorpusPassage, Passages
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import ConfigError
-from headwise.files import atomic_path
 from headwise.reports.colours import font_face, stops
 from headwise.reports.data import blob, value_range, visible
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
@@ -25,7 +24,7 @@ from headwise.reports.messages import message, said
 from headwise.reports.template import COLOURS, document, inert, source
 from headwise.reports.words import CORPUS, PLACES, TERMINAL, by_name, description, label, unit, words
 from headwise.stats import describe
-from headwise.wording import in_language, language, language_of
+from headwise.wording import counted, in_language, language, language_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,8 +18,8 @@ import numpy as np
 
 from headwise.corpus.passages import Passages
 from headwise.errors import ConfigError, ShapeError
-from headwise.shown import Shown
 from headwise.table import HeadTable
+from headwise.table.show import Shown
 
 SIDES = ("keys", "queries")
 

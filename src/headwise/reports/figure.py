@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headwise.base.files import atomic_path
 from headwise.errors import not_installed
-from headwise.files import atomic_path
 from headwise.reports.colours import FAMILY, covered, font_path, stops
 from headwise.reports.data import Passage, colour_top, halves, reduced, visible
 

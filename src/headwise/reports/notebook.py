@@ -25,9 +25,8 @@ from headwise.reports.messages import message
 from headwise.reports.page import page
 from headwise.reports.watched import of_maps
 from headwise.reports.words import label, unit, words
-from headwise.shown import register
 from headwise.table import HeadTable
-from headwise.table.show import as_html, number
+from headwise.table.show import as_html, number, register
 from headwise.telemetry import Record
 from headwise.telemetry.pictures import Picture
 from headwise.wording import in_language

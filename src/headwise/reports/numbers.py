@@ -12,10 +12,10 @@ from headwise.analysis import DirectEffects, direct_effects, value_norms
 from headwise.analysis.importance import HeadImportance, ablation_importance, gradient_importance
 from headwise.analysis.information import output_similarities
 from headwise.analysis.similarity import HeadSimilarity, map_divergence
+from headwise.base.run import Progress
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
-from headwise.progress import Progress
 from headwise.reports.data import Comparison, Writes
 from headwise.reports.messages import message
 from headwise.reports.sources import Places

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from headwise.analysis.head_roles import DEFINITIONS
-from headwise.files import atomic_path
+from headwise.base.files import atomic_path
 from headwise.reports.colours import font_face
 from headwise.reports.corpus_page import passages_data
 from headwise.reports.data import LEVELS, Passage, Report, blob, coded, colour_top, finite, halves, packed, sorted_codes

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from headwise.analysis.head_roles import DEFINITIONS, Roles
 from headwise.analysis.head_roles.definitions import is_marker
+from headwise.base.run import Progress, part
 from headwise.errors import DTypeError, ShapeError
 from headwise.lm.loading.base import units_of
 from headwise.lm.loading.characters import decoded_tokens
 from headwise.map import AttentionMap
-from headwise.progress import Progress, part
 from headwise.reports.data import Passage
 from headwise.reports.messages import message
 from headwise.reports.sources import Places, decoded

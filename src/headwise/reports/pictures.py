@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headwise.analysis.similarity import HeadSimilarity
+from headwise.base.run import Progress
 from headwise.errors import ConfigError, check_choice
-from headwise.progress import Progress
 from headwise.reports.colours import stops
 from headwise.reports.data import Passage, Report, finite
 from headwise.reports.figure import (

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headwise.amounts import scaled
 from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles.definitions import DEFINITIONS
 from headwise.analysis.history import NO_ROLE, HeadHistory
@@ -16,7 +15,7 @@ from headwise.errors import ConfigError
 from headwise.reports.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, drawable, figure_class, font, quiet, save
 from headwise.reports.messages import said
-from headwise.wording import in_language, language
+from headwise.wording import in_language, language, scaled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

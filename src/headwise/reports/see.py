@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.base.run import Progress, ignored
 from headwise.corpus.journal import check_model
 from headwise.corpus.passages import Passages
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.lm.texts import read_text
 from headwise.map import AttentionMap
-from headwise.progress import Progress, ignored
 from headwise.reports.data import Report
 from headwise.reports.figure import figure_class
 from headwise.reports.images import images_of

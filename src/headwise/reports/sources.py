@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.amounts import counted
 from headwise.errors import ConfigError
 from headwise.events import crosses, module_name
 from headwise.lm.loading.characters import Pieces, pieces_of
@@ -21,6 +20,7 @@ from headwise.masks import Grid, Span, is_causal
 from headwise.masks.grid import NO_GAP
 from headwise.reports.messages import message
 from headwise.telemetry.pictures import Picture
+from headwise.wording import counted
 
 EXPECTED = (
     "expected a tokenizer of transformers or headwise, or an object with encode(text) and decode(ids), such as "

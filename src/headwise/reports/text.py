@@ -16,15 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.amounts import counted
 from headwise.analysis.head_roles import roles
+from headwise.base.run import Progress, ignored, part
 from headwise.corpus.select import varied
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.lm.loading.base import Look, check_window, whole_window
 from headwise.map import AttentionMap
 from headwise.masks import Span
-from headwise.progress import Progress, ignored, part
 from headwise.reports.data import Passage, Report
 from headwise.reports.messages import message
 from headwise.reports.numbers import (
@@ -43,7 +42,7 @@ from headwise.reports.passages import Side, composed_passage, passage, patterns,
 from headwise.reports.sources import Places
 from headwise.stats import Measure, Tokens, of_tokens
 from headwise.table.show import duration
-from headwise.wording import in_language, joined
+from headwise.wording import counted, in_language, joined
 
 CAUTIONS = ("untrained_length",)  # remarks that belong into the head of a report
 MARGIN = 0.5  # nats above the held-out losses, beyond which a text is of another kind

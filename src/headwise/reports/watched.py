@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.amounts import scaled
 from headwise.analysis.head_roles import Roles, roles
 from headwise.errors import ConfigError, ShapeError
 from headwise.events import module_name
@@ -33,7 +32,7 @@ from headwise.table import HeadColumn, HeadTable
 from headwise.telemetry import Record
 from headwise.telemetry.pictures import Picture
 from headwise.telemetry.summary import Summary
-from headwise.wording import joined, language_of
+from headwise.wording import joined, language_of, scaled
 
 ENTRIES = 4  # of a batch are shown by default
 

@@ -1,7 +1,7 @@
-"""Running measures: all of them in one pass over the tiles, those of rows together.
+"""Running measures: all of them in one pass over the tiles.
 
-Measures of rows, all computed together: one takes a few tensor operations, and dozens of those take longer than
-a small call.
+Those of rows are computed together: one takes a few tensor operations, and dozens of those take longer than a small
+call.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -15,9 +15,9 @@ from typing import Any, TextIO, TypeVar
 import torch
 from torch import Tensor
 
-from headwise.contents import Entry, each, number, one_line, parsed, reading, text_of, whole, word
+from headwise.base.files import atomic_path
+from headwise.base.read import Entry, each, number, one_line, parsed, reading, text_of, whole, word
 from headwise.errors import CheckpointError, ConfigError, not_installed
-from headwise.files import atomic_path
 from headwise.table.columns import INTERVAL, STANDARD, HeadColumn
 
 FORMAT = "headwise-table-1"

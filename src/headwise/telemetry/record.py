@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from headwise.base.files import write_text
 from headwise.errors import ConfigError, held_warnings, warn
 from headwise.events import call_name, here, in_backward
-from headwise.files import write_text
 from headwise.kernels.eager import eager
 from headwise.kernels.graph import outside_transforms, plain
 from headwise.map import AttentionMap
@@ -23,9 +23,9 @@ from headwise.models.adapters.places import Place, give_back, proven, take_over
 from headwise.models.hooks import Hook
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
-from headwise.shown import Shown
 from headwise.spread import Held
 from headwise.table import HeadTable
+from headwise.table.show import Shown
 from headwise.telemetry.alarms import Alarm, Alarms, spoiled
 from headwise.telemetry.calls import Calls, turn
 from headwise.telemetry.ledger import Ledger

@@ -18,8 +18,8 @@ from torch import Tensor
 from headwise.analysis.head_roles.definitions import is_marker
 from headwise.analysis.head_roles.score import Choice
 from headwise.analysis.head_roles.tally import pooled
+from headwise.base.files import check_regular
 from headwise.errors import ConfigError, ShapeError, TextError
-from headwise.files import check_regular
 from headwise.map import AttentionMap
 
 COLUMNS = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC

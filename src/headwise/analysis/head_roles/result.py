@@ -26,8 +26,8 @@ from headwise.analysis.head_roles.definitions import (
 from headwise.analysis.head_roles.relations import Mention, Placed, coreference, syntax
 from headwise.analysis.head_roles.score import Choice, Label, RoleScore, of_tally
 from headwise.analysis.head_roles.tally import DRAWS, Sight, Tally
+from headwise.base.files import write_text
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.files import write_text
 from headwise.map import AttentionMap
 from headwise.publishing.tokens import token_map
 from headwise.table import HeadColumn, HeadTable

@@ -22,12 +22,12 @@ from headwise.analysis.importance.losses import (
     not_called,
     standard_error,
 )
+from headwise.base.run import Progress
 from headwise.errors import ConfigError, ShapeError, check_choice, check_whole
 from headwise.interventions import Arguments, Edit, Forbid, Tokens
 from headwise.models.attaching import Attachment
 from headwise.models.intervening import intervene, model_of
 from headwise.models.site import Change, HeadSite
-from headwise.progress import Progress
 
 
 def ablation_importance(

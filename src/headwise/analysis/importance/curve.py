@@ -19,9 +19,9 @@ from headwise.analysis.importance.losses import (
     held_still,
     standard_error,
 )
+from headwise.base.run import Progress
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
-from headwise.progress import Progress
 from headwise.table import HeadTable
 from headwise.table.show import Printed, plain
 

@@ -41,11 +41,10 @@ from headwise.analysis.importance.losses import (
     held_still,
     not_called,
 )
+from headwise.base.run import Progress, devices_of, seeded, step_seed
 from headwise.errors import ConfigError, check_choice
 from headwise.models.site import Change, HeadSite
 from headwise.models.taps import scale_heads
-from headwise.progress import Progress
-from headwise.seeds import devices_of, seeded, step_seed
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import Printed
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from headwise.base.run import Progress
 from headwise.kernels.call import Call, Declined
 from headwise.kernels.cpu import matrix
 from headwise.kernels.cpu.passes import MOST_NUMBERS, forward, refusal, transposed
@@ -13,7 +14,6 @@ from headwise.kernels.cpu.rows import reduce_rows
 from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.tile_reads import TileReads
 from headwise.pooling import Squares
-from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic, TopKeys, TopWeights
 from headwise.stats.rows import Reduced, ToReduce
 from headwise.tiles import COMPUTING

@@ -12,6 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from headwise.base.run import Progress
 from headwise.errors import KernelError
 from headwise.kernels.autograd import learns
 from headwise.kernels.call import Call, Declined, Result
@@ -19,7 +20,6 @@ from headwise.kernels.eager import eager
 from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.triton_gpu.check import refusal
 from headwise.lowering import Lowered, requested
-from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic
 from headwise.tiles import COMPUTING
 

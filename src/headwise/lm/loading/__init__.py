@@ -17,7 +17,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from headwise.contents import folder_of
+from headwise.base.files import folder_of
 from headwise.errors import CheckpointError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained
 from headwise.lm.loading.base import (

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.amounts import scaled
 from headwise.lm.loading.base import (
     LoadedModel,
     LossFunction,
@@ -24,7 +23,7 @@ from headwise.lm.texts import CharTokenizer
 from headwise.masks import Lengths
 from headwise.nn.registry import STANDARD
 from headwise.stats import Measure
-from headwise.wording import Bilingual, Message
+from headwise.wording import Bilingual, Message, scaled
 
 
 class DecoderModel(LoadedModel):

@@ -12,11 +12,24 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from headwise.amounts import scaled
-from headwise.contents import Entry, one_line, parsed, reading, text_of, theirs, word
+from headwise.base.files import check_regular
+from headwise.base.read import (
+    WEIGHTS,
+    Entry,
+    bounded,
+    check_built,
+    check_config,
+    check_folder,
+    check_room,
+    one_line,
+    parsed,
+    reading,
+    text_of,
+    theirs,
+    word,
+)
 from headwise.edit.folder import is_pruned, load_pruned
 from headwise.errors import CheckpointError, ConfigError, HeadwiseError, TextError
-from headwise.files import check_regular
 from headwise.lm.loading.base import (
     LoadedModel,
     LossFunction,
@@ -34,8 +47,7 @@ from headwise.models import HeadSite, attach, find_heads
 from headwise.models.adapters.huggingface.library import cache_argument, library
 from headwise.models.configuration.keys import QUANTIZATION, num_layers, trained_context, two_stacks, width
 from headwise.stats import Measure
-from headwise.trust import WEIGHTS, bounded, check_built, check_config, check_folder, check_room
-from headwise.wording import Bilingual, Message
+from headwise.wording import Bilingual, Message, scaled
 
 PICKLED = "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack"
 INDEX = WEIGHTS[1]
@@ -241,7 +253,9 @@ class TransformersModel(LoadedModel):
         check_one_text(folder, config)
         sizes = check_weights(folder, config)
         self._tokenizer = read_tokenizer(folder)
-        built = _built(folder, config, len(sizes))
+        unset, meta = library("initialization").no_init_weights, torch.device("meta")
+        with theirs(folder, "the model cannot be built"), quiet(), bounded(folder, len(sizes)), unset(), meta:
+            built = _kind(config)[0].from_config(config)
         if not is_pruned(folder):
             check_room(folder, built, sum(sizes))
         if window is not None and window > (trained_context(config) or window):
@@ -444,13 +458,6 @@ def _kind(config: Any) -> tuple[Any, bool, set[str]]:
     names = set(library("models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     headed = any(name in names for name in getattr(config, "architectures", None) or ())
     return auto.AutoModelForCausalLM if headed else auto.AutoModel, headed, names
-
-
-def _built(folder: Path, config: Any, tensors: int) -> Any:
-    """The model on the meta device, without weights. tensors: in its files."""
-    unset = library("initialization").no_init_weights
-    with theirs(folder, "the model cannot be built"), quiet(), bounded(folder, tensors), unset(), torch.device("meta"):
-        return _kind(config)[0].from_config(config)
 
 
 def _load(folder: Path, config: Any) -> tuple[Any, bool]:

@@ -1,4 +1,4 @@
-// Codes of weights, restored from the order of their contexts (see contexts.py).
+// Codes of weights, restored from the order of their contexts (see data.py).
 
 const CONTEXTS = 41;
 

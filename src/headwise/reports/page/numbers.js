@@ -10,7 +10,7 @@ function fixed(value) {
   return value.toFixed(Math.max(0, Math.min(5, 2 - Math.floor(Math.log10(size)))));
 }
 
-// The smallest and the largest value, as `value_range` in ranges.py: one number twice, 0 if it is rounding itself, if
+// The smallest and the largest value, as `value_range` in data.py: one number twice, 0 if it is rounding itself, if
 // they differ by rounding alone or there are none.
 function valueRange(values) {
   const known = values.filter((v) => v !== null);

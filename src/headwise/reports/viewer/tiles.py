@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.base.run import Progress
 from headwise.errors import ShapeError
 from headwise.map import AttentionMap
 from headwise.masks import Span, State
 from headwise.pooling import Squares
-from headwise.progress import Progress
 from headwise.tiles import COMPUTING
 
 HEADER = struct.Struct("<ffHHI")

@@ -3,7 +3,7 @@
 from html import escape
 from pathlib import Path
 
-from headwise.files import atomic_path
+from headwise.base.files import atomic_path
 from headwise.reports.data import Report
 from headwise.reports.views import View, register
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.costs.counts import Counts
+from headwise.costs.work import Counts
 from headwise.nn.base import ProjectedLayer
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention

@@ -9,8 +9,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from headwise.base import write_text
 from headwise.errors import ConfigError
-from headwise.files import write_text
 from headwise.wording import language_of
 from headwise_textbook.claims.claim import Finding
 from headwise_textbook.claims.html import claims_page
