@@ -5,12 +5,6 @@ The size of an attention call: numbers of queries and keys, the mask, and the dt
 >>> allowed_pairs(4, 4), allowed_pairs(1, 4), allowed_pairs(4, 4, window=2), chunked_pairs(4, 4, 3), near_pairs(4, 2)
 (10, 4, 7, 7, 10)
 
-Layers with a state of constant size instead of a cache: state-space models, linear attention, short convolutions. Work
-is in multiply-adds, sizes are in numbers, as in `Counts`. A state is counted as the recurrence computes it, token by
-token: the outer product that is added to it, and its product with a vector (two for the delta rule); kernels that
-compute a text in chunks do more. Multiplication by decays and gates is not counted, as elsewhere.
-
-
 FLOPs and bytes of each step of attention, its memory, and a lower bound of its time. A multiply and an add are two
 FLOPs, as usual. Only matrix products are counted; the exponentials of the softmax are reported separately; norms,
 biases, rotary angles and activations are ignored. Bytes are those that *must* be transferred if each step reads its
