@@ -388,13 +388,14 @@ def _matrix(one: Matrix, lang: str) -> tuple[float, float, str]:
 
 def _plot(curve: Curve, lang: str) -> str:
     """The line plot with its title, and the names of its lines below."""
-    inner = svg(_in(curve, lang)).replace("<svg ", f'<svg y="42" width="{WIDTH}" height="{HEIGHT}" ', 1)
+    x_name, y_name = in_language(curve.x_name, lang), in_language(curve.y_name, lang)
+    inner = svg(replace(curve, x_name=x_name, y_name=y_name))
+    inner = inner.replace("<svg ", f'<svg y="42" width="{WIDTH}" height="{HEIGHT}" ', 1)
     style = "".join(
         f".line-{i}{{stroke:{colour};stroke-width:2}}.mark-{i}{{fill:{colour};stroke:none}}"
         for i, colour in enumerate(LINES)
     )
-    named = in_language(curve.y_name, lang)
-    parts = [_text(MARGIN, 18, in_language(curve.title, lang)), _text(MARGIN, 36, named, size=11.0), inner]
+    parts = [_text(MARGIN, 18, in_language(curve.title, lang)), _text(MARGIN, 36, y_name, size=11.0), inner]
     y = 42.0 + HEIGHT + 10
     for i, line in enumerate(curve.lines):
         kind = " reference" if line.reference else ""
@@ -402,11 +403,6 @@ def _plot(curve: Curve, lang: str) -> str:
         parts.append(_text(MARGIN + 34, y, in_language(line.name, lang)))
         y += 18
     return _document(WIDTH + 10, y, parts, style)
-
-
-def _in(curve: Curve, lang: str) -> Curve:
-    """The curve with the names of its axes in a language."""
-    return replace(curve, x_name=in_language(curve.x_name, lang), y_name=in_language(curve.y_name, lang))
 
 
 def _text(x: float, y: float, words: str, anchor: str = "start", size: float = 12.0) -> str:
