@@ -1,5 +1,6 @@
 """The kinds of caches: full, sliding windows, chosen heads, ragged batches, budgets per KV head."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,38 @@ from headwise.masks.grid import NO_GAP
 from headwise.masks.positional import check_windows
 
 
-class KVCache(StoredCache):
+class RowsCache(StoredCache):
+    """A cache whose keys and values are rows of all KV heads together."""
+
+    _k: Rows
+    _v: Rows
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append, and return what the new queries may attend to, [b, h_kv, m, d]: what is held, and the new ones."""
+        found_k, found_v = self.take(k, v)
+        return decoded(found_k), decoded(found_v)
+
+    @abstractmethod
+    def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
+        """As `append`, but quantized keys and values stay quantized, as `attend` supports them."""
+
+    def encoded(self, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
+        """Keys and values as they are stored; nothing is changed."""
+        return encoded(self._k, self._v, k, v)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use: 2 · batch · num_kv_heads · held tokens · head_dim · bytes per element (if values are as wide as
+        keys), and with int8 4 bytes more per vector: the formula of `headwise plan`. Held are all tokens, at most
+        sinks + window − 1, or as many as the longest sequence has."""
+        return self._k.nbytes + self._v.nbytes
+
+    def _select(self, indices: Tensor) -> None:
+        for rows in (self._k, self._v):
+            rows.select(indices)
+
+
+class KVCache(RowsCache):
     """Keeps all keys and values. Capacity doubles as needed, so a step copies O(1) tokens on average.
 
     However tokens are split into calls, every query attends to the stored keys and values, so prefill and decoding
@@ -45,11 +77,6 @@ class KVCache(StoredCache):
     def limits(self, n: int, num_heads: int) -> None:
         """Return None: every query may attend to all cached keys."""
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append and return all keys and values so far, [b, h_kv, seen, d]."""
-        found_k, found_v = self.take(k, v)
-        return decoded(found_k), decoded(found_v)
-
     def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
         """As `append`, but quantized keys and values stay quantized, as `attend` supports them."""
         kind, n = self._kind_of(k, v), k.shape[2]
@@ -66,10 +93,6 @@ class KVCache(StoredCache):
         self._kind, self._seen = kind, self.seen + k.parts[0].shape[2]
         return found
 
-    def encoded(self, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
-        """Keys and values as they are stored; nothing is changed."""
-        return encoded(self._k, self._v, k, v)
-
     def __repr__(self) -> str:
         return described(self, capacity=self.capacity)
 
@@ -78,22 +101,12 @@ class KVCache(StoredCache):
         """Empty: all tokens are held."""
         return NO_GAP
 
-    @property
-    def nbytes(self) -> int:
-        """2 · batch · num_kv_heads · tokens · head_dim · bytes per element (if values are as wide as keys), and with
-        int8 4 bytes more per vector: the formula of `headwise plan`."""
-        return self._k.nbytes + self._v.nbytes
-
     def _crop(self, length: int) -> None:
         for rows in (self._k, self._v):
             rows.crop(length)
 
-    def _select(self, indices: Tensor) -> None:
-        for rows in (self._k, self._v):
-            rows.select(indices)
 
-
-class SlidingCache(StoredCache):
+class SlidingCache(RowsCache):
     """Keeps the last `window` tokens, and the first `sinks` (StreamingLLM, Xiao et al. 2023, 2309.17453).
 
     With this cache and `Causal()`, a layer computes the same as a full pass with
@@ -118,11 +131,6 @@ class SlidingCache(StoredCache):
         near = Window(self.window, max(0, n - 1))
         return near | Sinks(self.sinks) if self.sinks else near
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append and return what is visible to the new queries: sinks, the last window − 1 tokens, and the new ones."""
-        found_k, found_v = self.take(k, v)
-        return decoded(found_k), decoded(found_v)
-
     def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
         """As `append`, but quantized keys and values stay quantized, as `attend` supports them."""
         return self.put(self._kind_of(k, v), *self.encoded(k, v))
@@ -135,10 +143,6 @@ class SlidingCache(StoredCache):
         self._kind, self._seen = kind, self.seen + k.parts[0].shape[2]
         return found
 
-    def encoded(self, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
-        """Keys and values as they are stored; nothing is changed."""
-        return encoded(self._k, self._v, k, v)
-
     def __repr__(self) -> str:
         return described(self, window=self.window, sinks=self.sinks)
 
@@ -146,11 +150,6 @@ class SlidingCache(StoredCache):
     def gap(self) -> Span:
         """The tokens that are not held any more."""
         return Span(self.sinks, self.sinks + self.seen - self._k.length)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in use, of at most sinks + window − 1 tokens (the next token is its own last key)."""
-        return self._k.nbytes + self._v.nbytes
 
     def _crop(self, length: int) -> None:
         dropped, first = self.gap, max(self.sinks, length - self.window + 1)  # that the next query attends to
@@ -162,10 +161,6 @@ class SlidingCache(StoredCache):
             )
         for rows in (self._k, self._v):
             rows.crop(length)
-
-    def _select(self, indices: Tensor) -> None:
-        for rows in (self._k, self._v):
-            rows.select(indices)
 
 
 class ChosenCache(StoredCache):
@@ -285,7 +280,7 @@ def _with(room: Room, seen: int, n: int, needed: int, at: tuple[Tensor, ...], ne
     return room if parts is room.parts else Room(parts, seen)
 
 
-class RaggedCache(StoredCache):
+class RaggedCache(RowsCache):
     """Keeps all tokens of sequences of different lengths, right-aligned: shorter ones have zeros before them.
 
     The first call has the prompts, padded on the *left* to one length, so that all end together; every later call
@@ -332,11 +327,6 @@ class RaggedCache(StoredCache):
         """Return `mask(n)`."""
         return self.mask(n)
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append and return keys and values [b, h_kv, m, d], each sequence right-aligned with zeros before it."""
-        found_k, found_v = self.take(k, v)
-        return decoded(found_k), decoded(found_v)
-
     def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
         """As `append`, but quantized keys and values stay quantized, as `attend` supports them."""
         kind, n, first = self._kind_of(k, v), k.shape[2], not self.seen
@@ -364,11 +354,6 @@ class RaggedCache(StoredCache):
         return Span(0, self.seen - self._k.length)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes in use: of as many tokens as the longest sequence has, for each."""
-        return self._k.nbytes + self._v.nbytes
-
-    @property
     def _batch(self) -> int:
         return len(self._prompts)
 
@@ -386,8 +371,7 @@ class RaggedCache(StoredCache):
     def _select(self, indices: Tensor) -> None:
         entries = indices.tolist()
         self._prompts, self._lengths = ([each[i] for i in entries] for each in (self._prompts, self._lengths))
-        for rows in (self._k, self._v):
-            rows.select(indices)
+        super()._select(indices)
         self._trim(max(self._lengths, default=0))
 
 

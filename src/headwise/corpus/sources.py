@@ -150,7 +150,11 @@ def _decode(decoder: codecs.IncrementalDecoder, block: bytes, path: str, at: int
 def _paths(given: str) -> list[str]:
     if os.path.isdir(given):
         known = (*FORMATS, *TEXTS)
-        files = sorted(str(path) for path in Path(given).rglob("*") if _shown(path, given) and path.is_file())
+        files = sorted(
+            str(path)
+            for path in Path(given).rglob("*")
+            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(given).parts)
+        )
         found = [path for path in files if Path(path).suffix.lower() in known]
         if not found:
             raise TextError(
@@ -166,10 +170,6 @@ def _paths(given: str) -> list[str]:
             return found
         raise TextError(f"{given!r}: no file with this name", f"{given!r}：没有匹配的文件")
     raise TextError(f"{given!r} does not exist", f"{given!r} 不存在")
-
-
-def _shown(path: Path, folder: str) -> bool:
-    return not any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _source(path: str) -> Source:

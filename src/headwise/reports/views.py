@@ -190,16 +190,12 @@ def _table(report: Report, kept: list[str], patterns: int, sort: str | None, lan
     if any(map(any, report.patterns)):
         table.add_column(page["pattern"].lower(), no_wrap=True, overflow="ellipsis")
     columns = {name: report.statistics.dense(name).numpy(force=True) for name in kept}
-    for layer, head in _order(report, sort):
+    for layer, head in report.heads if sort is None else list(report.statistics.sort(sort).places):
         cells = [_cell(values, (layer, head)) for values in columns.values()]
         pattern = between.join(in_language(report.patterns[layer][head], lang).split(between)[:patterns])
         row: list[str | Text] = [str(layer), str(head), *cells, Text(pattern)]
         table.add_row(*row[: len(table.columns)])
     return table
-
-
-def _order(report: Report, sort: str | None) -> list[tuple[int, int]]:
-    return report.heads if sort is None else list(report.statistics.sort(sort).places)
 
 
 def _dispensable(name: str) -> int:

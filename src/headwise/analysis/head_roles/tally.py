@@ -261,7 +261,7 @@ def match_masses(amap: AttentionMap, ids: Tensor, sight: Sight, shifts: Sequence
         return [rows[measure.name] for measure in measures]
     b, m = amap.shape[0], amap.shape[3]
     score = (SoftCap(terms.soft_cap),) if terms.soft_cap else ()
-    order = _query_order(ids, sight.grid)
+    order = _tokens(ids, sight.grid, 0)[0].argsort(dim=1, stable=True)
     back, q, total = order.argsort(1), _taken(amap.q, order, 2), _taken(amap.lse, order, 2)
     masses = []
     for shift in shifts:
@@ -289,11 +289,6 @@ def _tokens(ids: Tensor, grid: Grid, shift: int) -> tuple[Tensor, Tensor, Tensor
     of_key = grid.of_keys(pad(token, (shift, 0), value=-1)[:, : token.shape[1]])
     position, at = torch.arange(grid.n) + grid.shift, torch.arange(grid.n) + grid.first_token
     return torch.where(at >= 0, token[:, at.clamp_min(0)], -2), of_key, position
-
-
-def _query_order(ids: Tensor, grid: Grid) -> Tensor:
-    """The queries sorted by token, [b or 1, n]."""
-    return _tokens(ids, grid, 0)[0].argsort(dim=1, stable=True)
 
 
 def _sorted(ids: Tensor, sight: Sight, shift: int) -> tuple[Tensor, Tensor]:
