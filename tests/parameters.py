@@ -1,5 +1,6 @@
 """Which sets of parameters run: each two values together and not the whole product, in `make test` each value."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 from typing import Any
@@ -14,13 +15,17 @@ def with_new_pairs(sets: Sequence[Sequence[Any]], seen: set[Values], together: i
     `together=1`; those that are `seen` need no set, and the new ones are added there.
 
     A defect that shows with one value, or with two together, shows in these as in all sets; one that takes three may
-    not. The choice is the same each time: always the first of the sets with the most new pairs.
+    not. The choice is the same each time: always the first of the sets with the most new pairs, or of those with the
+    most new values, the first whose values were chosen least.
     """
     new = {at: set(combinations(enumerate(one), together)) - seen for at, one in enumerate(sets)}
-    chosen = []
+    chosen: list[int] = []
+    times: Counter[tuple[int, Any]] = Counter()  # that each value was chosen
     while new := {at: values - seen for at, values in new.items() if not values <= seen}:
-        chosen.append(max(new, key=lambda at: len(new[at])))
+        chosen.append(max(new, key=lambda at: (len(new[at]), -sum(times[value] for value in enumerate(sets[at])))))
         seen |= new[chosen[-1]]
+        if together == 1:
+            times.update(enumerate(sets[chosen[-1]]))
     return sorted(chosen)
 
 
@@ -83,6 +88,12 @@ def _given(item: pytest.Item) -> dict[str, Any]:
 
 def _is_thorough(item: pytest.Item) -> bool:
     return item.get_closest_marker("thorough") is not None
+
+
+def each_value(sets: Sequence[Sequence[Any]]) -> list[Any]:
+    """Sets of parameters that combine values with each other, of which `make test` runs some in which each value is."""
+    kept = with_new_pairs([[id(value) for value in one] for one in sets], set(), together=1)
+    return [one if at in kept else pytest.param(*one, marks=pytest.mark.thorough) for at, one in enumerate(sets)]
 
 
 def thorough(names: Iterable[str], which: Collection[str]) -> list[Any]:

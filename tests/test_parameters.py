@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import pytest
 
-from parameters import mark_repeated_values, thorough, with_new_pairs, without_repeated_pairs
+from parameters import each_value, mark_repeated_values, thorough, with_new_pairs, without_repeated_pairs
 
 
 def pairs(sets):
@@ -27,6 +27,14 @@ def test_pairs_that_were_seen_need_no_set():
     chosen = with_new_pairs(whole, seen)
     assert all(whole[at][0] == 1 for at in chosen)
     assert seen == pairs(whole)
+
+
+def test_each_value_of_a_product_runs_with_others_each_time():
+    options = [{}, {"a": 1}]
+    whole = [(name, one) for name in "abcd" for one in options]
+    run = [one for one in each_value(whole) if type(one) is tuple]
+    assert run == [("a", {}), ("b", {"a": 1}), ("c", {}), ("d", {"a": 1})]
+    assert [one.values for one in each_value(whole) if type(one) is not tuple] == [x for x in whole if x not in run]
 
 
 def test_what_takes_long_is_marked():

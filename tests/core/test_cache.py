@@ -20,7 +20,7 @@ from headwise.nn import SparseHeadMixture
 from headwise.nn.base import AttentionLayer
 from headwise.nn.counts import counts_of
 from headwise.nn.registry import DESIGNS
-from parameters import with_new_pairs
+from parameters import each_value
 
 CACHED = [(n, o) for n, o in CASES if DESIGNS[n].takes_cache and o.get("per") != "sequence"]
 every = pytest.mark.parametrize(("name", "options"), CACHED, ids=lambda value: str(value))
@@ -85,12 +85,7 @@ TOGETHER = [
 ]
 
 
-# In `make test`, each design, each kind and each dtype.
-EACH = set(with_new_pairs(TOGETHER, set(), together=1))
-STORED_SETS = [one if at in EACH else pytest.param(*one, marks=pytest.mark.thorough) for at, one in enumerate(TOGETHER)]
-
-
-@pytest.mark.parametrize(("name", "kind", "stored"), STORED_SETS)
+@pytest.mark.parametrize(("name", "kind", "stored"), each_value(TOGETHER))
 def test_what_is_stored_does_not_depend_on_the_cut(name: str, kind: str, stored: str | None) -> None:
     if name == "talking_heads" and kind.startswith("budgets"):
         return  # refused, see above
