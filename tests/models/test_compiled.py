@@ -78,7 +78,7 @@ def test_an_attached_model_that_is_compiled_to_one_graph_later_is_refused_with_t
     assert torch.equal(compiled(x), expected)
 
 
-@pytest.mark.thorough_except("nn.TransformerEncoder")
+@pytest.mark.thorough
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["Llama", "nn.TransformerEncoder"])
 def test_a_model_that_was_compiled_and_called_before_is_attached_from_within(kind):
