@@ -51,8 +51,7 @@ test-all: test test-rest
 
 test-rest: native-if-possible
 	$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 5 \
-	  -m 'thorough and not slow and not bench and not wheel' $(ARGS) \
-	  $$(grep -rl --include='test_*.py' --exclude-dir=native thorough tests) tests/native
+	  -m 'thorough and not slow and not bench and not wheel' $(ARGS)
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) \
 	  fuzz lint $(if $(COMPILER),wheel sanitize) triton trl \
 	  WHEEL=$$(test ! -f $(BUILT) || echo --config-settings=cmake.define.HEADWISE_BUILT=$(abspath $(BUILT)))

@@ -16,7 +16,7 @@ import torch
 from hypothesis import settings
 
 from chromium import BROWSER, Browser, Page
-from parameters import without_repeated_pairs
+from parameters import mark_repeated_values, without_repeated_pairs
 from processes import processor_time
 
 gc.disable()  # until all is collected, which makes hardly any garbage
@@ -103,12 +103,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests with three parameters or more run each two values together, and not the whole product."""
+    """Tests with three parameters or more run each two values together, and not the whole product; in `make test`, a
+    test with two or more runs each value."""
     if not config.getoption("products"):
         kept = without_repeated_pairs(items)
         left_out = set(items) - set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = kept
+        mark_repeated_values(items)
 
 
 def pytest_collection_finish() -> None:

@@ -4,11 +4,11 @@ from itertools import combinations, product
 
 import pytest
 
-from parameters import thorough, with_new_pairs, without_repeated_pairs
+from parameters import each_value, mark_repeated_values, thorough, with_new_pairs, without_repeated_pairs
 
 
 def pairs(sets):
-    return {(i, one[i], j, one[j]) for one in sets for i, j in combinations(range(len(one)), 2)}
+    return {two for one in sets for two in combinations(enumerate(one), 2)}
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 3, 5), (4, 11, 3), (4, 13, 5, 2), (2, 2, 2, 2, 2, 2)])
@@ -27,6 +27,14 @@ def test_pairs_that_were_seen_need_no_set():
     chosen = with_new_pairs(whole, seen)
     assert all(whole[at][0] == 1 for at in chosen)
     assert seen == pairs(whole)
+
+
+def test_each_value_of_a_product_runs_with_others_each_time():
+    options = [{}, {"a": 1}]
+    whole = [(name, one) for name in "abcd" for one in options]
+    run = [one for one in each_value(whole) if type(one) is tuple]
+    assert run == [("a", {}), ("b", {"a": 1}), ("c", {}), ("d", {"a": 1})]
+    assert [one.values for one in each_value(whole) if type(one) is not tuple] == [x for x in whole if x not in run]
 
 
 def test_what_takes_long_is_marked():
@@ -60,16 +68,32 @@ def test_none():
 """
 
 
-def test_tests_with_three_parameters_run_pairs_first_of_what_is_not_slow(tmp_path):
-    path, kept = tmp_path / "test_example.py", []
-    path.write_text(EXAMPLE, encoding="utf-8")
+@pytest.fixture
+def example(tmp_path):
+    """What pytest collects of EXAMPLE, after a function has changed it."""
 
-    class Here:
-        def pytest_collection_modifyitems(self, items):
-            kept.extend(without_repeated_pairs(items))
+    def collected(change):
+        path, kept = tmp_path / "test_example.py", []
+        path.write_text(EXAMPLE, encoding="utf-8")
 
-    options = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(tmp_path)]
-    assert pytest.main([*options, "-c", "/dev/null", "-W", "ignore", str(path)], plugins=[Here()]) == 0
+        class Here:
+            def pytest_collection_modifyitems(self, items):
+                kept.extend(change(items) or items)
+
+        options = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(tmp_path)]
+        assert (
+            pytest.main(
+                [*options, "-c", "/dev/null", "-W", "ignore", "--import-mode=importlib", str(path)], plugins=[Here()]
+            )
+            == 0
+        )
+        return kept
+
+    return collected
+
+
+def test_tests_with_three_parameters_run_pairs_first_of_what_is_not_slow(example):
+    kept = example(without_repeated_pairs)
     names = [item.name for item in kept]
     assert sum(name.startswith("test_two") for name in names) == 15
     assert "test_none" in names
@@ -79,3 +103,15 @@ def test_tests_with_three_parameters_run_pairs_first_of_what_is_not_slow(tmp_pat
     assert pairs(chosen) == pairs(product(*axes))
     assert pairs(one for one in chosen if one[2] != "x2") == pairs(product(*axes[:2], axes[2][:2]))
     assert len(chosen) == 4 + 2
+
+
+def test_each_value_runs_where_the_product_is_thorough(example):
+    kept = [item for item in example(mark_repeated_values) if item.get_closest_marker("thorough") is None]
+    two = [item.callspec.id.split("-") for item in kept if item.name.startswith("test_two")]
+    assert [sorted({one[at] for one in two}) for at in (0, 1)] == [list("01234"), list("012")]
+    assert len(two) == 5
+    three = [item for item in kept if item.name.startswith("test_three") and not item.get_closest_marker("slow")]
+    values = {word for item in three for word in item.callspec.id.split("-")}
+    assert values == {f"{name}{i}" for name in "txyz" for i in (0, 1)}
+    assert len(three) == 2
+    assert "test_none" in {item.name for item in kept}

@@ -65,7 +65,7 @@ def test_importance_and_gates_name_heads_as_prune_takes_them() -> None:
     batches = wanted_of(model, batches)
     by_gradient, gates = (
         gradient_importance(model, batches, square_loss),
-        learn_gates(model, batches, square_loss, 0.01),
+        learn_gates(model, batches, square_loss, 0.01, steps=300),
     )
     least = by_gradient.order()[:2]
     assert {(i, head) for i, cut in _cuts(model, least) for head in cut.removed} == set(least)
@@ -80,7 +80,7 @@ def _cuts(model: Stack, heads: Any) -> list[tuple[int, Any]]:
     return [(int(name.rpartition(".")[2]), cut) for name, cut in hw.edit.prune(model, heads, copy=True).cuts.items()]
 
 
-@pytest.mark.thorough_except("needed2", "needed1")
+@pytest.mark.thorough_except("needed2")
 @pytest.mark.parametrize("needed", [[(0, 1)], [(1, 4), (0, 0)], [(1, 0), (1, 2), (0, 2)]])
 def test_the_planted_heads_are_kept_and_no_others(needed: list[tuple[int, int]]) -> None:
     model = planted(needed)

@@ -111,7 +111,7 @@ def same(found, wanted, what, atol=2e-5):
     np.testing.assert_allclose(found[0], wanted.numpy(), atol=atol, rtol=1e-4, err_msg=what)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases())
 def test_scores_are_those_of_the_dense_weights(c):
     amap, weights, allowed, ids = built(c)
@@ -157,7 +157,7 @@ def test_scores_are_those_of_the_dense_weights(c):
     same(result.tl_mul, on / weights.sum((0, 2, 3)), "tl_mul")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cases())
 @example(
     {

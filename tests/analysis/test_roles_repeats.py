@@ -94,6 +94,7 @@ def test_copying_of_random_heads_is_that_of_the_dense_formula_and_near_chance():
     assert abs(probe.copying.mean() - 0.5) < 0.15
 
 
+@pytest.mark.thorough
 def test_copying_compares_with_a_thousand_tokens_of_a_large_vocabulary():
     model = Copier(1500, 110)
     probe = probe_induction(

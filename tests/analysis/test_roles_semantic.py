@@ -48,7 +48,7 @@ def dense(weights, allowed, ids, table):
     return found[0] / found[2], found[1] / found[2], found[2] / rows, ~close
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cases())
 def test_scores_are_those_of_the_dense_weights(c):
     amap, weights, allowed, ids = built(c)

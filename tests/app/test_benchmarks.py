@@ -101,6 +101,7 @@ def test_the_check_of_auto_goes_through_cases(run: Run) -> None:
     assert done.out.count('"auto" takes') == 3
 
 
+@pytest.mark.thorough
 def test_the_least_time_can_be_reported(run: Run) -> None:
     case = "--case", "tiny*fp32", "--peer", "sdpa", "--kernel", "auto"
     done = run("__main__", "--least", "--quick", "--no-memory", *case)

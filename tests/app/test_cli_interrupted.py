@@ -50,6 +50,7 @@ def ended(*args: str, begun: str, how: str = "raised") -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.thorough_except("torch")
 @pytest.mark.parametrize("begun", ["typer", "headwise.lm.train", "torch"])
 def test_a_command_that_is_interrupted_while_it_is_imported_prints_one_line(begun: str, tmp_path: Path) -> None:
     args = "train", "text.txt", "--out", str(tmp_path / "out")
@@ -57,6 +58,7 @@ def test_a_command_that_is_interrupted_while_it_is_imported_prints_one_line(begu
     assert ended(*args, "--lang", "zh", begun=begun) == (130, "", "已中断。\n")
 
 
+@pytest.mark.thorough
 def test_a_library_that_changes_the_interruption_into_another_error_is_no_failure(tmp_path: Path) -> None:
     args = "see", "hello", "--out", str(tmp_path / "report.html")
     assert ended(*args, begun="headwise.reports.figure", how="swallowed") == (130, "", "Interrupted.\n")

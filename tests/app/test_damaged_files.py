@@ -71,6 +71,7 @@ def test_a_command_on_a_damaged_file(headwise: Command, kind: str, model_folder:
     refused(headwise, args, path, path.read_bytes(), seed=1)
 
 
+@pytest.mark.thorough_except("training.safetensors")
 @pytest.mark.parametrize("name", ["training.safetensors", "heads.jsonl"])
 def test_a_training_that_continues_from_a_damaged_file(headwise: Command, name: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")

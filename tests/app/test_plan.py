@@ -190,6 +190,7 @@ def test_full_attention_has_no_decoding_step_in_the_comparison() -> None:
     assert "gqa has 6 KV heads" in table.note
 
 
+@pytest.mark.thorough_except("float32")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_machine_can_be_measured(dtype: str) -> None:
     machine = measured_machine(dtype)

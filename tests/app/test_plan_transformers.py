@@ -122,15 +122,15 @@ def test_the_families_are_all_tested() -> None:
 
 
 @pytest.mark.thorough_except(
-    "llama", "mistral", "mixtral", "qwen2", "gemma2", "gemma3_text", "cohere2", "phi3", "gpt2", "gpt_neox", "falcon",
-    "gpt_oss", "qwen2_moe", "qwen3_moe", "deepseek_v3", "llama4_text", "bert", "modernbert", "t5", "bart", "whisper",
-    "gemma3", "qwen2_vl", "mistral3",
+    "llama", "qwen2", "gemma2", "gemma3_text", "gpt2", "falcon", "qwen3_moe", "deepseek_v3", "llama4_text", "bert",
+    "t5", "whisper", "gemma3",
 )  # fmt: skip
 @pytest.mark.parametrize("kind", EVERY)
 def test_a_plan_is_that_of_the_model(kind: str, tmp_path: Path) -> None:
     check(model_of(kind), folder_of(tmp_path, kind, **EVERY[kind]))
 
 
+@pytest.mark.thorough_except("jamba", "qwen3_next")
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_states_are_those_of_the_cache(kind: str, tmp_path: Path) -> None:
     """Of a model in bfloat16, whose states are float32; each number is updated and read by one product, or two."""
@@ -208,6 +208,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough_except(
+    "to both sides",
+    "no chunks",
+    "experts everywhere",
+    "dense",
+    "biases of all",
+    "old Falcon",
+    "new Falcon, one norm",
+    "Jamba without experts",
+    "untied",
+)
 @pytest.mark.parametrize("case", VARIANTS)
 def test_a_plan_heeds_the_keys_of_a_configuration(case: str, tmp_path: Path) -> None:
     kind, more = VARIANTS[case]
@@ -221,6 +232,7 @@ def test_the_documentation_lists_what_is_read() -> None:
     assert sorted(re.findall("`([^`]+)`", rows)) == sorted({*FAMILIES, *WITH_IMAGES})
 
 
+@pytest.mark.thorough_except("gpt2 alike", "groups", "bart", "bert alike")
 @pytest.mark.parametrize("case", CUTS)
 def test_a_plan_of_a_pruned_model_is_that_of_the_model(case: str, tmp_path: Path) -> None:
     sizes, heads = CUTS[case]

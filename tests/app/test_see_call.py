@@ -36,12 +36,12 @@ def test_text_path_and_loaded_model_give_one_report(tmp_path, capfd):
     by_default = hw.see(TEXT)
     assert repr(by_default) == f"Report({TEXT!r}: 4 layers, 32 heads; 1 passage, 10 tokens)"
     assert equal(hw.see(TEXT, loaded), by_default)
-    file = tmp_path / "tiger.txt"
+    file, small = tmp_path / "tiger.txt", small_model(tmp_path, TEXT)
     file.write_text(TEXT, encoding="utf-8")
-    of_file = hw.see(file=file)
-    assert equal(of_file, by_default)
+    of_file = hw.see(file=file, model=small)
+    assert equal(of_file, hw.see(TEXT, small))
     assert of_file.title == "tiger.txt"
-    assert hw.see(TEXT, title="a title").title == "a title"
+    assert hw.see(TEXT, small, title="a title").title == "a title"
     assert capfd.readouterr() == ("", "")
 
 
@@ -88,8 +88,8 @@ def test_files_are_written(tmp_path):
     assert {"reading", "importance"} <= set(steps)
 
 
-def test_cells_pool_longer_texts():
-    assert hw.see(TEXT, cells=8).passages[0].cell == 2
+def test_cells_pool_longer_texts(tmp_path):
+    assert hw.see(TEXT, small_model(tmp_path, TEXT), cells=8).passages[0].cell == 2
 
 
 def test_any_watched_model_is_seen():

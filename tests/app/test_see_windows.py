@@ -9,7 +9,7 @@ from headwise.lm.loading import LoadedModel, load_model
 from headwise.reports.text import check_length, owned, size_for, windows_of
 from headwise.stats import shown_in
 
-TEXT = "武松又来打虎，再来？话说。The tiger sleeps! " * 7  # 217 characters
+TEXT = "武松又来打虎，再来？话说。The tiger sleeps! " * 4  # 124 characters
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from headwise.masks import Causal, Dense, Grid, HeadWindows, Mask, Sinks, Span, 
 from headwise.nn import SparseHeadMixture
 from headwise.nn.base import AttentionLayer
 from headwise.nn.registry import DESIGNS, counts_of
+from parameters import each_value
 
 CACHED = [(n, o) for n, o in CASES if DESIGNS[n].takes_cache and o.get("per") != "sequence"]
 every = pytest.mark.parametrize(("name", "options"), CACHED, ids=lambda value: str(value))
@@ -83,7 +84,7 @@ TOGETHER = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "stored"), TOGETHER)
+@pytest.mark.parametrize(("name", "kind", "stored"), each_value(TOGETHER))
 def test_what_is_stored_does_not_depend_on_the_cut(name: str, kind: str, stored: str | None) -> None:
     if name == "talking_heads" and kind.startswith("budgets"):
         return  # refused, see above

@@ -203,7 +203,7 @@ def _of(whole: Mask, rows: slice, seen: int) -> Mask:
     return hw.Causal() & own
 
 
-@pytest.mark.thorough_except("window-sliding")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make", [lambda: SlidingCache(6, sinks=2), lambda: BudgetCache([6, 5], sinks=1)], ids=["sliding", "budgets"]
 )

@@ -257,7 +257,7 @@ def test_watched_while_decoding() -> None:
             close(call.measured[name], rows[name][:, :, start], name, 3e-5)
 
 
-@pytest.mark.thorough_except("in the graph")
+@pytest.mark.thorough
 @pytest.mark.parametrize("measures", [(), ("mean_distance", "sink_mass")], ids=["later", "in the graph"])
 def test_compiled_steps(measures: tuple[str, ...]) -> None:
     layer, x = layer_and(torch.float32)

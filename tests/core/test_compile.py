@@ -95,9 +95,7 @@ def leaf_qkv(*sizes: int, **options: Any) -> list[Tensor]:
     return [x.requires_grad_() for x in qkv(*sizes, **options)]
 
 
-@pytest.mark.thorough_except(
-    "causal window", "causal", "documents and padding", "window", "dense", "window and sinks", "lengths", "padded left"
-)
+@pytest.mark.thorough_except("documents and padding", "dense", "window and sinks", "lengths")
 @pytest.mark.parametrize("name", MASKS)
 def test_one_graph_gives_the_same_bits_under_every_mask(name: str) -> None:
     mask = MASKS[name](2, 37, 53)
@@ -108,7 +106,7 @@ def test_one_graph_gives_the_same_bits_under_every_mask(name: str) -> None:
     same_both_ways(whole(call), call, *leaf_qkv())
 
 
-@pytest.mark.thorough_except("soft cap", "bias", "two biases", "t5", "sinks", "bias of keys", "alibi")
+@pytest.mark.thorough_except("soft cap", "two biases", "t5", "sinks")
 @pytest.mark.parametrize("name", SCORES)
 def test_one_graph_gives_the_same_bits_with_every_score(name: str) -> None:
     score = SCORES[name](2, 6, 37, 53)
@@ -139,6 +137,7 @@ def test_dropout_beside_biases(learned: bool) -> None:
     same_both_ways(whole(call), call, *leaf_qkv(), more=[bias] if learned else [])
 
 
+@pytest.mark.thorough_except("mask0-cpu", "mask1-torch_fused", "mask1-cpu", "mask0-torch_fused")
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if name in kernels_here()])
 @pytest.mark.parametrize("mask", [Everything(), Causal()])
 def test_a_named_kernel_has_its_own_backward_pass_in_a_graph(kernel: str, mask: Mask) -> None:
@@ -168,7 +167,7 @@ def test_the_compiled_kernel_runs_and_its_operators_are_in_the_graph(monkeypatch
     assert (graphs.count(OPERATOR), graphs.count(BACKWARD)) == (1, 1)
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=1, deadline=None)
 @drawn(data=st.data())
 def test_one_graph_serves_any_size(data: st.DataObject) -> None:
     def call(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
@@ -196,6 +195,7 @@ def test_a_mask_may_have_a_size_of_the_graph() -> None:
         assert torch.equal(graph(q), attend(q, q, q, mask=Causal() & Window(n // 4) | Sinks(2)))
 
 
+@pytest.mark.thorough_except("shape0", "shape3")
 @pytest.mark.parametrize("shape", [(0, 53), (37, 0), (1, 1), (1, 40)])
 def test_one_graph_of_no_queries_no_keys_and_few(shape: tuple[int, int]) -> None:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -299,7 +299,7 @@ def test_masks_and_scores_of_somebodys_own() -> None:
     assert not can_record(Rule(EveryOther() & Causal(), 1.0, Grid(1, 1, 1, 1)))
 
 
-@pytest.mark.thorough_except("dense", "documents and padding", "lengths", "causal", "window and sinks")
+@pytest.mark.thorough_except("window and sinks", "dense")
 @pytest.mark.parametrize("name", MASKS)
 def test_a_map_from_a_graph_is_the_map(name: str) -> None:
     mask = MASKS[name](2, 37, 53)
@@ -342,6 +342,7 @@ def test_a_map_from_a_graph_counts_bad_values_and_names_a_named_kernel() -> None
     assert one.kernel == two.kernel == "torch_blocks"
 
 
+@pytest.mark.thorough_except("names1")
 @pytest.mark.parametrize("names", [("entropy", "max_logit"), ("entropy", "topk_mass")])
 def test_measures_come_between_two_graphs(names: tuple[str, ...]) -> None:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -382,6 +383,7 @@ def arguments(mask: str, score: str, dropout: float) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.thorough_except("documents-all-0.0", "window and sinks-bias of keys-0.3")
 @pytest.mark.parametrize(
     ("mask", "score", "dropout"),
     [
@@ -489,7 +491,7 @@ def test_export_and_its_file() -> None:
         torch.testing.assert_close(again(y), Masked()(y))
 
 
-@pytest.mark.thorough_except("multi_head", "block_diagonal", "single_head")
+@pytest.mark.thorough_except("block_diagonal")
 @pytest.mark.parametrize("name", DESIGNS)
 def test_every_design_is_one_graph(name: str) -> None:
     if name in ("sparse_mixture", "mixture_of_heads"):

@@ -209,9 +209,7 @@ def test_names_are_found_however_they_are_written(name: str) -> None:
     assert find(name).name == "llama-2-70b"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("lama-2-7", "llama-2-7b"), ("gpt2", "gpt-2-small"), ("§§", "plan --list")]
-)
+@pytest.mark.parametrize(("name", "words"), [("lama-2-7", "llama-2-7b"), ("gpt2", "gpt-2-small"), ("§§", "plan list")])
 def test_unknown_names_list_close_ones(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match="config=") as caught:
         find(name)

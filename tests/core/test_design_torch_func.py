@@ -11,6 +11,7 @@ from torch import Tensor
 import headwise as hw
 from headwise.errors import ConfigError
 from headwise.nn.registry import DESIGNS
+from parameters import each_value
 
 CHOOSING = ("sparse_mixture", "mixture_of_heads")
 MORE: list[tuple[str, dict[str, Any]]] = [("sparse_mixture", {"keys": "chosen", "top_k": 2})]
@@ -20,12 +21,12 @@ OF_EACH = ["no mask", "causal"]  # lengths are those of a batch
 
 def calls(masks: Iterable[str]) -> list[Any]:
     """Designs, their options, and the masks that they take."""
-    return [
-        pytest.param(name, options, mask, id=f"{name}-{options}-{mask}")
+    return each_value([
+        (name, options, mask)
         for name, options in CASES + MORE
         for mask in masks
         if MASKS[mask] is None or DESIGNS[name].takes_mask
-    ]
+    ])  # fmt: skip
 
 
 def loss_of(module: torch.nn.Module, mask: str) -> Any:
@@ -47,7 +48,7 @@ def by_autograd(loss: Any, parameters: dict[str, Tensor], x: Tensor) -> list[Ten
     return [torch.zeros_like(p) if x is None else x for p, x in zip(parameters.values(), found, strict=True)]
 
 
-@pytest.mark.parametrize(("name", "options", "mask"), calls(MASKS))
+@pytest.mark.parametrize(("name", "options", "mask"), calls(MASKS), ids=str)
 def test_gradients_are_those_of_autograd(name: str, options: dict[str, Any], mask: str) -> None:
     loss, parameters, x = made(name, options, mask)
     found = torch.func.grad(loss)(parameters, x)
@@ -55,7 +56,7 @@ def test_gradients_are_those_of_autograd(name: str, options: dict[str, Any], mas
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "options", "mask"), calls(OF_EACH))
+@pytest.mark.parametrize(("name", "options", "mask"), calls(OF_EACH), ids=str)
 def test_gradients_of_each_sample(name: str, options: dict[str, Any], mask: str) -> None:
     loss, parameters, x = made(name, options, mask)
     each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))

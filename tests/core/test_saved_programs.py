@@ -52,7 +52,7 @@ def given() -> tuple[Tensor, ...]:
     return *qkv(), torch.linspace(-1, 1, 53).expand(1, 6, 1, 53).clone()
 
 
-@pytest.mark.thorough_except("headwise-torch")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("first", "second"), [("headwise", "torch"), ("torch", "headwise")])
 def test_a_process_that_imports_torch_and_headwise_loads_and_runs_them(first: str, second: str, tmp_path: Path) -> None:
     inputs = given()

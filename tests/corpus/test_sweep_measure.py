@@ -103,7 +103,7 @@ def test_each_file_by_itself(model_folder, tmp_path, small_pieces):
             assert row["count"] == number
 
 
-@pytest.mark.thorough_except("1", "12", "40", "1111")
+@pytest.mark.thorough_except("12", "40")
 @pytest.mark.parametrize("tokens", [1, 12, 40, 1111, 10**6])
 def test_so_many_tokens_and_no_more(model_folder, tmp_path, small_pieces, tokens):
     write_jsonl(tmp_path / "a.jsonl", [said(n, n) for n in (30, 5, 50)])

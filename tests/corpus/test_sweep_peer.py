@@ -35,6 +35,7 @@ def weights():
     return found
 
 
+@pytest.mark.thorough
 def test_a_bert_has_the_numbers_of_its_own_library(weights, tmp_path):
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     names = ["entropy", "effective_keys", "top1_mass", "mean_distance", "sink_mass", "next_mass", "received_mass"]

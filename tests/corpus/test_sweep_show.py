@@ -91,6 +91,7 @@ def test_it_prints_itself(found):
         found.moment("median")
 
 
+@pytest.mark.thorough
 def test_the_command_writes_table_and_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     import matplotlib.image

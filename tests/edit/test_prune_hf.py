@@ -34,6 +34,10 @@ def masked(model: Any, tokens: Tensor, **options: Any) -> Tensor:
         return hidden(model, tokens, **options)
 
 
+@pytest.mark.thorough_except(
+    "bert-eager", "roberta-sdpa", "electra-eager", "distilbert-sdpa", "gpt2-eager", "opt-sdpa", "llama-eager",
+    "mistral-sdpa", "qwen3-eager", "gemma-sdpa", "gemma2-eager", "gemma3-sdpa",
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("name", "how"),
     [(name, how) for name in [*ENCODERS, *CAUSAL] for how in ("eager", "sdpa") if (name, how) != ("gemma2", "sdpa")],
@@ -47,6 +51,7 @@ def test_a_pruned_model_equals_the_masked_one(name: str, how: str) -> None:
     assert not torch.allclose(hidden(pruned, tokens), hidden(model, tokens), atol=1e-3)
 
 
+@pytest.mark.thorough_except("dynamic-gpt2", "dynamic-llama", "dynamic-gemma3", "static-opt")
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_it_generates_with_a_cache_as_without(name: str, cache: str) -> None:
@@ -58,6 +63,7 @@ def test_it_generates_with_a_cache_as_without(name: str, cache: str) -> None:
     assert torch.equal(with_cache, without)
 
 
+@pytest.mark.thorough_except("gpt2", "llama", "gemma2")
 @pytest.mark.parametrize("name", CAUSAL)
 def test_steps_with_a_cache_equal_one_pass(name: str) -> None:
     from transformers import DynamicCache
@@ -71,9 +77,7 @@ def test_steps_with_a_cache_equal_one_pass(name: str) -> None:
     assert len(kept) == 2
 
 
-@pytest.mark.thorough_except(
-    "opt", "gemma", "gemma2", "qwen3", "gemma3", "roberta", "bert", "gpt2", "mistral", "electra", "llama", "distilbert"
-)
+@pytest.mark.thorough_except("bert", "gpt2", "llama", "gemma2")
 @every
 def test_a_pruned_model_comes_back_as_it_went(name: str, tmp_path: Path) -> None:
     _, pruned = cut(name)
@@ -371,6 +375,7 @@ def test_a_quantised_model_is_refused_with_the_reason(name: str) -> None:
 ALIKE = {0: [1, 3], 1: [0, 2], 2: [0, 1]}  # of layers whose query heads have a KV head each
 
 
+@pytest.mark.thorough_except("llama", "qwen3", "gemma3")
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"])
 def test_layers_pruned_alike_are_those_of_the_configuration(name: str, tmp_path: Path) -> None:
     model = hf_model(name, num_key_value_heads=4, dtype=torch.float32)

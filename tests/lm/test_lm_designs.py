@@ -127,7 +127,7 @@ def test_a_map_over_heads_starts_as_the_identity() -> None:
     assert torch.equal(attention.get_parameter("logits_mix"), torch.eye(6))
 
 
-@pytest.mark.thorough_except("latent", "gqa", "per_head")
+@pytest.mark.thorough_except("gqa")
 @pytest.mark.parametrize("name", ["gqa", "latent", "mixture_of_heads", "head_mixing", "per_head"])
 def test_a_run_is_trained_kept_and_gone_on_with(name: str, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"

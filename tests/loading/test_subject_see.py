@@ -127,7 +127,7 @@ def test_windows_begin_as_texts_do() -> None:
 
 def test_the_command_reads_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     folder = saved(tmp_path / "model", "Llama", "ForCausalLM", byte_level())
-    (tmp_path / "long.txt").write_text(TEXT * 30, encoding="utf-8")
+    (tmp_path / "long.txt").write_text(TEXT * 9, encoding="utf-8")
     out = tmp_path / "r.html"
     arguments = [
         "see",

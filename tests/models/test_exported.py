@@ -34,6 +34,7 @@ def exported(module, decomposed):
         return (program.run_decompositions() if decomposed else program).module()
 
 
+@pytest.mark.thorough_except("SmallGPT-exported", "GroupedKeys-exported", "Sinks-exported")
 @pytest.mark.parametrize("decomposed", [
     pytest.param(False, id="exported"), pytest.param(True, id="core ATen", marks=pytest.mark.thorough),
 ])  # fmt: skip

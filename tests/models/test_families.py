@@ -8,12 +8,13 @@ from family_checks import FEATURES, applies, output, switched, table
 from model_families import FAMILIES, inputs, make
 
 from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
+from parameters import each_value
 
 CELLS = [(family, feature) for family in FAMILIES for feature in FEATURES if applies(family, feature)]
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
 
 
-@pytest.mark.parametrize(("family", "feature"), CELLS, ids=lambda x: x if isinstance(x, str) else x.name)
+@pytest.mark.parametrize(("family", "feature"), each_value(CELLS), ids=lambda x: x if isinstance(x, str) else x.name)
 def test_family_computes_the_same(family, feature):
     FEATURES[feature](family)
 

@@ -202,7 +202,7 @@ def test_padding_of_the_encoder_hides_no_query_of_the_decoder(name, named):
             assert counted == (sum(LENGTHS) if padded else 3 * max(LENGTHS)), key
 
 
-@pytest.mark.thorough_except("False-True")
+@pytest.mark.thorough
 @pytest.mark.parametrize("floating", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_padding_compiles_into_one_graph(masked, floating):

@@ -49,7 +49,7 @@ def test_scores(name: str, mask: str) -> None:
 
 
 @pytest.mark.every_target
-@settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, derandomize=True, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_shapes(data: st.DataObject) -> None:
     draw = data.draw

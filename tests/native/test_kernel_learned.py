@@ -113,7 +113,7 @@ def test_biases_of_every_shape(b: int, h: int, n: int, m: int) -> None:
 
 
 @pytest.mark.every_target
-@settings(deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_shapes(data: st.DataObject) -> None:
     draw = data.draw

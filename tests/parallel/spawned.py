@@ -2,8 +2,10 @@
 
 import json
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from forked import run_together
 
@@ -19,7 +21,11 @@ def outcomes(module: str, ranks: int, shared: Path) -> dict[str, str]:
     Args:
         shared: a folder that all workers of a test run have in common; the first to come runs the job.
     """
-    folder = shared / f"{module}-{ranks}"
+    return once(shared / f"{module}-{ranks}", lambda folder: _run(module, ranks, folder))
+
+
+def once(folder: Path, run: Callable[[Path], Any]) -> Any:
+    """What `run` finds, which is plain data: the first process to come runs it in that folder, the others wait."""
     done = folder / "outcomes.json"
     try:
         folder.mkdir()
@@ -28,7 +34,7 @@ def outcomes(module: str, ranks: int, shared: Path) -> dict[str, str]:
         while not done.exists() and time.monotonic() < until:
             time.sleep(0.2)
         return json.loads(done.read_text())
-    found = _run(module, ranks, folder)
+    found = run(folder)
     part = done.with_suffix(".part")
     part.write_text(json.dumps(found))
     part.rename(done)

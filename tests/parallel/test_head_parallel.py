@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from head_parallel_cases import CASES, SPREADABLE, mha
+from spawned import once
 
 import headwise as hw
 from forked import run_together
@@ -16,19 +17,27 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="Py
 EXACT = 1e-13
 
 
-def spawned(ranks: int, folder: Path) -> list[dict[str, Any]]:
-    programs = [(HERE / "head_parallel_jobs.py", rank, ranks, folder) for rank in range(ranks)]
-    assert run_together(programs, folder, seconds=600) == ""
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.thorough)])
-def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What every rank of one job says."""
+def answers(request: pytest.FixtureRequest, shared: Path) -> list[dict[str, Any]]:
+    """What every rank of one job says of the cases that tests ask for."""
     ranks: int = request.param
-    return spawned(ranks, tmp_path_factory.mktemp(f"ranks{ranks}"))
+    given = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    names = sorted({one["name"] for one in given if one.get("answers") == ranks and "name" in one})
+
+    def run(folder: Path) -> Any:
+        programs = [(HERE / "head_parallel_jobs.py", rank, ranks, folder, *names) for rank in range(ranks)]
+        wrong = run_together(programs, folder, seconds=600)
+        return wrong or [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+    found = once(shared / f"heads-{ranks}", run)
+    assert isinstance(found, list), found
+    return found
 
 
+QUICK = [f"2-{name}" for name in ("gqa of few", "mqa", "scores", "masks of heads", "gated", "block")]
+
+
+@pytest.mark.thorough_except(*QUICK)
 @pytest.mark.parametrize("name", [case.name for case in CASES])
 def test_outputs_and_gradients_are_those_of_one_process(answers, name):
     for answer in answers:
@@ -51,6 +60,7 @@ def test_half_precision_is_as_exact_as_in_one_process(answers, mode):
         assert 1e-4 < many < 1.5 * one + 1e-3  # ranks round the parts of a sum that one process rounds once
 
 
+@pytest.mark.thorough_except(*QUICK)
 @pytest.mark.parametrize("name", [case.name for case in CASES if not case.wraps])
 def test_gathered_maps_and_statistics_are_those_of_all_heads(answers, name):
     for answer in answers:

@@ -109,6 +109,7 @@ def test_a_sweep_without_passages_has_a_page(model, found, tmp_path):
         write_corpus_page(none, tmp_path / "page.html", lang="fr")
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 @pytest.mark.parametrize("few", [True, False])
 def test_the_first_axes_show_statistics_that_differ(found, chromium, tmp_path, few):
@@ -165,6 +166,7 @@ def test_the_page_of_a_sweep_answers(found, chromium, tmp_path, lang):
     assert page.said() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 def test_a_report_shows_the_passages_of_the_opened_head(found, model, chromium, tmp_path):
     report = hw.see("武松打虎，老虎来了。", model, sweep=found.passages, out=tmp_path / "report.html")

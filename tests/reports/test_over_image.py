@@ -94,6 +94,7 @@ def test_bad_input(changes: dict[str, Any], error: type, message: str) -> None:
         image_figure(maps(), **options)
 
 
+@pytest.mark.thorough
 def test_words_of_a_vision_language_model_over_its_image() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -49,6 +49,7 @@ def at_widths(page: Page, *widths: int) -> Iterator[int]:
         yield width
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_the_table_of_all_heads_fits_its_card_and_breaks_no_pair(show, lang):
     page = show(wide(lang), lang=lang)
@@ -61,6 +62,7 @@ def test_the_table_of_all_heads_fits_its_card_and_breaks_no_pair(show, lang):
     assert page.do("document.querySelector('#table tbody tr').lastChild.textContent").count("0.") == 2
 
 
+@pytest.mark.thorough_except("16")
 @pytest.mark.parametrize("heads", [12, 16])
 def test_the_small_maps_of_all_heads_fit_their_card(show, heads):
     page = show(report_of(passage("The tiger sleeps.", layers=6, heads=heads)))
@@ -70,6 +72,7 @@ def test_the_small_maps_of_all_heads_fit_their_card(show, heads):
         assert sizes[0] <= sizes[1], width
 
 
+@pytest.mark.thorough
 def test_lists_of_a_pooled_text_stay_in_their_cards(show):
     page = show(report_of(passage("abcdefghijklmnopqrstuvwxyz" * 12, cell=40)), "pin=4")
     for width in at_widths(page, 1400, 1000, 360):

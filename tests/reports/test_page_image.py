@@ -105,6 +105,7 @@ def test_a_token_lies_on_the_patches_it_attends_to(show, lang: str) -> None:
     assert page.do("document.querySelectorAll('#strip [data-unit]:not([hidden])').length") == 1 + len(WORDS)
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 def test_pointing_at_a_patch_shows_the_exact_weight_and_a_click_pins_it(show) -> None:
     weights = sequence()[0, 0]
@@ -148,6 +149,7 @@ def test_arrow_keys_walk_over_the_patches(show) -> None:
     assert "pin=2" in page.do("location.hash").split("&")
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 def test_patches_that_are_queries_show_how_they_attend_to_a_word(show) -> None:
     report = hw.show(crossing(), pieces=list(WORDS), image=picture(), grid=(ROWS, COLUMNS), side="queries")

@@ -33,6 +33,7 @@ def colours(page: Page, script: str) -> np.ndarray:
     return np.array(found, float)
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_saved_picture_has_the_colours_of_the_page(show, theme: str) -> None:
@@ -115,6 +116,7 @@ def test_numbers_below_a_narrow_map_do_not_meet(show) -> None:
     assert all(one[1] < other[0] for one, other in pairwise(labels))
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 def test_a_role_has_one_colour_in_every_report_and_place(show) -> None:
     first = show(compared(), "layer=0&head=0")

@@ -244,7 +244,7 @@ def test_in_a_long_text_the_chosen_token_comes_into_view(show):
     assert page.do(inside)
 
 
-@pytest.mark.thorough_except("dark")
+@pytest.mark.thorough
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_paper_shows_everything_in_light_colours(show, theme):
     report = compared("武松打虎。" * 5)

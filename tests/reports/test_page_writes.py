@@ -40,6 +40,7 @@ def test_writes_of_the_embedded_decoder(report):
             np.testing.assert_allclose(writes.keys[1, head, :11, at], amap.k[0, head, :11, channel], rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_second_text_is_a_passage_of_its_own(report):
     found = hw.see(TEXT, beside="武松打狼")
     assert [len(passage.tokens) for passage in found.passages] == [13, 4]
@@ -49,6 +50,7 @@ def test_a_second_text_is_a_passage_of_its_own(report):
         hw.see(torch.tensor([1, 2]), torch.nn.Linear(2, 2), beside="a")
 
 
+@pytest.mark.thorough
 def test_long_texts_and_other_shapes_have_none(report):
     assert hw.see(TEXT * 3, cells=16).passages[0].writes is None
     shown = report.passages[0]

@@ -66,6 +66,7 @@ def test_keys_walk_the_map_and_enter_pins(played, chinese):
     assert (out["pinned"], out["after"]) == (2, -1)
 
 
+@pytest.mark.thorough
 def test_full_size_has_every_character_and_number_of_a_long_text(played):
     words = "".join(chr(0x4E00 + 7 * i) for i in range(137))
     steps = """

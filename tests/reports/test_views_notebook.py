@@ -250,6 +250,7 @@ def cell(tab: Page, tmp_path: Path, shown: str, policy: str = "") -> None:
     tab.open((tmp_path / "cell.html").as_uri())
 
 
+@pytest.mark.thorough_except("vscode")
 @pytest.mark.browser
 @pytest.mark.parametrize("policy", [VS_CODE, "default-src * data: 'unsafe-inline'"], ids=["vscode", "open"])
 def test_the_frame_runs_and_covers_the_pictures(tab, tmp_path, policy):
@@ -260,6 +261,7 @@ def test_the_frame_runs_and_covers_the_pictures(tab, tmp_path, policy):
     assert tab.do(f"{inside}.querySelectorAll('#grid canvas').length") == 3
 
 
+@pytest.mark.thorough_except("report")
 @pytest.mark.browser
 @pytest.mark.parametrize("shown", ["map", "report"])
 def test_without_scripts_there_are_pictures(tab, tmp_path, shown):

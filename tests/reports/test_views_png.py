@@ -66,6 +66,7 @@ def written(axes) -> dict[tuple[int, int], str]:
     return found
 
 
+@pytest.mark.thorough
 def test_every_character_is_along_the_axes_up_to_300():
     text = "水浒好汉聚义" * 50
     one = passage(text, layers=1, heads=1)

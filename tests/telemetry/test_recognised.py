@@ -140,6 +140,7 @@ OPENED = {
 }
 
 
+@pytest.mark.thorough_except("watch then watch then watch", "attach then watch")
 @pytest.mark.filterwarnings("ignore:.* is called by compiled code", "ignore:The .grad attribute")
 @pytest.mark.parametrize(
     "opened",

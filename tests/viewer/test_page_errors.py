@@ -78,6 +78,7 @@ def test_a_busy_server_is_asked_again(page, fake, status):
     assert sum(asked.startswith("POST") for asked in fake.asked) == 3
 
 
+@pytest.mark.thorough
 def test_a_lost_connection_is_told_and_tried_again(page, fake):
     page.open(fake.url)
     page.wait("document.querySelector('#model').textContent")

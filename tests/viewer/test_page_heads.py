@@ -34,6 +34,7 @@ def test_a_text_is_read_with_progress_and_all_heads_are_shown(chromium, fake):
     page.close()
 
 
+@pytest.mark.thorough
 def test_reading_can_be_cancelled_and_a_failure_is_told(chromium, fake):
     page = chromium.page()
     fake.steps = 10_000
@@ -94,6 +95,7 @@ def test_heads_can_be_opened_before_all_are_drawn(chromium, fake):
     page.close()
 
 
+@pytest.mark.thorough
 def test_a_text_that_is_taken_away_while_it_is_drawn_is_told_of(chromium, fake):
     page = chromium.page()
     fake.steps = 10_000
@@ -150,6 +152,7 @@ def test_small_maps_show_the_overview(view, fake):
         assert (np.array(alpha).reshape(small.shape) == 255 * ~np.isnan(small)).all()
 
 
+@pytest.mark.thorough
 def test_back_leads_to_all_heads_and_forward_to_the_head(view):
     page = view()
     fragment_of(page)
@@ -164,6 +167,7 @@ def test_back_leads_to_all_heads_and_forward_to_the_head(view):
     assert text_of(page, "#map-title") == "Layer 1 · head 1"
 
 
+@pytest.mark.thorough
 def test_a_text_that_the_server_reads_already_is_shown(chromium, fake):
     fake.present = fake.add(TEXT, "水浒")
     fake.texts[fake.present]["left"] = 2

@@ -82,7 +82,7 @@ def test_a_link_restores_the_view(view, chromium, fake, given):
     other.close()
 
 
-@pytest.mark.thorough_except("layer=0&head=4")
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", ["layer=7&head=0", "layer=0&head=4", "layer=x", "layer=-1&head=0", "head=1"])
 def test_a_link_that_makes_no_sense_shows_all_heads(view, fake, wrong):
     page = view()
@@ -92,6 +92,7 @@ def test_a_link_that_makes_no_sense_shows_all_heads(view, fake, wrong):
     assert page.do("document.querySelector('#map-panel').hidden")
 
 
+@pytest.mark.thorough
 def test_a_text_that_is_gone_is_said_to_be(chromium, fake):
     page = chromium.page()
     page.open(fake.url + "#text=gone&layer=0&head=0")
@@ -203,6 +204,7 @@ def test_both_languages_and_both_themes(view):
     assert left == []
 
 
+@pytest.mark.thorough_except("390")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_cut_off_at_this_width(view, width):
     page = view("layer=0&head=0", width=width, height=800)
@@ -212,6 +214,7 @@ def test_nothing_is_cut_off_at_this_width(view, width):
     assert page.do("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.thorough
 def test_every_control_has_a_name(view):
     page = view("layer=0&head=0")
     nameless = page.do("""[...document.querySelectorAll("button, input, select, textarea, canvas[role]")]

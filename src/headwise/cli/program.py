@@ -236,7 +236,7 @@ def _run() -> None:
 
 
 def _options(arguments: list[str]) -> set[str]:
-    """The options of the command that the arguments name; none if they name none."""
+    """The options of the command that the arguments name, or of the program."""
     command: Any = _commands(_language())
     while inner := next((found for name, found in getattr(command, "commands", {}).items() if name in arguments), None):
         command = inner
