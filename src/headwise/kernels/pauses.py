@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call, Result
+from headwise.kernels.gradients import run_kernel
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Span
 from headwise.progress import Progress

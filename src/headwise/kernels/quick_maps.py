@@ -15,8 +15,7 @@ from headwise.events import here
 from headwise.kernels.call import Call, sum_finite
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
-from headwise.kernels.cpu.passes import ROW, like
-from headwise.kernels.cpu.rows import empty, row_values
+from headwise.kernels.cpu.passes import ROW, empty, like, row_values
 from headwise.kernels.kernel import Kernel
 from headwise.kernels.quantized import Vectors
 from headwise.kernels.quick import KEPT, kept, kind, plain_tensors

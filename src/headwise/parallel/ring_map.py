@@ -8,6 +8,7 @@ from headwise import pooling
 from headwise.errors import check_whole
 from headwise.kernels.graph import in_graph
 from headwise.map import AttentionMap
+from headwise.map.unchanged import remark_large
 from headwise.parallel.layout import Members, unshard
 from headwise.parallel.ring_measures import Found, check_measures, measured
 from headwise.parallel.ring_plan import Plan
@@ -18,7 +19,6 @@ from headwise.parallel.spread_map import SpreadMap
 from headwise.pooling import Squares
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, resolve
-from headwise.unchanged import remark_large
 
 
 class RingMap(SpreadMap):

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from headwise.attention import nonfinite
 from headwise.kernels import check_name
+from headwise.map.unchanged import noted
 from headwise.parallel.layout import Members
 from headwise.rule import Rule
 from headwise.stats import Measurements
-from headwise.unchanged import noted
 
 Own = TypeVar("Own", bound="SpreadMap")
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from headwise.errors import KernelError
-from headwise.kernels.autograd import learns
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.eager import eager
+from headwise.kernels.gradients import learns
 from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.triton_gpu.check import refusal
 from headwise.lowering import Lowered, requested

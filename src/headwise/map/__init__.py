@@ -24,14 +24,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headwise import map_file, map_index, pooling
+from headwise import pooling
 from headwise.amounts import scaled
 from headwise.errors import ConfigError, KernelError, ShapeError, check_whole
 from headwise.kernels import KERNELS, check_name, named as kernel_of, read
 from headwise.kernels.graph import has_no_numbers, in_graph
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.kernels.reads import Matrix
-from headwise.map_products import TransposedMap, linear_operator, operand, reading
+from headwise.map import file
+from headwise.map.index import TransposedMap, linear_operator, operand, reading, select
+from headwise.map.unchanged import add_up, check_sums, noted
 from headwise.masks import Mask
 from headwise.masks.tensors import put_tensors, take_tensors
 from headwise.pooling import Squares
@@ -41,7 +43,6 @@ from headwise.shown import Shown
 from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
 from headwise.tensor_files import write_tensors
 from headwise.tiles import Tile
-from headwise.unchanged import add_up, check_sums, noted
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -135,7 +136,7 @@ class AttentionMap(Shown):
 
         Only these rows and columns are computed. An omitted index selects the whole axis.
         """
-        return map_index.read(index, self.shape, lambda *spans: self._read("weights", *spans))
+        return select(index, self.shape, lambda *spans: self._read("weights", *spans))
 
     def __len__(self) -> int:
         """The number of batch entries."""
@@ -284,7 +285,7 @@ class AttentionMap(Shown):
         tensors = {"q": self.q, "k": self.k, "lse": self.lse}
         if self.nonfinite_values is not None:
             tensors["nonfinite_values"] = self.nonfinite_values
-        content = map_file.content(tensors, self.rule, self.kernel)
+        content = file.content(tensors, self.rule, self.kernel)
         self._look()
         write_tensors(path, *content)
 
@@ -294,7 +295,7 @@ class AttentionMap(Shown):
 
         `kernel` is the kernel that computed it. `named` is "auto", because this machine may have other kernels.
         """
-        tensors, rule, kernel = map_file.load(path)
+        tensors, rule, kernel = file.load(path)
         q, k, lse = (tensors[name] for name in ("q", "k", "lse"))
         return cls(q, k, lse, rule, kernel=kernel, nonfinite_values=tensors.get("nonfinite_values"))
 
