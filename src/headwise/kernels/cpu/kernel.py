@@ -4,7 +4,7 @@ Reads are calls as those of `passes.py`: any rule that has a `Lowered` form, the
 the log-sum-exp is in float64, each logit has the same bits in all of them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import log
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu import binding
+from headwise.kernels.cpu.again import prepared
 from headwise.kernels.cpu.passes import (
     MOST_NUMBERS,
     backward,
@@ -24,11 +25,12 @@ from headwise.kernels.cpu.passes import (
     send,
     transposed,
 )
+from headwise.kernels.kernel import Prepared
 from headwise.kernels.reads import Matrix, Reads, TileReads
 from headwise.lowering import of_terms, requested
 from headwise.pooling import Squares
 from headwise.progress import Progress
-from headwise.stats import COLUMN_MASS, Statistic, TopKeys, TopWeights
+from headwise.stats import COLUMN_MASS, Measure, Statistic, TopKeys, TopWeights
 from headwise.stats.values import Reduced, ToReduce
 from headwise.tiles import COMPUTING
 
@@ -223,6 +225,10 @@ class CPU:
 
     def run(self, call: Call) -> Result:
         return Result(*forward(call))
+
+    def prepared(self, call: Call, wanted: Sequence[Measure] | None, refusals: Mapping[str, str]) -> Prepared | None:
+        """One call of the library; none for a subclass, which may run calls in another way."""
+        return prepared(call, wanted, refusals) if type(self) is CPU else None
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
