@@ -360,7 +360,7 @@ class AttentionMap(Shown):
         return {**vars(self), "_inputs": None, "_read_from": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update(state, _read_from=None)
         self._inputs = noted(self._q, self._k, self.rule)  # a copy's memory has counts of its own
 
     @property
