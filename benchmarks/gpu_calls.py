@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call
+from headwise.kernels.gradients import run_kernel
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.masks import Causal, Everything, Grid
 from headwise.rule import Rule

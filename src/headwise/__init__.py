@@ -13,8 +13,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from headwise.after_torch import after_torch
-
 __version__ = "0.1.0"
 
 # Namespaces, and where each name on top lives. All are imported when first used, so that `import headwise` is quick.
@@ -129,9 +127,6 @@ if TYPE_CHECKING:
     )
     from headwise.table import HeadTable as HeadTable
     from headwise.telemetry import watch as watch
-
-
-after_torch(lambda: import_module("headwise.operators"))
 
 
 def __getattr__(name: str) -> Any:

@@ -24,9 +24,9 @@ from headwise.kernels.graph import (
     recording,
     shapes,
 )
+from headwise.kernels.kernel import Mapped
+from headwise.kernels.prepare import again, keep
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
-from headwise.kernels.quick import again, keep
-from headwise.kernels.quick_maps import Again, again_measured, keep_measured
 from headwise.map import AttentionMap
 from headwise.mask_tensors import of_argument
 from headwise.masks import Causal, Everything, Grid, Mask, Span
@@ -110,11 +110,11 @@ def attend(
         mask, score = torch_arguments(q, k, v, mask, is_causal, score)
     graph = in_graph()
     plain = not graph and dropout_p == 0 and score == ()
-    if plain and return_map:
-        if (known := again_measured(q, k, v, mask, scale, kernel, measures, gap)) is not None:
-            return known.out, _map_of(known, q, k, kernel)
-    elif plain and not return_map and not measures and (done := again(q, k, v, mask, scale, kernel)) is not None:
-        return done
+    if plain and (return_map or not measures):
+        known = again(q, k, v, mask, scale, kernel, measures if return_map else None, gap)
+        if known is not None:
+            out, mapped = known
+            return out if mapped is None else (out, _map_of(mapped, q, k, kernel))
     check_measures(measures, return_map)
     wanted = resolve(measures) if measures else []
     rule = rule_of(q, k, v, mask, scale, score, dropout_p, graph, gap)
@@ -166,7 +166,7 @@ def attend(
     (out, lse, found), chosen, refusals = run(call, kernel)
     if not return_map:
         if plain and not out.requires_grad:
-            keep(call, chosen, mask, scale, kernel)
+            keep(call, chosen, mask, scale, kernel, refusals)
         return out
     out = out.to(dtype)
     bad_values = None if call.values_finite else nonfinite_values(call.v)
@@ -176,14 +176,15 @@ def attend(
     if measures:
         amap.measured = amap.measured_by(found, wanted)
     if plain and not out.requires_grad and bad_values is None:
-        keep_measured(call, chosen, mask, scale, kernel, measures, wanted, refusals)
+        keep(call, chosen, mask, scale, kernel, refusals, measures, wanted)
     return out, amap
 
 
-def _map_of(known: Again, q: Tensor, k: Vectors, kernel: str) -> AttentionMap:
-    """The map of a call that `again_measured` ran."""
-    amap = AttentionMap(q, k, known.lse, known.rule, kernel="cpu", named=named(kernel), refusals=known.refusals)
-    amap.measured = known.measured
+def _map_of(known: Mapped, q: Tensor, k: Vectors, kernel: str) -> AttentionMap:
+    """The map of a call that `again` ran."""
+    lse, rule, ran, refusals, measured = known
+    amap = AttentionMap(q, k, lse, rule, kernel=ran, named=named(kernel), refusals=refusals)
+    amap.measured = measured
     return amap
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.kernels.cpu.reads import CompiledReads
+from headwise.kernels.cpu.kernel import CompiledReads
 from headwise.kernels.reads import Matrix
 from headwise.pooling import Squares
 from headwise.rule import Rule

@@ -22,13 +22,12 @@ from headwise.errors import KernelError, ShapeError
 from headwise.fields import inside
 from headwise.kernels import KERNELS, use_kernel
 from headwise.kernels.cpu import kernel as compiled_kernel
-from headwise.kernels.graph import can_record
-from headwise.kernels.written import read, write
+from headwise.kernels.graph import can_record, read, write
+from headwise.kernels.operators import attend as forward_operator, attend_backward
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.masks import Causal, Documents, Everything, Grid, HeadWindows, Lengths, Mask, Sinks, State, Window
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.registry import DESIGNS
-from headwise.operators import attend as forward_operator, attend_backward
 from headwise.rule import Rule, compute
 from headwise.scores import ALiBi, Bias, Relative, SinkLogits, t5_bias
 from headwise.telemetry import watch

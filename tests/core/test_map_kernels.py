@@ -55,7 +55,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def send(name: str, *_: Any) -> int:
         raise AssertionError(f"{name} of the compiled library ran")
 
-    for module in ("passes", "matrix"):
+    for module in ("passes", "kernel"):
         monkeypatch.setattr(f"headwise.kernels.cpu.{module}.send", send)
 
 

@@ -9,8 +9,8 @@ from samples import GAPS, MASKS, SCORES, dense_truth, qkv
 
 from headwise.errors import CheckpointError
 from headwise.kernels import KERNELS
-from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call
+from headwise.kernels.gradients import run_kernel
 from headwise.lowering import Lowered, lower
 from headwise.map import AttentionMap
 from headwise.masks import Causal, Documents, Grid, Span, State, spans

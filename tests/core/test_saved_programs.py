@@ -1,4 +1,4 @@
-"""Programs that PyTorch has saved, in processes that have imported no more than PyTorch and headwise."""
+"""Programs that PyTorch has saved, in processes that have imported no more than PyTorch and headwise.kernels."""
 
 import shutil
 import subprocess
@@ -21,11 +21,10 @@ pytestmark = [
 LOADS = """
 import sys
 import {first}
-assert ("torch" in sys.modules) == ({first!r} == "torch")
 import {second}
 folder = sys.argv[1]
 program, traced = torch.export.load(folder + "/program.pt2").module(), torch.jit.load(folder + "/traced.pt")
-assert not any(name.startswith("headwise.kernels") for name in sys.modules)
+assert "headwise.attention" not in sys.modules
 inputs, expected, gradients = torch.load(folder + "/results.pt")
 assert torch.equal(traced(*inputs), expected)
 learned = [x.requires_grad_() for x in inputs]
@@ -53,8 +52,8 @@ def given() -> tuple[Tensor, ...]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("first", "second"), [("headwise", "torch"), ("torch", "headwise")])
-def test_a_process_that_imports_torch_and_headwise_loads_and_runs_them(first: str, second: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first", "second"), [("headwise.kernels", "torch"), ("torch", "headwise.kernels")])
+def test_a_process_that_imports_the_kernels_loads_and_runs_them(first: str, second: str, tmp_path: Path) -> None:
     inputs = given()
     torch.export.save(torch.export.export(Masked(), inputs), tmp_path / "program.pt2")
     with torch.no_grad():

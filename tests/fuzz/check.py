@@ -264,14 +264,14 @@ def _target(name: str) -> Iterator[None]:
     if not name or library is None:
         yield
         return
-    from headwise.kernels import quick
+    from headwise.kernels import prepare
 
     with library.using(name):
-        quick._decided.clear()
+        prepare._prepared.clear()
         try:
             yield
         finally:
-            quick._decided.clear()
+            prepare._prepared.clear()
 
 
 def _library() -> Any:

@@ -15,7 +15,7 @@ from triton_here import DEVICE, mostly_slow, slow
 
 import headwise as hw
 from headwise.cli.doctor import examine, print_examination
-from headwise.kernels import quick, quick_maps
+from headwise.kernels import prepare
 from headwise.kernels.call import Call
 from headwise.kernels.triton_gpu import TritonGPU, binding, check, problem
 from headwise.kernels.triton_gpu.check import CHECKS, Kind
@@ -30,8 +30,10 @@ UNUSED = "kernel 'triton_gpu' is not used for such calls"
 def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing has been checked, and everything is."""
     monkeypatch.delenv("HEADWISE_GPU_CHECK")
-    monkeypatch.setattr(quick, "_decided", {})  # calls on the CPU, as in the interpreter, that another kernel answered
-    monkeypatch.setattr(quick_maps, "_decided", {})
+    monkeypatch.setattr(
+        prepare, "_prepared", {}
+    )  # calls on the CPU, as in the interpreter, that another kernel answered
+    monkeypatch.setattr(prepare, "_prepared", {})
     before = dict(CHECKS)
     CHECKS.clear()
     yield

@@ -7,8 +7,8 @@ from samples import MASKS, SCORES, qkv
 from torch import Tensor
 from triton_here import DEVICE, mostly_slow, slow
 
-from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call
+from headwise.kernels.gradients import run_kernel
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.kernels.triton_gpu.gradients import backward
 from headwise.kernels.triton_gpu.launch import forward

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwise.kernels import quick
+from headwise.kernels import prepare
 from headwise.kernels.cpu.library import library
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))  # samples
@@ -37,6 +37,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def target(request: pytest.FixtureRequest) -> Iterator[str]:
     """Calls within the test run on this target, and know nothing of what was decided on another."""
     with library().using(request.param):
-        quick._decided.clear()
+        prepare._prepared.clear()
         yield request.param
-        quick._decided.clear()
+        prepare._prepared.clear()

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import KERNELS
-from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call, Result
+from headwise.kernels.gradients import run_kernel
 from headwise.masks import Everything, Grid, Mask
 from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits, SoftCap

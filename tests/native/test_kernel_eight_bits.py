@@ -15,10 +15,10 @@ from torch import Tensor
 from headwise.attention import attend
 from headwise.cache import KVCache, SlidingCache
 from headwise.kernels import KERNELS
-from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
+from headwise.kernels.gradients import run_kernel
 from headwise.kernels.quantized import QuantizedKV
 from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window

@@ -12,11 +12,11 @@ from typing import Any
 
 from headwise.errors import ConfigError, KernelError, check_choice
 from headwise.events import here, within
-from headwise.kernels.autograd import run_kernel
+from headwise.kernels import operators as operators  # declares those of saved programs
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
-from headwise.kernels.gates import with_delta
+from headwise.kernels.gradients import run_kernel, with_delta
 from headwise.kernels.kernel import CONTRACT, Kernel
 from headwise.kernels.pauses import in_blocks
 from headwise.kernels.quantized import QuantizedKV
@@ -28,6 +28,7 @@ from headwise.kernels.triton_gpu import TritonGPU
 from headwise.rule import own_dtypes
 
 __all__ = ["KERNELS", "Kernel", "QuantizedKV", "register", "use_kernel"]
+
 
 KERNELS: dict[str, Kernel] = {}
 AUTOMATIC: list[str] = []  # the kernels that "auto" tries, in this order

@@ -84,3 +84,11 @@ class Result(NamedTuple):
 
 class Declined(Exception):
     """Raised by `run` if the data rule the kernel out: the next kernel runs, and the message is the reason."""
+
+
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
+def traced() -> bool:
+    """Whether torch.jit.trace or make_fx records the operations of this thread."""
+    return torch._C._is_tracing() or torch._C._get_dispatch_mode(_PROXY) is not None

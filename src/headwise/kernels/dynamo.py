@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from headwise.kernels.derivative import Attend
+from headwise.kernels.operators import differentiable
 
 
 @torch.compiler.allow_in_graph
 def apply(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
-    """`Attend` inside torch.func, as one node of the graph that the compiler does not trace."""
-    return Attend.apply(count, numbers, *given)
+    """The operator inside torch.func, as one node of the graph that the compiler does not trace."""
+    return differentiable(count, numbers, *given)
 
 
 @torch.compiler.disable(

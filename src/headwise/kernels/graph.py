@@ -2,9 +2,13 @@
 
 This holds for torch.compile, torch.export, make_fx and torch.jit.trace, which cannot trace compiled code, and for
 torch.func, whose tensors have no memory of their own, and forward-mode derivatives.
+
+The operators, declared in `operators.py`, take plain tensors and numbers: a mask is serialized to integers and tensors
+(`write`). They call `headwise.kernels.run` when the graph runs and the data are available, so that the choice of a
+kernel and the bits of the result are the same as outside of a graph.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,14 +18,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-from headwise.kernels import KERNELS, named, run
-from headwise.kernels.call import Call
-from headwise.kernels.derivative import Attend
-from headwise.kernels.tracing import traced
-from headwise.kernels.written import write
-from headwise.masks import Dense, Everything, Span
-from headwise.operators import attend
-from headwise.rule import Rule, compute
+from headwise import fields
+from headwise.errors import KernelError
+from headwise.kernels import KERNELS, named, operators, run
+from headwise.kernels.call import Call, traced
+from headwise.kernels.gradients import REMEDY, complete, stacked
+from headwise.masks import Dense, Everything, Grid, Mask, Span
+from headwise.rule import Rule, Terms, compute
+from headwise.spread import check_local
 
 
 def in_graph() -> bool:
@@ -122,7 +126,10 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     seed = torch.randint(1 << 40, (), device="cpu") if dropout_p > 0 else None
     numbers = mask, rule.scale, terms.soft_cap, dropout_p, learned, terms.split, kernel
     tensors = q, k, v, *terms.biases, *held
-    out, lse, _ = _operator()(len(terms.biases), numbers, terms.relative, terms.sinks, seed, *tensors)
+    operator = differentiable if has_derivatives() else _Attend.forward
+    if torch.compiler.is_dynamo_compiling() and has_derivatives():
+        from headwise.kernels.dynamo import apply as operator
+    out, lse, _ = operator(len(terms.biases), numbers, terms.relative, terms.sinks, seed, *tensors)
     return out, lse
 
 
@@ -135,16 +142,253 @@ def _by_operations(kernel: str) -> bool:
     return chosen is not None and chosen.by_autograd
 
 
-def _operator() -> Callable[..., Any]:
-    """The function that runs a call given as the arguments of `derivative.Attend`."""
-    if not has_derivatives():
-        return _attend
-    if torch.compiler.is_dynamo_compiling():
-        from headwise.kernels.dynamo import apply
-
-        return apply
-    return Attend.apply
+ONCE = f"attention has no second derivative (torch.func.grad or jacrev, applied twice); {REMEDY}"
 
 
-def _attend(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
-    return attend(given[3:], count, *given[:3], *numbers)
+def _call(
+    tensors: Sequence[Tensor], count: int, relative: Tensor | None, sinks: Tensor | None, seed: Tensor | None,
+    mask: Sequence[int], scale: float, soft_cap: float, dropout_p: float, learned: bool, split: int,
+) -> Call:  # fmt: skip
+    """The recorded call; checks the mask's data."""
+    q, k, v, *rest = (x.detach() for x in tensors)
+    b, h, n, _ = q.shape
+    grid = Grid(b, h, n, k.shape[2])
+    laid = read(mask, rest[count:])
+    laid.check(grid)
+    terms = Terms(
+        n, soft_cap, None if relative is None else relative.detach().requires_grad_(learned),
+        tuple(bias.requires_grad_(learned) for bias in rest[:count]), None if sinks is None else sinks.detach(), split,
+    )  # fmt: skip
+    rule = Rule.of_terms(laid, scale, grid, terms)
+    return Call(q, k, v, rule, dropout_p, 0 if seed is None else int(seed))
+
+
+def attend(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp, and the index in KERNELS of the kernel that ran."""
+    check_local()
+    *of_call, kernel = given
+    with torch.no_grad():
+        result, chosen, _ = run(_call(*of_call), kernel)
+    return (
+        result.out.contiguous(),
+        result.lse.contiguous(),
+        torch.tensor(list(KERNELS).index(chosen.name), device="cpu"),
+    )
+
+
+def attend_fake(tensors: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The shapes of `attend`."""
+    q, v = tensors[0], tensors[2]
+    rows = q.shape[:3]
+    lse = q.new_empty(rows, dtype=compute(q[..., :0, :]).dtype)
+    return q.new_empty(*rows, v.shape[-1]), lse, torch.empty((), dtype=torch.long, device="cpu")
+
+
+def attend_backward(*given: Any) -> list[Tensor]:
+    """Gradients of q, k and v, and the requested ones of (relative, sinks, *biases)."""
+    *of_call, out, lse, ran, grad_out, wanted = given
+    call, kernel = _call(*of_call), list(KERNELS.values())[int(ran)]
+    with torch.no_grad():
+        found = kernel.gradients(call, out, lse, grad_out, wanted)
+    tensors, count, relative, sinks, *_ = given
+    found = complete(found, (relative, sinks, *tensors[3 : 3 + count]), wanted)
+    return [x.contiguous() for x in found if x is not None]
+
+
+def attend_backward_fake(
+    tensors: Sequence[Tensor], count: int, relative: Tensor | None, sinks: Tensor | None, *rest: Any
+) -> list[Tensor]:
+    """The shapes of `attend_backward`."""
+    terms = relative, sinks, *tensors[3 : 3 + count]
+    learning = [x for x, want in zip(terms, rest[-1], strict=True) if want and x is not None]
+    return [x.new_empty(x.shape) for x in (*tensors[:3], *learning)]
+
+
+def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Save what `backward` reads."""
+    tensors, ctx.count, relative, sinks, seed, *ctx.numbers, _ = inputs
+    _, lse, ran = output
+    ctx.save_for_backward(*output, relative, sinks, seed, *tensors)
+    ctx.mark_non_differentiable(lse, ran)
+
+
+def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    """The gradients of the arguments of `attend`."""
+    out, lse, ran, relative, sinks, seed, *tensors = ctx.saved_tensors
+    of_tensors, _, of_relative, of_sinks, *_ = ctx.needs_input_grad
+    wanted = [of_relative, of_sinks, *of_tensors[3 : 3 + ctx.count]]
+    found = operators.attend_backward(
+        tensors, ctx.count, relative, sinks, seed, *ctx.numbers, out, lse, ran, grad_out, wanted
+    )
+    d_tensors, d_relative, d_sinks = placed(found, wanted, len(tensors))
+    return d_tensors, None, d_relative, d_sinks, *[None] * (len(ctx.numbers) + 2)
+
+
+def placed(
+    found: Iterable[Tensor], wanted: Sequence[bool], count: int
+) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
+    """The gradients of the operator's list of `count` tensors, of relative and of sinks, from what `attend_backward`
+    returned."""
+    dq, dk, dv, *learned = found
+    here = iter(learned)
+    d_relative, d_sinks, *d_biases = (next(here) if want else None for want in wanted)
+    return [dq, dk, dv, *d_biases, *[None] * (count - 3 - len(d_biases))], d_relative, d_sinks
+
+
+def second_derivative(x: Tensor, grad: Tensor) -> Tensor:
+    """Raise KernelError."""
+    raise KernelError(ONCE)
+
+
+def second_derivative_fake(x: Tensor, grad: Tensor) -> Tensor:
+    """The shape of x: a graph may contain it without computing it."""
+    return torch.empty_like(x)
+
+
+def _one_by_one(operator: Any) -> Any:
+    """The vmap rule of an operator: one call per entry, since entries may differ in every argument."""
+
+    def each(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
+        def entry(x: Any, dims: Any, at: int) -> Any:
+            if isinstance(x, list):
+                return [entry(part, dim, at) for part, dim in zip(x, dims, strict=True)] if dims is not None else x
+            return x if dims is None else x.select(dims, at)
+
+        found = [
+            operator(*(entry(x, dims, at) for x, dims in zip(given, in_dims, strict=True)))
+            for at in range(info.batch_size)
+        ]
+        results = [stacked(parts) for parts in zip(*found, strict=True)]
+        return (tuple(results), (0,) * len(results)) if isinstance(found[0], tuple) else (results, [0] * len(results))
+
+    return each
+
+
+attend_vmap = _one_by_one(operators.attend)
+attend_backward_vmap = _one_by_one(operators.attend_backward)
+
+
+def differentiable(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
+    """`attend` in torch.func."""
+    return _Attend.apply(count, numbers, *given)
+
+
+class _Attend(torch.autograd.Function):
+    """Output, log-sum-exp and the index of the kernel that ran.
+
+    `count` and `numbers` are the operator's arguments that are not tensors; `given` are relative, sinks, the seed, and
+    the operator's list of tensors.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
+        return operators.attend(given[3:], count, *given[:3], *numbers)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.count, (*ctx.numbers, _), *given = inputs  # all numbers but the kernel
+        ctx.save_for_backward(*output, *given)
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
+        _, _, of_relative, of_sinks, _, *of_tensors = ctx.needs_input_grad
+        wanted = of_relative, of_sinks, *of_tensors[3 : 3 + ctx.count]
+        found = _Backward.apply(ctx.count, tuple(ctx.numbers), wanted, grad_out, *ctx.saved_tensors)
+        d_tensors, d_relative, d_sinks = placed(found, wanted, len(of_tensors))
+        return None, None, d_relative, d_sinks, None, *d_tensors
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise KernelError(
+            f"attention has no derivative in forward mode (torch.func.jvp, jacfwd, hessian; forward_ad); use reverse "
+            f"mode (torch.func.grad, vjp, jacrev) for first derivatives; {REMEDY}"
+        )
+
+
+class _Backward(torch.autograd.Function):
+    """The backward pass. torch.func requires it to be differentiable; using its derivative raises KernelError."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(count: int, numbers: tuple[Any, ...], wanted: tuple[bool, ...], grad_out: Tensor, *kept: Any) -> Any:
+        out, lse, ran, *given = kept
+        return tuple(
+            operators.attend_backward(given[3:], count, *given[:3], *numbers, out, lse, ran, grad_out, list(wanted))
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[3:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        used = torch.stack([grad.sum() for grad in grads]).sum()  # else torch.compile fails in the forward pass
+        needed = zip(ctx.saved_tensors, ctx.needs_input_grad[3:], strict=True)
+        return None, None, None, *(operators.second_derivative(x, used) if wanted else None for x, wanted in needed)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise KernelError(ONCE)
+
+
+NOTHING, WHOLE, NUMBER, WORD, LIST, OBJECT = range(6)
+
+
+def write(mask: Mask) -> tuple[list[int], list[Tensor]] | None:
+    """Return the mask's numbers and tensors, or None if a class in it is not registered."""
+    if fields.unregistered(mask) is not None:
+        return None
+    numbers: list[int] = []
+    tensors: list[Tensor] = []
+
+    def put(x: Tensor) -> int:
+        tensors.append(x)
+        return len(tensors) - 1
+
+    _write(fields.write(mask, put), numbers)
+    return numbers, tensors
+
+
+def read(numbers: Sequence[int], tensors: Sequence[Tensor]) -> Mask:
+    """Return the mask that `write` serialized."""
+    found: Mask = fields.read(Mask, _read(iter(numbers)), "mask", lambda code, _: tensors[code])
+    return found
+
+
+def _write(code: Any, numbers: list[int]) -> None:
+    if code is None:
+        numbers.append(NOTHING)
+    elif isinstance(code, dict):
+        numbers.extend((OBJECT, len(code)))
+        for name, value in code.items():
+            _write(name, numbers)
+            _write(value, numbers)
+    elif isinstance(code, list):
+        numbers.extend((LIST, len(code)))
+        for value in code:
+            _write(value, numbers)
+    elif isinstance(code, (int, torch.SymInt)):
+        numbers.extend((WHOLE, code))  # type: ignore[arg-type]
+    else:
+        text = code if isinstance(code, str) else repr(code)
+        numbers.extend((WORD if isinstance(code, str) else NUMBER, len(text)))
+        numbers.extend([ord(letter) for letter in text])
+
+
+def _read(numbers: Iterator[int]) -> Any:
+    kind = next(numbers)
+    if kind == NOTHING:
+        return None
+    value = next(numbers)
+    if kind == WHOLE:
+        return value
+    if kind == LIST:
+        return [_read(numbers) for _ in range(value)]
+    if kind == OBJECT:
+        return {_read(numbers): _read(numbers) for _ in range(value)}
+    text = "".join(chr(next(numbers)) for _ in range(value))
+    return text if kind == WORD else float(text)

@@ -1,12 +1,14 @@
 """The interface of a kernel."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from headwise.kernels.call import Call, Result
 from headwise.kernels.reads import Reads
+from headwise.rule import Rule
+from headwise.stats import Measurements
 
 CONTRACT = {
     "name": "its name",
@@ -19,8 +21,37 @@ CONTRACT = {
 }
 
 
+class Mapped(NamedTuple):
+    """What a prepared call that returns a map has besides the output. kernel: its name; measured: None without
+    measures."""
+
+    lse: Tensor
+    rule: Rule
+    kernel: str
+    refusals: Mapping[str, str]
+    measured: Measurements | None
+
+
+Answer = tuple[Tensor, Mapped | None]  # the output, and None if no map is returned
+
+
+class Prepared(Protocol):
+    """What a kernel has prepared for calls of one kind, of which only the addresses differ; see `prepare.py`."""
+
+    def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
+        """Run a call; None if its data rule this out. The usual dispatch finds the reason, and another kernel.
+
+        Args:
+            memory: `quantized.in_memory` of keys and values. m: the number of keys. gap: as in `attend`.
+        """
+
+
 class Kernel(Protocol):
-    """An implementation of attention. All kernels follow the same interface and pass the same tests."""
+    """An implementation of attention. All kernels follow the same interface and pass the same tests.
+
+    A kernel may also have `prepared(call, measures, refusals)`. It returns the `Prepared` for small calls like `call`,
+    which has run, or None; `measures` are those of a call that returns a map, else None.
+    """
 
     name: str
     gives_delta: bool  # whether `gradients` calls `call.on_delta`; if not, δ is computed outside of it

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from headwise.base.run import Progress
-from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call, Result
+from headwise.kernels.gradients import run_kernel
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Span
 from headwise.stats import Statistic

@@ -1,8 +1,8 @@
-"""The interface through which kernels read maps: weights, statistics, products and pictures.
+"""The interface through which kernels read maps: weights, statistics, products and pictures; and these in PyTorch.
 
 A map consists of q, k, the log-sum-exp and the rule. A kernel's `reads` is a `Reads`, whose methods raise `Declined`
 with the reason for what the kernel does not support. `headwise.kernels.read` chooses the kernel, as `run` does for
-calls.
+calls. `TileReads` supports everything, on any device, tile by tile; it computes large scores in float64.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -13,15 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headwise import pooling
 from headwise.base.run import Progress
-from headwise.kernels.call import Declined
-from headwise.kernels.tracing import traced
+from headwise.kernels.call import Declined, traced
 from headwise.masks import Span
 from headwise.pooling import Squares
-from headwise.rule import Rule
+from headwise.rule import Rule, grouped, grouped_t
 from headwise.stats import Statistic
 from headwise.stats.rows import Reduced, ToReduce
-from headwise.tiles import Tile, stream
+from headwise.tiles import Scratch, Tile, log_sums, stream, weights_at
 
 LARGE = 2.0  # scores; of larger ones the rounding of the log-sum-exp shows in the sums of rows
 CANCELLING = 16.0  # terms of a score this many times larger than the scores leave too few of their digits in float32
@@ -256,3 +256,93 @@ class Reads:
     def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
         """The `count` largest weights of each row and their keys, as `AttentionMap.topk`."""
         raise Declined("it does not compute the largest weights of a row")
+
+
+# Scores in float32: rows sum to 1 if all terms of a score are at most SMALL together; and if no row has a mean score
+# beyond RESOLVED, and no score a term above BOUNDED.
+SMALL, RESOLVED, BOUNDED = 4.0, 6.0, 32.0
+
+
+class TileReads(Reads):
+    """All reads; measures compute statistics from the tiles."""
+
+    def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
+        if not rows:
+            return weights_at(*of[:4], batch, heads, rows, cols)
+        if len(batch) == len(heads) == 1 and of.only is None:
+            of, batch, heads = of.head(batch[0], heads[0]), range(1), range(1)
+        first = min(rows)
+        some = of.part(range(first, max(rows) + 1), range(of.rule.grid.m))
+        there = range(rows.start - first, rows.stop - first, rows.step)
+        return weights_at(*self.exact(some)[:4], batch, heads, there, cols).to(of.lse.dtype)
+
+    def exact(self, of: Matrix) -> Matrix:
+        """In float64."""
+        return in_float64(of) if _needs_float64(of) else of
+
+    def tile_inputs(self, of: Matrix) -> Matrix:
+        return of
+
+    def tiles(self, of: Matrix, progress: Progress | None = None) -> Iterator[Tile]:
+        exact, scratch = self.exact(of), Scratch()
+        for tile in stream(*exact[:4], progress=progress):
+            yield tile if exact is of else tile.rounded(of.lse[:, :, slice(*tile.rows)], scratch)
+
+    def statistics(
+        self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
+    ) -> dict[Statistic, Tensor]:
+        return {}
+
+    def times(self, of: Matrix, x: Tensor) -> Tensor:
+        q, k, lse, rule, *_ = self.exact(of)
+        out = of.lse.new_zeros(*of.lse.shape, x.shape[-1])
+        for tile in stream(q, k, lse, rule):
+            out[:, :, slice(*tile.rows)] += grouped(tile.weights, x[:, :, slice(*tile.cols)].to(lse.dtype))
+        return out
+
+    def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
+        q, k, lse, rule, *_ = self.exact(of)
+        b, h, _, m = rule.grid
+        out = of.lse.new_zeros(b, h, m, y.shape[-1])
+        for tile in stream(q, k, lse, rule):
+            out[:, :, slice(*tile.cols)] += grouped_t(tile.weights, y[:, :, slice(*tile.rows)].to(lse.dtype), h)
+        return out
+
+    def received(self, of: Matrix) -> Tensor:
+        return pooling.column_sums(*self.exact(of)[:4]).to(of.lse.dtype)
+
+    def squares(self, of: Matrix, cell: int, progress: Progress | None = None) -> Squares:
+        mean, largest, allowed = pooling.squares(*self.exact(of)[:4], cell, progress)
+        return Squares(mean.to(of.lse.dtype), largest.to(of.lse.dtype), allowed)
+
+    def diagonals(self, of: Matrix) -> Tensor:
+        return pooling.diagonal_mass(*self.exact(of)[:4]).to(of.lse.dtype)
+
+    def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
+        weights, keys = pooling.top_keys(*self.exact(of)[:4], count, progress)
+        return weights.to(of.lse.dtype), keys
+
+
+def in_float64(of: Matrix) -> Matrix:
+    """The matrix in float64, with a log-sum-exp that is computed in it if all keys are known."""
+    lse = of.lse.double() if of.whole is None else of.exact_lse("float64", _log_sums)
+    return Matrix(of.q.double(), of.k.double(), lse, of.rule)
+
+
+def _log_sums(of: Matrix) -> Tensor:
+    return log_sums(of.q.double(), of.k.double(), of.lse.double(), of.rule)
+
+
+def _needs_float64(of: Matrix) -> bool:
+    """Whether the rounding of scores in float32 could show in the sums of rows.
+
+    What bounds all scores usually overestimates them, so that a read of the whole matrix looks at them.
+    """
+    whole = of.whole
+    if whole is None or not of.has_exact_rows or whole.size <= SMALL:
+        return False
+    if of.lse.shape != whole.lse.shape or not whole.highest <= BOUNDED:
+        return True
+    if whole.lse_size > RESOLVED + log(max(1, whole.rule.grid.m)):
+        return True
+    return not whole.mean_score <= RESOLVED

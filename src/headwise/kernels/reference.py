@@ -9,8 +9,7 @@ from torch import Tensor
 from headwise import pooling
 from headwise.base.run import Progress
 from headwise.kernels.call import Call, Result
-from headwise.kernels.reads import Matrix, Reads
-from headwise.kernels.tile_reads import in_float64
+from headwise.kernels.reads import Matrix, Reads, in_float64
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.masks import Span, State
 from headwise.pooling import Squares

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels.call import Call, Result
-from headwise.kernels.tile_reads import TileReads
+from headwise.kernels.reads import TileReads
 from headwise.masks import Span, State
 from headwise.rule import (
     Terms,

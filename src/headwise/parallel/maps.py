@@ -14,6 +14,7 @@ from headwise.errors import check_whole
 from headwise.kernels import check_name
 from headwise.kernels.graph import in_graph
 from headwise.map import AttentionMap
+from headwise.map.unchanged import noted, remark_large
 from headwise.parallel.layout import Members, unshard
 from headwise.parallel.measures import Found, check_measures, measured, squares
 from headwise.parallel.sequence_call import together
@@ -22,7 +23,6 @@ from headwise.pooling import Squares
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, resolve
 from headwise.stats.base import tensors_of, with_tensors
-from headwise.unchanged import noted, remark_large
 
 Own = TypeVar("Own", bound="SpreadMap")
 

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from headwise.errors import KernelError
 from headwise.kernels import named
-from headwise.kernels.autograd import SavedRule
 from headwise.kernels.eager import eager
-from headwise.kernels.once import once
+from headwise.kernels.gradients import SavedRule, once
 from headwise.masks import Everything, Mask, Span
 from headwise.parallel.layout import Members, RowGradients, Rows, ScoreSums, Way, members
 from headwise.parallel.maps import RingMap

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise import map_index
 from headwise.errors import ConfigError
 from headwise.fields import bits
 from headwise.map import AttentionMap
+from headwise.map.index import select
 from headwise.models import find_heads
 from headwise.models.hooks import Hook
 from headwise.publishing import AttentionCall
@@ -61,7 +61,7 @@ class AttentionScores:
     def __getitem__(self, index: Any) -> Tensor:
         """The scores of a tile, as `AttentionMap` is indexed."""
         amap = self.map
-        return map_index.read(index, amap.shape, lambda *spans: scores_at(amap.q, amap.k, amap.lse, amap.rule, *spans))
+        return select(index, amap.shape, lambda *spans: scores_at(amap.q, amap.k, amap.lse, amap.rule, *spans))
 
     def __repr__(self) -> str:
         return f"AttentionScores(of {self.map!r})"

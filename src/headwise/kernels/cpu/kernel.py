@@ -1,13 +1,214 @@
-"""The `Kernel` interface of the compiled kernel for the CPU."""
+"""The compiled kernel for the CPU, and its reads of a map: weights, statistics, products and pictures.
 
-from collections.abc import Sequence
+Reads are calls as those of `passes.py`: any rule that has a `Lowered` form, the same bits for any number of threads. If
+the log-sum-exp is in float64, each logit has the same bits in all of them.
+"""
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import log
+from typing import TypeVar
+
+import torch
 from torch import Tensor
 
-from headwise.kernels.call import Call, Result
-from headwise.kernels.cpu.passes import backward, forward, refusal
-from headwise.kernels.cpu.reads import CompiledReads
+from headwise.base.run import Progress
+from headwise.kernels.call import Call, Declined, Result
+from headwise.kernels.cpu import binding
+from headwise.kernels.cpu.again import prepared
+from headwise.kernels.cpu.passes import (
+    MOST_NUMBERS,
+    backward,
+    floats,
+    forward,
+    in_rows,
+    reduce_rows,
+    refusal,
+    send,
+    transposed,
+)
+from headwise.kernels.kernel import Prepared
+from headwise.kernels.reads import Matrix, Reads, TileReads
 from headwise.lowering import of_terms, requested
+from headwise.pooling import Squares
+from headwise.stats import COLUMN_MASS, Measure, Statistic, TopKeys, TopWeights
+from headwise.stats.rows import Reduced, ToReduce
+from headwise.tiles import COMPUTING
+
+LARGEST_PART = 1 << 18  # the most weights of a head that are computed at once to select columns from
+
+Found = TypeVar("Found")
+
+
+class CompiledReads(Reads):
+    """All reads except tiles."""
+
+    def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
+        if 0 in map(len, (batch, heads, rows, cols)):
+            _done(of, lambda _: None)
+            return of.lse.new_empty(*map(len, (batch, heads, rows, cols)))
+        if (batch, heads) != tuple(map(range, of.q.shape[:2])):
+            alone = range(1)
+            found = [[self.weights(of.head(b, h), alone, alone, rows, cols) for h in heads] for b in batch]
+            return torch.cat([torch.cat(of_heads, 1) for of_heads in found])
+        if rows.step != 1 or cols.step != 1:
+            return torch.cat(list(self._apart(of, batch, heads, rows, cols)), 2)
+        part = self.exact(of.part(rows, cols))
+        return _done(part, lambda call: weights(call, part.lse))
+
+    def suited(self, of: Matrix) -> Reads:
+        """Reads in float64, tile by tile, where scores are sums of terms that cancel."""
+        return TileReads() if of.cancels else self
+
+    def exact(self, of: Matrix) -> Matrix:
+        if not of.has_large_scores:
+            return of
+        return of._replace(lse=of.exact_lse(("cpu", of.q.dtype), _log_sums))
+
+    def _apart(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Iterator[Tensor]:
+        """Yield weights of non-contiguous rows or columns, selected from blocks of contiguous ones."""
+        across = range(min(cols), max(cols) + 1)
+        at = torch.tensor([j - across.start for j in cols], device=of.lse.device)
+        height = max(1, LARGEST_PART // len(across)) if rows.step == 1 else 1
+        for start in range(0, len(rows), height):
+            some = rows[start : start + height]
+            yield self.weights(of, batch, heads, range(some[0], some[-1] + 1), across)[..., at]
+
+    def statistics(
+        self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
+    ) -> dict[Statistic, Tensor]:
+        """With `progress`, head by head; progress is reported in rows, as if all heads were computed together."""
+        if progress is None or 0 in of.q.shape[:2]:
+            return _done(of, lambda call: forward(call)[2], statistics=wanted)
+        b, h, _, _ = of.rule.grid
+        found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
+        for batch, one in _heads(of, progress):
+            here = {statistic: statistic.only(batch) for statistic in wanted}
+            given = self.statistics(one, tuple(here.values()))
+            for statistic in wanted:
+                if here[statistic] in given:
+                    found[statistic].append(given[here[statistic]])
+        whole = {s: torch.cat(parts) for s, parts in found.items() if len(parts) == b * h}
+        return {s: x.view(b, h, *x.shape[2:]) for s, x in whole.items()}
+
+    def reduced(self, lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
+        return reduce_rows(lse, measures)
+
+    def times(self, of: Matrix, x: Tensor) -> Tensor:
+        """Attention with the values x."""
+        return _done(of.with_keys_of(x), lambda call: forward(call)[0], values=x)
+
+    def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
+        """The gradient of the values for that of the output."""
+        # Keys are repeated; otherwise the result would be summed over the heads that share them.
+        of = self.exact(of.with_keys_of(y))
+        return _done(of, lambda call: transposed(call, of.lse, y))
+
+    def received(self, of: Matrix) -> Tensor:
+        return self.statistics(of, (COLUMN_MASS,))[COLUMN_MASS]
+
+    def squares(self, of: Matrix, cell: int, progress: Progress | None = None) -> Squares:
+        """With `progress`, head by head."""
+        if progress is None or 0 in of.q.shape[:2]:
+            of = self.exact(of)
+            return Squares(*_done(of, lambda call: squares(call, of.lse, cell)))
+        b, h, _, _ = of.rule.grid
+        parts = [self.squares(one, cell) for _, one in _heads(of, progress)]
+        return Squares(*(torch.cat(x).view(b, h, *x[0].shape[2:]) for x in zip(*parts, strict=True)))
+
+    def diagonals(self, of: Matrix) -> Tensor:
+        of = self.exact(of)
+        return _done(of, lambda call: diagonals(call, of.lse))
+
+    def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
+        if count > MOST_NUMBERS:
+            raise Declined(f"it supports at most {MOST_NUMBERS} weights per row, got {count}")
+        wanted = TopWeights(count), TopKeys(count)
+        found = self.statistics(of, wanted, progress)
+        return found[wanted[0]], found[wanted[1]]
+
+
+def _log_sums(of: Matrix) -> Tensor:
+    """The log-sum-exp of a matrix with all keys in float64, of the logits of the other reads."""
+    lse = of.lse.double()
+    found = lse + _done(of, lambda call: log_sums(call, lse))
+    sinks = of.rule.terms(lse).sinks
+    found = found if sinks is None else torch.logaddexp(found, sinks.detach()[:, None])
+    return torch.where(found.isfinite(), found, lse)
+
+
+def _done(
+    of: Matrix, work: Callable[[Call], Found], *, values: Tensor | None = None, statistics: tuple[Statistic, ...] = ()
+) -> Found:
+    """Apply `work` to the matrix as a call, without values if `values` is None; raise Declined if it is refused."""
+    call = Call(of.q, of.k, of.k[..., :0] if values is None else values, of.rule, statistics=statistics)
+    if reason := refusal(call):
+        raise Declined(reason)
+    return work(call)
+
+
+def _heads(of: Matrix, progress: Progress) -> Iterator[tuple[int, Matrix]]:
+    """Yield batch entry and matrix of each head, and report progress in rows, as if all heads were computed
+    together."""
+    b, h, n, _ = of.rule.grid
+    for batch in range(b):
+        for head in range(h):
+            yield batch, of.head(batch, head)
+            progress(COMPUTING, (batch * h + head + 1) * n // (b * h), n)
+
+
+STRIPE = 1024  # HEADWISE_STRIPE in native/headwise.h
+
+
+def weights(call: Call, lse: Tensor) -> Tensor:
+    """The weights, [b, h, n, m]."""
+    return _squares(call, lse, 1, "mean")[0]
+
+
+def squares(call: Call, lse: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean weight, largest weight and number of unmasked pairs in each square of `cell` × `cell`; all
+    [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
+    mean, largest, allowed = _squares(call, lse, cell, "mean", "largest", "allowed")
+    return mean, largest, allowed
+
+
+def log_sums(call: Call, lse: Tensor) -> Tensor:
+    """ln Σ_j exp(S_ij − lse_i) over the keys, [b, h, n] in float64: about 0 where lse is the log-sum-exp."""
+    sums, tops = (x.double() for x in _squares(call, lse.double(), 1, "mean", "largest", stripe=STRIPE))
+    return (tops * log(2.0) + sums.log()).logsumexp(-1)
+
+
+def _squares(call: Call, lse: Tensor, cell: int, *wanted: str, stripe: int = 0) -> list[Tensor]:
+    b, h, n, m = call.rule.grid
+    q, k = in_rows(call.q), in_rows(call.k)
+    request = binding.PoolCall(
+        binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, q.shape[-1], *map(binding.view, (q, k))
+    )
+    held = binding.write_lse(request, lse)
+    request.cell, request.logs = cell, stripe > 0
+    shape = b, h, -(-n // cell), -(-m // (stripe or cell))
+    found = [
+        torch.empty(shape, dtype=torch.int64, device="cpu") if name == "allowed" else floats(*shape) for name in wanted
+    ]
+    for name, x in zip(wanted, found, strict=True):
+        setattr(request, name, x.data_ptr())
+    send("headwise_pool", request, call)
+    del held
+    return found
+
+
+def diagonals(call: Call, lse: Tensor) -> Tensor:
+    """Sums of the weights along diagonals, [b, h, n + m − 1]; pair (i, j) is on diagonal j − i + n − 1."""
+    b, h, n, m = call.rule.grid
+    q, k = in_rows(call.q), in_rows(call.k)
+    mass = floats(b, h, n + m - 1)
+    request = binding.DiagonalsCall(
+        binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, q.shape[-1], *map(binding.view, (q, k))
+    )
+    held = binding.write_lse(request, lse)
+    request.mass = mass.data_ptr()
+    send("headwise_diagonals", request, call)
+    del held
+    return mass
 
 
 class CPU:
@@ -24,6 +225,10 @@ class CPU:
 
     def run(self, call: Call) -> Result:
         return Result(*forward(call))
+
+    def prepared(self, call: Call, wanted: Sequence[Measure] | None, refusals: Mapping[str, str]) -> Prepared | None:
+        """One call of the library; none for a subclass, which may run calls in another way."""
+        return prepared(call, wanted, refusals) if type(self) is CPU else None
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]

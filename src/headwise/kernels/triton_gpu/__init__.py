@@ -14,9 +14,9 @@ from torch import Tensor
 
 from headwise.base.run import Progress
 from headwise.errors import KernelError
-from headwise.kernels.autograd import learns
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.eager import eager
+from headwise.kernels.gradients import learns
 from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.triton_gpu.check import refusal
 from headwise.lowering import Lowered, requested

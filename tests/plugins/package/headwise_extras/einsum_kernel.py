@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.kernels import register
 from headwise.kernels.call import Call, Result
-from headwise.kernels.tile_reads import TileReads
+from headwise.kernels.reads import TileReads
 
 
 class Einsum:

@@ -1,7 +1,7 @@
 """The operators `headwise::attend`, `headwise::attend_backward` and `headwise::second_derivative` of PyTorch.
 
 They are declared as soon as headwise and PyTorch are imported, so that a program saved by `torch.export` or
-`torch.jit.save` can be loaded. The code that they run, `headwise.kernels.operator`, is imported by the first call:
+`torch.jit.save` can be loaded. The code that they run, `headwise.kernels.graph`, is imported by the first call:
 all kernels take a hundred times as long to import as these declarations.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 # Arguments of the first two: q, k, v, the biases and the mask's tensors; the number of biases; the rule's other tensors
-# and numbers (`Rule.terms`, and `written.write` of its mask); dropout and its seed; `learned`: whether relative or a
+# and numbers (`Rule.terms`, and `graph.write` of its mask); dropout and its seed; `learned`: whether relative or a
 # bias requires a gradient; the split of relative. There is one list, which is never empty: AOTInductor passes None for
 # an empty one, vmap ignores the tensors of a `Tensor[]?`, and torch.jit.trace does not support `Tensor?[]`.
 _RULE = (
@@ -24,10 +24,10 @@ _BACKWARD = f"({_RULE}, Tensor out, Tensor lse, Tensor ran, Tensor grad_out, boo
 
 
 def _code(name: str) -> Callable[..., Any]:
-    """A function of `headwise.kernels.operator`."""
+    """A function of `headwise.kernels.graph`."""
 
     def call(*given: Any, **named: Any) -> Any:
-        return getattr(import_module("headwise.kernels.operator"), name)(*given, **named)
+        return getattr(import_module("headwise.kernels.graph"), name)(*given, **named)
 
     return call
 
@@ -49,3 +49,6 @@ torch.library.define("headwise::second_derivative", "(Tensor x, Tensor grad) -> 
 torch.library.impl("headwise::second_derivative", "CompositeExplicitAutograd", _code("second_derivative"))
 torch.library.register_fake("headwise::second_derivative", _code("second_derivative_fake"))
 second_derivative = torch.ops.headwise.second_derivative.default
+
+# The first operator within torch.func, whose transforms do not support `register_autograd`.
+differentiable = _code("differentiable")

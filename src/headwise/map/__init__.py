@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headwise import map_file, map_index, pooling
+from headwise import pooling
 from headwise.base.read import write_tensors
 from headwise.base.run import Progress
 from headwise.errors import ConfigError, KernelError, ShapeError, check_whole
@@ -32,7 +32,9 @@ from headwise.kernels import KERNELS, check_name, named as kernel_of, read
 from headwise.kernels.graph import has_no_numbers, in_graph
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.kernels.reads import Matrix
-from headwise.map_products import TransposedMap, linear_operator, operand, reading
+from headwise.map import file
+from headwise.map.index import TransposedMap, linear_operator, operand, reading, select
+from headwise.map.unchanged import add_up, check_sums, noted
 from headwise.masks import Mask
 from headwise.masks.given import put_tensors, take_tensors
 from headwise.pooling import Squares
@@ -40,7 +42,6 @@ from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
 from headwise.table.show import Shown
 from headwise.tiles import Tile
-from headwise.unchanged import add_up, check_sums, noted
 from headwise.wording import scaled
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class AttentionMap(Shown):
 
         Only these rows and columns are computed. An omitted index selects the whole axis.
         """
-        return map_index.read(index, self.shape, lambda *spans: self._read("weights", *spans))
+        return select(index, self.shape, lambda *spans: self._read("weights", *spans))
 
     def __len__(self) -> int:
         """The number of batch entries."""
@@ -284,7 +285,7 @@ class AttentionMap(Shown):
         tensors = {"q": self.q, "k": self.k, "lse": self.lse}
         if self.nonfinite_values is not None:
             tensors["nonfinite_values"] = self.nonfinite_values
-        content = map_file.content(tensors, self.rule, self.kernel)
+        content = file.content(tensors, self.rule, self.kernel)
         self._look()
         write_tensors(path, *content)
 
@@ -294,7 +295,7 @@ class AttentionMap(Shown):
 
         `kernel` is the kernel that computed it. `named` is "auto", because this machine may have other kernels.
         """
-        tensors, rule, kernel = map_file.load(path)
+        tensors, rule, kernel = file.load(path)
         q, k, lse = (tensors[name] for name in ("q", "k", "lse"))
         return cls(q, k, lse, rule, kernel=kernel, nonfinite_values=tensors.get("nonfinite_values"))
 
@@ -359,7 +360,7 @@ class AttentionMap(Shown):
         return {**vars(self), "_inputs": None, "_read_from": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update(state, _read_from=None)
         self._inputs = noted(self._q, self._k, self.rule)  # a copy's memory has counts of its own
 
     @property

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 from samples import MASKS, qkv
-from test_quick_calls import SIZES, WAYS, _picked
+from test_prepared_calls import SIZES, WAYS, _picked
 from torch import Tensor
 
 from headwise import stats
 from headwise.attention import attend
 from headwise.base.run import seeded
 from headwise.errors import ConfigError
-from headwise.kernels import quick_maps, use_kernel
+from headwise.kernels import prepare, use_kernel
 from headwise.map import AttentionMap
 from headwise.masks import Causal, Dense, Grid, Mask, Span, Window
 from headwise.stats import Measure, SinkMass, resolve
@@ -30,11 +30,11 @@ Given = Sequence[str | Measure]
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> None:
-    quick_maps._decided.clear()
+    prepare._prepared.clear()
 
 
 def came_again(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, measures: Given = NAMES) -> bool:
-    return quick_maps.again_measured(q, k, v, mask, None, "auto", measures) is not None
+    return prepare.again(q, k, v, mask, None, "auto", measures) is not None
 
 
 def bits(x: Tensor, y: Tensor) -> bool:
@@ -65,7 +65,7 @@ def same(one: tuple[Tensor, AttentionMap], other: tuple[Tensor, AttentionMap]) -
 def test_the_same_bits_as_the_first_time(dtype: torch.dtype, mask: Mask | None, size: tuple[int, ...]) -> None:
     first, second = (qkv(*size, dtype=dtype, seed=seed) for seed in (1, 2))
     whole_way = attend(*second, mask=mask, return_map=True, measures=NAMES)
-    quick_maps._decided.clear()
+    prepare._prepared.clear()
     attend(*first, mask=mask, return_map=True, measures=NAMES)
     assert came_again(*second, mask)
     assert same(attend(*second, mask=mask, return_map=True, measures=NAMES), whole_way)
@@ -98,7 +98,7 @@ def test_queries_that_are_not_finite_are_counted() -> None:
     q[1, 4, 7, 0] = torch.inf
     assert came_again(q, k, v, Window(3))
     again = attend(q, k, v, mask=Window(3), return_map=True, measures=NAMES)
-    quick_maps._decided.clear()
+    prepare._prepared.clear()
     assert same(again, attend(q, k, v, mask=Window(3), return_map=True, measures=NAMES))
     assert again[1].measured.nonfinite.sum() == again[1].measured.nonfinite[1, 4] == 1
     assert again[1].measured["max_logit"][1, 4].isnan()
@@ -186,7 +186,7 @@ ALONG = tuple(name for name in NAMES if name not in ("distance_variance", "local
 
 
 def kept() -> int:
-    return len(quick_maps._decided)
+    return len(prepare._prepared)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -197,23 +197,23 @@ def test_steps_of_a_cache_that_drops_one_more_token_each_are_one_call(
 ) -> None:
     """The end of the gap is a value: results are those of a call that nothing is kept of."""
     for n in (1, 2):
-        quick_maps._decided.clear()
+        prepare._prepared.clear()
         for stop in range(start + 1, start + 5):
             q, k, v = qkv(1, 4, 2, n, 64, 16, 16, dtype=dtype, seed=stop)
             again = attend(q, k, v, mask=Causal(), return_map=True, measures=measures, gap=(start, stop))
-            decided = dict(quick_maps._decided)
+            decided = dict(prepare._prepared)
             assert kept() == 1
-            quick_maps._decided.clear()
+            prepare._prepared.clear()
             whole_way = attend(q, k, v, mask=Causal(), return_map=True, measures=measures, gap=(start, stop))
             assert same(again, whole_way)
             assert again[1].rule.grid == whole_way[1].rule.grid
             assert again[1].rule.grid.gap == (start, stop)
             distances = [amap.measure("mean_distance")["mean_distance"] for _, amap in (again, whole_way)]
             assert bits(*distances)
-            quick_maps._decided.update(decided)
-        assert quick_maps.again_measured(q, k, v, Causal(), None, "auto", measures, (start, start + 90)) is not None
-        assert quick_maps.again_measured(q, k, v, Causal(), None, "auto", measures, (start + 1, start + 9)) is None
-        assert quick_maps.again_measured(q, k, v, Causal(), None, "auto", measures) is None
+            prepare._prepared.update(decided)
+        assert prepare.again(q, k, v, Causal(), None, "auto", measures, (start, start + 90)) is not None
+        assert prepare.again(q, k, v, Causal(), None, "auto", measures, (start + 1, start + 9)) is None
+        assert prepare.again(q, k, v, Causal(), None, "auto", measures) is None
 
 
 def test_gaps_are_checked_as_ever() -> None:

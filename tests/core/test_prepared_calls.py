@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from headwise import kernels
 from headwise.attention import attend
 from headwise.errors import ConfigError, DTypeError, KernelError, ShapeError
-from headwise.kernels import KERNELS, QuantizedKV, quick, register, use_kernel
+from headwise.kernels import KERNELS, QuantizedKV, prepare, register, use_kernel
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.masks import Causal, Dense, Everything, Grid, Mask, Span, State, Window, shows_whole_past
 from headwise.scores import SoftCap
@@ -36,13 +36,14 @@ WAYS = {"None": None, "causal": Causal(), "window": Causal() & Window(3)}
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> None:
-    quick._decided.clear()
+    prepare._prepared.clear()
 
 
 def came_again(
     q: Tensor, k: Vectors, v: Vectors, mask: Mask | None = None, scale: float | None = None
 ) -> Tensor | None:
-    return quick.again(q, k, v, mask, scale, "auto")
+    found = prepare.again(q, k, v, mask, scale, "auto")
+    return None if found is None else found[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -177,16 +178,16 @@ def test_torch_func_and_graphs_go_their_own_way() -> None:
 
 
 def test_memory_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "KEPT", 5)
+    monkeypatch.setattr(prepare, "KEPT", 5)
     for m in range(1, 20):
         q, k, v = qkv(1, 1, 1, 1, m, 4, 4)
         attend(q, k, v)
         assert came_again(q, k, v) is not None
-        assert len(quick._decided) <= 5
+        assert len(prepare._prepared) <= 5
 
 
 def test_large_calls_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "PAIRS", 2 * 17 * 23)
+    monkeypatch.setattr(prepare, "PAIRS", 2 * 17 * 23)
     for heads, kept in ((2, True), (3, False)):
         q, k, v = qkv(1, heads, 1, 17, 23, 4, 4)
         attend(q, k, v)
@@ -243,11 +244,11 @@ def test_signs_that_pytorch_keeps_in_a_bit_are_read() -> None:
 
 def _whole_way(*given: Any, **options: Any) -> Tensor:
     """`attend`, of which nothing is kept before or after."""
-    kept = dict(quick._decided)
-    quick._decided.clear()
+    kept = dict(prepare._prepared)
+    prepare._prepared.clear()
     out = attend(*given, **options)
-    quick._decided.clear()
-    quick._decided.update(kept)
+    prepare._prepared.clear()
+    prepare._prepared.update(kept)
     return out
 
 
@@ -264,10 +265,10 @@ def test_decoding_steps_with_another_number_of_keys(mask: Mask | None, form: For
         some_k, some_v = _first(keys, m), _first(values, m)
         out = attend(q, some_k, some_v, mask=mask)
         assert torch.equal(out, _whole_way(q, some_k, some_v, mask=mask))
-        again = quick.again(q + step, some_k, some_v, mask, None, "auto")
+        again = came_again(q + step, some_k, some_v, mask)
         assert again is not None
         assert torch.equal(again, _whole_way(q + step, some_k, some_v, mask=mask))
-        assert len(quick._decided) == (min(step + 1, 5) if several else 1)
+        assert len(prepare._prepared) == (min(step + 1, 5) if several else 1)
 
 
 def _first(x: Vectors, m: int) -> Vectors:
@@ -315,9 +316,9 @@ def test_quantized_vectors_that_differ_are_another_call() -> None:
             attend(one, *given)
     assert not attend(one, _first(keys, 0), _first(values, 0)).any()
     many = torch.randn(2, 6, 60, 8)  # more queries than the library reads quantized keys for
-    before = len(quick._decided)
+    before = len(prepare._prepared)
     attend(many, keys, values)
-    assert len(quick._decided) == before
+    assert len(prepare._prepared) == before
 
 
 def test_a_mask_is_known_to_show_the_past_only_where_it_does() -> None:

@@ -1,0 +1,142 @@
+"""A cache of dispatch decisions for small repeated calls, such as those of the layers of a model.
+
+Validation, the choice of a kernel and its request depend, for a plain call (no scores, dropout or gradients), only on
+shapes, strides, dtypes, mask, scale, measures and the kernels to choose from, and not on the addresses. `keep` stores
+what the kernel has `prepared` after a call has been dispatched, and `again` runs the next call like it in a tenth of
+the time of a dispatch. Any other call is dispatched as usual.
+
+The look-up comes before validation, which would take half as long again. Only calls that were validated are stored, and
+all that validation reads is in the key.
+
+One query that attends to all keys is a call like that with another number of keys: decoding steps have one key more
+each. The end of a gap is no part of what a call is: a cache drops one more token in each step.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.events import here
+from headwise.kernels import candidates
+from headwise.kernels.call import Call
+from headwise.kernels.kernel import Answer, Kernel, Prepared
+from headwise.kernels.quantized import Vectors, in_memory
+from headwise.masks import Mask, shows_whole_past
+from headwise.stats import Measure, Statistic
+
+PAIRS = 1 << 21  # (query, key) pairs over all heads: in larger calls the time of dispatch is negligible
+KEPT = 512  # the most decisions that are stored
+
+_prepared: dict[Any, Prepared] = {}
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def again(
+    q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | None, kernel: str,
+    measures: Sequence[str | Measure] | None = None, gap: tuple[int, int] | None = None,
+) -> Answer | None:  # fmt: skip
+    """Run a plain call like an earlier one; None for any other call.
+
+    The arguments need not be validated. Must not be called while a graph is recorded.
+
+    Args:
+        measures: those of a call that returns a map; None for the output alone, on which a gap has no effect.
+    """
+    memory = in_memory(k, v)
+    if not _plain_tensors(q, *memory) or (measures is not None and here().progress is not None):
+        return None
+    try:
+        found = _prepared.get(_key(q, k, v, memory, mask, scale, kernel, measures, gap))
+        if found is None or (measures is not None and gap is not None and not (len(gap) == 2 and gap[0] < gap[1])):
+            return None
+    except (TypeError, IndexError, RuntimeError):  # an invalid argument: not hashable; a nested or sparse tensor
+        return None
+    return found.run(q, memory, k.shape[2], gap)
+
+
+def keep(
+    call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, kernel: str, refusals: Mapping[str, str],
+    measures: Sequence[str | Measure] | None = None, wanted: Sequence[Measure] | None = None,
+) -> None:  # fmt: skip
+    """Store the decisions for a call that `chosen` has run, if `again` supports it.
+
+    Args:
+        measures, wanted: as given, and resolved, of a call that returns a map.
+    """
+    prepare, gap = getattr(chosen, "prepared", None), call.rule.grid.gap
+    memory = in_memory(call.keys, call.values)
+    if prepare is None or not _fits(call, scale, memory):
+        return
+    if measures is not None and mask is not None and mask.of_step:
+        return  # no call like it comes again
+    given = (gap.start, gap.stop) if gap.size else None
+    try:
+        key = _key(call.q, call.keys, call.values, memory, mask, scale, kernel, measures, given)
+    except TypeError:  # measures that cannot be a key
+        return
+    if (prepared := prepare(call, wanted, refusals)) is not None:
+        if len(_prepared) >= KEPT:
+            _prepared.clear()
+        _prepared[key] = prepared
+
+
+def _plain_tensors(*given: object) -> bool:
+    """Whether these are ordinary tensors on the CPU for which no gradient is recorded."""
+    if torch._C._len_torch_dispatch_stack():
+        return False
+    recorded = torch.is_grad_enabled()
+    for x in given:  # with a flag for signs, the values in memory have the opposite ones
+        if type(x) is not Tensor or not x.is_cpu or (recorded and x.requires_grad) or _wrapped(x) or x.is_neg():
+            return False
+    return True
+
+
+def _fits(call: Call, scale: float | None, memory: Sequence[Tensor]) -> bool:
+    """Whether decisions are stored for calls like this one."""
+    rule = call.rule
+    b, h, n, m = rule.grid
+    if b * h * n * m > PAIRS or call.dropout_p > 0 or rule.scores or not rule.mask.value:
+        return False
+    if type(scale) not in (float, type(None)) or any(type(x) is not Tensor for x in (call.q, *memory[:2])):
+        return False
+    return call.q.stride(3) == memory[0].stride(3) == memory[1].stride(3) == 1  # else the kernel received copies
+
+
+def _key(
+    q: Tensor, k: Vectors, v: Vectors, memory: Sequence[Tensor], mask: Mask | None, scale: float | None, kernel: str,
+    measures: Sequence[str | Measure] | None, gap: tuple[int, int] | None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The cache key of a plain call, given `in_memory(k, v)`. It has the number of keys, unless a call without a map
+    has one query, which attends to all."""
+    of_q = q.shape
+    of_k: tuple[int, ...] = k.shape
+    of_v: tuple[int, ...] = v.shape
+    if measures is None:
+        of_map = None
+        if of_q[2] == 1 and 0 < of_k[2] == of_v[2] <= PAIRS and shows_whole_past(mask):
+            of_k, of_v = (of_k[0], of_k[1], of_k[3]), (of_v[0], of_v[1], of_v[3])  # strides show that there are four
+    else:
+        of_map = _names(measures), None if gap is None else gap[0]
+    return (
+        of_q, of_k, of_v, q.stride(), *map(Tensor.stride, memory), q.dtype, k.dtype, v.dtype, mask, scale,
+        candidates(kernel), of_map,
+    )  # fmt: skip
+
+
+def _names(measures: Sequence[str | Measure]) -> tuple[Any, ...]:
+    """The measures as a part of the key; TypeError if they have more than numbers and names, or can be read only
+    once."""
+    if isinstance(measures, str):
+        return (measures,)
+    if not isinstance(measures, (tuple, list)):
+        raise TypeError
+    return tuple(x if type(x) is str else (type(x), *_settings(x)) for x in measures)
+
+
+def _settings(measure: object) -> tuple[Any, ...]:
+    held = tuple(vars(measure).items())
+    if not isinstance(measure, Measure) or not all(isinstance(x, (int, float, str, Statistic)) for _, x in held):
+        raise TypeError
+    return held
