@@ -114,6 +114,7 @@ def test_losses_are_those_with_and_without_the_closed_heads() -> None:
     assert found.history.shape == (200, 2)
 
 
+@pytest.mark.thorough
 def test_the_seed_decides() -> None:
     model, batches = stack(), vectors()
     one, same, other = (learn_gates(model, batches, square_loss, 0.02, steps=20, seed=s) for s in (1, 1, 2))

@@ -61,6 +61,7 @@ def test_information_equals_the_log_determinants(h: int, d: int, n: int, gamma: 
                 assert float(found[i, j]) == pytest.approx(expected, rel=2e-3 if single else 1e-8, abs=1e-8)
 
 
+@pytest.mark.thorough
 def test_information_of_gaussians_is_not_biased() -> None:
     """The mean over many samples is that of the distribution: ½ ln(|Σ_x||Σ_y| / |Σ_xy|)."""
     d, n = 3, 17

@@ -106,6 +106,7 @@ def test_the_waves_are_as_good_as_they_say() -> None:
     assert sum(AMPLITUDES.values()) == pytest.approx(math.log(2), abs=1e-9)
 
 
+@pytest.mark.thorough
 def test_sampled_rows_are_near_and_their_error_tells_how_near() -> None:
     maps = [map_of(2, 4, 300, 300, seed=k, mask=Causal()) for k in range(2)]
     whole = map_divergence(maps, rows=None).matrix

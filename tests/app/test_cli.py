@@ -47,6 +47,7 @@ def test_train_then_see_and_write_with_the_result(headwise: Command, tmp_path: P
     assert headwise("see", "武松", "--model", out, "--out", tmp_path / "r.html").code == 0
 
 
+@pytest.mark.thorough
 def test_train_another_design_then_see_and_write_with_it(headwise: Command, tmp_path: Path) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("武松打虎，林冲夜奔。" * 60, encoding="utf-8")

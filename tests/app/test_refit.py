@@ -119,6 +119,7 @@ def test_the_least_important_heads_go(headwise, model_folder, text, tmp_path, by
     assert all(f"{layer}.{head}" in done.out for layer, head in wanted)
 
 
+@pytest.mark.thorough
 def test_the_picture_draws_the_curve_and_the_band_of_chance():
     chance = np.array([[[4.0], [4.3], [4.9], [5.5]], [[4.0], [4.1], [5.3], [5.4]]])
     order = ((0, 0), (1, 2), (0, 1), (1, 1), (1, 0))

@@ -48,6 +48,7 @@ def test_a_wrong_second_text_is_refused_before_the_first_is_read(
     assert not Path("report.html").exists()
 
 
+@pytest.mark.thorough
 def test_a_long_second_text_is_read_in_windows_and_one_that_is_too_long_is_refused_first() -> None:
     subject = hw.load_model()
     assert subject.context is not None

@@ -103,6 +103,7 @@ def test_a_window_that_is_no_number_of_tokens_is_refused(loaded, window):
             hw.see(TEXT, model, window=window)
 
 
+@pytest.mark.thorough
 def test_every_statistic_of_a_report_is_there_in_windows(loaded):
     short, long = (hw.see(text, loaded).statistics for text in (TEXT[:24], TEXT))
     assert list(long) == list(short)

@@ -94,7 +94,7 @@ def leaf_qkv(*sizes: int, **options: Any) -> list[Tensor]:
     return [x.requires_grad_() for x in qkv(*sizes, **options)]
 
 
-@pytest.mark.thorough_except("documents and padding", "dense", "window and sinks", "lengths")
+@pytest.mark.thorough_except("documents and padding", "window and sinks")
 @pytest.mark.parametrize("name", MASKS)
 def test_one_graph_gives_the_same_bits_under_every_mask(name: str) -> None:
     mask = MASKS[name](2, 37, 53)
@@ -105,7 +105,7 @@ def test_one_graph_gives_the_same_bits_under_every_mask(name: str) -> None:
     same_both_ways(whole(call), call, *leaf_qkv())
 
 
-@pytest.mark.thorough_except("soft cap", "two biases", "t5", "sinks")
+@pytest.mark.thorough_except("two biases", "sinks")
 @pytest.mark.parametrize("name", SCORES)
 def test_one_graph_gives_the_same_bits_with_every_score(name: str) -> None:
     score = SCORES[name](2, 6, 37, 53)
@@ -194,7 +194,7 @@ def test_a_mask_may_have_a_size_of_the_graph() -> None:
         assert torch.equal(graph(q), attend(q, q, q, mask=Causal() & Window(n // 4) | Sinks(2)))
 
 
-@pytest.mark.thorough_except("shape0", "shape3")
+@pytest.mark.thorough_except("shape0")
 @pytest.mark.parametrize("shape", [(0, 53), (37, 0), (1, 1), (1, 40)])
 def test_one_graph_of_no_queries_no_keys_and_few(shape: tuple[int, int]) -> None:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ def test_masks_and_scores_of_somebodys_own() -> None:
     assert not can_record(Rule(EveryOther() & Causal(), 1.0, Grid(1, 1, 1, 1)))
 
 
-@pytest.mark.thorough_except("window and sinks", "dense")
+@pytest.mark.thorough_except("dense")
 @pytest.mark.parametrize("name", MASKS)
 def test_a_map_from_a_graph_is_the_map(name: str) -> None:
     mask = MASKS[name](2, 37, 53)

@@ -82,6 +82,7 @@ def test_each_head_looks_at_its_place() -> None:
         torch.testing.assert_close(amap.to_dense()[0, i], expected)
 
 
+@pytest.mark.thorough
 def test_blunt_heads_learn_to_be_a_convolution() -> None:
     torch.manual_seed(0)
     module = ConvolutionAttention(3, 3, sharpness=1.0).double()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from design_samples import CASES, design, given
+from design_samples import ONCE, design, given
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -108,7 +108,7 @@ def real(name: str, options: dict[str, Any]) -> tuple[Tensor, Any, Tensor]:
     return design(name, options, dtype=torch.float32)(given(dtype=torch.float32), return_map=True, return_concat=True)
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(("name", "options"), ONCE)
 def test_every_design_has_shapes_and_gradients(
     real: tuple[Tensor, Any, Tensor], device: str, name: str, options: dict[str, Any]
 ) -> None:
@@ -128,7 +128,7 @@ def test_every_design_has_shapes_and_gradients(
         module(x, return_map=True, measures=["entropy"])
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(("name", "options"), ONCE)
 def test_every_design_from_the_meta_device_is_the_loaded_one(name: str, options: dict[str, Any]) -> None:
     original, x = design(name, options, dtype=torch.float32), given(dtype=torch.float32)
     with torch.device("meta"):

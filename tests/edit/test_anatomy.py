@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from design_samples import CASES, design, given
+from design_samples import ONCE, design, given
 from torch import Tensor, nn
 
 import headwise as hw
@@ -15,7 +15,7 @@ from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.models import KINDS, HeadSite, find_heads, record_heads, scale_heads
 
-every_design = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value))
+every_design = pytest.mark.parametrize(("name", "options"), ONCE, ids=lambda value: str(value))
 
 
 def torch_attention(**options: Any) -> nn.MultiheadAttention:
