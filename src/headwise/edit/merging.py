@@ -15,6 +15,7 @@ row for the bias, if there is one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -208,7 +209,7 @@ def _merge(site: HeadSite, groups: list[list[int]], method: str) -> Merge:
     per_query = [x.repeat_interleave(len(q) // len(x), 0) for x in (k, new_k, v, new_v)]
     scores = lost(q, per_query[0].mT, new_q, per_query[1].mT)
     values = lost(per_query[2], o, per_query[3], new_o)
-    maps = {part.letter: part.owner for part in site.parts() if part.letter in "qkvo"}
+    maps: dict[str, Any] = {part.letter: part.owner for part in site.parts() if part.letter in "qkvo"}
     for letter, x in (("q", new_q), ("k", new_k), ("v", new_v)) if method == "svd" else (("k", new_k), ("v", new_v)):
         _write(maps[letter], x)
     if method == "svd":

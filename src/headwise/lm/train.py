@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from headwise.base.files import atomic_path, taken
 from headwise.base.read import write_tensors
 from headwise.base.run import seeded, step_seed
+from headwise.costs.work import positive
 from headwise.errors import CheckpointError, ConfigError, check_choice
 from headwise.lm.checkpoint import MODEL_FILE, header_of, load_checkpoint, read, save_model, training_state, unpack
 from headwise.lm.model import Decoder, DecoderConfig, mean_loss
@@ -255,7 +256,7 @@ def train(
         TextError, ConfigError: naming the argument; also if another run writes to `out`.
         CheckpointError: if `out` contains a run with other settings or another model, or cannot be written.
     """
-    _positive(steps=steps, batch_size=batch_size, eval_every=eval_every, context=context)
+    positive(steps=steps, batch_size=batch_size, eval_every=eval_every, context=context)
     check_choice("precision", precision, ("bfloat16", "float32"))
     if not save_seconds >= 0:
         raise ConfigError(
@@ -382,9 +383,3 @@ def _interruptible() -> Iterator[list[int]]:
         yield stopped
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _positive(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise ConfigError(f"{name}={value}: expected at least 1", f"{name}={value}：应不小于 1")

@@ -46,7 +46,7 @@ def inputs_of(text: str, tokenizer: Any) -> Tensor | dict[str, Any]:
     except (TypeError, ValueError, RuntimeError):
         ids = torch.empty(0)
     if not ids.numel() or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ConfigError(f"tokenizer: encode(text) of {len(text)} characters returned {_short(found)}, no token ids")
+        raise ConfigError(f"tokenizer: encode(text) of {len(text)} characters returned {short(found)}, no token ids")
     return torch.atleast_2d(ids)
 
 
@@ -72,7 +72,8 @@ def _called(tokenizer: Any, name: str, call: Callable[[], Any]) -> Any:
         raise ConfigError(f"tokenizer: {name} of {type(tokenizer).__name__} raised {what}") from error
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value as it is shown in an error: at most 60 characters of it."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from headwise.reports.messages import message
+from headwise.reports.sources import short
 from headwise.reports.viewer.session import CANCELLED, FAILED, Text
 from headwise.reports.viewer.tiles import REDUCES, Unwanted, Wanted, tile_spans
 from headwise.wording import Message
@@ -65,7 +66,7 @@ def whole(request: Request, name: str, default: int | None = None) -> int:
     if given is None and default is not None:
         return default
     if given is None or not given.isascii() or not given.isdigit() or len(given) > 12:
-        raise misfit(name, f"{name}: expected a whole number of at least 0, got {_short(given)}")
+        raise misfit(name, f"{name}: expected a whole number of at least 0, got {short(given)}")
     return int(given)
 
 
@@ -73,7 +74,7 @@ def reduce_of(request: Request) -> str:
     """The pooling: mean (default) or max."""
     given = request.query_params.get("reduce", "mean")
     if given not in REDUCES:
-        raise misfit("reduce", f"reduce: expected {' or '.join(REDUCES)}, got {_short(given)}")
+        raise misfit("reduce", f"reduce: expected {' or '.join(REDUCES)}, got {short(given)}")
     return given
 
 
@@ -115,7 +116,7 @@ async def text_of(request: Request, characters: int) -> tuple[str, str]:
     """Text and title of a POST; bodies longer than the longest text are rejected while they are read."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise misfit("content-type", f"content-type: expected application/json, got {_short(kind)}")
+        raise misfit("content-type", f"content-type: expected application/json, got {short(kind)}")
     most = ESCAPED * characters + 4 * ESCAPED * TITLE + 1024
     too_long = Refusal(413, message("too_large", characters=characters))
     length = request.headers.get("content-length", "0")
@@ -136,11 +137,6 @@ async def text_of(request: Request, characters: int) -> tuple[str, str]:
     if not isinstance(title, str):
         raise misfit("title", "title: expected a text")
     return data["text"], title.encode("utf-8", "replace").decode()[:TITLE]
-
-
-def _short(given: object) -> str:
-    text = repr(given)
-    return text if len(text) <= 60 else text[:60] + "…"
 
 
 Result = TypeVar("Result")
