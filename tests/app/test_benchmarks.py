@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from commands import Done
 
 ROOT = Path(__file__).parents[2]

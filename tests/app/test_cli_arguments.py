@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from commands import Command
 
+from commands import Command
 from headwise.lm.loading import LoadedModel
 
 CHANGE = ["--file", "absent.txt", "--model", "absent", "--dry-run"]

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import Command
 
+from commands import Command
 from headwise.cli.failures import in_words
 from headwise.errors import ConfigError, TextError
 

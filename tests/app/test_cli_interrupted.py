@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
-from commands import Command
 
+from commands import Command
 from headwise.cli import main
 from headwise.cli.interruption import is_interruption, noted
 from headwise.cli.measure import _signals, _Terminated

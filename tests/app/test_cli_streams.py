@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import Command
 
 import headwise as hw
+from commands import Command
 from headwise.cli import main
 from headwise.cli.streams import typed
 from headwise.errors import TextError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import Command
 
+from commands import Command
 from headwise.compress import save_budget
 from headwise.corpus.journal import Journal
 from headwise.edit.budgets import Budget

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import forked
 from rich.console import Console
 
 import headwise.kernels.cpu.library as compiled
+from commands import forked
 from headwise.attention import attend
 from headwise.cli.examination import named, native_facts, print_examination, reason
 from headwise.doctor import NEEDS, Choice, Examination, Native, Target, examine

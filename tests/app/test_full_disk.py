@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import Command
 
 import headwise as hw
+from commands import Command
 from headwise.analysis.history import HeadHistory, HeadLook
 from headwise.compress import save_budget
 from headwise.corpus.output import Output

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import forked
 
+from commands import forked
 from forked import Program
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Command
 from rich.console import Console
 
+from commands import Command
 from headwise.amounts import scaled
 from headwise.cli.chinese import lines_of_characters
 from headwise.costs import Machine, Work, attention_stages

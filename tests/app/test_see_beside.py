@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Command
 
 import headwise as hw
+from commands import Command
 
 
 def data(page: Path) -> dict[str, Any]:
