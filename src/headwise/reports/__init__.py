@@ -1,6 +1,5 @@
 """Reports as data, tables, pictures and pages, and the viewer."""
 
-from headwise.pictures.colours import stops
 from headwise.reports.data import Comparison, Passage, Report
 from headwise.reports.dynamics import write_dynamics
 from headwise.reports.figure import figure_class
@@ -25,7 +24,6 @@ __all__ = [
     "register",
     "report",
     "show",
-    "stops",
     "write_dynamics",
     "write_image_maps",
     "write_matrix",
