@@ -121,7 +121,9 @@ def claim(measure: Measure) -> Claim:
     entry = dict(entries(package, group).get(measure.__name__.replace("_", "-"), {}))
     if not entry:
         raise ConfigError(f"claim {measure.__name__!r}: {group}.toml has no entry of it")
-    said = {name: words(entry.pop(name, "")) for name in ("statement", "formula", "also", "control", "note")}
+    said: dict[str, Any] = {
+        name: words(entry.pop(name, "")) for name in ("statement", "formula", "also", "control", "note")
+    }
     places, expected = tuple(map(place, entry.pop("at", ()))), Verdict(entry.pop("expected", "holds"))
     return Claim(**said, places=places, expected=expected, measure=measure, **entry)
 
