@@ -1,1 +1,1 @@
-"""For readers of a textbook: claims measured, every step of attention with numbers, the costs of a design."""
+"""Costs of models and layers as tables."""
