@@ -55,7 +55,7 @@ test-rest: native-if-possible
 
 # The tests that hold for every part of a kind: make check-new KIND=mask, ARGS="-k name" for one of them.
 CHECKS_design = core/test_designs.py core/test_design_layout.py core/test_design_contract.py lm/test_lm_designs.py \
-  core/test_costs.py app/test_trace.py edit/test_anatomy.py edit/test_prune.py
+  core/test_costs.py textbook/test_trace.py edit/test_anatomy.py edit/test_prune.py
 CHECKS_measure = core/test_measures.py core/test_statistics_named.py core/test_defaults.py parallel/test_declared.py
 CHECKS_mask = core/test_masks.py core/test_own_parts.py core/test_parts.py core/test_map_file.py core/test_compile.py
 CHECKS_score = core/test_scores.py core/test_own_parts.py core/test_parts.py core/test_map_file.py
