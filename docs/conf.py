@@ -16,7 +16,6 @@ HERE = Path(__file__).parent
 project, author, version = "headwise", "headwise", __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["guide/notebooks"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 html_theme = "furo"

@@ -40,10 +40,24 @@ def texts() -> dict[str, str]:
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
                 continue
             prose = re.sub(r"`[^`]*`", "·", wrapped_off(node.value))
-            han, latin = len(re.findall(HAN, prose)), len(re.findall(r"[A-Za-z]{3,} [a-z]{2,}", prose))
-            if han > 3 * latin and "import " not in prose:
+            if is_chinese(prose) and "import " not in prose:
                 found[f"{path.relative_to(ROOT)}:{node.lineno}"] = prose
+    for path in sorted((ROOT / "docs" / "guide" / "zh").glob("*.md")):
+        prose = re.sub(r"^ *```.*?^ *```|<!--.*?-->|^\$\$.*?^\$\$", "", path.read_text("utf-8"), flags=re.M | re.S)
+        for number, line in enumerate(re.sub(r"`[^`]*`", "·", prose).splitlines()):
+            if is_chinese(line) and not line.startswith(("|", "←", "[")):
+                found[f"{path.relative_to(ROOT)}, line {number}"] = line
+    for path in sorted(SOURCES[1].rglob("*.toml")):
+        entries = re.findall(r'"""\\\n(.*?)"""|"([^"\n]*)"', path.read_text("utf-8"), re.DOTALL)
+        for text in (re.sub(r"\\\n", "", long or short) for long, short in entries):
+            if is_chinese(text):
+                found[f"{path.relative_to(ROOT)}: {text[:20]}"] = re.sub(r"`[^`]*`", "·", text)
     return found
+
+
+def is_chinese(text: str) -> bool:
+    """Whether most letters of a text are Chinese."""
+    return len(re.findall(HAN, text)) > 3 * len(re.findall(r"[A-Za-z]{3,} [a-z]{2,}", text))
 
 
 def test_there_are_texts() -> None:

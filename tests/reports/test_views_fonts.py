@@ -10,9 +10,9 @@ from fontTools.ttLib import TTFont
 from view_samples import passage, report_of
 
 import headwise.reports
+import headwise_textbook
 from headwise.reports.colours import SIGNS, _rule, covered, font_face, font_path
 from headwise.reports.page import write_report
-from headwise_textbook import diagrams
 
 
 def drawn(rules: str) -> dict[str, set[int]]:
@@ -76,8 +76,7 @@ def test_the_packaged_font_stands_before_fonts_that_a_machine_may_have():
     """Chromium looks no further than the first font that the machine has: behind it, Han would be empty boxes."""
     reports = Path(headwise.reports.__file__).parent
     styles = [(path, path.read_text(encoding="utf-8")) for path in sorted(reports.rglob("*.css"))]
-    textbook = Path(diagrams.__file__).parent
-    styles.append((textbook / "diagrams.py", diagrams.STYLE))
+    textbook = Path(headwise_textbook.__file__).parent
     styles.append((textbook / "claims" / "page.css", (textbook / "claims" / "page.css").read_text(encoding="utf-8")))
     found = 0
     for path, style in styles:

@@ -95,7 +95,7 @@ def f(kept, answers):
     return [tried(action) for action in (
         lambda: os.remove(kept), lambda: shutil.rmtree(os.path.dirname(kept)), lambda: open(kept, "w"),
         lambda: os.rename(kept, "here"), lambda: open(kept).read(), lambda: open(answers).read(),
-        lambda: __import__("headwise_textbook.guide.topics.splitting"), lambda: open("/usr/mine", "w"),
+        lambda: __import__("headwise_textbook.guide.exercises.one"), lambda: open("/usr/mine", "w"),
         lambda: open(os.path.join(os.path.dirname(headwise.__file__), "mine"), "w"), fill,
         lambda: socket.create_connection(("127.0.0.1", 22), 1), os.fork, detached,
         threading.Thread(target=print).start, lambda: open("/etc/passwd"), lambda: os.setuid(0),
@@ -106,7 +106,7 @@ def f(kept, answers):
 def test_code_is_kept_from_files_network_and_other_processes(tmp_path: Path):
     kept = tmp_path / "kept.txt"
     kept.write_text("mine")
-    answers = Path(process.__file__).parents[1] / "topics" / "splitting.py"
+    answers = Path(process.__file__).parents[1] / "exercises" / "one.py"
     assert answers.is_file()
     with process.Sandbox(HOSTILE, "a.py", "f", seconds=20.0) as sandbox:
         if sandbox.together:

@@ -27,6 +27,7 @@ from headwise.nn.gated_output import Gates
 from headwise.nn.head_mixing import HeadMixingAttention
 from headwise.nn.mixture import SparseHeadMixture
 from headwise.nn.multi_head import MultiHeadAttention
+from headwise.wording import Bilingual
 from headwise_textbook.claims import (
     Claim,
     Finding,
@@ -55,7 +56,7 @@ from headwise_textbook.claims import (
     to_markdown,
     trainings,
 )
-from headwise_textbook.claims.claim import claim as claimed
+from headwise_textbook.claims.claim import claim as claimed, entries
 from headwise_textbook.claims.evidence import (
     Check,
     Role,
@@ -71,7 +72,7 @@ from headwise_textbook.claims.evidence import (
 from headwise_textbook.claims.registry import GROUPS, grouped
 from headwise_textbook.claims.samples import layer, normal
 from headwise_textbook.claims.show import summary
-from headwise_textbook.texts import TEXTS, everything, place as place_of
+from headwise_textbook.texts import TEXTS, Place, everything
 
 ALL = choose(slow=True)
 PAGES = {
@@ -139,13 +140,27 @@ def test_every_claim_has_its_words_in_chinese() -> None:
     assert all(is_chinese(verdict.words.zh) for verdict in Verdict)
 
 
-def test_a_claim_without_a_control_is_refused() -> None:
-    def declared(control: Any = ("with another scale", "换一个尺度"), **more: Any) -> Claim:
-        def idle() -> list[Check]:
-            """Idle."""
-            return [YES]
+def test_every_entry_has_its_function() -> None:
+    for title, module in GROUPS.items():
+        package, _, group = module.__name__.rpartition(".")
+        assert [*entries(package, group)] == [claim.id for claim in grouped()[title]]
 
-        return claimed("It is so.", "如此。", formula="x", note="无。", control=control, **more)(idle)
+
+def idle() -> list[Check]:
+    return [YES]
+
+
+def test_a_claim_without_an_entry_is_refused() -> None:
+    idle.__module__ = "headwise_textbook.claims.counts"
+    with pytest.raises(ConfigError, match=r"claim 'idle': counts.toml has no entry of it"):
+        claimed(idle)
+
+
+def test_a_claim_without_a_control_is_refused() -> None:
+    def declared(control: str = "with another scale", also: str = "", places: tuple[Place, ...] = ()) -> Claim:
+        words = Bilingual("It is so.", "如此。")
+        both = (Bilingual(also, also), Bilingual(control, control))
+        return Claim(words, words, places, *both, words, Verdict.HOLDS, idle)
 
     with pytest.raises(ConfigError, match=r"claim 'idle': declares no control"):
         declared("", also="a paper")
@@ -154,7 +169,7 @@ def test_a_claim_without_a_control_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"claim 'idle': its measurement returns no control"):
         run([declared(also="a paper")])
     with pytest.raises(ConfigError, match=r"paragraph=12: section 5.3.11 of the treatment has 10"):
-        declared(at=[place_of("treatment", "5.3.11", "so", "如此", paragraph=12)])
+        Place("treatment", "5.3.11", Bilingual("so", "如此"), paragraph=12)
 
 
 def test_a_control_rejects_the_number_of_the_claims_own_case() -> None:
@@ -170,7 +185,7 @@ def test_a_control_rejects_the_number_of_the_claims_own_case() -> None:
 
 def test_every_group_has_claims_and_is_registered() -> None:
     folder = Path(counts.__file__).parent
-    with_claims = {path.stem for path in folder.glob("*.py") if re.search(r"^@claim\(", path.read_text(), re.M)}
+    with_claims = {path.stem for path in folder.glob("*.py") if re.search(r"^@claim$", path.read_text(), re.M)}
     assert {module.__name__.rpartition(".")[2] for module in GROUPS.values()} == with_claims
     assert all(grouped().values())
 
@@ -579,9 +594,9 @@ def test_every_equation_and_table_can_be_pointed_at() -> None:
     assert len({(text.id, section.number, kind, number) for text, section, kind, number in parts}) == len(parts)
     assert sum(kind == "equation" and text.id == "treatment" for text, _, kind, _ in parts) == 16
     with pytest.raises(ConfigError, match=r"section='5.3.20': not in the mathematical section; expected one of 5.3, "):
-        place_of("treatment", "5.3.20", "x", "x")
+        Place("treatment", "5.3.20", Bilingual("x", "x"))
     with pytest.raises(ConfigError, match=r"equation 5.3.9: section 5.3.4 of the treatment has 5.3.3, 5.3.4"):
-        place_of("treatment", "5.3.4", "x", "x", equations="5.3.9")
+        Place("treatment", "5.3.4", Bilingual("x", "x"), equations=("5.3.9",))
 
 
 def test_everything_is_shown_in_chinese(some: list[Finding], headwise: Command) -> None:

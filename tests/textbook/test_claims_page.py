@@ -13,7 +13,7 @@ import pytest
 
 from headwise.errors import ConfigError
 from headwise.wording import Bilingual
-from headwise_textbook.claims import Finding, choose, html, page, parameters, run, write_page
+from headwise_textbook.claims import Finding, choose, page, parameters, run, write_page
 from headwise_textbook.claims.show import by_group
 from headwise_textbook.curves import Curve
 
@@ -161,7 +161,7 @@ def test_code_is_linked_where_the_project_says_where_it_is(found, monkeypatch, l
             return lines
 
     monkeypatch.setattr(metadata, "metadata", lambda name: Installed())
-    assert html.repository() == url
+    assert page.repository() == url
     links = [a["href"] for tag, a in read(page.to_html(found)).tags if tag == "a" and a.get("class") == "code"]
     assert len(links) == (len(found) if url else 0)
     if url:

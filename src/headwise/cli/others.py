@@ -5,6 +5,7 @@ say then how to install it.
 """
 
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import typer
@@ -48,7 +49,7 @@ class Listed(TyperCommand):
         return self.real
 
 
-def other_commands(known: Any) -> list[Listed]:
-    """The commands of other packages whose names are not among the known ones."""
+def other_commands(known: Collection[str]) -> dict[str, Listed]:
+    """The commands of other packages whose names are not among the known ones, by name."""
     found = {name: entry.dist.name if entry.dist else entry.value for name, entry in sorted(commands().items())}
-    return [Listed(name, help=package) for name, package in found.items() if name not in known]
+    return {name: Listed(name, help=package) for name, package in found.items() if name not in known}

@@ -112,7 +112,7 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        self.commands.update({one.name: one for one in other_commands(self.commands)})
+        self.commands.update(other_commands(self.commands))
         return super().list_commands(ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

@@ -1,6 +1,6 @@
 """Reports as data, tables, pictures and pages, and the viewer."""
 
-from headwise.reports.colours import font_face, stops
+from headwise.reports.colours import font_face
 from headwise.reports.data import Comparison, Passage, Report
 from headwise.reports.figure import figure_class
 from headwise.reports.images import image_figure, write_image_maps
@@ -22,7 +22,6 @@ __all__ = [
     "register",
     "report",
     "show",
-    "stops",
     "write_dynamics",
     "write_image_maps",
     "write_matrix",

@@ -3,7 +3,7 @@
 claims       what textbooks claim, each with its measurement     guide        topics with code, pictures, exercises
 trace        a design step by step, with numbers                 reconstruct  a common demonstration, done twice
 texts        the outline of five texts                           commands     of `headwise`, by entry points
-curves, diagrams  line plots and matrices as SVG
+curves       line plots as SVG                                   pages        docs/guide, the pages of the guide
 
 It uses public names of headwise only.
 """

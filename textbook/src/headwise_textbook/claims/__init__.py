@@ -3,11 +3,11 @@
     evidence   checks, and how a verdict follows from them     claim      a claim, and how claims are run
     samples    inputs and layers for measurements              registry   all claims, and the places that they cite
     show       output as a table, Markdown and JSON            page       output as HTML with plots
-    every other file holds one group of claims; `headwise_textbook.texts` is the outline of the texts
+    every other file holds one group of claims: functions in NAME.py, what is claimed in NAME.toml
 
-To add a claim, write a function that returns checks (and curves), at least one of them a control, and decorate it with
-`@claim(...)` in the file of its group: words in English and Chinese, its places, and what the control is. To add a
-group, add a file and a line in `registry.GROUPS`.
+To add a claim, write a function that returns checks (and curves), at least one of them a control, decorate it with
+`@claim` in the file of its group, and say in the TOML file beside it what is claimed: words in English and Chinese, its
+places in the texts, and what the control is. To add a group, add both files and a line in `registry.GROUPS`.
 """
 
 from headwise_textbook.claims.claim import Claim, Finding, run

@@ -8,36 +8,17 @@ from torch import Tensor, nn
 from headwise import AttentionMap, attend
 from headwise.wording import Bilingual
 from headwise_textbook.claims.claim import claim
-from headwise_textbook.claims.evidence import Check, Verdict, at_least, at_most, difference, equal, same
+from headwise_textbook.claims.evidence import Check, at_least, at_most, difference, equal, same
 from headwise_textbook.claims.model import Trained, trained
 from headwise_textbook.claims.samples import adam, layer, multi_head, normal
 from headwise_textbook.curves import Curve
-from headwise_textbook.texts import place
 
 KEYS = 4096
 MEASURED = Bilingual("measured", "实测")
 
 
-@claim(
-    "The scores Q Kᵀ of a head have rank d_k at most.",
-    "一个头的分数 Q Kᵀ 的秩不超过 d_k。",
-    formula="rank(Q Kᵀ) ≤ d_k",
-    at=[
-        place("treatment", "5.3.18",
-              "Heads are a factorisation of the attention matrix: Q and K are projected to h subspaces "
-              "with simple patterns in each.",
-              "多头是对注意力矩阵的一种“因式分解”：Q、K 投影到 h 个子空间，各自模式较简单。",
-              paragraph=4),
-        place("treatment", "5.3.10", "Smaller heads may be limited in the patterns that they capture.",
-              "头的维度变小，捕获复杂模式的能力可能受限。", paragraph=2),
-    ],
-    also="Bhojanapalli et al. 2020, 2002.07028",
-    control=("the softmax of random scores has full rank, so the rank is found where there is one",
-             "随机分数的 softmax 是满秩的：秩高时能测出来"),
-    note="softmax 之后仍可满秩。文中没有写出秩，只说“低秩近似”。",
-)  # fmt: skip
+@claim
 def d_k_bounds_rank() -> list[Check]:
-    """Their softmax has full rank nevertheless. The text speaks of low-rank approximation without stating the rank."""
     found, rank = [], 0
     for d in (1, 2, 5):
         rank = _rank(normal(61, d, seed=1) @ normal(61, d, seed=2).mT)
@@ -49,29 +30,8 @@ def d_k_bounds_rank() -> list[Check]:
     ]
 
 
-@claim(
-    "The output of a head carries at most d_k bits of information, since the rows of its weights sum to 1.",
-    "由于权重每行之和为 1，一个头的输出最多携带 d_k 位信息。",
-    formula=("claimed: I(X; head_i) ≤ d_k bits", "所述：I(X; head_i) ≤ d_k 位"),
-    at=[
-        place("treatment", "5.3.17",
-              "P_i is stochastic, so head_i has d_k bits of information at most, if each dimension "
-              "carries independent information.",
-              "P_i 是随机矩阵，故 head_i 的信息量最多为 d_k 位（假设每个维度携带独立的信息）。", paragraph=2),
-    ],
-    control=("if each dimension is rounded to its sign, two dimensions do carry two bits",
-             "若每个维度只取符号，两个维度确实只有两位"),
-    note="d_k 是维数，不是位数：一个实数不止一位。d_k = 2、键在圆上的一个头，让 4096 个词元各得一个可区分的输出，即 "
-         "12 位；"
-    "它的注意力图也指向 4096 个不同的键。d_k 限制的是方向的个数（见 head-output-is-limited），每行之和为 1 也不改变这一"
-    "点。",
-    expected=Verdict.FAILS,
-)  # fmt: skip
+@claim
 def d_k_bounds_information() -> list[Check | Curve]:
-    """d_k counts dimensions, not bits: a real number has more than one. A head with d_k = 2 and keys on a circle gives
-    each of 4096 tokens an output that can be told apart, 12 bits, and its pattern selects 4096 different keys. What d_k
-    limits is the number of directions (head-output-is-limited); rows that sum to 1 do not change that.
-    """
     amap = _circle(KEYS)
     out = (amap @ amap.k[0, 0])[0, 0]  # the values are the points of the circle, d_v = d_k = 2
     known = (out - amap.k[0, 0]).norm(dim=-1) < math.sin(math.pi / KEYS)  # half the distance of two keys
@@ -91,26 +51,8 @@ def d_k_bounds_information() -> list[Check | Curve]:
     ]  # fmt: skip
 
 
-@claim(
-    "What a head can pass on is limited by its size: its output has d_v numbers for a token.",
-    "一个头能传递的内容受其维度限制：每个词元的输出只有 d_v 个数。",
-    formula="rank(head_i W_i^O) ≤ d_v",
-    at=[
-        place("treatment", "5.3.17", "The information of head_i is limited by d_k and by the weights.",
-              "head_i 的信息量受其维度 d_k 和注意力权重约束。", paragraph=2),
-        place("chapter", "11.9.3", "With a small d_key each head expresses less.",
-              "d_key 太小时，每个头的表达能力下降。", item=1),
-    ],
-    control=("the sum of the heads has a larger rank", "各头之和的秩更大"),
-    note="受限的是方向：每个训练好的头只写入 d_model 维中的 d_v 维，其中少数方向占去大部分能量。不受限的是位数：d_v = "
-         "1、只关注自身的头"
-    "也能区分 4096 个词元。",
-    expected=Verdict.CONDITIONS,
-)  # fmt: skip
+@claim
 def head_output_is_limited() -> list[Check | Curve]:
-    """Limited in directions: each trained head adds to d_v of d_model dimensions, and a few of them carry most of the
-    energy. Not limited in bits: a head with d_v = 1 that attends to its own token distinguishes 4096 of them.
-    """
     model = trained()
     ranks, energy = [], []
     for i, heads in enumerate(model.heads):
@@ -145,24 +87,8 @@ def head_output_is_limited() -> list[Check | Curve]:
     ]  # fmt: skip
 
 
-@claim(
-    "One head reaches every positive matrix P of rows that sum to 1 if and only if d_k ≥ n.",
-    "当且仅当 d_k ≥ n，一个头能实现每个行和为 1 的正矩阵 P。",
-    formula=("softmax(Q Kᵀ) = P for every P > 0 ⟺ d_k ≥ n", "对任意 P > 0 有 softmax(Q Kᵀ) = P ⟺ d_k ≥ n"),
-    at=[
-        place("treatment", "5.3.10", "A smaller head may not capture complex patterns; a larger one computes more.",
-              "头维度小可能限制捕获复杂模式的能力；维度大则计算能力更强。", paragraph=2),
-    ],
-    also="Bhojanapalli et al. 2020, 2002.07028, theorem 1",
-    control=("a matrix P whose logarithms have rank 2 is reached with d_k = 2", "对数的秩为 2 的 P，d_k = 2 就能实现"),
-    note="d_k ≥ n 足够，n − 2 不够；但 n − 1 也足够，因为 softmax 不受每行常数的影响：起决定作用的是 ln P 各行去均值后"
-         "的秩。",
-    expected=Verdict.CONDITIONS,
-)  # fmt: skip
+@claim
 def one_head_every_pattern() -> list[Check | Curve]:
-    """d_k ≥ n is sufficient and n − 2 is not, but n − 1 is sufficient too, because the softmax does not depend on a
-    constant in each row: the rank of ln P with centred rows decides.
-    """
     n = 17
     p = torch.softmax(2.0 * normal(n, n), -1)
     low = torch.softmax(normal(n, 2, seed=1) @ normal(n, 2, seed=2).mT, -1)
@@ -185,38 +111,8 @@ def one_head_every_pattern() -> list[Check | Curve]:
     ]  # fmt: skip
 
 
-@claim(
-    "Several heads represent strictly more than one: F_1 ⊂ F_h.",
-    "多个头能表示的函数严格多于一个头：F_1 ⊂ F_h。",
-    formula="y_i = x_{i−1} − x_{i+1} ∈ F_2 ∖ F_1",
-    at=[
-        place("treatment", "5.3.7", "F_h strictly contains F_1; an example are asymmetric pairwise interactions.",
-              "F_h 严格包含 F_1，例如“非对称的成对交互”。", paragraph=3),
-        place("chapter", "11.1.1", "A single head learns one pattern of attention only.",
-              "单头只能学习一种注意力模式。"),
-        place("tutorial", "1", "Earlier attention with a single head learns one pattern of interaction.",
-              "传统的单头注意力只能学习一种特征交互模式。", item=1),
-        place("tutorial", "6", "Row “expressive power”: weaker, and stronger for several heads.",
-              "“表达能力”一行：单头较弱，多头更强。", table=1),
-        place("treatment", "5.3.19", "Several heads represent a richer class of functions.",
-              "多头能表示更丰富的函数类。",
-              paragraph=3),
-    ],
-    also="Amsel et al. 2024, 2407.16153",
-    control=("a single head of size d, trained in the same way, does fit it", "同样训练的 d 维单头能拟合它"),
-    note="y_i = x_{i−1} − x_{i+1} 需要两个头：一个头给出平均值乘一个矩阵，要对全相等的词元为 0，矩阵只能是 0。但在相同"
-         "的 d_model 下并不包含："
-    "四个 d_k = 1 的头不能代替一个 d_k = 4 的头（后者的分数秩为 4）；只有 d_k 固定、参数随头数增加时，F_1 才显然包含"
-    "在 F_h 中。"
-    "此外，W^V W^O 相同的头等价于一个头。",
-    expected=Verdict.CONDITIONS,
-)  # fmt: skip
+@claim
 def many_heads_beat_one() -> list[Check]:
-    """y_i = x_{i−1} − x_{i+1} requires two heads: one head gives an average times one matrix, which is 0 for equal
-    tokens only if the matrix is 0. But at equal d_model there is no containment: four heads of d_k = 1 do not replace
-    one head of d_k = 4, whose scores have rank 4. F_1 is contained trivially only with a fixed d_k, when parameters
-    grow with h. And heads with a common W^V W^O are equivalent to one head, because a mean of patterns is a pattern.
-    """
     n, d = 9, 4
     x = torch.cat((normal(12, n, d), normal(12, 1, d, seed=1).expand(-1, n, -1)))  # half of them constant
     shifts = torch.eye(n, dtype=torch.float64).roll(1, 1), torch.eye(n, dtype=torch.float64).roll(-1, 1)
@@ -236,27 +132,8 @@ def many_heads_beat_one() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "The layer is f(X) = Concat(φ_1(X) … φ_h(X)) W_O: linear in the outputs of the heads, which are its basis "
-    "functions.",
-    "该层为 f(X) = Concat(φ_1(X) … φ_h(X)) W_O：对各头的输出是线性的，它们就是基函数。",
-    formula="f(X) = Concat(φ_1(X) … φ_h(X)) W_O",
-    at=[
-        place("treatment", "5.3.16", "A layer is an expansion in basis functions φ_i, one for each head.",
-              "一层是对基函数 φ_i 的展开，每个头一个。", equations="5.3.16"),
-        place("treatment", "5.3.16", "Each maps X to an output of n × d_k.",
-              "每个 φ_i 把 X 映射为 n × d_k 的输出。", paragraph=2),
-        place("treatment", "5.3.16", "Unlike the functions of Fourier or wavelet bases, they are learnt from data.",
-              "与傅里叶基、小波基等固定的基不同，它们是从数据中学来的。", paragraph=3),
-    ],
-    control=("neither X itself nor two of the three heads give the output",
-             "用 X 本身、或三个头中的两个，都得不到输出"),
-    note="由拼接的各头对输出做最小二乘，没有残差，且恰好得到 W_O；基本身依赖 X。",
-)  # fmt: skip
+@claim
 def basis_functions() -> list[Check | Curve]:
-    """Least squares from the concatenated heads to the output has no residual and recovers W_O; the basis itself
-    depends on X.
-    """
     module, x = multi_head(), normal(5, 11, 12, seed=5)
     y, concat = module(x, return_concat=True)
     phi, out = concat.detach().flatten(0, 1), y.detach().flatten(0, 1)

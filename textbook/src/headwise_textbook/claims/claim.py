@@ -3,14 +3,17 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import PurePosixPath
+from typing import Any
 
 from headwise.errors import ConfigError
 from headwise.wording import Bilingual, joined
-from headwise_textbook.claims.evidence import Check, Role, Verdict, Words, both, judge
+from headwise_textbook.claims.evidence import Check, Role, Verdict, judge
 from headwise_textbook.curves import Curve
+from headwise_textbook.data import read_toml
 from headwise_textbook.seeds import seeded
-from headwise_textbook.texts import Place
+from headwise_textbook.texts import Place, place, words
 
 Measure = Callable[[], Sequence[Check | Curve]]
 
@@ -109,26 +112,26 @@ class Finding:
         return [check for check in self.checks if check.role is Role.CONTROL]
 
 
-def claim(
-    en: str, zh: str, *, formula: Words, control: Words, note: str, at: Sequence[Place] = (), also: Words = "",
-    expected: Verdict = Verdict.HOLDS, slow: bool = False,
-) -> Callable[[Measure], Claim]:  # fmt: skip
+def claim(measure: Measure) -> Claim:
     """Decorate the function that measures a claim; its name becomes the claim's `id`.
 
-    Args:
-        en, zh: the statement in English and in Chinese.
-        control: what the controls are, in both languages. at: places in the five texts. also: other literature.
-        note: the function's docstring in Chinese.
+    What is claimed is the entry of that id in the TOML file beside the function's file. ConfigError if there is none.
     """
+    package, _, group = measure.__module__.rpartition(".")
+    entry = dict(entries(package, group).get(measure.__name__.replace("_", "-"), {}))
+    if not entry:
+        raise ConfigError(f"claim {measure.__name__!r}: {group}.toml has no entry of it")
+    said: dict[str, Any] = {
+        name: words(entry.pop(name, "")) for name in ("statement", "formula", "also", "control", "note")
+    }
+    places, expected = tuple(map(place, entry.pop("at", ()))), Verdict(entry.pop("expected", "holds"))
+    return Claim(**said, places=places, expected=expected, measure=measure, **entry)
 
-    def made(measure: Measure) -> Claim:
-        english = " ".join((measure.__doc__ or "").split())
-        return Claim(
-            Bilingual(en, zh), both(formula), tuple(at), both(also), both(control), Bilingual(english, note), expected,
-            measure, slow,
-        )  # fmt: skip
 
-    return made
+@cache
+def entries(package: str, group: str) -> dict[str, Any]:
+    """What the claims of a group say, by id."""
+    return read_toml(package, f"{group}.toml")
 
 
 def expected_seconds(claims: Iterable[Claim]) -> float:

@@ -16,39 +16,12 @@ from headwise_textbook.claims.claim import claim
 from headwise_textbook.claims.evidence import Check, at_least, difference, equal, same
 from headwise_textbook.claims.samples import multi_head, normal
 from headwise_textbook.seeds import seeded
-from headwise_textbook.texts import place
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
-@claim(
-    "Attention is softmax(Q Kᵀ / √d_k) V.",
-    "注意力就是 softmax(Q Kᵀ / √d_k) V。",
-    formula="A = softmax(Q Kᵀ / √d_k) V",
-    at=[
-        place("chapter", "11.3.1",
-              "Each head multiplies Q by Kᵀ, divides by √d_key, applies softmax and multiplies by V.",
-              "每个头先算 Q Kᵀ，除以 √d_key，经 softmax 后再乘 V。", equations="1 2 3"),
-        place("chapter", "11.3.2",
-              "Shapes: [4, 4, 16, 128] times [4, 4, 128, 16] is [4, 4, 16, 16], times V [4, 4, 16, 128].",
-              "形状：[4, 4, 16, 128] 乘 [4, 4, 128, 16] 得 [4, 4, 16, 16]，再乘 V 得 [4, 4, 16, 128]。"),
-        place("chapter", "Part 3", "The formula of attention, with √d_k.", "带 √d_k 的注意力公式。", equations="3"),
-        place("tutorial", "2", "Scores from Q and K, scaling, softmax, weighted sum of V, in four lines of code.",
-              "四行代码：由 Q、K 得分数、缩放、softmax、对 V 加权求和。", listing=2),
-        place("notes", "3", "The weights A_i of a head are the softmax of Q_i K_iᵀ / √d_k.",
-              "一个头的权重 A_i 是 Q_i K_iᵀ / √d_k 的 softmax。", equations="1"),
-        place("notes", "4", "A head is its weights times its values.", "一个头等于权重乘以值。", equations="1"),
-        place("treatment", "5.3.17", "The weights are Softmax(Q_i K_iᵀ / √d_k), and head_i is these times V_i.",
-              "权重矩阵为 Softmax(Q_i K_iᵀ / √d_k)，head_i 为它乘 V_i。", paragraph=2),
-        place("demonstration", "03", "Scores, scaling, softmax, dropout on the weights, weighted sum.",
-              "分数、缩放、softmax、对权重做 dropout、加权求和。", listing=1),
-    ],
-    also="Vaswani et al. 2017, eq. 1",
-    control=("the same formula without 1/√d_k is another function", "不除以 √d_k 的同一公式是另一个函数"),
-    note="各内核都按此公式计算；这里用 float64。",
-)  # fmt: skip
+@claim
 def attention_formula() -> list[Check]:
-    """All kernels follow the formula; here in float64."""
     q, k, v = normal(2, 3, 11, 5, seed=1), normal(2, 3, 13, 5, seed=2), normal(2, 3, 13, 7, seed=3)
     formula = formula_of(q, k, v)
     outputs = {name: attend(q, k, v, kernel=name) for name in ("auto", "torch_blocks", "reference")}
@@ -60,30 +33,8 @@ def attention_formula() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "MultiHead(X) = Concat(head_1 … head_h) W_O with head_i = Attention(X W_i^Q, X W_i^K, X W_i^V).",
-    "MultiHead(X) = Concat(head_1 … head_h) W_O，其中 head_i = Attention(X W_i^Q, X W_i^K, X W_i^V)。",
-    formula="Concat(head_1 … head_h) W_O, head_i = A(X W_i^Q, X W_i^K, X W_i^V)",
-    at=[
-        place("treatment", "5.3.2",
-              "The heads, each with projections of its own, are concatenated and multiplied by W_O.",
-              "每个头有自己的投影，拼接后乘 W_O。", equations="5.3.1 5.3.2"),
-        place("chapter", "Part 3",
-              "MultiHead is Concat(head_1, …, head_h) W^O, with head_i = Attention(Q W_i^Q, K W_i^K, "
-              "V W_i^V).",
-              "MultiHead 为 Concat(head_1, …, head_h) W^O，其中 head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)。",
-              equations="1 2"),
-        place("notes", "5", "Here “Multi Head” is the concatenation alone …", "这里把拼接本身记作 Multi Head……",
-              equations="1"),
-        place("notes", "6", "… and the output Y is it times W_O.", "……输出 Y 再由它乘 W_O 得到。", equations="1"),
-    ],
-    also="Vaswani et al. 2017, §3.2.2",
-    control=("heads concatenated in another order meet other rows of W_O",
-             "换一个次序拼接，各头就对上了 W_O 的另一些行"),
-    note="逐个头按公式计算，与本层的输出比较。",
-)  # fmt: skip
+@claim
 def multi_head_formula() -> list[Check]:
-    """The layer compared with the formula, one head at a time."""
     module, x = multi_head(), normal(2, 7, 12, seed=5)
     w, y = module.per_head_weights(), module(x)
     heads = [formula_of(x @ w["q"][i], x @ w["k"][i], x @ w["v"][i]) for i in range(3)]
@@ -95,34 +46,8 @@ def multi_head_formula() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "Splitting [b, n, d] → [b, n, h, d_k] → [b, h, n, d_k] loses nothing and copies nothing, and merging reverses it.",
-    "切分 [b, n, d] → [b, n, h, d_k] → [b, h, n, d_k] 不丢失、也不复制任何数据，合并是它的逆操作。",
-    formula="split(X)[b, i, n, c] = X[b, n, i·d_k + c];  merge(split(X)) = X",
-    at=[
-        place("chapter", "11.2.1", "K of [4, 16, 512] is viewed as [4, 16, 4, 128] and transposed to [4, 4, 16, 128].",
-              "K 由 [4, 16, 512] 变为 [4, 16, 4, 128]，再转置成 [4, 4, 16, 128]。"),
-        place("chapter", "11.2.2", "After the transpose every head computes its attention by itself.",
-              "转置后每个头可以独立计算注意力，互不干扰。"),
-        place("chapter", "11.2.3", "Q and V are split as K is.", "Q、V 的切分与 K 相同。"),
-        place("chapter", "11.4.1", "Afterwards transposing and merging give [4, 16, 512] again.",
-              "之后转置、合并，回到 [4, 16, 512]。"),
-        place("chapter", "11.6.2", "view and transpose(1, 2) before, transpose, contiguous and view after.",
-              "之前 view、transpose(1, 2)，之后 transpose、contiguous、view。", listing=1),
-        place("chapter", "11.6.1", "Split, attend in each head, merge, W_O: [batch, seq, d_model] in the end.",
-              "切分、各头做注意力、合并、乘 W_O，最后仍是 [batch, seq, d_model]。", figure=1),
-        place("chapter", "11.10.2", "The shapes of these steps, in a list.", "以上各步的形状一览。"),
-        place("treatment", "5.3.4", "n × (h·d_k) is reshaped to n × h × d_k and transposed to h × n × d_k.",
-              "n × (h·d_k) 重塑为 n × h × d_k，再转置为 h × n × d_k。", paragraph=5),
-        place("tutorial", "4", "view, then transpose(1, 2).", "先 view，再 transpose(1, 2)。", listing=1),
-        place("demonstration", "03", "view, then transpose(1, 2).", "先 view，再 transpose(1, 2)。", listing=1),
-    ],
-    control=("a view as [b, h, n, d_k] without the transpose mixes tokens and heads",
-             "不转置、直接视作 [b, h, n, d_k]，会把词元与头混在一起"),
-    note="第 i 个头就是第 i·d_k … (i+1)·d_k 列；切分只是视图，转置之后的合并才复制数据。",
-)  # fmt: skip
+@claim
 def splitting() -> list[Check]:
-    """Head i is columns i·d_k … (i+1)·d_k; the split is a view, and only merging after the transpose copies."""
     x = normal(2, 7, 12)
     split = x.view(2, 7, 3, 4).transpose(1, 2)
     columns = torch.stack([x[..., 4 * i : 4 * i + 4] for i in range(3)], 1)
@@ -140,72 +65,18 @@ def splitting() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "One matrix for each head, and one large matrix that is split afterwards, are the same layer.",
-    "每个头一个矩阵，与先用一个大矩阵再切分，是同一个层。",
-    formula="X [W_1 | … | W_h] = [X W_1 | … | X W_h]",
-    at=[
-        place("chapter", "11.2.4",
-              "A matrix for each head, and one matrix whose result is cut into num_heads parts, are "
-              "mathematically equivalent; the second is faster.",
-              "每头一个矩阵，与一个大矩阵的结果切成 num_heads 份，数学上等价；后者更快。"),
-        place("notes", "2", "Heads have matrices of their own, and there is no “one matrix” for all.",
-              "各头的矩阵互不共享，不存在“统一的权重矩阵”。", item=2),
-        place("treatment", "5.3.4", "Projections of all heads are stacked into one, and X is multiplied once.",
-              "把各头的投影堆叠成一个大矩阵，与 X 只乘一次。", equations="5.3.3 5.3.4"),
-    ],
-    control=("with the queries of two heads exchanged the layer differs", "交换两个头的查询投影后，层就不同了"),
-    note="W^Q = [W_1^Q | … | W_h^Q]：输出与各矩阵的梯度都一致。所谓“统一的矩阵”不过是把各头的矩阵并排放置。",
-)  # fmt: skip
+@claim
 def per_head_projection() -> list[Check]:
-    """W^Q = [W_1^Q | … | W_h^Q]: outputs and gradients agree, matrix by matrix. The “one matrix” is the heads' own ones
-    side by side.
-    """
     return _equals_multi_head("per_head")
 
 
-@claim(
-    "All heads at once are contractions with tensors of rank three, one index being the head.",
-    "所有头可以一次写成与三阶张量的收缩，其中一个下标就是头。",
-    formula="Q_bhnk = Σ_d X_bnd W_hdk;  Y_bne = Σ_hk A_bhnk W_hke",
-    at=[
-        place("treatment", "5.3.5",
-              "The queries are a sum over d of X_nd W_ikd, the heads attend each by itself, and are "
-              "concatenated and multiplied by W_O.",
-              "查询是 X_nd W_ikd 对 d 求和，各头独立做注意力，再拼接、乘 W_O。", equations="5.3.5 5.3.6 5.3.7 5.3.8"),
-    ],
-    control=("with the queries of two heads exchanged the layer differs", "交换两个头的查询投影后，层就不同了"),
-    note="只是求和次序不同；输出与梯度一致。式 (5.3.5) 左边的下标 k 写成了冒号，且 n 既作位置又作长度；我们读作 "
-         "Q_ink = Σ_d "
-         "X_nd W_ikd。",
-)  # fmt: skip
+@claim
 def tensor_contraction() -> list[Check]:
-    """The same sums in another order; outputs and gradients agree. Eq. 5.3.5 has a colon on its left in
-    place of the index k, and uses n for both a position and the length; we read Q_ink = Σ_d X_nd W_ikd.
-    """
     return _equals_multi_head("contraction")
 
 
-@claim(
-    "Concat(head_1 … head_h) W_O = Σ_i head_i W_i^O: the output adds up the contributions of the heads.",
-    "Concat(head_1 … head_h) W_O = Σ_i head_i W_i^O：输出是各头贡献之和。",
-    formula="Concat(head_1 … head_h) W_O = Σ_i head_i W_i^O",
-    at=[
-        place("chapter", "11.4.2", "W_O is learnable; it fuses the heads' information, and the model learns to combine "
-              "their outputs.", "W_O 可学习：融合各头信息，并学会如何组合各头的输出。"),
-        place("treatment", "5.3.8",
-              "Heads are concatenated without explicit weights; W_O holds a weighting implicitly, "
-              "learnt in training.", "各头只是拼接，没有显式加权；W_O 隐含一种在训练中学到的加权。", paragraph=2),
-        place("demonstration", "02", "The assistants' reports are put together, or simply averaged.",
-              "把几份报告拼在一起，或简单平均一下。", paragraph=9),
-    ],
-    control=("the mean of the heads times one map of its own size is another function, so “simply averaged” is not "
-             "the same",
-             "先对各头取平均再乘一个映射，是另一个函数，可见“简单平均”并不等同"),
-    note="在三个头的一层上比较两边。",
-)  # fmt: skip
+@claim
 def output_sums_heads() -> list[Check]:
-    """Both sides of a layer with three heads."""
     module, x = multi_head(), normal(2, 7, 12, seed=5)
     y, concat = module(x, return_concat=True)
     heads, w = concat.split(4, -1), module.per_head_weights()["o"]
@@ -218,26 +89,8 @@ def output_sums_heads() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "Without W_O each channel of A comes from one head; after A W_O each channel depends on all heads.",
-    "没有 W_O 时，A 的每个通道只来自一个头；乘 W_O 之后，每个通道都依赖所有头。",
-    formula=("∂A_c / ∂head_i ≠ 0 for one i;  ∂(A W_O)_c / ∂head_i ≠ 0 for all i",
-             "只对一个 i 有 ∂A_c / ∂head_i ≠ 0；对所有 i 有 ∂(A W_O)_c / ∂head_i ≠ 0"),
-    at=[
-        place("chapter", "11.4.3", "The concatenation puts the heads next to one another without any interaction.",
-              "拼接只是把各头“机械地”放在一起，没有交互。"),
-        place("chapter", "11.5.1", "A is the concatenation; A W_O is mixed and projected.",
-              "A 是拼接的结果；A W_O 是混合、投影之后的结果。"),
-        place("chapter", "11.5.2", "Numbers of A come from single heads, those of A W_O from all of them.",
-              "A 的数值来自各头独立的计算，A W_O 的数值融合了所有头。"),
-        place("treatment", "5.3.6", "W_O mixes the information of all heads.", "W_O 会把所有头的信息混合起来。",
-              paragraph=5),
-    ],
-    control=("a block-diagonal W_O keeps the heads apart", "分块对角的 W_O 不会混合各头"),
-    note="依次把每个头的值加倍，数一数哪些通道改变。",
-)  # fmt: skip
+@claim
 def output_mixes_heads() -> list[Check]:
-    """The values of each head are doubled in turn, and the channels that change are counted."""
     before, after = _heads_in_channels(multi_head)
     apart = _heads_in_channels(_blocks_in_output)[1]
     return [
@@ -248,20 +101,8 @@ def output_mixes_heads() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "Heads are interchangeable: numbering them otherwise, with their rows of W_O, gives the same layer.",
-    "各头可以互换：连同 W_O 中对应的行重新编号，得到的是同一个层。",
-    formula="Σ_i head_π(i) W_π(i)^O = Σ_i head_i W_i^O",
-    at=[
-        place("treatment", "5.3.9",
-              "One architecture, symmetric at first, arrives at solutions that are not symmetric.",
-              "相同的架构从对称的初始状态出发，最终学到不对称的解。", paragraph=4),
-    ],
-    control=("without moving the rows of W_O the layer differs", "不同时移动 W_O 的行，层就不同"),
-    note="把三个头换一个次序。书中以这一对称性为前提，并未写出公式。",
-)  # fmt: skip
+@claim
 def heads_have_no_order() -> list[Check]:
-    """Three heads in another order. The text presupposes this symmetry and does not write it down."""
     module, x, order = multi_head(), normal(2, 7, 12, seed=5), [2, 0, 1]
     weights = {name: w.detach() for name, w in module.per_head_weights().items()}
     moved = {name: w[order] for name, w in weights.items()}
@@ -273,22 +114,8 @@ def heads_have_no_order() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "Every token reaches every other one within a layer: the path between two tokens is one step long.",
-    "一层之内，每个词元都能直接到达其他任一词元：两个词元之间只有一步。",
-    formula=("∂y_i / ∂x_j ≠ 0 for all i, j (causal: all j ≤ i)",
-             "对所有 i、j 有 ∂y_i / ∂x_j ≠ 0（因果：所有 j ≤ i）"),
-    at=[
-        place("treatment", "5.3.18",
-              "A convolution sees a fixed neighbourhood; in attention each position interacts with all "
-              "others directly.", "卷积的感受野固定而局部；注意力中每个位置都能与所有其他位置直接交互。", paragraph=3),
-    ],
-    also="Vaswani et al. 2017, table 1",
-    control=("a convolution of width 3 reaches neighbours only", "宽度为 3 的卷积只能到达相邻位置"),
-    note="∂y_i/∂x_j 对任何一对都不为零；因果掩码理应排除 j > i。",
-)  # fmt: skip
+@claim
 def one_step_path() -> list[Check]:
-    """∂y_i/∂x_j vanishes for no pair; a causal mask excludes j > i, as it should."""
     module, x = multi_head(), normal(1, 7, 12, seed=5)
     with seeded(0):
         narrow = nn.Conv1d(12, 12, 3, padding=1).double()

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from headwise.masks import Dense, Mask
 from headwise.wording import Bilingual
 from headwise_textbook.claims.claim import claim
-from headwise_textbook.claims.evidence import Check, Verdict, at_least, at_most
+from headwise_textbook.claims.evidence import Check, at_least, at_most
 from headwise_textbook.claims.model import PASSAGE, trained
 from headwise_textbook.claims.samples import adam, standard
 from headwise_textbook.curves import Curve
 from headwise_textbook.reconstruct import DROPOUT, EMBEDDING, EPOCHS, HEADS, RATE, reconstruct
 from headwise_textbook.seeds import seeded
-from headwise_textbook.texts import place
 
 # Three paragraphs of Water Margin, chapters 1 to 3, as the demonstration has them.
 PARAGRAPHS = (
@@ -32,33 +31,8 @@ PAIRS = "天子", "鳳閣"
 SENTENCES = [part for part in PASSAGE.replace("？", "。").replace("！", "。").split("。") if len(part) > 4][:6]
 
 
-@claim(
-    "Four heads trained to rebuild the 32-number embeddings of three passages learn: the loss falls, and the heat maps "
-    "show what they have found.",
-    "四个头训练来重建三段文字的 32 维嵌入，确实在学习：损失下降，热图显示学到了什么。",
-    formula="L = ‖MultiHead(E) − E‖² / (b·n·d)",
-    at=[
-        place("demonstration", "03",
-              "200 epochs of Adam at 1e-3 with dropout 0.1; the mean squared error between output and "
-              "embeddings; heat maps of every head.",
-              "Adam 1e-3 训练 200 轮，dropout 0.1；损失为输出与嵌入的均方误差；画出每个头的热图。",
-              listing=1),
-        place("demonstration", "03", "The heat maps show how the model distributes attention over the text.",
-              "热图直观展示模型处理文本时的注意力分布。", paragraph=2),
-        place("demonstration", "04", "They open the black box for people to see.",
-              "把模型内部的决策过程摊开给人看。", paragraph=2),
-    ],
-    control=("with padding masked, none of the weight is on it", "屏蔽填充之后，就没有权重落在上面"),
-    note="训练确如所述。但填充没有屏蔽、会得到权重；目标随嵌入一起移动；若每个字只关注自己，损失反而更低：热图显示的是"
-         "妨碍重建的东西，而不是学到的东西。",
-    expected=Verdict.MISLEADING,
-    slow=True,
-)  # fmt: skip
+@claim
 def demo_learns_attention() -> list[Check | Curve]:
-    """It trains as described. But padding is not masked and receives weight, the target changes with the embedding,
-    and the loss is lower if each character attends only to itself: the maps show what hinders the reconstruction, not
-    what has been found.
-    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sentences.txt"
         file.write_text("\n".join(SENTENCES), encoding="utf-8")
@@ -91,32 +65,8 @@ def demo_learns_attention() -> list[Check | Curve]:
     ]  # fmt: skip
 
 
-@claim(
-    "After this training the characters of set phrases such as 天子 and 鳳閣 attend strongly to each other.",
-    "如此训练之后，“天子”“鳳閣”这类固定搭配中的字相互的注意力会很高。",
-    formula=("p(天 → 子), p(子 → 天), p(鳳 → 閣), p(閣 → 鳳) ≫ 1/n",
-             "p(天 → 子)、p(子 → 天)、p(鳳 → 閣)、p(閣 → 鳳) ≫ 1/n"),
-    at=[
-        place("demonstration", "03",
-              "As the text is classical, the model sometimes catches phrases such as 天子 and 鳳閣, "
-              "whose neighbouring characters then attend strongly to each other.",
-              "因为是古文，模型有时会捕捉到“天子”“鳳閣”之类的搭配，这时相邻的字之间注意力会很高。", paragraph=7),
-        place("demonstration", "03", "Head 1 may attend to neighbouring characters.",
-              "头 1 可能更多关注相邻的字。", paragraph=13),
-    ],
-    control=("a previous-character head of a trained language model does attend to them",
-             "训练好的语言模型中关注前一字的头，确实关注它们"),
-    note="没有。三次训练、四个头、两个方向平均，都在均匀权重 1/137 = 0.0073 上下；个别的数有高有低，只是偶然。模型没有"
-         "位置信息，"
-    "任务也不需要相邻的字。",
-    expected=Verdict.FAILS,
-    slow=True,
-)  # fmt: skip
+@claim
 def phrases_attend() -> list[Check]:
-    """They do not: the mean of three trainings, four heads and both directions is about the uniform weight 1/137 =
-    0.0073; single numbers are above or below it by chance. The model has no positions, and its task needs no
-    neighbours.
-    """
     text, found = PARAGRAPHS[0], []
     places = [text.index(pair) for pair in PAIRS]
     for seed in range(3):

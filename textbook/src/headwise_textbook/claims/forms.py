@@ -9,36 +9,12 @@ from torch import Tensor, nn
 from headwise.nn import DESIGNS, AttentionLayer
 from headwise_textbook.claims.claim import claim
 from headwise_textbook.claims.definitions import formula_of
-from headwise_textbook.claims.evidence import Check, Verdict, at_least, at_most, difference, equal, same
+from headwise_textbook.claims.evidence import Check, at_least, at_most, difference, equal, same
 from headwise_textbook.claims.samples import counted, layer, normal, standard
-from headwise_textbook.texts import place
 
 
-@claim(
-    "A gate may choose k ≪ h heads: Σ_{i ∈ TopK(G(X))} head_i · Softmax(G(X))_i, and the cost falls from O(h) to O(k).",
-    "门控可以只选 k ≪ h 个头：Σ_{i ∈ TopK(G(X))} head_i · Softmax(G(X))_i，计算量由 O(h) 降到 O(k)。",
-    formula="Σ_{i ∈ TopK(G(X))} head_i · Softmax(G(X))_i",
-    at=[
-        place("treatment", "5.3.13", "A gate G(X) ∈ ℝ^h selects for each input the k heads with the largest weights.",
-              "门控 G(X) ∈ ℝ^h 为每个输入选出权重最大的 k 个头。", equations="5.3.12", paragraph=2),
-        place("treatment", "5.3.13", "The computation falls from O(h) to O(k).",
-              "计算量由 O(h) 降到 O(k)。", paragraph=3),
-        place("treatment", "5.3.8", "There are multi-head variants with sparse activation and lower cost.",
-              "已有稀疏激活的多头变体，以降低成本。", paragraph=3),
-    ],
-    also="Shazeer et al. 2017, 1701.06538; Zhang et al. 2022, 2210.05144",
-    control=("a gate that chooses all heads costs as much as all heads", "门控选中所有头时，计算量与全部头相同"),
-    note="按字面，G(X) 对整个输入只选一次：此时确是 O(k)。若逐词元选择，分数与输出是 O(k)，但某个词元选中的头，需要所"
-         "有词元在该头的键与值；"
-    "词元一多，每个头都有人选，键和值的投影就省不下来。因此未被选中的头并非没有开销。",
-    expected=Verdict.CONDITIONS,
-)  # fmt: skip
+@claim
 def sparse_heads() -> list[Check]:
-    """As written, G(X) selects once for the whole input, and the cost is O(k). If every token selects for itself,
-    scores and outputs are O(k); but a head that one token selects needs the keys and values of all tokens, and with
-    many tokens every head is selected by some: the projections of keys and values are not saved. The other heads are
-    not free.
-    """
     module, x = layer("sparse_mixture", 12, 6, top_k=2), normal(2, 7, 12, seed=5)
     heads = formula_of(*module.project(x, x))  # all six, [b, h, n, d_k]
     g = torch.softmax(module.gate(x), -1)  # [b, n, h]
@@ -61,27 +37,8 @@ def sparse_heads() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "Heads are like the experts of a mixture.",
-    "头就像混合专家模型中的专家。",
-    formula="Σ_i g_i(x) head_i W_i^O, g_i = 1/h",
-    at=[
-        place("treatment", "5.3.8",
-              "A head has parameters of its own, works independently, and the results are combined.",
-              "一个头有自己的参数、独立处理输入，最后融合。", paragraph=1),
-        place("treatment", "5.3.8", "Unlike experts, heads have no gate that depends on the input.",
-              "与专家不同，头没有依赖输入的门控。", paragraph=2),
-        place("treatment", "5.3.19", "The analogy and the differences are named again.",
-              "小结中重申相似与差异。", paragraph=3),
-    ],
-    control=("with other constant weights it is another layer", "换成别的常数权重，就是另一个层"),
-    note="多头注意力是每个专家权重相同且恒定的混合；它没有读取词元的门控，文中自己也这样说。",
-    expected=Verdict.CONDITIONS,
-)  # fmt: skip
+@claim
 def heads_as_experts() -> list[Check]:
-    """Multi-head attention is a mixture in which every expert has the same constant weight; it has no gate that reads
-    the token, as the text itself says.
-    """
     module, x = layer("sparse_mixture", 12, 6, top_k=6), normal(2, 7, 12, seed=5)
     dense = standard(12, 6).double()
     dense.load_state_dict({name: w for name, w in module.state_dict().items() if not name.startswith("gate")})
@@ -98,27 +55,8 @@ def heads_as_experts() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "MLP(Concat(Group_1 … Group_g)): heads of a group interact fully, groups only through the MLP.",
-    "MLP(Concat(Group_1 … Group_g))：组内各头充分交互，组间只通过 MLP 交互。",
-    formula="MLP(Concat(Group_1 … Group_g))",
-    at=[
-        place("treatment", "5.3.14",
-              "Heads are divided into groups with full interaction inside and none between them.",
-              "把头分组，组内全连接交互，组间独立。", paragraph=1),
-        place("treatment", "5.3.14", "An MLP follows the concatenation of the groups.", "各组拼接后接一个 MLP。",
-              equations="5.3.13"),
-        place("treatment", "5.3.14", "The small MLP mixes information between groups.",
-              "小型 MLP 负责组间的信息混合。", paragraph=3),
-    ],
-    control=("W_O of the standard layer reads across the groups", "标准层的 W_O 会跨组读取"),
-    note="与公式比较；每组读取哪些通道由雅可比矩阵得出。文中说组内“拼接”，又说“全连接交互”，我们读作拼接后乘一个稠密矩"
-         "阵。",
-)  # fmt: skip
+@claim
 def grouped_heads() -> list[Check]:
-    """The layer compared with the formula; the channels that a group reads, from its Jacobian. The text says that heads
-    of a group are concatenated, and that they interact fully: we read a concatenation followed by a dense matrix.
-    """
     module, x = layer("grouped_mlp", 12, 6, num_groups=2), normal(2, 7, 12, seed=5)
     y, concat = module(x, return_concat=True)
     groups = torch.cat([concat[..., 6 * j : 6 * j + 6] @ module.w_groups[j] for j in range(2)], -1)
@@ -136,27 +74,8 @@ def grouped_heads() -> list[Check]:
     ]
 
 
-@claim(
-    "Groups of heads with an MLP after them have more expressive power, and the design stays parameter-efficient.",
-    "头分组后接 MLP，增强了表达能力，且保持参数效率。",
-    formula="MLP(A · BlockDiag(W_1 … W_g)) = MLP'(A),  W_1' = BlockDiag(W_1 … W_g) · W_in",
-    at=[
-        place("treatment", "5.3.14",
-              "In keeping with parameter efficiency there is one more nonlinear layer, with more "
-              "expressive power.", "在保持参数效率的同时引入额外的非线性变换层，增强表达能力。", paragraph=3),
-    ],
-    control=("without its nonlinearity the MLP adds nothing: a W_O reproduces it",
-             "去掉非线性之后，MLP 没有增益：存在一个 W_O 能再现它"),
-    note="增强来自 MLP 的非线性，文中也是这样说的：任何 W_O 都不能再现它。组内的稠密矩阵则紧接着 MLP 的第一层，两个线"
-         "性映"
-         "射合成一个，没有带来任何新函数；GPT-2 small 的尺寸、两组时，参数是多头注意力的 1.376 倍。",
-    expected=Verdict.CONDITIONS,
-)  # fmt: skip
+@claim
 def group_maps_fold() -> list[Check]:
-    """The power comes from the nonlinearity of the MLP, as the text says: no W_O reproduces it. The dense maps of the
-    groups come right before its first layer, and two linear maps are one: they add no function. At the sizes of GPT-2
-    small, with two groups, there are 1.376 times the parameters of multi-head attention.
-    """
     module, x = layer("grouped_mlp", 12, 6, num_groups=2), normal(8, 7, 12, seed=5)
     y, concat = module(x, return_concat=True)
     with torch.no_grad():
@@ -184,29 +103,8 @@ def _missed_by_output(concat: Tensor, y: Tensor) -> float:
     return difference(flat @ torch.linalg.lstsq(flat, out).solution, out)
 
 
-@claim(
-    "Attention(M·Q, M·K, M·V), M a learned map, lets heads read one another.",
-    "Attention(M·Q, M·K, M·V)，M 为学到的映射，让各头相互读取。",
-    formula=("Attention(M·Q, M·K, M·V) along the heads", "沿头的方向做 Attention(M·Q, M·K, M·V)"),
-    at=[
-        place("treatment", "5.3.14", "An “attention over heads” learns to combine them.",
-              "“注意力头的注意力”学习如何组合各头。",
-              equations="5.3.14", paragraph=4),
-        place("treatment", "5.3.14", "head_mix is a learned linear map of the heads' outputs to a new space.",
-              "head_mix 是可学习的线性变换，把各头输出投影到新空间。", paragraph=5),
-    ],
-    also="Shazeer et al. 2020, 2003.02436",
-    control=("before the second attention a head affects itself only", "第二次注意力之前，一个头只影响它自己"),
-    note="式 (5.3.14) 有歧义：没有说明注意力沿哪个方向、Q、K、V 是什么。我们读作：对每个词元，各头的输出经投影成为 Q、"
-         "K、V，M 混合各头，"
-    "注意力沿头的方向进行。这样一个头能影响同一词元的所有头，而词元之间不再混合。",
-    expected=Verdict.CONDITIONS,
-)  # fmt: skip
+@claim
 def head_mixing() -> list[Check]:
-    """Eq. 5.3.14 is ambiguous: it does not say along which axis the attention is, nor what Q, K and V are. We read: for
-    each token the outputs of its heads are projected to Q, K and V, M mixes the heads, and the attention is along the
-    heads. Then a head affects all heads of its token, and tokens are not mixed again.
-    """
     module, x = layer("head_mixing", 12, 3), normal(2, 7, 12, seed=5)
     with torch.no_grad():
         module.head_map.add_(0.3 * normal(3, 3, seed=6))

@@ -12,42 +12,17 @@ from headwise.lm import Decoder
 from headwise.stats import ClassMass
 from headwise.wording import Bilingual
 from headwise_textbook.claims.claim import claim
-from headwise_textbook.claims.evidence import Check, Verdict, at_least, at_most, equal
+from headwise_textbook.claims.evidence import Check, at_least, at_most, equal
 from headwise_textbook.claims.model import PASSAGE, Trained, losses_without, observed, trained
 from headwise_textbook.claims.samples import adam, layer, normal
 from headwise_textbook.curves import Curve
 from headwise_textbook.seeds import seeded
-from headwise_textbook.texts import place
 
 Head = tuple[int, int]  # layer, and head in it
 
 
-@claim(
-    "Heads differ because they start differently, and the small differences of stochastic gradients drive equal heads "
-    "apart.",
-    "各头之所以不同，是因为起点不同；随机梯度的微小差异会把相同的头分开。",
-    formula="W_1 = W_2 ⟹ ∂L/∂W_1 = ∂L/∂W_2",
-    at=[
-        place("treatment", "5.3.9",
-              "Specialisation comes from random initialisation and stochastic gradients; small initial "
-              "differences are amplified: symmetry breaking.",
-              "专业化源于随机初始化和随机梯度下降，初始的微小差异被放大，即“对称性破缺”。", paragraph=4),
-        place("treatment", "5.3.17",
-              "Heads with equal features get similar gradients; the small differences of stochastic "
-              "gradients grow, so that heads converge to different solutions.",
-              "特征相同的头梯度高度相似；随机梯度的微小差异逐渐放大，使各头收敛到不同的解。", paragraph=4),
-    ],
-    control=("with dropout on the weights equal heads do separate", "对权重做 dropout 时，相同的头会分开"),
-    note="起点只差 1e-6，300 步 Adam 之后就相差上千倍。但完全相同的头在任何批次上梯度都相同，因此小批量的随机性永远分"
-         "不开它们；"
-    "只有 dropout 能，因为它对两个头取不同的掩码。",
-    expected=Verdict.CONDITIONS,
-)  # fmt: skip
+@claim
 def equal_heads_stay_equal() -> list[Check | Curve]:
-    """Heads that start 1e-6 apart are over a thousand times further apart after 300 steps of Adam. But identical heads
-    get identical gradients on every batch, so that the noise of minibatches never separates them. Only dropout does,
-    as it draws another mask for each head.
-    """
     apart = {
         Bilingual("equal at the start", "起点相同"): _apart_in_training(0.0),
         Bilingual("noise of 1e-06 at the start", "起点相差 1e-06"): _apart_in_training(1e-6),
@@ -70,27 +45,8 @@ def equal_heads_stay_equal() -> list[Check | Curve]:
     ]  # fmt: skip
 
 
-@claim(
-    "Each head works in a subspace of its own: d_k of d_model dimensions, and together they are the whole space.",
-    "每个头在自己的子空间中工作：d_model 维中的 d_k 维，合起来是整个空间。",
-    formula="rank W_i^Q = d_k,  rank [W_1^Q | … | W_h^Q] = d_model",
-    at=[
-        place("treatment", "5.3.7",
-              "Projections map to subspaces of d_k dimensions, which may intersect or be orthogonal, as "
-              "learnt.", "各头投影到 d_k 维子空间，可能相交也可能正交，取决于学习结果。", paragraph=1),
-        place("treatment", "5.3.7", "Attention in several subspaces in parallel extracts more features.",
-              "在多个子空间中并行计算注意力，特征提取能力更强。", paragraph=2),
-        place("notes", "3", "Each head attends within its subspace.", "每个头在其子空间中分别计算。", paragraph=1),
-    ],
-    control=("heads with a common W^Q have a joint rank of d_k", "W^Q 相同的头，合起来的秩只有 d_k"),
-    note="对训练好的查询矩阵，秩确实如此；但随机初始化的矩阵也一样，所以这并不说明学到了什么。“自己的”也不是互不重叠："
-         "有些方向被几个头读取，文中也说子空间可能相交。",
-    expected=Verdict.MISLEADING,
-)  # fmt: skip
+@claim
 def heads_have_subspaces() -> list[Check]:
-    """The ranks are as stated in a trained model, and so they are in matrices as initialised: they say nothing about
-    what was learnt. Nor are the subspaces apart: some directions are read by several heads, as the section allows.
-    """
     config = trained().decoder.config
     size = config.d_model // config.num_heads
     with seeded(0):
@@ -111,27 +67,8 @@ def heads_have_subspaces() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "Trained heads specialise: ρ_ij = ⟨head_i, head_j⟩ / (‖head_i‖ ‖head_j‖) is low.",
-    "训练好的头各有专长：ρ_ij = ⟨head_i, head_j⟩ / (‖head_i‖ ‖head_j‖) 较低。",
-    formula="ρ_ij = ⟨head_i, head_j⟩ / (‖head_i‖ ‖head_j‖)",
-    at=[
-        place("treatment", "5.3.9", "The cosine of two heads' outputs is a measure of how alike they are.",
-              "以两个头输出的余弦相似度衡量相近程度。", equations="5.3.11", paragraph=2),
-        place("treatment", "5.3.9", "In trained models it is usually low, so that heads complement one another.",
-              "训练良好的模型中它往往较低，说明各头互补。", paragraph=3),
-        place("treatment", "5.3.17", "Training drives heads towards features that complement one another.",
-              "训练会推动各头学习互补的特征。", paragraph=4),
-    ],
-    control=("turning V alone, without W_O, does change the output", "只旋转 V、不旋转 W_O，输出就会改变"),
-    note="确实较低，也低于训练之前。但 ρ 比较的是互不相关的基下的数：旋转一个头的 V 与 W_O，输出丝毫不变，ρ 却可任意改"
-         "变。",
-    expected=Verdict.MISLEADING,
-)  # fmt: skip
+@claim
 def outputs_are_dissimilar() -> list[Check | Curve]:
-    """It is low, and lower than before training. But ρ compares numbers in unrelated bases: rotating V and W_O of a
-    head changes no output, but changes ρ arbitrarily.
-    """
     before, after, changes, half = [], [], [], []  # a number for each layer
     for i, heads in enumerate(trained().heads):
         found = heads.double()  # [n, h, d_v]
@@ -165,35 +102,8 @@ def outputs_are_dissimilar() -> list[Check | Curve]:
     ]  # fmt: skip
 
 
-@claim(
-    "Trained heads come in kinds: positional, copying, separator heads and others.",
-    "训练好的头分若干种：位置头、复制头、分隔头等。",
-    formula=("mass on the previous token, after an equal one, on punctuation",
-             "落在前一词元、相同词元之后、标点上的权重"),
-    at=[
-        place("chapter", "11.1.2", "Heads may attend to syntax, references, positions or similar meaning.",
-              "各头可能分别关注语法结构、指代关系、位置信息、语义相似。"),
-        place("chapter", "11.8.1", "Positional, syntactic, semantic, coreference and separator heads.",
-              "位置头、语法头、语义头、指代头、分隔头。", table=1),
-        place("chapter", "11.8.2", "“sat” attends mostly to “cat”, as the word before it or as its subject.",
-              "“sat”主要关注“cat”：作为前一个实词，或作为主语。"),
-        place("treatment", "5.3.9", "Some heads learn local context, some syntax, some similar meaning.",
-              "有的头关注局部上下文，有的关注语法依存，有的关注语义相似。", paragraph=1),
-        place("tutorial", "3", "One head for subject and verb, one for positions, one for references.",
-              "头 1 主谓关系，头 2 位置，头 3 指代。"),
-        place("demonstration", "03", "Head 1 may attend to neighbours.", "头 1 可能更多关注相邻的字。", paragraph=13),
-    ],
-    also="Clark et al. 2019, 1906.04341; Voita et al. 2019, 1905.09418",
-    control=("before training no head is of these kinds", "训练前没有一个头属于这些种类"),
-    note="有些头显然属于这些种类；我们模型中的大多数头不是。语法头与指代头需要标注文本，语义头由 `roles` 的 semantic "
-         "度量，这里都不判断。",
-    expected=Verdict.CONDITIONS,
-    slow=True,
-)  # fmt: skip
+@claim
 def heads_have_kinds() -> list[Check]:
-    """Some heads are clearly of these kinds; most heads of our model are not. Syntactic and coreference heads require
-    annotated texts, and semantic heads are measured by the role semantic; none of them is judged here.
-    """
     with seeded(0):
         fresh = observed(Decoder(trained().decoder.config).eval(), trained().tokenizer)
     (probe, to_signs), (before, signs_before) = _probed(trained()), _probed(fresh)
@@ -217,29 +127,8 @@ def heads_have_kinds() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "Many heads are redundant: they can be taken out with little loss.",
-    "许多头是冗余的：去掉它们损失很小。",
-    formula=("L(without heads) / L − 1", "L(去掉头) / L − 1"),
-    at=[
-        place("chapter", "11.8.3", "Some heads can be pruned with little effect …",
-              "有些头可以剪掉，影响很小……", item=1),
-        place("chapter", "11.8.3", "… and some have learnt redundant patterns.",
-              "……有些头学到的模式是冗余的。", item=2),
-        place("demonstration", "02", "If one assistant misses something, the others make up for it.",
-              "万一某个头漏了什么，其他头能补上。", paragraph=9),
-    ],
-    also="Michel et al. 2019, 1905.10650; Voita et al. 2019, 1905.09418",
-    control=("without seven eighths of the heads, the loss does increase", "去掉八分之七的头，损失确实上升"),
-    note="前提是经过挑选：在片段的一半上挑选，在另一半上测量，两个方向取平均。不是任意的头，也不是全部。之后没有再训"
-         "练。",
-    expected=Verdict.CONDITIONS,
-    slow=True,
-)  # fmt: skip
+@claim
 def heads_can_be_pruned() -> list[Check | Curve]:
-    """If the heads are selected: on one half of the passage, measured on the other, mean of both directions. Not any
-    heads, and not all. Nothing was trained afterwards.
-    """
     model = trained()
     every = [(i, head) for i in range(len(model.heads)) for head in range(model.decoder.config.num_heads)]
     harm: dict[Head, Tensor] = {head: losses_without(model, [head]) - model.losses for head in every}

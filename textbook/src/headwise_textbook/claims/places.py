@@ -13,29 +13,10 @@ from headwise_textbook.claims.evidence import Check, at_least, at_most, differen
 from headwise_textbook.claims.samples import normal
 from headwise_textbook.curves import Curve
 from headwise_textbook.seeds import seeded
-from headwise_textbook.texts import place
 
 
-@claim(
-    "Attention with a head for each place of the kernel, and positions as keys, is a convolution.",
-    "卷积核的每个位置用一个头、以位置作键，注意力就是卷积。",
-    formula=("Σ_Δ A_Δ X W_Δ = conv(X), A_Δ[i, j] = 1 if j = i + Δ",
-             "Σ_Δ A_Δ X W_Δ = conv(X)，j = i + Δ 时 A_Δ[i, j] = 1"),
-    at=[
-        place("treatment", "5.3.18", "The two are deeply connected: a head is like a filter that detects one pattern.",
-              "两者有深刻联系：一个头好比一个检测某种模式的滤波器。", paragraph=1),
-        place("treatment", "5.3.18",
-              "A convolution is a product with a matrix C(W), multi-head attention one of W_O with the "
-              "stacked heads.", "卷积是乘以矩阵 C(W)；多头注意力是 W_O 乘以堆叠的各头。", paragraph=2),
-    ],
-    also="Cordonnier et al. 2020, 1911.03584, theorem 1",
-    control=("heads that are not sharp are no convolution", "不够尖锐的头不是卷积"),
-    note="只差舍入；空洞、分组与零填充也都一样。与卷积不同，偏移量可以改变。文中只说相似，等式出自所引定理。",
-)  # fmt: skip
+@claim
 def attention_is_convolution() -> list[Check]:
-    """Up to rounding, with dilation, groups and zero padding. Unlike in a convolution, the offsets can change. The text
-    states the likeness only; the equality is the cited theorem.
-    """
     with seeded(0):
         one = nn.Conv1d(4, 6, 3, padding=2, dilation=2, groups=2).double()
         two = nn.Conv2d(3, 5, (3, 5), padding=(1, 2)).double()
@@ -50,17 +31,8 @@ def attention_is_convolution() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "With the scores −α‖δ − Δ‖² the error falls as e^{−α}: a convolution is reached for α → ∞ only.",
-    "分数取 −α‖δ − Δ‖² 时，误差按 e^{−α} 下降：只有 α → ∞ 才是卷积。",
-    formula=("error ∝ e^{−α} for the scores −α‖δ − Δ‖²", "分数为 −α‖δ − Δ‖² 时，误差 ∝ e^{−α}"),
-    also="Cordonnier et al. 2020, 1911.03584, theorem 1",
-    control=("times e^α, the error at a finite α is not that of the limit",
-             "有限 α 处的误差乘 e^α，不等于极限处的误差"),
-    note="3×3 卷积核，不计边界：距离为 1 的四个邻居各得 e^{−α}。",
-)  # fmt: skip
+@claim
 def convolution_is_a_limit() -> list[Check | Curve]:
-    """A 3×3 kernel, away from the border: four neighbours at distance 1 get e^{−α} each."""
     with seeded(0):
         conv = nn.Conv2d(3, 2, 3, padding=1, bias=False).double()
     image = normal(1, 3, 9, 9)

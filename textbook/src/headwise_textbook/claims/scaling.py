@@ -6,34 +6,17 @@ import torch
 
 from headwise.wording import Bilingual
 from headwise_textbook.claims.claim import claim
-from headwise_textbook.claims.evidence import Check, Verdict, at_most, equal
+from headwise_textbook.claims.evidence import Check, at_most, equal
 from headwise_textbook.claims.model import trained
 from headwise_textbook.claims.samples import normal
 from headwise_textbook.curves import Curve
-from headwise_textbook.texts import place
 
 SIZES = 1, 4, 16, 64, 256, 1024
 WITHOUT = Bilingual("without the factor", "不缩放")
 
 
-@claim(
-    "q·k has variance d_k, and q·k / √d_k has variance 1.",
-    "q·k 的方差是 d_k，q·k / √d_k 的方差是 1。",
-    formula="Var(q·k) = d_k,  Var(q·k / √d_k) = 1",
-    at=[
-        place("tutorial", "7", "The factor √d_k keeps dot products from becoming too large for the softmax.",
-              "缩放因子 √d_k 防止点积过大。", item=4),
-    ],
-    also="Vaswani et al. 2017, footnote 4",
-    control=("dividing by d_k instead of √d_k does not give variance 1", "改为除以 d_k 时方差不是 1"),
-    note="对方差为 1 的独立分量成立，例如训练开始时。训练后的查询与键并不独立：在我们的模型中，各头缩放后分数的方差远"
-         "离 1。",
-    expected=Verdict.CONDITIONS,
-)  # fmt: skip
+@claim
 def scaling_keeps_variance() -> list[Check | Curve]:
-    """For independent entries of variance 1, as at the start of training. Trained queries and keys are not independent:
-    in our model the variance of the scaled scores of heads is far from 1.
-    """
     found, plain, scaled = [], {}, {}
     for d in SIZES:
         dots = (normal(20_000, d, seed=1) * normal(20_000, d, seed=2)).sum(-1)
@@ -57,23 +40,8 @@ def scaling_keeps_variance() -> list[Check | Curve]:
     ]  # fmt: skip
 
 
-@claim(
-    "Without the factor the softmax saturates as d_k grows and its gradient vanishes; with it both stay.",
-    "不缩放时，softmax 随 d_k 增大而饱和，梯度消失；缩放后二者保持不变。",
-    formula="∂p/∂s = diag(p) − p pᵀ,  p = softmax(c · q·k), c = 1, 1/√d_k",
-    at=[
-        place("tutorial", "7", "Without √d_k large dot products would make the gradient of the softmax vanish.",
-              "不除以 √d_k，点积过大，softmax 的梯度会消失。", item=4),
-        place("tutorial", "2", "A comment: scaling is there against vanishing gradients.",
-              "代码注释：缩放是为防止梯度消失。",
-              listing=2),
-    ],
-    also="Vaswani et al. 2017, §3.2.1",
-    control=("at d_k = 1, where the factor is 1, both gradients are equal", "d_k = 1 时因子为 1，两者的梯度相同"),
-    note="64 个键的随机行上，∂p/∂s = diag(p) − p pᵀ 的平均范数。",
-)  # fmt: skip
+@claim
 def scaling_keeps_gradients() -> list[Check | Curve]:
-    """Mean norm of ∂p/∂s = diag(p) − p pᵀ over random rows of 64 keys."""
     plain, scaled = {}, {}
     for d in SIZES:
         dots = normal(200, d, seed=1) @ normal(64, d, seed=2).mT  # [queries, keys]

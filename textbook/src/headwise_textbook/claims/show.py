@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.resources import files
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +15,6 @@ from rich.text import Text
 from headwise.wording import Bilingual, in_language, joined, language_of
 from headwise_textbook.claims.claim import Finding
 from headwise_textbook.claims.evidence import Check, Role, Verdict
-from headwise_textbook.claims.introduction import INTRODUCTION
 from headwise_textbook.claims.registry import group_of
 from headwise_textbook.curves import Curve
 from headwise_textbook.texts import Place
@@ -107,7 +107,7 @@ def to_json(findings: Sequence[Finding], lang: str | None = None) -> str:
 def to_markdown(findings: Sequence[Finding], lang: str | None = None) -> str:
     """The findings as Markdown, as in docs/claims.md: an introduction, a summary, and a table for each group."""
     lang = language_of(lang)
-    lines = [*in_language(INTRODUCTION, lang).splitlines(), ""]
+    lines = [*_introduction(lang).splitlines(), ""]
     lines += [in_language(joined(summary(findings), " ", ""), lang), ""]
     heads = [in_language(name, lang) for name in (CLAIM, VERDICT, MEASURED)]
     for title, part in by_group(findings).items():
@@ -135,6 +135,11 @@ def control_words(finding: Finding) -> Bilingual:
     """The sentence that says what the controls of a claim are."""
     control = finding.claim.control
     return Bilingual(f"{CONTROL}: {control}.", f"{CONTROL.zh}：{control.zh}。")
+
+
+def _introduction(lang: str) -> str:
+    """The introduction of docs/claims.md and docs/claims.zh.md."""
+    return files(__package__).joinpath(f"introduction.{lang}.md").read_text(encoding="utf-8").rstrip("\n")
 
 
 def _row(finding: Finding, lang: str) -> str:

@@ -12,12 +12,11 @@ from headwise.cache import KVCache
 from headwise.lm import Decoder, DecoderConfig
 from headwise.wording import Bilingual
 from headwise_textbook.claims.claim import claim
-from headwise_textbook.claims.evidence import Check, Verdict, at_least, at_most
+from headwise_textbook.claims.evidence import Check, at_least, at_most
 from headwise_textbook.claims.model import losses_of, losses_without, trained
 from headwise_textbook.claims.samples import adam
 from headwise_textbook.curves import Curve
 from headwise_textbook.seeds import seeded
-from headwise_textbook.texts import place
 
 SEEDS, HEADS = (0, 1, 2), (1, 4)
 STEPS, LENGTH, ROWS, HELD_OUT = 300, 96, 320, 40
@@ -25,33 +24,8 @@ STEPS, LENGTH, ROWS, HELD_OUT = 300, 96, 320, 40
 PUBLISHED_BLEU = {1: 24.9, 8: 25.8}
 
 
-@claim(
-    "At the same cost several heads usually do better than one.",
-    "计算量相同，多头通常比单头效果更好。",
-    formula=("L(h = 1) > L(h), d_model = h·d_k", "L(h = 1) > L(h)，d_model = h·d_k"),
-    at=[
-        place("chapter", "11.9.2", "The cost is the same, but several heads usually do better.",
-              "虽然计算量相同，但多头通常效果更好。"),
-        place("chapter", "11.10.3", "It is stronger than single-head attention.", "比单头注意力更加强大。"),
-        place("treatment", "5.3", "In practice it brings considerable gains.",
-              "实践中取得显著的性能提升。", paragraph=2),
-        place("treatment", "5.3.11", "More heads cost nothing and enrich the representation.",
-              "增加头数不增加成本，却提升表示的丰富性。", paragraph=6),
-    ],
-    also="Vaswani et al. 2017, 1706.03762, table 3, rows (A)",
-    control=("without any attention the same model is clearly worse, so the loss does show what attention is worth",
-             "完全去掉注意力，同一模型明显变差：损失确实能反映注意力的作用"),
-    note="翻译上如此：公布的 BLEU 为 25.8 对 24.9。我们的语言模型不然：三对小模型（d_model 64、两层）中，四个头在未见"
-         "文本上都不如一个头，"
-    "因为它更快过拟合；较大的训练（docs/comparison.md）两者相同，multi_head 3.588–3.599，single_head 3.590。",
-    expected=Verdict.CONDITIONS,
-    slow=True,
-)  # fmt: skip
+@claim
 def multi_head_is_better() -> list[Check]:
-    """In translation it is so: a published BLEU of 25.8 against 24.9. In our language models it is not: in three pairs
-    of small ones (d_model 64, two layers) four heads are worse than one on held-out text, as they overfit sooner, and
-    in larger trainings (docs/comparison.md) both are equal, multi_head 3.588 to 3.599 and single_head 3.590.
-    """
     one, four = (pupils(h) for h in HEADS)
     gain = [a.held_out - b.held_out for a, b in zip(one, four, strict=True)]
     better = [b.held_out < a.held_out for a, b in product(one, four)]
@@ -69,23 +43,8 @@ def multi_head_is_better() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "Several heads are easier to train, because the task of each is simpler.",
-    "多头更容易训练，因为每个头的任务更简单。",
-    formula=("L_train(h = 1) > L_train(h) after equally many steps", "步数相同时 L_train(h = 1) > L_train(h)"),
-    at=[place("chapter", "11.9.2", "Easier to train (the task of each head is simpler).",
-              "更容易训练（每个头的任务更简单）。",
-              item=2)],
-    control=("other initial weights of the single-head model make less of a difference",
-             "单头模型换初始权重，差别要小得多"),
-    note="就训练损失而言如此：三对训练结束时，四个头都更低，中途平均也更低。原因没有判断；在未见文本上反而更差（见 "
-         "multi-head-is-better）。",
-    slow=True,
-)  # fmt: skip
+@claim
 def easier_to_train() -> list[Check | Curve]:
-    """As far as the training loss is concerned: in all three pairs of trainings it is lower with four heads at the end,
-    and halfway in the mean. The reason is not judged; on held-out text four heads are worse (multi-head-is-better).
-    """
     one, four = (pupils(h) for h in HEADS)
     half, end = ([a.near(at) - b.near(at) for a, b in zip(one, four, strict=True)] for at in (STEPS // 2, STEPS))
     ends = [pupil.near(STEPS) for pupil in one]
@@ -108,23 +67,8 @@ def easier_to_train() -> list[Check | Curve]:
     ]  # fmt: skip
 
 
-@claim(
-    "Several heads have the effect of an ensemble.",
-    "多头有“集成学习”的效果。",
-    formula=("(L_none − L_one) / (L_none − L_all)", "(L_无 − L_单) / (L_无 − L_全)"),
-    at=[place("chapter", "11.9.2", "They have an effect like that of an ensemble.",
-              "提供了一种“集成学习”的效果。", item=3)],
-    control=("in an ensemble of three models, one member alone gives most of the gain",
-             "三个模型的集成中，单个成员就能给出大部分收益"),
-    note="集成的成员各自完成同一任务，单个就接近整体；头是一个和中各不相同的项：在训练好的模型中，每层只留一个头，只得"
-         "到注意力收益的五分之一左右。",
-    expected=Verdict.FAILS,
-    slow=True,
-)  # fmt: skip
+@claim
 def heads_as_ensemble() -> list[Check]:
-    """Members of an ensemble do the same task, and one is nearly as good as all. Heads are different terms of one sum:
-    in the trained model a single head per layer gives about a fifth of what attention gains.
-    """
     model = trained()
     size = range(model.decoder.config.num_heads)
     every = [(layer, head) for layer in range(len(model.heads)) for head in size]
@@ -144,25 +88,8 @@ def heads_as_ensemble() -> list[Check]:
     ]  # fmt: skip
 
 
-@claim(
-    "Keeping more heads usually gives more robustness.",
-    "保留更多头通常能提供更好的鲁棒性。",
-    formula=("L(disturbed) − L, with and without heads", "L(受扰) − L，保留与去掉头时"),
-    at=[place("chapter", "11.8.3", "Heads can be pruned, but keeping more usually makes the model more robust.",
-              "头可以剪掉，但保留更多头通常鲁棒性更好。", item=3)],
-    control=("twice the disturbance does show in the same measurement", "扰动加倍时，同样的测量看得出来"),
-    note="鲁棒性读作对输入扰动的稳健：把十分之一的字换成文中别的字，看其余的字的损失增加多少。内置模型去掉 8 个最不重"
-         "要的头，几乎一样；"
-    "四个头与一个头的小模型也没有差别。对失去头本身的稳健，见 heads-can-be-pruned。",
-    expected=Verdict.FAILS,
-    slow=True,
-)  # fmt: skip
+@claim
 def more_heads_more_robust() -> list[Check]:
-    """Robustness is read as that against disturbed input: a tenth of the characters is replaced by others of the text,
-    and the loss of the rest increases. Without its 8 least important heads the embedded model is affected nearly as
-    before, and small models of four heads are as those of one. For the loss of heads themselves see heads-can-be-
-    pruned.
-    """
     model = trained()
     every = [(i, head) for i in range(len(model.heads)) for head in range(model.decoder.config.num_heads)]
     least = sorted(every, key=lambda head: float((losses_without(model, [head]) - model.losses).mean()))[:8]

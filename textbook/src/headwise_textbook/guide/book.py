@@ -12,7 +12,7 @@ from headwise.errors import ConfigError
 from headwise.wording import Bilingual, in_language
 from headwise_textbook.claims.claim import Claim
 from headwise_textbook.claims.registry import located
-from headwise_textbook.guide.page import cell
+from headwise_textbook.guide.pages import cell
 from headwise_textbook.guide.sections import SHOWN, Shown
 from headwise_textbook.texts import COUNTED, TEXTS, Section, Text, everything
 

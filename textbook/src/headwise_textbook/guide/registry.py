@@ -1,4 +1,4 @@
-"""All topics and exercises. A topic is a module of `topics` with a `TOPIC`; packages of others call `register`.
+"""All topics and exercises. A topic is a page of the guide; packages of others call `register`.
 
 >>> find_topic("splitting").name
 'splitting'
@@ -6,13 +6,12 @@
 'split_heads'
 """
 
-import pkgutil
 from functools import cache
-from importlib import import_module
 
 from headwise.errors import ConfigError, unknown_name
-from headwise_textbook.guide import topics as modules
-from headwise_textbook.guide.topic import Exercise, Topic
+from headwise_textbook.guide.exercises import Exercise
+from headwise_textbook.guide.pages import own_topics
+from headwise_textbook.guide.topic import Topic
 
 _registered: dict[str, Topic] = {}
 
@@ -63,5 +62,4 @@ def topic_of(exercise: Exercise) -> Topic:
 
 @cache
 def _own() -> dict[str, Topic]:
-    names = [module.name for module in pkgutil.iter_modules(modules.__path__)]
-    return {name: import_module(f"{modules.__name__}.{name}").TOPIC.named(name) for name in names}
+    return {topic.name: topic for topic in own_topics()}

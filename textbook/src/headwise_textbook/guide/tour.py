@@ -13,12 +13,13 @@ from rich.text import Text
 
 from headwise.wording import Bilingual, in_language, joined
 from headwise_textbook.guide.book import Row, notes_on, result, sections_of
+from headwise_textbook.guide.exercises import Exercise
 from headwise_textbook.guide.narrow import narrow
 from headwise_textbook.guide.outputs import COLUMNS, output
-from headwise_textbook.guide.page import WORDS, claims_of
+from headwise_textbook.guide.pages import WORDS, claims_of
 from headwise_textbook.guide.prose import hanging, wrapped_off, wrapped_to
 from headwise_textbook.guide.registry import topics
-from headwise_textbook.guide.topic import Exercise, Topic
+from headwise_textbook.guide.topic import Topic
 
 SECTIONS = Bilingual("in textbooks", "教材章节")
 MOST_PLACES = 4  # of which the line of the output is repeated
@@ -82,7 +83,7 @@ def print_topic(topic: Topic, console: Console, lang: str, places: Sequence[Row]
         said = f"{in_language(where, lang)}{colon}{in_language(differs, lang)}"
         console.print(Text(wrapped_to(said, console.width), style="yellow"))
     console.print()
-    _print_prose(topic.introduction, console, lang)
+    _print_prose(topic.intro, console, lang)
     console.print(Padding(Text(in_language(topic.plain, lang), style="bold cyan"), (1, 4)))
     code = topic.code_in(lang) if topic.is_command else narrow(topic.code_in(lang), console.width)
     kind = "console" if topic.is_command else "python"

@@ -11,7 +11,7 @@ from headwise_textbook.guide.grading.draw import Draw
 from headwise_textbook.guide.grading.process import MEMORY, Raised, Sandbox, Stopped
 
 if TYPE_CHECKING:
-    from headwise_textbook.guide.topic import Exercise
+    from headwise_textbook.guide.exercises import Exercise
 
 CASES = 40  # random inputs
 ATTEMPTS = 60  # smaller inputs that are tried after a failure

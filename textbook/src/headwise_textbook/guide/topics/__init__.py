@@ -1,1 +1,0 @@
-"""The topics of the guide: a module for each, with its `TOPIC`."""
