@@ -65,6 +65,8 @@ class Whole:
     @cached_property
     def cancels(self) -> bool:
         """Whether scores may be sums of terms so much larger that float32 does not resolve them."""
+        if not self.rule.scores:  # before the norms are computed
+            return False
         size = CANCELLING * max(LARGE, self.lse_size - log(max(1, self.rule.grid.m)))
         sizes = sorted(max(high, -low) for high, low in self.terms)
         return len(sizes) > 1 and self.highest > size and sizes[-2] > size
