@@ -269,7 +269,7 @@ class _Asked:
         """The map that subscribers receive, measured without those that failed."""
         pairs = [pair for pair in zip(self.wanted, self.over, strict=True) if pair[1].name not in failed]
         wanted, over = [one for one, _ in pairs], [other for _, other in pairs]
-        seen = token_map(amap, wanted, over) if self.apart else copy(amap) if copied else amap
+        seen: Any = token_map(amap, wanted, over) if self.apart else copy(amap) if copied else amap
         others = [
             m for m, one in pairs if one.name in self.own and not events.same_measure(m, self.own[one.name])
         ]  # the pass had one measure of that name
