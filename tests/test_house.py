@@ -430,7 +430,7 @@ def test_making_one_is_no_switch(line):
 # width of an input, outputs of linear maps, with which published queries are compared, where other threads of a model
 # begin and end, and warnings that are held back.
 HOOKS = {
-    "headwise.telemetry.record", "headwise.telemetry.forwards", "headwise.models.site", "headwise.models.hooks",
+    "headwise.telemetry.record", "headwise.telemetry.following", "headwise.models.site", "headwise.models.hooks",
     "headwise.models.adapters.torch", "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
     "headwise.models.replace.replacement", "headwise.analysis.direct_effects",
     "headwise.models.traced.widths", "headwise.telemetry.lens", "headwise.models.recognise.threads",

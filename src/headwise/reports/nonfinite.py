@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headwise.map import AttentionMap
 from headwise.reports.messages import message
-from headwise.telemetry.summary import Summary
+from headwise.telemetry.ledger import Summary
 from headwise.wording import Message
 
 SHOWN = 6  # heads of which a report says so, each on a line

@@ -30,8 +30,7 @@ from headwise.models.recognise.recogniser import not_followed
 from headwise.nn.base import AttentionLayer
 from headwise.spread import Held
 from headwise.telemetry.chosen import Chosen, chosen, may_have_more
-from headwise.telemetry.follower import Follower
-from headwise.telemetry.forwards import recognised_forwards
+from headwise.telemetry.following import Follower, recognised_forwards
 
 Self = TypeVar("Self", bound="GateGradients")
 

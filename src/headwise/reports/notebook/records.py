@@ -13,7 +13,7 @@ from headwise.shown import register
 from headwise.table import HeadTable
 from headwise.table.show import number
 from headwise.telemetry import Record
-from headwise.telemetry.pictures import Picture
+from headwise.telemetry.lens import Picture
 from headwise.wording import in_language
 
 COMPUTED = 40_000_000  # weights, as for a map

@@ -9,7 +9,7 @@ from headwise.map import AttentionMap
 from headwise.progress import Progress, part
 from headwise.reports.data import Passage
 from headwise.reports.see.places import Places
-from headwise.telemetry.pictures import SIZE, Picture
+from headwise.telemetry.lens import SIZE, Picture
 
 REDUCES = "mean", "max"
 CLOSERS = "”’」』\"'"  # belong to the sentence that they end

@@ -36,8 +36,8 @@ from headwise.reports.see.tokens import Text, numbered, text_of
 from headwise.stats import Tokens, known
 from headwise.table import HeadColumn, HeadTable
 from headwise.telemetry import Record
-from headwise.telemetry.pictures import Picture
-from headwise.telemetry.summary import Summary
+from headwise.telemetry.ledger import Summary
+from headwise.telemetry.lens import Picture
 from headwise.wording import joined, language_of
 
 ENTRIES = 4  # of a batch are shown by default
