@@ -29,7 +29,7 @@ from plan_models import (
 )
 
 import headwise as hw
-from headwise.models.configuration.families import FAMILIES, PARTS, WITH_IMAGES
+from headwise.models.configuration.sizes import FAMILIES, PARTS, WITH_IMAGES
 from headwise.textbook.plan import Plan, plan_from_options
 
 B, N, SOURCE = 2, 17, 23

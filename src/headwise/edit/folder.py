@@ -21,7 +21,7 @@ from headwise.errors import CheckpointError, ConfigError, not_installed
 from headwise.files import atomic_folder, sweep
 from headwise.models import HeadSite, find_heads
 from headwise.models.adapters.huggingface.library import OLDEST
-from headwise.models.configuration.keys import num_layers
+from headwise.models.configuration.config import num_layers
 from headwise.models.resizing import make_room
 from headwise.nn.owned import check_state
 from headwise.tensor_files import read_tensors, save_tensors

@@ -20,7 +20,7 @@ from headwise.edit.places import by_site
 from headwise.edit.table import aligned, change, count_parameters
 from headwise.errors import ConfigError, check_choice, whole_number
 from headwise.models import KINDS, HeadSite, find_heads
-from headwise.models.configuration.heads import update_config
+from headwise.models.configuration.sizes import update_config
 from headwise.models.resizing import pick_heads, put
 from headwise.nn.owned import copied
 

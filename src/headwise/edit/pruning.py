@@ -22,7 +22,7 @@ from headwise.edit.places import by_site
 from headwise.edit.table import aligned, change, count_parameters, numbers
 from headwise.errors import ConfigError, whole_number
 from headwise.models import HeadSite, find_heads
-from headwise.models.configuration.heads import update_config
+from headwise.models.configuration.sizes import update_config
 from headwise.models.resizing import Order, pick_heads
 from headwise.nn.owned import copied
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from headwise.models.configuration.keys import rotated
+from headwise.models.configuration.config import rotated
 from headwise.models.fixed_code import fixed_code
 from headwise.models.site import HeadSite, Kind, features, norms_of, put_sizes
 from headwise.nn.layout import Layout, Resizing, linear_parts

@@ -25,7 +25,7 @@ from headwise.errors import ConfigError, check_choice
 from headwise.events import subscribe
 from headwise.models.adapters.places import give_back, take_over
 from headwise.models.adapters.selecting import select
-from headwise.models.configuration.keys import num_heads
+from headwise.models.configuration.config import num_heads
 from headwise.models.recognise.recogniser import not_followed
 from headwise.nn.base import AttentionLayer
 from headwise.spread import Held

@@ -13,7 +13,7 @@ from headwise.contents import Entry, parsed, reading, text_of, theirs, word
 from headwise.errors import CheckpointError
 from headwise.files import check_regular
 from headwise.models.adapters.huggingface.library import library
-from headwise.models.configuration.keys import QUANTIZATION, num_layers, two_stacks
+from headwise.models.configuration.config import QUANTIZATION, num_layers, two_stacks
 from headwise.trust import WEIGHTS, check_built, check_config, check_folder
 from headwise.wording import Bilingual
 

@@ -28,7 +28,7 @@ from headwise.lm.loading.remarks import remark
 from headwise.lm.loading.tokenized import TokenizedText
 from headwise.models import HeadSite, attach, find_heads
 from headwise.models.adapters.huggingface.library import cache_argument, library
-from headwise.models.configuration.keys import trained_context, width
+from headwise.models.configuration.config import trained_context, width
 from headwise.stats import Measure
 from headwise.trust import bounded, check_room
 from headwise.wording import Bilingual, Message

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from headwise.errors import ConfigError, whole_number
-from headwise.models.configuration.keys import text_part, trained_context
+from headwise.models.configuration.config import text_part, trained_context
 from headwise.wording import in_language
 
 BUFFERS = "embed_positions", "pos_encoding"  # tables [positions, width] that are not learned: of GPT-J, CodeGen; CTRL

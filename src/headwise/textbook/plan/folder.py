@@ -15,8 +15,8 @@ from headwise.edit.folder import is_pruned, resize_as_saved
 from headwise.errors import ConfigError
 from headwise.lm.loading.files import check_shapes, read_config
 from headwise.models import HeadSite, find_heads
-from headwise.models.configuration.families import build, model_config, with_unread
-from headwise.models.configuration.keys import without_quantization
+from headwise.models.configuration.config import without_quantization
+from headwise.models.configuration.sizes import build, model_config, with_unread
 from headwise.nn.counts import attentions_of
 from headwise.trust import bounded
 
