@@ -1,5 +1,5 @@
-"""The sizes of decoders whose layers differ: with states beside attention (hybrids), or with the keys and values of other
-layers (Gemma 3n and 4), as in `sizes`."""
+"""The sizes of decoders whose layers differ: with states beside attention (hybrids), or with the keys and values of
+other layers (Gemma 3n and 4), as in `sizes`."""
 
 from typing import Any
 
