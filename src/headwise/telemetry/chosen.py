@@ -10,7 +10,7 @@ from torch import nn
 from headwise.errors import ConfigError, check_choice
 from headwise.models.adapters.places import Place, find
 from headwise.models.adapters.selecting import select
-from headwise.models.recognise.compiled import compiled_parts
+from headwise.models.recognise.following import compiled_parts
 from headwise.stats import Measure, resolve, shown_in
 from headwise.telemetry.alarms import Alarm
 

@@ -14,7 +14,7 @@ from headwise.errors import warn
 from headwise.events import in_backward
 from headwise.kernels.eager import eager
 from headwise.models.hooks import Hook
-from headwise.models.recognise.compiled import compile_with, compiled_parts, not_in_one_graph, uncompiled
+from headwise.models.recognise.following import compile_with, compiled_parts, not_in_one_graph, uncompiled
 from headwise.models.recognise.frames import is_outermost, runs
 from headwise.models.recognise.publisher import Publisher
 from headwise.models.recognise.tracked import Tracked

@@ -26,7 +26,7 @@ from headwise.events import subscribe
 from headwise.models.adapters.places import give_back, take_over
 from headwise.models.adapters.selecting import select
 from headwise.models.configuration.config import num_heads
-from headwise.models.recognise.recogniser import not_followed
+from headwise.models.recognise.publisher import not_followed
 from headwise.nn.base import AttentionLayer
 from headwise.spread import Held
 from headwise.telemetry.chosen import Chosen, chosen, may_have_more

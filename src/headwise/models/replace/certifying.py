@@ -14,15 +14,14 @@ from headwise.models.batches import arguments
 from headwise.models.difference import Difference, difference
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.axes import are_of, own_dims
-from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Step, unexpected
 from headwise.models.recognise.following import following
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.multiplied import summed_factors
 from headwise.models.recognise.products import Contraction
-from headwise.models.recognise.recogniser import explained, not_followed, nothing
+from headwise.models.recognise.publisher import explained, not_followed, nothing
 from headwise.models.recognise.report import named
 from headwise.models.recognise.scores import HIDES
-from headwise.models.recognise.tracked import Tracked
+from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, Step, Tracked, unexpected
 from headwise.models.replace.certificate import Certificate, Verdict
 from headwise.models.replace.remarks import remarks_of
 from headwise.rule import own_dtypes

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from headwise.errors import ConfigError
 from headwise.models.adapters.lazy import LazyTensor
-from headwise.models.recognise.layout import Layout
-from headwise.models.recognise.products import NAMES as PRODUCTS
+from headwise.models.recognise.products import NAMES as PRODUCTS, Layout
 
 _OWN_FLOAT32 = frozenset({"softmax", "log_softmax", "exp", "sum", "logsumexp"})  # under autocast on a GPU
 

@@ -8,14 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from headwise.models.recognise.followed import Followed
 from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call, user_line
-from headwise.models.recognise.functions import ARITHMETIC, SAME, SOFTMAX, VIEWS
-from headwise.models.recognise.layout import merged
 from headwise.models.recognise.libraries.base import FusedCall, Library
-from headwise.models.recognise.products import NAMES as PRODUCTS
-from headwise.models.recognise.tracked import Tracked
+from headwise.models.recognise.products import NAMES as PRODUCTS, merged
+from headwise.models.recognise.tracked import ARITHMETIC, SAME, SOFTMAX, VIEWS, Followed, Tracked
 from headwise.models.replace.deferred import Deferred, deferred
 
 Place = tuple[nn.Module | None, str]  # the innermost module that computes a product, and the line of the user's code

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headwise.map import AttentionMap
 from headwise.models.recognise.attention import Attention
-from headwise.models.recognise.masks import named_mask
+from headwise.models.recognise.scores import named_mask
 
 LARGEST = 1 << 22  # cells of a mask that are looked at
 

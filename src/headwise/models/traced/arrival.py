@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.models.recognise.followed import Lost
+from headwise.models.recognise.tracked import Lost
 from headwise.models.traced.slices import DIGITS
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headwise.models.recognise.followed import Lost
+from headwise.models.recognise.tracked import Lost
 from headwise.models.traced.known import Slices
 
 Names = Mapping[int, Sequence[tuple[nn.Module, str]]]  # id of a parameter → modules that hold it, and its name there

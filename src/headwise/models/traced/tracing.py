@@ -16,11 +16,10 @@ from headwise.attention import attend
 from headwise.events import within
 from headwise.models.batches import arguments
 from headwise.models.recognise.attention import Attention, assembled, names
-from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, learned, unexpected
 from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import NAMES as PRODUCTS, Contraction, contraction
-from headwise.models.recognise.tracked import Tracked
+from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, Tracked, learned, unexpected
 from headwise.models.traced.arrival import Result
 from headwise.models.traced.known import TRACED, Slices, Traced
 from headwise.models.traced.sizes import Call, replaced, with_sizes
