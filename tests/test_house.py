@@ -433,7 +433,7 @@ HOOKS = {
     "headwise.telemetry.record", "headwise.telemetry.following", "headwise.models.site", "headwise.models.hooks",
     "headwise.models.adapters.torch", "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
     "headwise.models.replace.replacement", "headwise.analysis.direct_effects",
-    "headwise.models.traced.widths", "headwise.telemetry.lens", "headwise.models.recognise.following",
+    "headwise.models.traced.kind", "headwise.telemetry.lens", "headwise.models.recognise.following",
     "headwise.models.adapters.places", "headwise.errors",
 }  # fmt: skip
 

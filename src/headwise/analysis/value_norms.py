@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from headwise import events
 from headwise.errors import ConfigError
 from headwise.interventions import Arguments, Edit
-from headwise.models.attaching import Attachment
+from headwise.models.attaching import Attachment, intervene, model_of
 from headwise.models.find import find_heads
-from headwise.models.intervening import intervene, model_of
 from headwise.models.site import HeadSite
 from headwise.rule import compute
 

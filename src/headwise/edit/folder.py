@@ -22,7 +22,7 @@ from headwise.files import atomic_folder, sweep
 from headwise.models import HeadSite, find_heads
 from headwise.models.adapters.huggingface.library import OLDEST
 from headwise.models.configuration.config import num_layers
-from headwise.models.resizing import make_room
+from headwise.models.site import make_room
 from headwise.nn.owned import check_state
 from headwise.tensor_files import read_tensors, save_tensors
 from headwise.trust import bounded, check_built, check_config, check_room

@@ -23,7 +23,7 @@ from headwise.edit.table import aligned, change, count_parameters, numbers
 from headwise.errors import ConfigError, whole_number
 from headwise.models import HeadSite, find_heads
 from headwise.models.configuration.sizes import update_config
-from headwise.models.resizing import Order, pick_heads
+from headwise.models.site import Order, pick_heads
 from headwise.nn.owned import copied
 
 Heads = Mapping[str | int, Iterable[int]] | Iterable[int] | Iterable[tuple[int, int]]

@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from headwise.errors import ConfigError, check_choice
-from headwise.models.adapters.places import Place, find
-from headwise.models.adapters.selecting import select
+from headwise.models.adapters.places import Place, find, select
 from headwise.models.recognise.following import compiled_parts
 from headwise.stats import Measure, resolve, shown_in
 from headwise.telemetry.alarms import Alarm

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError, check_choice
 from headwise.events import subscribe
-from headwise.models.adapters.places import give_back, take_over
-from headwise.models.adapters.selecting import select
+from headwise.models.adapters.places import give_back, select, take_over
 from headwise.models.configuration.config import num_heads
 from headwise.models.recognise.publisher import not_followed
 from headwise.nn.base import AttentionLayer

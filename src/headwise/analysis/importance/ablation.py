@@ -14,7 +14,7 @@ from headwise.analysis.importance.losses import Losses, LossFunction, called, ch
 from headwise.analysis.importance.values import Head, HeadImportance, from_samples
 from headwise.errors import ConfigError, ShapeError, check_choice
 from headwise.interventions import Arguments, Edit
-from headwise.models.intervening import intervene
+from headwise.models.attaching import intervene
 from headwise.models.site import Change, HeadSite
 from headwise.progress import Progress
 

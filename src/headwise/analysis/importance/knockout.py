@@ -11,8 +11,7 @@ from headwise.analysis.importance.losses import Losses, LossFunction, checked_in
 from headwise.analysis.importance.values import HeadImportance, standard_error
 from headwise.errors import ConfigError, check_choice, check_whole
 from headwise.interventions import Forbid, Tokens
-from headwise.models.attaching import Attachment
-from headwise.models.intervening import intervene, model_of
+from headwise.models.attaching import Attachment, intervene, model_of
 from headwise.models.site import HeadSite
 from headwise.progress import Progress
 
