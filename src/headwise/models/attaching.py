@@ -10,7 +10,7 @@ from torch import nn
 
 from headwise import events
 from headwise.errors import ConfigError, check_choice, warn
-from headwise.interventions.edit import Edit, Placed
+from headwise.interventions.edits import Edit, Placed
 from headwise.models.adapters.huggingface.attention import always_weights
 from headwise.models.adapters.places import (
     Place,

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, check_whole, unknown_name
+from headwise.errors import ConfigError, ShapeError, check_whole, unknown_name
+from headwise.kernels.graph import has_no_numbers
 from headwise.masks import Grid
 from headwise.publishing import AttentionCall
 from headwise.spread import Held
@@ -89,10 +90,10 @@ class Layer:
         if other.nonfinite.device != device:  # of a replica of the module
             other = other.with_tensors(lambda x: x.to(device))
         unknown = self.unknown | other.unknown
-        states = [
-            one if (merged := self.pooling.tried(unknown, m, m.merge, one, two)) is None else merged
-            for m, one, two in zip(self.pooling.others, self.states, other.states, strict=True)
-        ]
+        states = []
+        for m, one, two in zip(self.pooling.others, self.states, other.states, strict=True):
+            merged = self.pooling.tried(unknown, m, m.merge, one, two)
+            states.append(one if m.name in unknown else merged)
         pooled = None if self.pooled is None or other.pooled is None else self.pooled.merged(other.pooled)
         nonfinite = self.nonfinite + other.nonfinite
         return Layer(other.grid, self.pooling, pooled, states, nonfinite, self.heads, self.of, unknown)
@@ -127,8 +128,7 @@ def columns(layers: Sequence[Layer]) -> Tensor:
         known = dict(zip(pooling.names, map(list, (row.split(sizes) for row in pooled)), strict=True))
     for i, measure in enumerate(pooling.others):
         known[measure.name] = [
-            pooling.tried(layer.unknown, measure, lambda state, m=measure: m.finish(state)[0], layer.states[i])
-            for layer in layers
+            pooling.tried(layer.unknown, measure, _finished, measure, layer.states[i], layer.heads) for layer in layers
         ]
     blank = [torch.full((len(layer.heads),), torch.nan, device=layer.nonfinite.device) for layer in layers]
     found = [
@@ -139,6 +139,15 @@ def columns(layers: Sequence[Layer]) -> Tensor:
         for measure in pooling.measures
     ]  # fmt: skip
     return torch.stack([*found, *torch.cat([layer.nonfinite for layer in layers], 1).float()], -1)
+
+
+def _finished(measure: Measure, state: Any, heads: range) -> Tensor:
+    """The value of a measure for each head; ShapeError if that is not what it returns."""
+    found = measure.finish(state)
+    if not isinstance(found, Tensor) or found.shape != (1, len(heads)):
+        what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ShapeError(f"{type(measure).__name__}.finish(state): expected [b, h]=[1, {len(heads)}], got {what}")
+    return found[0]
 
 
 @dataclass
@@ -184,11 +193,12 @@ def layer_of(call: AttentionCall, pooling: Merging) -> Layer:
     unknown = {name: f"{type(error).__name__}: {error}" for name, error in call.failed.items()}
     grid, device, given, states = replace(amap.rule.grid, b=1), amap.lse.device, measured.states, []
     for m in pooling.others:
-        state = None if m.name in unknown else given[m.name]
-        if len(amap.lse) != 1 and state is not None:
-            start = pooling.start(unknown, m, grid, device)
-            state = pooling.tried(unknown, m, m.merge, start, state)
-        states.append(pooling.start(unknown, m, grid, device) if state is None else state)
+        state = start = pooling.start(unknown, m, grid, device)
+        if m.name not in unknown:
+            state = given[m.name]
+            if len(amap.lse) != 1:
+                state = pooling.tried(unknown, m, m.merge, start, state)
+        states.append(start if m.name in unknown else state)
     heads = amap.shape[1]
     nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=device)
     if bool(measured.nonfinite.any()):
@@ -207,11 +217,12 @@ def layer_of(call: AttentionCall, pooling: Merging) -> Layer:
 def unknown_layer(held: Held | None, out: Tensor, pooling: Merging) -> Layer:
     """The states of a call that was not measured, of its output [b, h, n, d_v]."""
     heads, n = out.shape[1:3]
+    device = torch.device("cpu") if has_no_numbers(out) else out.device
     grid = Grid(1, heads, n, n)
     unknown = {m.name: "" for m in pooling.measures}
-    pooled = pooling.pooled(Measurements((), (), torch.zeros(1, heads, dtype=torch.int64, device=out.device)))
-    states = [pooling.start(unknown, m, grid, out.device) for m in pooling.others]
-    nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=out.device)
+    pooled = pooling.pooled(Measurements((), (), torch.zeros(1, heads, dtype=torch.int64, device=device)))
+    states = [pooling.start(unknown, m, grid, device) for m in pooling.others]
+    nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=device)
     return Layer(grid, pooling, pooled, states, nonfinite, *(held or (range(heads), heads)), unknown)
 
 

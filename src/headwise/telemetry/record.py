@@ -163,13 +163,16 @@ class Record(Shown):
         Returns:
             The summary, or None if nothing was measured in the step.
         """
-        summary = self.ledger.end_step()
+        summary = None
+        with self._guarded(""):
+            summary = self.ledger.end_step()
         if summary is not None:
             for name, layer in self.ledger.last.layers.items():
                 for measure, why in layer.unknown.items():
                     if why:
                         self._remark(name, f"{measure} is NaN, as it could not be measured: {why}", measure)
-            self.remarks |= self._remarks.found()
+        self.remarks |= self._remarks.found()
+        if summary is not None:
             self._writers.write(summary)
             self._alarms.check(summary, self.model)
         return summary
