@@ -37,10 +37,6 @@ def _gemma(c: Any) -> Options:
     return llama(c)
 
 
-def _gemma2(c: Any) -> Options:
-    return {**_gemma(c), "norms": 4}
-
-
 def _prefix(c: Any, norms: int | None = None) -> Options:
     """Image and prompt attend to both sides, and what is generated to all before it."""
     require(c, use_bidirectional_attention=True)
@@ -61,10 +57,6 @@ def latent(c: Any) -> Options:
     return {"design": "latent", "heads": heads, "d_ff": c.intermediate_size, "gated": True, "output": output(c)}
 
 
-def _olmo(c: Any) -> Options:
-    return {**llama(c), "norm": "none"}
-
-
 def _olmo2(c: Any) -> Options:
     return llama(c, qk_norm="each")
 
@@ -79,14 +71,6 @@ def _ungated(c: Any) -> Options:
     return {**llama(c), "gated": False}
 
 
-def _nemotron(c: Any) -> Options:
-    return {**_ungated(c), "norm": "layer"}
-
-
-def _glm4(c: Any) -> Options:
-    return {**_biased(c), "norms": 4}
-
-
 def _biased(c: Any) -> Options:
     """With biases of queries, keys and values if any, and none of the output."""
     return llama(c, bias="qkv" if c.attention_bias else "")
@@ -98,10 +82,6 @@ def _seed_oss(c: Any) -> Options:
 
 def _ernie(c: Any) -> Options:
     return {**llama(c, bias=BOTH if c.use_bias else ""), "ff_bias": c.use_bias}
-
-
-def _starcoder2(c: Any) -> Options:
-    return {**_ernie(c), "gated": False, "norm": "layer"}
 
 
 def _stablelm(c: Any) -> Options:
@@ -220,10 +200,6 @@ def _phimoe(c: Any) -> Options:
     return {**_all_sparse(c), "norm": "layer", "output_bias": c.lm_head_bias}
 
 
-def _gpt_oss(c: Any) -> Options:
-    return {**_all_sparse(c, learned_sinks=1), "ff_bias": True, "router_bias": True}
-
-
 def _qwen_moe(c: Any, experts: int, found: Options) -> Options:
     """Layers of `mlp_only_layers`, and those that `decoder_sparse_step` skips, have one network."""
     dense = sum(
@@ -242,14 +218,6 @@ def qwen2_moe(c: Any) -> Options:
     return {**found, "shared_experts": 1, "shared_d_ff": c.shared_expert_intermediate_size, "shared_gate": True}
 
 
-def _qwen3_moe(c: Any) -> Options:
-    return _qwen_moe(c, c.num_local_experts, llama(c, qk_norm=1))
-
-
-def _qwen3_vl_moe(c: Any) -> Options:
-    return _qwen_moe(c, c.num_experts, llama(c, qk_norm=1))
-
-
 def _after_dense(c: Any, found: Options) -> Options:
     """The first `first_k_dense_replace` layers have one network; the others also have shared experts."""
     return {
@@ -259,16 +227,8 @@ def _after_dense(c: Any, found: Options) -> Options:
     }  # fmt: skip
 
 
-def _deepseek(c: Any) -> Options:
-    return _after_dense(c, latent(c))
-
-
 def _glm4_moe(c: Any) -> Options:
     return _after_dense(c, llama(c, bias="qkv" if c.attention_bias else "", qk_norm=1 if c.use_qk_norm else None))
-
-
-def _dots1(c: Any) -> Options:
-    return _after_dense(c, llama(c, qk_norm=1))
 
 
 def _llama4(c: Any) -> Options:
@@ -287,12 +247,12 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(_qwen2, by_type),
     "qwen3": Family(_qwen3, by_type),
     "gemma": Family(_gemma),
-    "gemma2": Family(_gemma2, by_type),
+    "gemma2": Family(lambda c: {**_gemma(c), "norms": 4}, by_type),
     "gemma3_text": Family(_gemma3, by_type),
     "vaultgemma": Family(llama, by_type),
     "phi3": Family(llama, everywhere),
     "phi": Family(_phi),
-    "olmo": Family(_olmo),
+    "olmo": Family(lambda c: {**llama(c), "norm": "none"}),
     "olmo2": Family(_olmo2),
     "olmo3": Family(_olmo2, by_type),
     "cohere": Family(_cohere),
@@ -301,16 +261,16 @@ FAMILIES: dict[str, Family] = {
     "smollm3": Family(llama, by_type),
     "cwm": Family(llama, by_type),
     "glm": Family(_biased),
-    "glm4": Family(_glm4),
+    "glm4": Family(lambda c: {**_biased(c), "norms": 4}),
     "seed_oss": Family(_seed_oss),
     "hunyuan_v1_dense": Family(_qwen3),
     "ernie4_5": Family(_ernie),
     "arcee": Family(_ungated),
-    **dict.fromkeys(("nemotron", "jais2"), Family(_nemotron)),
+    **dict.fromkeys(("nemotron", "jais2"), Family(lambda c: {**_ungated(c), "norm": "layer"})),
     "granite_swa": Family(lambda c: llama(c, learned_sinks=1), by_type),
     **dict.fromkeys(("youtu", "minicpm3"), Family(latent)),
     "stablelm": Family(_stablelm),
-    "starcoder2": Family(_starcoder2, everywhere),
+    "starcoder2": Family(lambda c: {**_ernie(c), "gated": False, "norm": "layer"}, everywhere),
     "gpt2": Family(_gpt2),
     "gpt_bigcode": Family(_gpt_bigcode),
     "gpt_neox": Family(_gpt_neox),
@@ -324,13 +284,13 @@ FAMILIES: dict[str, Family] = {
     "granitemoeshared": Family(_granite_shared),
     "minimax_m2": Family(lambda c: _all_sparse(c, qk_norm="each")),
     "phimoe": Family(_phimoe, everywhere),
-    "gpt_oss": Family(_gpt_oss, by_type),
+    "gpt_oss": Family(lambda c: {**_all_sparse(c, learned_sinks=1), "ff_bias": True, "router_bias": True}, by_type),
     **dict.fromkeys(("olmoe", "flex_olmo"), Family(_olmoe)),
     "qwen2_moe": Family(qwen2_moe, by_type),
-    "qwen3_moe": Family(_qwen3_moe, everywhere),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), Family(_deepseek)),
+    "qwen3_moe": Family(lambda c: _qwen_moe(c, c.num_local_experts, llama(c, qk_norm=1)), everywhere),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), Family(lambda c: _after_dense(c, latent(c)))),
     "glm4_moe": Family(_glm4_moe),
-    "dots1": Family(_dots1, by_type),
+    "dots1": Family(lambda c: _after_dense(c, llama(c, qk_norm=1)), by_type),
     "llama4_text": Family(_llama4, by_type),
 }
 
@@ -338,6 +298,6 @@ FAMILIES: dict[str, Family] = {
 PARTS: dict[str, Family] = {
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), Family(_qwen2, by_type)),
     "qwen3_vl_text": Family(_qwen3),
-    "qwen3_vl_moe_text": Family(_qwen3_vl_moe),
+    "qwen3_vl_moe_text": Family(lambda c: _qwen_moe(c, c.num_experts, llama(c, qk_norm=1))),
 }
 PREFIXED: dict[str, Family] = {"gemma": Family(_prefix), "gemma2": Family(lambda c: _prefix(c, norms=4), by_type)}

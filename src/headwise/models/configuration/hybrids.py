@@ -41,10 +41,6 @@ def _mamba_2(c: Any, **more: Any) -> Recurrence:
     )  # fmt: skip
 
 
-def _bamba(c: Any) -> Options:
-    return _with(c, _mamba_2(c), llama(c))
-
-
 def _falcon_h1(c: Any) -> Options:
     """Attention and a state-space model in every layer, which read the same and are added."""
     return _with(c, _mamba_2(c, out_bias=bool(c.projectors_bias), norm=bool(c.mamba_rms_norm)), llama(c))
@@ -102,10 +98,6 @@ def _qwen3_5_moe(c: Any) -> Options:
         "active_experts": c.num_experts_per_tok, "shared_experts": 1,
         "shared_d_ff": c.shared_expert_intermediate_size, "shared_gate": True,
     }  # fmt: skip
-
-
-def _olmo(c: Any) -> Options:
-    return _with(c, _delta(c), llama(c, qk_norm="each"))
 
 
 def _short(c: Any) -> Recurrence:
@@ -211,13 +203,13 @@ def _gemma4(c: Any) -> Options:
 
 
 FAMILIES: dict[str, Family] = {
-    "bamba": Family(_bamba, beside_states),
+    "bamba": Family(lambda c: _with(c, _mamba_2(c), llama(c)), beside_states),
     "falcon_h1": Family(_falcon_h1, beside_states),
     "granitemoehybrid": Family(_granite, beside_states),
     "jamba": Family(_jamba, beside_states),
     "lfm2": Family(_lfm2, beside_states),
     "lfm2_moe": Family(_lfm2_moe, beside_states),
-    "olmo_hybrid": Family(_olmo, beside_states),
+    "olmo_hybrid": Family(lambda c: _with(c, _delta(c), llama(c, qk_norm="each")), beside_states),
     "qwen3_5_text": Family(_qwen3_5, beside_states),
     "qwen3_5_moe_text": Family(_qwen3_5_moe, beside_states),
     "qwen3_next": Family(_qwen3_next, beside_states),
