@@ -511,14 +511,14 @@ def test_making_one_is_no_switch(line):
 
 # Hooks for other ends than to capture attention, which is published: where a forward begins and ends, heads that are
 # scaled, PyTorch's fused path that is kept away, collectives, readings that are given up, the residual stream, the
-# width of an input, outputs of linear maps, with which published queries are compared, and where other threads of a
-# model begin and end.
+# width of an input, outputs of linear maps, with which published queries are compared, where other threads of a model
+# begin and end, and warnings that are held back.
 HOOKS = {
-    "headwise.telemetry.record", "headwise.telemetry.forwards", "headwise.models.site", "headwise.models.hooks",
+    "headwise.telemetry.record", "headwise.telemetry.following", "headwise.models.site", "headwise.models.hooks",
     "headwise.models.adapters.torch", "headwise.parallel.heads", "headwise.reports.viewer.session",
     "headwise.models.replace.replacement", "headwise.analysis.direct_effects",
-    "headwise.models.traced.widths", "headwise.telemetry.lens", "headwise.models.recognise.threads",
-    "headwise.models.adapters.places",
+    "headwise.models.traced.kind", "headwise.telemetry.lens", "headwise.models.recognise.following",
+    "headwise.models.adapters.places", "headwise.errors",
 }  # fmt: skip
 
 

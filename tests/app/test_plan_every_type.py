@@ -8,7 +8,7 @@ from plan_models import plan_of, transformers
 from test_plan_transformers import check
 
 from headwise.errors import ConfigError
-from headwise.models.configuration.families import FAMILIES, WITH_IMAGES, model_config
+from headwise.models.configuration.sizes import FAMILIES, WITH_IMAGES, model_config
 
 TYPES = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 SIZES: dict[str, Any] = {

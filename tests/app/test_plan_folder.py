@@ -14,7 +14,7 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import save_model
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import CharTokenizer
-from headwise.models.configuration.families import FAMILIES, WITH_IMAGES
+from headwise.models.configuration.sizes import FAMILIES, WITH_IMAGES
 from headwise.plan import listing, plan_design
 
 FULL, SLIDING = "full_attention", "sliding_attention"

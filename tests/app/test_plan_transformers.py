@@ -30,7 +30,7 @@ from plan_models import (
 )
 
 import headwise as hw
-from headwise.models.configuration.families import FAMILIES, PARTS, WITH_IMAGES
+from headwise.models.configuration.sizes import FAMILIES, PARTS, WITH_IMAGES
 from headwise.plan import Plan
 
 B, N, SOURCE = 2, 17, 23

@@ -41,7 +41,6 @@ STRINGS_NAMED = {
     "analysis/linear.py": "the squared norm of a matrix is the sum of this measure's rows",
     "models/recognise/chains.py": "torch.logsumexp, which a model may call",
     "models/replace/deferred.py": "torch.logsumexp, which a model may call",
-    "models/replace/deferring.py": "torch.logsumexp, which a model may call",
     "telemetry/alarms.py": "each alarm is about one measure",
     "telemetry/clip.py": "QK-clip acts on the largest logit",
 }

@@ -27,7 +27,7 @@ FOUND = 33  # functions that change something; a walk that finds fewer is broken
 # Functions that take a model and change nothing of it, or describe what others change.
 READS = {
     "edit.budgets.budget_effect", "edit.merging.group_heads", "analysis.circuits.value_norms",
-    "models.embedding.input_embedding", "models.find.find_heads", "models.recognise.recogniser.recognise",
+    "models.hooks.input_embedding", "models.find.find_heads", "models.recognise.publisher.recognise",
     "models.replace.certifying.certify", "parallel.heads.whole_state", "parallel.heads_held.gather_map",
     "parallel.heads_held.held_heads", "publishing.observe", "corpus.run.measure_corpus", "reports.see.show",
     "nn.layout.Layout.into", "analysis.direct_effects.direct_effects", "telemetry.alarms.Alarm.cause",
@@ -170,7 +170,7 @@ def _(subject: Subject) -> Any:
     return torch.cat(heads)
 
 
-@action("models.intervening.intervene")
+@action("models.attaching.intervene")
 def _(subject: Subject) -> Any:
     with hw.intervene(subject.model, Scale(0.0, heads=[0])):
         return out(subject.model)

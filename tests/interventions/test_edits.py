@@ -13,7 +13,7 @@ import headwise as hw
 from headwise import events
 from headwise.interventions import Edit, Forbid, Replace, Scale, Uniform
 from headwise.interventions.computing import attend_edited
-from headwise.interventions.edit import Placed
+from headwise.interventions.edits import Placed
 
 B, H, H_KV, N, M, D = 2, 6, 3, 5, 11, 7
 

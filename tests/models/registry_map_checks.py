@@ -21,7 +21,7 @@ from registry_case import (
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
+from headwise.models.adapters.huggingface.masks import MaskTensor
 
 MEASURES = ("entropy", "max_logit", "sink_mass")
 

@@ -7,7 +7,7 @@ import torch
 from family_checks import FEATURES, applies, output, switched, table
 from model_families import FAMILIES, inputs, make
 
-from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
+from headwise.models.adapters.huggingface.masks import MaskTensor
 from parameters import each_value
 
 CELLS = [(family, feature) for family in FAMILIES for feature in FEATURES if applies(family, feature)]

@@ -7,10 +7,8 @@ from torch.nn.functional import pad
 from transformers import masking_utils as theirs
 
 from headwise.masks import And, Causal, Dense, Mask, Or
-from headwise.models.adapters.huggingface import install, patterns
-from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
-from headwise.models.adapters.huggingface.masks import make_mask
-from headwise.models.adapters.huggingface.patterns import Place, Unknown, read
+from headwise.models.adapters.huggingface import install, masks
+from headwise.models.adapters.huggingface.masks import MaskTensor, Place, Unknown, make_mask, read
 
 B = 2
 
@@ -122,7 +120,7 @@ def test_a_maker_that_means_something_else_is_not_believed(monkeypatch):
         return inner_mask
 
     monkeypatch.setattr(theirs, "sliding_window_overlay", sliding_window_overlay)
-    patterns._makers.cache_clear()
+    masks._makers.cache_clear()
     try:
         function = theirs.and_masks(theirs.causal_mask_function, sliding_window_overlay(2))
         with pytest.raises(Unknown):
@@ -130,7 +128,7 @@ def test_a_maker_that_means_something_else_is_not_believed(monkeypatch):
         ours = make_mask(1, 6, 6, mask_function=function)
         assert torch.equal(cells(ours), theirs.sdpa_mask(1, 6, 6, mask_function=function, allow_is_causal_skip=False))
     finally:
-        patterns._makers.cache_clear()
+        masks._makers.cache_clear()
 
 
 def test_causal_is_causal():

@@ -13,8 +13,7 @@ import headwise as hw
 from headwise.errors import ConfigError
 from headwise.models.adapters.huggingface import install
 from headwise.models.adapters.huggingface.attention import attention_forward
-from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
-from headwise.models.adapters.huggingface.masks import make_mask
+from headwise.models.adapters.huggingface.masks import MaskTensor, make_mask
 
 LOWEST = torch.finfo(torch.float32).min
 IMAGES = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,

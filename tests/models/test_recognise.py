@@ -12,8 +12,8 @@ from ways import B, D, E, H, N
 
 import headwise as hw
 from headwise.errors import ConfigError
-from headwise.models.recognise import masks, scores
-from headwise.models.recognise.masks import named_mask
+from headwise.models.recognise import scores
+from headwise.models.recognise.scores import named_mask
 
 HALF = D**-0.5
 CAUSAL, NONE = "Causal()", "None"
@@ -440,17 +440,17 @@ def test_encoder_decoder_and_cross_attention_of_t5_are_recognised():
 
 
 def test_a_causal_mask_is_named_in_one_pass_of_small_blocks_which_ends_at_the_first_difference(monkeypatch):
-    monkeypatch.setattr(masks, "CELLS", 26)  # of 13 keys: two rows
+    monkeypatch.setattr(scores, "CELLS", 26)  # of 13 keys: two rows
     allowed, read = torch.ones(13, 13, dtype=torch.bool).tril(), []
 
     def rows(span):
         read.append(tuple(span))
         return allowed[None, None, span.start : span.stop]
 
-    assert repr(masks.mask_of_rows(rows, (1, 3, 13, 13))) == "Causal()"
+    assert repr(scores.mask_of_rows(rows, (1, 3, 13, 13))) == "Causal()"
     assert read == [(i, min(i + 2, 13)) for i in range(0, 13, 2)]
     allowed[3, 0] = False
-    assert not masks.allows(hw.Causal(), rows, (1, 3, 13, 13))
+    assert not scores.allows(hw.Causal(), rows, (1, 3, 13, 13))
     assert read[7:] == [(0, 2), (2, 4)]
 
 
@@ -465,10 +465,10 @@ def test_masks_are_the_same_where_every_value_is_whatever_their_memory():
     """Rows of 8 and of 7 keys, at offsets of any number of bytes, and with strides."""
     memory = torch.rand(3, 4, 16, generator=torch.Generator().manual_seed(0)) > 0.5
     for mask in (memory, memory[..., :8], memory[1:], memory[..., 3:10], memory.mT, memory.flatten()[5:45]):
-        assert masks.same(mask, mask.clone())
+        assert scores.same(mask, mask.clone())
         for place in (0, mask.numel() // 2, mask.numel() - 1):
             other = mask.clone(memory_format=torch.contiguous_format)
             other.view(-1)[place] ^= True
-            assert not masks.same(mask, other)
-            assert not masks.same(other, mask)
-    assert not masks.same(memory, memory[:1])
+            assert not scores.same(mask, other)
+            assert not scores.same(other, mask)
+    assert not scores.same(memory, memory[:1])

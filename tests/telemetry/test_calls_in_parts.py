@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.models.recognise import masks, scores
+from headwise.models.recognise import scores
 
 B, H, N, D, STEP = 2, 3, 11, 5, 4  # the last block is shorter
 PLACED = ("mean_distance", "self_mass", "previous_mass")
@@ -147,7 +147,8 @@ def test_a_mask_is_looked_at_once_for_all_layers_that_share_it(kept, monkeypatch
     """Also if it is too large to be kept; another one is not mistaken for it."""
     monkeypatch.setattr(scores, "KEPT", kept)
     looked = []
-    monkeypatch.setattr(scores, "placed_mask", lambda *a, **b: looked.append(1) or masks.placed_mask(*a, **b))
+    place = scores.placed_mask
+    monkeypatch.setattr(scores, "placed_mask", lambda *a, **b: looked.append(1) or place(*a, **b))
     q, k, v = inputs()
     other = CAUSAL[:4].clone()
     other[2, 9] = True  # hidden from all queries of the first

@@ -9,7 +9,7 @@ from watched_models import ids, mixed, transformers_model, x
 
 import headwise as hw
 from headwise import events
-from headwise.telemetry.trainers import TrainingRecord
+from headwise.telemetry.watching import TrainingRecord
 
 
 def test_steps_of_a_trainer_gather_forwards_and_clip():

@@ -144,11 +144,12 @@ class Failing(hw.stats.RowMeasure):
 
     def merge(self, one, other):
         self._may_fail("merge")
-        return super().merge(one, other)
+        return None if self.how == "no state" else super().merge(one, other)
 
     def finish(self, state):
         self._may_fail("finish")
-        return super().finish(state)
+        found = super().finish(state)
+        return {"one head": found[:, :1], "no tensor": "none"}.get(self.how, found)
 
 
 def written():
@@ -174,6 +175,24 @@ def test_a_measure_that_fails_is_nan_and_the_others_are_not(made, d, how, after)
     assert record.latest["failing"].isnan().any()
     assert any("failing is NaN" in remark for remark in record.remarks.values())
     assert record.totals["failing"].isnan().any()
+
+
+@pytest.mark.parametrize("how", ["one head", "no tensor", "no state"])
+def test_a_measure_whose_results_are_none_is_nan(how):
+    model = mixed()
+    record = hw.watch(model, measures=["entropy", Failing(how)])
+    with pytest.warns(UserWarning, match="failing is NaN"), record:
+        model(x())
+    assert record.latest["failing"].isnan().all()
+    assert record.totals["failing"].isnan().all()
+    assert not record.latest["entropy"][0, :2].isnan().any()
+
+
+def test_tensors_without_numbers_are_not_measured():
+    model = encoder().to("meta")
+    with pytest.warns(UserWarning, match="a call was not measured"), hw.watch(model) as record:
+        assert model(torch.empty(2, 5, 16, device="meta")).shape == (2, 5, 16)
+    assert record.latest.numbers.isnan().all()
 
 
 def test_a_measure_that_fails_raises_where_that_is_wanted():

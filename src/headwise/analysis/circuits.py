@@ -20,9 +20,8 @@ from headwise.analysis.linear import Factors, inner_products
 from headwise.analysis.similarity import HeadSimilarity, apart, symmetric
 from headwise.errors import ConfigError, DTypeError, ShapeError, check_choice
 from headwise.interventions import Arguments, Edit
-from headwise.models.attaching import Attachment
+from headwise.models.attaching import Attachment, intervene, model_of
 from headwise.models.find import find_heads
-from headwise.models.intervening import intervene, model_of
 from headwise.models.site import HeadSite
 from headwise.rule import compute
 

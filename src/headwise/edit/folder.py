@@ -35,8 +35,8 @@ from headwise.base.read import (
 from headwise.errors import CheckpointError, ConfigError, not_installed
 from headwise.models import HeadSite, find_heads
 from headwise.models.adapters.huggingface.library import OLDEST
-from headwise.models.configuration.keys import num_layers
-from headwise.models.resizing import make_room
+from headwise.models.configuration.config import num_layers
+from headwise.models.site import make_room
 from headwise.nn.owned import check_state
 
 WEIGHTS_FILE, CONFIG_FILE, HEADS_FILE = "model.safetensors", "config.json", "heads.json"

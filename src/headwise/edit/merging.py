@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from headwise.edit.limits import aligned, by_site, change, check_finite, check_weights, count_parameters
 from headwise.errors import ConfigError, check_choice, whole_number
 from headwise.models import KINDS, HeadSite, find_heads
-from headwise.models.configuration.heads import update_config
-from headwise.models.resizing import pick_heads, put
+from headwise.models.configuration.sizes import update_config
+from headwise.models.site import pick_heads, put
 from headwise.nn.owned import copied
 
 METHODS = ("mean", "first", "cluster", "svd")

@@ -20,8 +20,8 @@ from torch import nn
 from headwise.edit.limits import aligned, by_site, change, check_independent, check_weights, count_parameters, numbers
 from headwise.errors import ConfigError, whole_number
 from headwise.models import HeadSite, find_heads
-from headwise.models.configuration.heads import update_config
-from headwise.models.resizing import Order, pick_heads
+from headwise.models.configuration.sizes import update_config
+from headwise.models.site import Order, pick_heads
 from headwise.nn.owned import copied
 
 Heads = Mapping[str | int, Iterable[int]] | Iterable[int] | Iterable[tuple[int, int]]

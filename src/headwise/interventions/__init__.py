@@ -20,11 +20,6 @@ attention, queries are counted in each call. A boolean tensor [b, columns] is of
 padding included, as `ids == separator` is.
 """
 
-from headwise.interventions.edit import Arguments, Edit
-from headwise.interventions.forbid import Forbid
-from headwise.interventions.replace import Replace
-from headwise.interventions.scale import Scale
-from headwise.interventions.tokens import Tokens
-from headwise.interventions.uniform import Uniform
+from headwise.interventions.edits import Arguments, Edit, Forbid, Replace, Scale, Tokens, Uniform
 
 __all__ = ["Arguments", "Edit", "Forbid", "Replace", "Scale", "Tokens", "Uniform"]

@@ -13,8 +13,7 @@ from headwise import events
 from headwise.attention import attend_to, nonfinite_values, rule_of, torch_arguments
 from headwise.errors import ConfigError
 from headwise.fields import Section, same
-from headwise.interventions.edit import Arguments, Placed
-from headwise.interventions.heads import kv_heads
+from headwise.interventions.edits import Arguments, Placed, kv_heads
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.map import AttentionMap
 from headwise.masks import Grid, Mask, real_tokens

@@ -1,9 +1,8 @@
 """The heads of models of any library: find, read, scale, record and observe them."""
 
-from headwise.models.attaching import Attachment, attach
-from headwise.models.embedding import input_embedding
+from headwise.models.attaching import Attachment, attach, intervene
 from headwise.models.find import KINDS, find_heads, register
-from headwise.models.intervening import intervene
+from headwise.models.hooks import input_embedding
 from headwise.models.recognise import NotFollowed, Recognised, Recognition, recognise
 from headwise.models.replace import Certificate, Verdict, certify
 from headwise.models.site import HeadSite, Kind

@@ -5,11 +5,8 @@ from typing import Any
 from torch import nn
 
 from headwise.errors import ConfigError
-from headwise.models.bert import BertKind
-from headwise.models.four_maps import BartKind, DistilBertKind, T5Kind, ViTKind
-from headwise.models.gpt2 import Gpt2Kind
+from headwise.models.families import BartKind, BertKind, DistilBertKind, Gpt2Kind, LlamaKind, T5Kind, ViTKind
 from headwise.models.headwise_designs import HeadwiseKind
-from headwise.models.llama import LlamaKind
 from headwise.models.site import HeadSite, HeadSites, Kind
 from headwise.models.torch_attention import TorchKind
 from headwise.models.traced import TracedKind

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.models.replaced_method import ReplacedMethod
 from headwise.models.site import Change, HeadSite, Kind
+from headwise.models.taps import ReplacedMethod
 from headwise.nn.base import AttentionLayer
 from headwise.nn.layout import Layout, Resizing
 from headwise.nn.registry import DESIGNS

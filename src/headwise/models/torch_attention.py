@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.models.replaced_method import ReplacedMethod
 from headwise.models.site import Change, HeadSite, Kind
+from headwise.models.taps import ReplacedMethod
 from headwise.nn.layout import Layout, Part, Resizing
 from headwise.nn.owned import check_forward
 

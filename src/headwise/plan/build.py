@@ -138,7 +138,7 @@ def plan_design(
 
 def listing() -> Plan:
     """List all published configurations, the model types of folders, and all designs with their sizes."""
-    from headwise.models.configuration.families import FAMILIES, WITH_IMAGES  # of transformers
+    from headwise.models.configuration.sizes import FAMILIES, WITH_IMAGES  # of transformers
 
     models = tuple(
         (

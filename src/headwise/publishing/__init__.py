@@ -26,7 +26,7 @@ from headwise import events
 from headwise.attention import attend_to
 from headwise.errors import ConfigError, held_warnings, warn
 from headwise.interventions.computing import attend_edited
-from headwise.interventions.edit import Placed
+from headwise.interventions.edits import Placed
 from headwise.kernels.eager import eager
 from headwise.kernels.graph import in_graph
 from headwise.map import AttentionMap
@@ -170,8 +170,8 @@ def published(
 ) -> tuple[Any, ...]:  # fmt: skip
     """compute(return_map=…, measures=…) of a module that has subscribers, published.
 
-    What fails for subscribers with `on_error` alone changes nothing of the result, and they are told of it: of a
-    measure in `AttentionCall.failed`, beside the other measures, and of anything else by `on_error`.
+    What fails for subscribers with `on_error` alone changes nothing of the result but the random numbers of dropout.
+    They are told: of a measure in `AttentionCall.failed`, beside the others, and of anything else by `on_error`.
 
     Args:
         compute: returns (output of each head, map or None), or (output, map or None, concatenated heads or None).
@@ -269,7 +269,7 @@ class _Asked:
         """The map that subscribers receive, measured without those that failed."""
         pairs = [pair for pair in zip(self.wanted, self.over, strict=True) if pair[1].name not in failed]
         wanted, over = [one for one, _ in pairs], [other for _, other in pairs]
-        seen = token_map(amap, wanted, over) if self.apart else copy(amap) if copied else amap
+        seen: Any = token_map(amap, wanted, over) if self.apart else copy(amap) if copied else amap
         others = [
             m for m, one in pairs if one.name in self.own and not events.same_measure(m, self.own[one.name])
         ]  # the pass had one measure of that name

@@ -28,7 +28,7 @@ from headwise.reports.words import label, unit, words
 from headwise.table import HeadTable
 from headwise.table.show import as_html, number, register
 from headwise.telemetry import Record
-from headwise.telemetry.pictures import Picture
+from headwise.telemetry.lens import Picture
 from headwise.wording import in_language
 
 CELLS = 48  # of a picture at most

@@ -21,7 +21,7 @@ from headwise.reports.messages import message
 from headwise.reports.sources import Places
 from headwise.stats import Measure, Tokens, describe, known, of_tokens, shown_in
 from headwise.table import HeadColumn, HeadTable
-from headwise.telemetry.summary import Summary
+from headwise.telemetry.ledger import Summary
 from headwise.wording import Message
 
 

@@ -18,7 +18,7 @@ from headwise.map import AttentionMap
 from headwise.reports.data import Passage
 from headwise.reports.messages import message
 from headwise.reports.sources import Places, decoded
-from headwise.telemetry.pictures import SIZE, Picture
+from headwise.telemetry.lens import SIZE, Picture
 from headwise.wording import Bilingual, in_language, joined
 
 REDUCES = "mean", "max"

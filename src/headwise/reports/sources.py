@@ -19,7 +19,7 @@ from headwise.map import AttentionMap
 from headwise.masks import Grid, Span, is_causal
 from headwise.masks.grid import NO_GAP
 from headwise.reports.messages import message
-from headwise.telemetry.pictures import Picture
+from headwise.telemetry.lens import Picture
 from headwise.wording import counted
 
 EXPECTED = (

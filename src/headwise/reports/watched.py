@@ -30,8 +30,8 @@ from headwise.reports.text import CELLS
 from headwise.stats import Tokens, known
 from headwise.table import HeadColumn, HeadTable
 from headwise.telemetry import Record
-from headwise.telemetry.pictures import Picture
-from headwise.telemetry.summary import Summary
+from headwise.telemetry.ledger import Summary
+from headwise.telemetry.lens import Picture
 from headwise.wording import joined, language_of, scaled
 
 ENTRIES = 4  # of a batch are shown by default

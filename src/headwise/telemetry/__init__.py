@@ -13,11 +13,10 @@ from headwise.telemetry.alarms import (
 )
 from headwise.telemetry.clip import Clipped, qk_clip
 from headwise.telemetry.gates import GateGradients, gate_gradients
+from headwise.telemetry.ledger import History, Summary
 from headwise.telemetry.ranks import Reduced
 from headwise.telemetry.record import Record
-from headwise.telemetry.summary import History, Summary
-from headwise.telemetry.trainers import lightning_callback, trainer_callback
-from headwise.telemetry.watching import watch
+from headwise.telemetry.watching import lightning_callback, trainer_callback, watch
 from headwise.telemetry.writers import JSONLines, TensorBoard, WeightsAndBiases, Writer
 
 __all__ = [

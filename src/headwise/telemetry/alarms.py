@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError, HeadwiseError, warn
 from headwise.kernels.graph import has_no_numbers, plain
-from headwise.models.recognise.followed import UNEXPECTED
+from headwise.models.recognise.tracked import UNEXPECTED
 from headwise.nn.owned import local
-from headwise.telemetry.summary import NONFINITE, Summary
+from headwise.telemetry.ledger import NONFINITE, Summary
 
 Then = Literal["warn", "raise"] | Callable[["Finding"], Any]
 

@@ -39,9 +39,9 @@ from headwise.nn.owned import check_maps, check_plain, copied, local, shared, sh
 from headwise.parallel.heads_held import held_heads
 from headwise.spread import is_dtensor
 from headwise.table.show import as_html, as_text
+from headwise.telemetry.ledger import Layer
 from headwise.telemetry.ranks import Reduced
 from headwise.telemetry.record import Record
-from headwise.telemetry.running import Layer
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,13 @@ from torch import Tensor, nn
 from headwise.analysis.importance.losses import HeadImportance
 from headwise.errors import ConfigError, check_choice
 from headwise.events import subscribe
-from headwise.models.adapters.places import give_back, take_over
-from headwise.models.adapters.selecting import select
-from headwise.models.configuration.keys import num_heads
-from headwise.models.recognise.recogniser import not_followed
+from headwise.models.adapters.places import give_back, select, take_over
+from headwise.models.configuration.config import num_heads
+from headwise.models.recognise.publisher import not_followed
 from headwise.nn.base import AttentionLayer
 from headwise.spread import Held
 from headwise.telemetry.chosen import Chosen, chosen, may_have_more
-from headwise.telemetry.follower import Follower
-from headwise.telemetry.forwards import recognised_forwards
+from headwise.telemetry.following import Follower, recognised_forwards
 
 Self = TypeVar("Self", bound="GateGradients")
 

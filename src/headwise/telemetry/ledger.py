@@ -1,12 +1,377 @@
-"""The numbers of a record: of the current step, of the last one, of all, and each of the latest ones."""
+"""The numbers of a record: states of measures, which are merged and of constant size, and summaries of steps."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
-from headwise.errors import ConfigError, check_whole
-from headwise.telemetry.running import Layer, Running
-from headwise.telemetry.summary import History, Summary
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError, ShapeError, check_whole, unknown_name
+from headwise.kernels.graph import has_no_numbers
+from headwise.masks import Grid
+from headwise.publishing import AttentionCall
+from headwise.spread import Held
+from headwise.stats import Measure, Measurements, describe
+from headwise.stats.base import RowState, tensors_of, with_tensors
+from headwise.stats.pooled import Pooled, Pooling
+from headwise.table import HeadColumn, HeadTable
+from headwise.table.show import plain
+
+
+class Merging(Pooling):
+    """The measures of a record, of which one that fails is unknown, and the others are not.
+
+    Args:
+        strict: raise its error instead.
+    """
+
+    def __init__(self, measures: Sequence[Measure], *, strict: bool) -> None:
+        super().__init__(measures)
+        self.strict = strict
+
+    def tried(self, unknown: dict[str, str], measure: Measure, function: Callable[..., Any], *args: Any) -> Any:
+        """function(*args) of a measure; None, and the reason in `unknown`, if it fails."""
+        if measure.name in unknown:
+            return None
+        try:
+            return function(*args)
+        except Exception as error:
+            if self.strict:
+                raise
+            unknown[measure.name] = f"{type(error).__name__}: {error}"
+            return None
+
+    def start(self, unknown: dict[str, str], measure: Measure, grid: Grid, device: torch.device) -> Any:
+        """The state of a measure of no calls, which an unknown one has too; None if there is none."""
+        failed = dict[str, str]()
+        like = torch.empty(0, device=device)
+        state = self.tried(failed, measure, lambda: measure.closed(measure.start(grid, like)))
+        unknown |= failed
+        return state
+
+    def pooled(self, measured: Measurements) -> Pooled | None:
+        """As in `Pooling`, with zeros for those that are missing."""
+        if any(name not in measured for name in self.names):
+            states, zeros = measured.states, torch.zeros_like(measured.nonfinite, dtype=torch.float64)
+            blank = RowState(zeros, zeros)
+            measured = Measurements(self.together, [states.get(m.name, blank) for m in self.together], zeros)
+        return super().pooled(measured)
+
+
+@dataclass
+class Layer:
+    """The states of one layer, batches pooled.
+
+    Attributes:
+        grid: the size of its latest attention matrix, for one batch entry.
+        pooling: the measures of the states, and how they are merged.
+        pooled: the states of those that are pooled; None if there are none. states: of the others.
+        nonfinite: [4, heads] float64 counts, as in `Summary`.
+        heads: the numbers of these heads in the layer; of: how many heads it has on all ranks together.
+        unknown: name → why a measure is NaN, as that of some calls is not known; "" where it is said elsewhere.
+    """
+
+    grid: Grid
+    pooling: Merging
+    pooled: Pooled | None
+    states: list[Any]
+    nonfinite: Tensor
+    heads: range
+    of: int
+    unknown: dict[str, str] = field(default_factory=dict)
+
+    def merged(self, other: "Layer") -> "Layer":
+        """Merge two."""
+        device = self.nonfinite.device
+        if other.nonfinite.device != device:  # of a replica of the module
+            other = other.with_tensors(lambda x: x.to(device))
+        unknown = self.unknown | other.unknown
+        states = []
+        for m, one, two in zip(self.pooling.others, self.states, other.states, strict=True):
+            merged = self.pooling.tried(unknown, m, m.merge, one, two)
+            states.append(one if m.name in unknown else merged)
+        pooled = None if self.pooled is None or other.pooled is None else self.pooled.merged(other.pooled)
+        nonfinite = self.nonfinite + other.nonfinite
+        return Layer(other.grid, self.pooling, pooled, states, nonfinite, self.heads, self.of, unknown)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the states."""
+        return [*tensors_of(self.pooled), *tensors_of(self.states), self.nonfinite]
+
+    def with_tensors(self, take: Callable[[Tensor], Tensor]) -> "Layer":
+        """The same with `take(x)` in place of each tensor x, in the order of `tensors`."""
+        pooled, states = with_tensors(self.pooled, take), with_tensors(self.states, take)
+        return replace(self, pooled=pooled, states=states, nonfinite=take(self.nonfinite))
+
+    def trusted(self) -> "Layer":
+        """The same, with empty states if there are NaN or infinity among the scores, which would spoil a sum for
+        good."""
+        if not bool(self.nonfinite[0].any()):
+            return self
+        unknown, device = dict(self.unknown), self.nonfinite.device
+        states = [self.pooling.start(unknown, measure, self.grid, device) for measure in self.pooling.others]
+        pooled = None if self.pooled is None else self.pooled.empty()
+        return replace(self, pooled=pooled, states=states, unknown=unknown)
+
+
+def columns(layers: Sequence[Layer]) -> Tensor:
+    """The finished measures and the counts of layers on one device, [heads of all, measures + 4] float32."""
+    first, *more = layers
+    pooling, known = first.pooling, dict[str, list[Tensor]]()
+    if first.pooled is not None:
+        pooled = first.pooled.beside(*(layer.pooled for layer in more if layer.pooled is not None)).finished()
+        sizes = [len(layer.heads) for layer in layers]
+        known = dict(zip(pooling.names, map(list, (row.split(sizes) for row in pooled)), strict=True))
+    for i, measure in enumerate(pooling.others):
+        known[measure.name] = [
+            pooling.tried(layer.unknown, measure, _finished, measure, layer.states[i], layer.heads) for layer in layers
+        ]
+    blank = [torch.full((len(layer.heads),), torch.nan, device=layer.nonfinite.device) for layer in layers]
+    found = [
+        torch.cat([
+            nan if measure.name in layer.unknown else part
+            for layer, nan, part in zip(layers, blank, known[measure.name], strict=True)
+        ])
+        for measure in pooling.measures
+    ]  # fmt: skip
+    return torch.stack([*found, *torch.cat([layer.nonfinite for layer in layers], 1).float()], -1)
+
+
+def _finished(measure: Measure, state: Any, heads: range) -> Tensor:
+    """The value of a measure for each head; ShapeError if that is not what it returns."""
+    found = measure.finish(state)
+    if not isinstance(found, Tensor) or found.shape != (1, len(heads)):
+        what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ShapeError(f"{type(measure).__name__}.finish(state): expected [b, h]=[1, {len(heads)}], got {what}")
+    return found[0]
+
+
+@dataclass
+class Running:
+    """The states of all layers, in the order of the first call."""
+
+    layers: dict[str, Layer] = field(default_factory=dict)
+
+    def add(self, name: str, layer: Layer) -> None:
+        """Add the states of a layer."""
+        before = self.layers.get(name)
+        self.layers[name] = layer if before is None else before.merged(layer)
+
+    def summary(
+        self, names: tuple[str, ...], order: Mapping[str, range], heads: Sequence[int] | None
+    ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Tensor, Tensor]:
+        """The last four fields of a `Summary`, with one transfer from each device.
+
+        Args:
+            names: of the measures.
+            order: the layers in the order of their rows, and the numbers of each one's heads; NaN for those that did
+                not run.
+            heads: those of each layer to keep; None for all.
+        """
+        table = torch.full((sum(map(len, order.values())), len(names) + 4), torch.nan)
+        for device in {layer.nonfinite.device for layer in self.layers.values()}:
+            here = {name: x for name in order if (x := self.layers.get(name)) and x.nonfinite.device == device}
+            if here:
+                rows = torch.tensor([one for name in order for one in [name in here] * len(order[name])])
+                table[rows] = columns(list(here.values())).cpu()
+        places = [(name, head) for name, here in order.items() for head in here]
+        if heads is not None:
+            wanted = [(name, head) for name, here in order.items() for head in heads if head in here]
+            table = table[[places.index(place) for place in wanted]]
+            places = wanted
+        return tuple(places), names, table[:, : len(names)].contiguous(), table[:, len(names) :].nan_to_num(0.0)
+
+
+def layer_of(call: AttentionCall, pooling: Merging) -> Layer:
+    """The states of one call."""
+    measured, amap = call.measured, call.map
+    assert measured is not None  # a record has measures
+    unknown = {name: f"{type(error).__name__}: {error}" for name, error in call.failed.items()}
+    grid, device, given, states = replace(amap.rule.grid, b=1), amap.lse.device, measured.states, []
+    for m in pooling.others:
+        state = start = pooling.start(unknown, m, grid, device)
+        if m.name not in unknown:
+            state = given[m.name]
+            if len(amap.lse) != 1:
+                state = pooling.tried(unknown, m, m.merge, start, state)
+        states.append(start if m.name in unknown else state)
+    heads = amap.shape[1]
+    nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=device)
+    if bool(measured.nonfinite.any()):
+        nonfinite[0] = measured.nonfinite.sum(0)
+        nonfinite[1] = _bad(amap.q, heads)
+        nonfinite[2] = _bad(amap.k, heads)
+    if amap.nonfinite_values is not None:
+        nonfinite[3] = amap.nonfinite_values.sum(0).repeat_interleave(heads // amap.nonfinite_values.shape[1])
+    unplaced = {m.name for m in pooling.measures if call.unplaced and m.placed}
+    unplaced |= {m.name for m in pooling.measures if call.unstarted and (m.requires or m.of_first)}
+    numbers, of = (range(heads), heads) if call.held is None else call.held
+    pooled = pooling.pooled(measured)
+    return Layer(grid, pooling, pooled, states, nonfinite, numbers, of, dict.fromkeys(unplaced, "") | unknown)
+
+
+def unknown_layer(held: Held | None, out: Tensor, pooling: Merging) -> Layer:
+    """The states of a call that was not measured, of its output [b, h, n, d_v]."""
+    heads, n = out.shape[1:3]
+    device = torch.device("cpu") if has_no_numbers(out) else out.device
+    grid = Grid(1, heads, n, n)
+    unknown = {m.name: "" for m in pooling.measures}
+    pooled = pooling.pooled(Measurements((), (), torch.zeros(1, heads, dtype=torch.int64, device=device)))
+    states = [pooling.start(unknown, m, grid, device) for m in pooling.others]
+    nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=device)
+    return Layer(grid, pooling, pooled, states, nonfinite, *(held or (range(heads), heads)), unknown)
+
+
+def _bad(x: Tensor, heads: int) -> Tensor:
+    """Count NaN and infinite entries of each query head, [h]."""
+    return (~torch.isfinite(x)).sum((0, 2, 3)).repeat_interleave(heads // x.shape[1])
+
+
+NONFINITE = ("rows", "queries", "keys", "values")  # where NaN and infinity are counted, for each head
+
+
+@dataclass(frozen=True, eq=False)
+class Summary(Mapping[str, Tensor]):
+    """Measures of heads of a step, or of many: `summary.table` is the `HeadTable` of them, and `summary["entropy"]` one
+    measure as [layers, heads] float32, NaN where a layer has no such head.
+
+    Attributes:
+        step: the last of its steps; steps: their number.
+        places: (layer, head) of each row, in the order of the calls.
+        names: of the measures.
+        numbers: [rows, measures] float32 on the CPU; NaN where the head did not run.
+        nonfinite: [rows, 4] counts of NaN and infinity: rows of scores, and entries of queries, keys and values.
+        nonfinite_result: whether a result of the model had NaN or +infinity in this step; it is looked at where there
+            is a `NonFiniteAlarm`.
+    """
+
+    step: int
+    steps: int
+    places: tuple[tuple[str, int], ...]
+    names: tuple[str, ...]
+    numbers: Tensor
+    nonfinite: Tensor
+    nonfinite_result: bool = False
+
+    def __getitem__(self, name: str) -> Tensor:
+        column = self.numbers[:, self._column(name)]
+        layers = self.layers
+        table = torch.full((len(layers), max((head for _, head in self.places), default=-1) + 1), torch.nan)
+        index = {layer: i for i, layer in enumerate(layers)}
+        for (layer, head), value in zip(self.places, column.tolist(), strict=True):
+            table[index[layer], head] = value
+        return table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers, in the order of the calls."""
+        return tuple(dict.fromkeys(layer for layer, _ in self.places))
+
+    def column(self, name: str) -> Tensor:
+        """A measure of every row of `places`, [rows]."""
+        return self.numbers[:, self._column(name)]
+
+    @cached_property
+    def table(self) -> HeadTable:
+        """The numbers as a `HeadTable`, with units; counts of NaN and infinity are columns where there are any."""
+        index = {layer: i for i, layer in enumerate(self.layers)}
+        columns = {name: _column(name, self.numbers[:, i]) for i, name in enumerate(self.names)}
+        for i, what in enumerate(NONFINITE):
+            if bool(self.nonfinite[:, i].any()):
+                columns[f"nonfinite_{what}"] = HeadColumn(
+                    [self.nonfinite[:, i]], description="NaN and infinity, counted."
+                )
+        places = [(index[layer], head) for layer, head in self.places]
+        about = {"step": self.step, "steps": self.steps}
+        return HeadTable.of_rows(columns, places, layers=self.layers, title=self._title(), about=about)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers for JSON: step, steps, and for each layer its heads and their measures; None for NaN and infinity,
+        whose counts are included where there are any."""
+        layers: dict[str, Any] = {}
+        for layer in self.layers:
+            at = [i for i, (name, _) in enumerate(self.places) if name == layer]
+            entry: dict[str, Any] = {"heads": [self.places[i][1] for i in at]}
+            entry |= {name: plain(self.numbers[at, i].numpy()) for i, name in enumerate(self.names)}
+            if bool(self.nonfinite[at].any()):
+                entry["nonfinite"] = {
+                    what: self.nonfinite[at, i].long().tolist() for i, what in enumerate(NONFINITE)
+                }  # fmt: skip
+            layers[layer] = entry
+        return {"step": self.step, "steps": self.steps, "layers": layers}
+
+    def __repr__(self) -> str:
+        return repr(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
+    def _title(self) -> str:
+        if not self.steps:
+            return "no step measured yet"
+        return f"step {self.step}" if self.steps == 1 else f"{self.steps} steps, the last of them step {self.step}"
+
+    def _column(self, name: str) -> int:
+        if name not in self.names:
+            raise unknown_name("measure", name, self.names, listed="" if self.names else "nothing was measured")
+        return self.names.index(name)
+
+
+def _column(name: str, values: Tensor) -> HeadColumn:
+    """The column of a measure, with unit and description if its name is registered."""
+    if (words := describe(name, "en")) is None:
+        return HeadColumn([values])
+    return HeadColumn([values], unit=words.unit, description=words.summary, range=words.range)
+
+
+class History(Sequence[Summary]):
+    """The latest measured steps, oldest first; `history["max_logit"]` is [steps, layers, heads]."""
+
+    def __init__(self, summaries: Sequence[Summary]) -> None:
+        self._summaries = tuple(summaries)
+
+    def __len__(self) -> int:
+        return len(self._summaries)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return self._summaries[key]
+        tables = [summary[key] for summary in self._summaries]
+        if not tables:
+            return torch.empty(0, 0, 0)
+        layers, heads = max(len(table) for table in tables), max(table.shape[1] for table in tables)
+        grown = torch.full((len(tables), layers, heads), torch.nan)
+        for i, table in enumerate(tables):
+            grown[i, : len(table), : table.shape[1]] = table
+        return grown
+
+    @property
+    def steps(self) -> list[int]:
+        """The number of each step."""
+        return [summary.step for summary in self._summaries]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the numbers in bytes."""
+        return sum(s.numbers.nbytes + s.nonfinite.nbytes for s in self._summaries)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """`Summary.to_dict` of each."""
+        return [summary.to_dict() for summary in self._summaries]
+
+    def __repr__(self) -> str:
+        if not self._summaries:
+            return "History(no step measured yet)"
+        return f"History({len(self)} steps, {self.steps[0]} to {self.steps[-1]}; {', '.join(self._summaries[-1])})"
 
 
 class Ledger:

@@ -1,4 +1,4 @@
-"""What a record has of a layer, by TransformerLens's names and in its layouts.
+"""The maps of a record, and what it has of a layer by TransformerLens's names and in its layouts.
 
 record.maps["blocks.3.attn.hook_pattern"]        # the AttentionMap of the fourth call, weights [b, h, n, m]
 record.maps["blocks.3.attn.hook_attn_scores"]    # AttentionScores [b, h, n, m], computed where they are read
@@ -19,10 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, closest
 from headwise.fields import bits
 from headwise.map import AttentionMap
 from headwise.map.index import select
+from headwise.masks import Span
+from headwise.masks.grid import NO_GAP
 from headwise.models import find_heads
 from headwise.models.hooks import Hook
 from headwise.publishing import AttentionCall
@@ -178,3 +180,64 @@ def _heads_of(y: Tensor, x: Tensor) -> bool:
             if part.shape[2] == h and torch.equal(bits(part.transpose(1, 2)), bits(x)):
                 return True
     return False
+
+
+class Maps(dict[str, Any]):
+    """name of the module → `AttentionMap` or `Picture`, in the order of the calls.
+
+    `maps["blocks.3.attn.hook_pattern"]`, as TransformerLens names the weights of layer 3, is the fourth of them; what
+    else is known of that layer has TransformerLens's names too (`headwise.telemetry.lens`).
+
+    Attributes:
+        kept: the argument `maps` of the record. kept_of: name → what the record keeps beside the map (`values=True`).
+    """
+
+    def __init__(self, kept: str) -> None:
+        super().__init__()
+        self.kept = kept
+        self.kept_of: dict[str, Kept] = {}
+
+    def __missing__(self, name: str) -> Any:
+        """What TransformerLens calls so; KeyError with the closest names otherwise."""
+        named = hook_and_layer(str(name))
+        if named is not None and named[1] < len(self):
+            layer = [*self][named[1]]
+            try:
+                return hook(named[0], self[layer], self.kept_of.get(layer))
+            except KeyError as error:
+                raise KeyError(f"record.maps[{name!r}]: {error.args[0]}") from None
+        if not self:
+            why = (
+                "it keeps none: give hw.watch(…, maps='lazy')" if self.kept == "none" else "no forward was measured yet"
+            )
+            raise KeyError(f"record.maps[{name!r}]: {why}")
+        close = closest(name, self) or [*self][:3]
+        meant = ", ".join(map(repr, close))
+        raise KeyError(f"record.maps[{name!r}]: no such module among {len(self)}; did you mean {meant}?")
+
+
+SIZE = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A map downsampled to at most 64 × 64 cells, each a square of weights.
+
+    Attributes:
+        mean, largest: of each square, [b, h, rows, columns].
+        shape: (b, h, n, m) of the map. gap: the tokens that are not among its keys, as of `Grid`.
+    """
+
+    mean: Tensor
+    largest: Tensor
+    shape: tuple[int, int, int, int]
+    gap: Span = NO_GAP
+
+    def __repr__(self) -> str:
+        b, h, n, m = self.shape
+        return f"Picture({b} × {h} heads, {n} queries × {m} keys as {self.mean.shape[2]} × {self.mean.shape[3]})"
+
+
+def picture(amap: AttentionMap) -> Picture:
+    """Downsample a map."""
+    return Picture(amap.pool(SIZE), amap.pool(SIZE, "max"), amap.shape, amap.rule.grid.gap)

@@ -14,8 +14,7 @@ from headwise.errors import ConfigError
 from headwise.spread import is_dtensor, uneven
 from headwise.stats.base import side_by_side
 from headwise.table import HeadTable
-from headwise.telemetry.running import Layer, Running
-from headwise.telemetry.summary import Summary
+from headwise.telemetry.ledger import Layer, Running, Summary
 
 
 @dataclass(frozen=True, eq=False)

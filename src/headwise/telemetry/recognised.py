@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from headwise.errors import warn
-from headwise.models.recognise.recogniser import not_followed, nothing
+from headwise.models.recognise.publisher import not_followed, nothing
 from headwise.models.recognise.tracked import Tracked
-from headwise.telemetry.chosen import Chosen
-from headwise.telemetry.follower import Follower
-from headwise.telemetry.options import Options
+from headwise.telemetry.chosen import Chosen, Options
+from headwise.telemetry.following import Follower
 from headwise.telemetry.record import Record
 
 Self = TypeVar("Self", bound="RecognisedRecord")

@@ -27,17 +27,12 @@ from headwise.spread import Held
 from headwise.table import HeadTable
 from headwise.table.show import Shown
 from headwise.telemetry.alarms import Alarm, Alarms, spoiled
-from headwise.telemetry.calls import Calls, turn
-from headwise.telemetry.ledger import Ledger
-from headwise.telemetry.lens import Projections
-from headwise.telemetry.maps import Maps
-from headwise.telemetry.options import Options
-from headwise.telemetry.pictures import Picture, picture
-from headwise.telemetry.places import entrances
+from headwise.telemetry.chosen import Options, entrances
+from headwise.telemetry.following import Calls, turn
+from headwise.telemetry.ledger import History, Ledger, Merging, Running, Summary, layer_of, unknown_layer
+from headwise.telemetry.lens import Maps, Picture, Projections, picture
 from headwise.telemetry.ranks import Reduced, gathered
 from headwise.telemetry.remarks import Remarks
-from headwise.telemetry.running import Merging, Running, layer_of, unknown_layer
-from headwise.telemetry.summary import History, Summary
 from headwise.telemetry.writers import Writer, Writers
 
 Self = TypeVar("Self", bound="Record")
@@ -168,13 +163,16 @@ class Record(Shown):
         Returns:
             The summary, or None if nothing was measured in the step.
         """
-        summary = self.ledger.end_step()
+        summary = None
+        with self._guarded(""):
+            summary = self.ledger.end_step()
         if summary is not None:
             for name, layer in self.ledger.last.layers.items():
                 for measure, why in layer.unknown.items():
                     if why:
                         self._remark(name, f"{measure} is NaN, as it could not be measured: {why}", measure)
-            self.remarks |= self._remarks.found()
+        self.remarks |= self._remarks.found()
+        if summary is not None:
             self._writers.write(summary)
             self._alarms.check(summary, self.model)
         return summary

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headwise.errors import ConfigError, warn
-from headwise.telemetry.summary import NONFINITE, Summary
+from headwise.telemetry.ledger import NONFINITE, Summary
 
 
 class Writer(Protocol):

@@ -25,8 +25,7 @@ from headwise.analysis.importance.losses import (
 from headwise.base.run import Progress
 from headwise.errors import ConfigError, ShapeError, check_choice, check_whole
 from headwise.interventions import Arguments, Edit, Forbid, Tokens
-from headwise.models.attaching import Attachment
-from headwise.models.intervening import intervene, model_of
+from headwise.models.attaching import Attachment, intervene, model_of
 from headwise.models.site import Change, HeadSite
 
 

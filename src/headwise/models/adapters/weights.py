@@ -1,5 +1,6 @@
-"""Attention weights as other libraries return them: a tensor, computed from an `AttentionMap` on first use."""
+"""Attention weights as a tensor that is computed when it is read."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
@@ -13,9 +14,83 @@ from headwise.errors import ConfigError
 from headwise.kernels.call import Call
 from headwise.kernels.reference import dense_weights
 from headwise.map import AttentionMap
-from headwise.models.adapters.lazy import LazyTensor, dense
 from headwise.models.adapters.streamed import FUNCTIONS
 from headwise.rule import Rule
+
+# Known without the values.
+_ATTRIBUTES = "shape", "dtype", "device", "ndim", "layout", "is_nested", "is_sparse", "is_cuda", "is_cpu"
+_KNOWN: frozenset[Any] = frozenset({
+    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.ndimension, Tensor.__len__, Tensor.element_size,
+    Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex, torch.numel,
+})  # fmt: skip
+
+
+class LazyTensor(Tensor):
+    """Base of tensors that are computed by `make` on first use."""
+
+    _made: Tensor | None = None
+    _version_made: int | None = 0
+
+    @staticmethod
+    def empty_shell(cls: type["LazyTensor"], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
+        """A tensor of that class and shape without values."""
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+
+    @abstractmethod
+    def make(self) -> Tensor:
+        """Compute the dense tensor."""
+
+    @property
+    def made(self) -> bool:
+        """Whether the dense tensor has been computed."""
+        return self._made is not None
+
+    def dense(self) -> Tensor:
+        """The dense tensor, computed once."""
+        if self._made is None:
+            self._made = self.make()
+            self._version_made = None if self._made.is_inference() else self._made._version
+        return self._made
+
+    @property
+    def changed(self) -> bool:
+        """Whether the dense tensor was written to, so that it is no longer what `make` computes; True where tensors of
+        inference mode, which count no versions, do not say."""
+        return self._made is not None and (self._version_made is None or self._made._version != self._version_made)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _KNOWN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return func(*tree_map(dense, args), **tree_map(dense, kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*tree_map(dense, args), **tree_map(dense, kwargs or {}))
+
+    def __hash__(self) -> int:
+        return id(self)  # Tensor's own would compute the dense tensor and return its id
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        state = "made" if self.made else "not made yet"
+        return f"{type(self).__name__}({list(self.shape)}, {self.dtype}, {state}; {self.origin})"
+
+    @property
+    @abstractmethod
+    def origin(self) -> str:
+        """Its source, for repr."""
+
+
+def dense(x: Any) -> Any:
+    """The dense tensor of a lazy one; anything else as it is."""
+    return x.dense() if isinstance(x, LazyTensor) else x
+
 
 # Functions that return the weights themselves, so that they may record gradients.
 _UNREAD = frozenset({Tensor.detach, torch.nn.functional.dropout})

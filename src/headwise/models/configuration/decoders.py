@@ -1,11 +1,9 @@
-"""The sizes of decoders with one feed-forward network per layer, as in `families`."""
+"""The sizes of decoders, with one feed-forward network per layer or mixtures of experts, as in `sizes`."""
 
 from typing import Any
 
 from headwise.errors import ConfigError
-from headwise.models.configuration.family import Family, Options, output, require
-from headwise.models.configuration.keys import rotated
-from headwise.models.configuration.windows import by_type, everywhere
+from headwise.models.configuration.config import Family, Options, by_type, everywhere, output, require, rotated
 
 BOTH = "qkvo"
 
@@ -39,10 +37,6 @@ def _gemma(c: Any) -> Options:
     return llama(c)
 
 
-def _gemma2(c: Any) -> Options:
-    return {**_gemma(c), "norms": 4}
-
-
 def _prefix(c: Any, norms: int | None = None) -> Options:
     """Image and prompt attend to both sides, and what is generated to all before it."""
     require(c, use_bidirectional_attention=True)
@@ -63,10 +57,6 @@ def latent(c: Any) -> Options:
     return {"design": "latent", "heads": heads, "d_ff": c.intermediate_size, "gated": True, "output": output(c)}
 
 
-def _olmo(c: Any) -> Options:
-    return {**llama(c), "norm": "none"}
-
-
 def _olmo2(c: Any) -> Options:
     return llama(c, qk_norm="each")
 
@@ -81,14 +71,6 @@ def _ungated(c: Any) -> Options:
     return {**llama(c), "gated": False}
 
 
-def _nemotron(c: Any) -> Options:
-    return {**_ungated(c), "norm": "layer"}
-
-
-def _glm4(c: Any) -> Options:
-    return {**_biased(c), "norms": 4}
-
-
 def _biased(c: Any) -> Options:
     """With biases of queries, keys and values if any, and none of the output."""
     return llama(c, bias="qkv" if c.attention_bias else "")
@@ -100,10 +82,6 @@ def _seed_oss(c: Any) -> Options:
 
 def _ernie(c: Any) -> Options:
     return {**llama(c, bias=BOTH if c.use_bias else ""), "ff_bias": c.use_bias}
-
-
-def _starcoder2(c: Any) -> Options:
-    return {**_ernie(c), "gated": False, "norm": "layer"}
 
 
 def _stablelm(c: Any) -> Options:
@@ -199,6 +177,68 @@ def _require_pairs(c: Any) -> None:
         )
 
 
+def _all_sparse(c: Any, **heads: Any) -> Options:
+    """Experts in every layer, as wide as `intermediate_size`."""
+    return {**llama(c, **heads), "experts": c.num_local_experts, "active_experts": c.num_experts_per_tok}
+
+
+def _olmoe(c: Any) -> Options:
+    return {**llama(c, qk_norm="each"), "experts": c.num_experts, "active_experts": c.num_experts_per_tok}
+
+
+def _granite_shared(c: Any) -> Options:
+    return {
+        **_all_sparse(c),
+        "shared_experts": int(c.shared_intermediate_size > 0),
+        "shared_d_ff": c.shared_intermediate_size,
+    }
+
+
+def _phimoe(c: Any) -> Options:
+    """A token uses two experts, whatever `num_experts_per_tok` is."""
+    require(c, num_experts_per_tok=2)
+    return {**_all_sparse(c), "norm": "layer", "output_bias": c.lm_head_bias}
+
+
+def _qwen_moe(c: Any, experts: int, found: Options) -> Options:
+    """Layers of `mlp_only_layers`, and those that `decoder_sparse_step` skips, have one network."""
+    dense = sum(
+        i in (c.mlp_only_layers or ()) or not experts or (i + 1) % c.decoder_sparse_step != 0
+        for i in range(c.num_hidden_layers)
+    )
+    return {
+        **found, "d_ff": c.moe_intermediate_size, "experts": experts, "active_experts": c.num_experts_per_tok,
+        "dense_layers": dense, "dense_d_ff": c.intermediate_size,
+    }  # fmt: skip
+
+
+def qwen2_moe(c: Any) -> Options:
+    """Experts beside a shared one, whose output each token scales."""
+    found = _qwen_moe(c, c.num_experts, llama(c, bias="qkv" if getattr(c, "qkv_bias", False) else None))
+    return {**found, "shared_experts": 1, "shared_d_ff": c.shared_expert_intermediate_size, "shared_gate": True}
+
+
+def _after_dense(c: Any, found: Options) -> Options:
+    """The first `first_k_dense_replace` layers have one network; the others also have shared experts."""
+    return {
+        **found, "d_ff": c.moe_intermediate_size, "experts": c.n_routed_experts,
+        "active_experts": c.num_experts_per_tok, "shared_experts": c.n_shared_experts or 0,
+        "dense_layers": min(c.first_k_dense_replace, c.num_hidden_layers), "dense_d_ff": c.intermediate_size,
+    }  # fmt: skip
+
+
+def _glm4_moe(c: Any) -> Options:
+    return _after_dense(c, llama(c, bias="qkv" if c.attention_bias else "", qk_norm=1 if c.use_qk_norm else None))
+
+
+def _llama4(c: Any) -> Options:
+    """Layers that are not in `moe_layers` have one network of another width."""
+    return {
+        **_all_sparse(c), "shared_experts": 1, "dense_layers": c.num_hidden_layers - len(set(c.moe_layers)),
+        "dense_d_ff": c.intermediate_size_mlp,
+    }  # fmt: skip
+
+
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("llama", "granite", "helium", "internlm3", "iquestcoder"), Family(llama)),
     "mistral": Family(llama, everywhere),
@@ -207,12 +247,12 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(_qwen2, by_type),
     "qwen3": Family(_qwen3, by_type),
     "gemma": Family(_gemma),
-    "gemma2": Family(_gemma2, by_type),
+    "gemma2": Family(lambda c: {**_gemma(c), "norms": 4}, by_type),
     "gemma3_text": Family(_gemma3, by_type),
     "vaultgemma": Family(llama, by_type),
     "phi3": Family(llama, everywhere),
     "phi": Family(_phi),
-    "olmo": Family(_olmo),
+    "olmo": Family(lambda c: {**llama(c), "norm": "none"}),
     "olmo2": Family(_olmo2),
     "olmo3": Family(_olmo2, by_type),
     "cohere": Family(_cohere),
@@ -221,16 +261,16 @@ FAMILIES: dict[str, Family] = {
     "smollm3": Family(llama, by_type),
     "cwm": Family(llama, by_type),
     "glm": Family(_biased),
-    "glm4": Family(_glm4),
+    "glm4": Family(lambda c: {**_biased(c), "norms": 4}),
     "seed_oss": Family(_seed_oss),
     "hunyuan_v1_dense": Family(_qwen3),
     "ernie4_5": Family(_ernie),
     "arcee": Family(_ungated),
-    **dict.fromkeys(("nemotron", "jais2"), Family(_nemotron)),
+    **dict.fromkeys(("nemotron", "jais2"), Family(lambda c: {**_ungated(c), "norm": "layer"})),
     "granite_swa": Family(lambda c: llama(c, learned_sinks=1), by_type),
     **dict.fromkeys(("youtu", "minicpm3"), Family(latent)),
     "stablelm": Family(_stablelm),
-    "starcoder2": Family(_starcoder2, everywhere),
+    "starcoder2": Family(lambda c: {**_ernie(c), "gated": False, "norm": "layer"}, everywhere),
     "gpt2": Family(_gpt2),
     "gpt_bigcode": Family(_gpt_bigcode),
     "gpt_neox": Family(_gpt_neox),
@@ -239,11 +279,25 @@ FAMILIES: dict[str, Family] = {
     "bloom": Family(_bloom),
     "mpt": Family(_mpt),
     "falcon": Family(_falcon),
+    "mixtral": Family(_all_sparse, everywhere),
+    "granitemoe": Family(_all_sparse),
+    "granitemoeshared": Family(_granite_shared),
+    "minimax_m2": Family(lambda c: _all_sparse(c, qk_norm="each")),
+    "phimoe": Family(_phimoe, everywhere),
+    "gpt_oss": Family(lambda c: {**_all_sparse(c, learned_sinks=1), "ff_bias": True, "router_bias": True}, by_type),
+    **dict.fromkeys(("olmoe", "flex_olmo"), Family(_olmoe)),
+    "qwen2_moe": Family(qwen2_moe, by_type),
+    "qwen3_moe": Family(lambda c: _qwen_moe(c, c.num_local_experts, llama(c, qk_norm=1)), everywhere),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), Family(lambda c: _after_dense(c, latent(c)))),
+    "glm4_moe": Family(_glm4_moe),
+    "dots1": Family(lambda c: _after_dense(c, llama(c, qk_norm=1)), by_type),
+    "llama4_text": Family(_llama4, by_type),
 }
 
 # Of models that have parts for other things as well.
 PARTS: dict[str, Family] = {
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), Family(_qwen2, by_type)),
     "qwen3_vl_text": Family(_qwen3),
+    "qwen3_vl_moe_text": Family(lambda c: _qwen_moe(c, c.num_experts, llama(c, qk_norm=1))),
 }
 PREFIXED: dict[str, Family] = {"gemma": Family(_prefix), "gemma2": Family(lambda c: _prefix(c, norms=4), by_type)}

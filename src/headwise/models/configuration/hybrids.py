@@ -1,13 +1,23 @@
-"""The sizes of decoders with layers of a constant state beside attention, as in `families`."""
+"""The sizes of decoders whose layers differ: with states beside attention (hybrids), or with the keys and values of
+other layers (Gemma 3n and 4), as in `sizes`."""
 
 from typing import Any
 
+from headwise.costs.configs import Others
 from headwise.costs.recurrent import Recurrence, gated_delta, mamba_1, mamba_2, short_convolution
 from headwise.errors import ConfigError
-from headwise.models.configuration.decoders import llama
-from headwise.models.configuration.experts import qwen2_moe
-from headwise.models.configuration.family import Family, Options
-from headwise.models.configuration.windows import FULL, HYBRID, beside_states, types_of
+from headwise.models.configuration.config import (
+    FULL,
+    HYBRID,
+    Family,
+    Options,
+    beside_states,
+    by_type,
+    output,
+    require,
+    types_of,
+)
+from headwise.models.configuration.decoders import BOTH, llama, qwen2_moe
 
 
 def _with(c: Any, layer: Recurrence, found: Options) -> Options:
@@ -29,10 +39,6 @@ def _mamba_2(c: Any, **more: Any) -> Recurrence:
         kernel=c.mamba_d_conv, bias=bool(c.mamba_proj_bias), conv_bias=bool(c.mamba_conv_bias),
         **{"out_bias": bool(c.mamba_proj_bias), **more},
     )  # fmt: skip
-
-
-def _bamba(c: Any) -> Options:
-    return _with(c, _mamba_2(c), llama(c))
 
 
 def _falcon_h1(c: Any) -> Options:
@@ -94,10 +100,6 @@ def _qwen3_5_moe(c: Any) -> Options:
     }  # fmt: skip
 
 
-def _olmo(c: Any) -> Options:
-    return _with(c, _delta(c), llama(c, qk_norm="each"))
-
-
 def _short(c: Any) -> Recurrence:
     return short_convolution(c.hidden_size, kernel=c.conv_L_cache, bias=bool(c.conv_bias))
 
@@ -121,15 +123,96 @@ def _lfm2_moe(c: Any) -> Options:
     })  # fmt: skip
 
 
+REUSE = "reuse"
+
+
+def _gemma3n(c: Any) -> Options:
+    """The residual stream is several, which are predicted and corrected around each layer (AltUp: Baykal et al. 2023,
+    2301.13310); each layer has a low-rank path beside attention (LAuReL: Menghani et al. 2024, 2411.07501) and an
+    embedding of its own of each token, which is read from a table."""
+    widths = set(c.intermediate_size)
+    if len(widths) > 1:
+        raise ConfigError(
+            f"intermediate_size={c.intermediate_size}: expected the same in all layers for model_type={c.model_type!r}",
+            f"intermediate_size={c.intermediate_size}：model_type={c.model_type!r} 的各层应相同",
+        )
+    d, layers, streams, rank, own = (
+        c.hidden_size, c.num_hidden_layers, c.altup_num_inputs, c.laurel_rank, c.hidden_size_per_layer_input,
+    )  # fmt: skip
+    router, coefficients = d * streams, streams**2 + streams**3  # of the correction and of the prediction
+    of_layer = router + coefficients + 2 * d * (rank + own)
+    ends = d * layers * own + 2 * (streams - 1) * d * d
+    table = c.vocab_size_per_layer_input * layers * own
+    return {
+        **llama(c, qk_norm=1), "d_ff": widths.pop(), "norms": 4,
+        "layer_heads": [{"shared_kv": mode == REUSE or None} for mode in _sharing_modes(c)],
+        "others": Others(
+            # Besides maps: three norms and a scale in each layer, and a norm of the embeddings of layers.
+            layers * (of_layer + 4 * d) + ends + own + table,
+            # The router is used twice; a prediction is a product of streams and coefficients for each channel.
+            layers * (of_layer + router + d * streams**2) + ends,
+            layers * (rank + 2 * own + 2 * streams * d) + 2 * streams * d, table, layers * own,
+        ),
+    }  # fmt: skip
+
+
+def _sharing_modes(c: Any) -> list[str | None]:
+    """What each layer does with keys and values; ConfigError if transformers refuses the numbers."""
+    try:
+        found: list[str | None] = c.kv_sharing_modes
+    except ValueError:
+        shared, layers = c.num_kv_shared_layers, c.num_hidden_layers
+        raise ConfigError(
+            f"num_kv_shared_layers={shared}: of {layers} layers, expected one before them of each type in "
+            f"layer_types={c.layer_types} for model_type={c.model_type!r}",
+            f"num_kv_shared_layers={shared}：共 {layers} 层；model_type={c.model_type!r} 时，在它们之前，"
+            f"layer_types={c.layer_types} 中的每种类型应至少有一层",
+        ) from None
+    return found
+
+
+def _gemma4(c: Any) -> Options:
+    """Layers without a window have heads of another size; experts are beside the network of each layer, behind a router
+    with a scale for each channel and expert. If layers share keys and values, transformers computes them for the last
+    token alone in a prefill: not supported."""
+    require(c, num_kv_shared_layers=0)
+    if c.use_bidirectional_attention == "all":
+        require(c, use_bidirectional_attention=None)
+    layers = [
+        {
+            "num_kv_heads": None if one.num_key_value_heads == c.num_attention_heads else one.num_key_value_heads,
+            "head_dim": one.head_dim, "values_of_keys": (c.attention_k_eq_v and kind == FULL) or None,
+        }
+        for one, kind in zip(c.per_layer_config, types_of(c, c.num_hidden_layers), strict=True)
+    ]  # fmt: skip
+    found: Options = {
+        "heads": {"qk_norm": 1, "bias": BOTH if c.attention_bias else None}, "layer_heads": layers,
+        "d_ff": c.intermediate_size, "gated": True, "norms": 4, "output": output(c),
+    }  # fmt: skip
+    if c.enable_moe_block:
+        found |= {
+            "d_ff": c.moe_intermediate_size, "experts": c.num_experts, "active_experts": c.top_k_experts,
+            "shared_experts": 1, "shared_d_ff": c.intermediate_size, "router_bias": True, "norms": 8,
+        }  # fmt: skip
+    if own := c.hidden_size_per_layer_input:
+        count = c.num_hidden_layers
+        table, maps = c.vocab_size_per_layer_input * count * own, 3 * c.hidden_size * count * own
+        parameters = maps + own + count * c.hidden_size + table
+        found["others"] = Others(parameters, maps, 3 * count * own, table, count * own)
+    return found
+
+
 FAMILIES: dict[str, Family] = {
-    "bamba": Family(_bamba, beside_states),
+    "bamba": Family(lambda c: _with(c, _mamba_2(c), llama(c)), beside_states),
     "falcon_h1": Family(_falcon_h1, beside_states),
     "granitemoehybrid": Family(_granite, beside_states),
     "jamba": Family(_jamba, beside_states),
     "lfm2": Family(_lfm2, beside_states),
     "lfm2_moe": Family(_lfm2_moe, beside_states),
-    "olmo_hybrid": Family(_olmo, beside_states),
+    "olmo_hybrid": Family(lambda c: _with(c, _delta(c), llama(c, qk_norm="each")), beside_states),
     "qwen3_5_text": Family(_qwen3_5, beside_states),
     "qwen3_5_moe_text": Family(_qwen3_5_moe, beside_states),
     "qwen3_next": Family(_qwen3_next, beside_states),
+    "gemma3n_text": Family(_gemma3n, by_type),
+    "gemma4_text": Family(_gemma4, by_type, per_layer=True),
 }

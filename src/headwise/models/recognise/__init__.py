@@ -18,16 +18,14 @@ softmax, dropout and views to a product with values. What was done becomes q, k,
 `attend` computes; the call counts only if its weights are those that the code computed. Everything else is reported
 with its reason.
 
-recogniser  the function                   report      what it returns             following  the mode
-tracked     tensors that are followed      followed    what is known of one        functions  names of functions
-chains      views, masks, softmax          multiplied  products                   products   products as letters
-several     einsum of more than two        exponentials  softmax written out     libraries  functions of packages
-layout      views as strides               axes        batch, heads, queries       scores     scale, biases, masks
-attention   the call, and its comparison   masks       short names of masks        frames     modules, lines of code
-threads     other threads and replicas     compiled    what torch.compile made     publisher  for subscribers
+publisher   the function; for subscribers  report      what it returns             following  the mode, its threads
+tracked     tensors that are followed      chains      views, masks, softmax       multiplied  products
+several     einsum of more than two        products    as letters; views           axes       batch, heads, queries
+scores      scale, biases, masks           attention   the call, and its comparison  frames   modules, lines of code
+libraries   functions of packages
 """
 
-from headwise.models.recognise.recogniser import recognise
+from headwise.models.recognise.publisher import recognise
 from headwise.models.recognise.report import NotFollowed, Recognised, Recognition
 
 __all__ = ["NotFollowed", "Recognised", "Recognition", "recognise"]

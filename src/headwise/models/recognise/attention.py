@@ -14,11 +14,10 @@ from headwise.fields import bits
 from headwise.map import AttentionMap
 from headwise.models.difference import Difference, difference, relative
 from headwise.models.recognise.axes import Axes, Dim, Plan, dimension, of_product
-from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, NotFinite, Product, learned, unexpected
-from headwise.models.recognise.layout import Layout, whole
-from headwise.models.recognise.products import Contraction
+from headwise.models.recognise.products import Contraction, Layout, whole
 from headwise.models.recognise.report import Call
 from headwise.models.recognise.scores import Changes
+from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, NotFinite, Product, learned, unexpected
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 
 KEPT = 512  # forms of calls

@@ -1,7 +1,8 @@
-"""The mode that intercepts every function of PyTorch while a model runs."""
+"""The mode that intercepts every function of PyTorch while a model runs, in all its threads, uncompiled."""
 
+import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import get_ident
@@ -9,11 +10,15 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils.hooks import RemovableHandle
 
+from headwise.events import original
 from headwise.kernels.stance import stance
+from headwise.models.hooks import Hook
 from headwise.models.recognise.chains import (
     chosen,
     joined,
@@ -24,12 +29,17 @@ from headwise.models.recognise.chains import (
     viewed,
     written,
 )
-from headwise.models.recognise.followed import INPUT, Lost, Softmax, unexpected
-from headwise.models.recognise.frames import modules_in_call, user_line
-from headwise.models.recognise.functions import (
+from headwise.models.recognise.frames import modules_in_call, runs, user_line
+from headwise.models.recognise.libraries import LIBRARIES
+from headwise.models.recognise.libraries.base import FusedCall, Library, arguments, first_of, intercepted, take
+from headwise.models.recognise.libraries.sdpa import scaled_dot_product_attention
+from headwise.models.recognise.multiplied import multiplied
+from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer, whole
+from headwise.models.recognise.tracked import (
     ARITHMETIC,
     DERIVED,
     IGNORED,
+    INPUT,
     LAYERS,
     OPAQUE,
     REPEATS,
@@ -37,16 +47,54 @@ from headwise.models.recognise.functions import (
     SAME,
     SOFTMAX,
     VIEWS,
+    Lost,
+    Softmax,
+    Tracked,
     opaque,
+    unexpected,
 )
-from headwise.models.recognise.layout import whole
-from headwise.models.recognise.libraries import LIBRARIES
-from headwise.models.recognise.libraries.base import FusedCall, Library, first_of, take
-from headwise.models.recognise.libraries.intercepted import arguments, intercepted
-from headwise.models.recognise.libraries.sdpa import scaled_dot_product_attention
-from headwise.models.recognise.multiplied import multiplied
-from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer
-from headwise.models.recognise.tracked import Tracked
+
+IN_GRAPH = (
+    "{}(model): the model is called by a module that was compiled with fullgraph=True, in which attention cannot be "
+    "recognised; give the module that torch.compile returned, which then runs uncompiled"
+)
+
+
+def compiled_parts(modules: Iterable[tuple[str, nn.Module]]) -> list[str]:
+    """The names of those of these modules that torch.compile has compiled."""
+    if "torch._dynamo" not in sys.modules:
+        return []
+    kind = torch._dynamo.OptimizedModule
+    return [
+        ".".join(part for part in name.split(".") if part != "_orig_mod") for name, module in modules
+        if isinstance(module, kind) or getattr(module, "_compiled_call_impl", None) is not None
+    ]  # fmt: skip
+
+
+def uncompiled(hook: Callable[..., Any]) -> None:
+    """Never compile this function: torch.compile would set its callback again after it, where `compile_with` had set
+    another one."""
+    from torch._dynamo.eval_frame import skip_code  # its import takes as long as that of PyTorch
+
+    skip_code(hook.__code__)
+
+
+def not_in_one_graph(caller: str) -> None:
+    """In such a hook: raise if the code that is compiled must be one graph."""
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=IN_GRAPH.format(caller))  # the error of fullgraph=True
+
+
+def compile_with(callback: Any) -> Any:
+    """Set the callback that compiles the frames of this thread; None for none.
+
+    `torch.compiler.set_stance` and `disable` hold for whole calls, not from a hook before a call to a hook after it.
+
+    Returns:
+        The callback until now.
+    """
+    return set_eval_frame(callback)
+
 
 # PyTorch's function without its first lines, which would hand the whole of it to the mode again.
 _mha = F.multi_head_attention_forward
@@ -285,3 +333,73 @@ _OF_SEVERAL: dict[str, Callable[[Tracked, str, Sequence[Any], dict[str, Any], An
     **dict.fromkeys(("cat", "concat", "concatenate", "stack"), joined),
     "__setitem__": written,
 }
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class OtherThreads:
+    """Follows calls of these modules and of replicas of them in other threads than that of the forward pass, since a
+    `TorchFunctionMode` belongs to one thread.
+
+    The hooks stay for as long as the model is watched: PyTorch iterates over them where a forward ends with an error,
+    so that they could not be removed there.
+    """
+
+    def __init__(self, modules: Mapping[nn.Module, str]) -> None:
+        self._modules = modules
+        self._seen: Tracked | None = None  # of the forward that is running
+        self._home = 0  # its thread, and the others
+        self._running: dict[int, tuple[nn.Module, Following, Tracked, Tracked]] = {}
+
+    def hooks(self) -> list[RemovableHandle]:
+        """Register those that follow calls."""
+        if compiled_parts((name, module) for module, name in self._modules.items()):
+            return []  # what torch.compile has compiled has no hooks that are registered later
+        own = [module for module in self._modules if _may_compute(module)]
+        before = [module.register_forward_pre_hook(Hook(self._before)) for module in own]
+        after = [module.register_forward_hook(Hook(self._after), prepend=True, always_call=True) for module in own]
+        return [*before, *after]
+
+    @contextmanager
+    def followed(self, seen: Tracked) -> Iterator[None]:
+        """Within it, the forward that `seen` belongs to runs in this thread."""
+        self._seen, self._home = seen, get_ident()
+        try:
+            yield
+        finally:
+            self._seen = None
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        seen = self._seen  # None in most code that torch.compile traces
+        if seen is None or (here := get_ident()) == self._home:
+            return
+        if here in self._running:
+            if runs(here, self._running[here][0]):
+                return
+            self._ended(here).over = True  # without hooks, such as by the end of the thread
+        if original(module, self._modules) in self._modules:  # which a copy of it, with its hooks, is not
+            other = Tracked(seen.modules, seen.on_values, seen.aside)
+            mode = Following(other)
+            mode.__enter__()
+            self._running[here] = module, mode, other, seen
+
+    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
+        if not self._running:  # as in most code that torch.compile traces
+            return
+        if (here := get_ident()) in self._running and self._running[here][0] is module:
+            self._ended(here).__exit__(None, None, None)
+
+    def _ended(self, thread: int) -> Following:
+        """The mode of a call that has ended in a thread."""
+        _, mode, other, seen = self._running.pop(thread)
+        seen.join(other)
+        return mode
+
+
+def _may_compute(module: nn.Module) -> bool:
+    """Whether a thread may begin with this module, and compute attention in it that has to be recognised. Layers of
+    PyTorch compute none, or are known, and those of a transformer would not take their fused path with hooks."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    return not type(module).__module__.startswith("torch.nn.modules.") or isinstance(module, _CONTAINERS)

@@ -7,12 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from headwise.models.recognise.axes import are_of, own_dims
-from headwise.models.recognise.followed import INPUT, Followed, Origin, Product, Softmax, Step, learned
 from headwise.models.recognise.frames import modules_in_call, user_line
-from headwise.models.recognise.layout import Factor, Layout, merged, whole
-from headwise.models.recognise.products import Contraction, contraction, outer
+from headwise.models.recognise.products import Contraction, Factor, Layout, contraction, merged, outer, whole
 from headwise.models.recognise.several import broadcast, of_inputs, of_weights
-from headwise.models.recognise.tracked import Tracked
+from headwise.models.recognise.tracked import INPUT, Followed, Origin, Product, Softmax, Step, Tracked, learned
 
 
 def multiplied(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:

@@ -1,16 +1,231 @@
-"""What was done to scores before the softmax, as scale, soft cap, biases and mask."""
+"""What was done to scores before the softmax: scale, soft cap, biases, and the shortest mask that allows the same."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headwise.mask_tensors import both
-from headwise.masks import Mask, Span
+from headwise.mask_tensors import both, of_boolean, of_padding
+from headwise.masks import Causal, Documents, Grid, Mask, Span, Window
 from headwise.models.recognise.axes import Axes
-from headwise.models.recognise.followed import Lost, Step
-from headwise.models.recognise.masks import Placed, Sizes, placed_mask, same
+from headwise.models.recognise.tracked import Lost, Step
 from headwise.scores import Score
+
+CELLS = 1 << 21  # compared at once
+
+Rows = Callable[[Span], Tensor]  # which keys some queries may attend to, boolean [b or 1, h or 1, r, m]
+Sizes = tuple[int, int, int, int]
+
+
+def named_mask(allowed: Tensor, sizes: Sizes) -> Mask | None:
+    """`Causal`, `Window`, `Lengths`, `Documents` or a combination if it allows exactly the same, else `Dense`; None if
+    all is allowed.
+
+    Args:
+        allowed: boolean [b or 1, h or 1, n or 1, m or 1], True where a query may attend.
+        sizes: b, h, n, m.
+    """
+    allowed = allowed.expand(-1, -1, *sizes[2:])
+    return mask_of_rows(lambda span: allowed[:, :, span.start : span.stop], sizes, lambda: allowed)
+
+
+def mask_of_rows(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor] | None = None) -> Mask | None:
+    """As `named_mask`, of a function that returns some rows; only a `Dense` takes n·m numbers.
+
+    Args:
+        whole: returns all rows.
+    """
+    b, _, n, m = sizes
+    if 1 < n <= m and allows(Causal(), rows, sizes):  # the most frequent one: a pass that ends at the first difference
+        return Causal()
+    found = _Found(rows, sizes)
+    if found.everything:
+        return None
+    if found.same_heads:
+        for mask, keys in found.candidates():
+            if _hides_alike(mask, keys, rows, sizes):
+                return both(mask, None if keys is None else of_padding(keys.expand(b, -1), n))
+    allowed = whole() if whole is not None else torch.cat([rows(span) for span in blocks(sizes)], 2)
+    allowed = allowed[: 1 if found.same_batch else None, : 1 if found.same_heads else None]
+    return of_boolean(allowed)
+
+
+class Placed(NamedTuple):
+    """A mask, and what it shows of the positions of queries.
+
+    Attributes:
+        mask: of the first `keys` keys; all later ones are hidden from every query, which is then aligned to the end of
+            those that are left. None if it allows all of them.
+        known: whether it places the queries on the key axis.
+    """
+
+    mask: Mask | None
+    keys: int
+    known: bool
+
+    def hides_alike(self, rows: Rows, sizes: Sizes) -> bool:
+        """Whether rows allow exactly the same; False for no mask."""
+        if self.mask is None:
+            return False
+        b, h, n, m = sizes
+        if self.keys < m and any(bool(rows(span)[..., self.keys :].any()) for span in blocks(sizes)):
+            return False
+        return allows(self.mask, _first_keys(rows, self.keys), (b, h, n, self.keys))
+
+
+def placed_mask(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor], *, cut: bool = True) -> Placed:
+    """As `mask_of_rows`, for queries of which each may see one key more than the one before: a block of those of
+    causal attention, with a window or padding too, or a step with a cache of fixed length. A query is at its last key.
+
+    Args:
+        cut: whether keys may be left out.
+    """
+    b, h, n, m = sizes
+    if n >= m:
+        return Placed(mask_of_rows(rows, sizes, whole), m, n == m)
+    if n > 1 and allows(Causal(), rows, sizes):
+        return Placed(Causal(), m, True)
+    last = torch.cat([_last(rows(span)) for span in blocks(sizes)])
+    first = last - torch.arange(n, device=last.device)  # where the first query is, if this one is at its last key
+    start = int(first[last >= 0].max()) if bool((last >= 0).any()) else m
+    each = bool((first == start).all())
+    keys = start + n
+    if cut and n <= keys < m:
+        mask = mask_of_rows(_first_keys(rows, keys), (b, h, n, keys), lambda: whole()[..., :keys])
+        if each or (mask is not None and mask.placed):
+            return Placed(mask, keys, True)
+    mask = mask_of_rows(rows, sizes, whole)
+    return Placed(mask, m, (each and keys == m) or (mask is not None and mask.placed))
+
+
+def _first_keys(rows: Rows, keys: int) -> Rows:
+    return lambda span: rows(span)[..., :keys]
+
+
+def _last(allowed: Tensor) -> Tensor:
+    """The last key that each query may see in any batch entry or head, [r]; −1 if there is none."""
+    seen = allowed.flatten(0, 1).any(0)
+    numbers = torch.arange(1, seen.shape[-1] + 1, device=seen.device)
+    return (seen * numbers).amax(-1) - 1
+
+
+class _Found:
+    """What one pass over the rows shows.
+
+    Attributes:
+        everything: whether all is allowed. same_batch, same_heads: whether batch entries or heads allow the same.
+        keys: those that any query may attend to, [b or 1, m].
+        first, last: of the keys of each query; none where a query is fully masked: boolean; all [b or 1, n].
+        joined: whether each query may attend to the key before its own position, [b or 1, n].
+    """
+
+    def __init__(self, rows: Rows, sizes: Sizes) -> None:
+        _, _, n, m = sizes
+        self.sizes, self.everything, self.same_batch, self.same_heads = sizes, True, True, True
+        first, last, none, joined, seen = [], [], [], [], None
+        for span in blocks(sizes):
+            allowed = rows(span)
+            anywhere = allowed.any(2).any(1)
+            seen = anywhere if seen is None else seen | anywhere
+            self.everything &= bool(allowed.all())
+            self.same_batch &= len(allowed) == 1 or bool((allowed == allowed[:1]).all())
+            self.same_heads &= allowed.shape[1] == 1 or bool((allowed == allowed[:, :1]).all())
+            if not self.same_heads:
+                continue  # no mask but `Dense` is likely
+            here = allowed[:, 0]
+            bits = here.to(torch.uint8)
+            first.append(bits.argmax(-1))
+            last.append(m - 1 - bits.flip(-1).argmax(-1))
+            none.append(~here.any(-1))
+            before = (torch.arange(*span, device=here.device) + m - n - 1).clamp(0, m - 1)
+            joined.append(here.gather(-1, before[None, :, None].expand(len(here), -1, 1))[..., 0])
+        if self.same_heads and seen is not None:
+            self.first, self.last, self.none, self.joined = (torch.cat(x, 1) for x in (first, last, none, joined))
+            self.keys = seen
+
+    def candidates(self) -> Iterator[tuple[Mask | None, Tensor | None]]:
+        """Masks to compare, the simplest first: of positions and documents, and of padding."""
+        band = self._band() if self.sizes[2] <= self.sizes[3] else None
+        yield None, self.keys
+        if band is not None:
+            yield band, None
+            yield band, self.keys
+        if self.sizes[2] == self.sizes[3]:
+            documents = self._documents()
+            yield documents, None
+            yield documents & Causal(), None
+            if band is not None:
+                yield documents & band, None
+
+    def _band(self) -> Mask | None:
+        """The mask of all keys that are no farther before and after their query than any that is allowed; None if that
+        is all."""
+        n, m = self.sizes[2:]
+        position = torch.arange(n, device=self.none.device) + m - n
+        seen = ~self.none
+        if not bool(seen.any()):
+            return None
+        left = int((position - self.first)[seen].max())
+        right = int((self.last - position)[seen].max())
+        if left < 0 or right < 0:
+            return None
+        if left < m - 1:
+            return Window(left + 1, right) if right else Causal() & Window(left + 1)
+        return Window(m, right) if 0 < right < n - 1 else None if right else Causal()
+
+    def _documents(self) -> Documents:
+        """Documents that begin where a query may not attend to the key before its own; −1 for fully masked queries."""
+        ids = (~self.joined).cumsum(-1)
+        return Documents((ids - ids[:, :1]).masked_fill(self.none, -1))
+
+
+def blocks(sizes: Sizes) -> Iterator[Span]:
+    """The queries, some at a time."""
+    b, _, n, m = sizes
+    step = max(1, CELLS // max(1, b * m))
+    for start in range(0, n, step):
+        yield Span(start, min(start + step, n))
+
+
+def allows(mask: Mask, rows: Rows, sizes: Sizes) -> bool:
+    """Whether rows, of all heads, allow exactly what the mask allows."""
+    for span in blocks(sizes):
+        allowed = rows(span)
+        i, j = (torch.arange(*one, device=allowed.device) for one in (span, (0, sizes[3])))
+        if not _equal(mask.allowed(i, j, Grid(*sizes)), allowed):
+            return False
+    return True
+
+
+def _hides_alike(mask: Mask | None, keys: Tensor | None, rows: Rows, sizes: Sizes) -> bool:
+    """Whether the rows of the first head allow exactly the keys of both the mask and `keys` [b or 1, m]."""
+    b, _, n, m = sizes
+    for span in blocks(sizes):
+        allowed = rows(span)[:, 0]
+        expected = torch.ones(1, 1, m, dtype=torch.bool, device=allowed.device) if keys is None else keys[:, None]
+        if mask is not None:
+            i, j = (torch.arange(*one, device=allowed.device) for one in (span, (0, m)))
+            expected = expected & mask.allowed(i, j, Grid(b, 1, n, m))[:, 0]
+        if not _equal(expected, allowed):
+            return False
+    return True
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    shape = torch.broadcast_shapes(one.shape, other.shape)
+    return same(one.expand(shape), other.expand(shape))
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two boolean tensors have the same shape and values; eight values at a time where memory allows."""
+    if one.shape != other.shape:
+        return False
+    if one.numel() % 8 == 0 and all(x.is_contiguous() and x.storage_offset() % 8 == 0 for x in (one, other)):
+        one, other = (x.view(-1).view(torch.int64) for x in (one, other))
+    return torch.equal(one, other)
+
 
 KEPT = 1 << 20  # numbers of a mask that are kept to be compared
 HIDES = -9000.0  # exp of this is 0 in every dtype: an addition of so little is a mask

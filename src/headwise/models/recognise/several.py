@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.models.recognise.followed import INPUT, Origin, learned
-from headwise.models.recognise.layout import whole
-from headwise.models.recognise.products import Contraction, pair, terms
-from headwise.models.recognise.tracked import Tracked
+from headwise.models.recognise.products import Contraction, pair, terms, whole
+from headwise.models.recognise.tracked import INPUT, Origin, Tracked, learned
 
 Factor = tuple[Tensor, str]  # a tensor and the letters of its dimensions
 

@@ -1,17 +1,270 @@
-"""The tensors of a forward pass that are followed, and what was seen on the way."""
+"""The tensors of a forward pass that are followed: what each was made from, and what was done to it since."""
 
 import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from headwise.models.recognise.followed import INPUT, Followed, Origin, Softmax
+from headwise.errors import HeadwiseError
 from headwise.models.recognise.frames import modules_in_call, user_line
-from headwise.models.recognise.functions import LAYERS
-from headwise.models.recognise.layout import whole
-from headwise.models.recognise.products import Contraction
+from headwise.models.recognise.products import Contraction, Layout, whole
+from headwise.publishing import NotPublished
+
+Stage = Literal["input", "scores", "exp", "total", "lse", "log", "weights", "other"]
+
+
+class Lost(NotPublished):
+    """Why a call is not followed, in words for the user."""
+
+
+class NotFinite(Lost):
+    """Why two results cannot be called equal: one of them is NaN or infinite, or both are everywhere."""
+
+    def __init__(self, reason: str, both: bool) -> None:
+        super().__init__(reason)
+        self.both = both
+
+
+# What analysing a tensor of an unexpected kind may raise, such as a nested one. It must not disturb the model.
+UNEXPECTED = (ArithmeticError, AssertionError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def unexpected(error: Exception) -> str:
+    """Such an error as a reason."""
+    if isinstance(error, HeadwiseError):
+        return str(error)
+    return f"it cannot be analysed ({type(error).__name__}: {(str(error) or '-').splitlines()[0]})"
+
+
+class Origin(NamedTuple):
+    """The tensor that a view is traced back to.
+
+    Attributes:
+        shape: its sizes. features: its dimensions that a layer's weight made; heads are parts of these.
+        made_by: the function that returned it. source: a weak reference to that function's input.
+    """
+
+    shape: tuple[int, ...]
+    features: tuple[int, ...]
+    made_by: str
+    source: Callable[[], Tensor | None]
+
+
+class Product(NamedTuple):
+    """A product of two tensors that may be queries and keys.
+
+    Attributes:
+        modules: the modules that were running, the innermost first. line: `file:line` of the user's code.
+        inputs: what is known of the two operands.
+        learned: whether one of them is a parameter.
+        heads: the letters of its dimensions that are heads, if the function defines them; None if they have to be
+            traced back to a layer.
+    """
+
+    of: Contraction
+    shape: tuple[int, ...]
+    dtype: Any
+    modules: list[nn.Module]
+    line: str
+    inputs: tuple["Followed | None", "Followed | None"]
+    learned: bool
+    heads: str | None = None
+
+
+class Step(NamedTuple):
+    """One change of the scores between the product and the softmax.
+
+    Attributes:
+        kind: "mul" (by a number), "times" (a tensor), "add" (coef · value), "fill" (coef where value is True), "tanh",
+            "mask" (a headwise mask) or "score" (a headwise score).
+        layout: of the scores at that time, to which `value` broadcasts.
+    """
+
+    kind: str
+    value: Any
+    layout: Layout
+    coef: float = 1.0
+
+
+@dataclass(eq=False)
+class Softmax:
+    """A softmax that was seen; it is reported if no attention comes of it.
+
+    Attributes:
+        dtype: of its result. keys: the factors of its dimension. single: whether that has size 1.
+        kept: what was computed of masks in this forward. reason: why it is no attention, as far as known. done: whether
+            it is part of a call that was reported. nonfinite: whether it may be attention, but has NaN or infinity on
+            one side of the comparison. function: the name of the function of another package that computes
+            the whole attention; "" if none does.
+    """
+
+    modules: list[nn.Module]
+    line: str
+    dtype: torch.dtype
+    kept: dict[Any, Any]
+    keys: tuple[tuple[int, int], ...] = ()
+    single: bool = False
+    reason: str = "its result is not multiplied by values, as in a classifier"
+    done: bool = False
+    nonfinite: bool = False
+    function: str = ""
+
+
+class Answer(NamedTuple):
+    """What a function that computes a whole attention returned, and what takes tensors of its shape to the shape of the
+    result that is compared; None for one that changes nothing."""
+
+    returned: Tensor
+    arrange: Callable[[Tensor], Tensor] | None
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What is known of one tensor.
+
+    Attributes:
+        stage: "input": nothing but its origin; "scores"; "exp" and "total" (the sum of exp), "lse" (its logarithm): of
+            a softmax that is written out; "log": of log_softmax; "weights"; "other": another function than softmax of
+            scores, named by `note`.
+        layout: where its numbers lie in the origin, or in the product.
+        factor: number by which an input was multiplied since its origin.
+        sink: (logits, layout before) where a column was joined to the scores, or numbers were added to the sum of
+            the exponentials. extended: where the column is, if it is still there.
+        outer: (one, other) if it is the product, number by number, of two tensors of different shapes.
+        note: what else was done to weights. lost: why it is not followed any more; "" if it is.
+        own: why the function that computes the whole attention has to be called itself; "" if there is no reason.
+        answer: what that function returned, if it is another tensor than the one that is compared: it had dropout, or
+            another shape.
+    """
+
+    stage: Stage
+    layout: Layout
+    origin: Origin | None = None
+    product: Product | None = None
+    steps: tuple[Step, ...] = ()
+    softmax: Softmax | None = None
+    factor: float = 1.0
+    dropout_p: float = 0.0
+    sink: tuple[Tensor, Layout] | None = None
+    extended: Literal["", "first", "last"] = ""
+    outer: tuple[Tensor, Tensor] | None = None
+    note: str = ""
+    lost: str = ""
+    own: str = ""
+    answer: Answer | None = None
+
+    def but(self, **changes: Any) -> "Followed":
+        """The same with these changes."""
+        new = object.__new__(Followed)  # dataclasses.replace takes ten times as long, and this is done for every call
+        new.__dict__.update(self.__dict__, **changes)
+        return new
+
+
+INPUT = object.__new__(Followed)  # to be changed by `but`, which copies only what is not as in the class
+INPUT.__dict__.update(stage="input", layout=Layout(()))
+
+
+def learned(x: Tensor) -> bool:
+    """Whether it is a parameter, or a view of one, such as its transpose."""
+    return _is_parameter(x) or _is_parameter(x._base)
+
+
+def _is_parameter(x: Tensor | None) -> bool:
+    return x is not None and type(x) is not Tensor and isinstance(x, nn.Parameter)
+
+
+VIEWS = frozenset({
+    "view", "reshape", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "adjoint",
+    "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "reshape_as", "flatten", "unflatten", "unbind", "chunk",
+    "split", "split_with_sizes", "tensor_split", "select", "narrow", "__getitem__", "broadcast_to", "T", "mT", "H",
+    "mH", "slice", "_unsafe_view",
+})  # fmt: skip
+REPEATS = frozenset({"repeat_interleave", "repeat", "tile"})
+SAME = frozenset({
+    "contiguous", "clone", "detach", "float", "double", "half", "bfloat16", "to", "type", "type_as", "cpu", "cuda",
+    "data", "requires_grad_", "alias", "_to_copy",
+})  # fmt: skip
+DERIVED = VIEWS | SAME | {"layer_norm", "rms_norm", "dropout"}  # of the same tokens
+REARRANGED = frozenset({"roll", "flip", "gather", "take_along_dim", "index_select", "sort", "fliplr", "flipud"})
+OTHERS = frozenset({"sigmoid", "relu", "softplus", "elu", "gelu", "silu", "square", "pow", "gumbel_softmax"})
+ARITHMETIC = {
+    "mul": "mul", "multiply": "mul", "__mul__": "mul", "__rmul__": "mul", "div": "div", "divide": "div",
+    "true_divide": "div", "__truediv__": "div", "add": "add", "__add__": "add", "__radd__": "add", "sub": "sub",
+    "subtract": "sub", "__sub__": "sub", "__rsub__": "rsub", "rsub": "rsub", "neg": "neg",
+}  # fmt: skip
+LAYERS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
+SOFTMAX = frozenset({
+    "softmax", "log_softmax", "special_softmax", "special_log_softmax", "_softmax", "_log_softmax",
+})  # fmt: skip
+RETURN_OTHERS = VIEWS | {"topk", "sort", "kthvalue", "__setitem__"}  # something else than one tensor
+OPAQUE = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})  # PyTorch's
+IGNORED = frozenset({
+    "dim", "size", "numel", "is_floating_point", "stride", "__set__", "__len__", "zeros_like", "ones_like",
+    "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty",
+})  # fmt: skip
+REDUCTIONS = frozenset({"sum", "mean", "max", "min", "amax", "amin", "std", "var", "norm", "any", "all", "argmax"})
+
+
+def steps_of(
+    kind: str, here: Layout, other: Any, kwargs: dict[str, Any], args: Sequence[Any], swapped: bool
+) -> tuple[Step, ...] | None:  # fmt: skip
+    """What a function does to scores, as steps; None if it is none that is known."""
+    number, tensor = isinstance(other, int | float), isinstance(other, Tensor)
+    if kind == "tanh":
+        return (Step("tanh", None, here),)
+    if kind == "neg":
+        return (Step("mul", -1.0, here),)
+    if kind == "masked_fill":
+        value = args[2] if len(args) > 2 else kwargs.get("value")
+        return (Step("fill", other, here, float(value)),) if tensor and value is not None else None
+    if kind in ("mul", "div") and (number or tensor):
+        if number:
+            return (Step("mul", float(other if kind == "mul" else 1 / other), here),) if other else None
+        if kind == "div" and swapped:
+            return None
+        if kind == "div":
+            # By a root, as a tensor of another dtype than the scores: its reciprocal would be rounded in it.
+            other = (other if other.ndim or other.requires_grad else other.double()).reciprocal()
+        return (Step("times", other, here),)
+    if kind in ("add", "sub", "rsub") and (number or tensor):
+        alpha = float(kwargs.get("alpha", 1.0)) * (1.0 if kind == "add" else -1.0)
+        if (kind == "sub" and swapped) or (kind == "rsub" and not swapped):
+            return Step("mul", -1.0, here), Step("add", other, here)
+        return (Step("add", other, here, alpha),) if tensor else ()
+    return None
+
+
+def drops(place: str, args: Sequence[Any]) -> bool:
+    """Whether an index that leaves out one of the last axis is all but the "first" or the "last"."""
+    if len(args) > 2 and all(isinstance(x, int) for x in args[:3]):  # aten.slice(x, dim, start, end)
+        return bool(args[1] == (place == "first"))
+    index = args[0] if args else None
+    last = index[-1] if isinstance(index, tuple) else index
+    if not isinstance(last, slice) or last.step not in (None, 1):
+        return False
+    return last.start == 1 and last.stop is None if place == "first" else last.start in (None, 0) and last.stop == -1
+
+
+def turns_nan_into_0(kind: str, other: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether it is nan_to_num with 0 for NaN; weights have no infinity. other: its second argument."""
+    nan = kwargs.get("nan", other)
+    return kind == "nan_to_num" and (nan is None or (isinstance(nan, int | float) and nan == 0))
+
+
+def dropout_of(before: float, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
+    """The probability that a number was dropped, after another call of dropout."""
+    p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    active = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
+    return 1 - (1 - before) * (1 - float(p)) if active else before
+
+
+def opaque(name: str) -> bool:
+    """Whether the operator of this name computes a whole attention, unless it is one that is followed."""
+    return ("attention" in name or "attn" in name) and name != "scaled_dot_product_attention"
+
 
 # Called with a product of weights and values: the product, what is known of the weights, which operand they are, the
 # operand of the first product that holds the keys, and the result.

@@ -6,13 +6,12 @@ certified places are `Deferred`: tensors that are written down and not computed.
 too, until they are multiplied by values; then `attend` computes the result. Whatever else reads a deferred tensor gets
 exactly the numbers that the code would have computed, and the call is computed by its own code.
 
-deferred     tensors that are not computed     deferring  the mode that defers, and computes
-replacement  the passes of a model             certifying   a pass in which everything is compared
-certificate  what that returns                 remarks      what is unusual in an attention
+deferred     tensors that are not computed, and the mode that defers
+certifying   a pass in which everything is compared, what it returns, and remarks
+replacement  the passes of a model
 """
 
-from headwise.models.replace.certificate import Certificate, Verdict
-from headwise.models.replace.certifying import certify
+from headwise.models.replace.certifying import Certificate, Verdict, certify
 from headwise.models.replace.replacement import Replacement
 
 __all__ = ["Certificate", "Replacement", "Verdict", "certify"]

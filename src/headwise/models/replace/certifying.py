@@ -1,6 +1,8 @@
-"""`certify(model, batch)`: which attention of a model is the same function as `attend`, and what is different."""
+"""The pass in which recognised attention is computed both ways: what it certifies, and what is remarked."""
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,22 +12,168 @@ from headwise.attention import attend
 from headwise.errors import ConfigError
 from headwise.events import within
 from headwise.map import AttentionMap
-from headwise.models.batches import arguments
 from headwise.models.difference import Difference, difference
+from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.axes import are_of, own_dims
-from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Step, unexpected
 from headwise.models.recognise.following import following
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.multiplied import summed_factors
 from headwise.models.recognise.products import Contraction
-from headwise.models.recognise.recogniser import explained, not_followed, nothing
+from headwise.models.recognise.publisher import explained, not_followed, nothing
 from headwise.models.recognise.report import named
-from headwise.models.recognise.scores import HIDES
-from headwise.models.recognise.tracked import Tracked
-from headwise.models.replace.certificate import Certificate, Verdict
-from headwise.models.replace.remarks import remarks_of
+from headwise.models.recognise.scores import HIDES, named_mask
+from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, Step, Tracked, unexpected
 from headwise.rule import own_dtypes
+from headwise.table.show import as_html, as_text
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One attention of a model, or something close to it, beside `attend`.
+
+    Attributes:
+        name: the module's qualified name; name#2, name#3, … from its second call on.
+        same: whether it is the same function, so that `attach` computes it, unless a remark says that it keeps a
+            function of another package.
+        function: the call of `attend` that it is, or is closest to; "" if there is none.
+        reason: what is different, if it is not the same.
+        difference: the largest relative difference between a row of its result and that of `function`; ∞ where one of
+            both is NaN, NaN if both are everywhere; None if there is no such call. allowed: the largest that rounding
+            explains.
+        gradients: the largest relative difference of the gradients of queries, keys and values, in the Frobenius norm;
+            None if they were not compared: with dropout, or where gradients are not recorded; NaN if they are NaN.
+        remarks: what is unusual, though it may be intended: another scale, an inverted mask, fully masked queries,
+            rows that are NaN or infinite on both sides, which were not compared.
+        line: `file:line` of the code.
+    """
+
+    name: str
+    same: bool
+    function: str
+    reason: str
+    difference: float | None
+    allowed: float | None
+    gradients: float | None
+    remarks: tuple[str, ...]
+    line: str
+
+    def __str__(self) -> str:
+        what = f"the same function as {self.function}" if self.same else self.reason
+        return "; ".join((f"{self.name or '(the model)'}: {what}", *self.remarks))
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate(Sequence[Verdict]):
+    """The attention of a model, call by call; it prints itself as a table.
+
+    Attributes:
+        verdicts: in the order of the pass; what is no attention comes last.
+        output: what the model returned.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    output: object
+
+    @property
+    def same(self) -> bool:
+        """Whether every attention is the same function as a call of `attend`; what is no attention does not count."""
+        return all(one.same for one in self.verdicts if one.function or one.same)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A verdict by its number or by its name."""
+        if isinstance(index, str):
+            return {one.name: one for one in reversed(self.verdicts)}[index]
+        return self.verdicts[index]
+
+    def __len__(self) -> int:
+        return len(self.verdicts)
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return iter(self.verdicts)
+
+    def __repr__(self) -> str:
+        return as_text(_HEAD, [_row(one) for one in self.verdicts], words=2, gap="  ") + "".join(
+            f"\n{note}" for note in self._notes()
+        )
+
+    def _repr_html_(self) -> str:
+        return as_html(_HEAD, [_row(one) for one in self.verdicts], notes=self._notes())
+
+    def _notes(self) -> list[str]:
+        """What is different, and remarks, with the line of the code."""
+        found = []
+        for one in self.verdicts:
+            place = f" ({Path(one.line).name})" if one.line else ""
+            said = [*([] if one.same else [one.reason]), *one.remarks]
+            found += [f"{one.name or '(the model)'}{place}: {what}" for what in said]
+        return list(dict.fromkeys(found))
+
+
+_HEAD = ["module", "verdict", "largest difference", "of gradients"]
+
+
+def _row(one: Verdict) -> list[str]:
+    if one.same:
+        what = f"the same function as {one.function}"
+    elif not one.function:
+        what = "no softmax attention, or not followed"
+    elif one.difference is not None and one.difference != one.difference:
+        what = f"NaN or infinite, so that it was not compared with {one.function}"
+    elif one.difference is not None and one.allowed is not None and one.difference <= one.allowed:
+        what = f"equal here, but not the same function as {one.function}"
+    else:
+        what = f"differs from {one.function}"
+    numbers = ("–" if x is None else f"{x:.1g}" for x in (one.difference, one.gradients))
+    return [one.name or "(the model)", what, *numbers]
+
+
+LARGEST = 1 << 22  # cells of a mask that are looked at
+
+
+def remarks_of(a: Attention, amap: AttentionMap) -> tuple[str, ...]:
+    """Another scale than 1/√d, a mask that may be inverted, fully masked queries, dropout."""
+    return tuple(_remarks(a, amap))
+
+
+def _remarks(a: Attention, amap: AttentionMap) -> Iterator[str]:
+    d = a.q.shape[3]
+    usual = d**-0.5
+    if abs(a.scale / usual - 1) > 4 * torch.finfo(a.dtype).eps:
+        yield f"its scale is {a.scale:.4g}, not 1/√{d} = {usual:.4g}" + (": there is none" if a.scale == 1 else "")
+    yield from _of_mask(a, amap)
+    if a.dropout_p:
+        yield f"a share of {a.dropout_p:g} of its weights is dropped; headwise drops others, with the same probability"
+
+
+def _of_mask(a: Attention, amap: AttentionMap) -> Iterator[str]:
+    b, h, n, m = amap.shape
+    hidden = amap.lse == -torch.inf
+    if a.mask is not None and n > 1 and b * n * m <= LARGEST:
+        allowed = a.mask.to_dense(n, m, batch=b, heads=h).expand(b, h, n, m)
+        opposite = named_mask(~allowed, (b, h, n, m))
+        if repr(opposite) == "Causal()":
+            yield "queries attend to exactly the keys that Causal() masks: its mask may be inverted"
+        elif n == m and bool(allowed.tril(-1).any()) and not bool(allowed.diagonal(dim1=2, dim2=3).any()):
+            yield "no query attends to its own key"
+    if bool(hidden.any()):
+        count = int(hidden.any(1).sum())
+        what = _result(a, hidden)
+        yield f"{count} fully masked quer{'y' if count == 1 else 'ies'}: their result is {what}, where attend returns 0"
+
+
+def _result(a: Attention, hidden: Tensor) -> str:
+    """What the code computes for fully masked queries."""
+    found = a.out.detach()[hidden]
+    if not bool(found.isfinite().all()):
+        return "NaN, and so are gradients"
+    if not bool(found.any()):
+        return "0"
+    group = a.out.shape[1] // a.v.shape[1]
+    mean = a.v.detach().mean(2, keepdim=True).repeat_interleave(group, 1).expand_as(a.out)[hidden]
+    if torch.allclose(found, mean.to(found), rtol=1e-2, atol=1e-3 * float(found.abs().max())):
+        return "the mean of all values, as they are masked with a finite number"
+    return "a mean of the values"
 
 
 def certify(model: nn.Module, batch: Any) -> Certificate:

@@ -1,19 +1,22 @@
-"""Scores and weights that are written down, and computed only if something other than attention reads them."""
+"""Tensors without numbers in the place of products of queries and keys, and the mode that makes them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from headwise.errors import ConfigError
-from headwise.models.adapters.lazy import LazyTensor
-from headwise.models.recognise.layout import Layout
-from headwise.models.recognise.products import NAMES as PRODUCTS
+from headwise.models.adapters.weights import LazyTensor
+from headwise.models.recognise.following import Following, name_of
+from headwise.models.recognise.frames import modules_in_call, user_line
+from headwise.models.recognise.libraries.base import FusedCall, Library
+from headwise.models.recognise.products import NAMES as PRODUCTS, Layout, merged
+from headwise.models.recognise.tracked import ARITHMETIC, SAME, SOFTMAX, VIEWS, Followed, Tracked
 
 _OWN_FLOAT32 = frozenset({"softmax", "log_softmax", "exp", "sum", "logsumexp"})  # under autocast on a GPU
 
@@ -223,3 +226,237 @@ def _as_then(settings: tuple[Any, ...]) -> Iterator[None]:
         if enabled != torch.is_autocast_enabled(kind) or enabled:
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
         yield
+
+
+Place = tuple[nn.Module | None, str]  # the innermost module that computes a product, and the line of the user's code
+FUSED = "scaled_dot_product_attention"
+_KINDS = frozenset(
+    {
+        *ARITHMETIC,
+        *VIEWS,
+        *SAME,
+        *SOFTMAX,
+        "masked_fill",
+        "where",
+        "tanh",
+        "exp",
+        "dropout",
+        "cat",
+        "concat",
+        "nan_to_num",
+    }
+)
+_REDUCTIONS = frozenset({"max", "amax", "sum", "logsumexp"})
+_LIKE = frozenset({"type_as", "view_as", "expand_as", "reshape_as", "to"})  # read no numbers of the second argument
+_NEVER = frozenset({"data", "requires_grad_", "cpu", "cuda", "set_"})
+
+
+class Deferring(Following):
+    """Follows tensors. Products at certified places, and what is made of them, are `Deferred` until they are multiplied
+    by values.
+
+    Attributes:
+        certified: the places. deferred: those of them where a product was deferred.
+        edited: the result of the function that is being called, computed with edits after it was compared; None.
+    """
+
+    certified: frozenset[Place] = frozenset()
+
+    def __init__(self, seen: Tracked) -> None:
+        super().__init__(seen)
+        self.live: WeakSet[Deferred] = WeakSet()
+        self.deferred: set[Place] = set()
+        self.dropout_p = 0.0  # of the fused function that is being computed
+        self.resolved: Tensor | None = None
+        self.edited: Tensor | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = name_of(func)
+        if name == FUSED and self.certified and place_here(self.seen) in self.certified:
+            found = self._fused(func, types, args, kwargs)
+            if found is not None:
+                return found
+        out = self._with_edits(super().__torch_function__(func, types, args, kwargs))
+        if isinstance(out, Deferred) and (out.made or (out.made_by in PRODUCTS and out.parents)):
+            return out.dense()  # computed by attend, or a product that turned out to be something else
+        return out
+
+    def call(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if not self.certified:
+            return func(*args, **kwargs)
+        if name == FUSED and self.resolved is not None:
+            return self.resolved
+        lazy = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Deferred) and not x.made]
+        if changes_in_place(name, args, kwargs):
+            return self._in_place(func, args, kwargs, bool(lazy))
+        if not lazy:
+            if name in PRODUCTS and (place := place_here(self.seen)) in self.certified:
+                self.deferred.add(place)
+                return self._deferred(name, func, args, kwargs)
+            return func(*args, **kwargs)
+        if name == "_assert_tensor_metadata":  # of exported graphs; shape and dtype are what they were
+            return None
+        if name in _LIKE and lazy[0] is not args[0]:
+            return func(*tree_map(_form, tuple(args)), **tree_map(_form, kwargs))
+        if name in _NEVER or not (name in PRODUCTS or name in _KINDS or self._reduces(name, lazy[0])):
+            return func(*args, **kwargs)
+        for other in lazy[1:]:
+            known = self.seen.known(other)
+            if other is lazy[0] or other.reduced is not None or name in _LIKE:
+                continue
+            if known is None or known.stage not in ("total", "lse"):
+                made = other.dense()
+                args, kwargs = tree_map(lambda x, old=other, new=made: new if x is old else x, (tuple(args), kwargs))
+        return self._deferred(name, func, args, kwargs, lazy[0])
+
+    def instead(self, library: Library, name: str, function: Callable[..., Any], given: dict[str, Any]) -> Any:
+        """The result of a function of another package as `attend` computes it, or None."""
+        if not self.certified or place_here(self.seen) not in self.certified:
+            return None
+        self.resolved = library.output(given)
+        try:
+            call = self.note(library, name, function, given, self.resolved)
+            made = self.resolved
+        finally:
+            self.resolved = None
+        if call is None or made.is_meta:
+            return None
+        made = made.reshape(call.out.shape)
+        return made if call.restore is None else call.restore(made)
+
+    def after(self, call: FusedCall | None, out: Any) -> Any:
+        """What a function of another package returned, or its result with edits."""
+        if call is None or call.restore is None:
+            return self._with_edits(out)
+        restored = None if self.edited is None else call.restore(self.edited.reshape(call.out.shape))
+        self.edited = None
+        return out if restored is None else restored
+
+    def _with_edits(self, out: Any) -> Any:
+        made, self.edited = self.edited, None
+        return out if made is None else made.reshape(out.shape)
+
+    def _deferred(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
+        of: Deferred | None = None,
+    ) -> Any:  # fmt: skip
+        found = deferred(name, func, args, kwargs)
+        if found is None:
+            return func(*args, **kwargs)
+        known = self.seen.known(of)
+        for x in found if isinstance(found, tuple) else (found,):
+            self.live.add(x)
+            if of is None:
+                continue
+            if name in VIEWS or name in SAME:
+                x.alias = of.viewed = name != "clone"
+                x.reduced = of.reduced if name in SAME else None
+            elif name in _REDUCTIONS and known is not None:
+                x.reduced = known.layout, _dims(args, kwargs, of.ndim)
+        return found
+
+    def _reduces(self, name: str, x: Deferred) -> bool:
+        known = self.seen.known(x)
+        return name in _REDUCTIONS and known is not None and known.stage in ("scores", "exp")
+
+    def _in_place(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], lazy: bool) -> Any:
+        """A function that changes its first argument, or `out`."""
+        target: Any = kwargs.get("out", args[0] if args else None)
+        name = name_of(func).strip("_")
+        simple = name in _KINDS or "__" + name.removeprefix("i") + "__" in _KINDS
+        own = isinstance(target, Deferred) and not (target.made or target.alias or target.viewed)
+        if own and simple and target is args[0] and not kwargs.get("inplace"):
+            for other in args[1:]:
+                if isinstance(other, Deferred) and other.reduced is None:
+                    other.dense()
+            self.live.add(target.rewrite(func, args, kwargs))
+            return target
+        for x in list(self.live):
+            if not x.made and (lazy or any(_shares(target, leaf) for leaf in x.leaves())):
+                x.dense()
+        return func(*args, **kwargs)
+
+    def _fused(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+        """The result of the fused function as `attend` computes it, or None."""
+        args, kwargs = tree_map(_number, tuple(args)), tree_map(_number, kwargs)
+        found = deferred(FUSED, func, args, kwargs)
+        if not isinstance(found, Deferred):
+            return None
+        args, self.dropout_p = list(args), float(kwargs.pop("dropout_p", 0.0) or 0.0)
+        if len(args) > 4:
+            args[4], self.dropout_p = 0.0, float(args[4] or 0.0)
+        shape = tuple(found.shape)
+        self.resolved = torch.empty(shape, dtype=found.dtype, device="meta")
+        try:
+            super().__torch_function__(func, types, args, kwargs)
+            made = self.resolved
+        finally:
+            self.dropout_p, self.resolved = 0.0, None
+        return None if made.is_meta else made.reshape(shape)
+
+
+def place_here(seen: Tracked) -> Place:
+    """The module and line that call a function now."""
+    running = modules_in_call(seen.modules)
+    return (running[0] if running else None), user_line()
+
+
+def place_of(x: Followed) -> Place:
+    """The module and line that computed the product of queries and keys."""
+    assert x.product is not None
+    return (x.product.modules[0] if x.product.modules else None), x.product.line
+
+
+def without_shifts(x: Followed) -> Followed | None:
+    """The same without deferred numbers that are added to all keys of a query; None if they differ between keys."""
+    steps = []
+    assert x.softmax is not None
+    for step in x.steps:
+        value = step.value
+        if not isinstance(value, Deferred) or value.made:
+            steps.append(step._replace(value=value.dense()) if isinstance(value, Deferred) else step)
+            continue
+        if step.kind != "add" or value.reduced is None:
+            return None
+        layout, dims = value.reduced
+        over = merged(sorted((factor for i in dims for factor in layout.dims[i]), key=lambda factor: -factor[1]))
+        if value.numel() > 1 and over != x.softmax.keys:
+            return None
+    return x.but(steps=tuple(steps))
+
+
+def changes_in_place(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a function changes one of its arguments."""
+    if "out" in kwargs or kwargs.get("inplace") or name == "__setitem__":
+        return True
+    if name in ("dropout", "relu", "threshold", "leaky_relu", "elu", "silu") and len(args) > 3 and args[3] is True:
+        return True
+    if name.startswith("__"):
+        return name.startswith("__i") and "__" + name[3:] in ARITHMETIC
+    return name.endswith("_") and name != "requires_grad_"
+
+
+def _dims(args: Sequence[Any], kwargs: dict[str, Any], ndim: int) -> tuple[int, ...]:
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    dims = range(ndim) if dim is None else dim if isinstance(dim, tuple | list) else (dim,)
+    return tuple(one % ndim for one in dims)
+
+
+def _shares(x: Any, y: Tensor) -> bool:
+    if not isinstance(x, Tensor) or isinstance(x, Deferred):
+        return False
+    return x.untyped_storage()._cdata == y.untyped_storage()._cdata
+
+
+def _form(x: Any) -> Any:
+    """Of what is not computed, a tensor of the same shape, dtype and device, without memory for its numbers."""
+    if not isinstance(x, Deferred) or x.made:
+        return x
+    return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
+
+
+def _number(x: Any) -> Any:
+    return x.dense() if isinstance(x, Deferred) else x

@@ -14,17 +14,14 @@ from headwise import events
 from headwise.attention import attend, attend_to
 from headwise.errors import ConfigError, warn
 from headwise.events import here as settings, in_backward, subscribers_of
-from headwise.models.batches import arguments
+from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import assembled, names
-from headwise.models.recognise.compiled import compile_with, not_in_one_graph, uncompiled
-from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, NotFinite, unexpected
-from headwise.models.recognise.following import following
+from headwise.models.recognise.following import compile_with, following, not_in_one_graph, uncompiled
 from headwise.models.recognise.frames import in_checkpoint, is_outermost, modules_in_call
 from headwise.models.recognise.products import Contraction
-from headwise.models.recognise.recogniser import explained, nothing
-from headwise.models.recognise.tracked import Tracked
-from headwise.models.replace.deferred import Deferred
-from headwise.models.replace.deferring import Deferring, Place, place_of, without_shifts
+from headwise.models.recognise.publisher import explained, nothing
+from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, NotFinite, Tracked, unexpected
+from headwise.models.replace.deferred import Deferred, Deferring, Place, place_of, without_shifts
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
 

@@ -5,13 +5,11 @@ queries, keys and values of head i depend on these outputs of a linear map and o
 output projection receives are exactly those of the heads, in their order. Which attributes hold the number of heads
 is found by removing a head and comparing the module with the one in which that head is masked.
 
-known    what is known of a module; kind: its kind   tracing  the forward pass in which it is found
-slices   derivatives as slices of parameters         arrival  the projection that receives the heads
-sizes    attributes that hold numbers of heads            widths   code that takes the width of all heads from its input
-shared   maps that repeat KV heads for code that does not
+kind     the kind: what is known of a module, its slices of parameters, and maps that repeat KV heads
+tracing  the forward pass in which it is found, and the projection that receives the heads
+sizes    attributes that hold numbers of heads
 """
 
-from headwise.models.traced.kind import TracedKind
-from headwise.models.traced.known import Traced
+from headwise.models.traced.kind import Traced, TracedKind
 
 __all__ = ["Traced", "TracedKind"]

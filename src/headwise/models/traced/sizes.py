@@ -13,13 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.models.difference import difference
 from headwise.models.recognise.frames import line_of_error
-from headwise.models.resizing import pick_heads
-from headwise.models.site import HeadSite
+from headwise.models.site import HeadSite, pick_heads
 from headwise.models.taps import scale_heads
-from headwise.models.traced.kind import TracedKind
-from headwise.models.traced.known import ROLES, TRACED, Traced, value_of
-from headwise.models.traced.shared import SharedMaps, can_share
-from headwise.models.traced.widths import WIDTH
+from headwise.models.traced.kind import ROLES, TRACED, WIDTH, SharedMaps, Traced, TracedKind, can_share, value_of
 
 TRIES = 128  # assignments of roles to attributes
 Size = tuple[nn.Module, str, str]  # module, attribute, role

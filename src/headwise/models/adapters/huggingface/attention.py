@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
 from headwise.mask_tensors import both, of_additive, of_boolean
 from headwise.masks import Causal, Documents, Grid, Mask, Span, Window, is_causal as mask_is_causal
-from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
+from headwise.models.adapters.huggingface.library import Position, crosses, position_of
+from headwise.models.adapters.huggingface.masks import MaskTensor
 from headwise.models.adapters.huggingface.own import computed_by_model, former, own_function, passes_by_name, uses
-from headwise.models.adapters.huggingface.positions import Position, crosses, position_of
 from headwise.models.adapters.weights import AttentionWeights
 from headwise.publishing import attended
 from headwise.rule import Rule

@@ -1,7 +1,9 @@
-"""The mask function that transformers calls for attn_implementation="headwise": a `MaskTensor` in O(n) memory."""
+"""Masks of transformers as masks of headwise."""
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
+from operator import and_, or_
 from typing import Any
 
 import torch
@@ -9,11 +11,202 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from headwise.mask_tensors import both, of_boolean, of_padding
-from headwise.masks import Everything, Grid, Mask, Span, is_causal
-from headwise.models.adapters.huggingface.library import library
-from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
-from headwise.models.adapters.huggingface.patterns import MaskFunction, Place, Unknown, read
-from headwise.models.adapters.huggingface.positions import Position
+from headwise.masks import Causal, Documents, Everything, Grid, Mask, Span, Window, is_causal
+from headwise.models.adapters.huggingface.library import Position, library
+from headwise.models.adapters.weights import LazyTensor
+
+
+class MaskTensor(LazyTensor):
+    """The floating [b, 1, n, m] that attn_implementation="eager" adds to scores, 0 = may attend, as a headwise `Mask`.
+
+    It takes no n×m memory while a model only passes it on. A model that computes with it gets the tensor that eager
+    attention would get, computed then; every result is an ordinary tensor.
+
+    Attributes:
+        mask: over the first `position.keys` of the m keys; None for everything. The rest, unfilled entries of a cache
+            of fixed size, are hidden from all queries.
+        position: where the queries and these keys are.
+    """
+
+    mask: Mask | None
+    position: Position
+
+    @staticmethod
+    def __new__(
+        cls: type["MaskTensor"],
+        mask: Mask | None,
+        shape: tuple[int, int, int],
+        position: Position,
+        device: Any,
+        dtype: torch.dtype,
+        eager: Callable[[], Tensor],
+    ) -> Any:
+        b, n, m = shape
+        return LazyTensor.empty_shell(cls, (b, 1, n, m), dtype, torch.device(device))
+
+    def __init__(
+        self,
+        mask: Mask | None,
+        shape: tuple[int, int, int],
+        position: Position,
+        device: Any,
+        dtype: torch.dtype,
+        eager: Callable[[], Tensor],
+    ) -> None:
+        """
+        Args:
+            shape: b, n, m.
+            eager: computes the dense tensor.
+        """
+        self.mask, self.position, self._eager = mask, position, eager
+
+    def make(self) -> Tensor:
+        with torch.inference_mode(False):  # tensors of inference mode have no version counter
+            return self._eager()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.to and isinstance(args[0], MaskTensor):  # called by code that moves all inputs of a model
+            small = torch.empty(0, dtype=args[0].dtype, device=args[0].device)
+            if small.to(*args[1:], **(kwargs or {})) is small:
+                return args[0]
+        if func is Tensor.contiguous and isinstance(args[0], MaskTensor) and not args[0].made:
+            return args[0]  # called by generation with caches of a fixed size
+        return super().__torch_function__(func, types, args, kwargs)
+
+    @property
+    def origin(self) -> str:
+        return "everything" if self.mask is None else repr(self.mask)
+
+
+MaskFunction = Callable[..., Tensor]
+
+
+class Unknown(Exception):
+    """Raised for a mask function that is not recognised."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The positions of the keys of a call for mask functions: [offset, offset + keys)."""
+
+    offset: int
+    keys: int
+
+
+def read(function: MaskFunction, place: Place) -> Mask:
+    """The mask of a function over these keys, for queries aligned to their end.
+
+    Raises:
+        Unknown: if the function is not recognised.
+    """
+    makers = _makers()
+    code = getattr(function, "__code__", None)
+    reader = makers.get(code)
+    if reader is None:
+        raise Unknown(f"{getattr(function, '__qualname__', function)!r} is not one of transformers' own")
+    return reader(_free(function), place)
+
+
+def _free(function: Any) -> dict[str, Any]:
+    return {
+        name: cell.cell_contents
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    }
+
+
+def _read_and(free: dict[str, Any], place: Place) -> Mask:
+    functions = list(free["mask_functions"])
+    packed = [f for f in functions if _is(f, "packed_sequence_mask_function")]
+    moved = [f for f in functions if _is(f, "remap_positions_for_packed_sequence")]
+    if moved:
+        # Within a sequence, positions differ as indices do, so for separate sequences indices are sufficient.
+        if len(packed) != 1 or len(moved) != 1:
+            raise Unknown("positions of packed sequences without the sequences")
+        ids, inner = _free(packed[0])["packed_sequence_mask"], _free(moved[0])
+        positions = inner["position_ids"].expand(len(ids), -1)
+        together = ids[:, 1:] == ids[:, :-1]
+        if ids.shape[1] != place.keys or not bool((positions.diff() == 1)[together].all()):
+            raise Unknown("positions that jump inside a packed sequence")
+        functions = [inner["mask_function"] if f is moved[0] else f for f in functions]
+    return reduce(and_, (read(f, place) for f in functions))
+
+
+def _read_or(free: dict[str, Any], place: Place) -> Mask:
+    return reduce(or_, (read(f, place) for f in free["mask_functions"]))
+
+
+def _read_window(free: dict[str, Any], place: Place) -> Mask:
+    return Window(free["sliding_window"], right=place.keys)  # it does not restrict keys after the query
+
+
+def _read_both_sides(free: dict[str, Any], place: Place) -> Mask:
+    return Window(free["sliding_window"] + 1, right=free["sliding_window"])
+
+
+def _read_packed(free: dict[str, Any], place: Place) -> Mask:
+    return _documents(free["packed_sequence_mask"], place)
+
+
+def _read_blocks(free: dict[str, Any], place: Place) -> Mask:
+    return _documents(free["block_sequence_ids"], place)
+
+
+def _documents(ids: Tensor, place: Place) -> Mask:
+    ids = ids[:, place.offset : place.offset + place.keys]
+    if ids.shape[1] != place.keys:
+        raise Unknown("sequences of fewer tokens than there are keys")
+    return Documents(ids)
+
+
+Reader = Callable[[dict[str, Any], Place], Mask]
+# Factory → its arguments for verification, and the reader of its closures. Without arguments: the function itself.
+_READERS: dict[str, tuple[Callable[[], tuple[Any, ...]] | None, Reader]] = {
+    "causal_mask_function": (None, lambda free, place: Causal()),
+    "bidirectional_mask_function": (None, lambda free, place: Everything()),
+    "sliding_window_overlay": (lambda: (3,), _read_window),
+    "sliding_window_bidirectional_overlay": (lambda: (3,), _read_both_sides),
+    "packed_sequence_mask_function": (lambda: (torch.tensor([[0, 0, 1, 1, 1, 2, 2]]),), _read_packed),
+    "blockwise_overlay": (lambda: (torch.tensor([[-1, 4, 4, -1, 2, 2, -1]]),), _read_blocks),
+}
+_JOINS: dict[str, Reader] = {"and_masks": _read_and, "or_masks": _read_or}
+
+
+@lru_cache(maxsize=1)
+def _makers() -> dict[Any, Reader]:
+    """Code object → reader of the closures that have it, for verified factories."""
+    theirs = library("masking_utils")
+    makers: dict[Any, Reader] = {}
+    for name, (arguments, reader) in _READERS.items():
+        maker = getattr(theirs, name, None)
+        function = maker if arguments is None or maker is None else maker(*arguments())
+        if function is not None and _agrees(function, reader):
+            makers[function.__code__] = reader
+    for name, reader in _JOINS.items():
+        maker = getattr(theirs, name, None)
+        if maker is not None:
+            makers[maker(theirs.causal_mask_function).__code__] = reader
+    return makers
+
+
+def _agrees(function: Any, reader: Reader) -> bool:
+    """Whether a function and its mask allow the same cells of a small matrix."""
+    size = 7
+    i = torch.arange(size)
+    try:
+        mask = reader(_free(function), Place(0, size))
+    except (KeyError, Unknown):
+        return False
+    theirs = function(i[:1, None, None, None], i[None, :1, None, None], i[:, None], i[None, :])
+    ours = mask.allowed(i, i, Grid(1, 1, size, size))
+    return torch.equal(theirs.expand(1, 1, size, size), ours.expand(1, 1, size, size))
+
+
+def _is(function: Any, maker: str) -> bool:
+    qualified = getattr(function, "__qualname__", "")
+    return qualified.startswith(f"{maker}.") and getattr(function, "__module__", "") == "transformers.masking_utils"
 
 
 def make_mask(

@@ -14,8 +14,7 @@ from headwise.errors import HeadwiseError
 from headwise.map import AttentionMap
 from headwise.mask_tensors import both, of_boolean
 from headwise.masks import Everything, Grid, Mask
-from headwise.models.adapters.huggingface.library import library
-from headwise.models.adapters.huggingface.positions import Position
+from headwise.models.adapters.huggingface.library import Position, library
 from headwise.publishing import attended, left_to_own_code
 from headwise.publishing.tokens import renamed
 from headwise.rule import Rule

@@ -8,8 +8,7 @@ from torch import nn
 
 from headwise.errors import ConfigError
 from headwise.models.adapters.huggingface.attention import attention_forward
-from headwise.models.adapters.huggingface.interface import calls_interface, left_out
-from headwise.models.adapters.huggingface.library import library
+from headwise.models.adapters.huggingface.library import calls_interface, left_out, library
 from headwise.models.adapters.huggingface.masks import make_mask
 from headwise.models.adapters.huggingface.own import FORMER
 

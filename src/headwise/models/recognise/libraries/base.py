@@ -1,18 +1,23 @@
-"""A call of a function that computes a whole attention, as the chain of operations that it computes."""
+"""Functions of other packages that compute a whole attention: how they are described, and called wherever they were
+imported; and what functions of positions read beside their arguments."""
 
-from collections.abc import Callable
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
 from headwise.masks import Mask
-from headwise.models.recognise.followed import INPUT, Answer, Followed, Product, Softmax, Step
-from headwise.models.recognise.layout import views, whole
-from headwise.models.recognise.products import Contraction
-from headwise.models.recognise.tracked import Tracked
+from headwise.models.recognise.products import Contraction, views, whole
+from headwise.models.recognise.tracked import INPUT, Answer, Followed, Product, Softmax, Step, Tracked
 
 
 @dataclass(frozen=True)
@@ -170,3 +175,163 @@ def _grouped(call: FusedCall, known: Followed | None) -> tuple[FusedCall, Follow
         plain=None if plain is None else lambda: plain().unflatten(head, sizes),
         returned=call.out if call.returned is None else call.returned, arrange=split,
     ), known  # fmt: skip
+
+
+_OnCall = Callable[[str, str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+_lock = Lock()
+_originals: dict[str, tuple[Any, types.FunctionType, _OnCall, int]] = {}  # function, as it was, callback, users
+
+
+def _instead(*args: Any, **kwargs: Any) -> Any:
+
+    return called("KEY", args, kwargs)
+
+
+def called(key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the function of this key, by way of the callback."""
+    _, original, on_call, _ = _originals[key]
+    module, _, name = key.rpartition(".")
+    return on_call(module, name, original, args, kwargs)
+
+
+@contextmanager
+def intercepted(names: list[tuple[str, str]], on_call: _OnCall) -> Iterator[None]:
+    """Within it, a call of one of these functions, in any thread, is on_call(module, name, function as it was, args,
+    kwargs).
+
+    Args:
+        names: modules and the names of functions of Python in them; what is not imported, or not there, is left out.
+    """
+    entered: list[str] = []
+    try:
+        with _lock:
+            for module, name in names:
+                function = getattr(sys.modules.get(module), name, None)
+                if isinstance(function, types.FunctionType) and not _under_another_name(f"{module}.{name}", function):
+                    _enter(f"{module}.{name}", function, on_call)
+                    entered.append(f"{module}.{name}")
+        yield
+    finally:
+        with _lock:
+            for key in entered:
+                _leave(key)
+
+
+def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, defaults included."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _under_another_name(key: str, function: types.FunctionType) -> bool:
+    return any(at is function and one != key for one, (at, *_) in _originals.items())
+
+
+def _enter(key: str, function: types.FunctionType, on_call: _OnCall) -> None:
+    if key in _originals:
+        at, original, callback, users = _originals[key]
+        _originals[key] = at, original, callback, users + 1
+        return
+    code = function.__code__
+    original = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    original.__kwdefaults__, original.__dict__ = function.__kwdefaults__, function.__dict__
+    _originals[key] = function, original, on_call, 1
+    constants = tuple(key if one == "KEY" else one for one in _instead.__code__.co_consts)
+    function.__code__ = _instead.__code__.replace(co_consts=constants, co_freevars=code.co_freevars)
+
+
+def _leave(key: str) -> None:
+    function, original, on_call, users = _originals[key]
+    if users > 1:
+        _originals[key] = function, original, on_call, users - 1
+        return
+    function.__code__ = original.__code__
+    del _originals[key]
+
+
+Made = TypeVar("Made")
+_PLAIN = (int, float, str, bool, type(None), types.BuiltinFunctionType)
+_FIXED = (
+    "torch",
+    "math",
+    "operator",
+    "builtins",
+)  # packages whose names nobody changes, unlike those of a user's module
+State = tuple[Any, ...]
+
+
+class Kept:
+    """Results by the functions that they were computed from, which are freed with them."""
+
+    def __init__(self) -> None:
+        self._results: WeakKeyDictionary[Callable[..., Any], dict[Any, tuple[State, Any]]] = WeakKeyDictionary()
+
+    def made(
+        self, functions: Sequence[Callable[..., Any] | None], tensors: Sequence[Tensor | None], key: Any,
+        make: Callable[[], Made],
+    ) -> Made:  # fmt: skip
+        """make(), or its result for the same key, if it was computed from these tensors, unchanged, and if these
+        functions have read the same since. The result must not refer to the functions.
+
+        Only plain functions are known to read the same: of numbers, tensors that were not written to, and other plain
+        functions.
+        """
+        given = [one for one in functions if one is not None]
+        states = [*(state_of(one) for one in given), *(_state(one, 1) for one in tensors)]
+        if not given or any(state is None for state in states):
+            return make()
+        state: State = (*(one and ref(one) for one in functions), *states)
+        results = self._results.setdefault(given[0], {})
+        if key in results and results[key][0] == state:
+            found: Made = results[key][1]
+            return found
+        found = make()
+        results[key] = state, found
+        return found
+
+
+def state_of(function: Any, depth: int = 8) -> State | None:
+    """What a function reads beside its arguments; None if that is not known."""
+    if not isinstance(function, types.FunctionType) or not depth:
+        return None
+    values: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    try:
+        values += [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # a cell that is empty so far
+        return None
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+        values += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+    found = tuple(_state(value, depth - 1) for value in values)
+    return None if any(one is None for one in found) else found
+
+
+def _state(value: Any, depth: int) -> Any:
+    if isinstance(value, Tensor):
+        return None if value.is_inference() else (_Same(value), value._version)
+    package = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    fixed = isinstance(value, types.ModuleType | type) and str(package).partition(".")[0] in _FIXED
+    if fixed or isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, tuple | list):
+        parts = tuple(_state(one, depth) for one in value)
+        return None if any(one is None for one in parts) else (type(value), parts)
+    return state_of(value, depth)
+
+
+class _Same:
+    """Equal for one and the same tensor only, which it does not keep."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._of: ReferenceType[Tensor] = ref(x)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._of() is not None and self._of() is other._of()
+
+    def __hash__(self) -> int:
+        return 0

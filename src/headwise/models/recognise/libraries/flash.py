@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Mask
-from headwise.models.recognise.followed import Lost
 from headwise.models.recognise.libraries.base import FusedCall, Library, capped, first_of, masked
 from headwise.models.recognise.libraries.packed import packed, windowed
-from headwise.models.recognise.tracked import Tracked
+from headwise.models.recognise.tracked import Lost, Tracked
 from headwise.scores import ALiBi
 
 # Tensors [b, tokens, …], the mask of packed sequences, and what packs an output again.

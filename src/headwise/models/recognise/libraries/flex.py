@@ -8,11 +8,9 @@ from torch import Tensor
 
 from headwise.fields import for_each_pair
 from headwise.masks import Mask, Span
-from headwise.models.recognise.followed import Lost
-from headwise.models.recognise.libraries.base import FusedCall, Library, capped, first_of, masked
-from headwise.models.recognise.libraries.captured import Kept
-from headwise.models.recognise.masks import Sizes, blocks, mask_of_rows
-from headwise.models.recognise.tracked import Tracked
+from headwise.models.recognise.libraries.base import FusedCall, Kept, Library, capped, first_of, masked
+from headwise.models.recognise.scores import Sizes, blocks, mask_of_rows
+from headwise.models.recognise.tracked import Lost, Tracked
 from headwise.scores import Bias, RelativeBias, Score
 
 _FAR = 1e12  # a score that any soft cap has cut off

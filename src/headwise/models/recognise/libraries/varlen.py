@@ -5,10 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.models.recognise.followed import Lost
 from headwise.models.recognise.libraries.base import FusedCall, Library, first_of, masked
 from headwise.models.recognise.libraries.packed import Packed, packed, windowed
-from headwise.models.recognise.tracked import Tracked
+from headwise.models.recognise.tracked import Lost, Tracked
 
 
 def _varlen(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: Tracked) -> FusedCall:

@@ -1,6 +1,8 @@
-"""All sizes of a model of transformers, by its model type: what `headwise.costs.model` computes its costs from."""
+"""All sizes of a model of transformers, by its model type, of which `headwise.costs.model` computes its costs; and the
+numbers of heads, kept up to date when they change."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -10,16 +12,21 @@ from torch import nn
 from headwise.costs.configs import ModelConfig
 from headwise.errors import ConfigError
 from headwise.models.adapters.huggingface.library import library
-from headwise.models.configuration import decoders, encoder_decoders, encoders, experts, hybrids, sharing
-from headwise.models.configuration.family import Family
-from headwise.models.configuration.keys import num_heads, num_layers, text_part, trained_context, two_stacks, width
-from headwise.models.configuration.windows import chunked
+from headwise.models.configuration import decoders, encoders, hybrids
+from headwise.models.configuration.config import (
+    Family,
+    chunked,
+    num_heads,
+    num_layers,
+    text_part,
+    trained_context,
+    two_stacks,
+    width,
+)
+from headwise.models.find import find_heads
 
-FAMILIES: dict[str, Family] = {
-    **decoders.FAMILIES, **experts.FAMILIES, **hybrids.FAMILIES, **sharing.FAMILIES, **encoders.FAMILIES,
-    **encoder_decoders.FAMILIES,
-}  # fmt: skip
-PARTS = decoders.PARTS | experts.PARTS
+FAMILIES: dict[str, Family] = decoders.FAMILIES | hybrids.FAMILIES | encoders.FAMILIES
+PARTS = decoders.PARTS
 IMAGES = "AutoModelForImageTextToText"
 WITH_IMAGES = (  # models with a part for texts, whose own model type is in FAMILIES or PARTS, and parts for images
     "aya_vision", "cohere2_vision", "gemma3", "idefics3", "internvl", "llama4", "llava", "llava_next",
@@ -93,7 +100,7 @@ def _family(config: Any) -> Family:
             f"model_type={outer!r}{layers[0]}: not supported; `headwise plan list` lists those that are",
             f"model_type={outer!r}{layers[1]}：不支持；`headwise plan list` 列出支持的类型",
         )
-    if two_stacks(config) != (family.auto in encoder_decoders.AUTO):
+    if two_stacks(config) != (family.auto in encoders.AUTO):
         raise ConfigError(
             f"is_encoder_decoder={two_stacks(config)}: not supported for model_type={kind!r}",
             f"model_type={kind!r} 不支持 is_encoder_decoder={two_stacks(config)}",
@@ -103,3 +110,41 @@ def _family(config: Any) -> Family:
 
 def _without_nothing(sizes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: size for name, size in sizes.items() if size or size is False}
+
+
+def update_config(model: nn.Module) -> None:
+    """Set the numbers of heads in a model's configuration, which `save_pretrained` writes and other programs read, to
+    those of its layers. Unchanged if the layers differ, if the model's class builds other shapes from these numbers, as
+    that of a model whose heads have d_model / num_attention_heads dimensions in every case, or if its configuration
+    refuses them when it is read, as Llama's does unless num_attention_heads divides d_model."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "num_attention_heads"):
+        return
+    sizes = {(site.num_heads, site.num_kv_heads, site.head_dim) for site in find_heads(model)}
+    if len(sizes) != 1:
+        return
+    num_heads, num_kv_heads, head_dim = sizes.pop()
+    wanted = {"num_attention_heads": num_heads}
+    if hasattr(config, "num_key_value_heads"):
+        wanted["num_key_value_heads"] = num_kv_heads
+    if all(getattr(config, name) == value for name, value in wanted.items()):
+        return
+    for values in (wanted, {**wanted, "head_dim": head_dim}):
+        if _shapes_of(type(model), config, values) == {name: x.shape for name, x in model.named_parameters()}:
+            for name, value in values.items():
+                setattr(config, name, value)
+            return
+
+
+def _shapes_of(kind: type[nn.Module], config: Any, values: dict[str, int]) -> dict[str, torch.Size] | None:
+    """The shapes of the parameters of a model with these values, built without memory; None if the
+    configuration could not be read, or the model not be built."""
+    changed = deepcopy(config)
+    try:
+        for name, value in values.items():
+            setattr(changed, name, value)
+        changed = type(changed).from_dict(changed.to_dict())  # setattr checks no value against others, reading does
+        with torch.device("meta"):
+            return {name: x.shape for name, x in kind(changed).named_parameters()}
+    except Exception:  # their code, with other values
+        return None
