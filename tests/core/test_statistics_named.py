@@ -28,7 +28,7 @@ KINDS_NAMED = {
     "analysis/head_roles/definitions.py": "separators and punctuation are found by the rule of the measures of them",
     "analysis/head_roles/tally.py": "the roles of duplicate tokens and induction are defined by these two measures",
     "corpus/tally.py": "the largest weight on other keys is this statistic under a mask that hides the rest",
-    "kernels/cpu/reads.py": "the largest weights and the sums of columns of a map are these statistics",
+    "kernels/cpu/kernel.py": "the largest weights and the sums of columns of a map are these statistics",
     "kernels/triton_gpu/check.py": "each statistic of a device is compared with its formula",
     "kernels/triton_gpu/__init__.py": "the sums of columns of a map are this statistic",
     "models/adapters/huggingface/own.py": "what a learned sink takes does not follow from the scores",
@@ -42,6 +42,9 @@ STRINGS_NAMED = {
     "models/recognise/chains.py": "torch.logsumexp, which a model may call",
     "models/replace/deferred.py": "torch.logsumexp, which a model may call",
     "telemetry/alarms.py": "each alarm is about one measure",
+    "testing/kernels.py": "a measure whose formula is known is read of each kernel's map",
+    "testing/layers.py": "a map with a measure is the same map",
+    "testing/views.py": "a column of the made-up report",
     "telemetry/clip.py": "QK-clip acts on the largest logit",
 }
 

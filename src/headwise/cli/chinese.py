@@ -65,6 +65,7 @@ HELP: dict[str, str] = {
     "Random seed; the same seed gives the same text.": "随机种子；种子相同则文本相同。",
     "Model width.": "模型宽度。",
     "Query heads.": "查询头数。",
+    "Causal or full attention.": "因果注意力或完全注意力。",
     "KV heads.": "键值头数。",
     "Sequence length.": "序列长度。",
     "Length of the source of an encoder-decoder; default: --seq.": "编码器-解码器模型的源序列长度；默认同 --seq。",
