@@ -46,7 +46,7 @@ def test_the_tests_over_the_registries_hold_for_it():
 
 COMMANDS = {
     "trace --design cosine --lang zh": "查询乘以温度",
-    "plan --design cosine --set d_model=12 --set num_heads=3": "579 parameters per layer",
+    "plan layer cosine --d-model 12 --num-heads 3": "579 parameters per layer",
     "measures": "Rényi 1961",
     "see 武松打虎。 --out r.html --view arcs=r.svg": "Wrote arcs to r.svg.",
 }
