@@ -89,6 +89,7 @@ def test_masks_without_tensors_are_arguments(name: str, strict: bool) -> None:
 
 LOADED = """
 import sys, torch
+import headwise.kernels
 from headwise import Causal, Window
 program = torch.export.load(sys.argv[1]).module()
 x, y = torch.load(sys.argv[2], weights_only=True)

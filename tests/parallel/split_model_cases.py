@@ -80,7 +80,7 @@ class Failing(hw.stats.RowMeasure):
 def calls_that_are_not_measured(rank: int, ranks: int) -> None:
     """They are of the heads of their rank."""
     many = parallelized(llama(), dist.init_device_mesh("cpu", (ranks,)))
-    with pytest.warns(UserWarning, match="not measured"), hw.watch(many, measures=[Failing()]) as record:
+    with pytest.warns(UserWarning, match="could not be measured"), hw.watch(many, measures=[Failing()]) as record:
         many(IDS)
     reduced = record.reduce().latest
     assert [head for _, head in reduced.places] == [*range(HEADS)] * 2
