@@ -106,6 +106,21 @@ class Layer:
         pooled, states = with_tensors(self.pooled, take), with_tensors(self.states, take)
         return replace(self, pooled=pooled, states=states, nonfinite=take(self.nonfinite))
 
+    def filled(self) -> "Layer":
+        """The same, with NaN in the states of unknown measures, to be laid beside those of other heads."""
+        lost = [measure.name in self.unknown for measure in self.pooling.others]
+        states = [
+            with_tensors(x, lambda y: torch.full_like(y, torch.nan) if y.is_floating_point() else y) if gone else x
+            for x, gone in zip(self.states, lost, strict=True)
+        ]
+        pooled = self.pooled
+        if pooled is not None:
+            gone = torch.tensor([[name in self.unknown] for name in self.pooling.names], device=pooled.totals.device)
+            pooled = replace(
+                pooled, totals=pooled.totals.masked_fill(gone, torch.nan), counts=pooled.counts.masked_fill(gone, 1.0)
+            )
+        return replace(self, pooled=pooled, states=states)
+
     def trusted(self) -> "Layer":
         """The same, with empty states if there are NaN or infinity among the scores, which would spoil a sum for
         good."""

@@ -107,16 +107,19 @@ def _joined(layers: Sequence[Layer]) -> Layer:
     if any(one.heads.stop != other.heads.start for one, other in pairwise(parts)):
         held = ", ".join(f"{part.heads.start} to {part.heads.stop - 1}" for part in parts)
         raise ConfigError(f"reduce(): the ranks of the group hold the heads {held} of {first.of}, with gaps")
-    counts = [len(part.heads) for part in parts]
+    counts, filled = [len(part.heads) for part in parts], [part.filled() for part in parts]
+    # A measure that a rank does not know is NaN for the heads of that rank; for all heads, if none knows it.
+    unknown = {name: why for name, why in first.unknown.items() if all(name in part.unknown for part in parts)}
     states = [
-        side_by_side(measure, [part.states[i] for part in parts], counts)
+        first.states[i] if measure.name in unknown
+        else side_by_side(measure, [part.states[i] for part in filled], counts)
         for i, measure in enumerate(first.pooling.others)
-    ]
-    pooled = [part.pooled for part in parts if part.pooled is not None]
+    ]  # fmt: skip
+    pooled = [part.pooled for part in filled if part.pooled is not None]
     return replace(
         first, grid=replace(first.grid, h=sum(counts)), states=states,
         pooled=pooled[0].beside(*pooled[1:]) if pooled else None,
-        heads=range(first.heads.start, others[-1].heads.stop),
+        heads=range(first.heads.start, others[-1].heads.stop), unknown=unknown,
         nonfinite=torch.cat([part.nonfinite for part in parts], 1),
     )  # fmt: skip
 
