@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -38,33 +39,32 @@ def check_kernel(name: str) -> None:
     }
     limits = {torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float64: 5e-6}
     ran = 0
-    for of_mask, (mask, n) in masks.items():
-        for of_score, (score, formula) in scores.items():
-            for dtype, limit in limits.items():
-                for factor in (1.0, 30.0):
-                    made = vectors((2, 6, n, 29), HEAD_DIM if n == 29 else VALUE_DIM)
-                    q, k, v = (x.detach().to(dtype).requires_grad_() for x in made)
-                    q = (q.detach() * factor).requires_grad_()
-                    what = f"{of_mask}, {of_score or 'no score'}, {dtype}, logits × {factor:g}"
-                    try:
-                        out, amap = attend(q, k, v, mask=mask, score=score, kernel=name, return_map=True)
-                    except KernelError:
-                        continue
-                    ran += 1
-                    require(amap.kernel == name, name, f"{what}: kernel {amap.kernel!r} ran instead")
-                    dense = mask.to_dense(n, 29, batch=2, heads=6).expand(2, 6, n, 29)
-                    exact = tuple(x.detach().double().requires_grad_() for x in (q, k, v))
-                    expected, weights, lse = truth(exact[0], exact[1], exact[2], formula, dense)
-                    require(out.dtype == dtype, name, f"{what}: the output is {out.dtype}")
-                    near = limit * max(1.0, factor / 5)
-                    require_close(out, expected, name, f"output, {what}", rtol=near, atol=near)
-                    require_close(amap.lse, lse, name, f"log-sum-exp, {what}", rtol=1e-5, atol=near)
-                    pull = torch.ones_like(expected) / 3
-                    grads = torch.autograd.grad((out * pull.to(dtype)).sum(), (q, k, v))
-                    for got, right in zip(grads, torch.autograd.grad((expected * pull).sum(), exact), strict=True):
-                        size = 1 + float(right.abs().max())
-                        require_close(got, right, name, f"gradient, {what}", rtol=10 * near, atol=10 * near * size)
-                    _check_reads(name, amap, weights.detach(), what, near)
+    for (of_mask, (mask, n)), (of_score, (score, formula)), (dtype, limit), factor in product(
+        masks.items(), scores.items(), limits.items(), (1.0, 30.0)
+    ):
+        made = vectors((2, 6, n, 29), HEAD_DIM if n == 29 else VALUE_DIM)
+        q, k, v = (x.detach().to(dtype).requires_grad_() for x in made)
+        q = (q.detach() * factor).requires_grad_()
+        what = f"{of_mask}, {of_score or 'no score'}, {dtype}, logits × {factor:g}"
+        try:
+            out, amap = attend(q, k, v, mask=mask, score=score, kernel=name, return_map=True)
+        except KernelError:
+            continue
+        ran += 1
+        require(amap.kernel == name, name, f"{what}: kernel {amap.kernel!r} ran instead")
+        dense = mask.to_dense(n, 29, batch=2, heads=6).expand(2, 6, n, 29)
+        exact = tuple(x.detach().double().requires_grad_() for x in (q, k, v))
+        expected, weights, lse = truth(exact[0], exact[1], exact[2], formula, dense)
+        require(out.dtype == dtype, name, f"{what}: the output is {out.dtype}")
+        near = limit * max(1.0, factor / 5)
+        require_close(out, expected, name, f"output, {what}", rtol=near, atol=near)
+        require_close(amap.lse, lse, name, f"log-sum-exp, {what}", rtol=1e-5, atol=near)
+        pull = torch.ones_like(expected) / 3
+        grads = torch.autograd.grad((out * pull.to(dtype)).sum(), (q, k, v))
+        for got, right in zip(grads, torch.autograd.grad((expected * pull).sum(), exact), strict=True):
+            size = 1 + float(right.abs().max())
+            require_close(got, right, name, f"gradient, {what}", rtol=10 * near, atol=10 * near * size)
+        _check_reads(name, amap, weights.detach(), what, near)
     require(ran > 0, name, "refuses every call that was tried")
     q, k, v = (x.detach() for x in vectors(SIZES))
     with suppress(KernelError):

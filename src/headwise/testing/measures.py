@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 from headwise.attention import attend
-from headwise.errors import HeadwiseError
 from headwise.kernels import run
 from headwise.kernels.call import Call
 from headwise.masks import Causal, Everything, Grid, Span, Window
@@ -14,14 +13,12 @@ from headwise.parallel.layout import Rows, Way
 from headwise.rule import KEY_BLOCK, Rule
 from headwise.stats import Measure
 from headwise.stats.base import side_by_side, with_tensors
-from headwise.testing.failed import CheckFailed, check, require, require_close
+from headwise.testing.failed import check, require, require_close
 from headwise.testing.truth import HEAD_DIM, KV_HEADS, SIZES, Formula, truth, vectors
 
 
 @check
-def check_measure(
-    measure: Measure | Callable[[int, int], Measure], formula: Formula, *, kernels: tuple[str, ...] = ()
-) -> None:
+def check_measure(measure: Measure | Callable[[int, int], Measure], formula: Formula) -> None:
     """Check that a measure is its formula, however the weights are cut into tiles and inputs into batches.
 
     >>> import torch, headwise as hw
@@ -32,7 +29,6 @@ def check_measure(
         measure: the measure, or `make(batch, keys)` for one that is made of the tokens of its keys.
         formula: `formula(weights, allowed, scores)` of a dense matrix [b, h, n, m] in float64 and the boolean cells of
             its mask; it returns [b, h]. No row is fully masked.
-        kernels: further kernels to compute it with, beside those that run it by themselves.
     Raises:
         CheckFailed: naming what it does not hold.
     """
@@ -46,7 +42,7 @@ def check_measure(
         _, weights, _ = truth(q, k, v, lambda logits, *_: logits, dense)
         scores = q.double() @ k.double().repeat_interleave(h // KV_HEADS, 1).mT / HEAD_DIM**0.5
         expected = formula(weights.detach(), dense, scores.detach())
-        for kernel in dict.fromkeys(("auto", "torch_blocks", "reference", *kernels)):
+        for kernel in ("auto", "torch_blocks", "reference"):
             one = make(b, m)
             _, amap = attend(q, k, v, mask=mask, return_map=True, measures=[one], kernel=kernel)
             given: Mapping[str, Tensor] = amap.measured or {}
@@ -89,10 +85,7 @@ def _check_batches(make: Callable[[int, int], Measure]) -> None:
         batch = state(slice(None))
         pooled = one.finish(one.merge(batch, with_tensors(batch, lambda x: x[:0])))
         require_close(one.finish(left), pooled, name, "three entries merged, against a batch of three", atol=1e-6)
-    try:
-        heads = side_by_side(one, [state(slice(0, 1), part) for part in (slice(0, 2), slice(2, 6))], (2, 4))
-    except HeadwiseError as error:
-        raise CheckFailed(f"{name}: {error}") from error
+    heads = side_by_side(one, [state(slice(0, 1), part) for part in (slice(0, 2), slice(2, 6))], (2, 4))
     require_close(one.finish(heads), one.finish(a), name, "heads in two parts, side by side", atol=1e-6)
 
 

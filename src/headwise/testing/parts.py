@@ -82,6 +82,17 @@ def _rectangles(n: int, m: int, count: int = 300) -> Iterator[tuple[Span, Span]]
         yield rows, cols
 
 
+def _blocks(n: int, m: int) -> list[tuple[Span, Span]]:
+    """Rectangles that begin or end within the matrix."""
+    return [(Span(0, n), Span(2, m)), (Span(3, n - 1), Span(m // 3, m - 2)), (Span(n - 1, n), Span(0, m))]
+
+
+def _gap(n: int, m: int) -> tuple[Span, list[int]]:
+    """Keys before all queries that are dropped, and those that remain."""
+    gap = Span(1, (m - n) // 2)
+    return gap, [j for j in range(m) if j not in range(*gap)]
+
+
 def _check_states(mask: Mask, grid: Grid, dense: Tensor) -> None:
     for rows, cols in _rectangles(grid.n, grid.m):
         state, tile = mask.state(rows, cols, grid), dense[:, :, slice(*rows), slice(*cols)]
@@ -122,9 +133,8 @@ def _check_properties(mask: Mask, grid: Grid, dense: Tensor) -> None:
 def _check_parts_of_mask(mask: Mask, grid: Grid, dense: Tensor) -> None:
     b, h, n, m = grid
     other = Causal().to_dense(n, m)
-    for name, composed, expected in (
-        ("&", mask & Causal(), dense & other), ("|", mask | Causal(), dense | other)
-    ):  # fmt: skip
+    both = ("&", mask & Causal(), dense & other), ("|", mask | Causal(), dense | other)
+    for name, composed, expected in both:
         found = composed.to_dense(n, m, batch=b, heads=h).expand_as(dense)
         require(torch.equal(found, expected), mask, f"{name} Causal() is not that of its cells")
     one = mask.only(b - 1, h - 2, grid).to_dense(n, m)[0, 0]
@@ -132,14 +142,13 @@ def _check_parts_of_mask(mask: Mask, grid: Grid, dense: Tensor) -> None:
         torch.equal(one, dense[b - 1, h - 2]), mask,
         f"the mask of entry {b - 1} and head {h - 2} is another one: the axes of its fields in `holds` are wrong",
     )  # fmt: skip
-    for rows, cols in ((Span(0, n), Span(2, m)), (Span(3, n - 1), Span(m // 3, m - 2)), (Span(n - 1, n), Span(0, m))):
+    for rows, cols in _blocks(n, m):
         part, small = mask.part(rows, cols, grid), grid.part(rows, cols)
         expected = dense[:, :, slice(*rows), slice(*cols)]
         found = part.allowed(torch.arange(small.n), torch.arange(small.m), small).expand(*small)
         require(torch.equal(found, expected), mask, f"the part of queries {tuple(rows)} and keys {tuple(cols)} differs")
         _check_spans(part, small, expected)
-    gap = Span(1, (m - n) // 2)
-    rest = [j for j in range(m) if j not in range(*gap)]
+    gap, rest = _gap(n, m)
     small = Grid(b, h, n, len(rest))
     found = mask.with_gap(gap, small).to_dense(n, len(rest), batch=b, heads=h)
     require(torch.equal(found.expand(*small), dense[..., rest]), mask, f"without the keys {tuple(gap)} it differs")
@@ -188,7 +197,7 @@ def _check_parts_of_score(score: Score, grid: Grid) -> None:
         return total + sum(rule.terms(like).added(Span(0, rule.grid.n), Span(0, rule.grid.m)))
 
     whole = added(rule)
-    for rows, cols in ((Span(0, n), Span(2, m)), (Span(3, n - 1), Span(m // 3, m - 2)), (Span(n - 1, n), Span(0, m))):
+    for rows, cols in _blocks(n, m):
         what = f"the part of queries {tuple(rows)} and keys {tuple(cols)}"
         require_close(added(rule.part(rows, cols)), whole[:, :, slice(*rows), slice(*cols)], name, what, atol=1e-12)
     for first in range(0, h, 2):
@@ -197,9 +206,9 @@ def _check_parts_of_score(score: Score, grid: Grid) -> None:
         require_close(heads, whole[:, first : first + 2], name, what, atol=1e-12)
     entry = added(rule.cut({"b": Section(b - 1, b, b)}))
     require_close(entry, whole[b - 1 :], name, "one entry of the batch alone", atol=1e-12)
-    gap = Span(1, (m - n) // 2)
-    rest = [j for j in range(m) if j not in range(*gap)]
-    small = Rule(Everything(), 1.0, Grid(b, h, n, len(rest)), (score.with_gap(gap, Grid(b, h, n, len(rest))),))
+    gap, rest = _gap(n, m)
+    left = Grid(b, h, n, len(rest))
+    small = Rule(Everything(), 1.0, left, (score.with_gap(gap, left),))
     if any("m" in field.axes for field in _arrays(score)) or score.placed:
         require_close(added(small), whole[..., rest], name, f"without the keys {tuple(gap)}", atol=1e-12)
 
@@ -235,22 +244,22 @@ def _check_kernels(
         one = amap.head(sizes[0] - 1, 1)[0, 0]
         require_close(one, weights[-1, 1], part, f"weights of one head read by kernel {kernel!r}", atol=2e-6)
     require({"torch_blocks", "reference"} <= set(ran), part, f"only the kernels {ran} compute it")
-    _, amap = attend(q, k, v, **options, return_map=True)
     things: list[Mask | Score] = [mask, *score]
     for thing in things:
         missing = unregistered(thing) if thing.holds is not None else None
         require(missing is None, part, f"{type(missing).__name__} is not registered; add @register, or holds = None")
     if all(thing.holds is not None for thing in things):
-        _check_saved(part, amap, options, (q, k, v), found_by=attend(q, k, v, **options))
+        _check_saved(part, options, tuple(x.detach() for x in (q, k, v)))
 
 
-def _check_saved(part: object, amap: AttentionMap, options: dict[str, Any], inputs: Any, found_by: Tensor) -> None:
+def _check_saved(part: object, options: dict[str, Any], inputs: tuple[Tensor, ...]) -> None:
     """A file gives the same weights, and a traced graph the same output."""
+    out, amap = attend(*inputs, **options, return_map=True)
     with tempfile.TemporaryDirectory() as folder:
         amap.save(Path(folder) / "map.safetensors")
         again = AttentionMap.load(Path(folder) / "map.safetensors")
         require(torch.equal(again[:], amap[:]), part, "a map with it is another one after save and load")
     things = [amap.mask, *amap.rule.scores], [again.mask, *again.rule.scores]
     require(same(*things), part, "its fields have other values after save and load")
-    traced = make_fx(lambda q, k, v: attend(q, k, v, **options))(*(x.detach() for x in inputs))
-    require_close(traced(*(x.detach() for x in inputs)), found_by, part, "output of a traced graph", atol=1e-6)
+    traced = make_fx(lambda q, k, v: attend(q, k, v, **options))(*inputs)
+    require_close(traced(*inputs), out, part, "output of a traced graph", atol=1e-6)

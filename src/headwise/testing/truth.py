@@ -19,9 +19,7 @@ def vectors(sizes: tuple[int, int, int, int], value_dim: int = VALUE_DIM) -> lis
     return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
 
 
-def truth(
-    q: Tensor, k: Tensor, v: Tensor, formula: Formula, dense: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def truth(q: Tensor, k: Tensor, v: Tensor, formula: Formula, dense: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Output, weights and log-sum-exp in float64, with their graph, by the formula and the cells of the mask."""
     group, (n, m) = q.shape[1] // k.shape[1], dense.shape[2:]
     keys, values = (x.double().repeat_interleave(group, 1) for x in (k, v))
