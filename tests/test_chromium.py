@@ -17,6 +17,7 @@ FOUND = """(async () => [
 ])()"""
 
 
+@pytest.mark.thorough
 def test_a_page_leaves_nothing_to_the_next_one(chromium: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     # In a new tab: the empty page, and this one.

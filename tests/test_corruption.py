@@ -228,6 +228,7 @@ def alike(found: Any, before: Any) -> bool:
     return type(found) is type(before) and (found == before or hasattr(found, "__dict__"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_file_is_told_by_name(kind: str, tmp_path: Path) -> None:
     path = KINDS[kind].write(tmp_path)
@@ -266,6 +267,7 @@ def _pruned(transformers: Any, folder: Path) -> Path:
     return folder / "pruned"
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")  # transformers', about strange configurations
 @pytest.mark.parametrize("name", ["heads.json", "config.json", "model.safetensors"])
 def test_a_damaged_pruned_folder_is_told_by_name(name: str, tmp_path: Path, transformers: Any) -> None:
@@ -290,7 +292,7 @@ def _opened(transformers: Any, folder: Path) -> Path:
     return folder / "opened"
 
 
-@pytest.mark.thorough_except("tokenizer.json", "model.safetensors", "config.json")
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")  # transformers', about strange configurations
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
 def test_a_damaged_folder_of_transformers_is_told_by_name(name: str, tmp_path: Path, transformers: Any) -> None:

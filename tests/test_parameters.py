@@ -11,6 +11,7 @@ def pairs(sets):
     return {two for one in sets for two in combinations(enumerate(one), 2)}
 
 
+@pytest.mark.thorough_except("sizes0", "sizes1", "sizes2", "sizes4")
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 3, 5), (4, 11, 3), (4, 13, 5, 2), (2, 2, 2, 2, 2, 2)])
 def test_every_two_values_are_together_in_far_fewer_sets(sizes):
     whole = list(product(*map(range, sizes)))
@@ -92,6 +93,7 @@ def example(tmp_path):
     return collected
 
 
+@pytest.mark.thorough
 def test_tests_with_three_parameters_run_pairs_first_of_what_is_not_slow(example):
     kept = example(without_repeated_pairs)
     names = [item.name for item in kept]
@@ -105,6 +107,7 @@ def test_tests_with_three_parameters_run_pairs_first_of_what_is_not_slow(example
     assert len(chosen) == 4 + 2
 
 
+@pytest.mark.thorough
 def test_each_value_runs_where_the_product_is_thorough(example):
     kept = [item for item in example(mark_repeated_values) if item.get_closest_marker("thorough") is None]
     two = [item.callspec.id.split("-") for item in kept if item.name.startswith("test_two")]

@@ -135,6 +135,7 @@ def of_transformers(kind: str, **options) -> nn.Module:
     return model
 
 
+@pytest.mark.thorough_except("OPT")
 @pytest.mark.parametrize("kind", KINDS)
 def test_effects_are_those_of_the_model_itself(kind):
     """The logits' derivative with respect to a head's size in the last layer, norms and feed-forward layers held as

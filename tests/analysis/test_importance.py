@@ -48,6 +48,7 @@ def differences(model: nn.Module, loss: Callable[[], Tensor], step: float) -> np
 
 
 # Rotary positions round to float32: the decoder's differences need a longer step.
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "step", "near"), [("stack", 1e-5, 1e-6), ("decoder", 2e-3, 1e-4)])
 def test_gradients_are_differences_of_losses(kind: str, step: float, near: float) -> None:
     model, batches, loss_fn = (
@@ -132,6 +133,7 @@ def outputs(model: Any, x: Tensor) -> list[Tensor]:
     return held
 
 
+@pytest.mark.thorough
 def test_ablation_by_zero_is_a_model_without_the_slice_of_the_output_matrix() -> None:
     model, batches = stack(), vectors()
     found = ablation_importance(model, batches, square_loss)
@@ -147,6 +149,7 @@ def test_ablation_by_zero_is_a_model_without_the_slice_of_the_output_matrix() ->
     assert np.abs(found.flat).min() > 1e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("other", [False, True])
 def test_ablation_by_mean_sets_the_head_to_its_mean_over_all_tokens(other: bool) -> None:
     model, batches = stack(), vectors(5)
@@ -162,6 +165,7 @@ def test_ablation_by_mean_sets_the_head_to_its_mean_over_all_tokens(other: bool)
         assert np.allclose(found.samples[:, i], rises, atol=1e-12)  # type: ignore[index]
 
 
+@pytest.mark.thorough
 def test_ablation_by_resampling_takes_the_same_position_of_another_row() -> None:
     model, batches = stack(), vectors()
     found = ablation_importance(model, batches, square_loss, by="resample", draws=2, seed=5)
@@ -176,6 +180,7 @@ def test_ablation_by_resampling_takes_the_same_position_of_another_row() -> None
         assert np.allclose(found.samples[:, i], rises, atol=1e-12)  # type: ignore[index]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", ["zero", "mean", "resample"])
 def test_several_heads_go_together(by: str) -> None:
     """Donors of a later layer come from the whole model, not from one that misses heads already."""
@@ -225,6 +230,7 @@ def test_the_one_head_that_matters_is_found(name: str, needed: tuple[int, int]) 
     assert found.flat.max() > 20 * np.sort(np.abs(found.flat))[-2]
 
 
+@pytest.mark.thorough_except("gradient", "absolute mean", "rows", "taylor", "resample")
 @every_method
 def test_the_model_is_left_as_it_was(method: Callable[..., HeadImportance]) -> None:
     model = stack()
@@ -251,6 +257,7 @@ def test_the_model_is_left_as_it_was(method: Callable[..., HeadImportance]) -> N
     assert state() == before
 
 
+@pytest.mark.thorough_except("gradient", "absolute mean", "rows", "taylor")
 @every_method
 def test_dropout_is_off_and_numbers_repeat(method: Callable[..., HeadImportance]) -> None:
     model, batches = decoder(dropout=0.5).train(), texts()
@@ -259,6 +266,7 @@ def test_dropout_is_off_and_numbers_repeat(method: Callable[..., HeadImportance]
     assert one.loss == pytest.approx(np.mean([token_loss(model.eval(), b).item() for b in batches]))
 
 
+@pytest.mark.thorough_except("gradient", "absolute mean", "rows", "taylor", "gates")
 @every_method
 def test_results_print_themselves_and_become_json(method: Callable[..., HeadImportance]) -> None:
     told: list[tuple[int, int]] = []
@@ -290,6 +298,7 @@ def test_order_is_least_important_first() -> None:
     assert found.order() == [(0, 1), (1, 2), (1, 0), (0, 0), (1, 1)]
 
 
+@pytest.mark.thorough
 def test_chosen_sites_only() -> None:
     model, batches = stack(), vectors()
     whole = ablation_importance(model, batches, square_loss)

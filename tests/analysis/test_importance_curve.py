@@ -30,6 +30,7 @@ def made_up(name: str, values: np.ndarray, cut: int = 3) -> HeadImportance:
     return HeadImportance.of(name, "loss", ("a", "b"), rows, loss=1.0)
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.integers(5, 41), st.integers(2, 40))
 def test_rank_correlation_is_that_of_scipy(seed: int, heads: int, levels: int) -> None:
@@ -51,6 +52,7 @@ def test_the_columns_of_a_table_are_compared_like_methods() -> None:
     assert found.to_dict() == expected.to_dict()
 
 
+@pytest.mark.thorough
 def test_methods_that_agree_do_so_beyond_chance_and_others_do_not() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 30))
@@ -70,6 +72,7 @@ def test_methods_that_agree_do_so_beyond_chance_and_others_do_not() -> None:
     assert found.low[0, 4] < 0 < found.high[0, 4]
 
 
+@pytest.mark.thorough
 def test_p_of_few_heads_is_that_of_all_permutations() -> None:
     a, b = np.array([1.0, 5, 2, 4, 3]), np.array([2.0, 4, 1, 5, 3])
     all_of_them = [abs(np.corrcoef(a, order)[0, 1]) for order in itertools.permutations(b)]  # they are ranks
@@ -86,6 +89,7 @@ def test_a_method_that_ranks_nothing_is_not_a_number() -> None:
     json.dumps(found.to_dict())
 
 
+@pytest.mark.thorough
 def test_a_wider_confidence_is_a_wider_interval_and_the_seed_decides() -> None:
     rng = np.random.default_rng(1)
     methods = [made_up("a", rng.standard_normal(12)), made_up("b", rng.standard_normal(12))]
@@ -120,7 +124,7 @@ def test_what_cannot_be_compared_is_named(methods: list[np.ndarray], options: di
         rank_agreement([made_up(str(i), values) for i, values in enumerate(methods)], **options)
 
 
-@pytest.mark.thorough_except("zero")
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", ["zero", "mean", "resample"])
 def test_each_point_is_the_loss_without_the_heads_before_it(by: str) -> None:
     model, batches = stack(), vectors()
@@ -139,6 +143,7 @@ def test_each_point_is_the_loss_without_the_heads_before_it(by: str) -> None:
     assert np.allclose(curve.errors, rise.std(1, ddof=1) / np.sqrt(3))
 
 
+@pytest.mark.thorough
 def test_steps_are_points_of_the_whole_curve() -> None:
     model, batches = stack(), vectors()
     importance = ablation_importance(model, batches, square_loss)
@@ -151,6 +156,7 @@ def test_steps_are_points_of_the_whole_curve() -> None:
     assert few.order == tuple(importance.order())
 
 
+@pytest.mark.thorough
 def test_the_planted_heads_go_last_and_that_is_better_than_chance() -> None:
     model = planted([(0, 1), (1, 3)])
     batches = wanted_of(model, vectors(6, dtype=torch.float32))
@@ -190,6 +196,7 @@ def test_what_is_better_is_said_point_by_point() -> None:
     assert not replace(curve, removed=np.array([0, 2, 4, 8]), losses=losses[:, :1], total=8).to_dict()["errors"][1]
 
 
+@pytest.mark.thorough
 def test_progress_is_told_to_the_end() -> None:
     told: list[tuple[int, int]] = []
     pruning_curve(
@@ -199,6 +206,7 @@ def test_progress_is_told_to_the_end() -> None:
     assert told == [(i + 1, 3 + 3 * (1 + 3 * 2)) for i in range(24)]
 
 
+@pytest.mark.thorough
 def test_orders_may_empty_a_layer_which_then_gives_its_bias_alone() -> None:
     """So do 3 of the 40 random orders here."""
     model, batches = stack(bias=True), vectors()

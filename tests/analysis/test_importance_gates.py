@@ -59,6 +59,7 @@ def test_a_distribution_that_cannot_be_is_named(options: dict[str, float]) -> No
         HardConcrete(**options)
 
 
+@pytest.mark.thorough
 def test_importance_and_gates_name_heads_as_prune_takes_them() -> None:
     model = planted([(1, 4), (0, 0)])
     batches = vectors(dtype=torch.float32)
@@ -80,7 +81,7 @@ def _cuts(model: Stack, heads: Any) -> list[tuple[int, Any]]:
     return [(int(name.rpartition(".")[2]), cut) for name, cut in hw.edit.prune(model, heads, copy=True).cuts.items()]
 
 
-@pytest.mark.thorough_except("needed2")
+@pytest.mark.thorough
 @pytest.mark.parametrize("needed", [[(0, 1)], [(1, 4), (0, 0)], [(1, 0), (1, 2), (0, 2)]])
 def test_the_planted_heads_are_kept_and_no_others(needed: list[tuple[int, int]]) -> None:
     model = planted(needed)
@@ -101,6 +102,7 @@ def test_the_price_decides_how_many_are_kept() -> None:
     assert {(0, 1), (1, 3)} <= set(kept)
 
 
+@pytest.mark.thorough
 def test_losses_are_those_with_and_without_the_closed_heads() -> None:
     model = planted([(1, 1)])
     batches = wanted_of(model, vectors(dtype=torch.float32))
@@ -132,6 +134,7 @@ def test_the_first_step_is_the_loss_with_drawn_gates_plus_the_price() -> None:
     assert found.history[0, 1] == pytest.approx(8 * 0.9, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_weights_are_trained_only_where_an_optimizer_is_given() -> None:
     model, batches = stack(dtype=torch.float32), vectors(dtype=torch.float32)
     before = copy.deepcopy(model.state_dict())
@@ -146,6 +149,7 @@ def test_weights_are_trained_only_where_an_optimizer_is_given() -> None:
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
+@pytest.mark.thorough
 def test_dropout_while_gates_are_learned_is_drawn_by_the_seed() -> None:
     def loss_fn(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         kept = torch.nn.functional.dropout(batch[0], 0.3, model.training)

@@ -63,7 +63,7 @@ def made(make: Any) -> nn.Module:
     return make().eval()
 
 
-@pytest.mark.thorough_except("bert", "headwise")
+@pytest.mark.thorough
 @every_model
 def test_ablation_by_zero_is_that_of_the_model_with_the_rows_cut(make: Any) -> None:
     model, batches = made(make), texts()
@@ -102,7 +102,7 @@ def test_gradients_are_those_of_a_factor_on_the_output_matrix(make: Any) -> None
     assert found.flat.max() > 1e-4
 
 
-@pytest.mark.thorough_except("llama", "headwise")
+@pytest.mark.thorough
 @every_model
 def test_other_methods_run_and_leave_the_model_as_it_was(make: Any) -> None:
     model, batches = made(make), texts(2)

@@ -48,6 +48,7 @@ def dense_information(samples: Tensor, d: int, gamma: float, i: int, j: int) -> 
     return float(one + two - joint) / 2
 
 
+@pytest.mark.thorough
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 5), st.integers(1, 6), st.integers(20, 60), st.sampled_from([1e-3, 0.1, 0.7]), st.booleans())
 def test_information_equals_the_log_determinants(h: int, d: int, n: int, gamma: float, single: bool) -> None:
@@ -192,6 +193,7 @@ def test_rank_and_capacity_and_their_bounds() -> None:
     assert bool((found.column("shared") <= found.column("capacity") + 1e-9).all())
 
 
+@pytest.mark.thorough
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 2), st.integers(1, 4), st.integers(2, 40), st.integers(1, 9))
 def test_bounds_hold_for_any_output(b: int, h: int, n: int, d: int) -> None:

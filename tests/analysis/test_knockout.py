@@ -52,6 +52,7 @@ def model() -> Any:
         return Copier()
 
 
+@pytest.mark.thorough
 def test_only_the_head_that_copies_matters():
     found = attention_knockout(model(), batches(), loss_fn, queries=6, keys=4)
     rows = found.column
@@ -68,12 +69,14 @@ def loss_fn_without(x: Tensor) -> Tensor:
         return loss_fn(made, x).detach()
 
 
+@pytest.mark.thorough
 def test_windows_of_layers():
     found = attention_knockout(model(), batches(), loss_fn, queries=6, keys=4, by="layer", window=3)
     assert found.table.layers == ("layers.0", "layers.1", "layers.2", "layers.3")
     assert [bool(row.abs().item() > 0) for row in found.column] == [False, False, True, True]
 
 
+@pytest.mark.thorough
 def test_tokens_may_depend_on_the_batch():
     together = attention_knockout(model(), batches(), loss_fn, lambda x: x.shape[1] - 1, lambda _: [4])
     torch.testing.assert_close(together.flat, attention_knockout(model(), batches(), loss_fn, -1, 4).flat)

@@ -111,6 +111,7 @@ def same(found, wanted, what, atol=2e-5):
     np.testing.assert_allclose(found[0], wanted.numpy(), atol=atol, rtol=1e-4, err_msg=what)
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(cases())
 def test_scores_are_those_of_the_dense_weights(c):

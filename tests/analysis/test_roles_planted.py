@@ -21,6 +21,7 @@ def found(roles: list[str], ids: torch.Tensor, n: int, mask: hw.masks.Mask | Non
     return hw.analysis.roles(amap, tokens=ids, embeddings=embeddings(4 * ids.shape[1]))
 
 
+@pytest.mark.thorough_except("True-1-64-64-0", "True-3-97-97-1", "False-2-31-131-0")
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(("b", "n", "m"), [(1, 64, 64), (3, 97, 97), (2, 31, 131), (1, 500, 500)])
 @pytest.mark.parametrize("causal", [True, False])
@@ -43,6 +44,7 @@ def test_planted_heads_get_their_label_and_no_other(b: int, n: int, m: int, caus
     assert offset[0, roles.index("offset")] == -3
 
 
+@pytest.mark.thorough
 def test_planted_heads_share_keys_in_groups_and_in_padding() -> None:
     roles = ["previous", "self", "first", "offset", "duplicate", "induction"]
     ids = tokens(2, 80, 5)
@@ -66,7 +68,7 @@ def test_padding_before_the_text_moves_the_first_key() -> None:
     assert [label.role for label in result.labels(0, 0)] == ["first"]
 
 
-@pytest.mark.thorough_except("33-True", "128-False")
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("n", [33, 128, 257])
 def test_random_heads_play_none_of_these_roles(n: int, causal: bool) -> None:

@@ -55,6 +55,7 @@ def test_roles_of_the_same_input_say_the_same():
     assert [label.role for label in found.labels(0, 0)] == ["previous"]
 
 
+@pytest.mark.thorough
 def test_copying_is_that_of_the_values_and_the_output_matrix():
     model = Copier(START + 1, 110)
     asked = {"unembedding": model.unembedding, "outputs": model.outputs()}

@@ -36,6 +36,7 @@ def noisy(share, n=400, seed=0):
     return hw.attend(q, k, k[..., :1], scale=1.0, return_map=True)[1]
 
 
+@pytest.mark.thorough
 def test_confidence_is_that_of_a_score_over_its_threshold():
     sure, unsure, no = (hw.analysis.roles(noisy(share))["previous"] for share in (0.8, 0.51, 0.2))
     assert sure.confidence[0, 0] == 1.0
@@ -81,6 +82,7 @@ def test_one_row_is_never_sure():
     assert np.isnan(found["previous"].lift[0, 0])
 
 
+@pytest.mark.thorough
 def test_merged_inputs_are_one_batch():
     maps, ids = mixed(b=3)
     parts = []
@@ -176,6 +178,7 @@ def test_definitions_tell_their_sources():
     assert DEFINITIONS["offset"].threshold == 0.9
 
 
+@pytest.mark.thorough
 def test_a_role_that_needs_more_than_was_given_is_not_there():
     maps, ids = mixed()
     given = {name for name, definition in DEFINITIONS.items() if definition.given}

@@ -48,6 +48,7 @@ def dense(weights, allowed, ids, table):
     return found[0] / found[2], found[1] / found[2], found[2] / rows, ~close
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(cases())
 def test_scores_are_those_of_the_dense_weights(c):
@@ -69,6 +70,7 @@ def topics(n, seed=0):
     return ids
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 def test_heads_that_are_blind_to_meaning_score_nothing(causal):
     """By position, by key, by both, by equal tokens, or not at all; though their keys are similar to the query."""
@@ -87,6 +89,7 @@ def test_heads_that_are_blind_to_meaning_score_nothing(causal):
     assert float(raw[0]) > 0.4  # that of the previous head, without matched pairs
 
 
+@pytest.mark.thorough
 def test_the_common_part_and_the_length_of_embeddings_do_not_matter():
     n, ids = 97, topics(97, 1)
     q, k = torch.randn(2, 1, 3, n, 8, generator=torch.Generator().manual_seed(2))
@@ -140,6 +143,7 @@ def test_embeddings_that_are_all_the_same_or_of_one_token_are_not_scored():
         assert not score.holds.any()
 
 
+@pytest.mark.thorough
 def test_no_number_depends_on_the_size_of_blocks_or_the_kernel(monkeypatch):
     ids = topics(130, 4)
     q, k = torch.randn(2, 2, 3, 130, 8, generator=torch.Generator().manual_seed(5))

@@ -141,6 +141,7 @@ def follow(placed: list[Placed], m: int, relation: str, up: bool) -> torch.Tenso
     return q
 
 
+@pytest.mark.thorough
 def test_heads_that_follow_arcs_are_found_and_beside_them_none():
     placed, m = corpus(60)
     random = torch.randn(60, 2, m, m, generator=torch.Generator().manual_seed(1))

@@ -143,6 +143,7 @@ def flow_by_linear_program(mixed: list[np.ndarray], token: int, position: int) -
     return -float(optimize.linprog(gain, bounds=bounds, **equal).fun)
 
 
+@pytest.mark.thorough_except("None-1-5-0.5", "mask1-3-5-0.0")
 @pytest.mark.parametrize(("layers", "n", "residual"), [(1, 5, 0.5), (2, 6, 0.5), (3, 5, 0.2), (3, 5, 0.0)])
 @pytest.mark.parametrize("mask", [None, Causal()])
 def test_flow_is_the_maximum_flow(layers: int, n: int, residual: float, mask: Mask | None) -> None:

@@ -51,6 +51,7 @@ def cka(x: Tensor, y: Tensor) -> Tensor:
     return (y.T @ x).norm() ** 2 / ((x.T @ x).norm() * (y.T @ y).norm())
 
 
+@pytest.mark.thorough
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 3), st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(2, 40), st.integers(1, 9))
 def test_cosine_and_cka_equal_the_dense_formulas(b: int, heads: list[int], n: int, d: int) -> None:
@@ -177,6 +178,7 @@ def test_bad_outputs_are_named() -> None:
             output_similarities(outputs, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 6), st.integers(2, 23), st.integers(2, 19), st.integers(1, 6), st.integers(1, 6), st.booleans())
 def test_inner_products_by_pairs_and_by_rows(h: int, tall: int, side: int, d: int, e: int, alike: bool) -> None:
@@ -227,6 +229,7 @@ def test_circuits_equal_the_dense_formula() -> None:
     assert circuit_similarity(same, "qk")["L0H4", "L0H5"] == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_composition_equals_the_dense_formula() -> None:
     weights = weights_of(3)
     writes = full(weights, "v", "o")
@@ -264,6 +267,7 @@ def test_composition_by_chance_is_what_turned_heads_have() -> None:
     assert float(between) == pytest.approx(found.chance, rel=0.05)
 
 
+@pytest.mark.thorough
 def test_overlap_is_the_mean_squared_cosine_of_the_angles() -> None:
     weights = weights_of()
     for side, letter in (("q", "H"), ("o", "H"), ("k", "KV"), ("v", "KV")):

@@ -21,6 +21,7 @@ def test_see_prints_every_head_and_writes_the_page_and_pictures(model_folder: Pa
     assert len(list(png.glob("*.png"))) == 11
 
 
+@pytest.mark.thorough
 def test_see_reads_a_file_and_sorts(headwise: Command, model_folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "in.txt"
     text.write_text("武松打虎。\r\nThe tiger!", encoding="utf-8")
@@ -77,6 +78,7 @@ def test_reconstruct_writes_its_report(headwise: Command, tmp_path: Path) -> Non
     assert pictures == {f"sentence-{s}-head-{h}.png" for s in (1, 2) for h in (1, 2, 3, 4)}
 
 
+@pytest.mark.thorough
 def test_trace_and_measures_print(headwise: Command) -> None:
     done = headwise("trace", "--seq", "3", "--causal", "--lang", "zh")
     assert "加权和" in done.out

@@ -51,6 +51,7 @@ def test_what_typer_finds_is_one_line_too(headwise: Command, args: list[str], wo
         assert word in done.err, done.err
 
 
+@pytest.mark.thorough
 def test_a_bare_command_shows_its_help(headwise: Command) -> None:
     bare, asked = headwise(), headwise("--help")
     assert bare == asked
@@ -200,6 +201,7 @@ def test_the_way_out_is_an_option_that_the_command_has(headwise: Command) -> Non
     assert "或给出 --set head_dim=…" in headwise("trace", "--num-heads", 3, "--lang", "zh").err
 
 
+@pytest.mark.thorough
 def test_config_json_stands_for_its_folder(headwise: Command, tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3, "vocab_size": 37, "n_positions": 11}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -213,6 +215,7 @@ def test_config_json_stands_for_its_folder(headwise: Command, tmp_path: Path) ->
         assert "truncated" not in by_file.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["trace", "claims", "tour", "check", "reconstruct"])
 def test_a_command_of_the_textbook_says_what_to_install(
     headwise: Command, name: str, monkeypatch: pytest.MonkeyPatch

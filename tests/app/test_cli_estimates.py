@@ -47,6 +47,7 @@ def test_work_that_was_done_before_is_not_part_of_the_speed(clock: Clock, capsys
     assert capsys.readouterr().err == "training: about 50.0 s left\n"
 
 
+@pytest.mark.thorough
 def test_claims_say_how_long_they_take(headwise: Command) -> None:
     assert 5 < expected_seconds(choose()) < 60 < expected_seconds(choose(slow=True)) < 600
     assert headwise("claims", "--only", "four-d-squared").err == ""

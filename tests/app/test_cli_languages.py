@@ -49,6 +49,7 @@ def locale(monkeypatch: pytest.MonkeyPatch) -> Any:
     return use
 
 
+@pytest.mark.thorough
 def test_every_help_has_chinese():
     assert sorted({text for text in every_help() if text not in {**HELP, **CHINESE}}) == []
     assert all(re.search("[一-鿿]", chinese) for chinese in [*HELP.values(), *CHINESE.values()])
@@ -85,6 +86,7 @@ def test_chinese_lines_end_between_characters_and_begin_with_no_closing_mark(
     assert rich.text.divide_line.__module__.startswith("rich.")  # as before
 
 
+@pytest.mark.thorough
 def test_lang_counts_more_than_the_locale_wherever_it_stands(headwise: Command, locale: Any):
     locale(LC_ALL="zh_CN.UTF-8", LANG="en_GB.UTF-8")
     assert "用法" in headwise("see", "--help").out

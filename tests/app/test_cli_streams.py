@@ -22,6 +22,7 @@ def test_the_version_is_printed_without_a_command(headwise: Command, option: str
     assert headwise(option) == (0, f"headwise {hw.__version__}\n", "")
 
 
+@pytest.mark.thorough
 def test_a_text_on_standard_input(headwise: Command, model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("武松打虎", encoding="utf-8")
     see = ("see", "--model", model_folder, "--out", tmp_path / "report.html")
@@ -86,6 +87,7 @@ def test_a_dash_is_refused_where_it_cannot_be(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_a_text_to_prune_by_comes_from_standard_input(headwise: Command, model_folder: Path, tmp_path: Path) -> None:
     text = "武松又来打虎，再来？" * 300
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")

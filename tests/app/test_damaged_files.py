@@ -82,6 +82,7 @@ def test_a_training_that_continues_from_a_damaged_file(headwise: Command, name: 
     refused(headwise, args, path, path.read_bytes(), seed=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["manifest.json", "unit-000000.safetensors"])
 def test_a_measurement_that_continues_from_a_damaged_file(
     headwise: Command, name: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

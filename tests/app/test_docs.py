@@ -82,7 +82,7 @@ def folder(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     return tmp_path
 
 
-@pytest.mark.thorough_except("index.md", "telemetry.md", "plan.md")
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_the_python_of_a_page_runs(folder: Path, page: str) -> None:
     for package in ("transformers", "scipy", "matplotlib", "pyarrow", "tensorboard"):
@@ -96,7 +96,7 @@ def test_the_python_of_a_page_runs(folder: Path, page: str) -> None:
             name.stop()
 
 
-@pytest.mark.thorough_except(READMES[0])
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", [page for page in [*PAGES, *READMES] if commands(page)])
 def test_the_commands_of_a_page_run(folder: Path, headwise: Command, page: str) -> None:
     pytest.importorskip("pyarrow")
@@ -106,6 +106,7 @@ def test_the_commands_of_a_page_run(folder: Path, headwise: Command, page: str) 
         assert done.code == 0, (words, done.err)
 
 
+@pytest.mark.thorough
 def test_the_table_of_commands_lists_all_commands_with_options_that_exist(headwise: Command) -> None:
     rows = re.findall(
         r"^\| `headwise (\w+).*?` \|.*\|(.*?)\|$", (DOCS / "commands.md").read_text("utf-8"), re.MULTILINE

@@ -17,6 +17,7 @@ def test_it_is_small() -> None:
     assert 1_000_000 < size <= 8_000_000
 
 
+@pytest.mark.thorough
 def test_its_heads_look_back() -> None:
     decoder, tokenizer, _ = load_pretrained()
     assert decoder.config.num_layers >= 3

@@ -252,6 +252,7 @@ def test_command_prints_markdown_and_json(headwise: Command) -> None:
     assert found.out == to_markdown(plan_design("gqa", GQA, Work(1, 2048, 2048)))
 
 
+@pytest.mark.thorough
 def test_command_prints_text(headwise: Command) -> None:
     found = headwise("plan", "model", "llama_2_70B", "--seq", "4096", "--batch", "1")
     assert found.code == 0, found.err
@@ -273,6 +274,7 @@ def test_command_draws_the_trade_off(headwise: Command, tmp_path: Path) -> None:
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20
 
 
+@pytest.mark.thorough
 def test_a_single_head_may_be_asked_for_with_its_one_head(headwise: Command) -> None:
     layer = ("plan", "layer", "single_head", "--d-model", 8)
     assert headwise(*layer, "--num-heads", 1) == headwise(*layer)
@@ -294,6 +296,7 @@ def test_other_sizes_reach_the_design(headwise: Command) -> None:
     assert found.out.startswith(f"latent: {published.parameters:,} parameters per layer\n")
 
 
+@pytest.mark.thorough
 def test_a_width_may_be_that_of_a_model(headwise: Command) -> None:
     assert headwise("plan", "trade-off", "gpt-2-small") == headwise("plan", "trade-off", "768")
 
@@ -321,6 +324,7 @@ def test_options_that_were_a_kind_of_plan_name_the_command(headwise: Command, be
     )
 
 
+@pytest.mark.thorough
 def test_plan_alone_shows_its_commands(headwise: Command) -> None:
     assert headwise("plan") == headwise("plan", "--help")
     assert all(name in headwise("plan").out for name in ("model", "layer", "trade-off", "designs", "list"))

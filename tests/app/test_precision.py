@@ -75,6 +75,9 @@ def test_statistics_are_float32_in_half_precision(kernel, mode):
         assert ours[f"{name} max"] <= 1e-4
 
 
+@pytest.mark.thorough_except(
+    "MultiHeadAttention-float32", "MultiHeadAttention-float16", "MultiHeadAttention-autocast float16"
+)
 @pytest.mark.parametrize("mode", precision.MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("kind", ["MultiHeadAttention", "TransformerBlock"])
 def test_layers_are_as_exact_as_those_of_pytorch(kind, mode):

@@ -51,6 +51,7 @@ def numbers(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.thorough
 def test_named_heads_go_and_the_rest_computes_what_silencing_them_gave(headwise, model_folder, text, tmp_path):
     before = (model_folder / "model.safetensors").read_bytes()
     out, told = tmp_path / "out", tmp_path / "told.json"
@@ -158,6 +159,7 @@ def test_as_many_heads_go_as_the_loss_allows(headwise, model_folder, text, tmp_p
     assert gone == curve["removed"][-1] or curve["loss"][gone + 1] > limit
 
 
+@pytest.mark.thorough
 def test_groups_left_uneven_are_told_in_chinese_too(headwise, shared_folder, text):
     given = ("prune", "--model", shared_folder, "--file", text, "--heads", "0.0", "--dry-run", "--windows", 1)
     for lang, words in (("en", "2 query heads share a KV head"), ("zh", "每 2 个查询头共享一个键值头")):
@@ -182,6 +184,7 @@ def test_heads_that_share_keys_go_together_and_the_dtype_stays(headwise, shared_
     assert (out / "model.safetensors").stat().st_size < (shared_folder / "model.safetensors").stat().st_size
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 3, 5]), st.integers(1, 3)), min_size=1, max_size=4), st.data())
 def test_an_order_holds_every_head_once_and_empties_no_layer(sizes, data):
@@ -332,6 +335,7 @@ def written_by_hand(decoder: Decoder, tokenizer: CharTokenizer, found: Any) -> s
     return text + "\n"
 
 
+@pytest.mark.thorough
 def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_folder, tmp_path):
     layer = {"windows": [None] * 5, "kept": [1.0] * 5, "key_width": 4, "value_width": 4}
     content = {"format": "headwise-budget-1", "window": 5, "sinks": 0, "threshold": 0.9, "tokens": 24}
@@ -401,6 +405,7 @@ def test_a_model_of_transformers_is_refused_with_the_way_out(headwise, text, tmp
         assert (done.code, "hw.edit.prune" in done.err, len(done.err.strip().splitlines())) == (2, True, 1)
 
 
+@pytest.mark.thorough
 def test_without_a_yes_nothing_is_written(headwise, model_folder, text, tmp_path):
     out = tmp_path / "out"
     given = ("prune", "--model", model_folder, "--file", text, "--heads", "0.1", "--out", out, "--windows", 1)
@@ -520,6 +525,7 @@ def test_a_change_is_described_in_chinese(headwise, model_folder, text, tmp_path
     assert re.findall(r"[a-z]{3,}(?: [a-z]{2,}){2,}", plain) == []
 
 
+@pytest.mark.thorough
 def test_the_embedded_model_is_named_in_both_languages():
     named = open_source(None).described
     assert (named[:18], named.zh[:5]) == ("the embedded model", "内置模型，")

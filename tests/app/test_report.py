@@ -45,6 +45,7 @@ class Pair(nn.Module):
         )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_record_becomes_the_maps_of_its_last_forward(model: Model) -> None:
     decoder, tokenizer = model
     text = "武松打虎，又来。The tiger"
@@ -67,6 +68,7 @@ def test_a_record_becomes_the_maps_of_its_last_forward(model: Model) -> None:
     assert report.title == "a title"
 
 
+@pytest.mark.thorough
 def test_it_says_of_a_text_what_see_says(model: Model) -> None:
     from headwise.lm.loading.decoder import DecoderModel
     from headwise.reports.see import see
@@ -83,6 +85,7 @@ def test_it_says_of_a_text_what_see_says(model: Model) -> None:
         np.testing.assert_allclose(column.flat, other.statistics[name].flat, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.thorough
 def test_bytes_of_a_character_are_shown_as_one(model: Model) -> None:
     decoder, tokenizer = model
     ids = torch.from_numpy(tokenizer.encode("武😀松"))[None]
@@ -91,6 +94,7 @@ def test_bytes_of_a_character_are_shown_as_one(model: Model) -> None:
     np.testing.assert_allclose(passage.maps.sum(-1), 1, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_nobody_tells_of_the_tokens(model: Model) -> None:
     ids = torch.randint(0, 256, (1, 12))
     report = hw.report(watched(model[0], ids))
@@ -101,6 +105,7 @@ def test_nobody_tells_of_the_tokens(model: Model) -> None:
     assert by_id.passages[0].tokens == [str(int(i)) for i in ids[0]]
 
 
+@pytest.mark.thorough
 def test_a_batch_has_a_passage_an_entry_without_its_padding() -> None:
     torch.manual_seed(5)
     model = nn.TransformerEncoder(
@@ -163,6 +168,7 @@ def test_cross_attention_is_shown_as_such(tmp_path: Path) -> None:
     assert len(pictures) == 2 * (1 + 2 * 3)
 
 
+@pytest.mark.thorough
 def test_a_step_of_generation_looks_back_at_all_tokens() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed (the hf extra)")
     torch.manual_seed(2)
@@ -178,6 +184,7 @@ def test_a_step_of_generation_looks_back_at_all_tokens() -> None:
     assert passage.maps.shape == (2, 3, 3, 9)
 
 
+@pytest.mark.thorough
 def test_tokens_of_transformers_become_readable() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed (the hf extra)")
     from tokenizers import Tokenizer, models
@@ -212,6 +219,7 @@ def test_pictures_of_maps_are_shown_with_what_was_watched(model: Model, n: int) 
     assert (passage.cell, passage.peaks is None) == ((1, True) if n == 12 else (2, False))
 
 
+@pytest.mark.thorough
 def test_long_maps_are_pooled(model: Model) -> None:
     decoder = model[0]
     ids = torch.randint(0, 256, (2, 50))
@@ -225,6 +233,7 @@ def test_long_maps_are_pooled(model: Model) -> None:
             np.testing.assert_allclose(passage.peaks[layer], amap.pool(16, "max")[entry].numpy(), atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_layers_with_different_heads(model: Model) -> None:
     decoder = hw.edit.prune(model[0], {1: [0, 3]}, copy=True).model
     report = hw.report(watched(decoder, torch.randint(0, 256, (1, 12))))
@@ -233,6 +242,7 @@ def test_layers_with_different_heads(model: Model) -> None:
     assert report.patterns[1][3:] == ["", ""]
 
 
+@pytest.mark.thorough
 def test_it_is_written_whole_and_in_chinese(model: Model, tmp_path: Path) -> None:
     record = watched(model[0], torch.randint(0, 256, (1, 9)))
     found = hw.report(record, tmp_path / "r.html", lang="zh")

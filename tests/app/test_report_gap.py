@@ -31,6 +31,7 @@ def decoded(maps: str) -> Record:
     return record
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("maps", ["lazy", "pooled"])
 def test_rows_and_columns_are_named_by_their_tokens(maps: str, tmp_path: Path) -> None:
     record = decoded(maps)

@@ -41,6 +41,7 @@ def dense(model: Model, text: str) -> np.ndarray:
     return torch.stack(found).numpy()
 
 
+@pytest.mark.thorough
 def test_short_text_is_shown_exactly(model: Model) -> None:
     text = "武松打虎。又来，"
     report = see(text, DecoderModel(*model))
@@ -52,6 +53,7 @@ def test_short_text_is_shown_exactly(model: Model) -> None:
     np.testing.assert_allclose(passage.maps, dense(model, text), atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_statistics_are_those_of_the_maps(model: Model) -> None:
     text = "武松打虎，再来？The tiger"
     report = see(text, DecoderModel(*model))
@@ -65,6 +67,7 @@ def test_statistics_are_those_of_the_maps(model: Model) -> None:
     np.testing.assert_allclose(values["punctuation_mass"], p[..., marks].sum(-1).mean(-1), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_unseen_characters_are_read_as_bytes_and_shown_whole(model: Model) -> None:
     text = "武😀松龘"
     report = see(text, DecoderModel(*model))
@@ -80,6 +83,7 @@ def test_unseen_characters_are_read_as_bytes_and_shown_whole(model: Model) -> No
     assert any("2 of the characters" in note for note in report.notes)
 
 
+@pytest.mark.thorough
 def test_long_text_is_pooled_mean_and_largest(model: Model) -> None:
     text = "武松打虎。" * 13
     report = see(text, DecoderModel(*model), cells=16, window=0)
@@ -95,11 +99,13 @@ def test_long_text_is_pooled_mean_and_largest(model: Model) -> None:
     assert any("24 tokens at a time" in value for name, value in report.facts if name == "caution")
 
 
+@pytest.mark.thorough
 def test_pooled_text_keeps_every_character(model: Model) -> None:
     text = "武😀松\n" * 20
     assert "".join(see(text, DecoderModel(*model), cells=16).passages[0].tokens) == text
 
 
+@pytest.mark.thorough
 def test_one_character(model: Model) -> None:
     report = see("武", DecoderModel(*model))
     facts = [(in_language(name, "zh"), value, in_language(value, "zh")) for name, value in report.facts]
@@ -116,6 +122,7 @@ def test_empty_text_is_refused(model: Model) -> None:
         see("", DecoderModel(*model))
 
 
+@pytest.mark.thorough
 def test_progress_is_told_to_its_end(model: Model) -> None:
     told: dict[str, tuple[int, int]] = {}
     see(
@@ -146,6 +153,7 @@ def test_sentences(text: str, expected: list[str]) -> None:
     assert [text[a:b] for a, b in found] == expected
 
 
+@pytest.mark.thorough
 def test_heads_are_compared_and_judged_by_the_loss(model: Model) -> None:
     text = "武松打虎，再来？The tiger sleeps!"
     report = see(text, DecoderModel(*model))
@@ -200,12 +208,14 @@ def test_layers_with_different_heads_are_seen(model: Model, tmp_path: Path) -> N
     assert '"counts":[5,3]' in write_report(report, tmp_path / "r.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_a_text_of_a_few_characters_is_not_compared(model: Model) -> None:
     report = see("武松", DecoderModel(*model))
     assert report.comparisons == []
     assert list(report.importance) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("heldout", "warned"), [(2.0, True), (50.0, False), (None, False)])
 def test_the_head_of_the_report_compares_the_loss_with_held_out_losses(
     model: tuple[Decoder, CharTokenizer], heldout: float | None, warned: bool
@@ -229,6 +239,7 @@ def test_held_out_losses_of_a_model_that_was_changed_are_not_its_own(model: tupl
     assert loaded.heldout == {}
 
 
+@pytest.mark.thorough
 def test_the_head_of_the_report_says_what_is_beyond_the_trained_length(model: tuple[Decoder, CharTokenizer]) -> None:
     reports = [see("武" * n, DecoderModel(*model), window=0) for n in (24, 31)]
     cautions = [[value for name, value in report.facts if name == "caution"] for report in reports]
@@ -238,6 +249,7 @@ def test_the_head_of_the_report_says_what_is_beyond_the_trained_length(model: tu
     assert "最后 7 个词元" in cautions[1][0].zh
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("args", "desktop", "opens"),
     [([], True, True), ([], False, False), (["--no-open"], True, False), (["--open"], False, True)],

@@ -31,6 +31,7 @@ def small_model(folder: Path, text: str):
     return hw.load_model(folder)
 
 
+@pytest.mark.thorough
 def test_text_path_and_loaded_model_give_one_report(tmp_path, capfd):
     loaded = hw.load_model()
     by_default = hw.see(TEXT)
@@ -45,7 +46,7 @@ def test_text_path_and_loaded_model_give_one_report(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.thorough_except("en-I know it is the moon.")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("lang", "words"), [("en", "I know it is the moon."), ("zh", "鲁智深是关西汉子")])
 def test_without_a_text_readers_see_a_passage_in_their_language_that_the_model_knows(
     lang, words, tmp_path, monkeypatch
@@ -76,6 +77,7 @@ def test_a_page_is_in_the_language_of_the_locale_unless_lang_is_given(tmp_path, 
     assert '<html lang="en' in (tmp_path / "see.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_files_are_written(tmp_path):
     loaded = small_model(tmp_path, TEXT)
     steps = []
@@ -88,6 +90,7 @@ def test_files_are_written(tmp_path):
     assert {"reading", "importance"} <= set(steps)
 
 
+@pytest.mark.thorough
 def test_cells_pool_longer_texts(tmp_path):
     assert hw.see(TEXT, small_model(tmp_path, TEXT), cells=8).passages[0].cell == 2
 
@@ -101,6 +104,7 @@ def test_any_watched_model_is_seen():
     assert type(model.layers[0].self_attn) is nn.MultiheadAttention
 
 
+@pytest.mark.thorough
 def test_ids_of_a_model_are_its_tokens():
     loaded = hw.load_model()
     ids = loaded.read(TEXT).ids
@@ -123,6 +127,7 @@ def test_wrong_arguments_are_named(call, words):
         call()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ids", [torch.zeros(0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.long)])
 def test_ids_of_no_token_are_an_empty_text(ids):
     with pytest.raises(hw.TextError, match="the text is empty; give at least one token"):

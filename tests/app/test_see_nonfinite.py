@@ -31,10 +31,12 @@ def strange(report: hw.reports.Report) -> list[str]:
     return [note for note in report.notes if "NaN" in note]
 
 
+@pytest.mark.thorough
 def test_a_text_without_any_has_no_note(model_folder) -> None:
     assert strange(hw.see(TEXT, load_model(model_folder))) == []
 
 
+@pytest.mark.thorough_except("None")
 @pytest.mark.parametrize("window", [0, None])
 def test_heads_of_a_text(damaged: LoadedModel, window: int | None) -> None:
     text = TEXT * (1 if window == 0 else 4)

@@ -27,6 +27,7 @@ def test_windows_cover_each_token_once_with_half_a_window_before_it():
         assert all(window.own - window.start >= (size - lead) // 2 for window in windows[1:])
 
 
+@pytest.mark.thorough
 def test_maps_statistics_and_loss_are_those_of_the_windows(loaded):
     reading = loaded.read(TEXT)
     n, size = len(reading), 24
@@ -54,6 +55,7 @@ def test_maps_statistics_and_loss_are_those_of_the_windows(loaded):
     assert "caution" not in dict(report.facts)
 
 
+@pytest.mark.thorough
 def test_the_largest_logit_is_that_of_all_windows(loaded):
     reading = loaded.read(TEXT)
     found = [
@@ -64,6 +66,7 @@ def test_the_largest_logit_is_that_of_all_windows(loaded):
     assert torch.allclose(hw.see(TEXT, loaded).statistics["max_logit"][0].float(), torch.stack(found).amax(0))
 
 
+@pytest.mark.thorough
 def test_a_long_text_is_pooled_from_its_windows(loaded):
     exact = hw.see(TEXT, loaded).passages[0].maps
     shown = hw.see(TEXT, loaded, cells=31).passages[0]
@@ -78,6 +81,7 @@ def test_a_long_text_is_pooled_from_its_windows(loaded):
     assert np.allclose(shown.maps, tiles.sum((3, 5)) / np.maximum(within, 1), atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_short_text_is_read_whole_and_zero_reads_every_text_whole(loaded):
     assert "windows" not in dict(hw.see(TEXT[:24], loaded).facts)
     whole = dict(hw.see(TEXT, loaded, window=0).facts)
@@ -86,6 +90,7 @@ def test_a_short_text_is_read_whole_and_zero_reads_every_text_whole(loaded):
     assert size_for(loaded, 240, 11) == 11
 
 
+@pytest.mark.thorough
 def test_a_window_beyond_the_training_is_a_caution(loaded):
     assert "last 7 tokens" in dict(hw.see(TEXT, loaded, window=31).facts)["caution"]
 
@@ -115,6 +120,7 @@ def test_a_module_has_no_windows(loaded):
         hw.see(torch.arange(3), torch.nn.MultiheadAttention(8, 2), window=8)
 
 
+@pytest.mark.thorough
 def test_a_text_of_megabytes_is_refused_with_the_time_it_would_take(headwise, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "large.txt").write_text("武松打虎，又打虎。\n" * 350_000, encoding="utf-8")  # 10 MB
@@ -134,6 +140,7 @@ def test_a_text_that_is_long_in_characters_only_is_read(loaded, monkeypatch):
     check_length(loaded, TEXT)
 
 
+@pytest.mark.thorough
 def test_a_character_of_several_tokens_is_one_cell(loaded):
     text = TEXT[:40] + "鱼" + TEXT[40:80]  # three bytes to this model
     shown = hw.see(text, loaded).passages[0]

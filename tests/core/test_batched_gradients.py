@@ -76,6 +76,7 @@ def test_batches_within_batches(kernel: str) -> None:
             torch.testing.assert_close(ours.flatten(0, 1), each, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_jacobian_and_its_derivative(kernel: str) -> None:
     q, k, v = learned()

@@ -84,6 +84,9 @@ TOGETHER = [
 ]
 
 
+@pytest.mark.thorough_except(
+    "multi_head-full-None", "per_head-capacity-float16", "contraction-sliding-float32", "single_head-sinks-int8"
+)
 @pytest.mark.parametrize(("name", "kind", "stored"), each_value(TOGETHER))
 def test_what_is_stored_does_not_depend_on_the_cut(name: str, kind: str, stored: str | None) -> None:
     if name == "talking_heads" and kind.startswith("budgets"):
@@ -211,6 +214,7 @@ def test_a_decoder_reads_prompts_of_different_length() -> None:
         torch.testing.assert_close(logits[i : i + 1, 8 - length :], decoder(ids[i : i + 1, 8 - length :]))
 
 
+@pytest.mark.thorough
 @for_all(
     st.lists(st.one_of(st.none(), st.integers(1, 12)), min_size=1, max_size=4), st.integers(0, 5), st.integers(1, 11),
     st.integers(0, 9), st.data(),

@@ -144,6 +144,7 @@ def test_a_call_that_fails_leaves_the_cache_of_selected_heads() -> None:
             assert torch.equal(layer(part, mask=hw.Causal(), cache=cache), layer(part, mask=hw.Causal(), cache=other))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["sliding", "equal budgets"])
 def test_a_tensor_may_have_the_dropped_keys_or_not(kind: str) -> None:
     layer, x = layer_and()
@@ -173,6 +174,9 @@ OWN_MASKS: dict[str, Mask] = {
 }
 
 
+@pytest.mark.thorough_except(
+    "a wider window-<lambda>0", "a narrower window-<lambda>1", "padding-<lambda>0", "forbidden-<lambda>1"
+)
 @pytest.mark.parametrize("make", [
     lambda: SlidingCache(4), lambda: SlidingCache(4, sinks=2), lambda: BudgetCache([5, 3], sinks=1),
     lambda: BudgetCache([4, None], sinks=1),

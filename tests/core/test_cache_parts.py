@@ -47,6 +47,7 @@ def layer() -> hw.MultiHeadAttention:
     return hw.MultiHeadAttention(32, HEADS, num_kv_heads=4, rotary=True).double()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 @torch.no_grad()

@@ -33,6 +33,7 @@ def numbers(shape: tuple[int, ...], seed: int, power: int, dtype: torch.dtype) -
 shapes = st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 5), st.integers(1, 17))
 
 
+@pytest.mark.thorough
 @for_all(shapes, st.integers(0, 999), st.integers(-44, 37), st.sampled_from(DTYPES))
 @example((1, 1, 3, 3), 232, -3, torch.float16)  # subnormal in float16
 @settings(deadline=None, max_examples=150)
@@ -157,6 +158,7 @@ def test_room_grows_by_doubling_and_keeps_what_was_there() -> None:
     assert torch.equal(rows.read(), Quantized().decode(Quantized().encode(x), x.dtype))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stored", [None, "int8"])
 def test_a_window_with_sinks_is_copied_once_in_many_steps(stored: str | None) -> None:
     """Also after a long prompt, the memory of which is not held."""
@@ -202,6 +204,7 @@ def test_without_memory_neither_keys_nor_values_are_added(
         assert torch.equal(found, expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_process_that_is_forked_meanwhile_can_claim() -> None:

@@ -42,6 +42,7 @@ def layer(h: int, h_kv: int, d_k: int = 6, d_v: int = 10) -> Counts:
     return counts_of("multi_head", sizes)
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=150)
 @given(
     ranks=st.integers(1, 9), length=st.integers(1, 3), kind=st.sampled_from(["all", "causal", "chunks"]),
@@ -75,6 +76,7 @@ def test_keys_go_as_far_as_the_rings_own_plan_sends_them(
     assert way.backward == 6 * (numbers // ranks)
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=60)
 @given(ranks=st.integers(1, 6), length=st.integers(1, 5), other=st.integers(1, 5), heads=st.sampled_from([1, 2, 4]))
 def test_keys_of_cross_attention_go_as_far_as_the_rings_own_plan_sends_them(

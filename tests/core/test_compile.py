@@ -94,7 +94,7 @@ def leaf_qkv(*sizes: int, **options: Any) -> list[Tensor]:
     return [x.requires_grad_() for x in qkv(*sizes, **options)]
 
 
-@pytest.mark.thorough_except("documents and padding", "window and sinks")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MASKS)
 def test_one_graph_gives_the_same_bits_under_every_mask(name: str) -> None:
     mask = MASKS[name](2, 37, 53)
@@ -105,7 +105,7 @@ def test_one_graph_gives_the_same_bits_under_every_mask(name: str) -> None:
     same_both_ways(whole(call), call, *leaf_qkv())
 
 
-@pytest.mark.thorough_except("two biases", "sinks")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SCORES)
 def test_one_graph_gives_the_same_bits_with_every_score(name: str) -> None:
     score = SCORES[name](2, 6, 37, 53)
@@ -116,7 +116,7 @@ def test_one_graph_gives_the_same_bits_with_every_score(name: str) -> None:
     same_both_ways(whole(call), call, *leaf_qkv(), more=leaves(score))
 
 
-@pytest.mark.thorough_except("0.4-dtype2", "0.4-dtype3", "0.4-dtype1", "0.0-dtype0")
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_one_graph_gives_the_same_bits_in_every_dtype_and_with_dropout(dtype: torch.dtype, dropout: float) -> None:
@@ -126,6 +126,7 @@ def test_one_graph_gives_the_same_bits_in_every_dtype_and_with_dropout(dtype: to
     same_both_ways(whole(call), call, *leaf_qkv(dtype=dtype))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("learned", [False, True])
 def test_dropout_beside_biases(learned: bool) -> None:
     bias = torch.randn(1, 6, 1, 53, generator=torch.Generator().manual_seed(2)).requires_grad_(learned)
@@ -136,7 +137,7 @@ def test_dropout_beside_biases(learned: bool) -> None:
     same_both_ways(whole(call), call, *leaf_qkv(), more=[bias] if learned else [])
 
 
-@pytest.mark.thorough_except("mask0-cpu", "mask1-torch_fused", "mask1-cpu", "mask0-torch_fused")
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if name in kernels_here()])
 @pytest.mark.parametrize("mask", [Everything(), Causal()])
 def test_a_named_kernel_has_its_own_backward_pass_in_a_graph(kernel: str, mask: Mask) -> None:
@@ -151,6 +152,7 @@ def test_a_named_kernel_has_its_own_backward_pass_in_a_graph(kernel: str, mask: 
         torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.thorough
 @compiled_here
 def test_the_compiled_kernel_runs_and_its_operators_are_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
@@ -184,6 +186,7 @@ def test_one_graph_serves_any_size(data: st.DataObject) -> None:
     assert 1 <= len(graphs.seen) <= 3
 
 
+@pytest.mark.thorough
 def test_a_mask_may_have_a_size_of_the_graph() -> None:
     graph = torch.compile(
         lambda q: attend(q, q, q, mask=Causal() & Window(q.shape[2] // 4) | Sinks(2)),
@@ -194,7 +197,7 @@ def test_a_mask_may_have_a_size_of_the_graph() -> None:
         assert torch.equal(graph(q), attend(q, q, q, mask=Causal() & Window(n // 4) | Sinks(2)))
 
 
-@pytest.mark.thorough_except("shape0")
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(0, 53), (37, 0), (1, 1), (1, 40)])
 def test_one_graph_of_no_queries_no_keys_and_few(shape: tuple[int, int]) -> None:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -203,6 +206,7 @@ def test_one_graph_of_no_queries_no_keys_and_few(shape: tuple[int, int]) -> None
     same_both_ways(whole(call), call, *leaf_qkv(n=shape[0], m=shape[1]))
 
 
+@pytest.mark.thorough
 def test_what_only_the_data_show_is_seen_when_the_graph_runs() -> None:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, mask=Causal())
@@ -218,6 +222,7 @@ def test_what_only_the_data_show_is_seen_when_the_graph_runs() -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.thorough
 @compiled_here
 def test_a_named_kernel_runs_or_raises_in_a_graph_too() -> None:
     q, k, v = qkv(e=8)
@@ -228,6 +233,7 @@ def test_a_named_kernel_runs_or_raises_in_a_graph_too() -> None:
         whole(lambda q, k, v: attend(q, k, v, mask=Window(3), kernel="torch_fused"))(q, k, v)
 
 
+@pytest.mark.thorough
 def test_use_kernel_reaches_a_graph_that_is_compiled_already() -> None:
     one = whole(lambda q, k, v: attend(q, k, v, mask=Window(3)))
     inputs = qkv(e=8)
@@ -238,6 +244,7 @@ def test_use_kernel_reaches_a_graph_that_is_compiled_already() -> None:
         one(*inputs)
 
 
+@pytest.mark.thorough
 def test_lengths_that_change_need_no_new_graph_and_are_checked() -> None:
     graphs = Graphs()
     one = torch.compile(lambda q, k, v, mask: attend(q, k, v, mask=mask), fullgraph=True, backend=graphs)
@@ -251,6 +258,7 @@ def test_lengths_that_change_need_no_new_graph_and_are_checked() -> None:
         torch.compile(lambda q, k, v: attend(q, v, v), backend="aot_eager")(*inputs)
 
 
+@pytest.mark.thorough
 def test_lengths_may_be_made_within_a_graph_which_checks_them_when_it_runs() -> None:
     def call(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
         return attend(q, k, v, mask=Causal() & Lengths(lengths))
@@ -284,6 +292,7 @@ class Near(Relative):
         return (-offset.abs().to(dtype) / 9)[None]
 
 
+@pytest.mark.thorough
 def test_masks_and_scores_of_somebodys_own() -> None:
     q, k, v = leaf_qkv()
 
@@ -298,7 +307,7 @@ def test_masks_and_scores_of_somebodys_own() -> None:
     assert not can_record(Rule(EveryOther() & Causal(), 1.0, Grid(1, 1, 1, 1)))
 
 
-@pytest.mark.thorough_except("dense")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MASKS)
 def test_a_map_from_a_graph_is_the_map(name: str) -> None:
     mask = MASKS[name](2, 37, 53)
@@ -317,6 +326,7 @@ def test_a_map_from_a_graph_is_the_map(name: str) -> None:
     assert (one.nonfinite_values == 0).all()
 
 
+@pytest.mark.thorough
 def test_a_map_from_a_graph_keeps_a_bias_that_is_learned() -> None:
     weight = torch.randn(32, 6, generator=torch.Generator().manual_seed(2)).requires_grad_()
 
@@ -332,6 +342,7 @@ def test_a_map_from_a_graph_keeps_a_bias_that_is_learned() -> None:
     assert torch.equal(one[:], weights)
 
 
+@pytest.mark.thorough
 def test_a_map_from_a_graph_counts_bad_values_and_names_a_named_kernel() -> None:
     q, k, v = qkv()
     v[1, 2, 3, :2] = torch.nan
@@ -356,6 +367,7 @@ def test_measures_come_between_two_graphs(names: tuple[str, ...]) -> None:
     assert all(torch.equal(one[name], two[name]) for name in names)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"return_map": True, "measures": ["entropy"]}, {"mask": EveryOther()}])
 def test_what_ends_a_graph_is_said_where_there_must_be_one(options: dict[str, Any]) -> None:
     with pytest.raises(Exception, match="omit fullgraph=True"):  # in an error of the compiler's own
@@ -382,7 +394,7 @@ def arguments(mask: str, score: str, dropout: float) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-@pytest.mark.thorough_except("documents-all-0.0", "window and sinks-bias of keys-0.3")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mask", "score", "dropout"),
     [
@@ -416,6 +428,7 @@ def test_every_registered_mask_has_a_sample() -> None:
     assert found | {"HeadWindows"} == known  # which is of some number of heads
 
 
+@pytest.mark.thorough
 def test_windows_of_heads_are_part_of_a_graph() -> None:
     mask = Causal() & HeadWindows([2, None, 3, 1, None, 50], sinks=1)
 
@@ -439,6 +452,7 @@ def test_traced_graphs_hold_the_operator_and_not_one_result(name: str) -> None:
     assert torch.equal(graph(*other), call(*other))
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
 @pytest.mark.parametrize("options", [{"measures": ["entropy", "max_logit"]}, {"mask": EveryOther()}])
 def test_what_no_operator_holds_is_traced_as_its_operations(options: dict[str, Any]) -> None:
@@ -454,6 +468,7 @@ def test_what_no_operator_holds_is_traced_as_its_operations(options: dict[str, A
         make_fx(call)(*qkv())
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
 def test_a_watched_layer_is_traced() -> None:
     module, x = MultiHeadAttention(24, 6, num_kv_heads=2), torch.randn(2, 13, 24)
@@ -490,7 +505,7 @@ def test_export_and_its_file() -> None:
         torch.testing.assert_close(again(y), Masked()(y))
 
 
-@pytest.mark.thorough_except("block_diagonal")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", DESIGNS)
 def test_every_design_is_one_graph(name: str) -> None:
     if name in ("sparse_mixture", "mixture_of_heads"):

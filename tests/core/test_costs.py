@@ -76,6 +76,7 @@ def test_flops_are_those_of_the_module(name: str, options: dict[str, Any]) -> No
     assert flops(attention_stages(counts, work)) == counter.get_total_flops()
 
 
+@pytest.mark.thorough
 @given(st.data(), st.integers(1, 23), st.integers(0, 19))
 def test_pairs_are_those_that_the_mask_allows(data: st.DataObject, n: int, more: int) -> None:
     m = n + more
@@ -87,6 +88,7 @@ def test_pairs_are_those_that_the_mask_allows(data: st.DataObject, n: int, more:
     assert Work(1, n, m, window=window, sinks=sinks).seen_keys == min(int(seen), m)
 
 
+@pytest.mark.thorough
 @given(st.data(), st.integers(1, 23), st.integers(0, 19))
 def test_pairs_in_chunks_are_those_that_the_mask_allows(data: st.DataObject, n: int, more: int) -> None:
     m = n + more
@@ -96,6 +98,7 @@ def test_pairs_in_chunks_are_those_that_the_mask_allows(data: st.DataObject, n: 
     assert (work.pairs, work.seen_keys) == (int(mask.sum()), int(mask.any(0).sum()))
 
 
+@pytest.mark.thorough
 @given(st.integers(1, 23), st.integers(1, 30))
 def test_pairs_near_one_another_are_those_that_the_mask_allows(n: int, window: int) -> None:
     mask = Window(window, window - 1).to_dense(n, n)
@@ -361,6 +364,7 @@ def test_bhojanapalli_table_2(heads: int, head_dim: int, millions: int) -> None:
     assert round((24 * block + embedding + pooler + next_sentence + masked_words) / 1e6) == millions
 
 
+@pytest.mark.thorough
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**9)), min_size=1), st.floats(1e9, 1e15))
 @settings(max_examples=50)
 def test_roofline_is_below_neither_of_its_lines(sizes: list[tuple[int, int]], peak: float) -> None:

@@ -80,6 +80,9 @@ MADE: dict[str, Callable[[], Mask]] = {
 }
 
 
+@pytest.mark.thorough_except(
+    "dtype0-padded left-what keys receive", "dtype0-window and sinks-diagonals", "dtype1-causal window-one head"
+)
 @pytest.mark.parametrize("what", READS)
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])

@@ -83,6 +83,7 @@ def test_rotary_positions_are_those_of_the_text() -> None:
     torch.testing.assert_close(module(x, mask=Causal()), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough_except("steps1", "steps2")
 @pytest.mark.parametrize("steps", [(1,) * 13, (5, 1, 7), (13,)])
 def test_a_cache_with_holes(steps: tuple[int, ...]) -> None:
     module, x = design("sparse_mixture", {"top_k": 2, "keys": "chosen", "rotary": True}), given()
@@ -177,6 +178,7 @@ def test_saved_copied_and_converted() -> None:
     torch.testing.assert_close(everyone(x, mask=Causal()), dense(x, mask=Causal()))
 
 
+@pytest.mark.thorough
 def test_a_decoder_writes_with_its_own_caches() -> None:
     torch.manual_seed(0)
     config = DecoderConfig(

@@ -15,6 +15,7 @@ def channels_last(x: Tensor) -> Tensor:
     return x.movedim(1, -1)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Using padding='same'")  # PyTorch's own copy of the input
 @settings(max_examples=40, deadline=None)
 @over(
@@ -35,6 +36,7 @@ def test_a_line_is_convolved(n: int, k: int, dilation: int, groups: int, padding
     torch.testing.assert_close(ours(channels_last(x)), channels_last(conv(x)), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @settings(max_examples=25, deadline=None)
 @over(
@@ -49,6 +51,7 @@ def test_an_image_is_convolved(sizes: Any, kernel: Any, dilation: Any, padding: 
     torch.testing.assert_close(from_conv2d(conv)(channels_last(x)), channels_last(conv(x)), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_rounding_stays_that_of_the_dtype(dtype: torch.dtype, error: float) -> None:
     torch.manual_seed(0)

@@ -163,6 +163,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> AttentionLayer:
     return design("packed", {"num_kv_heads": 3, "head_dim": 3, "value_dim": 5})
 
 
+@pytest.mark.thorough
 def test_a_design_of_ones_own_holds_the_contract_too(packed: AttentionLayer) -> None:
     check_design("packed", num_kv_heads=3, head_dim=3, value_dim=5)
 

@@ -121,6 +121,7 @@ def test_the_loss_is_one_at_balance_and_grows_without() -> None:
     assert Gates(one * 0.5, one.bool(), one).importance().tolist() == [0, 0.5, 0, 0]
 
 
+@pytest.mark.thorough
 def test_training_on_the_loss_evens_the_load() -> None:
     torch.manual_seed(0)
     module, x = SparseHeadMixture(12, 6, top_k=1), given(64, dtype=torch.float32) + 1.0
@@ -157,6 +158,7 @@ def flops(module: SparseHeadMixture | MultiHeadAttention, x: Tensor, **options: 
     return counter.get_total_flops()
 
 
+@pytest.mark.thorough_except("sequence")
 @pytest.mark.parametrize("per", ["token", "sequence"])
 def test_work_falls_with_the_heads_that_are_not_chosen(per: str) -> None:
     torch.manual_seed(0)
@@ -235,6 +237,7 @@ def test_picked_rows_are_those_of_the_mask(kind: str) -> None:
         assert torch.equal(inside.any(-2), expected)
 
 
+@pytest.mark.thorough
 def test_long_causal_texts_are_masked_in_blocks() -> None:
     torch.manual_seed(0)
     module, x = SparseHeadMixture(8, 4, top_k=1).double(), torch.randn(2, 1300, 8, dtype=torch.float64)

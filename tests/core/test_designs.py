@@ -131,7 +131,7 @@ def test_autocast_stays_close(name: str, options: dict[str, Any]) -> None:
     assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
 
 
-@pytest.mark.thorough_except("multi_head", "block_diagonal", "convolution")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", DESIGNS)
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler's own looking around
 def test_it_compiles(name: str) -> None:

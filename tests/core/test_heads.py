@@ -230,6 +230,7 @@ def test_autocast_stays_close() -> None:
     assert (half - expected).norm() / expected.norm() < 0.03
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler's own looking around
 def test_it_compiles() -> None:
     module, x = made(16, 4, num_kv_heads=2, rotary=True).float(), given(d=16).float()

@@ -43,6 +43,7 @@ def test_outputs_follow_the_formula(kernel: str, name: str, dtype: torch.dtype) 
     assert error(out, weights @ v.double().repeat_interleave(2, 1)) <= LIMITS[dtype]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", kernels_here())
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(data=st.data())
@@ -62,6 +63,7 @@ def test_random_shapes_equal_pytorch(kernel: str, data: st.DataObject) -> None:
     assert error(attend(q, k, v, mask=mask, kernel=kernel), expected) <= 2e-6
 
 
+@pytest.mark.thorough_except("False-cpu", "True-torch_fused")
 @pytest.mark.parametrize("kernel", kernels_here())
 @pytest.mark.parametrize("causal", [False, True])
 def test_many_blocks(kernel: str, causal: bool) -> None:
@@ -127,6 +129,7 @@ def test_gradients_of_blocks_by_finite_differences(name: str, h_kv: int) -> None
     assert torch.autograd.gradcheck(lambda *x: attend(*x, mask=mask, kernel="torch_blocks"), (q, k, v), fast_mode=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kernel", ["torch_fused", "torch_blocks"])
 def test_gradients_over_many_blocks_equal_the_reference(kernel: str, causal: bool) -> None:
@@ -149,6 +152,7 @@ def test_training_memory_does_not_grow_with_the_square() -> None:
         assert 0 < sum(saved) <= 8 * q.numel()
 
 
+@pytest.mark.thorough
 def test_dropout_repeats_with_the_seed_and_keeps_the_mean() -> None:
     q, k, v = qkv(1, 2, 1, 23, 600, 8, 4)
     plain = attend(q, k, v)
@@ -162,6 +166,7 @@ def test_dropout_repeats_with_the_seed_and_keeps_the_mean() -> None:
     assert torch.equal(attend(q, k, v, dropout_p=0.0), plain)
 
 
+@pytest.mark.thorough
 def test_dropout_gradients_by_finite_differences() -> None:
     q, k, v = (x.requires_grad_() for x in qkv(1, 4, 2, 5, 7, 3, 2, dtype=torch.float64))
 

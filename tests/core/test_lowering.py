@@ -64,6 +64,7 @@ def leaves(n: int, m: int) -> st.SearchStrategy[Mask]:
     return plain | windows | size.map(Sinks) | lengths | packed | cells
 
 
+@pytest.mark.thorough
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(data=st.data())
 def test_compositions_are_their_spans(data: st.DataObject) -> None:

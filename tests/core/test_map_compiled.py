@@ -34,6 +34,7 @@ def test_pictures(name: str) -> None:
         assert told[-1] == 37
 
 
+@pytest.mark.thorough
 def test_pictures_of_many_blocks() -> None:
     q, k, v = qkv(1, 2, 1, 1301, 1301, 16, 16)
     _, amap = attend(q, k, v, mask=Causal(), return_map=True)

@@ -116,7 +116,7 @@ def test_padding_and_causal_tensors_become_masks_that_hold_no_matrix():
     assert attend(q, k, v, mask=causal, return_map=True)[1].mask == Causal()
 
 
-@pytest.mark.thorough_except("floating")
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [boolean, floating])
 def test_compiled_call_reads_the_tensor_when_it_runs(make):
     @torch.compile(backend="eager", fullgraph=True)

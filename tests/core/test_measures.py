@@ -203,6 +203,7 @@ def test_measures_beside_a_learned_sink_are_their_formulas(name: str, kernel: st
     torch.testing.assert_close(amap.measure(ready(name, 53))[name].double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])  # torch_blocks gives tiles, and no statistics
 @pytest.mark.parametrize("mask", ["everything", "causal", "window and sinks"])
 def test_measures_over_many_tiles(mask: str, kernel: str) -> None:
@@ -313,6 +314,7 @@ def test_a_kernels_reduction_is_that_of_tensor_operations(mask: str, broken: boo
             assert ours.total.dtype == ours.count.dtype == torch.float64
 
 
+@pytest.mark.thorough
 def test_rows_are_each_querys_own_value() -> None:
     q, k, v = qkv(n=700, m=700, h=2, h_kv=2, d=4, e=2)
     _, amap = attend(q, k, v, mask=MASKS["causal"](2, 700, 700), return_map=True)
@@ -356,6 +358,7 @@ def test_a_uniform_head_scores_the_baseline() -> None:
         torch.testing.assert_close(both[kind.name], both[f"{kind.name}_uniform"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mask", [Window(1), Causal()])
 def test_a_small_distance_is_as_exact_as_a_large_one(mask: Mask) -> None:
     q, k, v = qkv(n=391, m=391, d=61)
@@ -437,6 +440,7 @@ def test_results_print_as_tables() -> None:
     assert result._repr_html_().count("<tr>") == 7
 
 
+@pytest.mark.thorough
 def test_a_table_of_the_batch_is_what_merging_its_entries_gives() -> None:
     q, k, v = qkv(b=3)
     k[1, 0, 2] = torch.nan

@@ -189,6 +189,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.thorough
 @posix
 def test_a_folder_without_permission_is_known_before() -> None:
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to other users

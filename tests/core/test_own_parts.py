@@ -152,6 +152,7 @@ def test_a_map_with_them_is_saved_and_loaded(tmp_path: Path) -> None:
         register(Chunks)
 
 
+@pytest.mark.thorough
 def test_they_are_part_of_a_graph() -> None:
     assert can_record(Rule(mask() & Causal(), 1.0, GRID))
     one, fading = mask(), score(True)

@@ -50,6 +50,7 @@ def test_blocks_are_the_whole(mask, kernel, score):
     torch.testing.assert_close(other[1, 3, 70:90], one[1, 3, 70:90], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.thorough
 @settings(max_examples=15, deadline=None)
 @given(n=st.integers(1, 300), more=st.integers(0, 80))
 def test_queries_at_the_end_of_longer_keys(n, more):

@@ -199,6 +199,7 @@ def test_large_calls_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (came_again(step, some, some) is not None) is kept
 
 
+@pytest.mark.thorough
 def test_callers_at_once_do_not_meet() -> None:
     calls = [qkv(2, 6, 3, 17, 23, 8, 8, seed=seed) for seed in range(6)]
     wanted = [attend(*call) for call in calls]

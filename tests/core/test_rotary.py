@@ -139,6 +139,7 @@ def alone() -> Iterator[Any]:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.thorough_except("parallelize_heads")
 @pytest.mark.parametrize("way", ["fully_shard", "parallelize_heads"])
 def test_a_spread_decoder_from_the_meta_device_is_the_loaded_one(way: str, alone: Any, nan_where_empty: None) -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -177,7 +178,7 @@ def test_copies_threads_and_inference_change_nothing() -> None:
     assert torch.equal(torch.func.vmap(lambda x: rotary(x, 3))(x), expected)
 
 
-@pytest.mark.thorough_except("dtype1")
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_one_graph_serves_all_lengths(dtype: torch.dtype) -> None:
     rotary = Rotary(8).to(dtype)
@@ -191,7 +192,7 @@ def test_one_graph_serves_all_lengths(dtype: torch.dtype) -> None:
     assert len(graphs) == 1
 
 
-@pytest.mark.thorough_except("dtype0")
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_exported_layers_have_the_formula(dtype: torch.dtype) -> None:
     layer, x = hw.MultiHeadAttention(12, 2, rotary=True).to(dtype).eval(), given(dtype=dtype)

@@ -202,7 +202,7 @@ def test_a_graph_of_the_backward_pass_that_nobody_differentiates_is_no_error() -
     assert all(torch.equal(one, other.detach()) for one, other in zip(plain, found, strict=True))
 
 
-@pytest.mark.thorough_except("score2")
+@pytest.mark.thorough
 @pytest.mark.parametrize("score", [(), (SoftCap(2.0),), (SinkLogits([0.1, 0.5, -0.3, 0.2]),)])
 def test_the_reference_has_second_derivatives(score: tuple[Score, ...]) -> None:
     q, k, v = (x.requires_grad_() for x in qkv(1, 4, 2, 3, 5, 2, 3, dtype=torch.float64))

@@ -102,7 +102,7 @@ def func_of_each(f: Callable[..., Tensor]) -> Callable[..., Any]:
     return torch.vmap(one, in_dims=(0, 0, 0, None))
 
 
-@pytest.mark.thorough_except("aot_eager-func_vjp", "aot_eager-func_grad")
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", [func_grad, func_vjp, func_of_each, torch.vmap], ids=lambda x: x.__name__)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_torch_func_within_one_graph(change: Callable[..., Any], backend: str) -> None:
@@ -136,6 +136,7 @@ def test_a_modules_parameters_by_torch_func_within_one_graph() -> None:
         found["q_proj.weight"].square().sum().backward()
 
 
+@pytest.mark.thorough
 def test_forward_mode_is_refused_and_not_dropped() -> None:
     q, k, v = qkv(1, 2, 1, 3, 3, 4, 4)
 

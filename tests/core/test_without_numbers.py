@@ -79,6 +79,7 @@ def test_wrong_shapes_are_named(device: str) -> None:
         hw.attend(q, k, v, mask=hw.Dense(torch.ones(7, 12, dtype=torch.bool, device=device)))
 
 
+@pytest.mark.thorough_except("meta-False")
 @pytest.mark.parametrize("rotary", [False, True])
 def test_modules_have_shapes_and_gradients_as_pytorchs_own(device: str, rotary: bool) -> None:
     with torch.device(device):
@@ -96,6 +97,7 @@ def test_modules_have_shapes_and_gradients_as_pytorchs_own(device: str, rotary: 
     assert ours(x, mask=hw.Causal(), cache=hw.KVCache()).shape == (2, 7, 24)
 
 
+@pytest.mark.thorough_except("meta")
 def test_the_talking_heads_have_shapes(device: str) -> None:
     with torch.device(device):
         layer, x = hw.nn.TalkingHeadsAttention(24, 6), torch.empty(2, 7, 24)
@@ -108,6 +110,14 @@ def real(name: str, options: dict[str, Any]) -> tuple[Tensor, Any, Tensor]:
     return design(name, options, dtype=torch.float32)(given(dtype=torch.float32), return_map=True, return_concat=True)
 
 
+@pytest.mark.thorough_except(
+    "meta-multi_head-options13",
+    "meta-contraction-options15",
+    "meta-single_head-options17",
+    "meta-head_mixing-options24",
+    "meta-latent-options28",
+    "meta-convolution-options30",
+)
 @pytest.mark.parametrize(("name", "options"), ONCE)
 def test_every_design_has_shapes_and_gradients(
     real: tuple[Tensor, Any, Tensor], device: str, name: str, options: dict[str, Any]
@@ -139,6 +149,7 @@ def test_every_design_from_the_meta_device_is_the_loaded_one(name: str, options:
         assert torch.equal(layer(x), original(x))
 
 
+@pytest.mark.thorough_except("meta")
 def test_mixtures_have_caches_but_for_one_whose_size_is_data(device: str) -> None:
     with torch.device(device):
         every, chosen = (hw.nn.SparseHeadMixture(12, 6, top_k=2, rotary=True, keys=keys) for keys in ("all", "chosen"))

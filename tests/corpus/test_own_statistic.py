@@ -100,6 +100,7 @@ def test_map_measures_it(kernel: str) -> None:
     torch.testing.assert_close(amap.using(kernel).measure("first_three")["first_three"], expected)
 
 
+@pytest.mark.thorough
 def test_watch_shows_it_and_a_report_has_its_words(model_folder, tmp_path, capsys) -> None:
     subject = load_model(model_folder)
     reading = subject.read(said(23, 5))
@@ -126,6 +127,7 @@ def test_watch_shows_it_and_a_report_has_its_words(model_folder, tmp_path, capsy
     assert "first 3" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_corpus_is_measured_with_it(model_folder, tmp_path) -> None:
     (tmp_path / "a.txt").write_text(said(60, 2), encoding="utf-8")
     options = {"window": 13, "device": "cpu", "batch": 3}

@@ -95,6 +95,7 @@ def test_a_file_is_known_by_its_content(tmp_path):
     assert "is gone" in changed(known, 5)
 
 
+@pytest.mark.thorough
 @given(st.text(st.sampled_from("ab \n\r武😀"), max_size=400), st.integers(8, 90))
 @settings(deadline=None, max_examples=80)
 def test_pieces_of_a_text_are_the_text(tmp_path_factory, text, step):
@@ -125,6 +126,7 @@ def test_a_text_is_cut_behind_lines_then_spaces_then_characters(tmp_path):
         assert found[0] == parts[0]
 
 
+@pytest.mark.thorough
 @given(st.lists(st.text(st.sampled_from("ab武\n"), max_size=60), max_size=12), st.integers(8, 200))
 @settings(deadline=None, max_examples=60)
 def test_each_line_is_in_one_piece(tmp_path_factory, texts, step):
@@ -163,6 +165,7 @@ def test_rows_of_parquet_files(tmp_path):
         check(source, "n", source.size, quiet)
 
 
+@pytest.mark.thorough
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=30), st.integers(100, 3000))
 @settings(deadline=None, max_examples=60)
 def test_units_hold_every_piece_once_and_in_order(sizes, step):
@@ -176,6 +179,7 @@ def test_units_hold_every_piece_once_and_in_order(sizes, step):
         assert short == found[: found.index(last) + 1]
 
 
+@pytest.mark.thorough
 def test_a_large_corpus_has_not_more_units_but_larger_ones():
     every = [Source("large", "text", 1 << 34), *(Source(f"{i}", "text", 900) for i in range(5000))]
     found = units(every, step_for(512))
@@ -184,6 +188,7 @@ def test_a_large_corpus_has_not_more_units_but_larger_ones():
     assert len(units([Source("small", "text", 3 * step_for(512))], step_for(512))) == 3
 
 
+@pytest.mark.thorough
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 2), st.integers(0, 2), st.data())
 @settings(deadline=None, max_examples=80)
 def test_windows_hold_every_token_and_the_frame(n, room, head, tail, data):

@@ -12,6 +12,7 @@ from headwise.masks import Grid
 from headwise.stats import MEASURES
 
 
+@pytest.mark.thorough
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), max_size=9), min_size=1, max_size=5))
 @settings(deadline=None, max_examples=60)
 def test_parts_give_what_all_values_give(parts):

@@ -57,6 +57,7 @@ def swept(model_folder, tmp_path, lines):
     return measure_corpus(model_folder, tmp_path / "a.jsonl", tmp_path / "out.csv", **OPTIONS)
 
 
+@pytest.mark.thorough
 def test_they_are_the_strongest_queries_of_different_texts(model_folder, swept, lines):
     subject, texts = load_model(model_folder), [line for line in lines if line]
     wanted = strongest_by_hand(subject, texts)
@@ -71,6 +72,7 @@ def test_they_are_the_strongest_queries_of_different_texts(model_folder, swept, 
                 assert (one.first, one.query) == (first, query)
 
 
+@pytest.mark.thorough
 def test_a_passage_has_the_exact_weights_and_the_text(model_folder, swept, lines):
     subject = load_model(model_folder)
     at = {}
@@ -95,6 +97,7 @@ def test_a_passage_has_the_exact_weights_and_the_text(model_folder, swept, lines
             assert one.strength == pytest.approx(max(others), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_sample_is_of_the_same_windows_for_all_heads(swept):
     every = [{(one.where, one.first) for one in found.sampled} for found in swept.passages.values()]
     assert all(one == every[0] for one in every)
@@ -126,6 +129,7 @@ def test_passages_of_a_resumed_sweep_are_those_of_one_that_was_not(model_folder,
     assert again.passages.found == whole.passages.found
 
 
+@pytest.mark.thorough
 def test_the_file_is_read_back(swept, tmp_path):
     for path in (tmp_path / "out.csv", tmp_path / "out.csv.passages.json"):
         found = Passages.load(path)
@@ -160,6 +164,7 @@ def test_a_changed_file_is_not_taken_for_the_result(model_folder, swept, tmp_pat
         measure_corpus(model_folder, tmp_path / "a.jsonl", tmp_path / "out.csv", **OPTIONS)
 
 
+@pytest.mark.thorough
 def test_strongest_by_a_measure_of_queries(model_folder, tmp_path, lines):
     write_jsonl(tmp_path / "a.jsonl", lines)
     found = measure_corpus(

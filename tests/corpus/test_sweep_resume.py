@@ -146,7 +146,7 @@ def test_a_finished_table_is_not_written_over(model_folder, corpus, tmp_path):
     assert out.read_bytes() != before
 
 
-@pytest.mark.thorough_except("all-csv")
+@pytest.mark.thorough
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("per", ["all", "file"])
 def test_a_finished_table_is_known_and_read(model_folder, corpus, tmp_path, suffix, per):

@@ -34,6 +34,7 @@ def test_what_one_says_the_other_hears(both):
     assert both[1].wait_for("plan") == {"left": [1, 2]}
 
 
+@pytest.mark.thorough
 def test_the_first_to_fail_is_beats(both):
     both[1].fail("no more paper")
     both[0].fail("no more ink")
@@ -44,6 +45,7 @@ def test_the_first_to_fail_is_beats(both):
         both[0].wait_for("plan")
 
 
+@pytest.mark.thorough
 def test_who_is_silent_is_missed_and_who_never_came_is_waited_for(monkeypatch):
     monkeypatch.setattr(module, "SILENCE", 0.2)
     monkeypatch.setattr(module, "BEAT", 0.02)

@@ -44,6 +44,7 @@ def kept_by_hand(amap: hw.AttentionMap, window: int, sinks: int) -> Tensor:
     return (weights * near).sum(-1)[:, :, window + sinks :].mean((0, 2))
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @drawn(st.integers(1, 11), st.integers(0, 5), st.integers(18, 40))
 def test_what_a_window_keeps_is_what_the_weights_say(window: int, sinks: int, n: int) -> None:
@@ -100,6 +101,7 @@ def test_texts_are_pooled_by_their_queries() -> None:
     assert both.tokens == 41
 
 
+@pytest.mark.thorough_except("None-1")
 @pytest.mark.parametrize("n", [1, 5, 8, 9, 40])
 @pytest.mark.parametrize("value_dim", [None, 5])
 def test_bytes_are_those_that_the_caches_hold(n: int, value_dim: int | None) -> None:
@@ -118,6 +120,7 @@ def test_bytes_are_those_that_the_caches_hold(n: int, value_dim: int | None) -> 
     assert found.cache_bytes(n, dtype=torch.bfloat16) * 4 == found.cache_bytes(n, batch=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [1, 6, 41])
 def test_caches_and_masks_cost_the_same(step: int) -> None:
     decoder = made()
@@ -146,6 +149,7 @@ def test_a_budget_that_holds_all_costs_nothing() -> None:
     assert found.cache_bytes(41) == found.full_cache_bytes(41)
 
 
+@pytest.mark.thorough
 def test_the_embedded_model_has_heads_that_need_little() -> None:
     decoder, tokenizer, _ = load_pretrained()
     text = "话说武松自从打了大虫，阳谷县里人人都称赞他的英雄。这一日正在街上行走，只听得背后一个人叫道。" * 4

@@ -83,6 +83,7 @@ def makes_module(member: Any) -> bool:
     return inspect.isfunction(member) and member.__name__.startswith("to_") and known and returned != "dict"
 
 
+@pytest.mark.thorough
 def test_every_public_function_that_takes_a_module_is_known_to_change_it_or_not() -> None:
     names = {name for name, _ in functions()}
     assert names == READS | ALONE | ACTIONS.keys()

@@ -24,6 +24,7 @@ def distance(to: nn.Module) -> Any:
 BATCHES = [given(n=9, seed=seed) for seed in range(7)]
 
 
+@pytest.mark.thorough
 def test_a_merged_module_learns_what_it_lost() -> None:
     teacher = design("multi_head", {})
     student = merge_kv(teacher, 2, "svd", copy=True).model
@@ -57,6 +58,7 @@ def state(model: nn.Module) -> bytes:
     return b"".join(x.numpy().tobytes() for x in model.state_dict().values())
 
 
+@pytest.mark.thorough
 def test_the_same_seed_heals_to_the_same_bits_and_disturbs_nobody() -> None:
     teacher = design("multi_head", {})
     healed = []

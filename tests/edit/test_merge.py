@@ -120,6 +120,7 @@ def test_svd_passes_rotary_positions_by_complex_factors() -> None:
     torch.testing.assert_close(call(result.model), call(module), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @drawn(st.data())
 def test_svd_loses_least(data: st.DataObject) -> None:
@@ -191,6 +192,7 @@ def test_heads_with_like_outputs_are_a_group() -> None:
         group_heads(site, 3, method="mean")
 
 
+@pytest.mark.thorough
 @settings(max_examples=50, deadline=None)
 @drawn(st.integers(1, 4), st.integers(1, 4), st.integers(0, 999))
 def test_groups_are_a_partition_and_blocks_are_found(count: int, size: int, seed: int) -> None:
@@ -207,6 +209,7 @@ def test_groups_are_a_partition_and_blocks_are_found(count: int, size: int, seed
 TOKENIZER = CharTokenizer("水浒武松打虎，林冲夜奔。")
 
 
+@pytest.mark.thorough
 @every
 def test_a_merged_decoder_comes_back_and_writes(method: str, tmp_path: Path) -> None:
     torch.manual_seed(3)

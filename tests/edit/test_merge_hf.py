@@ -28,6 +28,7 @@ def equal_heads(name: str) -> Any:
     return model
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", METHODS)
 def test_equal_heads_lose_nothing(name: str, method: str) -> None:
@@ -40,6 +41,7 @@ def test_equal_heads_lose_nothing(name: str, method: str) -> None:
     assert model.config.num_key_value_heads == 4
 
 
+@pytest.mark.thorough
 def test_complex_factors_pass_the_rotary_positions_of_llama() -> None:
     model = hf_model("llama", num_key_value_heads=4, attention_bias=True)
     generator = torch.Generator().manual_seed(11)
@@ -60,6 +62,7 @@ def test_complex_factors_pass_the_rotary_positions_of_llama() -> None:
     assert not torch.allclose(hidden(mean.model, ids()), hidden(model, ids()), atol=1e-2)
 
 
+@pytest.mark.thorough
 def test_a_merged_model_generates_and_comes_back(tmp_path: Path) -> None:
     model = hf_model("llama", num_key_value_heads=4)
     merged = merge_kv(model, {0: 2, 2: 1}, "svd", copy=True).model
@@ -74,6 +77,7 @@ def test_a_merged_model_generates_and_comes_back(tmp_path: Path) -> None:
     torch.testing.assert_close(hidden(load_pruned(tmp_path / "both"), ids()), hidden(both, ids()))
 
 
+@pytest.mark.thorough
 def test_a_model_merged_alike_everywhere_is_one_that_transformers_writes_itself(tmp_path: Path) -> None:
     merged = merge_kv(hf_model("llama", num_key_value_heads=4, dtype=torch.float32), 2, "cluster").model
     assert merged.config.num_key_value_heads == 2
@@ -82,6 +86,7 @@ def test_a_model_merged_alike_everywhere_is_one_that_transformers_writes_itself(
     torch.testing.assert_close(hidden(again, ids()), hidden(merged, ids()))
 
 
+@pytest.mark.thorough
 def test_other_models_are_refused() -> None:
     with pytest.raises(ConfigError, match="BertSelfAttention does not support merging of KV heads; supported"):
         merge_kv(hf_model("bert"), 1)

@@ -96,6 +96,7 @@ def test_whole_groups_go_with_their_keys() -> None:
     torch.testing.assert_close(both.model(given()), masked(module, {0: [0, 2, 3, 4]}, given()))
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @drawn(st.data())
 def test_any_groups_and_any_heads(data: st.DataObject) -> None:

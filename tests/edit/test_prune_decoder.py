@@ -39,7 +39,7 @@ def ids() -> torch.Tensor:
     return torch.randint(TOKENIZER.vocab_size, (2, 23), generator=torch.Generator().manual_seed(5))
 
 
-@pytest.mark.thorough_except("multi_head", "gqa", "latent")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PRUNED)
 def test_a_pruned_decoder_equals_the_masked_one_and_comes_back(name: str, ids: torch.Tensor, tmp_path: Path) -> None:
     decoder, cuts = made(name), cuts_of(name)
@@ -66,6 +66,7 @@ def test_a_pruned_decoder_equals_the_masked_one_and_comes_back(name: str, ids: t
     assert len("".join(write(again, TOKENIZER, "武松", 20, seed=2))) == 20
 
 
+@pytest.mark.thorough
 def test_pruned_twice_and_trained_on(ids: torch.Tensor, tmp_path: Path) -> None:
     decoder = made("multi_head")
     once = hw.edit.prune(decoder, {0: [1]}).model
@@ -87,6 +88,7 @@ def test_pruned_twice_and_trained_on(ids: torch.Tensor, tmp_path: Path) -> None:
     assert train([file], tmp_path / "run", **options).step == 10  # its own state is taken up again
 
 
+@pytest.mark.thorough
 def test_the_embedded_model_is_pruned_and_comes_back(tmp_path: Path) -> None:
     decoder, tokenizer, _ = load_pretrained()
     tokens = torch.from_numpy(tokenizer.encode("武松在景阳冈上打虎。"))[None]

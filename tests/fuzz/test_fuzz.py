@@ -37,6 +37,7 @@ def _one_thread() -> Any:
     torch.set_num_threads(before)
 
 
+@pytest.mark.thorough
 def test_the_first_cases_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "1", "--cases", "150", "--no-shrink"]) == 0, capsys.readouterr().out
     said = capsys.readouterr().out
@@ -44,6 +45,7 @@ def test_the_first_cases_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert "passed" in said
 
 
+@pytest.mark.thorough_except("SlidingCache-limits-<lambda>", "Mark-restore-<lambda>")
 @pytest.mark.parametrize(
     ("owner", "name", "wrong"),
     [
@@ -188,6 +190,9 @@ def _gradient_is_doubled(given: dict[str, Any]) -> dict[str, Any]:
     return {"k": 2 * k - k.detach()} if isinstance(k, Tensor) and k.requires_grad else {}
 
 
+@pytest.mark.thorough_except(
+    "without_scale", "heads_swapped", "causal_from_the_start", "biased_a_little", "windows_in_another_order"
+)
 @pytest.mark.parametrize(
     "change",
     [
@@ -223,6 +228,7 @@ def test_what_rounding_alone_changes_passes(case: Case) -> None:
     assert not outcome.failed, outcome.told
 
 
+@pytest.mark.thorough
 def test_a_failing_case_becomes_the_smallest() -> None:
     runner = Runner(_wrong(_padding_is_seen))
     big = Case(

@@ -14,6 +14,7 @@ V = 7
 STREAMS = st.lists(st.lists(st.integers(0, V - 1), min_size=1, max_size=30).map(torch.tensor), min_size=1, max_size=3)
 
 
+@pytest.mark.thorough
 @given(STREAMS)
 def test_probabilities_sum_to_one_whatever_stands_before(streams: list[torch.Tensor]) -> None:
     bigram = Bigram(streams, V)

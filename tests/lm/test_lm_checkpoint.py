@@ -30,6 +30,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / MODEL_FILE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by_folder", [False, True])
 def test_a_model_comes_back_as_it_went(file: Path, by_folder: bool) -> None:
     decoder, tokenizer, info = load_checkpoint(file.parent if by_folder else file)
@@ -64,6 +65,7 @@ def test_a_layer_of_another_design_is_refused(tmp_path: Path) -> None:
         save_model(tmp_path / MODEL_FILE, decoder, TOKENIZER, {})
 
 
+@pytest.mark.thorough
 def test_half_precision_is_half_the_size_and_loads_as_float32(file: Path) -> None:
     small = file.with_name("small.safetensors")
     save_model(small, made(), TOKENIZER, {}, dtype=torch.float16)
@@ -136,6 +138,7 @@ def test_a_broken_header_is_told(file: Path, key: str, value: str, words: str) -
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_every_byte_that_has_changed_is_told(file: Path) -> None:
     whole = file.read_bytes()
     for at in range(0, len(whole), len(whole) // 50):

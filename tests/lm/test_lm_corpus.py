@@ -39,6 +39,7 @@ def test_windows_lie_inside_the_training_part_of_one_file(files: list[Path]) -> 
     assert {found.index(True) for found in where} == {0, 1}
 
 
+@pytest.mark.thorough
 def test_every_window_can_be_drawn_and_the_last_is_not_missed(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 20 * (CONTEXT + 1)))), encoding="utf-8")
     corpus = Corpus.read([tmp_path / "t"], context=CONTEXT)
@@ -55,6 +56,7 @@ def test_a_batch_is_given_by_seed_and_step(files: list[Path]) -> None:
     assert not torch.equal(one, corpus.batch(7, CONTEXT, seed=2, step=5))
 
 
+@pytest.mark.thorough
 def test_repeated_windows_repeat_their_beginning(tmp_path: Path) -> None:
     context = 64
     (tmp_path / "t").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 2000))), encoding="utf-8")

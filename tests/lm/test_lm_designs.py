@@ -78,12 +78,7 @@ def test_a_model_comes_back_as_it_went(name: str, options: dict[str, Any], ids: 
     assert torch.equal(again(ids), decoder(ids))
 
 
-@pytest.mark.thorough_except(
-    "single_head-{'head_dim': 4, 'value_dim': 5}",
-    "gqa-{}",
-    "latent-{'latent_dim': 9, 'rope_dim': 0, 'latent_norm': True}",
-    "multi_head-{'order': 'post', 'bias': True}",
-)
+@pytest.mark.thorough
 @every
 def test_it_writes_and_is_seen(name: str, options: dict[str, Any]) -> None:
     decoder = made(name, options)
@@ -127,7 +122,7 @@ def test_a_map_over_heads_starts_as_the_identity() -> None:
     assert torch.equal(attention.get_parameter("logits_mix"), torch.eye(6))
 
 
-@pytest.mark.thorough_except("gqa")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["gqa", "latent", "mixture_of_heads", "head_mixing", "per_head"])
 def test_a_run_is_trained_kept_and_gone_on_with(name: str, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
@@ -150,6 +145,7 @@ def test_a_run_is_trained_kept_and_gone_on_with(name: str, tmp_path: Path) -> No
         train([file], tmp_path / "out", steps=40, **(sizes | {"design": "multi_head", "num_kv_heads": None}))
 
 
+@pytest.mark.thorough
 def test_a_model_of_before_loads_as_what_it_was(tmp_path: Path, ids: torch.Tensor) -> None:
     """Headers without a design, such as those of models that were saved before there was a choice."""
     decoder, path = made("multi_head"), tmp_path / MODEL_FILE

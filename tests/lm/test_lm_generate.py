@@ -34,6 +34,7 @@ def characters_only(decoder: Decoder) -> Decoder:
     return other
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("prompt", ["水", "武松" * 20])
 def test_greedy_writing_equals_full_passes_far_beyond_the_context(decoder: Decoder, prompt: str) -> None:
     decoder = characters_only(decoder)
@@ -48,11 +49,13 @@ def test_greedy_writing_equals_full_passes_far_beyond_the_context(decoder: Decod
     assert torch.allclose(likeliest, chosen, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_seed_gives_the_text(decoder: Decoder) -> None:
     texts = ["".join(write(decoder, TOKENIZER, "水浒", 40, seed=seed)) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.thorough
 def test_the_length_counts_characters_and_pieces_are_whole(decoder: Decoder) -> None:
     # Untrained, the model writes mostly random bytes: each piece must still be text that can be printed.
     pieces = list(write(decoder, TOKENIZER, "水", 97, temperature=5.0, seed=0))
@@ -94,7 +97,7 @@ def test_a_character_left_unfinished_is_a_replacement_and_the_next_is_whole() ->
     assert "".join(write(chanting(tokens), TOKENIZER, "武", 5, temperature=0)) == "\ufffd水\ufffd水\ufffd"
 
 
-@pytest.mark.thorough_except("options0-shares0", "options3-shares3", "options5-shares5")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "shares"),
     [
@@ -116,12 +119,14 @@ def test_tokens_are_drawn_with_their_probabilities(options: dict[str, Any], shar
     assert not any(c in text for c, share in zip("水浒武松", shares, strict=True) if share == 0)
 
 
+@pytest.mark.thorough
 def test_top_k_of_one_and_a_tiny_top_p_are_greedy(decoder: Decoder) -> None:
     greedy = "".join(write(decoder, TOKENIZER, "水浒", 30, temperature=0))
     for options in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-3}):
         assert "".join(write(decoder, TOKENIZER, "水浒", 30, seed=3, **PLAIN | options)) == greedy
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [1e-30, 1e-45, 1e-300])
 def test_a_temperature_next_to_nothing_is_greedy_too(decoder: Decoder, temperature: float) -> None:
     greedy = "".join(write(decoder, TOKENIZER, "水浒", 30, temperature=0))

@@ -30,6 +30,7 @@ def test_a_nul_byte_is_no_text(first: int) -> None:
         decoded(begun + "水\0".encode(), "t.txt", first)
 
 
+@pytest.mark.thorough
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), st.booleans(), st.integers(1, 1 << 40))
 @settings(deadline=None, max_examples=60)
 def test_the_offset_is_that_of_the_file(text: str, mark: bool, first: int) -> None:

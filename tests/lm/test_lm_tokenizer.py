@@ -17,11 +17,13 @@ def test_vocabulary_is_the_bytes_and_then_the_characters_by_code_point() -> None
     assert BOOK.encode("\n𠀀").tolist() == [256, 262]
 
 
+@pytest.mark.thorough
 @given(TEXTS)
 def test_decode_gives_back_what_was_encoded(text: str) -> None:
     assert BOOK.decode(BOOK.encode(text)) == text
 
 
+@pytest.mark.thorough
 @given(TEXTS)
 def test_spans_are_the_tokens_of_each_character(text: str) -> None:
     ids, spans = BOOK.encode(text), BOOK.spans(text)

@@ -78,6 +78,7 @@ def test_training_beats_counting(file: Path, tmp_path: Path) -> None:
     assert outcome.heldout["all"] == min(line["heldout_loss"] for line in outcome.log)
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_run(file: Path, tmp_path: Path) -> None:
     losses = [
         [p.loss for p in run(file, tmp_path / name, seed=seed)[1]] for name, seed in (("a", 1), ("b", 1), ("c", 2))
@@ -120,7 +121,7 @@ def crash_at(step: int) -> Any:
     return watch
 
 
-@pytest.mark.thorough_except("1")
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [1, 7, 11])
 def test_a_run_is_saved_by_time_between_evaluations(file: Path, tmp_path: Path, step: int) -> None:
     run(file, tmp_path / "whole")
@@ -150,6 +151,7 @@ def test_by_default_a_run_is_saved_within_a_minute(file: Path, tmp_path: Path, m
     assert inspect.signature(train).parameters["save_seconds"].default <= 60
 
 
+@pytest.mark.thorough
 def test_a_finished_run_is_known_and_left_alone(file: Path, tmp_path: Path) -> None:
     run(file, tmp_path / "out")
     before = (tmp_path / "out" / MODEL_FILE).read_bytes()
@@ -161,6 +163,7 @@ def test_a_finished_run_is_known_and_left_alone(file: Path, tmp_path: Path) -> N
     assert (tmp_path / "out" / MODEL_FILE).read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_a_model_of_something_else_is_not_replaced(file: Path, tmp_path: Path) -> None:
     run(file, tmp_path / "out")
     (tmp_path / "out" / TRAINING_FILE).unlink()
@@ -176,6 +179,7 @@ def test_a_model_of_something_else_is_not_replaced(file: Path, tmp_path: Path) -
     assert (tmp_path / "out" / MODEL_FILE).read_bytes() != before
 
 
+@pytest.mark.thorough
 def test_a_run_is_not_continued_on_another_text(file: Path, tmp_path: Path) -> None:
     run(file, tmp_path / "out", watch=interrupt_at(5))
     text = file.read_text("utf-8")
@@ -185,6 +189,7 @@ def test_a_run_is_not_continued_on_another_text(file: Path, tmp_path: Path) -> N
         run(file, tmp_path / "out")
 
 
+@pytest.mark.thorough
 def test_training_leaves_the_generator_of_the_caller_alone(file: Path, tmp_path: Path) -> None:
     before = torch.get_rng_state()
     run(file, tmp_path / "out")
@@ -192,6 +197,7 @@ def test_training_leaves_the_generator_of_the_caller_alone(file: Path, tmp_path:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.thorough
 def test_one_run_at_a_time_writes_to_a_folder(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("fcntl", reason="no locks of files here")
     with (
@@ -202,6 +208,7 @@ def test_one_run_at_a_time_writes_to_a_folder(file: Path, tmp_path: Path) -> Non
     assert run(file, tmp_path / "out")[0].finished
 
 
+@pytest.mark.thorough
 def test_an_interrupt_at_the_last_step_is_a_finished_run(file: Path, tmp_path: Path) -> None:
     outcome, _ = run(file, tmp_path / "out", watch=interrupt_at(12))
     assert outcome.finished
@@ -219,7 +226,7 @@ def test_fresh_starts_again(file: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "out" / LOG_FILE).read_text().splitlines()) == 3
 
 
-@pytest.mark.thorough_except("4")
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [1, 4, 5])
 def test_a_fresh_run_that_is_killed_is_not_taken_for_the_old_one(file: Path, tmp_path: Path, step: int) -> None:
     run(file, tmp_path / "out")
@@ -231,7 +238,7 @@ def test_a_fresh_run_that_is_killed_is_not_taken_for_the_old_one(file: Path, tmp
     assert (tmp_path / "out" / MODEL_FILE).read_bytes() == whole
 
 
-@pytest.mark.thorough_except("options0", "options4")
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"lr": 1e-3}, {"seed": 8}, {"steps": 13}, {"d_model": 14}, {"dropout": 0.2}])
 def test_a_run_with_other_settings_is_not_gone_on_with(file: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     run(file, tmp_path / "out", watch=interrupt_at(5))
@@ -239,6 +246,7 @@ def test_a_run_with_other_settings_is_not_gone_on_with(file: Path, tmp_path: Pat
         run(file, tmp_path / "out", **options)
 
 
+@pytest.mark.thorough
 def test_a_broken_training_file_is_told(file: Path, tmp_path: Path) -> None:
     run(file, tmp_path / "out")
     path = tmp_path / "out" / TRAINING_FILE
@@ -247,13 +255,14 @@ def test_a_broken_training_file_is_told(file: Path, tmp_path: Path) -> None:
         run(file, tmp_path / "out")
 
 
-@pytest.mark.thorough_except("bfloat16")
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_both_precisions_learn(file: Path, tmp_path: Path, precision: str) -> None:
     _, seen = run(file, tmp_path / "out", precision=precision, steps=60, eval_every=60, lr=5e-3)
     assert sum(p.loss for p in seen[-5:]) < 0.75 * sum(p.loss for p in seen[:5])
 
 
+@pytest.mark.thorough
 def test_a_loss_that_is_no_number_stops_the_run(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the loss became (nan|inf).*--lr"):
         run(file, tmp_path / "out", lr=1e30, warmup=0, steps=50)
@@ -311,6 +320,7 @@ def _gone_on(out: Path, reached: int) -> bool:
     return path.exists() and json.loads(read(path)[1]["info"])["step"] > reached
 
 
+@pytest.mark.thorough
 def test_a_run_can_start_from_another_model(file: Path, tmp_path: Path) -> None:
     run(file, tmp_path / "first")
     first, tokenizer, _ = load_checkpoint(tmp_path / "first")

@@ -63,7 +63,7 @@ def watcher(file: Path, folder: Path, **changes: Any) -> HeadWatcher:
     return HeadWatcher(folder, decoder, corpus, corpus.heldout_windows(19), {"seed": 2}, None)
 
 
-@pytest.mark.thorough_except("bfloat16")
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_watched_training_is_bit_for_bit_the_same(file: Path, tmp_path: Path, precision: str) -> None:
     plain, losses = run(file, tmp_path / "plain", precision=precision)
@@ -90,6 +90,7 @@ def test_a_look_leaves_the_model_and_the_generator_as_they_were(file: Path, tmp_
     assert all(torch.equal(x, weights[name]) for name, x in decoder.state_dict().items())
 
 
+@pytest.mark.thorough
 def test_what_a_look_says_is_so_by_dense_formulas(file: Path, tmp_path: Path) -> None:
     watching = watcher(file, tmp_path)
     decoder, ids = watching._decoder.eval(), watching._ids
@@ -124,6 +125,7 @@ def test_what_a_look_says_is_so_by_dense_formulas(file: Path, tmp_path: Path) ->
     assert [x for _, x in look.alike["cka"].nearest] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_head_that_is_made_to_look_back_by_one_has_that_role(file: Path, tmp_path: Path) -> None:
     watching = watcher(file, tmp_path, d_model=64, num_heads=2)
     attention: Any = watching._decoder.blocks[0].attention
@@ -146,7 +148,7 @@ def _planted(before: Any, x: torch.Tensor, *more: Any, **options: Any) -> Any:
     return y[0], attend(q, k, k, mask=options["mask"], return_map=True)[1]
 
 
-@pytest.mark.thorough_except("6")
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [1, 3, 5, 6])
 def test_a_resumed_run_goes_on_with_the_record(file: Path, tmp_path: Path, step: int) -> None:
     def stop(progress: TrainingStep) -> None:
@@ -175,6 +177,7 @@ def test_looks_beyond_the_saved_step_are_taken_again(file: Path, tmp_path: Path)
     assert content(tmp_path / "run") == whole
 
 
+@pytest.mark.thorough
 def test_a_record_of_another_run_is_replaced_and_a_broken_one_told(file: Path, tmp_path: Path) -> None:
     run(file, tmp_path, watch_heads=True, steps=3)
     run(file, tmp_path, resume=False)  # another run in the folder, not watched
@@ -189,7 +192,7 @@ def test_a_record_of_another_run_is_replaced_and_a_broken_one_told(file: Path, t
         run(file, tmp_path, watch_heads=True, steps=4)
 
 
-@pytest.mark.thorough_except("multi_head", "block_diagonal")
+@pytest.mark.thorough_except("multi_head")
 @pytest.mark.parametrize("design", CAUSAL)
 def test_every_design_can_be_watched(file: Path, tmp_path: Path, design: str) -> None:
     sizes = {"d_model": 24, "num_heads": 6, "num_kv_heads": 2 if design == "gqa" else None}

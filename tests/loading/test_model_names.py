@@ -36,6 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home" / "hub"
 
 
+@pytest.mark.thorough
 def test_a_model_in_the_hub_cache_opens_by_its_name(cache: Path) -> None:
     snapshot = cached(cache, "openai-community/gpt2")
     assert find_model("gpt2") == find_model("openai-community/gpt2") == snapshot

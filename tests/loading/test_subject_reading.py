@@ -55,6 +55,7 @@ def test_pieces_are_the_text(subjects: dict[str, LoadedModel], name: str, text: 
     checked(subjects[name], text)
 
 
+@pytest.mark.thorough_except("word piece", "unigram")
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=st.text(st.characters(blacklist_categories=("Cs",)), min_size=1, max_size=23))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -98,6 +99,7 @@ def test_unknown_words_are_counted_and_shown(subjects: dict[str, LoadedModel]) -
     assert "[UNK]" in reading.remarks[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("text", "words"), [("", "empty"), ("a\ud800", "surrogate")])
 def test_what_is_no_text_is_refused(subjects: dict[str, LoadedModel], text: str, words: str) -> None:
     for subject in (*subjects.values(), load_model()):

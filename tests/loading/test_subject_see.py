@@ -33,6 +33,7 @@ def encoder() -> Path:
     return Path(ENCODER.submodule_search_locations[0]) / "model"
 
 
+@pytest.mark.thorough
 def test_a_causal_model_is_seen_with_its_loss(tmp_path: Path) -> None:
     subject = load_model(saved(tmp_path, "Llama", "ForCausalLM", byte_level()))
     report = see(TEXT, subject)
@@ -61,6 +62,7 @@ def test_a_causal_model_is_seen_with_its_loss(tmp_path: Path) -> None:
     assert report.importance["loss without it"][1][2] == pytest.approx(without, abs=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "head", "tokenizer"), [("GPT2", "LMHeadModel", byte_level), ("Bert", "Model", word_piece)]
 )
@@ -80,6 +82,7 @@ def test_a_corpus_and_a_text_give_the_same_mass_on_punctuation(kind, head, token
     assert float(found.min()) > 0
 
 
+@pytest.mark.thorough
 def test_an_encoder_is_seen_both_ways_and_without_importance(tmp_path: Path) -> None:
     subject = load_model(saved(tmp_path, "Bert", "Model", word_piece()))
     report = see("The lazy dog, it jumps! Hello world.", subject)
@@ -98,6 +101,7 @@ def test_an_encoder_is_seen_both_ways_and_without_importance(tmp_path: Path) -> 
     assert any("does not predict the next token" in note for note in report.notes)
 
 
+@pytest.mark.thorough
 def test_heads_that_nobody_knows_are_compared_by_their_maps(tmp_path: Path) -> None:
     report = see("The lazy dog jumps over it!", load_model(saved(tmp_path, "Albert", "Model", word_piece())))
     assert [c.name for c in report.comparisons] == ["attention maps"]
@@ -125,6 +129,7 @@ def test_windows_begin_as_texts_do() -> None:
     assert windows[-1][0, -1] == 99
 
 
+@pytest.mark.thorough
 def test_the_command_reads_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     folder = saved(tmp_path / "model", "Llama", "ForCausalLM", byte_level())
     (tmp_path / "long.txt").write_text(TEXT * 9, encoding="utf-8")
@@ -148,6 +153,7 @@ def test_the_command_reads_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "model.layers.2.self_attn" in page
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limited", ["GPT2", "Roberta"])
 def test_the_command_says_in_a_line_that_a_text_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, limited: str
@@ -162,6 +168,7 @@ def test_the_command_says_in_a_line_that_a_text_is_too_long(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.thorough
 def test_a_model_with_learned_positions_reads_a_long_text_in_windows(tmp_path: Path) -> None:
     loaded = load_model(saved(tmp_path, "GPT2", "LMHeadModel", byte_level()))
     report = see(TEXT * 3, loaded)
@@ -175,6 +182,7 @@ def english() -> Report:
     return see("The cat sat on the mat because it was tired, and it slept. Then the dog came!", load_model(encoder()))
 
 
+@pytest.mark.thorough
 @needs_encoder
 def test_the_pretrained_encoder_has_the_heads_that_it_is_known_for(english: Report) -> None:
     assert english.shape == (6, 12)
@@ -185,6 +193,7 @@ def test_the_pretrained_encoder_has_the_heads_that_it_is_known_for(english: Repo
     assert values["special_mass"][1:].mean() > 0.4  # separators take what a head has no use for (Clark et al. 2019)
 
 
+@pytest.mark.thorough
 @needs_encoder
 def test_it_attends_to_the_cat() -> None:
     loaded = load_model("minilm")
@@ -205,6 +214,7 @@ def test_it_attends_to_the_cat() -> None:
     assert (found.count, found.accuracy[5, 11], found.baseline) == (1, 1.0, 0.0)  # the nearest mention is the mat
 
 
+@pytest.mark.thorough
 @needs_encoder
 def test_a_head_of_the_encoder_attends_to_similar_meaning() -> None:
     """In `see`, and in the report of the watched model; not where embeddings are shuffled among the tokens."""

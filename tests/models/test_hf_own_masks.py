@@ -101,6 +101,7 @@ def real_places(name, out):
     return attention_mask("right").bool() if out.shape[:2] == (BATCH, LENGTH) else ...
 
 
+@pytest.mark.thorough_except("git.GitModel", "afmoe.AfmoeForCausalLM", "jetmoe.JetMoeForCausalLM")
 @pytest.mark.parametrize("name", [name for name in OPTIONS if not name.startswith(("sam", "granite"))])
 @pytest.mark.filterwarnings("ignore:attach.model.:UserWarning")
 def test_models_that_compute_with_their_mask_or_the_layout_give_the_same(name):
@@ -127,6 +128,7 @@ def test_a_model_of_attention_of_its_own_is_refused(name):
             assert record.layers == ("vision_encoder.layers.0.attn",)
 
 
+@pytest.mark.thorough
 def test_parts_of_attention_of_their_own_are_listed():
     model = make("git.GitModel")
     with pytest.warns(UserWarning, match=r"encoder.layer.0.attention: GitAttention computes its attention by itself"):
@@ -249,6 +251,7 @@ def test_a_mask_that_is_only_read_or_moved_stays_one():
     assert not ours.changed
 
 
+@pytest.mark.thorough
 def test_lightglue_makes_its_mask_for_one_query_and_gives_it_to_all():
     from transformers import LightGlueConfig, LightGlueForKeypointMatching, SuperPointConfig
 

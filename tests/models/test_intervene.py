@@ -81,6 +81,7 @@ def test_gradients_of_the_model():
         torch.testing.assert_close(p.grad, gradient)
 
 
+@pytest.mark.thorough
 def test_positions_hold_in_generation_with_a_cache():
     model, ids = llama(), torch.tensor([[3, 1, 4, 1, 5, 9, 2]])
 
@@ -105,6 +106,7 @@ def forbidden_after(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
+@pytest.mark.thorough
 def test_weights_of_another_text():
     model, one, two = llama(), torch.arange(11)[None], torch.arange(11, 22)[None]
     taken: dict[int, Tensor] = {}
@@ -152,6 +154,7 @@ def test_torch_modules_and_own_layers_in_training_with_dropout():
     assert torch.isfinite(y).all()
 
 
+@pytest.mark.thorough
 def test_every_layer_of_designs_of_several_calls():
     for name, design in hw.nn.DESIGNS.items():
         torch.manual_seed(0)

@@ -82,6 +82,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", ["plain", "padded", "fused"])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_first_call_of_a_form_is_edited_with_its_gradients(net: Net, x: Tensor, first: str, form: str):

@@ -142,7 +142,7 @@ def in_steps(run: Run, cache: Any, ids: Tensor, count: int = 1) -> Tensor:
     return torch.cat([run(part, cache) for part in parts], 1)
 
 
-@pytest.mark.thorough_except("by hand", "headwise, sinks", "torch", "GPT2, static", "Gemma2, dynamic")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_and_steps_are_the_whole_text(name: str):
     torch.manual_seed(0)
@@ -162,7 +162,7 @@ def test_a_prompt_and_steps_are_the_whole_text(name: str):
                 torch.testing.assert_close(steps, whole, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.thorough_except("headwise", "Llama, dynamic", "Gemma2, static")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "torch"])
 def test_statistics_of_steps_are_those_of_the_whole_text(name: str):
     measures = ["sink_mass", "mean_distance", "distance_variance", "previous_mass", "self_mass", "local_mass"]
@@ -210,6 +210,7 @@ def with_own_masks(model: Any, cache: Any, ids: Tensor, window: int | None, wide
     return torch.cat(found, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_a_mask_of_the_users_own_shows_where_queries_are(kind: str):
     torch.manual_seed(0)
@@ -220,6 +221,7 @@ def test_a_mask_of_the_users_own_shows_where_queries_are(kind: str):
         torch.testing.assert_close(found, run(ids, None), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_tokens_of_keys_that_no_mask_shows_are_not_guessed():
     torch.manual_seed(0)
     model, run, cache = MODELS["Mistral, dynamic"]()

@@ -127,6 +127,7 @@ PART = st.one_of(
 )
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=150)
 @given(st.sampled_from(KINDS), st.lists(PART, max_size=4), st.none() | st.integers(0, 4))
 def test_tiles_are_those_of_the_dense_tensor(kind, parts, dots):

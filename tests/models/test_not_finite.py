@@ -108,6 +108,7 @@ def test_nan_everywhere_or_on_one_side_is_not_recognised(kind, at, why):
         hw.models.recognise(made(kind), x)
 
 
+@pytest.mark.thorough
 def test_certify_tells_nan_on_both_sides_from_equal_results():
     (some,) = hw.models.certify(made(Plain), given(2))
     assert some.same
@@ -152,6 +153,7 @@ def test_attach_certifies_after_a_pass_in_which_only_one_side_was_nan():
     torch.testing.assert_close(model(given()), expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tokens", [(2,), tuple(range(N))])
 def test_a_watched_module_with_nan_is_in_the_record_or_in_unwatched(tokens):
     for kind in (Plain, Cleaned, Hidden):

@@ -41,6 +41,7 @@ def heads(model, x):
 WAYS = {"recognise": recognised, "certify": certified, "find_heads": heads}
 
 
+@pytest.mark.thorough_except("recognise")
 @pytest.mark.parametrize("way", WAYS)
 def test_an_attached_model_gives_the_same_as_a_detached_one(way, x):
     said, maps, output = WAYS[way](made(), x)
@@ -63,6 +64,7 @@ def assert_attached(model, handle, x):
     assert [call.name for call in calls] == list(handle.attached) == ["attention.0", "attention.1"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_they_do_so_in_a_thread_while_others_run_the_attached_model(way, x):
     said, _, _ = WAYS[way](made(), x)
@@ -132,6 +134,7 @@ def test_converted_layers_of_pytorch_are_recognised_by_their_own_code(way, x):
         assert isinstance(layer.self_attn(x, x, x)[1], hw.models.adapters.weights.AttentionWeights)
 
 
+@pytest.mark.thorough_except("recognise")
 @pytest.mark.parametrize("way", ["recognise", "certify"])
 def test_attention_that_headwise_computes_by_an_interface_is_named_as_that(way):
     transformers = pytest.importorskip("transformers")

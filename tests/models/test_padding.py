@@ -72,6 +72,7 @@ def latest(record, layer, name):
     return record.latest.table.layer(layer).column(name).float()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])
 @pytest.mark.parametrize(("make", "side"), [(bert, "right"), (bert, "left"), (llama, "left"), (llama, "right")])
 def test_maps_and_measures_are_those_of_the_sentences_alone(make, side, kernel):
@@ -110,6 +111,7 @@ def test_maps_and_measures_are_those_of_the_sentences_alone(make, side, kernel):
                 assert_close(call.measured[name], mine, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("make", "side"), [(bert, "right"), (lambda: llama(shared=1), "left")])
 def test_roles_are_those_of_the_sentences_alone(make, side):
     model = make()

@@ -198,6 +198,7 @@ def test_xformers_with_other_alignments_and_layouts(x, xformers):
     assert only(folded, x).map.shape == (B, H, N, N)
 
 
+@pytest.mark.thorough
 def test_varlen_of_pytorch(x, varlen):
     starts = torch.tensor([0, 4, 10], dtype=torch.int32)
 
@@ -232,6 +233,7 @@ class TestFlex:
 
     ids = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
 
+    @pytest.mark.thorough_except("causal", "window", "padding", "prefix")
     @pytest.mark.usefixtures("untraced_flex")
     @pytest.mark.parametrize(
         ("mask_mod", "expected"),
@@ -266,6 +268,7 @@ class TestFlex:
         assert ", ".join(map(repr, call.scores)).startswith(scores)
         assert len(call.scores) == bool(scores)
 
+    @pytest.mark.thorough
     def test_groups_and_a_compiled_function(self, x):
         call = self.call(x, mask_mod=lambda b, h, i, j: i >= j, compiled=True, grouped=True)
         assert (call.num_heads, call.num_kv_heads, repr(call.mask)) == (4, 2, "Causal()")

@@ -103,6 +103,7 @@ LEFT = {
 }
 
 
+@pytest.mark.thorough_except("WrittenWeights", "Quantised", "Sharpened", "DependsOnWeights")
 @pytest.mark.filterwarnings("ignore:attach.model.. not attached")
 @pytest.mark.parametrize("kind", LEFT, ids=lambda kind: kind.__name__)
 def test_attention_is_watched_whoever_computes_it(kind):

@@ -279,6 +279,7 @@ class TestFlex:
 
         return function
 
+    @pytest.mark.thorough_except("plain", "window", "padding", "scale", "cap", "mask in score_mod")
     @pytest.mark.parametrize("name", KNOWN)
     def test_what_is_understood(self, name, request, monkeypatch):
         if name not in ("causal", "ALiBi"):
@@ -315,12 +316,14 @@ class TestFlex:
         "clamped": (lambda s, b, h, i, j: s.clamp(-50, 50), None, "not a scale, a soft cap, a bias or a mask"),
     }  # fmt: skip
 
+    @pytest.mark.thorough_except("prefix", "another function", "clamped")
     @pytest.mark.usefixtures("untraced_flex")
     @pytest.mark.parametrize("name", OTHERS)
     def test_what_is_not(self, name):
         *mods, reason = self.OTHERS[name]
         kept(self.function(*mods), f"flex_attention: .*{reason}")
 
+    @pytest.mark.thorough
     def test_blocks_that_are_not_those_of_the_mask(self):
         from torch.nn.attention import flex_attention as flex
 
@@ -334,6 +337,7 @@ class TestFlex:
 
         kept(function, "flex_attention: a block_mask whose blocks are not those of its mask_mod")
 
+    @pytest.mark.thorough
     @pytest.mark.usefixtures("untraced_flex")
     def test_a_tensor_that_a_mask_reads_may_change(self):
         from torch.nn.attention import flex_attention as flex
@@ -353,6 +357,7 @@ class TestFlex:
                 changed = model(x)
             torch.testing.assert_close(changed, model(x), rtol=1e-10, atol=1e-12)
 
+    @pytest.mark.thorough
     @pytest.mark.usefixtures("untraced_flex")
     def test_a_mask_is_evaluated_again_if_what_it_reads_may_have_changed(self, monkeypatch):
         from headwise.models.recognise.libraries import flex

@@ -55,6 +55,7 @@ class Cached(Way):
         return self.merge(self.dropout(scores.softmax(-1)) @ v)
 
 
+@pytest.mark.thorough
 def test_masks_lengths_and_caches_may_change_between_calls():
     model = Trainable().double().eval()
     lengths = [5, 7, 5, 11]
@@ -70,6 +71,7 @@ def test_masks_lengths_and_caches_may_change_between_calls():
     torch.testing.assert_close(torch.cat(steps, 1), model(x), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("given", [True, False], ids=["batch", "first pass"])
 def test_training_with_checkpoints_and_an_optimiser_takes_the_same_steps(given):
     def trained(attach):
@@ -102,6 +104,7 @@ def test_a_checkpoint_of_a_part_of_a_forward_keeps_its_own_code():
         same(results(model, batch(1)), expected)
 
 
+@pytest.mark.thorough
 def test_dropout_has_the_same_distribution():
     model = Trainable(0.3).double().train()
     torch.manual_seed(0)
@@ -158,6 +161,7 @@ def test_no_product_of_queries_and_keys_is_made(way):
     assert largest.numel >= B * H * n * n
 
 
+@pytest.mark.thorough_except("attach")
 @pytest.mark.parametrize("first", ["attach", "watch"])
 def test_attached_models_are_watched_and_observed_once(first):
     model = Trainable().double()
@@ -176,6 +180,7 @@ def test_attached_models_are_watched_and_observed_once(first):
             assert [call.name for call in seen] == ["attention.0", "attention.1"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", ["attach", "watch"])
 @pytest.mark.parametrize("n", [1, N])
 def test_calls_that_the_code_of_an_attached_model_computes_are_watched(first, n):
@@ -257,6 +262,7 @@ def test_weights_whose_arguments_changed_are_an_error_not_a_wrong_number():
             model.blocks[0]["attn"].weights + 1
 
 
+@pytest.mark.thorough
 def test_a_compiled_model_is_attached():
     model = model_of(ways.SmallGPT())
     compiled = torch.compile(model, backend="eager")

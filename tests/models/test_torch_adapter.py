@@ -80,6 +80,7 @@ def cases(draw):
     return module, inputs, call
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=120)
 @given(cases())
 def test_equals_pytorch_in_outputs_weights_and_gradients(case):
@@ -167,6 +168,7 @@ def test_bf16_is_as_exact_as_pytorch(autocast):
         assert root_mean_square(one - truth) <= 2 * root_mean_square(other - truth) + 1e-3 * root_mean_square(truth)
 
 
+@pytest.mark.thorough
 def test_dropout_is_random_repeatable_unbiased_and_not_in_the_weights():
     ours, _ = pair(12, 3, batch_first=True, dropout=0.5, dtype=torch.float32)
     x = torch.randn(1, 7, 12).expand(4000, -1, -1)
@@ -263,6 +265,7 @@ def test_attached_transformer_computes_the_same_and_is_never_passed_by(training,
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_detach_leaves_no_trace_and_optimisers_go_on():
     model, untouched = transformer().train(), transformer().train()
     called = []

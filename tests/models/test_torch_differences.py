@@ -144,6 +144,7 @@ PADDING = [hidden(), hidden(first=1), hidden(last=2), hidden(first=1, last=1)]
 MASKS = [torch.zeros(5, 5).bool(), torch.ones(5, 5).triu(1).bool(), torch.eye(5).bool().roll(1, 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_deprecated")
 @pytest.mark.parametrize("floating", [False, True])
 @pytest.mark.parametrize("made_with", [(0, 0), (2, 0), (0, 1)])

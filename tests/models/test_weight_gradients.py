@@ -94,6 +94,7 @@ def test_gradients_of_the_output_are_refused_and_eager_has_them(way, weights):
             torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.thorough
 def test_the_way_out_works_for_watched_and_loaded_models():
     expected = by_grad(bert())
     loaded, watched = bert("headwise"), bert("sdpa")

@@ -14,6 +14,7 @@ SIZES = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 def test_times_of_tokens_are_those_of_eager_attention():
     torch.manual_seed(0)

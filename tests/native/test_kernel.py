@@ -48,6 +48,7 @@ def test_scores(name: str, mask: str) -> None:
         check(run(q, k, v, which, score), truth(q, k, which, score), v)
 
 
+@pytest.mark.thorough
 @pytest.mark.every_target
 @settings(deadline=None, derandomize=True, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

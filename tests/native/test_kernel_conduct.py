@@ -76,6 +76,7 @@ def same(one: list[Tensor], two: list[Tensor]) -> bool:
     return len(one) == len(two) and all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [3, 150])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_the_same_bits_for_any_number_of_threads(n: int, dropout: float, threads: Callable[[int], None]) -> None:
@@ -110,6 +111,7 @@ def test_statistics_change_no_bit(dtype: torch.dtype, name: str) -> None:
             assert torch.equal(found.lse, plain.lse)
 
 
+@pytest.mark.thorough_except("avx2-dtype2")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_an_earlier_call_left_in_memory_changes_nothing(dtype: torch.dtype) -> None:
     for n in (3, 150):
@@ -217,6 +219,7 @@ def test_only_its_own_gradients_are_written(dtype: torch.dtype, n: int, d: int, 
     assert all(clean() for _, clean in outs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 def test_two_callers_at_once(dtype: torch.dtype, threads: Callable[[int], None]) -> None:
     threads(2)
@@ -230,6 +233,7 @@ def test_two_callers_at_once(dtype: torch.dtype, threads: Callable[[int], None])
         assert all(pool.map(work, (3, 60, 150, 60, 3, 150)))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers here")
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 def test_signals_change_no_bit(dtype: torch.dtype) -> None:
@@ -268,6 +272,7 @@ def in_child(work: Callable[[], bool], seconds: float = 60.0) -> int | None:
     return child.exitcode
 
 
+@pytest.mark.thorough
 @forks
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -299,6 +304,7 @@ class Attended(Dataset[Tensor]):
         return attend(*qkv(1, 2, 2, 40, 40, seed=index), mask=Causal(), kernel="cpu")
 
 
+@pytest.mark.thorough
 @forks
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:This DataLoader will create")
 def test_workers_of_a_loader_compute_the_same(threads: Callable[[int], None]) -> None:
@@ -320,6 +326,7 @@ def at_the_end(x: Tensor) -> Tensor:
     return flat.view(x.shape).copy_(x)
 
 
+@pytest.mark.thorough
 @forks
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is protected as Linux does it")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

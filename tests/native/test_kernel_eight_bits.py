@@ -96,6 +96,7 @@ def test_scores(name: str) -> None:
         check(*qkv(n=3), MASKS[mask](2, 3, 53), SCORES[name](2, 6, 3, 53))
 
 
+@pytest.mark.thorough
 @pytest.mark.every_target
 @settings(deadline=None, derandomize=True, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -122,6 +123,7 @@ def test_logits_that_are_large_and_vectors_of_very_different_length() -> None:
     assert error(found.out, truth(q * 1e3, keys).out(values)) <= 2e-3
 
 
+@pytest.mark.thorough
 def test_the_same_bits_for_any_number_of_threads() -> None:
     before = torch.get_num_threads()
     try:
@@ -247,6 +249,7 @@ def test_only_its_own_results_are_written(dtype: torch.dtype) -> None:
         assert not any(clean() for clean in (*checks, untouched))
 
 
+@pytest.mark.thorough
 @forks
 @pytest.mark.skipif(not hasattr(mmap, "PROT_READ"), reason="memory is protected as Linux does it")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -78,6 +78,7 @@ def test_gradients_under_any_scale(name: str, scale: float) -> None:
         compare(*inputs, MASKS["window and sinks"](2, 37, 150), score, scale=scale)
 
 
+@pytest.mark.thorough
 @pytest.mark.every_target
 @settings(deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -84,6 +84,7 @@ def of_distances(p: Tensor, v: Tensor, grad: Tensor) -> float:
 NAMES = [name for name in SCORES if name not in ("soft cap", "two biases")]
 
 
+@pytest.mark.thorough_except("avx2-dtype0-sinks", "avx2-dtype2-relative", "portable-dtype0-relative ahead, shared")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", GRADIENT_LIMITS)
 def test_scores_of_every_kind(name: str, dtype: torch.dtype) -> None:
@@ -101,6 +102,7 @@ def bias_of(*shape: int) -> Make:
     return make
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("b", [1, 2])
 @pytest.mark.parametrize("h", [1, 6])
 @pytest.mark.parametrize("n", [1, 137])
@@ -112,6 +114,7 @@ def test_biases_of_every_shape(b: int, h: int, n: int, m: int) -> None:
     compare(*qkv(2, 6, 3, 137, 301, 8, 5), bias_of(b, h, n, m), Window(90), 0.3)
 
 
+@pytest.mark.thorough
 @pytest.mark.every_target
 @settings(deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -170,6 +173,7 @@ def learning(n: int, dtype: torch.dtype, shape: tuple[int, ...], dropout: float 
     return [x.grad for x in (q, k, v, bias, table, sinks)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(2, 6, 150, 700), (1, 1, 150, 700), (1, 6, 1, 700), (2, 1, 150, 1), (1, 1, 1, 1)])
 def test_the_same_bits_for_any_number_of_threads(shape: tuple[int, ...], threads: Callable[[int], None]) -> None:
     for dropout in (0.0, 0.3):
@@ -238,6 +242,7 @@ def test_only_its_own_gradients_are_written(shape: tuple[int, ...]) -> None:
     assert all(clean() for _, clean in (*outs, *learned))
 
 
+@pytest.mark.thorough
 @forks
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_nothing_is_read_beyond_the_end() -> None:

@@ -22,6 +22,7 @@ MASKS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_weights_statistics_and_gradients(mask: str, dtype: torch.dtype) -> None:

@@ -56,6 +56,7 @@ def test_what_very_small_values_lose(size: float, n: int) -> None:
     assert (run(q, k, v).out.double() - expected).abs().amax() <= bound
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [1, 5])
 def test_a_million_keys(n: int) -> None:
     m = 1_000_000

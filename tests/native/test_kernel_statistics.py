@@ -94,6 +94,7 @@ def test_scores(name: str, n: int) -> None:
         compare(*qkv(n=n), MASKS[mask](2, n, 53), SCORES[name](2, 6, n, 53))
 
 
+@pytest.mark.thorough_except("avx2-1-1", "portable-49-257", "portable-4-1100")
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (49, 257), (101, 530), (4, 1100)])
 def test_sizes(n: int, m: int) -> None:
     for mask in (Everything(), Causal(), Causal() & Window(33)):
@@ -123,6 +124,7 @@ def test_statistics_are_of_the_weights_before_dropout() -> None:
             close(found.statistics[statistic], expected.of(statistic), near=4e-6)
 
 
+@pytest.mark.thorough_except("avx2-2")
 @pytest.mark.parametrize("n", [2, 9])
 def test_many_keys(n: int) -> None:
     q, k, v = qkv(1, 1, 1, n, 70001, 8, 4)
@@ -132,6 +134,7 @@ def test_many_keys(n: int) -> None:
         close(found.statistics[statistic], expected.of(statistic), near=0.0 if statistic != LARGEST else 1e-6)
 
 
+@pytest.mark.thorough_except("avx2-0.0-2")
 @pytest.mark.parametrize("n", [2, 9])
 @pytest.mark.parametrize("lower", [0.0, 1.0, 1.7, 3.3])
 def test_many_equal_weights(n: int, lower: float) -> None:
@@ -167,6 +170,7 @@ class Apart(Mask):
         return spans.one(self.ends[None, :, 0], self.ends[None, :, 1], grid.m)
 
 
+@pytest.mark.thorough
 @pytest.mark.every_target
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_on_two_levels(dtype: torch.dtype) -> None:
@@ -181,6 +185,7 @@ def test_sums_on_two_levels(dtype: torch.dtype) -> None:
         close(found.statistics[statistic], expected.of(statistic), LIMITS[dtype], near=LIMITS[dtype])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [2, 5])
 @pytest.mark.parametrize("far", [60000, 50000, 0])
 def test_variance_of_a_head_that_looks_at_one_distance(n: int, far: int) -> None:
@@ -246,6 +251,7 @@ def test_whether_all_is_finite_is_known_of_the_pass() -> None:
         assert call.values_finite is (where is None)
 
 
+@pytest.mark.thorough_except("avx2-2")
 @pytest.mark.parametrize("n", [2, 9])
 def test_two_places_far_apart(n: int) -> None:
     """Half of the mass 50,000 keys back, half near, the nearer a little above the farther."""
@@ -282,6 +288,7 @@ def test_rows_that_see_nothing() -> None:
         assert (run(q, k, v, score=score, statistics=[COLUMN_MASS]).statistics[COLUMN_MASS] == 0).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_column_mass_over_many_blocks_and_heads(dtype: torch.dtype) -> None:
     for b, h, h_kv in ((1, 2, 1), (2, 9, 3)):

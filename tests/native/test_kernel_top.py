@@ -63,6 +63,7 @@ def test_scores(name: str) -> None:
         check(*top(q, k, 7, which, score), Truth(expected.p.detach(), expected.s.detach(), expected.lse.detach()), 7)
 
 
+@pytest.mark.thorough
 @settings(deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_equal_scores_go_by_the_key(data: st.DataObject) -> None:
@@ -86,6 +87,7 @@ def test_equal_scores_go_by_the_key(data: st.DataObject) -> None:
     torch.testing.assert_close(weights.double(), logs.exp(), rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_scores_that_rise_and_fall() -> None:
     """Every block holds larger ones than those before, or none does."""
     q, k, _ = qkv(1, 2, 1, 50, 2100)

@@ -45,6 +45,7 @@ def test_other_library_is_told() -> None:
     assert "not libheadwise" in str(load(Path(_ctypes.__file__)).reason)
 
 
+@pytest.mark.thorough
 def test_other_version_is_told(tmp_path: Path) -> None:
     cc = shutil.which("cc")
     if cc is None:
@@ -146,6 +147,7 @@ def used_target(**more: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("options", "code"), [([], 1), (["--if-possible"], 0), (["--background"], 0)])
 def test_compiling_without_a_compiler_is_told(options: list[str], code: int, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": str(tmp_path)}

@@ -108,6 +108,7 @@ def test_a_handler_that_raises_ends_the_call(name: str, target: str) -> None:
     assert time.process_time() - began < 1.2
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_thread")
 def test_ctrl_c_ends_the_call_and_the_next_one_is_right(target: str) -> None:
     q = torch.randn(1, 3, 67, 16, generator=torch.Generator().manual_seed(3))
@@ -139,6 +140,7 @@ def test_handlers_that_return_change_nothing_though_they_attend(dtype: torch.dty
     assert all(torch.equal(one, of_small) for one in found)
 
 
+@pytest.mark.thorough
 def test_calls_of_other_threads_go_on_while_the_main_thread_answers(target: str) -> None:
     q = torch.randn(1, 2, 4001, 64, generator=torch.Generator().manual_seed(5))
     expected, found, answered = hw.attend(q, q, q, kernel="cpu"), [], []
@@ -156,6 +158,7 @@ def test_calls_of_other_threads_go_on_while_the_main_thread_answers(target: str)
     assert torch.equal(found[0], expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kernel", ["torch_blocks", "reference"])
 def test_kernels_of_operations_answer_between_them(kernel: str) -> None:

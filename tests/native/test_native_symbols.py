@@ -25,6 +25,7 @@ def read(tool: str, *options: str) -> str:
     return subprocess.run([tool, *options, str(LIBRARY)], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.thorough
 def test_exports_are_the_headers() -> None:
     declared = set(re.findall(r"^HEADWISE_EXPORT\b[^;]*?\b(headwise_\w+)\(", HEADER, re.MULTILINE))
     assert "headwise_forward" in declared

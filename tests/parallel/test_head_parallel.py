@@ -37,7 +37,7 @@ def answers(request: pytest.FixtureRequest, shared: Path) -> list[dict[str, Any]
 QUICK = [f"2-{name}" for name in ("gqa of few", "mqa", "scores", "masks of heads", "gated", "block")]
 
 
-@pytest.mark.thorough_except(*QUICK)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [case.name for case in CASES])
 def test_outputs_and_gradients_are_those_of_one_process(answers, name):
     for answer in answers:

@@ -35,6 +35,7 @@ def test_layouts_hold_each_token_once_and_about_as_many_on_each_rank(kind):
             assert max(held) - min(held) <= CHUNKS[kind]
 
 
+@pytest.mark.thorough
 def test_keys_travel_as_far_as_somebody_needs_them_and_no_farther():
     chance = random.Random(3)
     for _ in range(60):
@@ -56,6 +57,7 @@ def test_keys_travel_as_far_as_somebody_needs_them_and_no_farther():
                     assert (cols in made.arriving((source + hop) % ranks, hop)) == (hop <= hops)
 
 
+@pytest.mark.thorough
 def test_heads_are_shared_as_evenly_as_can_be():
     for h in range(1, 25):
         for h_kv in (x for x in range(1, h + 1) if h % x == 0):

@@ -71,6 +71,7 @@ def test_commands_show_it(tmp_path, monkeypatch):
     assert [command for command, shown in COMMANDS.items() if shown not in said[command]] == [], done.stderr
 
 
+@pytest.mark.thorough
 def test_a_package_that_cannot_be_imported_is_named(tmp_path):
     meta = tmp_path / "broken-2.0.dist-info"
     meta.mkdir()
@@ -120,6 +121,7 @@ import sys
 '''
 
 
+@pytest.mark.thorough
 def test_a_package_brings_commands_that_are_imported_when_they_are_called(tmp_path):
     meta = tmp_path / "says-1.0.dist-info"
     meta.mkdir()

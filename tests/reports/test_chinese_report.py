@@ -65,6 +65,7 @@ def report() -> Report:
     return hw.see(TEXT * 2)
 
 
+@pytest.mark.thorough
 def test_a_report_of_a_text(report, tmp_path):
     parts = shown(report, tmp_path)
     assert "参数" in parts["terminal"]
@@ -72,6 +73,7 @@ def test_a_report_of_a_text(report, tmp_path):
     assert {word for text in parts.values() for word in english(text)} == set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("maps", ["lazy", "pooled"])
 def test_a_report_of_a_watched_encoder_and_decoder(maps, tmp_path):
     torch.manual_seed(0)

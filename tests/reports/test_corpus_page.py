@@ -52,6 +52,7 @@ def test_no_text_becomes_code(found, model):
         assert "<i>a" not in text
 
 
+@pytest.mark.thorough
 def test_a_report_takes_the_sweep_of_its_model_alone(found, model):
     for sweep in (found.path, found.passages):
         report = hw.see("武松打虎", model, sweep=sweep)
@@ -127,6 +128,7 @@ def test_the_first_axes_show_statistics_that_differ(found, chromium, tmp_path, f
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 @pytest.mark.parametrize("lang", thorough(["en", "zh"], {"zh"}))
 def test_the_page_of_a_sweep_answers(found, chromium, tmp_path, lang):

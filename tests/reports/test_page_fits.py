@@ -62,7 +62,7 @@ def test_the_table_of_all_heads_fits_its_card_and_breaks_no_pair(show, lang):
     assert page.do("document.querySelector('#table tbody tr').lastChild.textContent").count("0.") == 2
 
 
-@pytest.mark.thorough_except("16")
+@pytest.mark.thorough
 @pytest.mark.parametrize("heads", [12, 16])
 def test_the_small_maps_of_all_heads_fit_their_card(show, heads):
     page = show(report_of(passage("The tiger sleeps.", layers=6, heads=heads)))
@@ -79,6 +79,7 @@ def test_lists_of_a_pooled_text_stay_in_their_cards(show):
         assert page.do(OUTSIDE) == [], width
 
 
+@pytest.mark.thorough
 def test_numbers_of_importance_fit_their_cells(show):
     page = show(compared(), "tab=compare")
     cells = "[...document.querySelectorAll('.weight-cell')].map((e) => e.scrollWidth - e.clientWidth)"
@@ -97,6 +98,7 @@ def rounded():
     return replace(report_of(replace(one, maps=maps)), statistics=HeadTable(columns))
 
 
+@pytest.mark.thorough
 def test_a_range_of_rounding_is_none(show):
     page = show(rounded(), "pin=0")
     cells = "[...document.querySelectorAll('#table td.meter')]"
@@ -125,6 +127,7 @@ RANGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_page_and_pictures_have_the_same_ranges(new_page):
     page = new_page()
     for values, expected in RANGES:

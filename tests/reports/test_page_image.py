@@ -86,6 +86,7 @@ def says(page: Page) -> str:
     return page.do("document.querySelector('#image-says').textContent")
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 @pytest.mark.parametrize("lang", thorough(["en", "zh"], {"zh"}))
 def test_a_token_lies_on_the_patches_it_attends_to(show, lang: str) -> None:
@@ -179,6 +180,7 @@ def test_on_a_phone_and_on_paper(show) -> None:
     assert page.do(bar) == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.thorough
 def test_patches_are_tokens_of_their_own() -> None:
     report = of_sequence()
     shown = report.passages[0]
@@ -192,6 +194,7 @@ def test_patches_are_tokens_of_their_own() -> None:
     assert hw.show(sequence(), image=picture(), grid=(ROWS, COLUMNS), image_start=1, cells=20).passages[0].cell == 3
 
 
+@pytest.mark.thorough
 def test_a_record_of_a_vision_language_model_has_its_image() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -65,6 +65,7 @@ def test_a_saved_picture_has_the_colours_of_the_page(show, theme: str) -> None:
     assert same.mean() > 0.9  # letters are drawn finer in the file
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 def test_a_difference_is_blue_where_the_first_is_larger_and_orange_where_the_second_is(show) -> None:
     maps = np.zeros((1, 2, 3, 3), np.float32)
@@ -84,6 +85,7 @@ def test_a_difference_is_blue_where_the_first_is_larger_and_orange_where_the_sec
     assert (middle[0] > middle[1] + 3).all()  # the last token is below and right of the second one
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 def test_blanks_around_words_are_no_part_of_their_labels(show) -> None:
     shown = report_of(passage(["The", " tiger", "  ", "\n", " is", "\u00a0"], causal=False))

@@ -42,6 +42,7 @@ def number(text: str) -> float:
     return float(text.replace("−", "-").replace("+", ""))
 
 
+@pytest.mark.thorough
 def test_arcs_join_queries_to_keys_and_a_pinned_token_keeps_its_own(show, chinese):
     page = show(chinese, "layer=0&head=2&text=arcs")
     weights, tokens = chinese.passages[0].maps[0, 2], chinese.passages[0].tokens
@@ -82,6 +83,7 @@ def test_a_word_is_found_marked_and_visited(show, theme):
     assert again.do("document.querySelector('#find-after').disabled")
 
 
+@pytest.mark.thorough
 def test_one_token_in_all_heads_names_the_strongest_heads(show):
     shown = passage("武松打了一只大虎。")
     page = show(report_of(shown), "layer=0&head=0&pin=4")
@@ -111,6 +113,7 @@ def test_one_token_in_all_heads_names_the_strongest_heads(show):
     assert texts(page, "#map-title") == [f"Layer {layer} · head {head}"]
 
 
+@pytest.mark.thorough
 def test_two_heads_are_subtracted(show):
     shown = passage("武松打了一只大虎。")
     page = show(report_of(shown), "tab=sides&beside=0.0.0-0.1.2")

@@ -21,6 +21,7 @@ def report() -> Report:
     return hw.see(TEXT)
 
 
+@pytest.mark.thorough
 def test_writes_of_the_embedded_decoder(report):
     writes, loaded = report.passages[0].writes, load_model(None)
     reading = loaded.read(TEXT)
@@ -58,6 +59,7 @@ def test_long_texts_and_other_shapes_have_none(report):
         Passage("a", shown.tokens, shown.maps, writes=Writes(norms=np.zeros((4, 8, 3), np.float32)))
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 @pytest.mark.parametrize("lang", thorough(["en", "zh"], {"zh"}))
 def test_the_page_shows_what_is_written(report, chromium, tmp_path, lang):

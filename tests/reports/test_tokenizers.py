@@ -31,6 +31,7 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Embedding(300, 6), hw.MultiHeadAttention(6, 3)).eval()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("tokenizer", "text", "tokens"),
     [
@@ -46,6 +47,7 @@ def test_a_text_is_shown_token_by_token(model: nn.Module, tokenizer: Any, text: 
     assert hw.show(model, tokenizer, ids).passages[0].tokens == tokens
 
 
+@pytest.mark.thorough
 def test_one_of_the_package_tokenizers(model: nn.Module) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed (the hf extra)")
     words = {word: i for i, word in enumerate(["[UNK]", "the", "ti", "##ger", ","])}
@@ -203,6 +205,7 @@ def test_a_tokenizer_that_joins_by_a_suffix_is_asked_for_its_text() -> None:
     assert decoded(Phobert(), [0, 1, 2, 3, 4]).texts == ["<s>", "fin", "al", " tal", " Ġ"]
 
 
+@pytest.mark.thorough
 def test_pieces_are_shown_as_they_are_unless_their_writing_is_named(model: nn.Module) -> None:
     with torch.no_grad(), hw.watch(model, maps="lazy") as record:
         model(torch.arange(3)[None])

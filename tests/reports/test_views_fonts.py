@@ -58,11 +58,13 @@ def test_page_with_every_character_stays_small():
     assert len(font_face("".join(map(chr, covered())))) < 1_500_000
 
 
+@pytest.mark.thorough
 def test_page_brings_the_characters_of_its_title(tmp_path):
     page = write_report(report_of(passage("abc"), title="重建嵌入"), tmp_path / "page.html").read_text(encoding="utf-8")
     assert set(map(ord, "重建嵌入")) <= drawn(page)["Headwise Han"]
 
 
+@pytest.mark.thorough
 def test_the_same_text_gives_the_same_bytes_at_any_time(monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
     _rule.cache_clear()

@@ -112,7 +112,7 @@ def test_a_map_without_numbers_and_one_whose_kernel_makes_no_pictures_show_facts
 
 
 @pytest.mark.browser
-@pytest.mark.thorough_except("map", "report", "hostile report")
+@pytest.mark.thorough
 @pytest.mark.parametrize("shown", ["map", "table", "report", "hostile report", "record", "layer"])
 def test_a_notebook_cell_opens_without_a_word_in_the_console(chromium: Browser, tab: Page, tmp_path: Path, shown):
     table = hw.HeadTable({HOSTILE: hw.table.HeadColumn([[1.0, 2.0], [3.0]], description=HOSTILE)}, title=HOSTILE)
@@ -140,6 +140,7 @@ def test_a_notebook_cell_opens_without_a_word_in_the_console(chromium: Browser, 
     assert "<script" not in document
 
 
+@pytest.mark.thorough
 def test_the_frame_of_a_map_has_every_head_and_what_was_not_given_is_a_number():
     (page,) = frames(amap(b=2, h=5)._repr_html_())
     assert '"heads":5' in page
@@ -148,6 +149,7 @@ def test_the_frame_of_a_map_has_every_head_and_what_was_not_given_is_a_number():
     assert 'sandbox="allow-scripts allow-downloads"' in frame  # not allow-same-origin: no way to the notebook
 
 
+@pytest.mark.thorough
 def test_a_map_is_shown_with_its_tokens():
     found = hw.show(amap(), pieces=[f"tok{i}" for i in range(11)], title="Mine", lang="zh")
     assert found.passages[0].tokens[3] == "tok3"
@@ -173,6 +175,7 @@ def test_a_record_without_maps_shows_its_statistics():
     assert "hw.show" not in page
 
 
+@pytest.mark.thorough
 def test_a_record_is_shown_with_its_tokens():
     found = hw.show(record("lazy"), pieces=[[f"tok{i}" for i in range(11)]] * 2)
     assert found.passages[1].tokens[3] == "tok3"
@@ -209,6 +212,7 @@ def test_each_design_shows_its_steps_and_parameters(design):
     assert layer.training
 
 
+@pytest.mark.thorough
 def test_a_notebook_in_chinese_has_chinese_words(monkeypatch):
     monkeypatch.setenv("HEADWISE_LANG", "zh")
     assert "共 3 个头，显示 3 个" in amap()._repr_html_()
@@ -217,6 +221,7 @@ def test_a_notebook_in_chinese_has_chinese_words(monkeypatch):
     assert '<html lang="zh">' in frames(compared()._repr_html_())[0]
 
 
+@pytest.mark.thorough
 def test_many_heads_have_a_limited_number_of_pictures():
     from headwise.reports.notebook import MOST, small_maps
 
@@ -250,7 +255,7 @@ def cell(tab: Page, tmp_path: Path, shown: str, policy: str = "") -> None:
     tab.open((tmp_path / "cell.html").as_uri())
 
 
-@pytest.mark.thorough_except("vscode")
+@pytest.mark.thorough
 @pytest.mark.browser
 @pytest.mark.parametrize("policy", [VS_CODE, "default-src * data: 'unsafe-inline'"], ids=["vscode", "open"])
 def test_the_frame_runs_and_covers_the_pictures(tab, tmp_path, policy):
@@ -261,7 +266,7 @@ def test_the_frame_runs_and_covers_the_pictures(tab, tmp_path, policy):
     assert tab.do(f"{inside}.querySelectorAll('#grid canvas').length") == 3
 
 
-@pytest.mark.thorough_except("report")
+@pytest.mark.thorough
 @pytest.mark.browser
 @pytest.mark.parametrize("shown", ["map", "report"])
 def test_without_scripts_there_are_pictures(tab, tmp_path, shown):
@@ -279,6 +284,7 @@ def test_without_scripts_there_are_pictures(tab, tmp_path, shown):
         tab.send("Emulation.setScriptExecutionDisabled", value=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 def test_without_frames_there_are_pictures(tab, tmp_path):
     """As JupyterLab shows a notebook that is not trusted, and GitHub every one."""

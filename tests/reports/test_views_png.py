@@ -38,6 +38,7 @@ def test_passages_are_kept_apart(tmp_path):
     assert len({p.name for p in written}) == 14
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("error")
 def test_ticks_are_the_characters_and_what_has_no_glyph_is_numbered(tmp_path):
     one = passage(["水", "浒", " ", "\n", "\t", "é", "$", "👩", "滸", "\u0301"])
@@ -47,6 +48,7 @@ def test_ticks_are_the_characters_and_what_has_no_glyph_is_numbered(tmp_path):
     figure.savefig(tmp_path / "x.png")  # a missing glyph would warn
 
 
+@pytest.mark.thorough
 def test_short_texts_have_their_weights_in_the_cells(chinese):
     one = chinese.passages[0]
     drawn = written(heat_map(chinese, one, 1, 2).axes[0])
@@ -94,6 +96,7 @@ def test_panels_show_one_head_in_several_layers_without_padding():
     assert numbers[3, 2] == f"{one.maps[1, 2, 3, 2]:.2f}"
 
 
+@pytest.mark.thorough
 def test_long_texts_have_round_numbers(tmp_path):
     long = passage("水" * 450, layers=1, heads=1)
     x, _ = labels(heat_map(report_of(long), long, 0, 0).axes[0])
@@ -122,6 +125,7 @@ def test_a_title_in_chinese_has_a_chinese_colon():
     assert re.fullmatch(r"第 1 层 · 第 0 头：[^:]*0\.91", title)
 
 
+@pytest.mark.thorough
 def test_scale_says_where_it_is_cut():
     n = 200
     even = (np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None]).astype(np.float32)
@@ -139,6 +143,7 @@ def test_weights_that_are_not_finite_are_drawn_as_none(tmp_path):
     write_pngs(report_of(one), tmp_path)
 
 
+@pytest.mark.thorough
 def test_one_character_and_no_weight_at_all(tmp_path):
     one = Passage("水", ["水"], np.zeros((1, 1, 1, 1), np.float32))
     assert len(write_pngs(report_of(one), tmp_path)) == 2
@@ -182,6 +187,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
     assert not (tmp_path / "pictures").exists()
 
 
+@pytest.mark.thorough
 def test_pictures_leave_the_users_matplotlib_as_it_was(chinese):
     import matplotlib as mpl
 

@@ -37,6 +37,7 @@ def rows(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
 
 
+@pytest.mark.thorough_except("200")
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_every_head_has_one_line_that_fits(width):
     text = printed(wide(), width)
@@ -47,6 +48,7 @@ def test_every_head_has_one_line_that_fits(width):
     assert "\x1b" not in text
 
 
+@pytest.mark.thorough
 def test_what_has_no_room_is_named():
     narrow, broad = printed(wide(), 80), printed(wide(), 200)
     assert "Not shown here: received_mass, normalized_entropy" in narrow
@@ -74,6 +76,7 @@ def test_sorting_puts_the_largest_first_and_the_unknown_last():
         printed(report, 80, sort="entropi")
 
 
+@pytest.mark.thorough
 def test_the_column_that_is_sorted_by_is_never_dropped():
     assert "received ↓" in printed(wide(), 80, sort="received_mass")
 
@@ -91,6 +94,7 @@ def test_no_statistics_and_no_patterns():
     assert "pattern" not in text
 
 
+@pytest.mark.thorough
 def test_long_facts_are_broken_at_blanks_beside_their_names():
     report = replace(wide(), facts=[("loss", "one two three four five six seven"), ("file", "/a" * 20)])
     out = io.StringIO()

@@ -103,6 +103,7 @@ def test_model_in_training_meets_the_alarms():
     assert record.latest.numbers.isnan().any()
 
 
+@pytest.mark.thorough
 def test_alarm_that_raises_does_so_through_the_forward_after_the_numbers_are_kept():
     model = mixed()
     with hw.watch(model, alarms=[hw.telemetry.MaxLogitAlarm(1e-3, then="raise")]) as record:
@@ -130,6 +131,7 @@ def test_alarms_that_will_not_do_are_named(make):
         make()
 
 
+@pytest.mark.thorough
 def test_lines_of_json_say_what_the_record_says(tmp_path):
     path = tmp_path / "runs" / "log.jsonl"
     with hw.watch(mixed(), every=2).write_to(hw.telemetry.JSONLines(path)) as record:

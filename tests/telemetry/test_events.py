@@ -203,6 +203,7 @@ def test_two_listeners_receive_the_same_gates():
     assert one.importance().column.flat.tolist() == two.importance().column.flat.tolist()
 
 
+@pytest.mark.thorough
 def test_a_graph_is_whole_while_another_model_is_observed():
     torch.compiler.reset()
     compiled, other, calls = torch.compile(layer(), backend="eager", fullgraph=True), layer(), []
@@ -214,6 +215,7 @@ def test_a_graph_is_whole_while_another_model_is_observed():
     torch.compiler.reset()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks there for any argument of a frame
 def test_a_compiled_layer_publishes():
     torch.compiler.reset()

@@ -78,6 +78,7 @@ def loss_of(model, batch):
     return (y * torch.linspace(-1, 2, y.shape[-1], dtype=y.dtype)).sum(-1).square().mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("absolute", ["each", "mean"])
@@ -101,6 +102,7 @@ def test_training_tells_what_passes_of_their_own_find(kernel, dtype, absolute, p
     assert "nan" not in found.title
 
 
+@pytest.mark.thorough
 def test_tokens_apart():
     model = mixed().double()
     batches = [x(2, 7, seed=seed).double() for seed in range(2)]

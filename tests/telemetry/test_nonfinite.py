@@ -72,6 +72,7 @@ def watched(model, given):
     return record, found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_the_parameter_or_buffer_that_is_not_finite_is_named_first(name, number):

@@ -207,6 +207,7 @@ def train(clip):
     return torch.tensor(losses), torch.tensor(logits)
 
 
+@pytest.mark.thorough
 def test_run_that_diverges_without_it_trains_with_it():
     wild, large = train(clip=False)
     tame, small = train(clip=True)

@@ -117,6 +117,7 @@ def test_autocast_and_inference_mode(mode, x):
     assert not bool(record.latest["entropy"].isnan().any())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("inside", [True, False])
 @torch.no_grad()
 def test_a_compiled_model_is_watched(inside, x):
@@ -140,7 +141,7 @@ OPENED = {
 }
 
 
-@pytest.mark.thorough_except("watch then watch then watch", "attach then watch")
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.* is called by compiled code", "ignore:The .grad attribute")
 @pytest.mark.parametrize(
     "opened",
@@ -188,6 +189,7 @@ def test_a_copy_made_between_forwards_is_not_watched(x):
     assert hw.events.subscribers == ()
 
 
+@pytest.mark.thorough
 def test_a_report_is_made_of_a_record(x, tmp_path):
     model = model_of()
     with hw.watch(model, maps="lazy") as record:
@@ -320,6 +322,7 @@ class Mixed(nn.Module):
         return x + self.theirs(x, x, x, need_weights=False)[0]
 
 
+@pytest.mark.thorough
 def test_known_layers_and_recognised_ones_are_watched_together(x):
     model = Mixed()
     with hw.watch(model, measures=["entropy"], maps="lazy") as record:
@@ -365,6 +368,7 @@ def test_nothing_is_followed_after_a_forward_in_which_headwise_computed_everythi
     assert record.unwatched == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["torch_blocks", "reference"])
 def test_the_functions_of_headwise_s_own_kernels_are_not_taken_for_attention(kernel, x):
     model = Mixed()
@@ -407,6 +411,7 @@ def replica(module: nn.Module) -> nn.Module:
     return copies[module]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["recognised", "mixed"])
 def test_replicas_in_threads_are_seen(kind, x):
     model = InThreads(model_of() if kind == "recognised" else Mixed()).eval()

@@ -36,6 +36,7 @@ def latest(record, layer, name):
     return record.latest.table.layer(layer).column(name).float()
 
 
+@pytest.mark.thorough_except("torch")
 @pytest.mark.parametrize("kind", ["headwise", "torch"])
 def test_every_call_has_its_map(kind):
     model, images = shared(kind), [x(n=n, seed=n) for n in (5, 7)]
@@ -57,6 +58,7 @@ def test_every_call_has_its_map(kind):
     assert_close(latest(record, name, "entropy"), (rows * entropy).sum(0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_calls_of_one_forward_are_kept_and_no_others():
     model = shared("torch")
     with torch.no_grad(), hw.watch(model, maps="pooled") as record:
@@ -94,6 +96,7 @@ def test_a_shared_layer_of_a_transformers_model_has_the_map_of_each_call(watched
         assert_close(amap.to_dense(), weights, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("maps", ["lazy", "pooled"])
 def test_a_report_shows_every_call(maps):
     model = albert()
@@ -111,6 +114,7 @@ def test_a_report_shows_every_call(maps):
         assert_close(entropy, record.latest["entropy"].expand(3, 4).to(entropy.dtype), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_report_knows_the_second_call_of_cross_attention_as_such():
     class Twice(nn.Module):
         def __init__(self):

@@ -12,6 +12,7 @@ from headwise import events
 from headwise.telemetry.watching import TrainingRecord
 
 
+@pytest.mark.thorough
 def test_steps_of_a_trainer_gather_forwards_and_clip():
     model, seen = mixed().train(), []
 

@@ -47,6 +47,7 @@ def measured(record):
     return torch.stack([record.latest[name] for name in ("entropy", "mean_distance")]).double()
 
 
+@pytest.mark.thorough_except("some_new_feature")
 @pytest.mark.parametrize("name", ["seq_idx", "some_new_feature"])
 @torch.no_grad()
 def test_an_argument_that_eager_attention_does_not_read_changes_nothing(name):
@@ -74,6 +75,7 @@ def doubled(read):
     return eager_attention_forward
 
 
+@pytest.mark.thorough_except("boost-False")
 @pytest.mark.parametrize(("name", "read"), [("boost", False), ("further", True)])
 @torch.no_grad()
 def test_a_call_that_only_the_model_can_compute_is_measured_by_its_weights(name, read, monkeypatch):
@@ -97,7 +99,7 @@ def test_a_call_that_only_the_model_can_compute_is_measured_by_its_weights(name,
     own._named_in.cache_clear()
 
 
-@pytest.mark.thorough_except("dynamic-kind0", "static-kind1")
+@pytest.mark.thorough_except("static-kind1")
 @pytest.mark.parametrize("kind", [{}, {"sliding_window": 6}])
 @pytest.mark.parametrize("cache", ["dynamic", "static", "sliding_window", "hybrid"])
 @torch.no_grad()
@@ -157,6 +159,7 @@ def written():
     return nn.Sequential(ByHand(), ByHand())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("how", "after"), [("start", 0), ("partial", 0), ("merge", 0), ("finish", 0), ("finish", 4)])
 @pytest.mark.parametrize(("made", "d"), [(mixed, 24), (written, 6)])
 def test_a_measure_that_fails_is_nan_and_the_others_are_not(made, d, how, after):
@@ -177,6 +180,7 @@ def test_a_measure_that_fails_is_nan_and_the_others_are_not(made, d, how, after)
     assert record.totals["failing"].isnan().any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["one head", "no tensor", "no state"])
 def test_a_measure_whose_results_are_none_is_nan(how):
     model = mixed()
@@ -188,6 +192,7 @@ def test_a_measure_whose_results_are_none_is_nan(how):
     assert not record.latest["entropy"][0, :2].isnan().any()
 
 
+@pytest.mark.thorough
 def test_tensors_without_numbers_are_not_measured():
     model = encoder().to("meta")
     with pytest.warns(UserWarning, match="a call was not measured"), hw.watch(model) as record:
@@ -206,6 +211,7 @@ def test_a_measure_that_fails_raises_where_that_is_wanted():
         hw.watch(model, on_error="ignore")
 
 
+@pytest.mark.thorough
 def test_an_alarm_goes_off_beside_a_measure_that_fails():
     model, alarm = mixed(), hw.telemetry.MaxLogitAlarm(1e-3, then="raise")
     record = hw.watch(model, measures=[Failing("finish")], alarms=[alarm])
@@ -280,6 +286,7 @@ def test_a_remark_on_the_numbers_is_no_failure_of_them(maps):
     assert "float32 resolves" in record.remarks[""]
 
 
+@pytest.mark.thorough
 def test_an_alarm_still_raises():
     model = mixed()
     with (
@@ -313,6 +320,7 @@ def closed(module):
     module.forward = lambda *args, **kwargs: before(*args, **kwargs)
 
 
+@pytest.mark.thorough_except("kept", "bound")
 @pytest.mark.parametrize("replace", [kept, bound, in_part])
 @torch.no_grad()
 def test_a_forward_kept_on_the_instance_is_computed(replace):
@@ -373,6 +381,7 @@ def test_a_module_that_was_not_called_is_not_accused():
     assert not record.unwatched
 
 
+@pytest.mark.thorough
 @torch.no_grad()
 def test_every_handle_and_record_names_a_module_that_headwise_does_not_compute():
     model, other = llama(), llama().model.layers[0].self_attn

@@ -161,6 +161,7 @@ def test_mistakes_of_scores(score: Score, formula: Any, words: str) -> None:
         testing.check_score(score, formula)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_registered")
 def test_a_score_without_mistakes_passes() -> None:
     testing.check_score(Falling(RATES), falling)
@@ -258,6 +259,7 @@ def test_mistakes_of_measures(measure: RowMeasure, formula: Any, words: str) -> 
         testing.check_measure(measure, formula)
 
 
+@pytest.mark.thorough
 def test_a_measure_without_mistakes_passes() -> None:
     testing.check_measure(Spread(), spread)
     right = type("Joined", (Concentrated,), {"joins": hw.stats.SQUARES.joins, "__doc__": "Σ p²."})()
@@ -306,6 +308,7 @@ def twice(self: Any, x: Tensor, note: Any) -> None:
     note(note.steps[0].name, note.steps[-1].tensor, note.steps[-1].axes, "Y", "again", "再次")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "options", "words"),
     [

@@ -84,6 +84,7 @@ def test_measure(name: str) -> None:
         testing.check_measure(kind(), lambda *x: FORMULAS[name](x))
 
 
+@pytest.mark.thorough_except("triton_gpu", "cpu", "torch_blocks")
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel(name: str) -> None:
     if name not in kernels_here():
@@ -117,6 +118,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 }
 
 
+@pytest.mark.thorough_except("torch", "traced")
 @pytest.mark.parametrize("name", [kind.name for kind in KINDS if own(type(kind))])
 def test_kind(name: str) -> None:
     assert name in MODELS, f"{name}: add a small model with modules of the kind"

@@ -40,6 +40,7 @@ def test_a_right_answer_passes(headwise: Command, tmp_path: Path):
     assert done.out == "✓ split-heads: agrees with ours on 40 random inputs\n"
 
 
+@pytest.mark.thorough
 def test_a_wrong_answer_gets_the_smallest_input_on_which_it_is_wrong(headwise: Command, tmp_path: Path):
     (tmp_path / "answer.py").write_text(WRONG)
     done = headwise("check", "split-heads", tmp_path / "answer.py", "--lang", "zh")
@@ -118,6 +119,7 @@ def test_code_is_kept_from_files_network_and_other_processes(tmp_path: Path):
     assert kept.read_text() == "mine"
 
 
+@pytest.mark.thorough
 def test_without_namespaces_the_program_runs_with_the_reason_and_the_same_end(tmp_path: Path):
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -144,6 +146,7 @@ def test_nothing_is_left_when_the_command_is_ended(tmp_path: Path, end: int):
     _until(lambda: not list(tmp_path.glob("headwise-check-*")) and not _inside(tmp_path), 10.0)
 
 
+@pytest.mark.thorough
 def test_nothing_is_left_running_and_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("LANGUAGE", str(tmp_path))
@@ -153,6 +156,7 @@ def test_nothing_is_left_running_and_no_folder_is_left(tmp_path: Path, monkeypat
     assert _inside(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_a_result_that_is_nested_too_deeply_is_named():
     body = "for _ in range(100_000): x = [x]\n    return x"
     assert why(graded(body)) == "returned a value that is nested too deeply"

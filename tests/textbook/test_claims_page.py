@@ -122,6 +122,7 @@ def test_what_a_claim_says_is_text(found):
     assert HOSTILE in reader.rows[one.claim.id]
 
 
+@pytest.mark.thorough
 def test_the_page_in_chinese_has_no_english_words_of_its_own(found):
     text = page.to_html(found, "zh")
     reader = read(text)
@@ -188,6 +189,7 @@ def test_a_folder_is_refused_and_an_old_page_stays_if_writing_fails(found, tmp_p
 # The command.
 
 
+@pytest.mark.thorough
 def test_command_writes_the_page_beside_what_it_says(headwise, tmp_path):
     path = tmp_path / "new" / "claims.html"
     code, out, _ = headwise("claims", "--only", "splitting,mqa-parameters", "--html", str(path))

@@ -51,6 +51,7 @@ def read(ticks: list[tuple[float, float]], at: float, log: bool) -> float:
 numbers = st.lists(st.floats(1e-12, 1e9), min_size=3, max_size=9, unique=True)
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(numbers, st.booleans(), st.data())
 def test_points_stand_where_the_axis_says(values, log, data):

@@ -50,6 +50,7 @@ def test_whole_numbers_are_exact_and_other_lists_are_wrong(theirs: object, ours:
     assert difference(theirs, ours, 1e-4) is not None
 
 
+@pytest.mark.thorough
 def test_what_is_printed_belongs_to_the_input_that_is_shown():
     code = (
         "print('while it was read')\n"
@@ -79,6 +80,7 @@ def test_what_was_printed_before_the_end_is_shown(code: str, printed: str):
     assert result.printed == printed
 
 
+@pytest.mark.thorough
 def test_an_error_of_syntax_names_its_line_once():
     result = grade(find_exercise("crossover"), "def crossover(d):\n    return 2 * * d\n", seconds=60.0)
     assert str(result.stopped) == "line 2: SyntaxError: invalid syntax"

@@ -113,6 +113,7 @@ def test_what_is_shown_belongs_to_a_place():
     assert set(SHOWN) == known
 
 
+@pytest.mark.thorough_except("splitting", "masks", "merging", "output_projection")
 @pytest.mark.parametrize(
     "name",
     [
@@ -162,6 +163,7 @@ def test_a_topic_of_another_package_joins_the_guide_and_names_are_taken_once():
         register("other", topics()["scores"])
 
 
+@pytest.mark.thorough
 def test_a_topic_can_be_added_by_one_call(monkeypatch: pytest.MonkeyPatch, headwise: Command):
     def double(x: float) -> float:
         return 2 * x

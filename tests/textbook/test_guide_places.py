@@ -22,6 +22,7 @@ def places(query: str) -> list[str]:
     return [str(row.where) for row in find(query).rows]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_each_place_of_the_table_is_found_by_what_the_table_says(lang: str):
     """As it is printed, with full-width characters, without marks (in Chinese also without spaces), with its text."""
@@ -139,10 +140,12 @@ def test_tour_points_out_the_line_of_a_place(headwise: Command):
     assert "(../" not in headwise("tour", "11.4.1", "--lang", "zh").out
 
 
+@pytest.mark.thorough
 def test_a_place_of_several_words_needs_no_quotation_marks(headwise: Command):
     assert headwise("tour", "notes", "6").out == headwise("tour", "notes 6").out
 
 
+@pytest.mark.thorough
 def test_tour_says_where_a_section_differs(headwise: Command):
     assert "this is another layer" in headwise("tour", "(5.3.10)").out
     assert "并不替代词嵌入" in headwise("tour", "11.5.2", "--lang", "zh").out

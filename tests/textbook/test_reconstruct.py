@@ -58,6 +58,7 @@ def test_stolen_counts_real_queries_only() -> None:
     assert stolen(weights, torch.tensor([1, 3])).tolist() == [pytest.approx(0.5 / 4)]
 
 
+@pytest.mark.thorough
 def test_whole_paragraphs_and_the_view_after_dropout(tmp_path: Path) -> None:
     path = tmp_path / "paragraphs.txt"
     path.write_text(PARAGRAPHS, encoding="utf-8")
@@ -99,6 +100,7 @@ def test_sentences_beyond_the_first_32_are_named() -> None:
     assert found.notes[-1] == "Left out: the last 125 of 157 sentences (7,952 characters); at most 32 are used."
 
 
+@pytest.mark.thorough
 def test_one_character_is_enough(tmp_path: Path) -> None:
     path = tmp_path / "one.txt"
     path.write_text("水", encoding="utf-8")

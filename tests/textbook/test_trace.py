@@ -77,6 +77,7 @@ def written() -> set[tuple[str, str, str]]:
     return {tuple(ast.literal_eval(args[i]) for i in (0, 4, 5)) for args in notes}
 
 
+@pytest.mark.thorough
 def test_every_step_is_reached_in_both_languages() -> None:
     reached = set()
     cases = [(design, options, {}) for design, options in CASES]

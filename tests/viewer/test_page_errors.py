@@ -125,6 +125,7 @@ def test_a_file_is_read_and_one_that_is_no_text_is_refused(page, fake, tmp_path)
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_an_empty_text_is_not_sent(page, fake):
     page.open(fake.url)
     page.wait("document.querySelector('#model').textContent")

@@ -118,6 +118,7 @@ def test_a_text_that_is_taken_away_while_it_is_drawn_is_told_of(chromium, fake):
     page.close()
 
 
+@pytest.mark.thorough
 def test_heads_are_sorted_and_coloured_by_a_statistic(view, fake):
     page = view()
     order = "[...document.querySelectorAll('.thumb')].map((t) => [t.layer, t.head])"
@@ -138,6 +139,7 @@ def test_heads_are_sorted_and_coloured_by_a_statistic(view, fake):
     assert not any("/tiles/" in line for line in fake.asked)
 
 
+@pytest.mark.thorough
 def test_small_maps_show_the_overview(view, fake):
     page = view()
     page.wait("[...document.querySelectorAll('.thumb canvas')].every((c) => c.width === 52)")

@@ -37,6 +37,7 @@ def test_a_cell_of_one_token_shows_its_weight_exactly(view):
     assert text_of(page, "#readout .weight") == "–masked"
 
 
+@pytest.mark.thorough
 def test_coarser_cells_say_what_they_are(view):
     page = view("layer=0&head=3&x=1500&y=1600&zoom=0.3")  # 0.25 < 0.3 < 0.5: cells of four tokens
     page.mouse("mouseMoved", *at(page, 1600, 1500, 0.3, 1500, 1600))

@@ -105,6 +105,7 @@ def test_a_text_that_is_gone_is_said_to_be(chromium, fake):
 HOSTILE = '<img src=x onerror="document.title=1">&lt;</script><b>虎\u202e'
 
 
+@pytest.mark.thorough
 def test_hostile_text_is_text(view):
     page = view("layer=0&head=0&x=8&y=12&zoom=30", text=HOSTILE * 4, title=HOSTILE)
     page.mouse("mouseMoved", *at(page, 12, 8, 30, 8, 12))
@@ -204,7 +205,7 @@ def test_both_languages_and_both_themes(view):
     assert left == []
 
 
-@pytest.mark.thorough_except("390")
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_cut_off_at_this_width(view, width):
     page = view("layer=0&head=0", width=width, height=800)

@@ -18,6 +18,7 @@ MASKS = {
 }
 
 
+@pytest.mark.thorough_except("everything-4", "rows that see nothing-4")
 @pytest.mark.parametrize("base", [1, 4])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_every_level_is_the_dense_map_pooled(mask, base):
@@ -50,6 +51,7 @@ def test_rows_far_apart_in_size_fold_with_their_counts():
     assert abs(unweighted - truth) > 0.2 * truth
 
 
+@pytest.mark.thorough
 def test_tiles_where_nothing_is_allowed_take_no_room():
     causal = head_pyramid(map_of(1100, 1100, Causal(), heads=1).head(0, 0), Levels(1100, 1100, 1, 128))
     full = head_pyramid(map_of(1100, 1100, Everything(), heads=1).head(0, 0), Levels(1100, 1100, 1, 128))

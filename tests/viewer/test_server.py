@@ -44,6 +44,7 @@ def ready(session, client) -> str:
     return f"/api/texts/{name}"
 
 
+@pytest.mark.thorough
 def test_model_is_described(client, ready):
     told = client.get("/api/model").json()
     assert told["name"] == told["zh"] == "small"
@@ -75,6 +76,7 @@ def test_refusals_have_a_code_and_the_numbers(client):
     assert client.get("/nowhere").json()["code"] == "misfit"
 
 
+@pytest.mark.thorough
 def test_text_is_read_to_the_end(client, ready, session):
     told = client.get(ready).json()
     assert (told["state"], told["title"], told["n"], told["error"]) == ("ready", "a fox", len(TEXT), None)
@@ -89,6 +91,7 @@ def test_text_is_read_to_the_end(client, ready, session):
         assert np.allclose(np.array(statistic["values"]), truth.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_tokens_are_the_text(client, ready):
     pieces = client.get(f"{ready}/tokens?from=0&to={len(TEXT)}").json()["pieces"]
     assert "".join(pieces) == TEXT
@@ -97,6 +100,7 @@ def test_tokens_are_the_text(client, ready):
     assert client.get(f"{ready}/tokens").json()["pieces"] == pieces
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "query", ["from=5&to=4", "from=0&to=999999", "from=-1&to=4", "from=x", "to=1e3", "from=%C2%B2"]
 )
@@ -104,6 +108,7 @@ def test_ranges_that_do_not_fit_are_refused(client, ready, query):
     refused(client.get(f"{ready}/tokens?{query}"), 400, "from" if "from" in query else "to")
 
 
+@pytest.mark.thorough
 def test_too_many_tokens_at_once_are_refused(client, session):
     longer = Session(session.subject, max_tokens=6000)
     asks = client_of(longer)
@@ -113,6 +118,7 @@ def test_too_many_tokens_at_once_are_refused(client, session):
     assert longer.close(60)
 
 
+@pytest.mark.thorough
 def test_search_finds_where_it_begins(client, ready):
     def found(q: str, limit: int = 100) -> list[int]:
         answer = client.get(f"{ready}/search", params={"q": q, "limit": limit}).json()
@@ -128,11 +134,13 @@ def test_search_finds_where_it_begins(client, ready):
     assert found(".*") == []  # letters, not a pattern
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("query", ["", "q=", "q=" + "a" * 257, "q=a&limit=0", "q=a&limit=1001", "q=a&limit=-1"])
 def test_searches_that_do_not_fit_are_refused(client, ready, query):
     refused(client.get(f"{ready}/search?{query}"), 400, "limit")
 
 
+@pytest.mark.thorough
 def test_search_of_characters_that_take_several_tokens(client, session):
     """Characters out of the vocabulary are read as bytes: a match begins at the last of them, which shows it."""
     name = client.post("/api/texts", json={"text": "a虎b虎虎"}).json()["id"]
@@ -145,6 +153,7 @@ def test_search_of_characters_that_take_several_tokens(client, session):
     settled(session.find(name))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reduce", ["mean", "max"])
 @pytest.mark.parametrize(("layer", "head"), [(0, 0), (2, 1)])
 def test_tiles_of_every_level_are_the_dense_map_pooled(client, ready, session, layer, head, reduce):
@@ -176,12 +185,14 @@ def test_tops_are_the_largest_weights_of_a_row_and_a_column(client, ready, sessi
     refused(client.get(f"{ready}/tops/9/1/0"), 404, "no head")
 
 
+@pytest.mark.thorough
 def test_mean_is_what_is_given_unless_asked_otherwise(client, ready):
     tile, overview = f"{ready}/tiles/1/0/8/0/0", f"{ready}/overview"
     assert client.get(tile).content == client.get(f"{tile}?reduce=mean").content
     assert client.get(overview).content == client.get(f"{overview}?reduce=mean&cells=64").content
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cells", [16, 64, 100, 256])
 @pytest.mark.parametrize("reduce", ["mean", "max"])
 def test_overview_is_every_head_in_order(client, ready, session, cells, reduce):
@@ -195,6 +206,7 @@ def test_overview_is_every_head_in_order(client, ready, session, cells, reduce):
         close(found[i], truth, of_half=2.0**-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("path", "status", "word"),
     [
@@ -226,6 +238,7 @@ def test_unknown_texts_are_not_found(client, path):
     refused(client.get(f"/api/texts/nobody{path}"), 404, "no text")
 
 
+@pytest.mark.thorough
 def test_wrong_methods_are_refused(client, ready):
     assert client.put("/api/texts", json={"text": "a"}).status_code == 405
     assert client.post(ready).status_code == 405
@@ -254,6 +267,7 @@ def test_forms_of_other_pages_are_refused(client, kind):
     refused(answer, 400, "application/json")
 
 
+@pytest.mark.thorough
 def test_texts_that_are_too_long_are_refused_with_the_limit_and_why(client, session, ready):
     refused(client.post("/api/texts", json={"text": "a" * 2001}), 413, "2,001", "2,000", "--max-tokens")
     # Characters out of the vocabulary take three tokens each.
@@ -261,6 +275,7 @@ def test_texts_that_are_too_long_are_refused_with_the_limit_and_why(client, sess
     assert client.get(ready).json()["state"] == "ready"  # what was there is there still
 
 
+@pytest.mark.thorough
 def test_bodies_without_end_are_not_read(client):
     read = []
 
@@ -275,6 +290,7 @@ def test_bodies_without_end_are_not_read(client):
     refused(client.post("/api/texts", content=parts(), headers={"content-type": "application/json"}), 413)
 
 
+@pytest.mark.thorough
 def test_hostile_text_stays_data(client, session):
     hostile = "</script><img src=x onerror=alert(1)>\u2028{{title}}\x00"
     name = client.post("/api/texts", json={"text": hostile, "title": hostile}).json()["id"]
@@ -307,6 +323,7 @@ def test_a_single_character_is_a_text(client, session):
     assert tiles.decode(client.get(f"/api/texts/{name}/overview").content).shape == (6, 1, 1)
 
 
+@pytest.mark.thorough
 def test_a_newer_text_takes_the_place_of_the_older(client, ready, session):
     newer = client.post("/api/texts", json={"text": "abc"}).json()["id"]
     assert client.get(ready).json()["state"] == "cancelled"
@@ -316,6 +333,7 @@ def test_a_newer_text_takes_the_place_of_the_older(client, ready, session):
     assert settled(session.find(newer)) == "ready"
 
 
+@pytest.mark.thorough
 def test_only_the_last_texts_are_remembered(client, session):
     names = [client.post("/api/texts", json={"text": "abc"}).json()["id"] for _ in range(20)]
     assert client.get(f"/api/texts/{names[0]}").status_code == 404
@@ -332,6 +350,7 @@ def test_an_error_of_ours_is_no_page_of_code(client, ready, monkeypatch, capsys)
     assert "a secret of the code" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_computed_tiles_are_kept(client, ready, monkeypatch):
     first = client.get(f"{ready}/tiles/1/1/2/0/0").content
     monkeypatch.setattr(app_module, "rectangle", lambda *_: pytest.fail("it was computed again"))

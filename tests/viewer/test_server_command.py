@@ -76,6 +76,13 @@ def test_ctrl_c_does_not_wait_for_a_long_text(tmp_path):
         assert lines[0].startswith("http://127.0.0.1")
 
 
+@pytest.mark.thorough_except(
+    "options0-0 to 65535",
+    "options1-nowhere.txt",
+    "options2-nowhere",
+    "options4-empty",
+    "options5-lang='fr': expected 'en' or 'zh'",
+)
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -151,6 +158,7 @@ def test_without_the_extra_the_way_out_is_told(monkeypatch):
         serve(small_subject(), say=lambda _: None)
 
 
+@pytest.mark.thorough
 def test_limits_come_from_the_user_the_model_and_the_memory(monkeypatch):
     subject = small_subject()
     assert (limits_of(subject, 500).tokens, limits_of(subject, 500).characters) == (500, 500)

@@ -56,7 +56,7 @@ def is_closed(one: socket.socket) -> bool:
     return True
 
 
-@pytest.mark.thorough_except("nothing", "a line", "half a head")
+@pytest.mark.thorough
 @pytest.mark.parametrize("sent", HALVES.values(), ids=HALVES)
 def test_half_a_request_is_given_up(
     sent: bytes, session: Session, many: ExitStack, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -70,6 +70,7 @@ def test_half_a_request_is_given_up(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.thorough
 def test_a_request_that_trickles_in_is_given_up(
     session: Session, many: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_request_that_trickles_in_is_given_up(
         until(refused)
 
 
+@pytest.mark.thorough
 def test_a_second_request_on_a_connection_has_to_arrive_too(
     session: Session, many: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +123,7 @@ def test_an_answer_takes_its_time(session: Session, monkeypatch: pytest.MonkeyPa
         connection.close()
 
 
+@pytest.mark.thorough
 def test_only_so_many_connections_are_held(session: Session, many: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "MOST", 20)
     with live(session) as server:
@@ -133,6 +136,7 @@ def test_only_so_many_connections_are_held(session: Session, many: ExitStack, mo
                 one.recv(1)
 
 
+@pytest.mark.thorough
 def test_a_head_without_end_is_refused(session: Session, many: ExitStack) -> None:
     with live(session) as server:
         one = half(many, server, b"GET / HTTP/1.1\r\nX: " + b"y" * (HEAD + 1))

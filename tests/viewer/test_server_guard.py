@@ -148,6 +148,7 @@ def test_questions_in_chinese_come_through(session):
     settled(session.find(name))
 
 
+@pytest.mark.thorough
 def test_a_real_server_says_the_same(session):
     with live(session) as server:
         status, headers, _ = server.get("/api/model")

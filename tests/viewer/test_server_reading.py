@@ -38,6 +38,7 @@ def test_a_forward_pass_is_given_up_before_the_next_layer():
     assert session.find(name).heads == {}
 
 
+@pytest.mark.thorough
 def test_a_newer_text_does_not_wait_for_the_rest_of_the_older():
     subject = small_subject()
     session = Session(subject)
@@ -53,6 +54,7 @@ def test_a_newer_text_does_not_wait_for_the_rest_of_the_older():
     assert session.close(60)
 
 
+@pytest.mark.thorough
 def test_heads_show_as_they_are_drawn(monkeypatch):
     subject = small_subject()
     session = Session(subject)
@@ -89,6 +91,7 @@ def test_heads_show_as_they_are_drawn(monkeypatch):
     assert session.close(60)
 
 
+@pytest.mark.thorough
 def test_a_head_whose_scores_are_not_finite_is_told_of():
     subject = small_subject()
     weight = subject.model.blocks[1].attention.q_proj.weight
@@ -108,6 +111,7 @@ def test_a_head_whose_scores_are_not_finite_is_told_of():
     assert session.close(60)
 
 
+@pytest.mark.thorough
 def test_a_head_whose_values_are_not_finite_is_told_of():
     subject = small_subject()
     with torch.no_grad():
@@ -123,6 +127,7 @@ def test_a_head_whose_values_are_not_finite_is_told_of():
     assert session.close(60)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("error", "told"),
     [(CheckpointError("weights are gone"), "weights are gone"), (RuntimeError("odd\nsizes"), "RuntimeError: odd sizes"),

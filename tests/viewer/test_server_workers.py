@@ -51,6 +51,7 @@ class Work:
         return name
 
 
+@pytest.mark.thorough
 def test_the_queue_is_bounded_and_who_went_away_is_left_out():
     work, answers = Work(), {}
 
@@ -154,6 +155,7 @@ def test_a_client_that_hangs_up_is_not_computed_for(monkeypatch):
     assert session.close(PATIENCE)
 
 
+@pytest.mark.thorough
 def test_a_full_queue_sends_away_and_says_when_to_come_again(monkeypatch):
     session = Session(small_subject())
     text = session.open("abc " * 200)
@@ -205,6 +207,7 @@ def test_what_is_kept_is_what_was_used_last_within_the_budget(puts, budget):
     assert kept.size == sum(size for key, size in model.items() if key % 2)
 
 
+@pytest.mark.thorough
 def test_http_is_spoken_as_it_should_be():
     session = Session(small_subject())
     with live(session) as server:

@@ -53,6 +53,7 @@ def test_rectangle_is_the_dense_map_pooled(mask, cell):
         assert torch.equal(found.allowed, counted(allowed, cell))
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_any_part_of_any_size(data):

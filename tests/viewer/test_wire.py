@@ -26,12 +26,14 @@ def held_to(maps: np.ndarray, found: np.ndarray) -> None:
         assert (np.abs(found[known] - values) <= (values - lo) * 2.0**-11 + span * 2.0**-25 + slack).all()
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=80)
 @given(arrays.arrays(np.float32, arrays.array_shapes(min_dims=3, max_dims=3, max_side=11), elements=WEIGHTS))
 def test_round_trip(maps):
     held_to(maps, tiles.decode(tiles.encode(maps)))
 
 
+@pytest.mark.thorough_except("values1", "values2", "values3", "values4", "values5", "values6")
 @pytest.mark.parametrize(
     "values",
     [[0.25], [0.0, 1.0], [1e-9, 2e-9, 3e-9], [np.nan, 0.5], [np.inf, 0.5, -np.inf], [0.3, 0.3, 0.3], [1e-5, 1.0]],
