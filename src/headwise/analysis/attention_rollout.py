@@ -94,17 +94,12 @@ class TransposedRollout:
 
 @dataclass(frozen=True)
 class Mixing:
-    """How one layer mixes tokens: M = D⁻¹ Σ_h w_h A_h diag(u_h), never stored.
-
-    Attributes:
-        weights: w [h], with sum 1. norms: u [b, h, n], or None for ones. total: D, the sums of the rows [b, n], where u
-            is given; rows whose sum is 0 are 0.
-    """
+    """How one layer mixes tokens: M = D⁻¹ Σ_h w_h A_h diag(u_h), never stored; rows whose sum is 0 are 0."""
 
     map: AttentionMap
-    weights: Tensor
-    norms: Tensor | None
-    total: Tensor | None
+    weights: Tensor  # w [h], with sum 1
+    norms: Tensor | None  # u [b, h, n], or None for ones
+    total: Tensor | None  # D, the sums of the rows [b, n], where u is given
 
     @classmethod
     def of(cls, amap: AttentionMap, weights: Tensor, norms: Tensor | None) -> "Mixing":

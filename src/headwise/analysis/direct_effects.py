@@ -120,11 +120,10 @@ def _output(site: HeadSite) -> Tensor:
 
 
 class _Linear(NamedTuple):
-    """What a norm does at the scale that it has at each position, or a factor: x → gain · scale · (x − its mean if
-    centred). gain: [d_model]; scale: [n]."""
+    """x → gain · scale · (x − its mean if centred): a norm at the scale that it has at each position, or a factor."""
 
-    gain: Tensor
-    scale: Tensor
+    gain: Tensor  # [d_model]
+    scale: Tensor  # [n]
     centred: bool = False
     out: Tensor | None = None  # what it made, [n, d_model]
 
@@ -170,11 +169,7 @@ class _Stream:
                 hook.remove()
 
     def paths(self, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[_Linear]:
-        """How each attention is added to the stream.
-
-        Raises:
-            ConfigError: unless each is the sum of its heads, and each block adds it to the stream.
-        """
+        """How each attention is added to the stream; ConfigError unless it is the sum of its heads."""
         found, previous = [], None
         for site, out, o in zip(self.sites, outputs, weights, strict=True):
             block = self._block(site)
@@ -197,8 +192,7 @@ class _Stream:
         return found
 
     def _added(self, block: nn.Module, attention: Tensor, change: Tensor, like: Tensor) -> _Linear | None:
-        """How the attention is part of what the block adds to the stream, beside at most one other output; None if it
-        is not."""
+        """How the attention is part of what the block adds to the stream, beside at most one other output, or None."""
         passes = [(module, self.passes[module]) for module in block.modules() if module in self.passes]
         others = [one.made for _, one in passes if one.made is not None and one.made.shape == change.shape]
         same = _Linear(torch.ones_like(attention[0]), torch.ones_like(attention[:, 0]), out=attention)
@@ -261,8 +255,7 @@ class _Stream:
 
 
 def _fitted(module: nn.Module, x: Tensor, y: Tensor) -> _Linear | None:
-    """What the module does, if it is an RMS or layer norm that maps x to y; None otherwise. Some norms store their gain
-    less one."""
+    """What the module does if it is an RMS or layer norm that maps x to y, or None. Some store their gain less one."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if not isinstance(weight, Tensor) or weight.shape != x.shape[-1:]:
         return None
@@ -278,8 +271,7 @@ def _fitted(module: nn.Module, x: Tensor, y: Tensor) -> _Linear | None:
 
 
 def _tensor(values: Sequence[Any]) -> Tensor | None:
-    """The first tensor of hidden states, of batch entry 0: [n, d]. Some modules have the positions of all entries in
-    one axis."""
+    """The first tensor of hidden states, of batch entry 0: [n, d]. Some modules have all entries in one axis."""
     flat = [x for value in values for x in (value.values() if isinstance(value, Mapping) else [value])]
     flat = [x[0] if isinstance(x, tuple | list) and x else x for x in flat]
     floats = [x for x in flat if isinstance(x, Tensor) and x.is_floating_point()]

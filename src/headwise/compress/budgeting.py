@@ -38,10 +38,7 @@ def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, 
 
 
 def read_budget(path: str | os.PathLike[str]) -> Budget:
-    """Read a budget written by `save_budget` or `headwise budget`; pass its `caches()` to a model.
-
-    CheckpointError if the file is missing or is not a budget.
-    """
+    """Read a budget written by `save_budget` or `headwise budget`, or CheckpointError; its `caches()` go to a model."""
     with reading(path, WHAT, missing=MAKES_ONE):
         content = Entry(parsed(text_of(path)))
         if content.word("format") != FORMAT:
@@ -160,11 +157,8 @@ def plan_budget(
     threshold: float = 0.95,
     lengths: Sequence[int] = (),
 ) -> Budgeting:
-    """Select the KV heads with a short cache, from maps on the part of the text for planning (see `budget`).
-
-    lengths: numbers of tokens at which to report bytes; by default the context, and 4, 16 and 64 times as much.
-    ConfigError for values out of range, windows as long as the context, and designs that do not cache keys per head.
-    """
+    """Select the KV heads with a short cache, from maps on the part of the text for planning (see `budget`). lengths:
+    tokens at which to report bytes, by default 1, 4, 16 and 64 contexts."""
     check_options(window, sinks, threshold, lengths)
     if window + sinks >= texts.context:
         raise ConfigError(

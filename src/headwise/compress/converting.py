@@ -30,8 +30,7 @@ def check_healing(steps: int, lr: float) -> None:
 
 
 def healed(decoder: Decoder, texts: Texts, steps: int, lr: float, progress: Progress, *, seed: int = 0) -> Decoder:
-    """A trained copy, as returned by `heal`, on windows of the first 95 % of the text. `seed` determines the windows
-    and dropout. Raises ConfigError as `heal` does."""
+    """A trained copy, as returned by `heal`, on windows of the first 95 % of the text, drawn by `seed`."""
 
     def watch(done: HealingStep) -> None:
         progress(f"healing, loss {done.loss:.3f}", done.step, done.steps)
@@ -54,17 +53,13 @@ MERGED = (
 
 @dataclass(frozen=True)
 class Conversion:
-    """A plan: the KV heads to merge, and the expected effect.
-
-    model: the merged one, not healed. merges: by the name of the layer. losses: before and after merging, on the part
-    of the text for prediction.
-    """
+    """A plan: the KV heads to merge, and the expected effect."""
 
     source: Source
     texts: Texts
     method: str
-    model: Decoder
-    merges: Mapping[str, Merge]
+    model: Decoder  # the merged one, not healed
+    merges: Mapping[str, Merge]  # by the name of the layer
     losses: tuple[float, float]
 
     @property
@@ -118,10 +113,7 @@ def check_options(num_kv_heads: int, method: str) -> None:
 def plan_conversion(
     source: Source, texts: Texts, num_kv_heads: int, progress: Progress, *, method: str = "svd"
 ) -> Conversion:
-    """Merge the KV heads of a copy, and predict its loss. method: as in `merge_kv`, which lists what is not supported.
-
-    ConfigError for a number that is not a proper divisor of the present one, and for other designs.
-    """
+    """Merge KV heads of a copy by `method` of `merge_kv`, and predict its loss; ConfigError if `merge_kv` refuses."""
     check_options(num_kv_heads, method)
     if all(site.num_kv_heads == num_kv_heads for site in find_heads(source.decoder)):
         raise ConfigError(

@@ -36,15 +36,11 @@ Unit = tuple[Head, ...]  # heads that are removed together
 
 @dataclass(frozen=True)
 class Order:
-    """Units in the order of removal.
+    """Units in the order of removal."""
 
-    going: those that can be removed. last: the one of each layer that is kept regardless of its importance; `skipped`:
-    those of them that are less important than some removed ones.
-    """
-
-    going: tuple[Unit, ...]
-    last: tuple[Unit, ...]
-    skipped: tuple[Unit, ...]
+    going: tuple[Unit, ...]  # those that can be removed
+    last: tuple[Unit, ...]  # the one of each layer that is kept regardless of its importance
+    skipped: tuple[Unit, ...]  # those of them that are less important than some removed ones
 
     @property
     def heads(self) -> list[Head]:
@@ -162,12 +158,11 @@ CURVE = (
 
 @dataclass(frozen=True)
 class Choice:
-    """The heads to remove, by one of these. heads: their names, such as "0.1,3.5". remove: their number. share: of all
-    heads. max_loss: as many as the curve allows for this relative increase of the loss, 0.01 for one percent."""
+    """The heads to remove, by one of these. max_loss: as many as the curve allows for this relative increase of it."""
 
-    heads: str | None = None
-    remove: int | None = None
-    share: float | None = None
+    heads: str | None = None  # their names, such as "0.1,3.5"
+    remove: int | None = None  # their number
+    share: float | None = None  # of all heads
     max_loss: float | None = None
 
     def __post_init__(self) -> None:
@@ -195,19 +190,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Pruning:
-    """A plan: the heads to remove, and the expected effect.
-
-    heads: those to remove, in order. importance: of all heads, None if heads were named. curve: the loss in that order
-    and in random orders. order: None if heads were named.
-    """
+    """A plan: the heads to remove, and the expected effect."""
 
     source: Source
     texts: Texts
-    heads: tuple[Head, ...]
+    heads: tuple[Head, ...]  # to remove, in order
     by: str
-    importance: HeadImportance | None
-    order: Order | None
-    curve: PruningCurve
+    importance: HeadImportance | None  # of all heads, None if heads were named
+    order: Order | None  # None if heads were named
+    curve: PruningCurve  # the loss in that order and in random orders
 
     @property
     def after(self) -> dict[int, Heads]:
@@ -326,13 +317,8 @@ def plan_pruning(
     gate_steps: int = 200,
     seed: int = 0,
 ) -> Pruning:
-    """Select the heads to remove: ranked on the part of the text for planning, their number by `choice`, with the curve
-    on the part for prediction.
-
-    Heads that share a KV head are removed together, by the sum of their importance; the last head (or group) of a layer
-    is never removed. seed: of the random orders, and of learned gates. ConfigError for choices out of range and designs
-    whose heads depend on each other.
-    """
+    """Select heads to remove, ranked on the part of the text for planning, with the curve on that for prediction. Heads
+    of a KV head go together, by their summed importance; the last of a layer stays."""
     check_options(by, orders, penalty, gate_steps)
     decoder, sites = source.decoder, find_heads(source.decoder)
     for site in sites:

@@ -19,16 +19,13 @@ Sizes = tuple[tuple[str, int | str], ...]
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution over time, with bias, before the first layer: `inputs` to `outputs` channels over `width` frames.
-
-    positions: in its result, per position of the encoder. stride: positions in its input, per position in its result.
-    """
+    """A convolution over time with bias, before the first layer: `inputs` to `outputs` channels, `width` frames."""
 
     inputs: int
     outputs: int
     width: int
-    positions: int = 1
-    stride: int = 1
+    positions: int = 1  # in its result, per position of the encoder
+    stride: int = 1  # positions in its input, per position in its result
 
     @property
     def weights(self) -> int:
@@ -38,16 +35,12 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Others:
-    """What all tokens pass beside attention, feed-forward networks and norms.
+    """What all tokens pass beside attention, feed-forward networks and norms."""
 
-    parameters: all of them; table: of those, the ones of which a token reads `row`. work: multiply-adds per token.
-        inside: numbers per token that one step passes to the next.
-    """
-
-    parameters: int
-    work: int
-    inside: int
-    table: int = 0
+    parameters: int  # all of them
+    work: int  # multiply-adds per token
+    inside: int  # numbers per token that one step passes to the next
+    table: int = 0  # of those, the ones of which a token reads `row`
     row: int = 0
 
 

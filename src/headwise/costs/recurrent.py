@@ -15,21 +15,15 @@ STATE_BYTES = 4  # float32, whatever the dtype of the model is
 
 @dataclass(frozen=True)
 class Recurrence:
-    """One layer.
-
-    parameters: number of parameters. width: d_model. per_token: work of projections and convolution per token. inside:
-        numbers per token that one step passes to the next. update: work per token to update the state and to read it.
-    state: numbers in the state of a text, which are float32. recent: numbers of the last tokens that the convolution
-        reads in the next step.
-    """
+    """One layer."""
 
     parameters: int
-    width: int
-    per_token: int
-    inside: int
-    update: int
-    state: int
-    recent: int
+    width: int  # d_model
+    per_token: int  # work of projections and convolution
+    inside: int  # numbers per token that one step passes to the next
+    update: int  # work per token to update the state and to read it
+    state: int  # numbers in the state of a text, which are float32
+    recent: int  # numbers of the last tokens that the convolution reads in the next step
 
     def state_bytes(self, size: int) -> int:
         """Bytes that are kept between decoding steps of a text; size: of a number of the model."""

@@ -126,9 +126,8 @@ def is_pruned(folder: str | os.PathLike[str]) -> bool:
 
 
 def resize_as_saved(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Give a newly built model of transformers the numbers of heads of the one in a folder that `save_pruned` wrote, as
-    uninitialized parameters; with or without an output layer, as that one or not. CheckpointError if they cannot be
-    read, or are those of another model."""
+    """Give a newly built model of transformers the heads and output layer of the one in a folder that `save_pruned`
+    wrote, as uninitialized parameters. CheckpointError if they cannot be read, or are another model's."""
     file = Path(folder) / HEADS_FILE
     heads = _heads(file)
     with reading(file, "list of heads"):

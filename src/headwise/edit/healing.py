@@ -27,8 +27,7 @@ class HealingStep:
 
 @dataclass(frozen=True)
 class Healed:
-    """The trained model, the loss of each step's batch, and the number of weights that were trained, which are those of
-    parameters with a gradient."""
+    """The trained model, the loss of each step's batch, and the number of trained weights, those with a gradient."""
 
     model: nn.Module
     losses: tuple[float, ...]

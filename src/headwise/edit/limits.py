@@ -44,8 +44,7 @@ def check_independent(site: HeadSite) -> None:
 
 
 def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
-    """Raise ConfigError for weights that are not what the model computes with (`headwise.nn.owned`), that are sharded,
-    of an unknown map, or shared."""
+    """ConfigError for weights that the model does not compute with (`headwise.nn.owned`), sharded or shared ones."""
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise ConfigError(
             "model: DistributedDataParallel sums the gradients of the parameters that it was given, not of those that "

@@ -39,11 +39,7 @@ def share_at(step: int, shares: list[tuple[int, float]]) -> float:
 
 
 def read_shares(value: float | str) -> list[tuple[int, float]]:
-    """Parse a share for all steps (0.04), or shares that change at steps ("0.04,0.4@2000"), as (first step, share).
-
-    >>> read_shares("0.04,0.4@2000")
-    [(0, 0.04), (2000, 0.4)]
-    """
+    """Parse a share (0.04), or shares that change at steps, as (first step, share): "0.04,0.4@2000"."""
     found: list[tuple[int, float]] = []
     for part in str(value).split(","):
         share, _, start = part.partition("@")
@@ -130,11 +126,8 @@ class Run:
         self._saved = time.monotonic()
 
     def restore(self) -> float | None:
-        """Continue from training.safetensors if it exists; returns the seconds since it was saved, or None.
-
-        Raises:
-            CheckpointError: if the folder contains a run with other settings, or a model of another run.
-        """
+        """Continue from training.safetensors if it exists; seconds since it was saved, or None. CheckpointError if it
+        is another run's."""
         path = self.folder / TRAINING_FILE
         if not path.exists():
             if (self.folder / MODEL_FILE).exists():  # after a kill between the first evaluation and the first save
@@ -229,33 +222,8 @@ def train(
     watch: Callable[[TrainingStep], None] | None = None,
     watch_heads: bool = False,
 ) -> Outcome:
-    """Train a character decoder on text files and write it to the folder `out`.
-
-    Args:
-        files: UTF-8 texts; the last 5 % of each is held out.
-        out: folder for model.safetensors (the best held-out loss), training.safetensors (the state to resume from) and
-            log.jsonl. Only one run at a time can use it.
-        design, options, order: of the attention and the blocks, as in `DecoderConfig`.
-        lr: peak of AdamW's learning rate, after `warmup` steps; then a cosine decay to 1/20.
-        repeat_share: share of the training windows with repeated text (see `Corpus.batch`); "0.04,0.4@2000" changes it
-            at step 2000.
-        precision: "bfloat16" computes products in bfloat16 (weights and optimiser stay in float32); or "float32".
-        init: start from this model's weights and vocabulary, with its sizes and design; the arguments d_model to d_ff
-            and design to order have no effect then.
-        save_seconds: training.safetensors is written at each evaluation, and after the first step that ends this many
-            seconds after the last write. This bounds the work that a kill can lose.
-        resume: continue from training.safetensors if it exists. The final weights are bitwise equal to those of an
-            uninterrupted run on the same machine with the same number of threads.
-        resumed: called before the first step if the run continues an earlier one.
-        watch: called after each step.
-        watch_heads: record the roles of every head before the first step and at each evaluation in heads.jsonl (see
-            `headwise.lm.watch_heads`); losses and weights do not change.
-    Returns:
-        The outcome. Ctrl-C saves and returns with finished=False.
-    Raises:
-        TextError, ConfigError: naming the argument; also if another run writes to `out`.
-        CheckpointError: if `out` contains a run with other settings or another model, or cannot be written.
-    """
+    """Train a character decoder on UTF-8 texts and write model.safetensors (the best held-out loss),
+    training.safetensors (a state to resume from, bitwise) and log.jsonl to the folder `out`."""
     positive(steps=steps, batch_size=batch_size, eval_every=eval_every, context=context)
     check_choice("precision", precision, ("bfloat16", "float32"))
     if not save_seconds >= 0:

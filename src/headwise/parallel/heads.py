@@ -37,11 +37,8 @@ from headwise.scores import Score
 
 
 class Heads(ParallelStyle):
-    """The layer itself: it is resized to this rank's heads, and masks and scores for all heads are cut to them.
-
-    x becomes a replicated DTensor, once for all projections, so that one all-reduce sums their contributions to its
-    gradient (the operator f of Shoeybi et al. 2019, §3).
-    """
+    """The layer itself, resized to this rank's heads. x becomes a replicated DTensor, once for all projections, so that
+    one all-reduce sums their contributions to its gradient (the operator f of Shoeybi et al. 2019, §3)."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, AttentionLayer)
@@ -61,8 +58,8 @@ class Heads(ParallelStyle):
 
 
 class KeyHeads(ColwiseParallel):
-    """W^K or W^V: `ColwiseParallel`; ranks that share a KV head each compute some of its channels and gather the rest.
-    Gradients are summed and scattered."""
+    """W^K or W^V: ranks that share a KV head compute some of its channels each and gather the rest; gradients are
+    summed and scattered."""
 
     def __init__(self, num_kv_heads: int) -> None:
         super().__init__()
@@ -80,8 +77,7 @@ class KeyHeads(ColwiseParallel):
 
 
 class HeadNorm(SequenceParallel):
-    """A norm of each head, [b, h, n, d]: `SequenceParallel` along the heads. The gradient of its weight is summed over
-    the ranks."""
+    """A norm of each head, [b, h, n, d]: `SequenceParallel` along the heads; its weight's gradient is summed."""
 
     def __init__(self) -> None:
         super().__init__(sequence_dim=1, use_local_output=True)
@@ -96,8 +92,7 @@ class HeadNorm(SequenceParallel):
 
 
 class OwnRandomness(ParallelStyle):
-    """Dropout of a partitioned tensor: each rank draws different numbers; afterwards all generators are in the same
-    state again."""
+    """Dropout of a partitioned tensor: ranks draw different numbers; then all generators are in one state again."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         own_randomness(module, device_mesh)

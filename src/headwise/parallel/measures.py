@@ -27,15 +27,8 @@ def squares(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members, rows: range, cols: range, cell: int,
     kernel: str = "auto",
 ) -> Squares:  # fmt: skip
-    """Pool a rectangle of the whole matrix in squares of `cell` × `cell`, equal on every rank. All ranks must call it.
-
-    The keys are passed around the ring once, Σ_p hops(p) · b · h_kv · |p| · d · e bytes over all ranks, and the squares
-    are summed over the ranks: 24 bytes each. A square on several ranks is the mean of all its cells.
-
-    Args:
-        q, k, lse: this rank's. rows, cols: as returned by `pooling.side`, the same on every rank.
-        kernel: the kernel named by the user.
-    """
+    """Pool the whole matrix in squares of `cell` × `cell`; all ranks must call it. The keys pass around the ring once,
+    Σ_p hops(p) · b · h_kv · |p| · d · e bytes over all ranks, and 24 bytes per square are summed."""
     b, h, _, _ = rule.grid
     size = b, h, -(-len(rows) // cell), -(-len(cols) // cell)
     total, allowed, largest = (torch.zeros(size, dtype=torch.float64, device=lse.device) for _ in range(3))
@@ -100,17 +93,8 @@ def measured(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members, wanted: Sequence[Measure], *,
     bad_values: Tensor, found: Found = (), keep_rows: bool = False, kernel: str = "auto",
 ) -> Measurements:  # fmt: skip
-    """Compute measures over the rows of all ranks. All ranks must call it.
-
-    Measures that follow from the statistics in `found` on every rank cost a sum over the ranks of 16 bytes per head.
-    For the others the keys are passed around the ring again, Σ_p hops(p) · b · h_kv · |p| · d · e bytes over all ranks,
-    and the tiles are recomputed. Weight received by keys is also summed over the ranks, 16 bytes per key and head.
-
-    Args:
-        q, k, lse: this rank's. bad_values: [b, h_kv], the number of its entries of v that are not finite.
-        keep_rows: whether to keep the values of this rank's rows.
-        kernel: the kernel named by the user; it computes the tiles.
-    """
+    """Measures over the rows of all ranks, which all must call it. From statistics in `found`: 16 bytes per head; else
+    the keys pass around the ring again, Σ_p hops(p) · b · h_kv · |p| · d · e bytes over all ranks."""
     runs = plan.rows(who.rank)
     states = [
         m.start(rule.grid, lse, keep_rows=keep_rows) if isinstance(m, RowMeasure) else m.start(rule.grid, lse)
@@ -158,8 +142,7 @@ def _by_tiles(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members,
     wanted: Sequence[tuple[Measure, Any]],
 ) -> None:  # fmt: skip
-    """Another round of the ring, for measures of the weights. The tiles of a row arrive in the order of its keys; the
-    state of a row is stored between them."""
+    """Another round of the ring, for measures of the weights: the tiles of a row arrive in the order of its keys."""
     blocks = list(_row_blocks(rule, plan.rows(who.rank)))
     order = [cols for hop in range(who.ranks) for cols in plan.arriving(who.rank, hop)]
     left = {rows: sum(len(list(rule.tiles(rows, within=cols))) for cols in order) for rows, _ in blocks}

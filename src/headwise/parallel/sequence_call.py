@@ -29,15 +29,8 @@ def agree(
     score: Score | Sequence[Score], dropout_p: float, layout: str, kernel: str, return_map: bool,
     measures: Sequence[str | Measure],
 ) -> tuple[Sequence[Measure], Layout, Layout, Rule]:  # fmt: skip
-    """Check the call on all ranks: returns its measures, the layouts of queries and keys, and the whole rule.
-
-    One collective of FACTS numbers per rank, on the device of q. It also reports ranks on which a check failed.
-
-    Args:
-        name: of the called function; the other arguments are its arguments.
-    Raises:
-        HeadwiseError: on every rank, for a wrong argument of any rank, or for arguments that differ.
-    """
+    """Check the call of this name on all ranks: its measures, the layouts of queries and keys, and the whole rule. One
+    collective of FACTS numbers per rank, so that an error of one is an error on all."""
     own: Exception | None = None
     wanted: Sequence[Measure] = []
     facts: dict[str, int] = {}
@@ -89,13 +82,7 @@ def agree(
 
 
 def together(who: Members, name: str, device: torch.device, call: Callable[[], Result]) -> Result:
-    """Return call(), which sends nothing; if it raises on a rank, raise on all. A collective of one number.
-
-    Args:
-        name: of what the user called. device: of tensors that the group can send.
-    Raises:
-        HeadwiseError: on every rank, for an error on any.
-    """
+    """Return call(), which sends nothing; if it raises on a rank, raise on all. A collective of one number."""
     own: Exception | None = None
     try:
         result = call()

@@ -28,16 +28,11 @@ from headwise.parallel.layout import Layout, Members, Way
 
 @dataclass(frozen=True)
 class Plan:
-    """Which rank holds which piece, and how far it is sent.
-
-    Attributes:
-        queries, keys: their layouts.
-        hops: for each rank, the number of hops of each of its pieces of keys.
-    """
+    """Which rank holds which piece of these layouts of queries and keys, and how far each is sent."""
 
     queries: Layout
     keys: Layout
-    hops: tuple[tuple[int, ...], ...]
+    hops: tuple[tuple[int, ...], ...]  # for each rank, the number of hops of each of its pieces of keys
 
     def rows(self, rank: int) -> tuple[Span, ...]:
         """The runs of queries that a rank holds."""
@@ -88,10 +83,7 @@ def split(x: Tensor, spans: Sequence[Span]) -> list[Tensor]:
 
 
 def travel(own: Held, plan: Plan, who: Members) -> Iterator[tuple[int, Held]]:
-    """Yield (number of hops, pieces on this rank) for 0, 1 … R − 1 hops.
-
-    The pieces of the next hop are sent while the caller uses these. All ranks must iterate over all hops.
-    """
+    """Yield (hops, pieces on this rank) for 0, 1 … R − 1 hops; the next pieces are sent while the caller uses these."""
     held: Held = own
     for hop in range(who.ranks):
         here = plan.arriving(who.rank, hop)
@@ -103,10 +95,8 @@ def travel(own: Held, plan: Plan, who: Members) -> Iterator[tuple[int, Held]]:
 
 
 class Gradients:
-    """Sums of all ranks' gradients of each piece; they follow the piece around the ring and return to its owner.
-
-    Sums have the accumulating dtype. A rank calls `add` once per hop, in the order of hops, and `home` at the end.
-    """
+    """Sums of all ranks' gradients of each piece, in the accumulating dtype; they follow the piece around the ring. A
+    rank calls `add` once per hop, in the order of hops, and `home` at the end."""
 
     def __init__(self, own: Held, plan: Plan, who: Members) -> None:
         self.own = own  # sums of this rank's own pieces

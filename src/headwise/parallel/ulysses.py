@@ -39,25 +39,15 @@ from headwise.stats import Measure, statistics_for
 
 @dataclass(frozen=True)
 class Share:
-    """The heads of one rank.
+    """The heads of one rank."""
 
-    Attributes:
-        queries: its query heads; keys: the KV heads that these need, which other ranks may need too.
-        repeats: the number of copies of each KV head, so that all copies have equally many queries; 1 unless the ranks
-            divide groups of queries unevenly.
-    """
-
-    queries: range
-    keys: range
-    repeats: tuple[int, ...]
+    queries: range  # its query heads
+    keys: range  # the KV heads that these need, which other ranks may need too
+    repeats: tuple[int, ...]  # copies of each KV head, all with equally many queries; 1 if groups divide evenly
 
 
 def shares(h: int, h_kv: int, ranks: int) -> list[Share]:
-    """Divide the query heads over the ranks as evenly as possible, in order, with the KV heads that they need.
-
-    Raises:
-        ShapeError: if there are fewer heads than ranks.
-    """
+    """Divide the query heads over the ranks evenly, in order, with the KV heads that they need, or ShapeError."""
     if h < ranks:
         raise ShapeError(
             f"q has {h} heads, too few for {ranks} ranks: in Ulysses each rank computes at least one; use ring_attend, "
@@ -76,15 +66,11 @@ def shares(h: int, h_kv: int, ranks: int) -> list[Share]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange of several tensors at once.
-
-    Attributes:
-        heads: for each tensor, the heads of each rank. layouts: for each tensor, the layout of its tokens.
-    """
+    """An exchange of several tensors at once."""
 
     who: Members
-    heads: tuple[tuple[range, ...], ...]
-    layouts: tuple[Layout, ...]
+    heads: tuple[tuple[range, ...], ...]  # for each tensor, the heads of each rank
+    layouts: tuple[Layout, ...]  # for each tensor, the layout of its tokens
 
     def to_heads(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Exchange each [b, h, n_r, e] for [b, h_r, n, e]."""

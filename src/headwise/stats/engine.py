@@ -1,8 +1,5 @@
-"""Running measures: all of them in one pass over the tiles.
-
-Those of rows are computed together: one takes a few tensor operations, and dozens of those take longer than a small
-call.
-"""
+"""Running measures: all in one pass over the tiles, those of rows together, as dozens of tensor operations would take
+longer than a small call."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,10 +37,7 @@ def value_of(measure: Measure, rule: Rule) -> RowValue | None:
 
 @dataclass(frozen=True)
 class Together:
-    """Measures that were reduced together, each made from `reduced` when it is requested.
-
-    places: name → where the measure is in it.
-    """
+    """Measures that were reduced together, each made from `reduced` when requested; places: name → its place in it."""
 
     places: Mapping[str, int]
     reduced: Reduced
@@ -80,11 +74,7 @@ def take_together(
     measures: Sequence[RowMeasure], found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule, every: bool,
     nonfinite: Tensor,
 ) -> list[Together]:  # fmt: skip
-    """The state and the value of each, as `start`, `take` and `finish` return them one by one.
-
-    Args:
-        every: whether no query is fully masked and all scores are finite.
-    """
+    """State and value of each, as by `start`, `take` and `finish`. every: no query fully masked, all finite."""
     result = []
     seen = None if every else lse != -torch.inf
     for largest in (False, True):
@@ -302,8 +292,7 @@ def _computable(m: Measure, given: Mapping[Statistic, Tensor], rule: Rule) -> bo
 
 
 def _look_at(lse: Tensor) -> tuple[bool, Tensor]:
-    """Whether each row is known to see something, and how many are not finite, [b, h]. One look at all of them costs
-    less than a mask, but for a device that would have to be waited for."""
+    """Whether each row is known to see something, and how many are not finite, [b, h]: less than a mask costs."""
     if lse.device.type == "cpu" and lse.numel():
         least, largest = map(float, torch.aminmax(lse))
         if -torch.inf < least and largest < torch.inf:

@@ -210,12 +210,8 @@ class SameLabel(Statistic):
 
 
 class _Match(RowMeasure, abstract=True):
-    """Σ p_ij over the earlier keys j with token[j − shift] = token[i], per eligible query (one that has such keys).
-
-    Args:
-        ids: integer tokens of the keys, [m] or [b, m]; or of all tokens, if a cache has dropped some.
-        uniform: instead of the head's weight, that of a head looking at all allowed keys alike: the baseline.
-    """
+    """Σ p_ij over the earlier keys j with ids[j − shift] = ids[i], per eligible query (one that has such keys); with
+    `uniform`, of a head looking at all allowed keys alike: the baseline. ids: [m] or [b, m], or of all tokens."""
 
     shift: int
     unit, range = "mass", "0 to 1"

@@ -12,15 +12,11 @@ from headwise.stats.engine import Measurements, goes_together
 
 @dataclass(frozen=True)
 class Pooled:
-    """The states of measures, over all entries of batches.
+    """The states of measures, over all entries of batches."""
 
-    Attributes:
-        totals, counts: [measures, h] in float64. largest: [measures, 1], where a total is a maximum, not a sum.
-    """
-
-    totals: Tensor
-    counts: Tensor
-    largest: Tensor
+    totals: Tensor  # [measures, h] in float64
+    counts: Tensor  # [measures, h] in float64
+    largest: Tensor  # [measures, 1], where a total is a maximum, not a sum
 
     def merged(self, other: "Pooled") -> "Pooled":
         """Merge two."""
@@ -44,18 +40,13 @@ class Pooled:
 
 
 class Pooling:
-    """Measures, and which of them have states that are pooled.
-
-    Attributes:
-        measures: all. together: those whose states are those of `RowMeasure`, merged and finished as it does.
-        others: those that are merged one by one. names: of `together`.
-    """
+    """Measures, and those that are pooled `together`: with the states of `RowMeasure`, merged as it does."""
 
     def __init__(self, measures: Sequence[Measure]) -> None:
-        self.measures = tuple(measures)
+        self.measures = tuple(measures)  # all
         self.together = [m for m in measures if goes_together(m) and type(m).merge is RowMeasure.merge]
-        self.others = [m for m in measures if m not in self.together]
-        self.names = [measure.name for measure in self.together]
+        self.others = [m for m in measures if m not in self.together]  # those that are merged one by one
+        self.names = [measure.name for measure in self.together]  # of `together`
         self._largest = torch.tensor([[m.reduce == "max"] for m in self.together], dtype=torch.bool)
 
     def pooled(self, measured: Measurements) -> Pooled | None:

@@ -1,12 +1,10 @@
 """Numbers of rows without the weights: values that follow from one statistic, and counts that follow from the rule.
 
-Values of rows that follow from one statistic by one of a few functions, which kernels have too. A measure that declares
-its value so (`RowMeasure.row_value`) can be reduced over the rows by compiled code, together with others: in small
-calls, tensor operations for each measure take longer than the attention.
+A measure that declares its value so (`RowMeasure.row_value`) can be reduced over the rows by compiled code, together
+with others: in small calls, tensor operations for each measure take longer than the attention.
 
-Counts of rows and keys that follow from the rule alone, without the weights; measures divide by them. All are O(n) from
-the spans of the mask. A mask that also holds a boolean n×m has no such form; `ranges` is then None, and the measures
-that need it read the tiles.
+Counts are O(n) from the spans of the mask. A mask that also holds a boolean n×m has no such form; `ranges` is then
+None, and the measures that need it read the tiles.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,31 +36,19 @@ LOG_SUM = Formula("log_sum", lambda x, lse: lse)  # of no statistic
 
 
 class RowValue(NamedTuple):
-    """The value of each row.
+    """The value of each row."""
 
-    Attributes:
-        formula: of the statistic, and the log-sum-exp.
-        statistic: None if the formula has none.
-        counted: which rows count, boolean [b or 1, 1, n] on the CPU; None: those that are not fully masked.
-    """
-
-    formula: Formula
-    statistic: Statistic | None = None
-    counted: Tensor | None = None
+    formula: Formula  # of the statistic, and the log-sum-exp
+    statistic: Statistic | None = None  # None if the formula has none
+    counted: Tensor | None = None  # which rows, boolean [b or 1, 1, n] on the CPU; None: those not fully masked
 
 
 class Reduced(NamedTuple):
-    """Measures of rows, reduced over the rows of each head.
+    """Measures of rows, reduced over the rows of each head."""
 
-    Attributes:
-        values: float32 [s, b, h]. sums: what they are of, float64 [2, s, b, h]: the sum or the largest of the rows that
-            count, and their number.
-        nonfinite: int64 [b, h], the rows whose log-sum-exp is NaN or infinite.
-    """
-
-    values: Tensor
-    sums: Tensor
-    nonfinite: Tensor
+    values: Tensor  # float32 [s, b, h]
+    sums: Tensor  # of what they are, float64 [2, s, b, h]: the sum or largest of the rows that count, and their number
+    nonfinite: Tensor  # int64 [b, h], the rows whose log-sum-exp is NaN or infinite
 
 
 class ToReduce(NamedTuple):
@@ -80,8 +66,7 @@ DEFINED_WITH = "value", "counted", "from_rows", "row_values", "needs"
 
 @cache
 def declares_value(kind: type) -> bool:
-    """Whether the class's `row_value` is still that of its other methods: False if a subclass overrides one of those
-    alone."""
+    """Whether the class's `row_value` is still that of its other methods, which no subclass overrides alone."""
     order = kind.__mro__
 
     def place(name: str) -> int:
@@ -103,10 +88,8 @@ def allowed_keys(rule: Rule, like: Tensor) -> Tensor:
 
 
 def sees_offset(rule: Rule, offset: int) -> Tensor:
-    """Whether each query may see the key at its position + offset, boolean [b or 1, 1, n] on the CPU.
-
-    Made once for rules that share their spans, as those of calls alike do.
-    """
+    """Whether each query may see the key at its position + offset, boolean [b or 1, 1, n] on the CPU. Made once for
+    rules that share their spans, as those of calls alike do."""
     found = lowered(rule)
     kept: dict[tuple[int, int], Tensor] = found.__dict__.setdefault("_sees_offset", {})
     place = offset, rule.grid.shift
@@ -129,11 +112,8 @@ def queries_of_keys(rule: Rule, like: Tensor) -> Tensor:
 
 
 def same_label(rule: Rule, keys: Tensor, queries: Tensor, ahead: int, like: Tensor) -> Tensor:
-    """How many of the keys j < position + ahead that each query may see have its label, [b or 1, 1, n].
-
-    Args:
-        keys, queries: integer labels [b or 1, m] and [b or 1, n]; −1 is no label.
-    """
+    """How many of the keys j < position + ahead that each query may see have its integer label, [b or 1, 1, n]; keys [b
+    or 1, m], queries [b or 1, n], −1 is no label."""
     spans = _known(rule).long()
     b, m = max(len(spans), len(keys)), rule.grid.m
     stop = torch.minimum(spans[..., 1], (rule.grid.positions() + ahead)[:, None])

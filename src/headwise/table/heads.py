@@ -17,14 +17,8 @@ Place = tuple[int, int]  # layer and head
 
 
 class Rows:
-    """The (layer, head) of every row, each once.
-
-    Attributes:
-        places: (layer, head) of the rows, in their order; layers: a name a layer, "" for none.
-        heads: the numbers of the heads of each layer, ascending; index: the rows that they are in, layer by layer.
-    Raises:
-        ConfigError: for a head that is given twice, or a layer or head out of range.
-    """
+    """The (layer, head) of every row, each once; ConfigError for one given twice, or out of range. `heads` are
+    ascending by layer, `index` the rows that they are in."""
 
     def __init__(self, places: Iterable[Place], layers: Sequence[str]) -> None:
         self.places, self.layers = tuple(places), tuple(layers)

@@ -222,12 +222,8 @@ class _Change(NamedTuple):
 
 
 def _changes(model: nn.Module, sites: Sequence[HeadSite], gammas: list[Tensor]) -> list[_Change]:
-    """What is multiplied. A tensor that several layers share is multiplied once, by the least γ of these layers, to
-    which `gammas` are lowered.
-
-    Raises:
-        ConfigError: for weights that other modules use too, and for maps that compute with more than their weight.
-    """
+    """What is multiplied: a tensor of several layers once, by their least γ, to which `gammas` are lowered. ConfigError
+    for weights that other modules use too, and for maps that compute with more than their weight."""
     if not any(bool((gamma < 1.0).any()) for gamma in gammas):
         return []
     together = sharers(model)

@@ -28,27 +28,19 @@ OURS = "headwise"
 
 @dataclass(frozen=True)
 class Definition:
-    """A role.
-
-    Attributes:
-        name: of the role; word: as printed, in English and Chinese.
-        what: the score, per eligible row. unit: "mass" (share of a row's weight), "rows" (share of rows), "nats",
-            "share" (of the largest possible entropy), or "excess" (over a baseline, 1 is the largest possible).
-        threshold: the least score of a head that plays the role. source: of the role; limit: source of the threshold.
-        colour: of the role in every report and view. given: the argument of `roles` that it requires, or "".
-        rows: the fewest eligible rows of a head that plays the role, where random heads reach the threshold on fewer.
-    """
+    """A role. unit: "mass" (share of a row's weight), "rows" (of rows), "nats", "share" (of the largest possible
+    entropy), or "excess" (over a baseline, 1 is the largest possible)."""
 
     name: str
     word: Bilingual
-    what: str
-    threshold: float
+    what: str  # the score
+    threshold: float  # the least score of a head that plays the role
     source: str
-    limit: str
+    limit: str  # source of the threshold
     colour: str
     unit: str = "mass"
-    given: str = ""
-    rows: int = 0
+    given: str = ""  # the argument of `roles` that it requires, or ""
+    rows: int = 0  # the fewest eligible rows, where random heads reach the threshold on fewer
 
     def holds(self, score: np.ndarray, uniform: np.ndarray) -> np.ndarray:
         """Whether a score is enough, given that of a uniform head; boolean, False for NaN."""
@@ -191,10 +183,8 @@ def classes_of(pieces: Sequence[Sequence[str]]) -> dict[str, Tensor]:
 
 
 def rare_keys(ids: Tensor, seen: Tensor, frequencies: Mapping[int, float] | Tensor, share: float) -> Tensor:
-    """The keys of the least frequent tokens, boolean [b or 1, m].
-
-    Of the keys in sight of any query (`seen`, [b or 1, m]), the rarest tokens are taken until they make up `share`, at
-    least one. In a sentence of 20 or fewer tokens, at 0.05, that is the rarest token (Voita et al. 2019)."""
+    """The keys of the rarest tokens in sight (`seen` [b or 1, m]) up to `share` of them, at least one, boolean [b or 1,
+    m]: the rarest token of a sentence of 20 or fewer (Voita et al. 2019)."""
     if not 0.0 < share < 1.0:
         raise ConfigError(f"rare={share}: expected a share of the keys, more than 0 and less than 1")
     wide = max(len(ids), len(seen))

@@ -363,8 +363,8 @@ def html(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) ->
 
 
 def choices(found: Mapping[str, Choice]) -> list[str]:
-    """One line for each relation and for coreference, with the head that is right most often, or the number of tied
-    heads. Relations with fewer than FEWEST cases, in which a head can be right by chance, share one line."""
+    """One line for each relation and for coreference, with the best head or the number of tied ones; relations of fewer
+    than FEWEST cases, in which a head can be right by chance, share one line."""
     lines, few = [], []
     for name, choice in sorted(found.items(), key=lambda item: -item[1].count):
         if choice.count >= FEWEST:

@@ -20,21 +20,14 @@ LISTED = 8  # heads that are printed
 
 @dataclass(frozen=True)
 class Label:
-    """A role that a head plays on this input.
+    """A role that a head plays on this input."""
 
-    Attributes:
-        text: as printed, such as "offset −3", which has a Chinese version for a defined role; role: its name in
-            `Roles`.
-        score, threshold: of the head, and required; confidence: share of the draws of a block bootstrap that reach the
-            threshold; source: of the threshold.
-    """
-
-    text: str
-    role: str
-    score: float
-    threshold: float
-    confidence: float
-    source: str
+    text: str  # as printed, such as "offset −3"; Chinese too for a defined role
+    role: str  # its name in `Roles`
+    score: float  # of the head
+    threshold: float  # required
+    confidence: float  # share of the draws of a block bootstrap that reach the threshold
+    source: str  # of the threshold
 
     def __str__(self) -> str:
         return f"{self.text} {self.score:.2f}"
@@ -173,20 +166,12 @@ def of_tally(definition: Definition, tally: Tally, rows: Tally) -> RoleScore:
 
 @dataclass(frozen=True, repr=False)
 class Choice(Scored):
-    """How often each head gives most weight to the right one of a few candidates, compared with simple rules that
-    use no weights.
+    """How often each head gives most weight to the right one of a few candidates, beside rules without weights."""
 
-    Attributes:
-        right: right answers [layers, groups, heads]; cases: [groups], cases with something to choose from; the
-            bootstrap draws groups, such as sentences.
-        total: the number of all cases, including those in which the right candidate is masked for the query.
-        rules: simple rules → the number of cases in which each is right.
-    """
-
-    right: np.ndarray
-    cases: np.ndarray
-    total: int
-    rules: Mapping[str, int] = field(default_factory=dict)
+    right: np.ndarray  # right answers [layers, groups, heads]; the bootstrap draws groups, such as sentences
+    cases: np.ndarray  # [groups], cases with something to choose from
+    total: int  # of all cases, those with a masked right candidate included
+    rules: Mapping[str, int] = field(default_factory=dict)  # simple rules → the number of cases in which each is right
 
     @property
     def accuracy(self) -> np.ndarray:
@@ -215,8 +200,7 @@ class Choice(Scored):
 
     @cached_property
     def confidence(self) -> np.ndarray:
-        """Share of the draws of a bootstrap over groups in which the head is better than the baseline by MARGIN;
-        [layers, heads], 0 for fewer than two groups."""
+        """Share of bootstrap draws in which the head beats the baseline by MARGIN, [layers, heads]; 0 for one group."""
         if len(self.cases) < 2:
             return np.zeros_like(self.accuracy)
         drawn, _ = self._tally.drawn()

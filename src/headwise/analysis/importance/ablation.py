@@ -247,8 +247,7 @@ def donors(count: int, seed: int) -> Tensor:
 
 
 def same_tokens(real: Tensor, which: Tensor) -> Tensor:
-    """For each column [b, n] of a batch whose tokens are `real`, the column of the same token of another sequence
-    which[i], of which a shorter one is repeated."""
+    """For each column [b, n], that of the same token of sequence which[i], of which a shorter one is repeated."""
     columns = (~real).byte().argsort(dim=-1, stable=True)  # those of tokens first
     position = (real.cumsum(-1) - 1).clamp_min(0) % real[which].sum(-1, keepdim=True).clamp_min(1)
     return columns[which].gather(1, position)
@@ -273,8 +272,8 @@ class _Tokens(Edit):
 
 @contextmanager
 def _tokens(model: nn.Module, sites: Sequence[HeadSite]) -> Iterator[Callable[[HeadSite, Tensor], Tensor | None]]:
-    """Context with a function that returns which outputs [b, n, …] of a site in a running model are of tokens, boolean
-    [b, n]; None if all are, or it is not known."""
+    """Context with a function: which outputs [b, n, …] of a site are of tokens, boolean [b, n]; None if all, or
+    unknown."""
     keep = _Tokens()
 
     def found(site: HeadSite, concat: Tensor) -> Tensor | None:

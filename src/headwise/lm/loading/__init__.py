@@ -34,14 +34,8 @@ _NAME = re.compile(r"([\w-][\w.-]*)(/[\w-][\w.-]*)?")
 
 
 def find_model(name: str | os.PathLike[str]) -> Path:
-    """The path of a model: the path itself if it exists, the folder of a package, or a snapshot in the hub's cache.
-
-    Args:
-        name: a path, "minilm", or a name on the Hugging Face hub; its owner may be omitted if the cache has only one
-            model of that name.
-    Raises:
-        CheckpointError: if there is none, with the command that downloads it.
-    """
+    """The path of a model: `name` if it exists, the folder of a package, or a snapshot in the hub's cache, without the
+    owner if only one has that name. CheckpointError, with the command that downloads it, if there is none."""
     path = Path(name)
     text = path.as_posix()
     if path.exists() or _NAME.fullmatch(text) is None or path.suffix == ".safetensors":

@@ -62,9 +62,8 @@ BUFFERS = "embed_positions", "pos_encoding"  # tables [positions, width] that ar
 
 
 def positions_of(model: Any) -> int | None:
-    """Number of positions of a model, or None if they are not limited: from tables such as `position_embeddings` and
-    `wpe` of the part that reads text, without the entries that some reserve for padding. It may be on the meta device.
-    """
+    """Number of positions of a model, maybe on the meta device, or None: from tables such as `position_embeddings` and
+    `wpe` of the part that reads text, without entries reserved for padding."""
     text = model if text_part(model.config) is model.config else model.get_decoder()
     own = type(text.config)
     others = {  # such as an image encoder beside the text's layers (GIT)
@@ -177,17 +176,11 @@ Maps = dict[str, AttentionMap]
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """The results of a model on a text.
+    """The results of a model on a text."""
 
-    Attributes:
-        maps: as returned by `LoadedModel.maps`. loss: as returned by `LoadedModel.loss`.
-        outputs: of each layer the heads' outputs before the output projection, [b, heads, n, d_v]; [] if their location
-            in the model is unknown.
-    """
-
-    maps: Maps
-    outputs: list[Tensor]
-    loss: float | None
+    maps: Maps  # as returned by `LoadedModel.maps`
+    outputs: list[Tensor]  # of each layer the heads' outputs, [b, heads, n, d_v]; [] if unknown
+    loss: float | None  # as returned by `LoadedModel.loss`
 
 
 class LoadedModel(ABC):

@@ -74,8 +74,8 @@ def quiet() -> Iterator[None]:
 
 
 def check_weights(folder: Path, config: Any) -> list[int]:
-    """The numbers in each tensor of the weights. CheckpointError if there are no safetensors, if a file of them is
-    missing, damaged or outside the folder, or if they have fewer tensors than the model has layers."""
+    """The numbers in each tensor of the weights; CheckpointError if they are missing, damaged, outside the folder, or
+    fewer than the model has layers."""
     sizes = [size for name in _files(folder) for size in _sizes(folder / name)]
     layers = num_layers(config) or 0
     if layers > len(sizes):
@@ -87,9 +87,8 @@ def check_weights(folder: Path, config: Any) -> list[int]:
 
 
 def check_shapes(folder: Path, model: Any) -> None:
-    """Raise CheckpointError if weights in the folder have other shapes than the parameters of the same name in a model
-    that was built from its configuration. Quantized weights are skipped, and files that cannot be read, such as
-    pointers of Git LFS."""
+    """CheckpointError for weights of other shapes than the parameters of a model built from the configuration.
+    Quantized weights and files that cannot be read, such as pointers of Git LFS, are skipped."""
     inner = f"{model.base_model_prefix}."  # of names in a model with an output layer
     built = {name.removeprefix(inner): list(x.shape) for name, x in model.named_parameters()}
     wrong = []
@@ -166,9 +165,8 @@ def _parts(index: Path) -> set[str]:
 
 
 def read_config(folder: Path, *, weights: bool = True) -> Any:
-    """Read the configuration. CheckpointError if it is unreadable, or the model is unknown. weights: whether the caller
-    loads them; otherwise a configuration of quantized weights is read as well, and `without_quantization` has to be
-    called before a model is built."""
+    """Read the configuration. CheckpointError if it is unreadable or the model unknown. Without `weights`, one of
+    quantized weights is read too; call `without_quantization` before a model is built."""
     auto = library("models.auto")
     check_folder(folder)
     path = folder / "config.json"
@@ -385,9 +383,8 @@ class TransformersModel(LoadedModel):
         return total / (b * (n - 1))
 
     def _attach(self) -> bool:
-        """Have headwise compute the attention. That of models with code of their own, such as BLOOM, is recognised: the
-        first pass of each form of a call (several tokens, one, padding) is compared with the code, and later ones are
-        replaced, so that each of them gives maps. Returns whether it is recognised."""
+        """Have headwise compute the attention; whether it is recognised, as that of models with code of their own, such
+        as BLOOM: the first pass of each form of a call is compared with the code, later ones are replaced."""
         try:
             attach(self.model)
         except ConfigError:
