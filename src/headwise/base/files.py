@@ -195,8 +195,14 @@ OF_MODEL = ("*.safetensors", "*.safetensors.index.json", "*config.json", "tokeni
 
 
 def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = False) -> None:
-    """CheckpointError if `path` (a `folder`, or a file) cannot be written, before any work begins, naming it as
-    `option`. Nothing is changed, except that temporary files of killed runs are removed."""
+    """Raise if `path` cannot be written, before any work begins. Nothing is changed, except that temporary files of
+    killed runs are removed.
+
+    Args:
+        option: the caller's name for it, "--out" or "out". folder: whether the output is a folder instead of a file.
+    Raises:
+        CheckpointError: naming the option, the path and the reason.
+    """
     target = Path(path)
     try:
         if folder and target.is_file():
@@ -232,8 +238,18 @@ def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = 
 
 @contextmanager
 def taken(path: str | os.PathLike[str], option: str, *, folder: bool = False) -> Iterator[None]:
-    """Lock an output path for the block by a file next to it, or inside a folder; ConfigError if another run has.
-    Missing folders are created, and removed if nothing was written."""
+    """Lock an output path for the block. Missing folders are created, and removed if nothing was written.
+
+    The lock is a file next to the output, or inside it if it is a folder; the system releases it when the process ends
+    for any reason. On file systems without locks, nothing is locked.
+
+    Args:
+        path, option, folder: as for `check_writable`.
+    Returns:
+        A context manager: the lock is held in its block.
+    Raises:
+        CheckpointError: as `check_writable`. ConfigError: if another run has locked it.
+    """
     check_writable(path, option, folder=folder)
     target = Path(path)
     home = target if folder else target.parent
