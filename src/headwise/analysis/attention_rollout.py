@@ -4,7 +4,6 @@ flow, the maximum flow from input tokens to a position with weights as capacitie
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -232,7 +231,11 @@ def attention_flow(
     Raises:
         ShapeError, ConfigError: naming the argument; also if the maps are too large.
     """
-    csgraph, sparse = _scipy()
+    try:
+        from scipy import sparse
+        from scipy.sparse import csgraph
+    except ImportError:
+        raise not_installed("attention_flow", "scipy") from None
     layers = mixings(maps, head_weights, value_norms)
     b, _, n, _ = layers[0].map.shape
     at, entry = whole_number(position), whole_number(batch)
@@ -263,12 +266,3 @@ def attention_flow(
     sink = len(layers) * n + tokens[at]
     flows = [csgraph.maximum_flow(graph, token, sink).flow_value / WHOLE for token in range(n)]
     return torch.tensor(flows, dtype=torch.float64)
-
-
-def _scipy() -> tuple[Any, Any]:
-    try:
-        from scipy import sparse
-        from scipy.sparse import csgraph
-    except ImportError:
-        raise not_installed("attention_flow", "scipy") from None
-    return csgraph, sparse

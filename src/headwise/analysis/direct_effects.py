@@ -88,7 +88,11 @@ def direct_effects(
     with _Stream(model, sites).followed() as stream, record_heads(sites) as outputs:
         run()
         outputs = [out[0].float() for out in outputs]  # [h, n, d_v]
-    weights = [_output(site) for site in sites]
+    projections = [site.weights() for site in sites]
+    for site, found_here in zip(sites, projections, strict=True):
+        if "o" not in found_here:
+            raise ConfigError(f"{site.name}: has no output projection of each head")
+    weights = [found_here["o"].float() for found_here in projections]
     paths = stream.paths(outputs, weights)
     last = stream.norm()
     words = unembedding.float()
@@ -110,13 +114,6 @@ def direct_effects(
         found.values.append(torch.stack([one.values for one in best]))
         found.tokens.append(torch.stack([one.indices for one in best]))
     return found
-
-
-def _output(site: HeadSite) -> Tensor:
-    weights = site.weights()
-    if "o" not in weights:
-        raise ConfigError(f"{site.name}: has no output projection of each head")
-    return weights["o"].float()
 
 
 class _Linear(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from headwise.analysis.checks import head_name
-from headwise.analysis.head_roles.definitions import DEFINITIONS
+from headwise.analysis.head_roles.score import DEFINITIONS
 from headwise.base.files import write_text
 from headwise.base.read import Entry, each, number, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, ConfigError

@@ -21,7 +21,7 @@ from headwise.analysis.importance.losses import Head
 from headwise.base.run import Progress, part
 from headwise.compress.source import Heads, Source, Texts, cost_table, expected, term
 from headwise.edit import prune
-from headwise.edit.limits import check_independent
+from headwise.edit.pruning import check_independent
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.model import Decoder, mean_loss
 from headwise.models import HeadSite, find_heads
@@ -237,7 +237,7 @@ class Pruning:
         losses = float(curve.loss[0]), self.loss
         tables = [self._going(), cost_table(title, source.decoder, "expected", self.after, losses)]
         if self.order is not None:
-            tables.append(self._curve())
+            tables.append(Table("curve", term("curve"), CURVE, tuple(curve_rows(self.curve))))
         return Plan(term("plan_prune"), tuple(facts), tuple(tables), tuple(self._notes()))
 
     def to_dict(self) -> dict[str, Any]:
@@ -281,9 +281,6 @@ class Pruning:
 
         most = max((value(unit) for unit in self.order.going if unit[0] in self.heads), default=-math.inf)
         return [head for unit in self.order.skipped if value(unit) < most for head in unit]
-
-    def _curve(self) -> Table:
-        return Table("curve", term("curve"), CURVE, tuple(curve_rows(self.curve)))
 
     def _notes(self) -> list[str]:
         curve = self.curve

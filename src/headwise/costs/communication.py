@@ -171,7 +171,9 @@ def _hybrid(counts: Counts, work: Work, heads: int, around: int, layout: str) ->
     part = keys // devices
     pieces, hops = _hops(work, around, layout)
     passed = keys // heads * hops // (pieces * around)  # numbers that a device sends on, on average
-    shuffled = _shuffled(counts, work, devices, heads)
+    # Bytes that all-to-alls over `heads` of the devices send: queries, keys, values and results of n/P tokens.
+    numbers = work.batch * work.queries * (counts.query + counts.concat) + keys
+    shuffled = numbers * work.size // devices * (heads - 1) // heads
     own = tokens * (counts.width + counts.query + counts.concat) // devices
     name = "ring" if heads == 1 else "Ulysses" if around == 1 else f"hybrid {heads} × {around}"
     return Way(
@@ -215,13 +217,6 @@ def _ahead(work: Work, piece: int, pieces: int, length: int) -> int:
         last = (piece + 1) * length - 1
         return (last // work.window * work.window + work.window - 1) // length - piece
     return 0 if work.window == 1 else 1 + (work.window - 2) // length
-
-
-def _shuffled(counts: Counts, work: Work, devices: int, heads: int) -> int:
-    """Bytes that all-to-alls over `heads` of the devices send: queries, keys, values and results of n/P tokens."""
-    own, keys = counts.query + counts.concat, _read(counts, heads) * _head(counts)
-    numbers = work.batch * (work.queries * own + work.keys * keys)
-    return numbers * work.size // devices * (heads - 1) // heads
 
 
 def _read(counts: Counts, devices: int) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.cache import BudgetCache
-from headwise.edit.limits import aligned, change
+from headwise.edit.pruning import aligned, change
 from headwise.errors import ConfigError, ShapeError, check_whole
 from headwise.map import AttentionMap
 from headwise.masks import HeadWindows, is_causal

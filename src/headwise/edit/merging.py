@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.edit.limits import aligned, by_site, change, check_finite, check_weights, count_parameters
+from headwise.edit.pruning import aligned, by_site, change, check_finite, check_weights, count_parameters
 from headwise.errors import ConfigError, check_choice, whole_number
 from headwise.models import KINDS, HeadSite, find_heads
 from headwise.models.configuration.sizes import update_config

@@ -207,8 +207,18 @@ class Edit:
         check_declared(cls, Edit, {"changed": "the arguments of a call with the edit"})
 
     def __init__(self, heads: Sequence[int] | int | None = None, queries: Tokens = None) -> None:
-        self.heads = _checked_heads(type(self).__name__, heads)
-        self.tokens: Mapping[str, Tokens] = {"queries": checked_tokens(f"{type(self).__name__}(queries)", queries)}
+        owner = type(self).__name__
+        self.heads: tuple[int, ...] | None = None
+        if heads is not None:
+            one = whole_number(heads)
+            given = [one] if one is not None else heads
+            if isinstance(given, str) or not isinstance(given, Iterable) or not (given := list(given)):
+                raise ConfigError(f"{owner}(heads={heads!r}): expected numbers of heads, or None for all")
+            numbers = [head for head in map(whole_number, given) if head is not None and head >= 0]
+            if len(numbers) < len(given):
+                raise ConfigError(f"{owner}(heads={heads!r}): expected whole numbers, counted from 0")
+            self.heads = tuple(sorted(set(numbers)))
+        self.tokens: Mapping[str, Tokens] = {"queries": checked_tokens(f"{owner}(queries)", queries)}
 
     def changed(self, call: Arguments) -> Arguments:
         """Return the arguments of the call with the edit, which applies to all of its heads."""
@@ -242,19 +252,6 @@ class Edit:
     def __repr__(self) -> str:
         given = {"heads": None if self.heads is None else list(self.heads), **self.tokens}
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in given.items())})"
-
-
-def _checked_heads(owner: str, heads: Sequence[int] | int | None) -> tuple[int, ...] | None:
-    if heads is None:
-        return None
-    one = whole_number(heads)
-    given = [one] if one is not None else heads
-    if isinstance(given, str) or not isinstance(given, Iterable) or not (given := list(given)):
-        raise ConfigError(f"{owner}(heads={heads!r}): expected numbers of heads, or None for all")
-    numbers = [head for head in map(whole_number, given) if head is not None and head >= 0]
-    if len(numbers) < len(given):
-        raise ConfigError(f"{owner}(heads={heads!r}): expected whole numbers, counted from 0")
-    return tuple(sorted(set(numbers)))
 
 
 class Forbid(Edit):

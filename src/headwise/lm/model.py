@@ -326,7 +326,12 @@ class Decoder(nn.Module):
             for block in self.modules():
                 if not isinstance(block, TransformerBlock):
                     continue
-                for weight in _own_weights(block.attention):
+                # Those that a design initialises itself are uniform in ±1/√inputs: scaled by √3, they have the standard
+                # deviation of the linear maps. Maps initialised to the identity are excluded.
+                linear = {id(m.weight) for m in block.attention.modules() if isinstance(m, nn.Linear)}
+                own = [p for p in block.attention.parameters() if p.ndim >= 2 and id(p) not in linear]
+                own = [p for p in own if p.shape[0] != p.shape[-1] or not torch.equal(p, torch.eye(len(p)).to(p))]
+                for weight in own:
                     weight.mul_(math.sqrt(3.0))
                 for weight in (*block.attention.last_weights(), block.ff_out.weight):
                     weight.mul_(1.0 / math.sqrt(2 * self.config.num_layers))
@@ -360,14 +365,6 @@ def _sizes(attention: AttentionLayer) -> dict[str, int]:
     held = held_heads(attention)
     whole = {} if held is None else {name: getattr(held, name) for name in OF_LAYER}
     return {name: getattr(attention, name) for name in SIZES if hasattr(attention, name)} | whole
-
-
-def _own_weights(attention: AttentionLayer) -> list[Tensor]:
-    """Weights that a design initialises itself, uniform in ±1/√inputs: scaled by √3, they have the standard deviation
-    of the linear maps, 1/√inputs. Maps initialised to the identity are excluded."""
-    linear = {id(m.weight) for m in attention.modules() if isinstance(m, nn.Linear)}
-    matrices = [p for p in attention.parameters() if p.ndim >= 2 and id(p) not in linear]
-    return [p for p in matrices if p.shape[0] != p.shape[-1] or not torch.equal(p, torch.eye(len(p)).to(p))]
 
 
 def write(

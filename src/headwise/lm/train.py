@@ -89,11 +89,7 @@ class Run:
         self.log: list[dict[str, Any]] = []
         self.best: dict[str, float] = {}
         self.seconds, self.since = 0.0, time.perf_counter()
-        self._saved = time.monotonic()
-
-    @property
-    def last_heldout(self) -> float | None:
-        return self.log[-1]["heldout_loss"] if self.log else None
+        self.saved = time.monotonic()
 
     def evaluated(self, loss: float, parts: list[float]) -> None:
         """Write the held-out loss of each text to the log, and the model to its file if it is the best so far."""
@@ -107,10 +103,6 @@ class Run:
         with atomic_path(self.folder / LOG_FILE) as temporary:
             temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.log))
 
-    def unsaved(self) -> float:
-        """Seconds of work since the last save."""
-        return time.monotonic() - self._saved
-
     def save(self) -> None:
         """Write everything required to resume to one file."""
         tensors = {f"model.{name}": x.detach() for name, x in self.decoder.state_dict().items()}
@@ -123,7 +115,7 @@ class Run:
         }  # fmt: skip
         header = header_of(self.decoder.config, self.corpus.tokenizer, info)
         write_tensors(self.folder / TRAINING_FILE, tensors, header)
-        self._saved = time.monotonic()
+        self.saved = time.monotonic()
 
     def restore(self) -> float | None:
         """Continue from training.safetensors if it exists; seconds since it was saved, or None. CheckpointError if it
@@ -280,11 +272,12 @@ def train(
                     run.evaluated(loss, heldout_loss(decoder, windows, precision))
                     if watcher is not None:
                         watcher.record(run.step)
-                if evaluated or run.unsaved() >= save_seconds:
+                if evaluated or time.monotonic() - run.saved >= save_seconds:
                     run.save()
                 if watch is not None:
                     rate = batch_size * context / (time.perf_counter() - begun)
-                    watch(TrainingStep(run.step, steps, loss, run.last_heldout, rate))
+                    heldout = run.log[-1]["heldout_loss"] if run.log else None
+                    watch(TrainingStep(run.step, steps, loss, heldout, rate))
                 if stopped:  # checked once, after `watch`, so that the step is saved whenever Ctrl-C was pressed
                     run.save()
                     break

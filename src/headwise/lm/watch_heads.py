@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.head_roles import DEFINITIONS, roles
-from headwise.analysis.head_roles.definitions import VERSION as ROLES
 from headwise.analysis.head_roles.repeats import VERSION, HeadScores, RepeatProbe, probe_induction
+from headwise.analysis.head_roles.score import VERSION as ROLES
 from headwise.analysis.head_roles.tally import offset_mass
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
 from headwise.analysis.information import output_similarities

@@ -106,7 +106,8 @@ def own_randomness(module: nn.Module, mesh: DeviceMesh) -> None:
     def before(module: nn.Module, args: Any) -> None:
         if module.training:
             seed = int(torch.randint(1 << 40, (), device="cpu"))  # equal on all ranks
-            fork = torch.random.fork_rng(device_type=mesh.device_type) if mesh.device_type != "cpu" else _cpu_fork()
+            on_cpu = mesh.device_type == "cpu"
+            fork: Any = torch.random.fork_rng(**{"devices": []} if on_cpu else {"device_type": mesh.device_type})
             fork.__enter__()
             forks.append(fork)
             torch.manual_seed(seed + 1 + mesh.get_local_rank())
@@ -117,10 +118,6 @@ def own_randomness(module: nn.Module, mesh: DeviceMesh) -> None:
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after, always_call=True)
-
-
-def _cpu_fork() -> Any:
-    return torch.random.fork_rng(devices=[])
 
 
 def _waited(layer: nn.Module, args: Any, result: Any) -> Any:
@@ -260,7 +257,10 @@ def parallelize_heads(
         raise ConfigError(f"model: {type(model).__name__} has no attention layer of headwise; convert it first")
     for module, plan in plans.items():
         parallelize_module(module, mesh, plan)
-    _same_on_all(model, mesh)
+    with torch.no_grad():  # weights and buffers that are not partitioned, from the first rank
+        for x in [*model.parameters(), *model.buffers()]:
+            if not isinstance(x, DTensor):
+                dist.broadcast(x, src=int(mesh.mesh.flatten()[0]), group=mesh.get_group())
     return model
 
 
@@ -344,12 +344,3 @@ def _plans(model: nn.Module, ranks: int, feed_forward: bool) -> Iterator[tuple[n
         except (ConfigError, ShapeError) as error:
             raise type(error)(f"{name or 'the model'}: {error}") from None
         yield module, plan
-
-
-@torch.no_grad()
-def _same_on_all(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Broadcast the weights and buffers that are not partitioned from the first rank."""
-    group = mesh.get_group()
-    for x in [*model.parameters(), *model.buffers()]:
-        if not isinstance(x, DTensor):
-            dist.broadcast(x, src=int(mesh.mesh.flatten()[0]), group=group)

@@ -16,9 +16,8 @@ from headwise.kernels.graph import in_graph
 from headwise.map import AttentionMap
 from headwise.map.unchanged import noted, remark_large
 from headwise.parallel.layout import Members, unshard
-from headwise.parallel.measures import Found, check_measures, measured, squares
 from headwise.parallel.sequence_call import together
-from headwise.parallel.travel import Plan, split
+from headwise.parallel.travel import Found, Plan, check_measures, measured, split, squares
 from headwise.pooling import Squares
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, resolve

@@ -129,32 +129,18 @@ class Exchange:
         return found
 
 
-class ToHeads(torch.autograd.Function):
-    """`Exchange.to_heads`; its backward pass is `to_rows`."""
+class Exchanged(torch.autograd.Function):
+    """`to_heads` of an exchange, or `to_rows`: each is the backward pass of the other."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.exchange = exchange
-        return tuple(exchange.to_heads(tensors))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.exchange.to_rows(grads)
-
-
-class ToRows(torch.autograd.Function):
-    """`Exchange.to_rows`; its backward pass is `to_heads`."""
-
-    @staticmethod
-    def forward(ctx: Any, exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.exchange = exchange
-        return tuple(exchange.to_rows(tensors))
+    def forward(ctx: Any, exchange: Exchange, to_heads: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.back = exchange.to_rows if to_heads else exchange.to_heads
+        return tuple(exchange.to_heads(tensors) if to_heads else exchange.to_rows(tensors))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.exchange.to_heads(grads)
+        return None, None, *ctx.back(grads)
 
 
 def _all_to_all(
@@ -232,7 +218,7 @@ def ulysses_attend(
     of_queries, of_keys = tuple(one.queries for one in of_ranks), tuple(one.keys for one in of_ranks)
     own = of_ranks[who.rank]
     there = Exchange(who, (of_queries, of_keys, of_keys), (queries, keys, keys))
-    q_own, k_own, v_own = ToHeads.apply(there, q, k, v)
+    q_own, k_own, v_own = Exchanged.apply(there, True, q, k, v)
     if max(own.repeats) > 1:
         times = torch.tensor(own.repeats, device=q.device)
         k_own, v_own = (x.repeat_interleave(times, 1) for x in (k_own, v_own))
@@ -246,7 +232,7 @@ def ulysses_attend(
     statistics = statistics_for(wanted, own_rule) if wanted else ()
     call = Call(q_own, k_own, v_own, own_rule, float(dropout_p), seed, statistics)
     (heads, lse, found), chosen, refusals = run(call, kernel)
-    (out,) = ToRows.apply(Exchange(who, (of_queries,), (queries,)), heads)
+    (out,) = Exchanged.apply(Exchange(who, (of_queries,), (queries,)), False, heads)
     if not return_map:
         return out
     bad_values = None if call.values_finite else nonfinite_values(v_own)

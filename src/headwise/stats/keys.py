@@ -14,8 +14,17 @@ from headwise.masks import Grid, Span
 from headwise.masks.given import as_given
 from headwise.rule import Rule
 from headwise.stats.base import Chinese, Measure, RowMeasure, Tokens
-from headwise.stats.rows import SAME, RowValue, allowed_keys, queries_of_keys, ranges, same_label
-from headwise.stats.statistic import MASS, Compiled, Statistic
+from headwise.stats.statistic import (
+    MASS,
+    SAME,
+    Compiled,
+    RowValue,
+    Statistic,
+    allowed_keys,
+    queries_of_keys,
+    ranges,
+    same_label,
+)
 from headwise.tiles import Tile
 from headwise.wording import Bilingual
 

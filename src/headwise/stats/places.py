@@ -13,8 +13,18 @@ from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.stats.base import Chinese, RowMeasure
 from headwise.stats.keys import KeyWeights
-from headwise.stats.rows import SAME, RowValue, ranges, sees_offset
-from headwise.stats.statistic import MASS, Compiled, Join, OfWeights, Part, Statistic
+from headwise.stats.statistic import (
+    MASS,
+    SAME,
+    Compiled,
+    Join,
+    OfWeights,
+    Part,
+    RowValue,
+    Statistic,
+    ranges,
+    sees_offset,
+)
 from headwise.tiles import Tile, tops
 from headwise.wording import Bilingual
 

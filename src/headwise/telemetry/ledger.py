@@ -16,7 +16,7 @@ from headwise.publishing import AttentionCall
 from headwise.spread import Held
 from headwise.stats import Measure, Measurements, describe
 from headwise.stats.base import RowState, tensors_of, with_tensors
-from headwise.stats.pooled import Pooled, Pooling
+from headwise.stats.engine import Pooled, Pooling
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import plain
 

@@ -63,12 +63,6 @@ class AttentionScores:
         return f"AttentionScores(of {self.map!r})"
 
 
-def hook_and_layer(name: str) -> tuple[str, int] | None:
-    """The hook and the number of the layer that a name of TransformerLens is for; None if it is no such name."""
-    found = _NAME.fullmatch(name)
-    return None if found is None else (found[2], int(found[1]))
-
-
 def hook(name: str, of: Any, kept: Kept | None) -> Any:
     """What TransformerLens's hook of this name has, of a record's `AttentionMap` or `Picture`; KeyError with the
     reason."""
@@ -182,11 +176,11 @@ class Maps(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         """What TransformerLens calls so; KeyError with the closest names otherwise."""
-        named = hook_and_layer(str(name))
-        if named is not None and named[1] < len(self):
-            layer = [*self][named[1]]
+        named = _NAME.fullmatch(str(name))
+        if named is not None and int(named[1]) < len(self):
+            layer = [*self][int(named[1])]
             try:
-                return hook(named[0], self[layer], self.kept_of.get(layer))
+                return hook(named[2], self[layer], self.kept_of.get(layer))
             except KeyError as error:
                 raise KeyError(f"record.maps[{name!r}]: {error.args[0]}") from None
         if not self:

@@ -153,16 +153,6 @@ class Remarks:
         calls = self._of.setdefault(call.name, _Calls())
         calls.count += 1
         calls.single += h == 1
-        self._add_keys(call, calls)
-        if call.unplaced:
-            calls.sizes = calls.sizes or (n, m)
-        elif 1 < n <= m:
-            calls.blocks += n < m and call.map.rule.mask.placed
-            calls.of.setdefault(call.module, _Blocks()).add(m - n, n)
-
-    def _add_keys(self, call: AttentionCall, calls: _Calls) -> None:
-        """Compare the keys of a call with those of the one before."""
-        _, h, n, m = call.map.shape
         keys, ordered, k = _Keys.of(call), False, call.map.k
         if (last := self._keys.get(call.name)) is not None and n < m:
             keys, ordered = last.then(keys)
@@ -172,6 +162,11 @@ class Remarks:
             # Keys that code has joined anew are in order; what was written to, or repeated for groups, may not be.
             if not ordered and (k.shape[1] < h or k.is_inference() or k._version > 0):
                 calls.steps = calls.steps or (n, m)
+        if call.unplaced:
+            calls.sizes = calls.sizes or (n, m)
+        elif 1 < n <= m:
+            calls.blocks += n < m and call.map.rule.mask.placed
+            calls.of.setdefault(call.module, _Blocks()).add(m - n, n)
 
     def unplaced(self) -> list[str]:
         """The modules of which it is known that their queries or keys are elsewhere than taken to be."""

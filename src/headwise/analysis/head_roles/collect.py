@@ -13,12 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles.definitions import LEFT
+from headwise.analysis.head_roles.score import LEFT
 from headwise.analysis.head_roles.tally import Sight, Tally, band, key_weights, match_counts, match_masses, stack, tally
 from headwise.map import AttentionMap
 from headwise.rule import Rule, compute
 from headwise.stats import ClassMass, row_measure
-from headwise.stats.rows import row_mass
+from headwise.stats.statistic import row_mass
 from headwise.tiles import Tile
 
 NEAR = 8  # distances up to this have a mean each; all farther pairs have one mean before the query, and one after it
@@ -34,7 +34,10 @@ class Similarity:
         wide, m = max(len(members), len(ids)), sight.grid.m
         self._sight, self._positions = sight, torch.arange(sight.grid.n) + sight.grid.shift
         self._ids, self._members = ids.expand(wide, -1), members.expand(wide, -1)
-        self._units = _directions(vectors.expand(wide, -1, -1), self._members)
+        # Vectors less their mean over the members, of length 1; those equal to the mean stay 0.
+        every, mine = vectors.expand(wide, -1, -1), self._members[..., None].to(vectors)
+        centred = (every - (every * mine).sum(1, keepdim=True) / mine.sum(1, keepdim=True).clamp_min(1)) * mine
+        self._units = torch.nn.functional.normalize(centred.double(), dim=-1).float()  # [b, m, d]
         self._keys, self._offsets = torch.zeros(1, 1, m), torch.zeros(1, 1, 2 * NEAR + 3)
         self._keys = self._key_means()  # [b or 1, h or 1, m]
         self._offsets = self._offset_means()  # [b or 1, h or 1, 2·NEAR + 3]
@@ -108,13 +111,6 @@ def _means(found: Tensor) -> Tensor:
     return (found[0] / found[1].clamp_min(1)).float()
 
 
-def _directions(vectors: Tensor, members: Tensor) -> Tensor:
-    """Vectors [b, m, d] less their mean over the members, of length 1; those equal to the mean stay 0."""
-    mine = members[..., None].to(vectors)
-    centred = (vectors - (vectors * mine).sum(1, keepdim=True) / mine.sum(1, keepdim=True).clamp_min(1)) * mine
-    return torch.nn.functional.normalize(centred.double(), dim=-1).float()
-
-
 MATCHES = {"duplicate": 0, "induction": 1}  # positions from the earlier equal token to the key
 MEANINGLESS = ("separator", "punctuation")  # classes of tokens that are similar to no others
 NEIGHBOURS = {"previous": -1, "self": 0, "next": 1}
@@ -183,16 +179,12 @@ class Targets:
             words = ~torch.stack(marks).any(0) if marks else None
             self.similarity = Similarity(sight, grid.of_keys(inputs.ids), inputs.vectors[:, grid.key_tokens()], words)
 
-    def eligible(self, name: str) -> tuple[Tensor, Tensor]:
-        """Which queries have a key of the role in sight, and the weight of a uniform head on such keys."""
-        count = self.of[name].count
-        return count > 0, count.double() / self.sight.keys.clamp_min(1)
-
-    def eligible_without_first(self, name: str) -> tuple[Tensor, Tensor]:
-        """`eligible` as if the first key did not exist."""
+    def eligible(self, name: str, *, first: bool = True) -> tuple[Tensor, Tensor]:
+        """Which queries have a key of the role in sight, and the weight of a uniform head on such keys; without
+        `first`, as if the first key did not exist."""
         target = self.of[name]
-        count = target.count - target.has_first.long()
-        keys = self.sight.keys - self.sees_first.long()
+        count = target.count if first else target.count - target.has_first.long()
+        keys = self.sight.keys if first else self.sight.keys - self.sees_first.long()
         return count > 0, count.double() / keys.clamp_min(1)
 
 
@@ -261,7 +253,7 @@ def _layer(amap: AttentionMap, targets: Targets, inputs: Inputs) -> Collected:
     for name, mass in masses.items():
         target = targets.of[name]
         if target.without:
-            eligible, uniform = targets.eligible_without_first(name)
+            eligible, uniform = targets.eligible(name, first=False)
             left = (mass - first * target.has_first.to(first)) / rest.clamp_min(LEFT)
             without[name] = count(left.clamp(0.0, 1.0), eligible.to(kept.device) & kept, uniform)
 

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles.definitions import is_marker
-from headwise.analysis.head_roles.score import Choice
+from headwise.analysis.head_roles.score import Choice, is_marker
 from headwise.analysis.head_roles.tally import pooled
 from headwise.base.files import check_regular
 from headwise.errors import ConfigError, ShapeError, TextError
@@ -146,7 +145,7 @@ def place_words(sentence: Sentence, pieces: Sequence[str], *, start: int = 0, ba
     """
     at, ranges = start, []
     for number, word in enumerate(sentence.words):
-        while at < len(pieces) and (not pieces[at].strip() or _passed(pieces[at])):
+        while at < len(pieces) and (not pieces[at].strip() or (is_marker(pieces[at]) and pieces[at] not in UNKNOWN)):
             at += 1
         first, left = at, _letters(word)
         while left and at < len(pieces):
@@ -242,10 +241,6 @@ def _check(sentence: Placed, amap: AttentionMap) -> None:
     for dependent, head, relation in sentence.arcs:
         if not (0 <= dependent < size and 0 <= head < size) or dependent == head:
             raise ShapeError(f"arcs: ({dependent}, {head}, {relation!r}) in a sentence of {size} words")
-
-
-def _passed(piece: str) -> bool:
-    return is_marker(piece) and piece not in UNKNOWN
 
 
 def _letters(text: str) -> str:

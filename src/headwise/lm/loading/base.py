@@ -325,7 +325,11 @@ class LoadedModel(ABC):
                 f"文本有 {n:,} 个词元，而 {in_language(self.name, 'zh')} 最多只有 {self.limit:,} 个位置；"
                 "请缩短文本，或用 `headwise measure` 分窗口测量",
             )
-        self._check_ids(ids)
+        size = self._vocabulary
+        if int(ids.min()) < 0 or int(ids.max()) >= size:
+            raise ShapeError(
+                f"ids: from {int(ids.min())} to {int(ids.max())}, but {self.name} has embeddings for 0 to {size - 1}"
+            )
         if mask is None:
             return ids, None
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape:
@@ -336,13 +340,6 @@ class LoadedModel(ABC):
         if bool((mask[:, 1:] & ~mask[:, :-1]).any()) or not bool(mask[:, 0].all()):
             raise ShapeError("mask: padding must follow the tokens, and each text needs at least one token")
         return ids, None if bool(mask.all()) else mask
-
-    def _check_ids(self, ids: Tensor) -> None:
-        size = self._vocabulary
-        if int(ids.min()) < 0 or int(ids.max()) >= size:
-            raise ShapeError(
-                f"ids: from {int(ids.min())} to {int(ids.max())}, but {self.name} has embeddings for 0 to {size - 1}"
-            )
 
     @property
     @abstractmethod

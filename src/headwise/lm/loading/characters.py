@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from headwise.analysis.head_roles.definitions import is_marker
+from headwise.analysis.head_roles.score import is_marker
 from headwise.errors import check_choice
 
 Spans = list[tuple[int, int]]

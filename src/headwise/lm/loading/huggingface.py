@@ -193,16 +193,6 @@ def read_config(folder: Path, *, weights: bool = True) -> Any:
     return config
 
 
-def check_one_text(folder: Path, config: Any) -> None:
-    """Raise CheckpointError for an encoder-decoder, which takes two texts."""
-    if two_stacks(config):
-        raise CheckpointError(
-            f"{str(folder)!r} is an encoder-decoder model ({config.model_type}), which takes two texts; use "
-            f"headwise.watch for such models",
-            f"{str(folder)!r} 是编码器-解码器模型（{config.model_type}），需要两段文本；此类模型请用 headwise.watch",
-        )
-
-
 def read_tokenizer(folder: Path) -> Any:
     """Load the tokenizer. CheckpointError if there is none."""
     auto = library("models.auto")
@@ -248,7 +238,13 @@ class TransformersModel(LoadedModel):
         self.name = name or folder.resolve().name
         self._folder = str(folder)
         config = read_config(folder)
-        check_one_text(folder, config)
+        if two_stacks(config):
+            raise CheckpointError(
+                f"{str(folder)!r} is an encoder-decoder model ({config.model_type}), which takes two texts; use "
+                f"headwise.watch for such models",
+                f"{str(folder)!r} 是编码器-解码器模型（{config.model_type}），需要两段文本；"
+                "此类模型请用 headwise.watch",
+            )
         sizes = check_weights(folder, config)
         self._tokenizer = read_tokenizer(folder)
         unset, meta = library("initialization").no_init_weights, torch.device("meta")
@@ -339,8 +335,11 @@ class TransformersModel(LoadedModel):
         options = {"logits_to_keep": 0 if whole else 1} if self._predicts else {}
         with self._collected(measures, on_map) as maps, self._lengths(ids.shape[1]):
             found = self.model(input_ids=ids, use_cache=False, **padding, **options)
-        if self._recognised:
-            self._check_recognised(maps, ids)
+        if self._recognised:  # one map of all tokens from each layer
+            b, n = ids.shape
+            same = not self.layers or tuple(maps) == self.layers
+            if not same or any((amap.shape[0], *amap.shape[2:]) != (b, n, n) for amap in maps.values()):
+                raise self._depends_on_length()
         if whole:
             loss = float(_nats(found.logits[:, :-1], ids[:, 1:]))
             return maps, lambda: loss
@@ -409,13 +408,6 @@ class TransformersModel(LoadedModel):
         if before != list(self.model.modules()):  # BigBird, whose attention is another one for short texts
             raise self._depends_on_length()
         return True
-
-    def _check_recognised(self, maps: Maps, ids: Tensor) -> None:
-        """Raise CheckpointError unless there is one map of all tokens from each layer."""
-        b, n = ids.shape
-        same = not self.layers or tuple(maps) == self.layers
-        if not same or any((amap.shape[0], *amap.shape[2:]) != (b, n, n) for amap in maps.values()):
-            raise self._depends_on_length()
 
     def _depends_on_length(self) -> CheckpointError:
         name = type(self.model).__name__
