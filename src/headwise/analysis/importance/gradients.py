@@ -327,8 +327,7 @@ def learn_gates(
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     sizes = [site.num_heads for site in places]
     log_alpha = torch.full((sum(sizes),), gate.log_alpha(start), device=device, requires_grad=True)
-    with held_still(model):
-        removal.whole(losses, kept[0], 0)  # raises for unusable inputs before the steps
+    removal.measured(losses, kept[:1], [])  # raises for unusable inputs before the steps
     with nullcontext() if optimizer is not None else held_still(model):
         history = _learn(losses, kept, log_alpha, sizes, penalty, steps, lr, gate, optimizer, seed)
     settled = log_alpha.detach()
@@ -340,11 +339,7 @@ def learn_gates(
     whole, without = np.empty(len(kept)), np.empty(len(kept))
     table = HeadTable(columns, layers=[site.name for site in places], title="L0 gates")
     found = LearnedGates(table, penalty, history, whole, without)
-    closed = found.removed()
-    with held_still(model):
-        for number, batch in enumerate(kept):
-            whole[number] = removal.whole(losses, batch, number)
-            without[number] = removal.without(losses, batch, number, closed)
+    whole[:], without[:] = removal.measured(losses, kept, [found.removed()]).T
     return found
 
 
