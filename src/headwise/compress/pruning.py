@@ -342,7 +342,9 @@ def plan_pruning(
             f"--share {choice.share or 0:g}、--remove {choice.remove or 0}：共享键值头的头一起移除，每次 "
             f"{counts[0]} 个；至少应为这样的一组",
         )
-    points = sorted({*_spread(counts), *([wanted] if wanted else [])})
+    if len(counts) > MOST_POINTS:  # evenly spaced, the last included
+        counts = [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]
+    points = sorted({*counts, *([wanted] if wanted else [])})
     curve = pruning_curve(
         decoder,
         texts.foretell,
@@ -406,10 +408,3 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
 
 def _unit(site: HeadSite) -> int:
     return site.num_heads // site.num_kv_heads if site.num_kv_heads > 1 else 1
-
-
-def _spread(counts: list[int]) -> list[int]:
-    """At most `MOST_POINTS` of them, evenly spaced, including the last."""
-    if len(counts) <= MOST_POINTS:
-        return counts
-    return [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]

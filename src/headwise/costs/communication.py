@@ -72,7 +72,7 @@ def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
     §3.3.2); a ring of R, each sending its own h_kv/H KV heads. All-reduces of n/R tokens over H devices."""
     _check(counts, work, devices)
     positive(heads=heads)
-    h, h_kv = counts.heads, _kv(counts)
+    h, h_kv = counts.heads, counts.key_vectors
     if devices % heads:
         raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if h % heads:
@@ -139,7 +139,7 @@ def hiding_tokens(counts: Counts, work: Work, peak: float, link: float, *, backw
     causal (Liu et al. 2023, §3, for one head); backward, 2.5 times the FLOPs, (e + 4)/e the bytes."""
     _rates(peak=peak, link=link)
     size, work_share = work.size, 0.5 if work.causal else 1.0
-    bytes_a_token = _kv(counts) * _head(counts) * (size + SUM_BYTES if backward else size)
+    bytes_a_token = counts.key_vectors * _head(counts) * (size + SUM_BYTES if backward else size)
     flops_a_pair = 2 * (counts.scores + counts.weighted_sum) * work_share * (BACKWARD if backward else 1.0)
     return bytes_a_token / flops_a_pair * peak / link
 
@@ -221,13 +221,9 @@ def _ahead(work: Work, piece: int, pieces: int, length: int) -> int:
 
 def _read(counts: Counts, devices: int) -> int:
     """The number of KV heads that the query heads of each device read, summed over all devices."""
-    h, group = counts.heads, counts.heads // _kv(counts)
+    h, group = counts.heads, counts.heads // counts.key_vectors
     cuts = [device * h // devices for device in range(devices + 1)]
     return sum((stop - 1) // group - start // group + 1 for start, stop in pairwise(cuts))
-
-
-def _kv(counts: Counts) -> int:
-    return counts.key_vectors
 
 
 def _head(counts: Counts) -> int:

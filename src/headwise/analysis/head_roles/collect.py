@@ -49,14 +49,14 @@ class Similarity:
 
     def tally(self, amap: AttentionMap) -> Tally:
         """The excess of the tokens attended to, over a head that always attends to the most similar token in sight."""
-        found = amap.measure(row_measure("semantic", self._of_tile), rows=True).rows["semantic"]
+
+        def of_tile(tile: Tile) -> Tensor:  # Σ p_ij excess_ij over the keys of a tile, [b, h, r]
+            excess, _ = self._counted(self._positions[slice(*tile.rows)], slice(*tile.cols))
+            return (tile.weights * excess.to(tile.weights)).sum(-1)
+
+        found = amap.measure(row_measure("semantic", of_tile), rows=True).rows["semantic"]
         scale = self._scale.clamp_min(FLAT)
         return tally(found / scale.to(found), self._eligible, self._uniform / scale, self._sight.tokens)
-
-    def _of_tile(self, tile: Tile) -> Tensor:
-        """Σ p_ij excess_ij over the keys of a tile, [b, h, r]."""
-        excess, _ = self._counted(self._positions[slice(*tile.rows)], slice(*tile.cols))
-        return (tile.weights * excess.to(tile.weights)).sum(-1)
 
     def _counted(self, positions: Tensor, cols: slice) -> tuple[Tensor, Tensor]:
         """The similarity above the means, [b or 1, h or 1, r, c], 0 for pairs that do not count; and which do, boolean
