@@ -18,19 +18,12 @@ from headwise.base.files import atomic_path, taken
 from headwise.base.read import write_tensors
 from headwise.base.run import seeded, step_seed
 from headwise.costs.work import positive
+from headwise.edit.healing import learning_rate_factor
 from headwise.errors import CheckpointError, ConfigError, check_choice
 from headwise.lm.checkpoint import MODEL_FILE, header_of, load_checkpoint, read, save_model, training_state, unpack
 from headwise.lm.model import Decoder, DecoderConfig, mean_loss
 from headwise.lm.texts import BYTES, Corpus
 from headwise.lm.watch_heads import HeadWatcher
-
-
-def learning_rate_factor(step: int, steps: int, warmup: int) -> float:
-    """Linear warmup over `warmup` steps, then a cosine decay to 1/20 (Loshchilov & Hutter 2016)."""
-    if step < warmup:
-        return (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def share_at(step: int, shares: list[tuple[int, float]]) -> float:
@@ -265,7 +258,7 @@ def train(
                 begun = time.perf_counter()
                 share = share_at(run.step, shares)
                 batch = corpus.batch(batch_size, context, seed=seed, step=run.step, repeat_share=share)
-                loss = _step(run, batch, lr * learning_rate_factor(run.step, steps, warmup), seed, precision)
+                loss = _step(run, batch, lr * learning_rate_factor(run.step, steps, warmup, 0.05), seed, precision)
                 run.step += 1
                 evaluated = run.step % eval_every == 0 or run.step == steps
                 if evaluated:
