@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads, record_heads
 from headwise.table import HeadColumn, HeadTable
+from headwise.table.heads import Tabled
 
 ROWS = 64  # of the logits that are compared
 LEAST = 2  # tokens: the last one has none that follows
@@ -24,8 +25,8 @@ _MEAN = "Direct effect on the logit of the next token, mean over the text"
 WORK = 2e12  # operations for the tokens that a head makes more likely
 
 
-@dataclass(frozen=True)
-class DirectEffects:
+@dataclass(frozen=True, repr=False)
+class DirectEffects(Tabled):
     """The direct effects of heads on logits, each relative to the mean over the vocabulary.
 
     Attributes:
@@ -43,12 +44,6 @@ class DirectEffects:
         """The effect of each head on the logit of the token that follows, mean over the text."""
         column = HeadColumn([row[:, :-1].mean(1) for row in self.next_token], unit="logit", description=_MEAN)
         return HeadTable({"direct effect": column}, title=_MEAN)
-
-    def __repr__(self) -> str:
-        return repr(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table._repr_html_()
 
 
 @torch.no_grad()

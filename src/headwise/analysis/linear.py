@@ -12,6 +12,7 @@ from headwise.analysis.checks import checked_maps
 from headwise.errors import ConfigError
 from headwise.map import AttentionMap
 from headwise.table import HeadTable
+from headwise.table.heads import Tabled
 
 ELEMENTS = 1 << 23  # numbers at once, 32 MB in float32
 
@@ -166,7 +167,7 @@ ROUNDING = 1e-6  # of ‖P‖²_F and of the captured part, in float32
 
 
 @dataclass(frozen=True, repr=False)
-class MapSpectrum:
+class MapSpectrum(Tabled):
     """Singular values of each head's map, and its ranks. Prints itself as a table.
 
     Of the singular values beyond the first k only the sum of squares is known, from ‖P‖²_F. It bounds the effective
@@ -199,12 +200,6 @@ class MapSpectrum:
             "high": self.high, "stable_rank": self.stable_rank, "captured": self.captured,
         }  # fmt: skip
         return HeadTable(columns, layers=[f"batch {i}" for i in range(len(self.energy))])
-
-    def __repr__(self) -> str:
-        return repr(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table._repr_html_()
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The table: layers, heads and named columns."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
@@ -367,3 +368,18 @@ class HeadTable(Mapping[str, HeadColumn]):
         made = {name: column.taken(at, ()) for name, column in (columns or self).items()}
         places = [self.places[row] for row in kept]
         return HeadTable.of_rows(made, places, layers=self.layers, title=self.title, about=self.about)
+
+
+class Tabled(ABC):
+    """A result that prints itself as its table."""
+
+    @property
+    @abstractmethod
+    def table(self) -> HeadTable:
+        """The numbers as a table."""
+
+    def __repr__(self) -> str:
+        return repr(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()

@@ -18,6 +18,7 @@ from headwise.stats import Measure, Measurements, describe
 from headwise.stats.base import RowState, tensors_of, with_tensors
 from headwise.stats.engine import Pooled, Pooling
 from headwise.table import HeadColumn, HeadTable
+from headwise.table.heads import Tabled
 from headwise.table.show import plain
 
 
@@ -228,8 +229,8 @@ def _bad(x: Tensor, heads: int) -> Tensor:
 NONFINITE = ("rows", "queries", "keys", "values")  # where NaN and infinity are counted, for each head
 
 
-@dataclass(frozen=True, eq=False)
-class Summary(Mapping[str, Tensor]):
+@dataclass(frozen=True, eq=False, repr=False)
+class Summary(Tabled, Mapping[str, Tensor]):
     """Measures of heads of a step, or of many: `summary.table` is the `HeadTable` of them, and `summary["entropy"]` one
     measure as [layers, heads] float32, NaN where a layer has no such head.
 
@@ -303,12 +304,6 @@ class Summary(Mapping[str, Tensor]):
                 }  # fmt: skip
             layers[layer] = entry
         return {"step": self.step, "steps": self.steps, "layers": layers}
-
-    def __repr__(self) -> str:
-        return repr(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table._repr_html_()
 
     def _title(self) -> str:
         if not self.steps:

@@ -19,6 +19,7 @@ from headwise.analysis.head_roles.tally import Sight, match_counts, match_masses
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
 from headwise.table import HeadColumn, HeadTable
+from headwise.table.heads import Tabled
 
 AGAINST = 1000  # tokens whose logits are compared with the token's own
 VERSION = "repeat-1"  # of the definitions below; scores of different versions do not compare
@@ -41,7 +42,7 @@ class HeadScores:
 
 
 @dataclass(frozen=True, repr=False)
-class RepeatProbe:
+class RepeatProbe(Tabled):
     """Scores of every head on repeated random tokens, and the losses of the model. Prints itself as a table."""
 
     induction: HeadScores  # on the tokens that followed earlier occurrences of the query's token
@@ -84,12 +85,6 @@ class RepeatProbe:
             f"{self.induction.uniform:.3f} for induction; nats a token, copy by copy: {copies}"
         )
         return HeadTable(columns, title=title, about={"version": self.version, "length": self.length})
-
-    def __repr__(self) -> str:
-        return repr(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table._repr_html_()
 
 
 @torch.no_grad()
