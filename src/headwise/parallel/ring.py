@@ -73,8 +73,8 @@ def ring_attend(
     Returns:
         [b, h, n_r, d_v], this rank's rows, differentiable in q, k, v and the tensors of `score`.
     Raises:
-        ShapeError, DTypeError, ConfigError, …: as `attend`, on every rank; also if the parts do not have the lengths of
-            the layout, or if arguments differ between ranks.
+        ShapeError, DTypeError, ConfigError, KernelError, …: as `attend`, on every rank; also if the parts do not have
+            the lengths of the layout, or if arguments differ between ranks.
         RuntimeError: if another rank does not respond within the group's timeout.
     Source: Liu et al. 2023, 2310.01889.
     """
