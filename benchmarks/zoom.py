@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import torch
 
 from benchmarks.machine import examine
-from headwise.lm.loading.decoder import DecoderModel
+from headwise.lm.loading import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import CharTokenizer
 from headwise.masks import Causal, Span, State

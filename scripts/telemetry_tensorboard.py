@@ -25,9 +25,9 @@ from torch.nn.functional import cross_entropy
 
 import headwise as hw
 from headwise.base.files import atomic_path
+from headwise.edit.healing import learning_rate_factor
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import Corpus
-from headwise.lm.train import learning_rate_factor
 
 SHOWN = "^(entropy|max_logit|sink_mass)/blocks.1"  # three of six measures, of the second layer's heads
 WINDOW = 1800, 1030  # pixels: four curves side by side
@@ -49,7 +49,7 @@ def train(files: list[Path], logdir: Path, steps: int) -> None:
     with record:
         for step in range(steps):
             for group in optimizer.param_groups:
-                group["lr"] = lr * learning_rate_factor(step, steps, warmup)
+                group["lr"] = lr * learning_rate_factor(step, steps, warmup, 0.05)
             ids = corpus.batch(batch, context, seed=0, step=step)
             loss = cross_entropy(decoder(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
             optimizer.zero_grad()

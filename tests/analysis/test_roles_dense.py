@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 import headwise as hw
-from headwise.analysis.head_roles.definitions import LEFT
+from headwise.analysis.head_roles.score import LEFT
 from headwise.analysis.head_roles.tally import offset_mass
 
 MASKS = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headwise.lm.checkpoint import load_pretrained
-from headwise.lm.loading.decoder import DecoderModel
+from headwise.lm.loading import DecoderModel
 from headwise.lm.model import write
 from headwise.lm.watch_heads import frequent_characters, probe_repeats
 from headwise.reports.see import SAMPLE, see

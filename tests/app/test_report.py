@@ -70,7 +70,7 @@ def test_a_record_becomes_the_maps_of_its_last_forward(model: Model) -> None:
 
 @pytest.mark.thorough
 def test_it_says_of_a_text_what_see_says(model: Model) -> None:
-    from headwise.lm.loading.decoder import DecoderModel
+    from headwise.lm.loading import DecoderModel
     from headwise.reports.see import see
 
     decoder, tokenizer = model

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from headwise.edit import prune
 from headwise.errors import TextError
-from headwise.lm.loading.decoder import DecoderModel
+from headwise.lm.loading import DecoderModel
 from headwise.lm.model import Decoder
 from headwise.lm.texts import CharTokenizer
 from headwise.reports.numbers import _windows

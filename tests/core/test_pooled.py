@@ -5,7 +5,7 @@ import torch
 import headwise as hw
 from headwise import stats
 from headwise.masks import Grid
-from headwise.stats.pooled import Pooling
+from headwise.stats.engine import Pooling
 
 MEASURES = [stats.MaxLogit(), stats.Entropy(), stats.NormalizedEntropy(), stats.SinkMass(), stats.Top1Mass()]
 POOLING = Pooling(MEASURES)

@@ -25,7 +25,7 @@ ROOMS = sorted(
 # Files that name a class or a constant, and why. The list only gets shorter.
 KINDS_NAMED = {
     "analysis/head_roles/collect.py": "roles are defined by the weight on classes of tokens",
-    "analysis/head_roles/definitions.py": "separators and punctuation are found by the rule of the measures of them",
+    "analysis/head_roles/score.py": "separators and punctuation are found by the rule of the measures of them",
     "analysis/head_roles/tally.py": "the roles of duplicate tokens and induction are defined by these two measures",
     "corpus/tally.py": "the largest weight on other keys is this statistic under a mask that hides the rest",
     "kernels/cpu/kernel.py": "the largest weights and the sums of columns of a map are these statistics",

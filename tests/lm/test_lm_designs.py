@@ -12,7 +12,7 @@ from headwise.base.read import write_tensors
 from headwise.cache import KVCache
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained, read, save_model
-from headwise.lm.loading.decoder import DecoderModel
+from headwise.lm.loading import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig, write
 from headwise.lm.texts import CharTokenizer
 from headwise.lm.train import TRAINING_FILE, train

@@ -18,7 +18,7 @@ from headwise.kernels.reference import dense_weights
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.masks import Everything, Grid, Span
 from headwise.parallel.layout import Rows, Way
-from headwise.parallel.measures import wanted_of_kernels
+from headwise.parallel.travel import wanted_of_kernels
 from headwise.rule import Rule
 from headwise.scores import Bias, Relative, Score, SinkLogits
 from headwise.stats import CONCENTRATION, ENTROPY, MASS, SQUARES, Join, OfWeights, RowMeasure, Statistic

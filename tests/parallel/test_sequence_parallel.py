@@ -10,8 +10,7 @@ import headwise as hw
 from headwise import parallel
 from headwise.masks import Grid, Span
 from headwise.parallel.layout import CHUNKS, Layout, Way
-from headwise.parallel.measures import wanted_of_kernels
-from headwise.parallel.travel import plan
+from headwise.parallel.travel import plan, wanted_of_kernels
 from headwise.parallel.ulysses import shares
 from headwise.rule import Rule
 from headwise.stats import resolve

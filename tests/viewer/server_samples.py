@@ -12,8 +12,7 @@ from urllib.parse import urlencode
 import torch
 from starlette.testclient import TestClient
 
-from headwise.lm.loading import LoadedModel
-from headwise.lm.loading.decoder import DecoderModel
+from headwise.lm.loading import DecoderModel, LoadedModel
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import CharTokenizer
 from headwise.reports.viewer import bind, hosts_of, made_server

@@ -4,7 +4,6 @@ flow, the maximum flow from input tokens to a position with weights as capacitie
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -94,17 +93,12 @@ class TransposedRollout:
 
 @dataclass(frozen=True)
 class Mixing:
-    """How one layer mixes tokens: M = D⁻¹ Σ_h w_h A_h diag(u_h), never stored.
-
-    Attributes:
-        weights: w [h], with sum 1. norms: u [b, h, n], or None for ones. total: D, the sums of the rows [b, n], where u
-            is given; rows whose sum is 0 are 0.
-    """
+    """How one layer mixes tokens: M = D⁻¹ Σ_h w_h A_h diag(u_h), never stored; rows whose sum is 0 are 0."""
 
     map: AttentionMap
-    weights: Tensor
-    norms: Tensor | None
-    total: Tensor | None
+    weights: Tensor  # w [h], with sum 1
+    norms: Tensor | None  # u [b, h, n], or None for ones
+    total: Tensor | None  # D, the sums of the rows [b, n], where u is given
 
     @classmethod
     def of(cls, amap: AttentionMap, weights: Tensor, norms: Tensor | None) -> "Mixing":
@@ -237,7 +231,11 @@ def attention_flow(
     Raises:
         ShapeError, ConfigError: naming the argument; also if the maps are too large.
     """
-    csgraph, sparse = _scipy()
+    try:
+        from scipy import sparse
+        from scipy.sparse import csgraph
+    except ImportError:
+        raise not_installed("attention_flow", "scipy") from None
     layers = mixings(maps, head_weights, value_norms)
     b, _, n, _ = layers[0].map.shape
     at, entry = whole_number(position), whole_number(batch)
@@ -268,12 +266,3 @@ def attention_flow(
     sink = len(layers) * n + tokens[at]
     flows = [csgraph.maximum_flow(graph, token, sink).flow_value / WHOLE for token in range(n)]
     return torch.tensor(flows, dtype=torch.float64)
-
-
-def _scipy() -> tuple[Any, Any]:
-    try:
-        from scipy import sparse
-        from scipy.sparse import csgraph
-    except ImportError:
-        raise not_installed("attention_flow", "scipy") from None
-    return csgraph, sparse

@@ -29,11 +29,7 @@ def head_names(counts: Sequence[int], letter: str = "H") -> tuple[str, ...]:
 
 
 def checked_maps(maps: Sequence[AttentionMap] | AttentionMap, *, square: bool = False) -> list[AttentionMap]:
-    """The maps of all layers, checked to have one batch, one size and finite scores.
-
-    Raises:
-        ShapeError, DTypeError, ConfigError: naming the layer.
-    """
+    """The maps of all layers, checked to have one batch, one size and finite scores; errors name the layer."""
     maps = [maps] if isinstance(maps, AttentionMap) else list(maps)
     if not maps:
         raise ShapeError("maps: got none, expected the AttentionMap of each layer")
@@ -59,11 +55,7 @@ def checked_maps(maps: Sequence[AttentionMap] | AttentionMap, *, square: bool = 
 
 def checked_outputs(outputs: Sequence[Tensor], mask: Tensor | None = None) -> list[Tensor]:
     """Head outputs of all layers as [h, tokens, d_v] float32 (float64 for float64), batch entries one after another,
-    without the tokens [b, n] where `mask` is False.
-
-    Raises:
-        ShapeError, DTypeError, ConfigError: naming the layer; also for NaN and infinity.
-    """
+    without the tokens [b, n] where `mask` is False; checked to be finite."""
     if isinstance(outputs, Tensor):
         raise DTypeError("outputs: got one tensor, expected a list with one [b, h, n, d_v] for each layer")
     found = []
@@ -95,11 +87,7 @@ def checked_outputs(outputs: Sequence[Tensor], mask: Tensor | None = None) -> li
 
 
 def checked_tokens(mask: Tensor, b: int, n: int) -> Tensor:
-    """Which tokens are no padding, boolean [b, n]: those where `mask` is True, or 1 as in transformers' attention_mask.
-
-    Raises:
-        ShapeError, DTypeError, ConfigError: naming the argument.
-    """
+    """Which tokens are no padding, boolean [b, n]: where `mask` is True, or 1 as in transformers' attention_mask."""
     if not isinstance(mask, Tensor) or mask.is_floating_point() or mask.is_complex():
         raise DTypeError(
             f"mask: expected a boolean tensor [b, n], True for tokens that are no padding; got {_kind(mask)}"
@@ -114,11 +102,7 @@ def checked_tokens(mask: Tensor, b: int, n: int) -> Tensor:
 
 
 def checked_weights(weights: Sequence[Weights], sides: str) -> dict[str, list[Tensor]]:
-    """The projections named by the letters of `sides`, each as a list over layers in float32 (float64 for float64).
-
-    Raises:
-        ShapeError, DTypeError, ConfigError: naming the layer and the projection.
-    """
+    """The projections named by the letters of `sides`, each a list over layers in float32 (float64 for float64)."""
     weights = [weights] if isinstance(weights, Mapping) else list(weights)
     if not weights:
         raise ShapeError("weights: got none, expected one dictionary for each layer")

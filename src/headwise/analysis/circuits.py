@@ -1,6 +1,4 @@
-"""What the weights of heads do: QK and OV circuits, their subspaces, and norms of values.
-
-QK and OV circuits of heads as maps of the residual stream: their similarity and composition.
+"""What the weights of heads do: similarity and composition of QK and OV circuits, their subspaces, and norms of values.
 
 A head scores x_i W_Q W_Kᵀ x_jᵀ and moves x_j W_V W_O (Elhage et al. 2021, "A Mathematical Framework for Transformer
 Circuits"). These products do not include layer norms, biases and rotary angles; a gain can be multiplied into the

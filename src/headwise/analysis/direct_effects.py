@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads, record_heads
 from headwise.table import HeadColumn, HeadTable
+from headwise.table.heads import Tabled
 
 ROWS = 64  # of the logits that are compared
 LEAST = 2  # tokens: the last one has none that follows
@@ -24,8 +25,8 @@ _MEAN = "Direct effect on the logit of the next token, mean over the text"
 WORK = 2e12  # operations for the tokens that a head makes more likely
 
 
-@dataclass(frozen=True)
-class DirectEffects:
+@dataclass(frozen=True, repr=False)
+class DirectEffects(Tabled):
     """The direct effects of heads on logits, each relative to the mean over the vocabulary.
 
     Attributes:
@@ -43,12 +44,6 @@ class DirectEffects:
         """The effect of each head on the logit of the token that follows, mean over the text."""
         column = HeadColumn([row[:, :-1].mean(1) for row in self.next_token], unit="logit", description=_MEAN)
         return HeadTable({"direct effect": column}, title=_MEAN)
-
-    def __repr__(self) -> str:
-        return repr(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table._repr_html_()
 
 
 @torch.no_grad()
@@ -88,7 +83,11 @@ def direct_effects(
     with _Stream(model, sites).followed() as stream, record_heads(sites) as outputs:
         run()
         outputs = [out[0].float() for out in outputs]  # [h, n, d_v]
-    weights = [_output(site) for site in sites]
+    projections = [site.weights() for site in sites]
+    for site, found_here in zip(sites, projections, strict=True):
+        if "o" not in found_here:
+            raise ConfigError(f"{site.name}: has no output projection of each head")
+    weights = [found_here["o"].float() for found_here in projections]
     paths = stream.paths(outputs, weights)
     last = stream.norm()
     words = unembedding.float()
@@ -112,19 +111,11 @@ def direct_effects(
     return found
 
 
-def _output(site: HeadSite) -> Tensor:
-    weights = site.weights()
-    if "o" not in weights:
-        raise ConfigError(f"{site.name}: has no output projection of each head")
-    return weights["o"].float()
-
-
 class _Linear(NamedTuple):
-    """What a norm does at the scale that it has at each position, or a factor: x → gain · scale · (x − its mean if
-    centred). gain: [d_model]; scale: [n]."""
+    """x → gain · scale · (x − its mean if centred): a norm at the scale that it has at each position, or a factor."""
 
-    gain: Tensor
-    scale: Tensor
+    gain: Tensor  # [d_model]
+    scale: Tensor  # [n]
     centred: bool = False
     out: Tensor | None = None  # what it made, [n, d_model]
 
@@ -170,11 +161,7 @@ class _Stream:
                 hook.remove()
 
     def paths(self, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[_Linear]:
-        """How each attention is added to the stream.
-
-        Raises:
-            ConfigError: unless each is the sum of its heads, and each block adds it to the stream.
-        """
+        """How each attention is added to the stream; ConfigError unless it is the sum of its heads."""
         found, previous = [], None
         for site, out, o in zip(self.sites, outputs, weights, strict=True):
             block = self._block(site)
@@ -197,8 +184,7 @@ class _Stream:
         return found
 
     def _added(self, block: nn.Module, attention: Tensor, change: Tensor, like: Tensor) -> _Linear | None:
-        """How the attention is part of what the block adds to the stream, beside at most one other output; None if it
-        is not."""
+        """How the attention is part of what the block adds to the stream, beside at most one other output, or None."""
         passes = [(module, self.passes[module]) for module in block.modules() if module in self.passes]
         others = [one.made for _, one in passes if one.made is not None and one.made.shape == change.shape]
         same = _Linear(torch.ones_like(attention[0]), torch.ones_like(attention[:, 0]), out=attention)
@@ -261,8 +247,7 @@ class _Stream:
 
 
 def _fitted(module: nn.Module, x: Tensor, y: Tensor) -> _Linear | None:
-    """What the module does, if it is an RMS or layer norm that maps x to y; None otherwise. Some norms store their gain
-    less one."""
+    """What the module does if it is an RMS or layer norm that maps x to y, or None. Some store their gain less one."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if not isinstance(weight, Tensor) or weight.shape != x.shape[-1:]:
         return None
@@ -278,8 +263,7 @@ def _fitted(module: nn.Module, x: Tensor, y: Tensor) -> _Linear | None:
 
 
 def _tensor(values: Sequence[Any]) -> Tensor | None:
-    """The first tensor of hidden states, of batch entry 0: [n, d]. Some modules have the positions of all entries in
-    one axis."""
+    """The first tensor of hidden states, of batch entry 0: [n, d]. Some modules have all entries in one axis."""
     flat = [x for value in values for x in (value.values() if isinstance(value, Mapping) else [value])]
     flat = [x[0] if isinstance(x, tuple | list) and x else x for x in flat]
     floats = [x for x in flat if isinstance(x, Tensor) and x.is_floating_point()]

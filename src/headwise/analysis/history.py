@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from headwise.analysis.checks import head_name
-from headwise.analysis.head_roles.definitions import DEFINITIONS
+from headwise.analysis.head_roles.score import DEFINITIONS
 from headwise.base.files import write_text
 from headwise.base.read import Entry, each, number, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, ConfigError
@@ -30,37 +30,23 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class Alike:
-    """How similar the heads were by one measure, over all pairs of different heads of all layers.
+    """How similar the heads were by one measure, over all pairs of different heads of all layers."""
 
-    Attributes:
-        mean: over all pairs; within: over the pairs inside a layer (NaN where each layer has one head).
-        nearest: of each head, layer by layer, the most similar other head, and the similarity.
-    """
-
-    mean: float
-    within: float
-    nearest: tuple[tuple[str, float], ...]
+    mean: float  # over all pairs
+    within: float  # over the pairs inside a layer (NaN where each layer has one head)
+    nearest: tuple[tuple[str, float], ...]  # of each head, layer by layer, the most similar other one, the similarity
 
 
 @dataclass(frozen=True)
 class HeadLook:
-    """All heads at one step; arrays are [layers, heads].
-
-    Attributes:
-        seconds: the duration of the look.
-        passage: role → its score on a fixed held-out passage, as in `Roles` ("broad" is the entropy in nats).
-        repeats: "previous", "induction" and "duplicate" → weight per eligible query on random tokens, repeated twice;
-            {} if no tokens could be drawn.
-        labels: [layers][heads] names of the roles that each head played, the clearest first.
-        alike: measure → similarity of the heads' outputs; {} if heads have no outputs of their own.
-    """
+    """All heads at one step; arrays are [layers, heads]."""
 
     step: int
-    seconds: float
-    passage: dict[str, np.ndarray]
-    repeats: dict[str, np.ndarray]
-    labels: list[list[list[str]]]
-    alike: dict[str, Alike] = field(default_factory=dict)
+    seconds: float  # the duration of the look
+    passage: dict[str, np.ndarray]  # role → its score on a fixed held-out passage, as in `Roles`
+    repeats: dict[str, np.ndarray]  # "previous", "induction", "duplicate" → weight; {} if no tokens
+    labels: list[list[list[str]]]  # [layers][heads] names of the roles that each head played, the clearest first
+    alike: dict[str, Alike] = field(default_factory=dict)  # measure → of outputs; {} without
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -281,8 +281,7 @@ def head_information(
 
 
 def _tokens(outputs: Sequence[Tensor], maps: Sequence[AttentionMap] | None) -> Tensor | None:
-    """The tokens that see anything in any head of any layer, boolean [b, n]; None if all do, or none, or if the maps
-    are of another size."""
+    """The tokens that see anything in any head, boolean [b, n]; None if all do, or none, or the maps differ in size."""
     if not maps or not isinstance(outputs[0], Tensor) or outputs[0].shape[::2] != maps[0].shape[::2]:
         return None
     sees = torch.stack([(amap.lse != -torch.inf).any(1).cpu() for amap in maps]).any(0)
@@ -340,11 +339,8 @@ def _rest(x: Tensor, white: Whitening, shrinkage: float, corrected: bool) -> tup
 
 
 def _freedom(inverse: Tensor, left: Tensor, white: Whitening, shrinkage: float) -> Tensor:
-    """Degrees of freedom of the regression of each head on the others, [h]: the trace of Σ̂⁻¹(1 − γ)Σ over the others
-    (Hoerl & Kennard 1970), which is all their dimensions without shrinkage.
-
-    The inverse for the others alone is Λ_jj − Λ_ji Λ_ii⁻¹ Λ_ij; only its trace with the noise is required.
-    """
+    """Degrees of freedom of the regression of each head on the others, [h]: tr Σ̂⁻¹(1 − γ)Σ (Hoerl & Kennard 1970). The
+    inverse for the others alone is Λ_jj − Λ_ji Λ_ii⁻¹ Λ_ij; only its trace with the noise is required."""
     h, d = inverse.shape[:2]
     noise = torch.where(white.signal > 0, shrinkage, 1.0)[:, None, None]
     weight = noise * white.root @ white.root.mT  # [h, d, d]

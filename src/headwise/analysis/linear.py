@@ -1,18 +1,6 @@
-"""Linear algebra of many heads: inner products and covariances of their outputs, spectra of their maps.
-
-Inner products ⟨L_i R_iᵀ, L_j R_jᵀ⟩ between many low-rank matrices without storing any of them.
-
-Such products of thin matrices are W_Q W_Kᵀ, W_V W_O, projections onto subspaces, and what heads write into the
-residual stream.
-
-Covariances of head outputs: within a head, within a layer, and between all heads of all layers.
-
-Each head is first scaled to mean variance 1. The results do not depend on the scale of a head, and sums of squares then
-neither overflow nor underflow.
-
-The leading singular values and effective rank of attention maps, computed from products of the map with thin
-matrices.
-"""
+"""Linear algebra of many heads, nothing of size n×n or d_model × d_model stored: inner products of low-rank matrices
+such as W_Q W_Kᵀ, covariances of head outputs (each head scaled to mean variance 1 first, so that sums of squares
+neither overflow nor underflow), singular values and effective rank of attention maps."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +12,7 @@ from headwise.analysis.checks import checked_maps
 from headwise.errors import ConfigError
 from headwise.map import AttentionMap
 from headwise.table import HeadTable
+from headwise.table.heads import Tabled
 
 ELEMENTS = 1 << 23  # numbers at once, 32 MB in float32
 
@@ -31,11 +20,8 @@ Factors = tuple[Sequence[Tensor], Sequence[Tensor]]  # L and R: for each layer [
 
 
 def inner_products(one: Factors, two: Factors | None = None) -> Tensor:
-    """⟨L_i R_iᵀ, L'_j R'_jᵀ⟩ for all heads of all layers, [G, G'] float64; `two` is `one` by default.
-
-    The method with fewer operations is used: ⟨L_iᵀL'_j, R_iᵀR'_j⟩ with small d × d' products for each pair, or blocks
-    of rows of each head's product and one product of heads by heads. Sums of blocks are float64.
-    """
+    """⟨L_i R_iᵀ, L'_j R'_jᵀ⟩ for all heads of all layers, [G, G'] float64: as ⟨L_iᵀL'_j, R_iᵀR'_j⟩, or by blocks of
+    rows of each head's product, whichever has fewer operations."""
     other = one if two is None else two
     heads, wide = sum(map(len, one[0])), sum(map(len, other[0]))
     (tall, d), (side, e) = one[0][0].shape[1:], (one[1][0].shape[1], other[0][0].shape[2])
@@ -119,17 +105,11 @@ def cross_moments(layers: Sequence[Centred]) -> Iterator[tuple[int, int, Tensor]
 
 @dataclass(frozen=True)
 class Whitening:
-    """A head's shrunk covariance Σ̂ = (1 − γ)Σ + γ·I, Σ being scaled to mean variance 1.
+    """A head's shrunk covariance Σ̂ = (1 − γ)Σ + γ·I, Σ being scaled to mean variance 1."""
 
-    Attributes:
-        root: L⁻¹ of Σ̂ = L Lᵀ, [h, d, d] float64.
-        signal: Σ_i (1 − γ)λ_i / ((1 − γ)λ_i + γ), [h]: the effective number of dimensions above the noise.
-        values: λ, the eigenvalues of Σ, [h, d] float64.
-    """
-
-    root: Tensor
-    signal: Tensor
-    values: Tensor
+    root: Tensor  # L⁻¹ of Σ̂ = L Lᵀ, [h, d, d] float64
+    signal: Tensor  # Σ_i (1 − γ)λ_i / ((1 − γ)λ_i + γ), [h]: the effective number of dimensions above the noise
+    values: Tensor  # λ, the eigenvalues of Σ, [h, d] float64
 
 
 def whitening(layer: Centred, shrinkage: float) -> Whitening:
@@ -160,12 +140,8 @@ def check_shrinkage(shrinkage: float, least: float = 0.0) -> None:
 
 
 def surplus(tokens: int, one: int, two: int) -> float:
-    """The bias in nats of the mutual information of two Gaussians with `one` and `two` dimensions, when covariances and
-    means are estimated from this number of independent tokens.
-
-    Exact: E ln|S| = ln|Σ| + Σ_{i<p} ψ((N − i)/2) + p ln(2/N) for the covariance S of N + 1 samples in p dimensions
-    (Goodman 1963; Misra, Singh & Demchuk 2005).
-    """
+    """The bias in nats of two Gaussians' mutual information from `tokens` samples, exact: E ln|S| = ln|Σ| + Σ_{i<p}
+    ψ((N − i)/2) + p ln(2/N) (Goodman 1963; Misra, Singh & Demchuk 2005)."""
     freedom = tokens - 1
 
     def excess(size: int) -> float:
@@ -191,7 +167,7 @@ ROUNDING = 1e-6  # of ‖P‖²_F and of the captured part, in float32
 
 
 @dataclass(frozen=True, repr=False)
-class MapSpectrum:
+class MapSpectrum(Tabled):
     """Singular values of each head's map, and its ranks. Prints itself as a table.
 
     Of the singular values beyond the first k only the sum of squares is known, from ‖P‖²_F. It bounds the effective
@@ -224,12 +200,6 @@ class MapSpectrum:
             "high": self.high, "stable_rank": self.stable_rank, "captured": self.captured,
         }  # fmt: skip
         return HeadTable(columns, layers=[f"batch {i}" for i in range(len(self.energy))])
-
-    def __repr__(self) -> str:
-        return repr(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table._repr_html_()
 
 
 @torch.no_grad()
@@ -319,11 +289,8 @@ def _most(rest: Tensor, left: int) -> Rest:
 
 
 def _fewest(edge: Tensor, rest: Tensor, left: int) -> Rest:
-    """As many values at σ_k as possible, and one with the remainder.
-
-    Both bounds follow from Schur's theorem: of all spectra with this sum of squares and these limits, scaled to sum 1,
-    the flat one is majorised by all others, and the steep one majorises them.
-    """
+    """As many values at σ_k as possible, and one with the remainder: the flattest and the steepest spectrum bound all
+    others with this sum of squares by Schur's theorem on majorisation."""
     square = edge.square()
     many = torch.where(square > 0, (rest / square.clamp_min(1e-300)).floor(), 0.0).clamp_max(left)
     last = (rest - many * square).clamp_min(0.0).sqrt()

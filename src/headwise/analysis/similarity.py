@@ -198,8 +198,7 @@ def apart(distance: Tensor) -> Tensor:
 
 
 def _silhouette(far: np.ndarray, labels: np.ndarray) -> float:
-    """Mean over all heads of (b − a) / max(a, b), with the mean distance a to its own group and b to the nearest
-    other group; 0 for a head alone in its group."""
+    """Mean of (b − a) / max(a, b), the mean distance a to a head's own group and b to the nearest other; 0 if alone."""
     names = np.unique(labels)
     if len(names) < 2:
         return -1.0
@@ -403,20 +402,14 @@ class _Mean:
         return mirrored(self.total / self.count.clamp_min(1))
 
     def error(self, share: float) -> Tensor:
-        """The standard error from differences of neighbouring rows: half their mean square is about the variance of a
-        row within its stretch, or more (Wolter 2007, Introduction to Variance Estimation, §8.2). share: of the rows
-        that were sampled."""
+        """From differences of neighbouring rows, half their mean square being about the variance within a stretch, or
+        more (Wolter 2007, Introduction to Variance Estimation, §8.2). share: of the rows that were sampled."""
         variance = self.steps / (2 * self.step_count.clamp_min(1))
         return mirrored((variance / self.count.clamp_min(1) * (1 - share)).sqrt())
 
 
 def row_tiles(amap: AttentionMap, batch: int, rows: Tensor, width: int) -> Iterator[tuple[Span, Tensor]]:
-    """Exact weights of any rows of one batch entry: (keys, [h, r, c]), without fully masked tiles.
-
-    Args:
-        rows: ascending query indices [r].
-        width: keys a tile.
-    """
+    """Exact weights of ascending `rows` of one batch entry: (keys, [h, r, c]), without fully masked tiles."""
     h, m = amap.shape[1], amap.shape[3]
     held = slice(batch, batch + 1)
     q, lse = amap.q[held, :, rows], amap.lse[held, :, rows]

@@ -87,11 +87,8 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files of `atomic_path` and `atomic_folder` that killed processes left in a folder.
-
-    Each is locked by its process, and the system releases the lock when the process ends. Nothing is removed on file
-    systems without locks.
-    """
+    """Remove temporary files of `atomic_path` and `atomic_folder` that killed processes left in a folder: those no
+    longer locked. Nothing is removed on file systems without locks."""
     with contextlib.suppress(OSError):
         for path in [path for path in folder.iterdir() if is_temporary(path)]:
             with contextlib.suppress(OSError):
@@ -109,8 +106,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def lock(handle: int) -> bool | None:
-    """Lock an open file or folder until it is closed. Returns False if another process has locked it, and None if the
-    system or the file system has no locks."""
+    """Lock an open file or folder until it is closed. False: another process has it; None: there are no locks."""
     if fcntl is None:
         return None
     try:
@@ -131,8 +127,7 @@ def is_at(handle: int, path: Path) -> bool:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise TextError for a pipe, a device or a socket, whose reading may never end. Inputs are checked by it before
-    they are opened. OSError if there is nothing at the path."""
+    """TextError for a pipe, a device or a socket, whose reading may never end; for inputs, before they are opened."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of a folder, the system's own error is clear
         name = os.fspath(path)
@@ -275,12 +270,8 @@ def taken(path: str | os.PathLike[str], option: str, *, folder: bool = False) ->
 
 
 def check_apart(outputs: Iterable[tuple[str, Path | None]], others: Mapping[str, Path | None]) -> None:
-    """Raise ConfigError if two output files are the same, or one of them is another file of the run, such as an input.
-
-    Args:
-        outputs: options and their files; an option may be there more than once. others: files by their options; of a
-            folder among them, the files of a model. None is skipped.
-    """
+    """ConfigError if two of (option, file) `outputs` are the same, or one is another file of the run by its option; of
+    a folder in `others`, the files of a model. None is skipped."""
     there = [(option, _files(path)) for option, path in others.items() if path is not None]
     for option, path in outputs:
         if path is None:

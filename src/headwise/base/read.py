@@ -1,14 +1,11 @@
 """Validated reading of untrusted files: JSON value by value, tensors with a checksum, folders that would run code.
 
-Every defect raises one error that names the file and the location. Files may be damaged, truncated, of another version,
-or malicious. A reader uses a file in a `reading` block and accesses JSON values through an `Entry`. Defects of the file
-then always raise CheckpointError; any other exception is a bug in the library.
+A reader uses a file in a `reading` block and accesses JSON values through an `Entry`: any defect of the file, damaged,
+truncated, of another version or malicious, then raises one CheckpointError; other exceptions are bugs in the library.
 
-Model folders are refused that make transformers run code from elsewhere, read weights other than safetensors, or
-allocate what the weights do not fill. A config.json is data, but some of its entries make transformers download and run
-code, such as an attention kernel from the hub or the loader of a quantization library. headwise opens untrusted
-folders, so these entries are refused before transformers reads them, and once more in the configuration that it made of
-them, from which a model is built.
+Model folders are refused that make transformers run code from elsewhere, such as an attention kernel from the hub or
+the loader of a quantization library, read weights other than safetensors, or allocate what the weights do not fill:
+before transformers reads config.json, and once more in the configuration that it made.
 """
 
 import hashlib
@@ -40,12 +37,8 @@ Read = TypeVar("Read")
 
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_out: str = "") -> Iterator[None]:
-    """Raise a CheckpointError that names the file if it is missing or unreadable, or if its contents are invalid.
-
-    Args:
-        what: the kind of file. missing: how to create such a file. way_out: what to do if it cannot be read.
-            In Chinese too, where they are `Bilingual`.
-    """
+    """CheckpointError that names the file, `what` kind it is, and the `way_out`, if its contents are invalid; if it is
+    `missing`, how to create it."""
     more, chinese = f"; {way_out}" if way_out else "", f"；{in_language(way_out, 'zh')}" if way_out else ""
     name, named = f"{what} {os.fspath(path)!r}", f"{in_language(what, 'zh')} {os.fspath(path)!r}"
     try:
@@ -64,8 +57,7 @@ def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_o
 
 @contextmanager
 def theirs(folder: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Convert every exception that another library raises in the block, for invalid files, to a CheckpointError. A
-    panic of a library in Rust is one too, although it is no Exception."""
+    """Every exception of another library for invalid files, a panic in Rust included, becomes a CheckpointError."""
     try:
         yield
     except HeadwiseError:
@@ -99,17 +91,8 @@ def one_line(error: BaseException) -> str:
 
 
 class Entry:
-    """A JSON object in a file. Values that are missing, of another type or out of range raise CheckpointError.
-
-    >>> Entry({"window": 64}).whole("window", least=1)
-    64
-    >>> Entry({"window": "wide"}).whole("window")
-    Traceback (most recent call last):
-    headwise.errors.CheckpointError: window: expected a whole number, got 'wide'
-
-    Args:
-        value: the parsed object. at: its location in the file, for messages.
-    """
+    """A JSON object in a file; values that are missing, of another type or out of range raise CheckpointError. at: its
+    location in the file, for messages."""
 
     def __init__(self, value: Any, at: str = "") -> None:
         self._at = at
@@ -239,11 +222,7 @@ SMALL = 1 << 26  # numbers that any model may have, such as tables that are not 
 
 
 def check_config(config: Mapping[str, Any], path: str | os.PathLike[str], *, unused: tuple[str, ...] = ()) -> None:
-    """Raise CheckpointError, naming the entry, if a configuration of transformers refers to code or to other weights.
-
-    Args:
-        config: the contents of config.json. path: of the file, for messages. unused: entries that the caller removes.
-    """
+    """CheckpointError, naming the entry, if a configuration of transformers refers to code or to other weights."""
     for name, value in _entries(config):
         key = name.rpartition(".")[2].removeprefix("_").removesuffix("_internal")
         if key in IMPLEMENTATIONS and not _known(value, IMPLEMENTATIONS[key]):
@@ -257,8 +236,7 @@ def check_config(config: Mapping[str, Any], path: str | os.PathLike[str], *, unu
 
 
 def check_built(config: Any, path: str | os.PathLike[str], *, unused: tuple[str, ...] = ()) -> None:
-    """As `check_config`, for a configuration that transformers made, with all configurations in it: the proof that no
-    entry arrived by another name."""
+    """As `check_config`, with all configurations in one that transformers made: no entry arrived by another name."""
     waiting, seen = [config], set()
     while waiting:
         value = waiting.pop()
@@ -274,8 +252,8 @@ def check_built(config: Any, path: str | os.PathLike[str], *, unused: tuple[str,
 
 @contextmanager
 def bounded(folder: str | os.PathLike[str], tensors: int | None = None) -> Iterator[None]:
-    """Within it, building a model raises CheckpointError once it has many more parameters than there are tensors in its
-    files: a number in config.json may ask for millions of layers. tensors: None if the files are not read."""
+    """Building a model raises CheckpointError once it has many more parameters than there are tensors in its files
+    (None: not read): a number in config.json may ask for millions of layers."""
     own, most = get_ident(), (1 << 18) if tensors is None else PARAMETERS * tensors + (1 << 12)
     held, left = "none were read" if tensors is None else f"{tensors:,} tensors", most
 
@@ -293,8 +271,7 @@ def bounded(folder: str | os.PathLike[str], tensors: int | None = None) -> Itera
 
 
 def check_room(folder: str | os.PathLike[str], model: nn.Module, numbers: int) -> None:
-    """Raise CheckpointError if a model on the meta device is far larger than the numbers in its files, before memory is
-    allocated for it."""
+    """CheckpointError if a model on the meta device is far larger than the numbers in its files, before it is built."""
     size = sum(x.numel() for x in chain(model.parameters(), model.buffers()))
     if size > NUMBERS * numbers + SMALL:
         raise _unfilled(folder, f"{size:,} numbers", f"{numbers:,}")
@@ -310,8 +287,7 @@ def _unfilled(folder: str | os.PathLike[str], asked: str, held: str) -> Checkpoi
 
 
 def check_folder(folder: Path) -> None:
-    """Raise CheckpointError if a folder contains an adapter, whose base model would be downloaded, and TextError for a
-    pipe or a device in it."""
+    """CheckpointError for an adapter, whose base model would be downloaded; TextError for a pipe or a device."""
     for path in [*folder.iterdir(), *folder.glob("*template*/*")]:
         if path.exists():  # not a link to nothing
             check_regular(path)
@@ -358,8 +334,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], h
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """Write a file in place, for callers that rename it. The same contents give the same bytes. OSError if it cannot
-    be written."""
+    """Write a file in place, for callers that rename it; the same contents give the same bytes. OSError if it fails."""
     plain = _apart({name: _plain(x) for name, x in tensors.items()})
     try:
         save_file(plain, path, metadata={**header, CHECKSUM: _checksum(plain, header)})
@@ -369,12 +344,8 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], he
 
 
 def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and header of a file written by `write_tensors`; for use in a `reading` block. CheckpointError if
-    the format in the header is not `form`, or if any byte has changed.
-
-    safetensors opens a file twice, for the header and for the tensors. If another process replaces it in between, it is
-    read again.
-    """
+    """Tensors and header of a file of `write_tensors`, in a `reading` block; CheckpointError if it is not of `form`, or
+    changed. Opened twice by safetensors, so read again if another process replaces it in between."""
     while True:
         before = _identity(path)
         try:

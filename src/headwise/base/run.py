@@ -1,6 +1,4 @@
-"""What long calls share: reproducible random numbers, and the progress callback.
-
-The progress of long calls: every `progress=` argument takes one callback of this type.
+"""What long calls share: reproducible random numbers, and the progress callback that every `progress=` takes.
 
 >>> from headwise.base.run import Progress, part
 >>> def show(what: str, done: int, of: int) -> None: ...        # such as updating a bar; raising ends the call
@@ -16,11 +14,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Seed the default generators of the CPU and of `devices` in the block, and restore their states afterwards.
-
-    Dropout and the weights of new modules in the block are then reproducible, and do not affect later random numbers of
-    the caller.
-    """
+    """Seed the default generators of the CPU and of `devices` in the block, and restore their states afterwards."""
     places = {torch.device("cpu"), *(device for device in devices if device.type not in ("cpu", "meta"))}
     before = [(_access(device), torch.Generator(device).manual_seed(seed).get_state()) for device in places]
     states = [get() for (get, _), _ in before]
@@ -39,8 +33,7 @@ def devices_of(model: nn.Module) -> set[torch.device]:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """A different seed for each step of each run, in the 32 bits that PyTorch's CPU generator uses. Two runs have no
-    seed in common within a million steps."""
+    """A seed for each step of each run, in the 32 bits of PyTorch's CPU generator; none twice in a million steps."""
     return (seed * 1_000_003 + step) % (1 << 32)
 
 

@@ -30,13 +30,8 @@ class Encoded(NamedTuple):
 
 
 class Rows:
-    """Stored vectors [b, h, length, d], which can grow, be cut and be selected from. Copies are independent.
-
-    Room for twice as many is made as needed, so that adding one copies O(1) vectors on average.
-
-    Args:
-        capacity: number of vectors to allocate at once.
-    """
+    """Stored vectors [b, h, length, d], which can grow, be cut and be selected from; copies are independent. Room for
+    twice as many is made as needed, so that adding one copies O(1) vectors on average."""
 
     def __init__(self, storage: Storage, *, capacity: int | None = None) -> None:
         self.storage, self._capacity = storage, capacity
@@ -168,8 +163,7 @@ class Rows:
 
 
 def encoded(keys: Rows, values: Rows, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
-    """Encode k and v [b, h, n, d] without adding them; raises if they cannot be stored. Those of one token are encoded
-    together where that is the same, in half the time."""
+    """Encode k and v [b, h, n, d] without adding them, or raise; those of one token together, in half the time."""
     if keys.storage is values.storage and k.shape[2] == 1 and k.shape == v.shape and k.dtype == v.dtype:
         with suppress(DTypeError):  # which is raised again, for keys or values alone
             both = keys.encoded(torch.stack((k, v)))
@@ -179,8 +173,7 @@ def encoded(keys: Rows, values: Rows, k: Tensor, v: Tensor) -> tuple[Encoded, En
 
 
 def added(keys: Rows, values: Rows, k: Encoded, v: Encoded) -> tuple[Vectors, Vectors]:
-    """Add k and v, the results of `encoded`, and return all keys and values as `stored` does. If memory does not
-    suffice for one of them, neither is added."""
+    """Add k and v, the results of `encoded`, and return all as `stored` does; both, or neither if memory ends."""
     held = keys.length
     try:
         keys.add(k)
@@ -320,8 +313,7 @@ class StoredCache(ABC):
         return None if self._kind is None or not self._seen else self._kind.batch
 
     def _kind_of(self, k: Tensor, v: Tensor) -> "Kind":
-        """The kind of new keys and values; raises if it differs from the cached one. A cache without tokens takes any,
-        also after `crop(0)`."""
+        """The kind of new keys and values; raises if the cached one differs. Any without tokens, or after `crop(0)`."""
         return kind_of(k, v, self._kind if self._seen else None)
 
     def __copy__(self: "Stored") -> "Stored":
@@ -342,14 +334,8 @@ Stored = TypeVar("Stored", bound=StoredCache)
 
 
 class Mark:
-    """The state of a cache, to return to if what changes it fails.
-
-    A cache that only appends is cut to its former length instead, so that memory from which it moves is free at once;
-    not with gradients: they would flow to the vectors that stay.
-
-    Args:
-        appends: whether tokens are appended, and nothing else is done to it.
-    """
+    """The state of a cache, to return to if what changes it fails. One that only `appends` is cut to its former length,
+    so that memory is free at once; not with gradients: they would flow to the vectors that stay."""
 
     def __init__(self, cache: object, *, appends: bool = True) -> None:
         self._cache = cache
@@ -380,8 +366,7 @@ _UNCHANGING = (int, str, tuple, type(None))
 
 
 def _kept(value: Any, shared: bool) -> Any:
-    """What a cache holds, as it is now, for the same cache or for another one. Numbers that are written later are
-    beyond those that it holds; another cache may overwrite them."""
+    """What a cache holds now, for the same cache or another: numbers that are written later are beyond those."""
     if type(value) in _UNCHANGING:  # most are
         return value
     if isinstance(value, dict):

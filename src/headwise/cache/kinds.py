@@ -37,8 +37,7 @@ class RowsCache(StoredCache):
     @property
     def nbytes(self) -> int:
         """Bytes in use: 2 · batch · num_kv_heads · held tokens · head_dim · bytes per element (if values are as wide as
-        keys), and with int8 4 bytes more per vector: the formula of `headwise plan`. Held are all tokens, at most
-        sinks + window − 1, or as many as the longest sequence has."""
+        keys), and 4 more per int8 vector. Held: all tokens, sinks + window − 1, or the longest sequence."""
         return self._k.nbytes + self._v.nbytes
 
     def _select(self, indices: Tensor) -> None:

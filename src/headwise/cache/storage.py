@@ -16,13 +16,9 @@ from headwise.kernels.quantized import QuantizedKV, Vectors
 
 
 class Storage(Protocol):
-    """Encodes keys or values to the tensors that are stored; all have the tokens at axis 2.
+    """Encodes keys or values to the tensors that are stored; all have the tokens at axis 2."""
 
-    Attributes:
-        differentiable: whether gradients flow through it.
-    """
-
-    differentiable: bool
+    differentiable: bool  # whether gradients flow through it
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors to store for x [b, h, n, d]."""
@@ -88,11 +84,8 @@ class Rounded:
 
 
 class Quantized:
-    """Stored as `QuantizedKV`, with an error of at most max|x| / 254 per vector beside the rounding of float32.
-
-    Args:
-        widths: widths of the parts of a vector with a scale each; None for one scale.
-    """
+    """Stored as `QuantizedKV`, with an error of at most max|x| / 254 per vector beside the rounding of float32. widths:
+    of the parts of a vector with a scale each; None for one scale."""
 
     differentiable = False
 
@@ -151,13 +144,8 @@ if hasattr(os, "register_at_fork"):  # a lock that another thread holds at a for
 
 
 class Room:
-    """Memory of a cache, and of copies of that cache, for vectors along axis 2.
-
-    Attributes:
-        parts: tensors [b, h, capacity, …].
-        written: how many of the vectors have been written, by whichever cache wrote the most.
-        shared: whether another cache may refer to it, or has.
-    """
+    """Memory of a cache, and of its copies, for vectors along axis 2: `parts` [b, h, capacity, …], how many are
+    `written` by the cache that wrote the most, and whether another cache may refer to it (`shared`)."""
 
     def __init__(self, parts: Sequence[Tensor], written: int) -> None:
         self.parts, self.written, self.shared = tuple(parts), written, False
@@ -198,8 +186,8 @@ class Room:
         return not torch.is_inference_mode_enabled() and any(part.is_inference() for part in self.parts)
 
     def write(self, at: int, new: Sequence[Tensor]) -> None:
-        """Write vectors [b, h, n, …] from `at` on. Through `.data` it is no change of the vectors before, of which
-        attention maps and autograd hold views."""
+        """Write vectors [b, h, n, …] from `at` on, through `.data`: no change of those before, of which maps hold
+        views."""
         self.written = at + new[0].shape[2]
         self.overwrite(at, new)
 

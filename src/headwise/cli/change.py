@@ -263,9 +263,9 @@ def convert(
 ) -> None:
     """Convert MHA to GQA or MQA by merging KV heads, for a smaller cache."""
     from headwise.compress import plan_conversion
-    from headwise.compress.converting import check_options
+    from headwise.compress.converting import check_conversion
 
-    check_options(num_kv_heads, method)
+    check_conversion(num_kv_heads, method)
     check_file("--json", json, "converted.json")
     _check_answer(file, yes=yes or dry_run)
     _check_apart({"--json": json}, file, model, out)
@@ -306,11 +306,11 @@ def budget(
 ) -> None:
     """Find the heads that can use a short KV cache; the result is a file for `headwise write --budget`."""
     from headwise.compress import Candidate, judge, open_source, plan_budget, read_budget, save_budget
-    from headwise.compress.budgeting import check_options
+    from headwise.compress.converting import check_budget
     from headwise.compress.source import KEY, check_windows
 
     wanted = _lengths(lengths)
-    check_options(window, sinks, threshold, wanted)
+    check_budget(window, sinks, threshold, wanted)
     check_windows(context, windows)
     check_file("--json", json, "budget_plan.json")
     _check_answer(file, yes=yes or dry_run)

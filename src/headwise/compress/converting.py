@@ -1,22 +1,29 @@
-"""Merging KV heads: the plan with its errors, and the merged model, with or without healing."""
+"""Merging KV heads and shortening caches: the plans with their errors, and the merged model, healed or not."""
 
+import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from headwise.base.files import write_text
+from headwise.base.read import Entry, number, parsed, reading, text_of, whole
 from headwise.base.run import Progress
-from headwise.compress.source import Heads, Source, Texts, cost_table, expected, term
-from headwise.edit import heal, merge_kv
+from headwise.compress.source import Heads, Source, Texts, cost_table, counts_in, expected, term
+from headwise.edit import budget, budget_effect, heal, merge_kv
+from headwise.edit.budgets import Budget, Effect
 from headwise.edit.healing import HealingStep
 from headwise.edit.merging import Merge
-from headwise.errors import ConfigError, check_choice
+from headwise.errors import CheckpointError, ConfigError, check_choice
 from headwise.lm.model import Decoder, mean_loss
 from headwise.lm.train import heldout_loss
 from headwise.models import find_heads
 from headwise.plan.tables import Column, Plan, Table, Value
+from headwise.wording import Bilingual, joined
 
 
 def check_healing(steps: int, lr: float) -> None:
@@ -30,8 +37,7 @@ def check_healing(steps: int, lr: float) -> None:
 
 
 def healed(decoder: Decoder, texts: Texts, steps: int, lr: float, progress: Progress, *, seed: int = 0) -> Decoder:
-    """A trained copy, as returned by `heal`, on windows of the first 95 % of the text. `seed` determines the windows
-    and dropout. Raises ConfigError as `heal` does."""
+    """A trained copy, as returned by `heal`, on windows of the first 95 % of the text, drawn by `seed`."""
 
     def watch(done: HealingStep) -> None:
         progress(f"healing, loss {done.loss:.3f}", done.step, done.steps)
@@ -54,17 +60,13 @@ MERGED = (
 
 @dataclass(frozen=True)
 class Conversion:
-    """A plan: the KV heads to merge, and the expected effect.
-
-    model: the merged one, not healed. merges: by the name of the layer. losses: before and after merging, on the part
-    of the text for prediction.
-    """
+    """A plan: the KV heads to merge, and the expected effect."""
 
     source: Source
     texts: Texts
     method: str
-    model: Decoder
-    merges: Mapping[str, Merge]
+    model: Decoder  # the merged one, not healed
+    merges: Mapping[str, Merge]  # by the name of the layer
     losses: tuple[float, float]
 
     @property
@@ -106,7 +108,7 @@ class Conversion:
         }  # fmt: skip
 
 
-def check_options(num_kv_heads: int, method: str) -> None:
+def check_conversion(num_kv_heads: int, method: str) -> None:
     """Raise ConfigError for options of `plan_conversion` that are invalid for any model."""
     check_choice("--method", method, WHAT)
     if num_kv_heads < 1:
@@ -118,11 +120,8 @@ def check_options(num_kv_heads: int, method: str) -> None:
 def plan_conversion(
     source: Source, texts: Texts, num_kv_heads: int, progress: Progress, *, method: str = "svd"
 ) -> Conversion:
-    """Merge the KV heads of a copy, and predict its loss. method: as in `merge_kv`, which lists what is not supported.
-
-    ConfigError for a number that is not a proper divisor of the present one, and for other designs.
-    """
-    check_options(num_kv_heads, method)
+    """Merge KV heads of a copy by `method` of `merge_kv`, and predict its loss; ConfigError if `merge_kv` refuses."""
+    check_conversion(num_kv_heads, method)
     if all(site.num_kv_heads == num_kv_heads for site in find_heads(source.decoder)):
         raise ConfigError(
             f"--num-kv-heads {num_kv_heads}: each layer has {num_kv_heads} KV heads already; expected a proper divisor",
@@ -135,3 +134,187 @@ def plan_conversion(
         progress(f"estimating the loss: {name}", i, 2)
         losses.append(float(np.mean(heldout_loss(decoder, texts.foretell))))
     return Conversion(source, texts, method, merged.model, merged.merges, (losses[0], losses[1]))
+
+
+FORMAT = "headwise-budget-1"
+BUDGET = Bilingual("budget", "预算")
+MAKES_ONE = Bilingual("`headwise budget --file TEXT` makes one", "`headwise budget --file 文本` 可制作一个")
+
+
+def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, Any] | None = None) -> None:
+    """Write a budget atomically; `read_budget` reads it. more: further entries of the file, as JSON values."""
+    layers = [
+        {"windows": list(windows), "kept": [float(x) for x in kept], "key_width": widths[0], "value_width": widths[1]}
+        for windows, kept, widths in zip(found.windows, found.kept, found.widths, strict=True)
+    ]
+    content = {
+        "format": FORMAT, "window": found.window, "sinks": found.sinks, "threshold": found.threshold,
+        "tokens": found.tokens, "layers": layers, **(more or {}),
+    }  # fmt: skip
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_budget(path: str | os.PathLike[str]) -> Budget:
+    """Read a budget written by `save_budget` or `headwise budget`, or CheckpointError; its `caches()` go to a model."""
+    with reading(path, BUDGET, missing=MAKES_ONE):
+        content = Entry(parsed(text_of(path)))
+        if content.word("format") != FORMAT:
+            raise CheckpointError(
+                f"expected the format {FORMAT}, got {content.word('format')!r}",
+                f"格式应为 {FORMAT}，实际是 {content.word('format')!r}",
+            )
+        layers = content.entries("layers")
+        found = Budget(
+            tuple(tuple(layer.each("windows", _window)) for layer in layers),
+            tuple(torch.tensor(layer.each("kept", number), dtype=torch.float64) for layer in layers),
+            content.whole("window", least=1), content.whole("sinks", least=0), content.number("threshold"),
+            tuple((layer.whole("key_width", least=1), layer.whole("value_width", least=1)) for layer in layers),
+            content.whole("tokens", least=0),
+        )  # fmt: skip
+        for i, (windows, kept) in enumerate(zip(found.windows, found.kept, strict=True)):
+            if not windows or len(kept) == 0 or len(kept) % len(windows):
+                raise CheckpointError(f"layers[{i}]: {len(kept)} heads are not a multiple of {len(windows)} KV heads")
+        found.caches()  # reports other values out of range
+        return found
+
+
+def _window(value: Any, at: str) -> int | None:
+    return None if value is None else whole(value, at, least=1)
+
+
+HEADS = (
+    Column(term("layer")),
+    Column(term("short")),
+    Column(term("least kept"), "share"),
+    Column(term("mean kept"), "share"),
+    Column(term("last tokens of each key head")),
+)
+BYTES = (
+    Column(term("tokens"), "count"),
+    Column(term("all kept"), "bytes", "full_bytes"),
+    Column(term("with the budget"), "bytes", "bytes"),
+    Column(term("saved"), "share"),
+)
+
+
+@dataclass(frozen=True)
+class Budgeting:
+    """A plan: the budget, the bytes of the caches at several lengths, and the expected loss."""
+
+    source: Source
+    texts: Texts
+    found: Budget
+    lengths: tuple[int, ...]
+    effect: Effect
+
+    def shown(self) -> Plan:
+        """As tables."""
+        found = self.found
+        heads = [window for layer in found.windows for window in layer]
+        short = sum(window is not None for window in heads)
+        more = self.effect.short / self.effect.full - 1
+        facts = (
+            (term("model"), self.source.described),
+            (term("text"), self.texts.described(decided=True)),
+            (term("short if"), term(
+                "short_condition", sinks=found.sinks, window=found.window, share=float(found.threshold)
+            )),
+            (term("short are"), term("of_key_heads", count=short, of=len(heads))),
+            (term("expected"), term(
+                "loss_change", before=self.effect.full, after=self.effect.short, change=100 * more
+            )),
+        )  # fmt: skip
+        tables = (
+            Table("heads", term("key_heads"), HEADS, tuple(self._heads()), note=term("kept_note")),
+            Table("bytes", term("bytes_title"), BYTES, tuple(self._bytes())),
+        )  # fmt: skip
+        return Plan(term("plan_budget"), facts, tables)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        rows = [
+            {"tokens": n, "full_bytes": self.found.full_cache_bytes(n), "bytes": self.found.cache_bytes(n)}
+            for n in self.lengths
+        ]
+        return {
+            "command": "budget", "model": self.source.name, "text": self.texts.name,
+            "windows": [list(layer) for layer in self.found.windows],
+            "kept": [[float(x) for x in kept] for kept in self.found.kept], "window": self.found.window,
+            "sinks": self.found.sinks, "threshold": self.found.threshold, "bytes": rows,
+            "expected": {"loss_now": self.effect.full, "loss": self.effect.short},
+        }  # fmt: skip
+
+    def _heads(self) -> list[tuple[Value, ...]]:
+        return [
+            (
+                str(i), term("of", count=sum(window is not None for window in layer), of=len(layer)), float(kept.min()),
+                float(kept.mean()), joined(
+                    (term("all") if window is None else str(window) for window in layer), " ", " "
+                ),
+            )
+            for i, (layer, kept) in enumerate(zip(self.found.windows, self.found.kept, strict=True))
+        ]  # fmt: skip
+
+    def _bytes(self) -> list[tuple[Value, ...]]:
+        rows: list[tuple[Value, ...]] = []
+        for n in self.lengths:
+            full, short = self.found.full_cache_bytes(n), self.found.cache_bytes(n)
+            rows.append((n, full, short, 1 - short / full))
+        return rows
+
+
+@torch.no_grad()
+def plan_budget(
+    source: Source,
+    texts: Texts,
+    progress: Progress,
+    *,
+    window: int = 64,
+    sinks: int = 4,
+    threshold: float = 0.95,
+    lengths: Sequence[int] = (),
+) -> Budgeting:
+    """Select the KV heads with a short cache, from maps on the part of the text for planning (see `budget`). lengths:
+    tokens at which to report bytes, by default 1, 4, 16 and 64 contexts."""
+    check_budget(window, sinks, threshold, lengths)
+    if window + sinks >= texts.context:
+        raise ConfigError(
+            f"--window {window}, --sinks {sinks}: expected together less than the context of {texts.context} tokens",
+            f"--window {window}、--sinks {sinks}：两者之和应小于 {texts.context} 个词元的上下文",
+        )
+    decoder = source.decoder
+    sites = find_heads(decoder)
+    for layer, site in enumerate(sites):
+        if counts_in(decoder, layer).cache != site.num_kv_heads * (site.head_dim + site.value_dim):
+            raise ConfigError(
+                f"{source.name}: a layer of the design {decoder.config.design} does not cache keys and "
+                f"values per head, so heads cannot have caches of different lengths"
+            )
+    maps = []
+    for i, batch in enumerate(texts.decide):
+        progress("measuring heads", i, len(texts.decide))
+        maps.append(decoder(batch[:, :-1], return_maps=True)[1])
+    found = budget(maps, window, sinks, threshold, value_dim=sites[0].value_dim)
+    progress("estimating the loss", 0, 1)
+    effect = budget_effect(decoder, texts.foretell, found)
+    wanted = tuple(lengths) or tuple(texts.context * factor for factor in (1, 4, 16, 64))
+    return Budgeting(source, texts, found, wanted, effect)
+
+
+def check_budget(window: int, sinks: int, threshold: float, lengths: Sequence[int]) -> None:
+    """Raise ConfigError for options of `plan_budget` that are invalid for any model and text."""
+    if any(n < 1 for n in lengths):
+        raise ConfigError(
+            f"--lengths: got {min(lengths)}; expected numbers of tokens of at least 1",
+            f"--lengths：得到 {min(lengths)}；词元数应不小于 1",
+        )
+    if window < 1 or sinks < 0:
+        raise ConfigError(
+            f"--window {window}, --sinks {sinks}: expected at least 1 and 0",
+            f"--window {window}、--sinks {sinks}：应分别不小于 1 与 0",
+        )
+    if not 0.0 < threshold <= 1.0:
+        raise ConfigError(
+            f"--threshold {threshold}: expected more than 0 and at most 1",
+            f"--threshold {threshold}：应大于 0 且不超过 1",
+        )

@@ -111,8 +111,7 @@ class Verdict:
 
 
 def judge(candidates: Sequence[Candidate], texts: Texts, progress: Progress) -> Verdict:
-    """Losses on the part of the text for evaluation; speeds in alternating rounds, so that other
-    load affects all models alike."""
+    """Losses on the part of the text for evaluation; speeds in alternating rounds, so that other load affects all."""
     losses = []
     for i, one in enumerate(candidates):
         progress(f"judging {one.name}", i, len(candidates) + ROUNDS)

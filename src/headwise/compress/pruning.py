@@ -21,7 +21,7 @@ from headwise.analysis.importance.losses import Head
 from headwise.base.run import Progress, part
 from headwise.compress.source import Heads, Source, Texts, cost_table, expected, term
 from headwise.edit import prune
-from headwise.edit.limits import check_independent
+from headwise.edit.pruning import check_independent
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.model import Decoder, mean_loss
 from headwise.models import HeadSite, find_heads
@@ -36,15 +36,11 @@ Unit = tuple[Head, ...]  # heads that are removed together
 
 @dataclass(frozen=True)
 class Order:
-    """Units in the order of removal.
+    """Units in the order of removal."""
 
-    going: those that can be removed. last: the one of each layer that is kept regardless of its importance; `skipped`:
-    those of them that are less important than some removed ones.
-    """
-
-    going: tuple[Unit, ...]
-    last: tuple[Unit, ...]
-    skipped: tuple[Unit, ...]
+    going: tuple[Unit, ...]  # those that can be removed
+    last: tuple[Unit, ...]  # the one of each layer that is kept regardless of its importance
+    skipped: tuple[Unit, ...]  # those of them that are less important than some removed ones
 
     @property
     def heads(self) -> list[Head]:
@@ -162,12 +158,11 @@ CURVE = (
 
 @dataclass(frozen=True)
 class Choice:
-    """The heads to remove, by one of these. heads: their names, such as "0.1,3.5". remove: their number. share: of all
-    heads. max_loss: as many as the curve allows for this relative increase of the loss, 0.01 for one percent."""
+    """The heads to remove, by one of these. max_loss: as many as the curve allows for this relative increase of it."""
 
-    heads: str | None = None
-    remove: int | None = None
-    share: float | None = None
+    heads: str | None = None  # their names, such as "0.1,3.5"
+    remove: int | None = None  # their number
+    share: float | None = None  # of all heads
     max_loss: float | None = None
 
     def __post_init__(self) -> None:
@@ -195,19 +190,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Pruning:
-    """A plan: the heads to remove, and the expected effect.
-
-    heads: those to remove, in order. importance: of all heads, None if heads were named. curve: the loss in that order
-    and in random orders. order: None if heads were named.
-    """
+    """A plan: the heads to remove, and the expected effect."""
 
     source: Source
     texts: Texts
-    heads: tuple[Head, ...]
+    heads: tuple[Head, ...]  # to remove, in order
     by: str
-    importance: HeadImportance | None
-    order: Order | None
-    curve: PruningCurve
+    importance: HeadImportance | None  # of all heads, None if heads were named
+    order: Order | None  # None if heads were named
+    curve: PruningCurve  # the loss in that order and in random orders
 
     @property
     def after(self) -> dict[int, Heads]:
@@ -246,7 +237,7 @@ class Pruning:
         losses = float(curve.loss[0]), self.loss
         tables = [self._going(), cost_table(title, source.decoder, "expected", self.after, losses)]
         if self.order is not None:
-            tables.append(self._curve())
+            tables.append(Table("curve", term("curve"), CURVE, tuple(curve_rows(self.curve))))
         return Plan(term("plan_prune"), tuple(facts), tuple(tables), tuple(self._notes()))
 
     def to_dict(self) -> dict[str, Any]:
@@ -291,9 +282,6 @@ class Pruning:
         most = max((value(unit) for unit in self.order.going if unit[0] in self.heads), default=-math.inf)
         return [head for unit in self.order.skipped if value(unit) < most for head in unit]
 
-    def _curve(self) -> Table:
-        return Table("curve", term("curve"), CURVE, tuple(curve_rows(self.curve)))
-
     def _notes(self) -> list[str]:
         curve = self.curve
         notes: list[str] = []
@@ -326,13 +314,8 @@ def plan_pruning(
     gate_steps: int = 200,
     seed: int = 0,
 ) -> Pruning:
-    """Select the heads to remove: ranked on the part of the text for planning, their number by `choice`, with the curve
-    on the part for prediction.
-
-    Heads that share a KV head are removed together, by the sum of their importance; the last head (or group) of a layer
-    is never removed. seed: of the random orders, and of learned gates. ConfigError for choices out of range and designs
-    whose heads depend on each other.
-    """
+    """Select heads to remove, ranked on the part of the text for planning, with the curve on that for prediction. Heads
+    of a KV head go together, by their summed importance; the last of a layer stays."""
     check_options(by, orders, penalty, gate_steps)
     decoder, sites = source.decoder, find_heads(source.decoder)
     for site in sites:
@@ -359,7 +342,9 @@ def plan_pruning(
             f"--share {choice.share or 0:g}、--remove {choice.remove or 0}：共享键值头的头一起移除，每次 "
             f"{counts[0]} 个；至少应为这样的一组",
         )
-    points = sorted({*_spread(counts), *([wanted] if wanted else [])})
+    if len(counts) > MOST_POINTS:  # evenly spaced, the last included
+        counts = [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]
+    points = sorted({*counts, *([wanted] if wanted else [])})
     curve = pruning_curve(
         decoder,
         texts.foretell,
@@ -423,10 +408,3 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
 
 def _unit(site: HeadSite) -> int:
     return site.num_heads // site.num_kv_heads if site.num_kv_heads > 1 else 1
-
-
-def _spread(counts: list[int]) -> list[int]:
-    """At most `MOST_POINTS` of them, evenly spaced, including the last."""
-    if len(counts) <= MOST_POINTS:
-        return counts
-    return [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]

@@ -1,7 +1,5 @@
 """The checkpoint to change and the new one: its text in three parts, its sizes, its words, what it was made of.
 
-The words of plans and evaluations of changed models, in English and in Chinese.
-
 >>> term("of_heads", count=3, of=32, share=0.09375).zh
 '32 个头中的 3 个（9.4%）'
 """
@@ -193,19 +191,15 @@ def term(code: str, /, **values: int | float | str) -> Message:
 
 @dataclass(frozen=True)
 class Source:
-    """A model as read from its checkpoint.
+    """A model as read from its checkpoint."""
 
-    name: as shown. file: the checkpoint. dtype: of its weights; the result is written in the same dtype.
-    info: the metadata of the checkpoint. sha256: of the file.
-    """
-
-    name: str
-    file: Path
+    name: str  # as shown
+    file: Path  # the checkpoint
     decoder: Decoder
     tokenizer: CharTokenizer
-    info: dict[str, Any]
-    dtype: torch.dtype
-    sha256: str
+    info: dict[str, Any]  # the metadata of the checkpoint
+    dtype: torch.dtype  # of its weights, and of the result's
+    sha256: str  # of the file
 
     @property
     def sizes(self) -> str:
@@ -237,8 +231,7 @@ def open_source(model: str | os.PathLike[str] | None) -> Source:
 
 
 def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise CheckpointError if the folder `out` is that of the source, is not empty and must not be replaced, or is not
-    a folder. Temporary files of runs are ignored."""
+    """CheckpointError if the folder `out` is the source's, no folder, or not empty beside temporary files of runs."""
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(
@@ -260,11 +253,8 @@ def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = F
 def write_changed(
     source: Source, decoder: Decoder, out: str | os.PathLike[str], change: Mapping[str, Any], more: Mapping[str, Any]
 ) -> Decoder:  # fmt: skip
-    """Write a changed model into the folder `out`, and read it again, so that the model on disk is evaluated.
-
-    `change` is appended to the list "changes" in the info of the checkpoint, and `more` is added to the info.
-    CheckpointError if it cannot be written.
-    """
+    """Write a changed model into the folder `out`, and read it again, so that the model on disk is evaluated. Info:
+    `change` is appended to "changes", `more` is added."""
     file = Path(out) / MODEL_FILE
     info = {**source.info, "changes": [*source.info.get("changes", []), dict(change)], **more}
     save_model(file, decoder, source.tokenizer, info, dtype=source.dtype)
@@ -320,17 +310,13 @@ HEAL_BATCH = 8
 
 @dataclass(frozen=True)
 class Texts:
-    """Batches [up to 2, context + 1] of token ids.
-
-    decide: of the first 95 % of the text, drawn at random. foretell, judge: alternating windows of the last 5 %, which
-    `headwise train` holds out too.
-    """
+    """Batches [up to 2, context + 1] of token ids."""
 
     name: str
     context: int
-    decide: tuple[Tensor, ...]
-    foretell: tuple[Tensor, ...]
-    judge: tuple[Tensor, ...]
+    decide: tuple[Tensor, ...]  # of the first 95 % of the text, drawn at random
+    foretell: tuple[Tensor, ...]  # alternating windows of the last 5 %, which `headwise train` holds out too
+    judge: tuple[Tensor, ...]  # the others of these
     corpus: Corpus
 
     def described(self, *, decided: bool) -> str:
@@ -355,8 +341,8 @@ def check_windows(context: int | None, windows: int) -> None:
 def split_text(
     file: str | os.PathLike[str], tokenizer: CharTokenizer, *, context: int, windows: int = 16
 ) -> Texts:  # fmt: skip
-    """The parts of a UTF-8 file: `windows` for planning, at most as many for prediction, and at most four times as many
-    for evaluation. TextError if the text is too short for that; the same file gives the same parts."""
+    """The parts of a UTF-8 file: `windows` for planning, at most as many for prediction, and four times for evaluation;
+    TextError if it is too short. The same file gives the same parts."""
     check_windows(context, windows)
     corpus = Corpus.read([file], context=context, tokenizer=tokenizer, byte_rate=0.0)
     held = corpus.heldout_windows(context)[0]

@@ -1,9 +1,8 @@
 """The cost of attention by formulas, without running it: parameters, FLOPs, bytes, memory and the least time.
 
-    counts   costs of a layer per token and per pair         configs  published models
+    counts   costs of a layer per token and per pair         configs  published models, recurrent layers
     work     numbers of queries and keys, and the mask       stages   both combined: FLOPs, bytes, memory, time
     model    a whole published Transformer                   communication  between devices
-    recurrent  layers with a state beside attention
 
 The costs of a head design are in its own file, as the method `costs` of its class; `headwise.nn.registry` finds it by
 name.

@@ -31,30 +31,18 @@ BACKWARD = 2.5  # FLOPs of blockwise attention's backward pass, in forward passe
 
 @dataclass(frozen=True)
 class Way:
-    """How one layer is computed by P devices.
-
-    Attributes:
-        name: "head-parallel", "Ulysses", "ring", "hybrid U × R" or "heads H × R".
-        forward, backward: bytes of activations and their gradients that a device sends in each pass.
-        gradients: bytes of weight gradients that it sends per step to sum them. If the sequence is split, every device
-            has all weights; if the heads are split, each device has its own.
-        rounds: sequential transfers in a forward pass; each takes one latency.
-        hops: the transfers that overlap with computation; passed: the bytes sent in them.
-        weights: bytes of the layer's weights on a device. kept: bytes that the forward saves for the backward pass,
-            without the context of cross attention, which all layers share.
-        buffers: bytes of communication buffers in a forward pass.
-    """
+    """How one layer is computed by P devices: "head-parallel", "Ulysses", "ring", "hybrid U × R", "heads H × R"."""
 
     name: str
-    forward: int
-    backward: int
-    gradients: int
-    rounds: int
-    hops: int
-    passed: int
-    weights: int
-    kept: int
-    buffers: int
+    forward: int  # bytes of activations that a device sends
+    backward: int  # bytes of activations' gradients
+    gradients: int  # bytes of weight gradients that it sends per step; each has all weights if the sequence is split
+    rounds: int  # sequential transfers in a forward pass; each takes one latency
+    hops: int  # the transfers that overlap with computation
+    passed: int  # the bytes sent in them
+    weights: int  # bytes of the layer's weights on a device
+    kept: int  # bytes that the forward saves for the backward pass, without the context that all layers share
+    buffers: int  # bytes of communication buffers in a forward pass
 
     @property
     def step(self) -> int:
@@ -74,33 +62,17 @@ def ways(counts: Counts, work: Work, devices: int) -> list[Way]:
 
 
 def head_parallel(counts: Counts, work: Work, devices: int) -> Way:
-    """An all-reduce of y in the forward pass, and of the gradient of x in the backward pass: 2·b·n·d·e·(P − 1)/P each.
-    In cross attention also of the gradient of the context, of m tokens.
-
-    P divides h. If h_kv < P, P / h_kv devices share a KV head: each computes some of its channels, and they gather
-    it, b·n·(d_k + d_v)·e·(1 − h_kv/P), and scatter its gradient back.
-
-    Raises:
-        ConfigError: naming both numbers, if the heads cannot be divided evenly.
-    """
+    """An all-reduce of y, and of the gradient of x (and the context): 2·b·n·d·e·(P − 1)/P each. P divides h; if h_kv <
+    P, P / h_kv devices share a KV head, and gather and scatter b·n·(d_k + d_v)·e·(1 − h_kv/P)."""
     return heads_by_ring(counts, work, devices, devices)
 
 
 def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
-    """A mesh of H × R devices: heads are split over H of them, and the sequence over a ring of R, as in the training of
-    large models on long texts (with an all-gather instead of the ring: Llama 3, 2407.21783, §3.3.2).
-
-    The all-reduces are of n/R tokens, over H devices; a device sends its own h_kv/H KV heads around the ring; weights
-    and sums of their gradients are 1/H of the whole.
-
-    Args:
-        heads: H, a divisor of devices and h, and a divisor or multiple of h_kv.
-    Raises:
-        ConfigError: naming both numbers, if not.
-    """
+    """A mesh of H × R devices: heads split over H, as in training large models on long texts (Llama 3, 2407.21783,
+    §3.3.2); a ring of R, each sending its own h_kv/H KV heads. All-reduces of n/R tokens over H devices."""
     _check(counts, work, devices)
     positive(heads=heads)
-    h, h_kv = counts.heads, _kv(counts)
+    h, h_kv = counts.heads, counts.key_vectors
     if devices % heads:
         raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if h % heads:
@@ -134,42 +106,22 @@ def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
 
 
 def ulysses(counts: Counts, work: Work, devices: int) -> Way:
-    """Four all-to-alls, of q, k, v and the result: b·n/P·(h + h_kv)·(d_k + d_v)·e·(P − 1)/P in each pass, the backward
-    one with their gradients.
-
-    A KV head is sent to every device whose query heads read it: if h_kv < P, P are sent instead of h_kv.
-
-    Raises:
-        ConfigError: naming both numbers, if there are fewer heads than devices.
-    """
+    """Four all-to-alls, of q, k, v and the result: b·n/P·(h + h_kv)·(d_k + d_v)·e·(P − 1)/P in each pass, backward
+    their gradients. If h_kv < P, P KV heads are sent: each to every device whose query heads read it."""
     return hybrid(counts, work, devices, devices)
 
 
 def ring(counts: Counts, work: Work, devices: int, *, layout: str = "zigzag") -> Way:
-    """P − 1 times the keys and values of n/P tokens, b·n/P·h_kv·(d_k + d_v)·e; in the backward pass the same, and their
-    gradients in float32.
-
-    Any P and any number of heads. Each chunk of keys is sent only as far as a query attends to it. layout: under a
-    causal mask, "zigzag" balances the work (Striped Attention, Brandon et al. 2023, 2311.09431, by chunks), and all
-    keys but the last chunk pass all devices: (2P − 1)/2P of the above. "contiguous" sends half, and the last device
-    computes 2P − 1 times as much as the first; under a window its keys are sent only as far as the window reaches.
-    """
+    """P − 1 times keys and values of n/P tokens, b·n/P·h_kv·(d_k + d_v)·e; backward, their float32 gradients too. If
+    causal, "zigzag" balances the work (Brandon et al. 2023, 2311.09431): (2P − 1)/2P of that; "contiguous": half."""
     _check(counts, work, devices)
     check_choice("layout", layout, ("zigzag", "contiguous"))
     return _hybrid(counts, work, 1, devices, layout)
 
 
 def hybrid(counts: Counts, work: Work, devices: int, heads: int) -> Way:
-    """A mesh of U × R devices: Ulysses over U of them, which split the heads of n/R tokens, and a ring of R.
-
-    Each all-to-all is among U devices, and each device sends the keys of h_kv/U heads around the ring: U suits the fast
-    links within a machine, and R the slower ones between machines (Fang & Zhao 2024, 2405.07719).
-
-    Args:
-        heads: U, a divisor of devices, and at most the number of heads.
-    Raises:
-        ConfigError: naming both numbers, if not.
-    """
+    """A mesh of U × R devices (Fang & Zhao 2024, 2405.07719): Ulysses over U, for fast links within a machine, with the
+    heads of n/R tokens; a ring of R, for slower ones between them, with the keys of h_kv/U heads."""
     _check(counts, work, devices)
     positive(heads=heads)
     if devices % heads:
@@ -183,19 +135,11 @@ def hybrid(counts: Counts, work: Work, devices: int, heads: int) -> Way:
 
 
 def hiding_tokens(counts: Counts, work: Work, peak: float, link: float, *, backward: bool = False) -> float:
-    """The least number of tokens n/P per device for which the communication of a ring is hidden by its computation.
-
-    Computation during a hop takes 2·b·(n/P)²·h·(d_k + d_v) FLOPs, half of that under a causal mask, and the hop
-    sends b·(n/P)·h_kv·(d_k + d_v)·e bytes: n/P ≥ e·h_kv/(2·h) · peak/link, twice that if causal (Liu et al. 2023, §3,
-    for one head). In the backward pass there are 2.5 times the FLOPs and (e + 4)/e times the bytes. The number does not
-    depend on P or the head size.
-
-    Args:
-        peak: FLOP/s of a device. link: bytes/s that a device sends.
-    """
+    """The least tokens n/P for which computation hides a ring's communication: n/P ≥ e·h_kv/(2·h) · peak/link, twice if
+    causal (Liu et al. 2023, §3, for one head); backward, 2.5 times the FLOPs, (e + 4)/e the bytes."""
     _rates(peak=peak, link=link)
     size, work_share = work.size, 0.5 if work.causal else 1.0
-    bytes_a_token = _kv(counts) * _head(counts) * (size + SUM_BYTES if backward else size)
+    bytes_a_token = counts.key_vectors * _head(counts) * (size + SUM_BYTES if backward else size)
     flops_a_pair = 2 * (counts.scores + counts.weighted_sum) * work_share * (BACKWARD if backward else 1.0)
     return bytes_a_token / flops_a_pair * peak / link
 
@@ -203,12 +147,8 @@ def hiding_tokens(counts: Counts, work: Work, peak: float, link: float, *, backw
 def exposed_seconds(
     way: Way, counts: Counts, work: Work, devices: int, *, peak: float, link: float, latency: float = 0.0
 ) -> float:
-    """Seconds of a forward pass in which a device waits for communication: all transfers, except that hops of a
-    ring only count as far as they take longer than the overlapping computation.
-
-    Args:
-        peak, link: as in `hiding_tokens`. latency: seconds of overhead per transfer.
-    """
+    """Seconds of a forward pass that a device waits for communication, hops of a ring only beyond the overlapping
+    computation. peak, link: as in `hiding_tokens`; latency: seconds of overhead per transfer."""
     _rates(peak=peak, link=link)
     around = way.passed
     waiting = (way.forward - around) / link + (way.rounds - way.hops) * latency
@@ -231,7 +171,9 @@ def _hybrid(counts: Counts, work: Work, heads: int, around: int, layout: str) ->
     part = keys // devices
     pieces, hops = _hops(work, around, layout)
     passed = keys // heads * hops // (pieces * around)  # numbers that a device sends on, on average
-    shuffled = _shuffled(counts, work, devices, heads)
+    # Bytes that all-to-alls over `heads` of the devices send: queries, keys, values and results of n/P tokens.
+    numbers = work.batch * work.queries * (counts.query + counts.concat) + keys
+    shuffled = numbers * work.size // devices * (heads - 1) // heads
     own = tokens * (counts.width + counts.query + counts.concat) // devices
     name = "ring" if heads == 1 else "Ulysses" if around == 1 else f"hybrid {heads} × {around}"
     return Way(
@@ -247,8 +189,7 @@ def _hybrid(counts: Counts, work: Work, heads: int, around: int, layout: str) ->
 
 
 def _hops(work: Work, around: int, layout: str) -> tuple[int, int]:
-    """The number of chunks of the keys, and the total number of hops of all chunks: each is sent as far as some device
-    has a query that attends to one of its keys."""
+    """The chunks of the keys, and all their hops: as far as a device has a query that attends to one of the keys."""
     if not work.causal and work.window is None:
         return around, around * (around - 1)
     pieces = around if layout == "contiguous" else 2 * around
@@ -278,22 +219,11 @@ def _ahead(work: Work, piece: int, pieces: int, length: int) -> int:
     return 0 if work.window == 1 else 1 + (work.window - 2) // length
 
 
-def _shuffled(counts: Counts, work: Work, devices: int, heads: int) -> int:
-    """Bytes that all-to-alls over `heads` of the devices send: queries, keys, values and results of n/P tokens."""
-    own, keys = counts.query + counts.concat, _read(counts, heads) * _head(counts)
-    numbers = work.batch * (work.queries * own + work.keys * keys)
-    return numbers * work.size // devices * (heads - 1) // heads
-
-
 def _read(counts: Counts, devices: int) -> int:
     """The number of KV heads that the query heads of each device read, summed over all devices."""
-    h, group = counts.heads, counts.heads // _kv(counts)
+    h, group = counts.heads, counts.heads // counts.key_vectors
     cuts = [device * h // devices for device in range(devices + 1)]
     return sum((stop - 1) // group - start // group + 1 for start, stop in pairwise(cuts))
-
-
-def _kv(counts: Counts) -> int:
-    return counts.key_vectors
 
 
 def _head(counts: Counts) -> int:

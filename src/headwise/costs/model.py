@@ -34,18 +34,14 @@ NORMS = {"layer": 2, "rms": 1, "none": 0}  # parameters of a norm per channel
 
 @dataclass(frozen=True)
 class Load:
-    """The input of a model: b texts of `tokens` tokens.
-
-    source: in an encoder-decoder, tokens of the encoder's input, as many as those of the decoder's by default.
-    materialised, dtype, cache: as in `Work`.
-    """
+    """The input of a model: b texts of `tokens` tokens; materialised, dtype, cache as in `Work`."""
 
     batch: int = 1
     tokens: int = 2048
     materialised: bool = False
     dtype: str = "bfloat16"
     cache: str | None = None
-    source: int | None = None
+    source: int | None = None  # of an encoder-decoder, tokens of the encoder's input; default: `tokens`
 
     def __post_init__(self) -> None:
         positive(batch=self.batch, tokens=self.tokens, source=1 if self.source is None else self.source)
@@ -162,14 +158,12 @@ def training_flops(config: ModelConfig, attentions: Attentions, load: Load) -> i
 
 
 def cached_numbers(config: ModelConfig, attentions: Attentions) -> int:
-    """Numbers per token in the caches of all layers; in an encoder-decoder, of one token of the source and one of the
-    target."""
+    """Numbers per token in all layers' caches; of an encoder-decoder, of a token of the source and of the target."""
     return sum(counts.cache for counts in attentions.decoding + attentions.cross) if decodes(config) else 0
 
 
 def model_cache_bytes(config: ModelConfig, attentions: Attentions, load: Load) -> int:
-    """Keys and values of all layers after all tokens; in an encoder-decoder, those of the target in self attention and
-    those of the source in cross attention."""
+    """Keys and values of all layers after all tokens; those of an encoder-decoder's source in cross attention."""
     if not decodes(config):
         return 0
     dtype, n, m = load.cache or load.dtype, load.tokens, source_tokens(config, load)
@@ -234,8 +228,8 @@ def _decoding(config: ModelConfig, attentions: Attentions) -> list[tuple[int | N
 
 
 def _seen(config: ModelConfig, load: Load, window: int | None) -> int:
-    """Keys that a decoding step reads, its own included: older ones are not in the cache. Of a chunk, only those in it;
-    materialised scores are those of all keys that the cache holds."""
+    """Keys that a decoding step reads, its own included: of a chunk, only those in it; materialised scores are those of
+    all keys that the cache holds."""
     if window is None:
         return load.tokens
     if config.chunked and not load.materialised:

@@ -1,15 +1,12 @@
-"""The work of attention: sizes of a call, costs per token and pair, FLOPs, bytes and memory of each step.
-
-The size of an attention call: numbers of queries and keys, the mask, and the dtypes.
+"""The work of attention: sizes of a call, costs per token and pair, FLOPs, bytes, memory and the least time.
 
 >>> allowed_pairs(4, 4), allowed_pairs(1, 4), allowed_pairs(4, 4, window=2), chunked_pairs(4, 4, 3), near_pairs(4, 2)
 (10, 4, 7, 7, 10)
 
-FLOPs and bytes of each step of attention, its memory, and a lower bound of its time. A multiply and an add are two
-FLOPs, as usual. Only matrix products are counted; the exponentials of the softmax are reported separately; norms,
-biases, rotary angles and activations are ignored. Bytes are those that *must* be transferred if each step reads its
-inputs and writes its results once. The roofline model (Williams et al. 2009, 10.1145/1498765.1498785) gives times: a
-step takes at least FLOPs / peak, and at least bytes / bandwidth. Actual kernels take longer.
+A multiply and an add are two FLOPs. Only matrix products are counted; the exponentials of the softmax are reported
+separately; norms, biases, rotary angles and activations are ignored. Bytes are those that *must* be transferred if each
+step reads its inputs and writes its results once. The roofline model (Williams et al. 2009, 10.1145/1498765.1498785): a
+step takes at least FLOPs / peak, and at least bytes / bandwidth.
 """
 
 from collections.abc import Iterable
@@ -368,7 +365,7 @@ def linear_stage(
     name: str, weights: int, used: int, tokens: int, reads: int, writes: int, size: int, *, common: int = 0,
     biases: int = 0,
 ) -> Stage:  # fmt: skip
-    """A linear map: each token uses `used` of all weights, `common` of which are the same for all tokens, and reads and
+    """A linear map: each token uses `used` of all weights, `common` of them the same for all tokens, and reads and
     writes these numbers of `size` bytes. `biases` of the used ones are added and multiply nothing."""
     return Stage(
         name, 2 * (used - biases) * tokens, size * (_read(weights, used, tokens, common) + tokens * (reads + writes))
@@ -415,8 +412,7 @@ def cache_bytes(
 
 
 def _read(weights: int, used: int, tokens: int, common: int = 0) -> int:
-    """Weights read for `tokens` tokens, each once: of those that tokens choose from, such as experts, the mean number
-    if each is chosen equally often and tokens choose independently."""
+    """Weights read for `tokens` tokens, each once; of experts, the mean if tokens choose evenly and independently."""
     chosen = weights - common
     if used >= weights or not chosen:
         return weights

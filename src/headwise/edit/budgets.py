@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.cache import BudgetCache
-from headwise.edit.limits import aligned, change
+from headwise.edit.pruning import aligned, change
 from headwise.errors import ConfigError, ShapeError, check_whole
 from headwise.map import AttentionMap
 from headwise.masks import HeadWindows, is_causal
@@ -79,31 +79,19 @@ class AheadMass(RowMeasure):
 
 @dataclass(frozen=True)
 class Budget:
-    """The number of tokens that each head keeps. It prints as a table.
-
-    Attributes:
-        windows: for each layer, one entry per KV head: the number of last tokens, or None for all.
-        kept: for each layer [h], the mean attention mass of each query head on the window and the sinks, over the
-            queries with other visible keys.
-        sinks: number of first tokens that every head keeps. window, threshold: the arguments of `budget`.
-        widths: for each layer, the sizes of a key and of a value. tokens: the length of the longest text.
-    """
+    """The tokens that each KV head keeps: the last of its window for each layer, or None for all. Prints as a table."""
 
     windows: tuple[tuple[int | None, ...], ...]
-    kept: tuple[Tensor, ...]
-    window: int
-    sinks: int
-    threshold: float
-    widths: tuple[tuple[int, int], ...]
-    tokens: int
+    kept: tuple[Tensor, ...]  # for each layer [h], the mean mass of each query head on window and sinks
+    window: int  # argument of `budget`
+    sinks: int  # number of first tokens that every head keeps
+    threshold: float  # argument of `budget`
+    widths: tuple[tuple[int, int], ...]  # for each layer, the sizes of a key and of a value
+    tokens: int  # the length of the longest text
 
     def caches(self, *, stored: str | None = None) -> list[BudgetCache]:
-        """Return new caches, one per layer, for headwise's layers (`layer(x, cache=…)`) and `Decoder`, which mask
-        dropped tokens automatically.
-
-        They are no `past_key_values` for transformers: its models make one mask for all layers and heads, and these
-        caches keep different tokens for each head. docs/models.md names what shortens the caches of these models.
-        """
+        """New caches, one per layer, for `layer(x, cache=…)` and `Decoder`, which mask dropped tokens. They are no
+        `past_key_values`: models of transformers make one mask for all layers and heads (docs/models.md)."""
         return [BudgetCache(windows, self.sinks, stored=stored) for windows in self.windows]
 
     def masks(self) -> list[HeadWindows]:
@@ -115,8 +103,8 @@ class Budget:
         return found
 
     def cache_bytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
-        """Return the bytes of the caches after `tokens` tokens: batch · Σ_heads min(tokens, sinks + window − 1) ·
-        (d_k + d_v) · bytes per number, the sum of `BudgetCache.nbytes` over layers."""
+        """Bytes of the caches after `tokens` tokens: batch · Σ_heads min(tokens, sinks + window − 1) · (d_k + d_v) ·
+        bytes per number, the sum of `BudgetCache.nbytes` over layers."""
         return self._bytes(self.windows, tokens, batch, dtype)
 
     def full_cache_bytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
@@ -255,8 +243,7 @@ def _texts(maps: Sequence[Any]) -> list[list[AttentionMap]]:
 
 
 def _kept(maps: Sequence[AttentionMap], window: int, sinks: int) -> Tensor:
-    """Return [h], the mean over texts, batch entries and queries that may attend to keys beyond the window and the
-    sinks."""
+    """[h], the mean over texts, batch entries and queries that may attend to keys beyond the window and the sinks."""
     total, count = torch.zeros(2, maps[0].shape[1], dtype=torch.float64)
     for amap in maps:
         # A causal mask leaves no mass ahead; other maps are checked.

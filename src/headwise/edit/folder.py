@@ -7,7 +7,7 @@ only some layers are pruned. `save_pruned` adds a file with the number of heads 
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -33,7 +33,7 @@ from headwise.base.read import (
     word,
 )
 from headwise.errors import CheckpointError, ConfigError, not_installed
-from headwise.models import HeadSite, find_heads
+from headwise.models import find_heads
 from headwise.models.adapters.huggingface.library import OLDEST
 from headwise.models.configuration.config import num_layers
 from headwise.models.site import make_room
@@ -102,7 +102,9 @@ def load_pruned(folder: str | os.PathLike[str], batch: Any = None) -> Any:
     config = _config(folder / CONFIG_FILE, kind)
     with reading(weights, "weights"):
         tensors, _ = read_tensors(weights, WEIGHTS_FORMAT)
-    _check_layers(config, tensors, folder / CONFIG_FILE)
+    if (layers := num_layers(config) or 0) > len(tensors):  # before any layer is built
+        path = folder / CONFIG_FILE
+        raise CheckpointError(f"{str(path)!r}: {layers} layers, and {len(tensors)} weights in {WEIGHTS_FILE}")
     with theirs(folder / CONFIG_FILE, f"it does not build a {kind.__name__}"), bounded(folder, len(tensors)):
         with torch.device("meta"):
             check_room(folder, kind._from_config(deepcopy(config)), sum(x.numel() for x in tensors.values()))
@@ -126,9 +128,8 @@ def is_pruned(folder: str | os.PathLike[str]) -> bool:
 
 
 def resize_as_saved(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Give a newly built model of transformers the numbers of heads of the one in a folder that `save_pruned` wrote, as
-    uninitialized parameters; with or without an output layer, as that one or not. CheckpointError if they cannot be
-    read, or are those of another model."""
+    """Give a newly built model of transformers the heads and output layer of the one in a folder that `save_pruned`
+    wrote, as uninitialized parameters. CheckpointError if they cannot be read, or are another model's."""
     file = Path(folder) / HEADS_FILE
     heads = _heads(file)
     with reading(file, "list of heads"):
@@ -146,7 +147,14 @@ def _resize_all(model: Any, heads: Entry, batch: Any = None) -> None:
     if set(sites) != set(sizes):
         raise CheckpointError(f"its modules are not those of {type(model).__name__}{hint}")
     for name, site in sites.items():
-        _resize(site, *sizes[name])
+        num_heads, num_kv_heads = sizes[name]
+        if num_heads > site.num_heads or num_heads % num_kv_heads:
+            raise CheckpointError(
+                f"{site.name}: num_heads={num_heads}, num_kv_heads={num_kv_heads}; expected a multiple of the KV "
+                f"heads, and at most {site.num_heads}"
+            )
+        if (num_heads, num_kv_heads) != (site.num_heads, site.num_kv_heads):
+            make_room(site, num_heads, num_kv_heads)
 
 
 def _sizes(heads: Entry) -> dict[str, tuple[int, int]]:
@@ -162,16 +170,6 @@ def _heads(file: Path) -> Entry:
         if heads.word("format") != FORMAT:
             raise CheckpointError(f"expected the format {FORMAT}, got {heads.word('format')!r}")
         return heads
-
-
-def _resize(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-    if num_heads > site.num_heads or num_heads % num_kv_heads:
-        raise CheckpointError(
-            f"{site.name}: num_heads={num_heads}, num_kv_heads={num_kv_heads}; expected a multiple of the KV heads, "
-            f"and at most {site.num_heads}"
-        )
-    if (num_heads, num_kv_heads) != (site.num_heads, site.num_kv_heads):
-        make_room(site, num_heads, num_kv_heads)
 
 
 def _kind(name: str, file: Path) -> Any:
@@ -193,13 +191,6 @@ def _config(path: Path, kind: Any) -> Any:
             config = kind.config_class.from_json_file(path)  # which reads their spelling of ∞ and NaN
         check_built(config, path)
         return config
-
-
-def _check_layers(config: Any, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise CheckpointError for more layers than weights, before any layer is built."""
-    layers = num_layers(config) or 0
-    if layers > len(tensors):
-        raise CheckpointError(f"{str(path)!r}: {layers} layers, and {len(tensors)} weights in {WEIGHTS_FILE}")
 
 
 def _apart(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -27,8 +27,7 @@ class HealingStep:
 
 @dataclass(frozen=True)
 class Healed:
-    """The trained model, the loss of each step's batch, and the number of weights that were trained, which are those of
-    parameters with a gradient."""
+    """The trained model, the loss of each step's batch, and the number of trained weights, those with a gradient."""
 
     model: nn.Module
     losses: tuple[float, ...]
@@ -105,7 +104,7 @@ def heal(
                     raise ConfigError(
                         f"batches: they ended after {step} of {steps} steps; give more, or a list"
                     ) from None
-            rate = lr * _factor(step, steps, warmup)
+            rate = lr * learning_rate_factor(step, steps, warmup, 0.1)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             with seeded(step_seed(seed, step), devices):  # not around batches and watch, which may draw for themselves
@@ -149,8 +148,9 @@ def _number(parameter: nn.Parameter, place: int) -> Tensor:
     return local(parameter.detach()).flatten()[place : place + 1].clone()
 
 
-def _factor(step: int, steps: int, warmup: int) -> float:
+def learning_rate_factor(step: int, steps: int, warmup: int, least: float) -> float:
+    """Linear warmup over `warmup` steps, then a cosine decay to `least` (Loshchilov & Hutter 2016)."""
     if step < warmup:
         return (step + 1) / warmup
     share = (step - warmup) / max(1, steps - warmup)
-    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * share))
+    return least + (1.0 - least) * 0.5 * (1.0 + math.cos(math.pi * share))

@@ -6,11 +6,9 @@
 >>> done.model.num_kv_heads, len(done.merges[""].groups)
 (2, 2)
 
-The mathematics of merging KV heads, on plain matrices. A query of head i is x Q_i and a key of head j is y K_j, so a
-score is x Q_i K_jᵀ yᵀ; a head's output is a mean of y V_j, which W_O maps to y V_j O_i. All matrices have an additional
-row for the bias, if there is one.
-
-    Q [g, e, d_k], K [r, e_c, d_k], V [r, e_c, d_v], O [g, d_v, e_o]: r KV heads to merge, and their g query heads
+A query of head i is x Q_i and a key of head j is y K_j, so a score is x Q_i K_jᵀ yᵀ; a head's output is a mean of
+y V_j, which W_O maps to y V_j O_i. All matrices have an additional row for the bias, if there is one:
+Q [g, e, d_k], K [r, e_c, d_k], V [r, e_c, d_v], O [g, d_v, e_o]: r KV heads to merge, and their g query heads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.edit.limits import aligned, by_site, change, check_finite, check_weights, count_parameters
+from headwise.edit.pruning import aligned, by_site, change, check_finite, check_weights, count_parameters
 from headwise.errors import ConfigError, check_choice, whole_number
 from headwise.models import KINDS, HeadSite, find_heads
 from headwise.models.configuration.sizes import update_config
@@ -33,26 +31,19 @@ Groups = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Merge:
-    """The KV heads that were merged in one module.
-
-    Attributes:
-        groups: KV heads by their previous numbers that were merged to one, in the new order.
-        queries: query heads by their previous numbers, in the new order.
-        lost_scores, lost_values: relative Frobenius error of the matrices W_Q W_Kᵀ and W_V W_O of all heads (0 is
-            exact, and it can exceed 1): the expected error for isotropic inputs.
-    """
+    """The KV heads that were merged in one module. Errors are those expected for isotropic inputs: 0 is exact."""
 
     module: str
-    groups: tuple[tuple[int, ...], ...]
-    queries: tuple[int, ...]
-    lost_scores: float
-    lost_values: float
+    groups: tuple[tuple[int, ...], ...]  # KV heads by their previous numbers that were merged to one, in the new order
+    queries: tuple[int, ...]  # query heads by their previous numbers, in the new order
+    lost_scores: float  # relative Frobenius error of the matrices W_Q W_Kᵀ of all heads; it can exceed 1
+    lost_values: float  # of W_V W_O
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of `merge_kv`. model: the model that was given, or its copy. merges: one for each changed module, by
-    the name of its site."""
+    """The result of `merge_kv`: the model that was given, or its copy, and one `Merge` for each changed module, by
+    name."""
 
     model: nn.Module
     method: str
@@ -267,10 +258,8 @@ def _write(linear: nn.Linear, x: Tensor) -> None:
 
 
 def shared_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries [g, e, d_k] and one K [e_c, d_k] with Σ_i ‖Q_i K_jᵀ − Q'_i K'ᵀ‖² least, over all of rank d_k.
-
-    Exact if K_j = K_1 A_j. For scores without rotary positions and norms, which do not commute with A_j.
-    """
+    """Queries [g, e, d_k] and one K [e_c, d_k] with Σ_i ‖Q_i K_jᵀ − Q'_i K'ᵀ‖² least, over all of rank d_k; exact if
+    K_j = K_1 A_j. For scores without rotary positions and norms, which do not commute with A_j."""
     basis, inner = _joined(k)  # K_j = basis @ inner_j
     of_query = inner.repeat_interleave(len(q) // len(k), 0)  # [g, k, d]
     maps = q @ of_query.mT  # Q_i K_jᵀ in the basis, [g, e, k]
@@ -279,7 +268,7 @@ def shared_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shared_rotary_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """As `shared_keys`, with maps that commute with rotary positions: one complex factor per head for each rotated pair
+    """As `shared_keys`, by maps that commute with rotary positions: one complex factor per head for each rotated pair
     (t, t + d/2), taken as a complex number. Exact if K_j = K_1 diag(a_j) in this sense."""
     of_query = len(q) // len(k)
     pairs = [torch.complex(*x.chunk(2, -1)).permute(2, 0, 1) for x in (q, k)]  # [d/2, g, e], [d/2, r, e_c]
@@ -328,11 +317,8 @@ def rotary_overlap(x: Tensor) -> Tensor:
 
 
 def similar_groups(similarity: Tensor, count: int) -> list[list[int]]:
-    """Return heads in `count` groups of equal size, similar ones together: [r, r] to lists of head numbers.
-
-    Greedy, from the most similar group on; then pairs of heads are exchanged while that increases the sum of the
-    similarities within groups. Not always optimal, which is a hard problem.
-    """
+    """Heads [r, r] in `count` groups of equal size, similar ones together: greedy, then pairs are exchanged while that
+    increases the similarities within groups. Not always optimal, which is a hard problem."""
     heads, size = len(similarity), len(similarity) // count
     s = ((similarity + similarity.mT) / 2).double().clone().fill_diagonal_(0.0)
     free, groups = list(range(heads)), []

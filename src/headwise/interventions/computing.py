@@ -30,13 +30,8 @@ def attend_edited(
     return_map: bool, measures: Sequence[str | Measure], kernel: str, gap: tuple[int, int] | None = None,
     placed: bool = True, extra: int = 0,
 ) -> Tensor | tuple[Tensor, AttentionMap]:  # fmt: skip
-    """`attend` with edits; the first is applied first.
-
-    Args:
-        edits: the edits of the module.
-        at_end: whether the queries are the last of the keys' tokens, as in self attention. placed: whether their
-            positions are known. extra: as `Grid` has it.
-    """
+    """`attend` with edits, the first applied first. at_end: whether queries are the last of the keys' tokens, as in
+    self attention; placed: whether their positions are known; extra: as `Grid` has it."""
     plain = partial(attend_to, dropout_p=dropout_p, kernel=kernel)
     on_delta = events.here().on_delta
     with events.within(edited=None, on_delta=None):
@@ -63,7 +58,7 @@ def attend_edited(
 
 def _real(one: Placed, mask: Mask, grid: Grid) -> Tensor | None:
     """`Arguments.real` of self attention. In a step with a cache, a mask may hide keys for another reason: it goes on
-    from the call before, if that had all tokens but those of the step, and the step sees none of its padding."""
+    from the call before, if that had all tokens but the step's, and the step sees none of its padding."""
     found = real_tokens(mask, grid)
     real = torch.ones(1, grid.tokens, dtype=torch.bool, device="cpu") if found is None else found
     last = one.before.get(one.name)
@@ -147,11 +142,7 @@ def _edited(edits: Sequence[Placed], call: Arguments, plain: Callable[..., Resul
 
 
 def _joined_map(maps: list[AttentionMap], whole: Arguments, mask: Mask, own_keys: bool) -> AttentionMap:
-    """The map of all heads.
-
-    Args:
-        mask: of all heads with the edits. own_keys: whether all queries, keys, scales and scores are the model's own.
-    """
+    """The map of all heads. own_keys: whether all queries, keys, scales and scores are the model's own."""
     rule, one = Rule(mask, whole.scale, whole.grid, whole.scores), maps[0]
     if len(maps) == 1:
         return one

@@ -20,8 +20,7 @@ from headwise.scores import Score
 
 
 def kv_heads(x: Tensor, heads: range, num_heads: int) -> Tensor:
-    """Return the KV heads of k or v [b, h_kv, m, d] that these query heads read; a view where they are whole groups or
-    parts of one."""
+    """The KV heads of k or v [b, h_kv, m, d] that these query heads read; a view of whole groups or parts of one."""
     group = num_heads // x.shape[1]
     start, stop = heads.start // group, -(-heads.stop // group)
     if stop - start == 1 or (heads.start % group == 0 and heads.stop % group == 0):
@@ -42,15 +41,8 @@ Tokens: TypeAlias = int | slice | Sequence[int] | Tensor | None
 
 
 def checked_tokens(name: str, tokens: Tokens) -> Tokens:
-    """Return a set of tokens in a form that `selection` reads; raises for anything else.
-
-    Args:
-        tokens: a position, a slice or positions, counted from the first token of each sequence of the batch, or from
-            its last one if negative; a boolean tensor [tokens] of positions; a boolean tensor [b, columns] of the
-            columns of the batch, padding included, for sets that differ between batch entries; None for all.
-    Raises:
-        ConfigError, DTypeError, ShapeError: naming the argument.
-    """
+    """A set of tokens as `selection` reads it, or an error: positions or a slice in each sequence, from its end if
+    negative; boolean [tokens], or [b, columns] with padding; None for all."""
     if tokens is None or isinstance(tokens, slice):
         return tokens
     if isinstance(tokens, bool | str):
@@ -77,16 +69,11 @@ def checked_tokens(name: str, tokens: Tokens) -> Tokens:
 
 
 class Columns(NamedTuple):
-    """The columns of some queries or keys of a batch.
+    """The columns of some queries or keys of a batch."""
 
-    Attributes:
-        position: int64 [b or 1, size], of each in the sequence of its batch entry; −1 for padding.
-        lengths: [b or 1], tokens of each sequence. first: number of the first column.
-    """
-
-    position: Tensor
-    lengths: Tensor
-    first: int
+    position: Tensor  # int64 [b or 1, size], of each in the sequence of its batch entry; −1 for padding
+    lengths: Tensor  # [b or 1], tokens of each sequence
+    first: int  # number of the first column
 
     @classmethod
     def of(cls, real: Tensor | None, size: int) -> "Columns":
@@ -100,11 +87,7 @@ class Columns(NamedTuple):
 
 
 def selection(tokens: Tokens, columns: Columns) -> Tensor:
-    """Return which of the columns are in the set: boolean [b or 1, size] on the CPU.
-
-    Args:
-        tokens: of `checked_tokens`. Positions that a sequence does not have are not in it.
-    """
+    """Which columns are in the set of `checked_tokens`: boolean [b or 1, size] on the CPU; positions may be missing."""
     size = columns.position.shape[1]
     if tokens is None:
         return torch.ones(1, size, dtype=torch.bool, device="cpu")
@@ -195,17 +178,12 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Placed:
-    """An edit of some modules, as subscribed.
-
-    Attributes:
-        name: of the module. applied: for each call so far, the name of its module, and whether it had a token of each
-            set of the edit.
-        before: name of a module → `Arguments.real` of its last call, boolean [b or 1, tokens].
-    """
+    """An edit of some modules, as subscribed. applied: for each call, its module's name, and whether it had a token of
+    each set; before: `Arguments.real` of a module's last call, boolean [b or 1, tokens]."""
 
     edit: "Edit"
     applied: list[tuple[str, bool]]
-    name: str = ""
+    name: str = ""  # of the module
     before: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -229,8 +207,18 @@ class Edit:
         check_declared(cls, Edit, {"changed": "the arguments of a call with the edit"})
 
     def __init__(self, heads: Sequence[int] | int | None = None, queries: Tokens = None) -> None:
-        self.heads = _checked_heads(type(self).__name__, heads)
-        self.tokens: Mapping[str, Tokens] = {"queries": checked_tokens(f"{type(self).__name__}(queries)", queries)}
+        owner = type(self).__name__
+        self.heads: tuple[int, ...] | None = None
+        if heads is not None:
+            one = whole_number(heads)
+            given = [one] if one is not None else heads
+            if isinstance(given, str) or not isinstance(given, Iterable) or not (given := list(given)):
+                raise ConfigError(f"{owner}(heads={heads!r}): expected numbers of heads, or None for all")
+            numbers = [head for head in map(whole_number, given) if head is not None and head >= 0]
+            if len(numbers) < len(given):
+                raise ConfigError(f"{owner}(heads={heads!r}): expected whole numbers, counted from 0")
+            self.heads = tuple(sorted(set(numbers)))
+        self.tokens: Mapping[str, Tokens] = {"queries": checked_tokens(f"{owner}(queries)", queries)}
 
     def changed(self, call: Arguments) -> Arguments:
         """Return the arguments of the call with the edit, which applies to all of its heads."""
@@ -264,19 +252,6 @@ class Edit:
     def __repr__(self) -> str:
         given = {"heads": None if self.heads is None else list(self.heads), **self.tokens}
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in given.items())})"
-
-
-def _checked_heads(owner: str, heads: Sequence[int] | int | None) -> tuple[int, ...] | None:
-    if heads is None:
-        return None
-    one = whole_number(heads)
-    given = [one] if one is not None else heads
-    if isinstance(given, str) or not isinstance(given, Iterable) or not (given := list(given)):
-        raise ConfigError(f"{owner}(heads={heads!r}): expected numbers of heads, or None for all")
-    numbers = [head for head in map(whole_number, given) if head is not None and head >= 0]
-    if len(numbers) < len(given):
-        raise ConfigError(f"{owner}(heads={heads!r}): expected whole numbers, counted from 0")
-    return tuple(sorted(set(numbers)))
 
 
 class Forbid(Edit):

@@ -20,7 +20,7 @@ from headwise.masks import Span
 from headwise.pooling import Squares
 from headwise.rule import Rule, grouped, grouped_t
 from headwise.stats import Statistic
-from headwise.stats.rows import Reduced, ToReduce
+from headwise.stats.statistic import Reduced, ToReduce
 from headwise.tiles import Scratch, Tile, log_sums, stream, weights_at
 
 LARGE = 2.0  # scores; of larger ones the rounding of the log-sum-exp shows in the sums of rows

@@ -148,30 +148,21 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, each of its parameter's size
 
 @dataclass(frozen=True)
 class TrainingState:
-    """A saved run.
+    """A saved run."""
 
-    Attributes:
-        model: its `state_dict`. optimizer: the state of each parameter, in order.
-        step, seconds: completed. best: held-out losses of the best model. log: one entry per evaluation.
-    """
-
-    model: dict[str, Tensor]
-    optimizer: list[dict[str, Tensor]]
-    step: int
+    model: dict[str, Tensor]  # its `state_dict`
+    optimizer: list[dict[str, Tensor]]  # the state of each parameter, in order
+    step: int  # completed
     seconds: float
-    best: dict[str, float]
-    log: list[dict[str, Any]]
+    best: dict[str, float]  # held-out losses of the best model
+    log: list[dict[str, Any]]  # one entry per evaluation
 
 
 def training_state(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], info: Mapping[str, Any], model: Mapping[str, Tensor],
     parameters: Sequence[Tensor],
 ) -> TrainingState:  # fmt: skip
-    """The state in a file for a model with this `state_dict` and an optimizer of these parameters.
-
-    Raises:
-        CheckpointError: if something is missing or has another size.
-    """
+    """The state in a file for a model of this `state_dict` and an optimizer of these parameters, or CheckpointError."""
     with reading(path, WHAT, way_out=Bilingual("--fresh trains anew", "--fresh 重新训练")):
         entry = Entry(dict(info), "info")
         log = entry.entries("log")

@@ -28,12 +28,8 @@ ROWS = 1024  # tokens whose logits are stored at a time; they fit in the CPU's c
 
 
 def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Mean cross-entropy of softmax(hidden weightᵀ) in nats per token, differentiable in hidden and weight.
-
-    Args:
-        hidden: [tokens, d]; weight: [vocab, d]; targets: [tokens] token ids.
-        dtype: of the products; softmax and sums use float32.
-    """
+    """Mean cross-entropy of softmax(hidden weightᵀ) in nats per token, differentiable: hidden [tokens, d], weight
+    [vocab, d], targets [tokens]. Softmax and sums are float32, products `dtype`."""
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         return _Loss.apply(hidden, weight, targets, dtype)
     total = hidden.new_zeros((), dtype=torch.float32)
@@ -44,11 +40,7 @@ def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, dtype: t
 
 
 def mean_loss(model: nn.Module, windows: Tensor, precision: str = "float32") -> Tensor:
-    """Mean loss of a `Decoder` on windows [w, tokens + 1] in nats per token, differentiable if gradients are enabled.
-
-    Args:
-        precision: "bfloat16" computes products in bfloat16; or "float32".
-    """
+    """Mean loss of a `Decoder` on windows [w, tokens + 1] in nats per token; products in "float32" or "bfloat16"."""
     assert isinstance(model, Decoder)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
         hidden, _ = model.hidden(windows[:, :-1])
@@ -334,7 +326,12 @@ class Decoder(nn.Module):
             for block in self.modules():
                 if not isinstance(block, TransformerBlock):
                     continue
-                for weight in _own_weights(block.attention):
+                # Those that a design initialises itself are uniform in ±1/√inputs: scaled by √3, they have the standard
+                # deviation of the linear maps. Maps initialised to the identity are excluded.
+                linear = {id(m.weight) for m in block.attention.modules() if isinstance(m, nn.Linear)}
+                own = [p for p in block.attention.parameters() if p.ndim >= 2 and id(p) not in linear]
+                own = [p for p in own if p.shape[0] != p.shape[-1] or not torch.equal(p, torch.eye(len(p)).to(p))]
+                for weight in own:
                     weight.mul_(math.sqrt(3.0))
                 for weight in (*block.attention.last_weights(), block.ff_out.weight):
                     weight.mul_(1.0 / math.sqrt(2 * self.config.num_layers))
@@ -370,14 +367,6 @@ def _sizes(attention: AttentionLayer) -> dict[str, int]:
     return {name: getattr(attention, name) for name in SIZES if hasattr(attention, name)} | whole
 
 
-def _own_weights(attention: AttentionLayer) -> list[Tensor]:
-    """Weights that a design initialises itself, uniform in ±1/√inputs; scaled by √3 they have the standard deviation
-    1/√inputs of the linear maps, as in all designs. Maps initialised to the identity are excluded."""
-    linear = {id(m.weight) for m in attention.modules() if isinstance(m, nn.Linear)}
-    matrices = [p for p in attention.parameters() if p.ndim >= 2 and id(p) not in linear]
-    return [p for p in matrices if p.shape[0] != p.shape[-1] or not torch.equal(p, torch.eye(len(p)).to(p))]
-
-
 def write(
     decoder: Decoder,
     tokenizer: CharTokenizer,
@@ -390,23 +379,8 @@ def write(
     seed: int | None = None,
     budget: Budget | None = None,
 ) -> Iterator[str]:
-    """Yield the continuation of `prompt` as it is generated, `length` characters in total.
-
-    Every token attends to the last `context` tokens through a sliding cache, so that texts of any length have a
-    constant cost per token. (In a model of several layers, earlier text still has an indirect effect.)
-
-    Args:
-        prompt: at least one character.
-        temperature: 0 always takes the most likely token; 1 samples from the model's probabilities.
-        top_k: sample from the k most likely tokens. top_p: sample from the smallest set of tokens with this total
-            probability (nucleus sampling, Holtzman et al. 2019). None disables either.
-        seed: the same seed gives the same text.
-        budget: number of tokens that each KV head keeps, at most `context`; by default all keep `context`. A budget
-            with sinks supports texts of at most `context` tokens: beyond, the sinks would be further away than in
-            training. (On the embedded model this costs 0.67 nats per token.)
-    Raises:
-        TextError, ConfigError: naming the argument; also for a budget of another model.
-    """
+    """Yield the continuation of `prompt`, `length` characters, each from the last `context` tokens through a sliding
+    cache. `top_p`: nucleus sampling (Holtzman et al. 2019). `budget`: tokens that each KV head keeps."""
     check_sampling(prompt, length, temperature, top_k, top_p)
     context = decoder.config.context
     if budget is not None and budget.sinks and len(tokenizer.encode(prompt)) + length > context:

@@ -1,8 +1,5 @@
-"""Texts for the character model: read from files, as tokens, as training and held-out parts, and baselines.
-
-Unigram and bigram baselines on the tokens that the decoder is evaluated on. A decoder that is no better than the bigram
-model has learned nothing that requires attention.
-"""
+"""Texts for the character model: read from files, as tokens, as training and held-out parts; unigram and bigram
+baselines: a decoder that is no better than the bigram model has learned nothing that requires attention."""
 
 import hashlib
 import json
@@ -36,8 +33,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def decoded(data: bytes, path: str | os.PathLike[str], first: int = 0) -> str:
-    """Decode the contents of a file from byte `first` on. TextError naming a byte that is not UTF-8, or NUL, and its
-    offset."""
+    """Decode contents from byte `first` on; TextError naming a byte that is not UTF-8, or NUL, and its offset."""
     if first == 0 and data.startswith(MARK):
         data, first = data[len(MARK) :], len(MARK)
     try:
@@ -177,10 +173,8 @@ HELD_OUT = 0.05  # share at the end of each file
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token streams for training and evaluation, one tensor per file.
-
-    The last 5 % of *each* file is held out, so that editions of one book in two scripts hold out the same passages.
-    """
+    """Token streams, one tensor per file. The last 5 % of *each* file is held out, so that editions of one book in two
+    scripts hold out the same passages."""
 
     names: list[str]
     train: list[Tensor]
@@ -197,11 +191,8 @@ class Corpus:
         byte_rate: float = 0.003,
         seed: int = 0,
     ) -> "Corpus":
-        """Read the files; the vocabulary is made from the training parts unless a tokenizer is given.
-
-        A share `byte_rate` of the training characters is encoded as bytes. Every frequent character has a token of its
-        own, so the byte tokens would otherwise never be trained.
-        """
+        """Read the files; without a tokenizer, the vocabulary is made from the training parts. A share `byte_rate` of
+        the characters is encoded as bytes, whose tokens would otherwise never be trained."""
         if not files:
             raise ConfigError("train: no files given", "train：没有给出文件")
         texts = [read_text(file) for file in files]
@@ -233,12 +224,8 @@ class Corpus:
         return digest.hexdigest()
 
     def batch(self, size: int, context: int, *, seed: int, step: int, repeat_share: float = 0.0) -> Tensor:
-        """Return [size, context + 1] windows of the training parts, each within one file. They depend only on seed and
-        step, so that a resumed run continues exactly.
-
-        A share `repeat_share` of the windows repeats its own beginning at a random period: text that can only be
-        predicted from earlier text.
-        """
+        """[size, context + 1] windows of the training parts, each within one file, by seed and step alone, so that a
+        resumed run continues exactly. A share `repeat_share` of them repeats its own beginning at a random period."""
         generator = torch.Generator().manual_seed(step_seed(seed, step))
         rooms = torch.tensor([len(stream) - context for stream in self.train])
         at = torch.randint(int(rooms.sum()), (size,), generator=generator)
@@ -263,10 +250,7 @@ class Corpus:
 
 
 class Unigram:
-    """p(w) = (c(w) + T / V) / (N + T): counts, mixed with the uniform distribution (Witten & Bell 1991).
-
-    N tokens of T kinds were counted; V is the size of the vocabulary.
-    """
+    """p(w) = (c(w) + T / V) / (N + T) for N tokens of T kinds, V in the vocabulary (Witten & Bell 1991)."""
 
     def __init__(self, streams: Sequence[Tensor], vocab_size: int) -> None:
         counts = np.zeros(vocab_size, np.int64)
@@ -283,8 +267,8 @@ class Unigram:
 
 
 class Bigram:
-    """p(w | u) = (c(u, w) + T(u) p(w)) / (c(u) + T(u)), with the unigram p(w) and the number T(u) of kinds seen after
-    u: interpolated Witten–Bell (Witten & Bell 1991; Chen & Goodman 1999, §2.5). Pairs are counted inside a stream."""
+    """p(w | u) = (c(u, w) + T(u) p(w)) / (c(u) + T(u)) with the unigram p(w) and T(u) kinds seen after u, inside a
+    stream: interpolated Witten–Bell (Witten & Bell 1991; Chen & Goodman 1999, §2.5)."""
 
     def __init__(self, streams: Sequence[Tensor], vocab_size: int) -> None:
         self.vocab_size, self.unigram = vocab_size, Unigram(streams, vocab_size)
@@ -312,15 +296,8 @@ class Bigram:
 
 
 def baseline_losses(train: Sequence[Tensor], windows: Sequence[Tensor], vocab_size: int) -> dict[str, list[float]]:
-    """Compute the held-out loss of both models in nats per token, one number for each tensor of windows.
-
-    Args:
-        train: token streams to count, such as `corpus.train`.
-        windows: [w, context + 1] each, such as `corpus.heldout_windows(context)`. As in `train.heldout_loss`, every
-            token except the first of each window is predicted.
-    Returns:
-        {"unigram": [...], "bigram": [...]}
-    """
+    """Held-out loss of "unigram" and "bigram" in nats per token, one number for each tensor [w, context + 1] of
+    windows; as in `train.heldout_loss`, the first token of each window is not predicted."""
     bigram = Bigram(train, vocab_size)
     models: dict[str, Unigram | Bigram] = {"unigram": bigram.unigram, "bigram": bigram}
     return {name: [_loss(model, x, vocab_size) for x in windows] for name, model in models.items()}

@@ -18,19 +18,12 @@ from headwise.base.files import atomic_path, taken
 from headwise.base.read import write_tensors
 from headwise.base.run import seeded, step_seed
 from headwise.costs.work import positive
+from headwise.edit.healing import learning_rate_factor
 from headwise.errors import CheckpointError, ConfigError, check_choice
 from headwise.lm.checkpoint import MODEL_FILE, header_of, load_checkpoint, read, save_model, training_state, unpack
 from headwise.lm.model import Decoder, DecoderConfig, mean_loss
 from headwise.lm.texts import BYTES, Corpus
 from headwise.lm.watch_heads import HeadWatcher
-
-
-def learning_rate_factor(step: int, steps: int, warmup: int) -> float:
-    """Linear warmup over `warmup` steps, then a cosine decay to 1/20 (Loshchilov & Hutter 2016)."""
-    if step < warmup:
-        return (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def share_at(step: int, shares: list[tuple[int, float]]) -> float:
@@ -39,11 +32,7 @@ def share_at(step: int, shares: list[tuple[int, float]]) -> float:
 
 
 def read_shares(value: float | str) -> list[tuple[int, float]]:
-    """Parse a share for all steps (0.04), or shares that change at steps ("0.04,0.4@2000"), as (first step, share).
-
-    >>> read_shares("0.04,0.4@2000")
-    [(0, 0.04), (2000, 0.4)]
-    """
+    """Parse a share (0.04), or shares that change at steps, as (first step, share): "0.04,0.4@2000"."""
     found: list[tuple[int, float]] = []
     for part in str(value).split(","):
         share, _, start = part.partition("@")
@@ -93,11 +82,7 @@ class Run:
         self.log: list[dict[str, Any]] = []
         self.best: dict[str, float] = {}
         self.seconds, self.since = 0.0, time.perf_counter()
-        self._saved = time.monotonic()
-
-    @property
-    def last_heldout(self) -> float | None:
-        return self.log[-1]["heldout_loss"] if self.log else None
+        self.saved = time.monotonic()
 
     def evaluated(self, loss: float, parts: list[float]) -> None:
         """Write the held-out loss of each text to the log, and the model to its file if it is the best so far."""
@@ -111,10 +96,6 @@ class Run:
         with atomic_path(self.folder / LOG_FILE) as temporary:
             temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.log))
 
-    def unsaved(self) -> float:
-        """Seconds of work since the last save."""
-        return time.monotonic() - self._saved
-
     def save(self) -> None:
         """Write everything required to resume to one file."""
         tensors = {f"model.{name}": x.detach() for name, x in self.decoder.state_dict().items()}
@@ -127,14 +108,11 @@ class Run:
         }  # fmt: skip
         header = header_of(self.decoder.config, self.corpus.tokenizer, info)
         write_tensors(self.folder / TRAINING_FILE, tensors, header)
-        self._saved = time.monotonic()
+        self.saved = time.monotonic()
 
     def restore(self) -> float | None:
-        """Continue from training.safetensors if it exists; returns the seconds since it was saved, or None.
-
-        Raises:
-            CheckpointError: if the folder contains a run with other settings, or a model of another run.
-        """
+        """Continue from training.safetensors if it exists; seconds since it was saved, or None. CheckpointError if it
+        is another run's."""
         path = self.folder / TRAINING_FILE
         if not path.exists():
             if (self.folder / MODEL_FILE).exists():  # after a kill between the first evaluation and the first save
@@ -229,33 +207,8 @@ def train(
     watch: Callable[[TrainingStep], None] | None = None,
     watch_heads: bool = False,
 ) -> Outcome:
-    """Train a character decoder on text files and write it to the folder `out`.
-
-    Args:
-        files: UTF-8 texts; the last 5 % of each is held out.
-        out: folder for model.safetensors (the best held-out loss), training.safetensors (the state to resume from) and
-            log.jsonl. Only one run at a time can use it.
-        design, options, order: of the attention and the blocks, as in `DecoderConfig`.
-        lr: peak of AdamW's learning rate, after `warmup` steps; then a cosine decay to 1/20.
-        repeat_share: share of the training windows with repeated text (see `Corpus.batch`); "0.04,0.4@2000" changes it
-            at step 2000.
-        precision: "bfloat16" computes products in bfloat16 (weights and optimiser stay in float32); or "float32".
-        init: start from this model's weights and vocabulary, with its sizes and design; the arguments d_model to d_ff
-            and design to order have no effect then.
-        save_seconds: training.safetensors is written at each evaluation, and after the first step that ends this many
-            seconds after the last write. This bounds the work that a kill can lose.
-        resume: continue from training.safetensors if it exists. The final weights are bitwise equal to those of an
-            uninterrupted run on the same machine with the same number of threads.
-        resumed: called before the first step if the run continues an earlier one.
-        watch: called after each step.
-        watch_heads: record the roles of every head before the first step and at each evaluation in heads.jsonl (see
-            `headwise.lm.watch_heads`); losses and weights do not change.
-    Returns:
-        The outcome. Ctrl-C saves and returns with finished=False.
-    Raises:
-        TextError, ConfigError: naming the argument; also if another run writes to `out`.
-        CheckpointError: if `out` contains a run with other settings or another model, or cannot be written.
-    """
+    """Train a character decoder on UTF-8 texts and write model.safetensors (the best held-out loss),
+    training.safetensors (a state to resume from, bitwise) and log.jsonl to the folder `out`."""
     positive(steps=steps, batch_size=batch_size, eval_every=eval_every, context=context)
     check_choice("precision", precision, ("bfloat16", "float32"))
     if not save_seconds >= 0:
@@ -305,18 +258,19 @@ def train(
                 begun = time.perf_counter()
                 share = share_at(run.step, shares)
                 batch = corpus.batch(batch_size, context, seed=seed, step=run.step, repeat_share=share)
-                loss = _step(run, batch, lr * learning_rate_factor(run.step, steps, warmup), seed, precision)
+                loss = _step(run, batch, lr * learning_rate_factor(run.step, steps, warmup, 0.05), seed, precision)
                 run.step += 1
                 evaluated = run.step % eval_every == 0 or run.step == steps
                 if evaluated:
                     run.evaluated(loss, heldout_loss(decoder, windows, precision))
                     if watcher is not None:
                         watcher.record(run.step)
-                if evaluated or run.unsaved() >= save_seconds:
+                if evaluated or time.monotonic() - run.saved >= save_seconds:
                     run.save()
                 if watch is not None:
                     rate = batch_size * context / (time.perf_counter() - begun)
-                    watch(TrainingStep(run.step, steps, loss, run.last_heldout, rate))
+                    heldout = run.log[-1]["heldout_loss"] if run.log else None
+                    watch(TrainingStep(run.step, steps, loss, heldout, rate))
                 if stopped:  # checked once, after `watch`, so that the step is saved whenever Ctrl-C was pressed
                     run.save()
                     break

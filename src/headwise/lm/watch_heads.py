@@ -1,7 +1,5 @@
-"""Records roles, similarity and induction scores of a decoder's heads during training in heads.jsonl.
-
-Training is not affected: each record uses its own random generators, in eval mode and without gradients.
-"""
+"""Records roles, similarity and induction scores of a decoder's heads during training in heads.jsonl. Training is not
+affected: each record uses its own random generators, in eval mode and without gradients."""
 
 import json
 import math
@@ -17,8 +15,8 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.head_roles import DEFINITIONS, roles
-from headwise.analysis.head_roles.definitions import VERSION as ROLES
 from headwise.analysis.head_roles.repeats import VERSION, HeadScores, RepeatProbe, probe_induction
+from headwise.analysis.head_roles.score import VERSION as ROLES
 from headwise.analysis.head_roles.tally import offset_mass
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
 from headwise.analysis.information import output_similarities
@@ -40,17 +38,8 @@ def probe_repeats(
     sequences: int = 8,
     seed: int = 0,
 ) -> RepeatProbe:
-    """Induction and previous-token scores of every head on `sequences` random sequences of 2·length tokens.
-
-    Args:
-        decoder, tokenizer: the model, in eval mode.
-        characters: to draw from, such as `frequent_characters(text)`; all in the vocabulary, so that each is one token.
-            A copy contains no character twice, so that "the earlier equal token" is a unique position.
-        length: T, at least 2, at most half the context and the number of characters.
-        sequences: number of sequences. seed: sequence s is drawn with seed + s.
-    Raises:
-        ConfigError: naming the argument.
-    """
+    """Induction and previous-token scores of every head on `sequences` random sequences of 2·length tokens, of
+    `characters` that are one token each; sequence s is drawn with seed + s, none twice in a copy."""
     ids = _ids(decoder, tokenizer, characters, length, sequences)
     device = decoder.embedding.weight.device
     return probe_induction(
@@ -60,8 +49,8 @@ def probe_repeats(
 
 
 def frequent_characters(text: str, tokenizer: CharTokenizer, count: int = 256) -> str:
-    """The `count` most frequent letters and ideographs of `text` that have a token of their own, or fewer if the text
-    has fewer. Punctuation and white space are excluded because heads treat them differently."""
+    """The `count` most frequent letters and ideographs of `text` with a token of their own. Punctuation and white space
+    are excluded because heads treat them differently."""
     known = set(tokenizer.characters)
     found = Counter(c for c in text if c in known and unicodedata.category(c)[0] == "L")
     return "".join(sorted(found, key=lambda c: (-found[c], c))[:count])
@@ -96,15 +85,8 @@ LENGTH, SEQUENCES = 64, 8  # of the repeated random tokens
 
 
 class HeadWatcher:
-    """Measures a decoder's heads; `record(step)` writes the results to the run's folder.
-
-    Args:
-        windows: held-out windows [w, context + 1] for each file, as returned by `Corpus.heldout_windows`.
-        settings: of the run; a record of a run with other settings is not continued.
-        step: the present step of the run; later entries of the record are discarded. None for a new run.
-    Raises:
-        ConfigError: if layers have different numbers of heads. CheckpointError: if heads.jsonl cannot be read.
-    """
+    """Measures a decoder's heads on `windows` [w, context + 1] for each file; `record(step)` writes to the run's
+    folder. Entries later than `step` are discarded; a record of other `settings` is not continued."""
 
     def __init__(
         self,

@@ -37,11 +37,8 @@ from headwise.scores import Score
 
 
 class Heads(ParallelStyle):
-    """The layer itself: it is resized to this rank's heads, and masks and scores for all heads are cut to them.
-
-    x becomes a replicated DTensor, once for all projections, so that one all-reduce sums their contributions to its
-    gradient (the operator f of Shoeybi et al. 2019, §3).
-    """
+    """The layer itself, resized to this rank's heads. x becomes a replicated DTensor, once for all projections, so that
+    one all-reduce sums their contributions to its gradient (the operator f of Shoeybi et al. 2019, §3)."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, AttentionLayer)
@@ -61,8 +58,8 @@ class Heads(ParallelStyle):
 
 
 class KeyHeads(ColwiseParallel):
-    """W^K or W^V: `ColwiseParallel`; ranks that share a KV head each compute some of its channels and gather the rest.
-    Gradients are summed and scattered."""
+    """W^K or W^V: ranks that share a KV head compute some of its channels each and gather the rest; gradients are
+    summed and scattered."""
 
     def __init__(self, num_kv_heads: int) -> None:
         super().__init__()
@@ -80,8 +77,7 @@ class KeyHeads(ColwiseParallel):
 
 
 class HeadNorm(SequenceParallel):
-    """A norm of each head, [b, h, n, d]: `SequenceParallel` along the heads. The gradient of its weight is summed over
-    the ranks."""
+    """A norm of each head, [b, h, n, d]: `SequenceParallel` along the heads; its weight's gradient is summed."""
 
     def __init__(self) -> None:
         super().__init__(sequence_dim=1, use_local_output=True)
@@ -96,8 +92,7 @@ class HeadNorm(SequenceParallel):
 
 
 class OwnRandomness(ParallelStyle):
-    """Dropout of a partitioned tensor: each rank draws different numbers; afterwards all generators are in the same
-    state again."""
+    """Dropout of a partitioned tensor: ranks draw different numbers; then all generators are in one state again."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         own_randomness(module, device_mesh)
@@ -111,7 +106,8 @@ def own_randomness(module: nn.Module, mesh: DeviceMesh) -> None:
     def before(module: nn.Module, args: Any) -> None:
         if module.training:
             seed = int(torch.randint(1 << 40, (), device="cpu"))  # equal on all ranks
-            fork = torch.random.fork_rng(device_type=mesh.device_type) if mesh.device_type != "cpu" else _cpu_fork()
+            on_cpu = mesh.device_type == "cpu"
+            fork: Any = torch.random.fork_rng(**{"devices": []} if on_cpu else {"device_type": mesh.device_type})
             fork.__enter__()
             forks.append(fork)
             torch.manual_seed(seed + 1 + mesh.get_local_rank())
@@ -122,10 +118,6 @@ def own_randomness(module: nn.Module, mesh: DeviceMesh) -> None:
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after, always_call=True)
-
-
-def _cpu_fork() -> Any:
-    return torch.random.fork_rng(devices=[])
 
 
 def _waited(layer: nn.Module, args: Any, result: Any) -> Any:
@@ -265,7 +257,10 @@ def parallelize_heads(
         raise ConfigError(f"model: {type(model).__name__} has no attention layer of headwise; convert it first")
     for module, plan in plans.items():
         parallelize_module(module, mesh, plan)
-    _same_on_all(model, mesh)
+    with torch.no_grad():  # weights and buffers that are not partitioned, from the first rank
+        for x in [*model.parameters(), *model.buffers()]:
+            if not isinstance(x, DTensor):
+                dist.broadcast(x, src=int(mesh.mesh.flatten()[0]), group=mesh.get_group())
     return model
 
 
@@ -349,12 +344,3 @@ def _plans(model: nn.Module, ranks: int, feed_forward: bool) -> Iterator[tuple[n
         except (ConfigError, ShapeError) as error:
             raise type(error)(f"{name or 'the model'}: {error}") from None
         yield module, plan
-
-
-@torch.no_grad()
-def _same_on_all(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Broadcast the weights and buffers that are not partitioned from the first rank."""
-    group = mesh.get_group()
-    for x in [*model.parameters(), *model.buffers()]:
-        if not isinstance(x, DTensor):
-            dist.broadcast(x, src=int(mesh.mesh.flatten()[0]), group=group)

@@ -47,13 +47,8 @@ class Members(NamedTuple):
 
 
 def members(group: Any = None) -> Members:
-    """The members of a group.
-
-    Args:
-        group: a `ProcessGroup`, a `DeviceMesh` of one dimension, or None for all processes.
-    Raises:
-        ConfigError: if torch.distributed is not initialised, the mesh has more dimensions, or this process is outside.
-    """
+    """The members of a `ProcessGroup`, a `DeviceMesh` of one dimension, or of all processes; ConfigError if there is
+    none, or this process is outside."""
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
             "group: torch.distributed is not initialised; call torch.distributed.init_process_group first, or "
@@ -207,20 +202,13 @@ class _Gather(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Way:
-    """The options shared by all rectangles.
+    """The options shared by all rectangles."""
 
-    Attributes:
-        rule: of the whole matrix.
-        kernel: "auto", or the name of a kernel.
-        seed: of the dropout; the seed of each rectangle is derived from it.
-        statistics: computed for every row in addition to the output.
-    """
-
-    rule: Rule
-    kernel: str = "auto"
+    rule: Rule  # of the whole matrix
+    kernel: str = "auto"  # "auto", or the name of a kernel
     dropout_p: float = 0.0
-    seed: int = 0
-    statistics: tuple[Statistic, ...] = ()
+    seed: int = 0  # of the dropout; the seed of each rectangle is derived from it
+    statistics: tuple[Statistic, ...] = ()  # computed for every row in addition to the output
 
     def allows(self, rows: Span, cols: Span) -> bool:
         """Whether the mask allows any of these keys for any of these queries."""
@@ -245,27 +233,21 @@ class Way:
 
 
 class Rows:
-    """The accumulated results of a run of queries over the keys processed so far.
-
-    Attributes:
-        out: [b, h, r, d_v] and lse: [b, h, r], in the accumulating dtype; final after all keys.
-        found: the statistics [b, h, r] in float64 that all kernels returned. missing: those that a kernel did not.
-        kernels: the kernel of each rectangle, by its keys. refusals: why others do not support it.
-    """
+    """The accumulated results of a run of queries over the keys processed so far; out and lse are final after all."""
 
     def __init__(self, q: Tensor, rows: Span, way: Way, value_dim: int) -> None:
         self.q, self.rows, self.way = q, rows, way
         like = compute(q[..., :0])
-        self.lse = like.new_full(q.shape[:-1], -torch.inf)
-        self.out = like.new_zeros(*q.shape[:-1], value_dim)
+        self.lse = like.new_full(q.shape[:-1], -torch.inf)  # [b, h, r]
+        self.out = like.new_zeros(*q.shape[:-1], value_dim)  # [b, h, r, d_v], in the accumulating dtype
         needed = [other for statistic in way.statistics for other in _join(statistic).beside]
         self.found: dict[Statistic, Tensor] = {
             statistic: torch.full_like(self.lse, _join(statistic).empty, dtype=torch.float64)
             for statistic in dict.fromkeys((*way.statistics, *needed))
-        }
-        self.missing: set[Statistic] = set()
-        self.kernels: dict[Span, str] = {}
-        self.refusals: dict[str, str] = {}
+        }  # the statistics [b, h, r] in float64 that all kernels returned
+        self.missing: set[Statistic] = set()  # those that a kernel did not
+        self.kernels: dict[Span, str] = {}  # the kernel of each rectangle, by its keys
+        self.refusals: dict[str, str] = {}  # why others do not support it
 
     def meet(self, k: Tensor, v: Tensor, cols: Span) -> None:
         """Accumulate keys [b, h_kv, c, d] and values at the positions `cols`, unless all are masked."""
@@ -311,11 +293,8 @@ class Rows:
 
 
 class RowGradients:
-    """The backward pass of `Rows`: the gradient of the queries, and their contribution to those of keys and values.
-
-    Args:
-        out, lse: of these rows over all keys, sinks included; grad_out: [b, h, r, d_v].
-    """
+    """The backward pass of `Rows`, from out, lse and grad_out over all keys, sinks included: gradients of the queries,
+    and contributions to those of keys and values."""
 
     def __init__(
         self, q: Tensor, rows: Span, way: Way, kernels: Mapping[Span, str], out: Tensor, lse: Tensor, grad_out: Tensor
@@ -347,11 +326,8 @@ class RowGradients:
 
 
 class ScoreSums:
-    """The contribution of these rows to the gradients of the scores' tensors over the whole matrix.
-
-    Attributes:
-        wanted: whether (relative, sinks, *biases) need gradients, as passed to kernels; no rectangle has sinks.
-    """
+    """The contribution of these rows to the gradients of the scores' tensors over the whole matrix. wanted: whether
+    (relative, sinks, *biases) need them, as passed to kernels; no rectangle has sinks."""
 
     def __init__(self, terms: Terms, wanted: Sequence[bool], like: Tensor) -> None:
         of_relative, _, *of_biases = wanted

@@ -16,9 +16,8 @@ from headwise.kernels.graph import in_graph
 from headwise.map import AttentionMap
 from headwise.map.unchanged import noted, remark_large
 from headwise.parallel.layout import Members, unshard
-from headwise.parallel.measures import Found, check_measures, measured, squares
 from headwise.parallel.sequence_call import together
-from headwise.parallel.travel import Plan, split
+from headwise.parallel.travel import Found, Plan, check_measures, measured, split, squares
 from headwise.pooling import Squares
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, resolve
@@ -28,11 +27,8 @@ Own = TypeVar("Own", bound="SpreadMap")
 
 
 class SpreadMap:
-    """The base of `RingMap` and `UlyssesMap`, from this rank's part of the sequence and the rule of the whole.
-
-    It refers to q, k, and the tensors of the rule without a copy. Reading it after one of them was changed in place
-    raises, as for an `AttentionMap`: what all ranks must call raises on all of them.
-    """
+    """The base of `RingMap` and `UlyssesMap`, from this rank's part of q, k, v and the rule of the whole, without a
+    copy: reading it after a change in place raises, on all ranks where all must call it."""
 
     keep = "map.gather()"  # in the error
 
@@ -78,8 +74,7 @@ class SpreadMap:
 
     @property
     def nonfinite_values(self) -> Tensor | None:
-        """NaN and infinite entries of v on all ranks, [b, h_kv]; None if there are none. None too if nothing was
-        measured, as a single rank has only its own part."""
+        """NaN and infinite entries of v on all ranks, [b, h_kv]; None if there are none, or nothing was measured."""
         return None if self.measured is None else self.measured.nonfinite_values
 
     def _bad_of_all(self) -> Tensor | None:

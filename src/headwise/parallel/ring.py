@@ -22,9 +22,8 @@ from headwise.kernels.gradients import SavedRule, once
 from headwise.masks import Everything, Mask, Span
 from headwise.parallel.layout import Members, RowGradients, Rows, ScoreSums, Way, members
 from headwise.parallel.maps import RingMap
-from headwise.parallel.measures import wanted_of_kernels
 from headwise.parallel.sequence_call import agree
-from headwise.parallel.travel import Gradients, Held, Plan, plan, split, travel
+from headwise.parallel.travel import Gradients, Held, Plan, plan, split, travel, wanted_of_kernels
 from headwise.rule import Rule, Terms, compute
 from headwise.scores import Score
 from headwise.stats import Measure
@@ -74,8 +73,8 @@ def ring_attend(
     Returns:
         [b, h, n_r, d_v], this rank's rows, differentiable in q, k, v and the tensors of `score`.
     Raises:
-        ShapeError, DTypeError, ConfigError, …: as `attend`, on every rank; also if the parts do not have the lengths of
-            the layout, or if arguments differ between ranks.
+        ShapeError, DTypeError, ConfigError, KernelError, …: as `attend`, on every rank; also if the parts do not have
+            the lengths of the layout, or if arguments differ between ranks.
         RuntimeError: if another rank does not respond within the group's timeout.
     Source: Liu et al. 2023, 2310.01889.
     """
@@ -91,7 +90,10 @@ def ring_attend(
     terms = rule.terms(compute(q[..., :0, :]))
     learned = any(x is not None and x.requires_grad for x in (terms.relative, *terms.biases))
     if dropout_p > 0 and learned:
-        kernel = _with_dropout_and_biases(kernel)
+        # The only kernel with the same dropout in both passes if biases require gradients.
+        if kernel not in ("auto", "torch_blocks"):
+            raise KernelError(f"kernel={kernel!r} has no gradients of biases with dropout; torch_blocks has")
+        kernel = "torch_blocks"
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
     way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(wanted, rule))
     ring = _Ring(way, plan(queries, keys, way), who, terms.soft_cap, terms.split)
@@ -211,10 +213,3 @@ def _held(ring: _Ring, *tensors: Tensor) -> Held:
 
 def _zeros(held: Held, like: Tensor) -> Held:
     return {cols: tuple(torch.zeros_like(x, dtype=like.dtype) for x in parts) for cols, parts in held.items()}
-
-
-def _with_dropout_and_biases(kernel: str) -> str:
-    """The only kernel with the same dropout in both passes if biases require gradients."""
-    if kernel not in ("auto", "torch_blocks"):
-        raise KernelError(f"kernel={kernel!r} has no gradients of biases with dropout; torch_blocks has")
-    return "torch_blocks"

@@ -156,14 +156,11 @@ def sum_gradients(model: nn.Module, group: Any = None) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     for dtype in dict.fromkeys(parameter.dtype for parameter in learning):
-        gradients = [_local(p.grad) for p in learning if p.dtype == dtype and p.grad is not None]
+        own = [p.grad for p in learning if p.dtype == dtype and p.grad is not None]
+        gradients = [x.to_local() if isinstance(x, DTensor) else x for x in own]
         reduce_together(gradients, who, dist.ReduceOp.SUM, dtype)
 
 
 def _refusal(kind: type[AttentionLayer]) -> str:
     """Where a design combines tokens outside of `attend`, or "". Subclasses are unknown, as they may do so."""
     return kind.outside_attend if kind.is_described() else "it is not known"
-
-
-def _local(x: Tensor) -> Tensor:
-    return x.to_local() if isinstance(x, DTensor) else x

@@ -14,7 +14,7 @@ from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.fields import Described, inside, write
 from headwise.masks import Mask
 from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths
-from headwise.parallel.measures import check_measures
+from headwise.parallel.travel import check_measures
 from headwise.rule import DTYPES, Rule
 from headwise.scores import Score, check_scores
 from headwise.spread import check_no_dtensor
@@ -29,15 +29,8 @@ def agree(
     score: Score | Sequence[Score], dropout_p: float, layout: str, kernel: str, return_map: bool,
     measures: Sequence[str | Measure],
 ) -> tuple[Sequence[Measure], Layout, Layout, Rule]:  # fmt: skip
-    """Check the call on all ranks: returns its measures, the layouts of queries and keys, and the whole rule.
-
-    One collective of FACTS numbers per rank, on the device of q. It also reports ranks on which a check failed.
-
-    Args:
-        name: of the called function; the other arguments are its arguments.
-    Raises:
-        HeadwiseError: on every rank, for a wrong argument of any rank, or for arguments that differ.
-    """
+    """Check the call of this name on all ranks: its measures, the layouts of queries and keys, and the whole rule. One
+    collective of FACTS numbers per rank, so that an error of one is an error on all."""
     own: Exception | None = None
     wanted: Sequence[Measure] = []
     facts: dict[str, int] = {}
@@ -74,7 +67,13 @@ def agree(
     for index, fact in enumerate(names[3:], 3):
         numbers = [row[index] for row in rows]
         if len(set(numbers)) > 1:
-            raise _differ(name, fact, numbers)
+            if fact in ("batch", "heads of q", "heads of k and v", "head_dim of q and k", "head_dim of v"):
+                raise ShapeError(f"{name}: {fact} differs between the ranks: {', '.join(map(str, numbers))}")
+            others = ", ".join(f"rank {rank}" for rank, code in enumerate(numbers) if code != numbers[0])
+            raise ConfigError(
+                f"{name}: {fact} differs between the ranks: {others} and rank 0; give the same on all, for the whole "
+                f"sequence"
+            )
     queries, keys = (Layout(layout, sum(row[i] for row in rows), who.ranks) for i in (1, 2))
     check_held("q", [row[1] for row in rows], queries)
     check_held("k", [row[2] for row in rows], keys)
@@ -89,13 +88,7 @@ def agree(
 
 
 def together(who: Members, name: str, device: torch.device, call: Callable[[], Result]) -> Result:
-    """Return call(), which sends nothing; if it raises on a rank, raise on all. A collective of one number.
-
-    Args:
-        name: of what the user called. device: of tensors that the group can send.
-    Raises:
-        HeadwiseError: on every rank, for an error on any.
-    """
+    """Return call(), which sends nothing; if it raises on a rank, raise on all. A collective of one number."""
     own: Exception | None = None
     try:
         result = call()
@@ -143,15 +136,6 @@ def _raise_together(who: Members, name: str, own: Exception | None, failed: list
     kind, message = errors[first]
     raised = next((kind_of for kind_of in HeadwiseError.__subclasses__() if kind_of.__name__ == kind), ConfigError)
     raise raised(f"{name}: rank {first} of the group raised: {message}")
-
-
-def _differ(name: str, fact: str, numbers: list[int]) -> HeadwiseError:
-    if fact in ("batch", "heads of q", "heads of k and v", "head_dim of q and k", "head_dim of v"):
-        return ShapeError(f"{name}: {fact} differs between the ranks: {', '.join(map(str, numbers))}")
-    others = ", ".join(f"rank {rank}" for rank, code in enumerate(numbers) if code != numbers[0])
-    return ConfigError(
-        f"{name}: {fact} differs between the ranks: {others} and rank 0; give the same on all, for the whole sequence"
-    )
 
 
 def _code(value: object) -> int:

@@ -39,25 +39,15 @@ from headwise.stats import Measure, statistics_for
 
 @dataclass(frozen=True)
 class Share:
-    """The heads of one rank.
+    """The heads of one rank."""
 
-    Attributes:
-        queries: its query heads; keys: the KV heads that these need, which other ranks may need too.
-        repeats: the number of copies of each KV head, so that all copies have equally many queries; 1 unless the ranks
-            divide groups of queries unevenly.
-    """
-
-    queries: range
-    keys: range
-    repeats: tuple[int, ...]
+    queries: range  # its query heads
+    keys: range  # the KV heads that these need, which other ranks may need too
+    repeats: tuple[int, ...]  # copies of each KV head, all with equally many queries; 1 if groups divide evenly
 
 
 def shares(h: int, h_kv: int, ranks: int) -> list[Share]:
-    """Divide the query heads over the ranks as evenly as possible, in order, with the KV heads that they need.
-
-    Raises:
-        ShapeError: if there are fewer heads than ranks.
-    """
+    """Divide the query heads over the ranks evenly, in order, with the KV heads that they need, or ShapeError."""
     if h < ranks:
         raise ShapeError(
             f"q has {h} heads, too few for {ranks} ranks: in Ulysses each rank computes at least one; use ring_attend, "
@@ -76,15 +66,11 @@ def shares(h: int, h_kv: int, ranks: int) -> list[Share]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange of several tensors at once.
-
-    Attributes:
-        heads: for each tensor, the heads of each rank. layouts: for each tensor, the layout of its tokens.
-    """
+    """An exchange of several tensors at once."""
 
     who: Members
-    heads: tuple[tuple[range, ...], ...]
-    layouts: tuple[Layout, ...]
+    heads: tuple[tuple[range, ...], ...]  # for each tensor, the heads of each rank
+    layouts: tuple[Layout, ...]  # for each tensor, the layout of its tokens
 
     def to_heads(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Exchange each [b, h, n_r, e] for [b, h_r, n, e]."""
@@ -143,32 +129,18 @@ class Exchange:
         return found
 
 
-class ToHeads(torch.autograd.Function):
-    """`Exchange.to_heads`; its backward pass is `to_rows`."""
+class Exchanged(torch.autograd.Function):
+    """`to_heads` of an exchange, or `to_rows`: each is the backward pass of the other."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.exchange = exchange
-        return tuple(exchange.to_heads(tensors))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.exchange.to_rows(grads)
-
-
-class ToRows(torch.autograd.Function):
-    """`Exchange.to_rows`; its backward pass is `to_heads`."""
-
-    @staticmethod
-    def forward(ctx: Any, exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.exchange = exchange
-        return tuple(exchange.to_rows(tensors))
+    def forward(ctx: Any, exchange: Exchange, to_heads: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.back = exchange.to_rows if to_heads else exchange.to_heads
+        return tuple(exchange.to_heads(tensors) if to_heads else exchange.to_rows(tensors))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.exchange.to_heads(grads)
+        return None, None, *ctx.back(grads)
 
 
 def _all_to_all(
@@ -246,7 +218,7 @@ def ulysses_attend(
     of_queries, of_keys = tuple(one.queries for one in of_ranks), tuple(one.keys for one in of_ranks)
     own = of_ranks[who.rank]
     there = Exchange(who, (of_queries, of_keys, of_keys), (queries, keys, keys))
-    q_own, k_own, v_own = ToHeads.apply(there, q, k, v)
+    q_own, k_own, v_own = Exchanged.apply(there, True, q, k, v)
     if max(own.repeats) > 1:
         times = torch.tensor(own.repeats, device=q.device)
         k_own, v_own = (x.repeat_interleave(times, 1) for x in (k_own, v_own))
@@ -260,7 +232,7 @@ def ulysses_attend(
     statistics = statistics_for(wanted, own_rule) if wanted else ()
     call = Call(q_own, k_own, v_own, own_rule, float(dropout_p), seed, statistics)
     (heads, lse, found), chosen, refusals = run(call, kernel)
-    (out,) = ToRows.apply(Exchange(who, (of_queries,), (queries,)), heads)
+    (out,) = Exchanged.apply(Exchange(who, (of_queries,), (queries,)), False, heads)
     if not return_map:
         return out
     bad_values = None if call.values_finite else nonfinite_values(v_own)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.head_roles import DEFINITIONS, Roles
-from headwise.analysis.head_roles.definitions import is_marker
+from headwise.analysis.head_roles.score import is_marker
 from headwise.base.run import Progress, part
 from headwise.errors import DTypeError, ShapeError
 from headwise.lm.loading.base import units_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headwise.analysis.checks import head_name
-from headwise.analysis.head_roles.definitions import DEFINITIONS
+from headwise.analysis.head_roles.score import DEFINITIONS
 from headwise.analysis.history import NO_ROLE, HeadHistory
 from headwise.analysis.importance import PruningCurve
 from headwise.errors import ConfigError

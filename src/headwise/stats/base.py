@@ -27,8 +27,7 @@ from torch import Tensor
 from headwise.errors import ConfigError, ShapeError, check_declared
 from headwise.masks import Grid
 from headwise.rule import Rule
-from headwise.stats.rows import RowValue, declares_value
-from headwise.stats.statistic import Statistic
+from headwise.stats.statistic import RowValue, Statistic, declares_value
 from headwise.tiles import Tile
 from headwise.wording import Bilingual, language_of
 
@@ -70,8 +69,7 @@ class Words(NamedTuple):
 
 
 def words_of(measure: Any, lang: str) -> Words:
-    """The words of a measure, or of a class of measures, in English ("en") or Chinese ("zh"); its name and description
-    are in English where its class has no Chinese."""
+    """The words of a measure or its class in "en" or "zh"; name and description are English where it has no Chinese."""
     kind = measure if isinstance(measure, type) else type(measure)
     text = re.sub(r"\s+", " ", (kind.__doc__ or "").split("\n\n")[0]).strip()
     summary = re.split(r"(?<=[.:;])\s", text, maxsplit=1)[0].rstrip(":;")
@@ -364,13 +362,8 @@ def with_tensors(state: Any, take: Callable[[Tensor], Tensor]) -> Any:
 
 
 def side_by_side(measure: Measure, states: Sequence[Any], heads: Sequence[int]) -> Any:
-    """The state of a measure for all heads, of its states for some of them each.
-
-    Args:
-        heads: how many each state is of; their tensors [batch, heads, …] are laid beside one another.
-    Raises:
-        ConfigError: if the joined state gives other values: the measure stores its heads in another layout.
-    """
+    """The state of a measure for all heads, of its states for `heads` of them each, laid beside one another;
+    ConfigError if the joined state gives other values, as the measure stores heads in another layout."""
     columns = zip(*(tensors_of(state) for state in states), strict=True)
     joined = (
         torch.cat(xs, 1) if all(x.shape[1:2] == (h,) for x, h in zip(xs, heads, strict=True)) else xs[0]

@@ -1,8 +1,5 @@
-"""Running measures: all of them in one pass over the tiles.
-
-Those of rows are computed together: one takes a few tensor operations, and dozens of those take longer than a small
-call.
-"""
+"""Running measures: all in one pass over the tiles, those of rows together, as dozens of tensor operations would take
+longer than a small call."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +12,61 @@ from headwise.errors import ConfigError
 from headwise.rule import Rule
 from headwise.stats.base import Measure, RowMeasure, RowState, with_tensors, words_of
 from headwise.stats.registry import resolve
-from headwise.stats.rows import Reduce, Reduced, RowValue, ToReduce, declares_value
-from headwise.stats.statistic import Statistic
+from headwise.stats.statistic import Reduce, Reduced, RowValue, Statistic, ToReduce, declares_value
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import html, text
 from headwise.tiles import Tile
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The states of measures, over all entries of batches."""
+
+    totals: Tensor  # [measures, h] in float64
+    counts: Tensor  # [measures, h] in float64
+    largest: Tensor  # [measures, 1], where a total is a maximum, not a sum
+
+    def merged(self, other: "Pooled") -> "Pooled":
+        """Merge two."""
+        totals = torch.where(self.largest, torch.maximum(self.totals, other.totals), self.totals + other.totals)
+        return Pooled(totals, self.counts + other.counts, self.largest)
+
+    def empty(self) -> "Pooled":
+        """The same measures of no rows."""
+        totals = torch.where(self.largest, -torch.inf, torch.zeros_like(self.totals))
+        return Pooled(totals, torch.zeros_like(self.counts), self.largest)
+
+    def beside(self, *others: "Pooled") -> "Pooled":
+        """Those of more heads, one after the other."""
+        every = (self, *others)
+        return Pooled(torch.cat([x.totals for x in every], 1), torch.cat([x.counts for x in every], 1), self.largest)
+
+    def finished(self) -> Tensor:
+        """The value of each, [measures, h] float32."""
+        divided = self.totals / torch.where(self.largest, 1.0, self.counts).clamp_min(1)
+        return divided.masked_fill(self.largest & (self.counts == 0), 0.0).float()
+
+
+class Pooling:
+    """Measures, and those that are pooled `together`: with the states of `RowMeasure`, merged as it does."""
+
+    def __init__(self, measures: Sequence[Measure]) -> None:
+        self.measures = tuple(measures)  # all
+        self.together = [m for m in measures if goes_together(m) and type(m).merge is RowMeasure.merge]
+        self.others = [m for m in measures if m not in self.together]  # those that are merged one by one
+        self.names = [measure.name for measure in self.together]  # of `together`
+        self._largest = torch.tensor([[m.reduce == "max"] for m in self.together], dtype=torch.bool)
+
+    def pooled(self, measured: "Measurements") -> Pooled | None:
+        """The states of `together`; None if there are none."""
+        if not self.together:
+            return None
+        totals, counts = measured.stacked(self.names)
+        largest = self._largest.to(totals.device)
+        if totals.shape[1] == 1:
+            return Pooled(totals[:, 0], counts[:, 0], largest)
+        most = totals.amax(1) if totals.shape[1] else totals.new_full((len(totals), totals.shape[2]), -torch.inf)
+        return Pooled(torch.where(largest, most, totals.sum(1)), counts.sum(1), largest)
 
 
 def goes_together(measure: Measure) -> TypeGuard[RowMeasure]:
@@ -40,10 +87,7 @@ def value_of(measure: Measure, rule: Rule) -> RowValue | None:
 
 @dataclass(frozen=True)
 class Together:
-    """Measures that were reduced together, each made from `reduced` when it is requested.
-
-    places: name → where the measure is in it.
-    """
+    """Measures that were reduced together, each made from `reduced` when requested; places: name → its place in it."""
 
     places: Mapping[str, int]
     reduced: Reduced
@@ -80,11 +124,7 @@ def take_together(
     measures: Sequence[RowMeasure], found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule, every: bool,
     nonfinite: Tensor,
 ) -> list[Together]:  # fmt: skip
-    """The state and the value of each, as `start`, `take` and `finish` return them one by one.
-
-    Args:
-        every: whether no query is fully masked and all scores are finite.
-    """
+    """State and value of each, as by `start`, `take` and `finish`. every: no query fully masked, all finite."""
     result = []
     seen = None if every else lse != -torch.inf
     for largest in (False, True):
@@ -267,7 +307,11 @@ def measure(
     """
     measures = resolve(wanted)
     given: Mapping[Statistic, Tensor] = {} if found is None else found
-    known = {m.name for m in measures if found is not None and _computable(m, given, rule)}
+    known = {
+        m.name
+        for m in measures
+        if found is not None and (needed := m.needs(rule)) is not None and all(one in given for one in needed)
+    }
     together = [] if rows or not lse.shape[-1] else [m for m in measures if m.name in known and goes_together(m)]
     reduced = None if reduce is None else reduce_together(together, given, lse, rule, reduce)
     taken = [] if reduced is None else [reduced]
@@ -295,15 +339,8 @@ def measure(
     return Measurements(measures, states, nonfinite, taken)
 
 
-def _computable(m: Measure, given: Mapping[Statistic, Tensor], rule: Rule) -> bool:
-    """Whether the measure can be computed from these statistics."""
-    needed = m.needs(rule)
-    return needed is not None and all(statistic in given for statistic in needed)
-
-
 def _look_at(lse: Tensor) -> tuple[bool, Tensor]:
-    """Whether each row is known to see something, and how many are not finite, [b, h]. One look at all of them costs
-    less than a mask, but for a device that would have to be waited for."""
+    """Whether each row is known to see something, and how many are not finite, [b, h]: less than a mask costs."""
     if lse.device.type == "cpu" and lse.numel():
         least, largest = map(float, torch.aminmax(lse))
         if -torch.inf < least and largest < torch.inf:

@@ -14,8 +14,17 @@ from headwise.masks import Grid, Span
 from headwise.masks.given import as_given
 from headwise.rule import Rule
 from headwise.stats.base import Chinese, Measure, RowMeasure, Tokens
-from headwise.stats.rows import SAME, RowValue, allowed_keys, queries_of_keys, ranges, same_label
-from headwise.stats.statistic import MASS, Compiled, Statistic
+from headwise.stats.statistic import (
+    MASS,
+    SAME,
+    Compiled,
+    RowValue,
+    Statistic,
+    allowed_keys,
+    queries_of_keys,
+    ranges,
+    same_label,
+)
 from headwise.tiles import Tile
 from headwise.wording import Bilingual
 
@@ -210,12 +219,8 @@ class SameLabel(Statistic):
 
 
 class _Match(RowMeasure, abstract=True):
-    """Σ p_ij over the earlier keys j with token[j − shift] = token[i], per eligible query (one that has such keys).
-
-    Args:
-        ids: integer tokens of the keys, [m] or [b, m]; or of all tokens, if a cache has dropped some.
-        uniform: instead of the head's weight, that of a head looking at all allowed keys alike: the baseline.
-    """
+    """Σ p_ij over the earlier keys j with ids[j − shift] = ids[i], per eligible query (one that has such keys); with
+    `uniform`, of a head looking at all allowed keys alike: the baseline. ids: [m] or [b, m], or of all tokens."""
 
     shift: int
     unit, range = "mass", "0 to 1"

@@ -13,8 +13,18 @@ from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.stats.base import Chinese, RowMeasure
 from headwise.stats.keys import KeyWeights
-from headwise.stats.rows import SAME, RowValue, ranges, sees_offset
-from headwise.stats.statistic import MASS, Compiled, Join, OfWeights, Part, Statistic
+from headwise.stats.statistic import (
+    MASS,
+    SAME,
+    Compiled,
+    Join,
+    OfWeights,
+    Part,
+    RowValue,
+    Statistic,
+    ranges,
+    sees_offset,
+)
 from headwise.tiles import Tile, tops
 from headwise.wording import Bilingual
 
@@ -135,8 +145,7 @@ class SinkMass(RowMeasure):
         return RowValue(SAME, RangeMass(grid.extra, grid.extra + grid.keys_before(self.count), relative=False))
 
     def _firsts(self, rule: Rule) -> "FirstTokens | None":
-        """The first tokens of all sequences as weights of the keys: a query may attend only to its own. None if all
-        sequences start at token 0."""
+        """The first tokens of all sequences as weights of the keys, each query sees its own; None if all start at 0."""
         found: dict[int, FirstTokens | None] = rule.__dict__.setdefault("_first_tokens", {})
         if self.count not in found:
             found[self.count] = first_tokens(rule, self.count)
@@ -158,8 +167,7 @@ class FirstTokens(KeyWeights):
 
 
 def first_tokens(rule: Rule, count: int) -> FirstTokens | None:
-    """The first `count` tokens of each sequence of the mask, as weights [1 or b, m] of the keys; None if they are the
-    first ones along the key axis."""
+    """The first `count` tokens of each sequence of the mask as weights [1 or b, m]; None if they are the first keys."""
     extra = rule.grid.extra
     part = rule.part(Span(0, rule.grid.n), Span(extra, rule.grid.m)) if extra else rule
     starts = part.mask.starts(part.grid)

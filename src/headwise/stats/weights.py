@@ -12,8 +12,22 @@ from headwise.errors import ConfigError
 from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.stats.base import Chinese, RowMeasure
-from headwise.stats.rows import INVERSE, LOG_SUM, LOGIT, SAME, SHARE, RowValue, allowed_keys, learned_sink, ranges
-from headwise.stats.statistic import Compiled, Join, OfWeights, Part, Statistic
+from headwise.stats.statistic import (
+    INVERSE,
+    LOG_SUM,
+    LOGIT,
+    SAME,
+    SHARE,
+    Compiled,
+    Join,
+    OfWeights,
+    Part,
+    RowValue,
+    Statistic,
+    allowed_keys,
+    learned_sink,
+    ranges,
+)
 from headwise.tiles import Tile, tops
 from headwise.wording import Bilingual
 

@@ -31,20 +31,15 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a table's file.
-
-    Attributes:
-        columns: name → unit, description, range and kind of error. layers: names, by number.
-        layer, head: of each row. values: name → one number a row; errors have names of their own.
-    """
+    """The content of a table's file."""
 
     title: str
     about: dict[str, Any]
-    columns: dict[str, dict[str, Any]]
-    layers: list[str]
-    layer: list[int]
-    head: list[int]
-    values: dict[str, list[float]]
+    columns: dict[str, dict[str, Any]]  # name → unit, description, range and kind of error
+    layers: list[str]  # names, by number
+    layer: list[int]  # of each row
+    head: list[int]  # of each row
+    values: dict[str, list[float]]  # name → one number a row; errors have names of their own
 
     def described(self) -> dict[str, Any]:
         """Everything but the rows."""

@@ -1,6 +1,7 @@
 """The table: layers, heads and named columns."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
@@ -17,14 +18,8 @@ Place = tuple[int, int]  # layer and head
 
 
 class Rows:
-    """The (layer, head) of every row, each once.
-
-    Attributes:
-        places: (layer, head) of the rows, in their order; layers: a name a layer, "" for none.
-        heads: the numbers of the heads of each layer, ascending; index: the rows that they are in, layer by layer.
-    Raises:
-        ConfigError: for a head that is given twice, or a layer or head out of range.
-    """
+    """The (layer, head) of every row, each once; ConfigError for one given twice, or out of range. `heads` are
+    ascending by layer, `index` the rows that they are in."""
 
     def __init__(self, places: Iterable[Place], layers: Sequence[str]) -> None:
         self.places, self.layers = tuple(places), tuple(layers)
@@ -373,3 +368,18 @@ class HeadTable(Mapping[str, HeadColumn]):
         made = {name: column.taken(at, ()) for name, column in (columns or self).items()}
         places = [self.places[row] for row in kept]
         return HeadTable.of_rows(made, places, layers=self.layers, title=self.title, about=self.about)
+
+
+class Tabled(ABC):
+    """A result that prints itself as its table."""
+
+    @property
+    @abstractmethod
+    def table(self) -> HeadTable:
+        """The numbers as a table."""
+
+    def __repr__(self) -> str:
+        return repr(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()

@@ -1,11 +1,6 @@
 """Tables as text for terminals and as HTML for notebooks; what notebooks show of any object, found by its class.
 
-What notebooks show of an object. `reports.notebook` draws; it is imported when the first object is shown.
-
-    class Table(Shown): ...
-    register(Table, draw)        # draw(table, lang) returns HTML
-
-Looked up by class, along its bases. `_repr_html_` is what Jupyter, VS Code and Colab call.
+`register(Table, draw)`, looked up along bases, has draw(table, lang) return HTML; `reports.notebook` registers all.
 """
 
 import math

@@ -86,67 +86,63 @@ class Alarm(ABC):
         return (), ""
 
 
-class MaxLogitAlarm(Alarm):
+class _Limited(Alarm):
+    """A measure of a head is beyond a limit, or under it; it has recovered within it by the margin."""
+
+    by: ClassVar[str]  # the attribute with the limit
+    over: ClassVar[bool] = True
+    words: ClassVar[str]  # the message, with the value and the limit
+    margin: float
+
+    def off(self, summary: Summary) -> Tensor:
+        value, limit = summary.column(self.needs[0]), getattr(self, self.by)
+        return value > limit if self.over else value < limit
+
+    def well(self, summary: Summary) -> Tensor:
+        value, limit = summary.column(self.needs[0]), getattr(self, self.by)
+        return value < self.margin * limit if self.over else value > limit / self.margin
+
+    def says(self, summary: Summary, row: int) -> str:
+        return self.words.format(value=summary.column(self.needs[0])[row], limit=getattr(self, self.by))
+
+
+class MaxLogitAlarm(_Limited):
     """The largest logit of a head is over `limit`: training may become unstable (Kimi K2, 2507.20534, clips at 100).
 
     It has recovered under `margin · limit`.
     """
 
-    needs = ("max_logit",)
+    needs, by = ("max_logit",), "limit"
+    words = "max logit {value:.4g}, over {limit:g}"
 
     def __init__(self, limit: float = 100.0, *, margin: float = 0.9, then: Then = "warn") -> None:
         super().__init__(then)
         self.limit, self.margin = _positive(self, "limit", limit), _share(self, "margin", margin)
 
-    def off(self, summary: Summary) -> Tensor:
-        return summary.column("max_logit") > self.limit
 
-    def well(self, summary: Summary) -> Tensor:
-        return summary.column("max_logit") < self.margin * self.limit
-
-    def says(self, summary: Summary, row: int) -> str:
-        return f"max logit {summary.column('max_logit')[row]:.4g}, over {self.limit:g}"
-
-
-class EntropyAlarm(Alarm):
+class EntropyAlarm(_Limited):
     """The mean entropy of a head's rows is under `floor` nats: entropy collapse (Zhai et al. 2023, 2303.06296).
 
     It has recovered over `floor / margin`.
     """
 
-    needs = ("entropy",)
+    needs, by, over = ("entropy",), "floor", False
+    words = "entropy {value:.4g} nats, under {limit:g}"
 
     def __init__(self, floor: float = 0.1, *, margin: float = 0.9, then: Then = "warn") -> None:
         super().__init__(then)
         self.floor, self.margin = _positive(self, "floor", floor), _share(self, "margin", margin)
 
-    def off(self, summary: Summary) -> Tensor:
-        return summary.column("entropy") < self.floor
 
-    def well(self, summary: Summary) -> Tensor:
-        return summary.column("entropy") > self.floor / self.margin
-
-    def says(self, summary: Summary, row: int) -> str:
-        return f"entropy {summary.column('entropy')[row]:.4g} nats, under {self.floor:g}"
-
-
-class SinkAlarm(Alarm):
+class SinkAlarm(_Limited):
     """The first key has more than `share` of a head's weight: the head has collapsed onto the attention sink."""
 
-    needs = ("sink_mass",)
+    needs, by = ("sink_mass",), "share"
+    words = "{value:.1%} of its weight on the first key, over {limit:.1%}"
 
     def __init__(self, share: float = 0.95, *, margin: float = 0.9, then: Then = "warn") -> None:
         super().__init__(then)
         self.share, self.margin = _share(self, "share", share), _share(self, "margin", margin)
-
-    def off(self, summary: Summary) -> Tensor:
-        return summary.column("sink_mass") > self.share
-
-    def well(self, summary: Summary) -> Tensor:
-        return summary.column("sink_mass") < self.margin * self.share
-
-    def says(self, summary: Summary, row: int) -> str:
-        return f"{summary.column('sink_mass')[row]:.1%} of its weight on the first key, over {self.share:.1%}"
 
 
 class DeadHeadAlarm(Alarm):

@@ -23,13 +23,9 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `watch`, except for the model and its layers.
+    """The arguments of `watch`, except for the model and its layers."""
 
-    Attributes:
-        names: of the measures, in the order of `measures`.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the measures, in the order of `measures`
     measures: tuple[Measure, ...]
     every: int
     heads: tuple[int, ...] | None
@@ -82,26 +78,17 @@ _WRITTEN_ELSEWHERE = ("torch", "headwise", "transformers")  # packages whose att
 
 @dataclass(frozen=True)
 class Chosen:
-    """What of a model is watched.
+    """What of a model is watched."""
 
-    Attributes:
-        known: the modules whose attention headwise computes. targets, unwatched: as `select` returns them.
-        rest: modules in which attention is recognised. aside: those in which it is not, because headwise computes it.
-    """
-
-    known: list[Place]
-    targets: list[nn.Module]
-    unwatched: dict[str, str]
-    rest: list[Place]
-    aside: frozenset[nn.Module]
+    known: list[Place]  # modules whose attention headwise computes
+    targets: list[nn.Module]  # as `select` returns them
+    unwatched: dict[str, str]  # as `select` returns it
+    rest: list[Place]  # modules in which attention is recognised
+    aside: frozenset[nn.Module]  # those in which it is not, as headwise computes it
 
 
 def chosen(model: nn.Module, layers: Layers, caller: str, unsupported: Any = None) -> Chosen:
-    """The modules of these names or indices, which count those that headwise has an adapter for; None for all.
-
-    Raises:
-        ConfigError: naming the argument.
-    """
+    """The modules of these names or indices, which count those with an adapter (ConfigError); None for all."""
     wanted = _listed(layers)
     if not isinstance(model, nn.Module) or any(isinstance(x, bool) or not isinstance(x, int | str) for x in wanted):
         return Chosen(*select(model, layers, caller, unsupported), [], frozenset())  # which raises
@@ -129,8 +116,7 @@ def chosen(model: nn.Module, layers: Layers, caller: str, unsupported: Any = Non
 
 
 def may_have_more(others: list[Place], unwatched: dict[str, str]) -> bool:
-    """Whether modules beside the known ones may compute attention of their own: some that are not of a package whose
-    attention is known. Models of which a part is compiled are left to the compiler."""
+    """Whether modules beside the known ones may compute attention: some of no known package, in no compiled model."""
     if compiled_parts((place.name, place.module) for place in others):
         return False
     kinds = {type(place.module).__module__.partition(".")[0] for place in others}
@@ -164,8 +150,7 @@ def _named(model: nn.Module, places: list[Place], layers: Layers) -> list[Place]
 
 
 def entrances(model: nn.Module, places: list[Place]) -> dict[nn.Module, None]:
-    """The modules where a forward may begin: the model, its children, and models of transformers in it. Trainers and
-    generation call such parts directly."""
+    """Where a forward may begin: the model, its children and models of transformers in it, as trainers call parts."""
     watched = {place.module for place in places}
     parts = [*model.children(), *(part for part in model.modules() if hasattr(part, "set_attn_implementation"))]
     return dict.fromkeys([model, *(part for part in parts if not watched.isdisjoint(part.modules()))])

@@ -188,7 +188,7 @@ def _refuse(site: HeadSite | None) -> str | None:
         parts = site.parts()
         if not {"q", "k"} <= {part.letter for part in parts}:
             return "it has no W_q and W_k"
-        check_plain(site.place, site.module, _of_norms(site) or _of_queries_and_keys(parts))
+        check_plain(site.place, site.module, _scaled_parts(site))
     except ConfigError as error:
         return str(error)
     norms = site.layout().norms
@@ -199,16 +199,12 @@ def _refuse(site: HeadSite | None) -> str | None:
     return next(filter(None, map(_refuse_norm, norms)), None)
 
 
-def _of_queries_and_keys(parts: Sequence[Part]) -> list[Part]:
-    return [part for part in parts if part.letter in ("q", "k")]
-
-
-def _of_norms(site: HeadSite) -> list[Part]:
-    """The weights and biases of the norms as parts, of which all heads share the whole."""
+def _scaled_parts(site: HeadSite) -> list[Part]:
+    """The weights and biases of the norms as parts, of which all heads share the whole, or else W_q and W_k."""
     return [
         Part("norm", norm, name, -1, "key", getattr(norm, name).shape[-1])
         for norm in site.layout().norms for name in ("weight", "bias") if isinstance(getattr(norm, name, None), Tensor)
-    ]  # fmt: skip
+    ] or [part for part in site.parts() if part.letter in ("q", "k")]  # fmt: skip
 
 
 class _Change(NamedTuple):
@@ -222,16 +218,12 @@ class _Change(NamedTuple):
 
 
 def _changes(model: nn.Module, sites: Sequence[HeadSite], gammas: list[Tensor]) -> list[_Change]:
-    """What is multiplied. A tensor that several layers share is multiplied once, by the least γ of these layers, to
-    which `gammas` are lowered.
-
-    Raises:
-        ConfigError: for weights that other modules use too, and for maps that compute with more than their weight.
-    """
+    """What is multiplied: a tensor of several layers once, by their least γ, to which `gammas` are lowered. ConfigError
+    for weights that other modules use too, and for maps that compute with more than their weight."""
     if not any(bool((gamma < 1.0).any()) for gamma in gammas):
         return []
     together = sharers(model)
-    parts = [_of_norms(site) or _of_queries_and_keys(site.parts()) for site in sites]
+    parts = [_scaled_parts(site) for site in sites]
     held = [[together[at[:2]] for part in each for at in tensors(part)] for each in parts]
     while _lowered(sites, gammas, [{one.region for one in chain(*each)} for each in held]):
         pass

@@ -16,17 +16,14 @@ from headwise.publishing import AttentionCall
 from headwise.spread import Held
 from headwise.stats import Measure, Measurements, describe
 from headwise.stats.base import RowState, tensors_of, with_tensors
-from headwise.stats.pooled import Pooled, Pooling
+from headwise.stats.engine import Pooled, Pooling
 from headwise.table import HeadColumn, HeadTable
+from headwise.table.heads import Tabled
 from headwise.table.show import plain
 
 
 class Merging(Pooling):
-    """The measures of a record, of which one that fails is unknown, and the others are not.
-
-    Args:
-        strict: raise its error instead.
-    """
+    """The measures of a record: one that fails is unknown, the others are not; its error is raised if `strict`."""
 
     def __init__(self, measures: Sequence[Measure], *, strict: bool) -> None:
         super().__init__(measures)
@@ -63,25 +60,16 @@ class Merging(Pooling):
 
 @dataclass
 class Layer:
-    """The states of one layer, batches pooled.
+    """The states of one layer, batches pooled."""
 
-    Attributes:
-        grid: the size of its latest attention matrix, for one batch entry.
-        pooling: the measures of the states, and how they are merged.
-        pooled: the states of those that are pooled; None if there are none. states: of the others.
-        nonfinite: [4, heads] float64 counts, as in `Summary`.
-        heads: the numbers of these heads in the layer; of: how many heads it has on all ranks together.
-        unknown: name → why a measure is NaN, as that of some calls is not known; "" where it is said elsewhere.
-    """
-
-    grid: Grid
-    pooling: Merging
-    pooled: Pooled | None
-    states: list[Any]
-    nonfinite: Tensor
-    heads: range
-    of: int
-    unknown: dict[str, str] = field(default_factory=dict)
+    grid: Grid  # the size of its latest attention matrix, for one batch entry
+    pooling: Merging  # the measures of the states, and how they are merged
+    pooled: Pooled | None  # the states of those that are pooled
+    states: list[Any]  # of the others
+    nonfinite: Tensor  # [4, heads] float64 counts, as in `Summary`
+    heads: range  # the numbers of these heads in the layer
+    of: int  # how many heads it has on all ranks together
+    unknown: dict[str, str] = field(default_factory=dict)  # name → why a measure is NaN, "" where it is said elsewhere
 
     def merged(self, other: "Layer") -> "Layer":
         """Merge two."""
@@ -122,8 +110,7 @@ class Layer:
         return replace(self, pooled=pooled, states=states)
 
     def trusted(self) -> "Layer":
-        """The same, with empty states if there are NaN or infinity among the scores, which would spoil a sum for
-        good."""
+        """The same, with empty states if scores are NaN or infinite, which would spoil a sum for good."""
         if not bool(self.nonfinite[0].any()):
             return self
         unknown, device = dict(self.unknown), self.nonfinite.device
@@ -178,14 +165,8 @@ class Running:
     def summary(
         self, names: tuple[str, ...], order: Mapping[str, range], heads: Sequence[int] | None
     ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Tensor, Tensor]:
-        """The last four fields of a `Summary`, with one transfer from each device.
-
-        Args:
-            names: of the measures.
-            order: the layers in the order of their rows, and the numbers of each one's heads; NaN for those that did
-                not run.
-            heads: those of each layer to keep; None for all.
-        """
+        """The last four fields of a `Summary`, with one transfer from each device. order: layers in the order of their
+        rows and the numbers of each one's heads, NaN for those that did not run; heads: those to keep, None for all."""
         table = torch.full((sum(map(len, order.values())), len(names) + 4), torch.nan)
         for device in {layer.nonfinite.device for layer in self.layers.values()}:
             here = {name: x for name in order if (x := self.layers.get(name)) and x.nonfinite.device == device}
@@ -248,8 +229,8 @@ def _bad(x: Tensor, heads: int) -> Tensor:
 NONFINITE = ("rows", "queries", "keys", "values")  # where NaN and infinity are counted, for each head
 
 
-@dataclass(frozen=True, eq=False)
-class Summary(Mapping[str, Tensor]):
+@dataclass(frozen=True, eq=False, repr=False)
+class Summary(Tabled, Mapping[str, Tensor]):
     """Measures of heads of a step, or of many: `summary.table` is the `HeadTable` of them, and `summary["entropy"]` one
     measure as [layers, heads] float32, NaN where a layer has no such head.
 
@@ -324,12 +305,6 @@ class Summary(Mapping[str, Tensor]):
             layers[layer] = entry
         return {"step": self.step, "steps": self.steps, "layers": layers}
 
-    def __repr__(self) -> str:
-        return repr(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table._repr_html_()
-
     def _title(self) -> str:
         if not self.steps:
             return "no step measured yet"
@@ -390,16 +365,7 @@ class History(Sequence[Summary]):
 
 
 class Ledger:
-    """Accumulates steps. Its size depends on the number of heads and on `history` alone.
-
-    Args:
-        names: of the measures. heads: those of each layer to keep; None for all. history: steps to keep one by one.
-    Attributes:
-        index: of the current step. steps: number of measured steps.
-        clipped: the step by which `qk_clip` last changed weights.
-        spoiled: whether a result of the model in the current step has NaN or +infinity, as far as that was looked at.
-        latest: the summary of the last step; last, total: the states of it and of all steps.
-    """
+    """Accumulates steps; its size depends on the number of heads and on `history`, the steps kept one by one."""
 
     def __init__(self, names: tuple[str, ...], heads: Sequence[int] | None, history: int) -> None:
         self._names, self._heads = names, heads
@@ -407,10 +373,10 @@ class Ledger:
         self._order: dict[str, range] = {}
         self._current = Running()
         self.last, self.total = Running(), Running()
-        self.index = self.steps = 0
-        self.clipped: int | None = None
-        self.spoiled = False
-        self.latest = self._summary(self.last, 0, 0)
+        self.index = self.steps = 0  # measured ones
+        self.clipped: int | None = None  # the step by which `qk_clip` last changed weights
+        self.spoiled = False  # whether a result in the current step has NaN or +infinity, as far as looked at
+        self.latest = self._summary(self.last, 0, 0)  # of the last step
 
     def begin_at(self, step: int) -> None:
         """Number the current step so."""

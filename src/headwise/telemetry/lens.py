@@ -37,20 +37,14 @@ OF_VALUES = "hook_q", "hook_k", "hook_v", "hook_z", "hook_result"
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """What a record keeps of a call beside its map.
+    """What a record keeps of a call beside its map."""
 
-    Attributes:
-        call: with values and outputs of heads. projected: whether queries, and keys, are outputs of a linear map as
-            they are.
-    """
-
-    call: AttentionCall
-    projected: tuple[bool, bool]
+    call: AttentionCall  # with values and outputs of heads
+    projected: tuple[bool, bool]  # whether queries, and keys, are outputs of a linear map as they are
 
 
 class AttentionScores:
-    """The scores of a map before the softmax: scaled, with soft cap and biases, −∞ where masked. Only the tiles that
-    are read are computed."""
+    """The scores before the softmax: scaled, capped, biased, −∞ where masked; only tiles that are read are computed."""
 
     def __init__(self, amap: AttentionMap) -> None:
         self.map = amap
@@ -69,20 +63,9 @@ class AttentionScores:
         return f"AttentionScores(of {self.map!r})"
 
 
-def hook_and_layer(name: str) -> tuple[str, int] | None:
-    """The hook and the number of the layer that a name of TransformerLens is for; None if it is no such name."""
-    found = _NAME.fullmatch(name)
-    return None if found is None else (found[2], int(found[1]))
-
-
 def hook(name: str, of: Any, kept: Kept | None) -> Any:
-    """What TransformerLens's hook of this name has.
-
-    Args:
-        of: what the record has of the layer, an `AttentionMap` or a `Picture`.
-    Raises:
-        KeyError: with the reason why the record does not have it.
-    """
+    """What TransformerLens's hook of this name has, of a record's `AttentionMap` or `Picture`; KeyError with the
+    reason."""
     if name == "hook_pattern":
         return of
     if name not in (*OF_MAPS, *OF_VALUES):
@@ -183,14 +166,8 @@ def _heads_of(y: Tensor, x: Tensor) -> bool:
 
 
 class Maps(dict[str, Any]):
-    """name of the module → `AttentionMap` or `Picture`, in the order of the calls.
-
-    `maps["blocks.3.attn.hook_pattern"]`, as TransformerLens names the weights of layer 3, is the fourth of them; what
-    else is known of that layer has TransformerLens's names too (`headwise.telemetry.lens`).
-
-    Attributes:
-        kept: the argument `maps` of the record. kept_of: name → what the record keeps beside the map (`values=True`).
-    """
+    """name of the module → `AttentionMap` or `Picture`, in the order of the calls; TransformerLens's names too:
+    `maps["blocks.3.attn.hook_pattern"]` are the weights of layer 3, the fourth of them."""
 
     def __init__(self, kept: str) -> None:
         super().__init__()
@@ -199,11 +176,11 @@ class Maps(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         """What TransformerLens calls so; KeyError with the closest names otherwise."""
-        named = hook_and_layer(str(name))
-        if named is not None and named[1] < len(self):
-            layer = [*self][named[1]]
+        named = _NAME.fullmatch(str(name))
+        if named is not None and int(named[1]) < len(self):
+            layer = [*self][int(named[1])]
             try:
-                return hook(named[0], self[layer], self.kept_of.get(layer))
+                return hook(named[2], self[layer], self.kept_of.get(layer))
             except KeyError as error:
                 raise KeyError(f"record.maps[{name!r}]: {error.args[0]}") from None
         if not self:
@@ -221,17 +198,12 @@ SIZE = 64
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A map downsampled to at most 64 × 64 cells, each a square of weights.
+    """A map downsampled to at most 64 × 64 cells, each a square of weights."""
 
-    Attributes:
-        mean, largest: of each square, [b, h, rows, columns].
-        shape: (b, h, n, m) of the map. gap: the tokens that are not among its keys, as of `Grid`.
-    """
-
-    mean: Tensor
-    largest: Tensor
-    shape: tuple[int, int, int, int]
-    gap: Span = NO_GAP
+    mean: Tensor  # of each square, [b, h, rows, columns]
+    largest: Tensor  # of each square, [b, h, rows, columns]
+    shape: tuple[int, int, int, int]  # (b, h, n, m) of the map
+    gap: Span = NO_GAP  # the tokens that are not among its keys, as of `Grid`
 
     def __repr__(self) -> str:
         b, h, n, m = self.shape

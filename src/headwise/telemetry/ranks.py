@@ -40,13 +40,8 @@ HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 
 
 def gathered(runnings: list[Running], group: Any, modules: Mapping[str, nn.Module]) -> list[Running]:
-    """Merge each over the ranks, in the order of the ranks, so that all ranks get the same bits. One collective for the
-    sizes and one for the numbers.
-
-    Raises:
-        ConfigError: if torch.distributed is not initialised; on every rank, if they did not all measure the same
-            layers and heads.
-    """
+    """Merge each over the ranks, in their order, so that all get the same bits; one collective for sizes, one for
+    numbers. ConfigError on every rank if they did not all measure the same layers and heads."""
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError("reduce(): torch.distributed is not initialised; use record.latest and record.totals")
     layers = [(i, name, layer) for i, one in enumerate(runnings) for name, layer in one.layers.items()]

@@ -15,20 +15,13 @@ from headwise.publishing import AttentionCall
 
 @dataclass
 class _Blocks:
-    """The blocks of queries of one module, each query being taken to be at the last key that it may attend to.
+    """A module's blocks of queries, each query taken to be at its last key: causal blocks follow one another; those of
+    a window on both sides too, until the end of the keys cuts it off, where one begins before the last has ended."""
 
-    Blocks of causal attention then follow one another. Those of attention with a window on both sides do too, until
-    the end of the keys cuts the window off: there, a block begins before the one before it has ended.
-
-    Attributes:
-        start, stop: positions of the last block. advanced: whether a block has begun after another. overlap: whether
-            one has begun too early for causal attention.
-    """
-
-    start: int = 0
+    start: int = 0  # positions of the last block
     stop: int = 0
-    advanced: bool = False
-    overlap: bool = False
+    advanced: bool = False  # whether a block has begun after another
+    overlap: bool = False  # whether one has begun too early for causal attention
 
     def add(self, start: int, n: int) -> None:
         """Include the next one, of n queries."""
@@ -40,14 +33,10 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class _Keys:
-    """The keys of a call, which those of the next one show to be in the order of their tokens, or not.
+    """The keys of a call, which those of the next one show to be in the order of their tokens, or not."""
 
-    Attributes:
-        columns: some numbers of each key, [m, …]. ring: whether a new key has replaced one before others in place.
-    """
-
-    columns: Tensor
-    ring: bool = False
+    columns: Tensor  # some numbers of each key, [m, …]
+    ring: bool = False  # whether a new key has replaced one before others in place
 
     @classmethod
     def of(cls, call: AttentionCall) -> "_Keys":
@@ -55,8 +44,8 @@ class _Keys:
         return cls(plain(call.map.k)[:1, :1, :, :4].sum((0, 1)).nan_to_num())
 
     def then(self, later: "_Keys") -> tuple["_Keys", bool]:
-        """The keys of the next call, with what is known by then, and whether they are known to be in order: the ones
-        here but the first few, if any, and new ones behind them."""
+        """The next call's keys, and whether they are in order: these but the first few, if any, and new ones behind
+        them."""
         old, new = self.columns, later.columns
         if old.device != new.device or old.dtype != new.dtype or old.shape[1:] != new.shape[1:] or len(new) < 2:
             return later, False
@@ -71,24 +60,16 @@ class _Keys:
 
 @dataclass
 class _Calls:
-    """The calls of one module in a forward pass.
+    """The calls of one module in a forward pass, and the blocks `of` it and of each of its replicas."""
 
-    Attributes:
-        count: of all. single: of those with one head. blocks: of those with several queries, but fewer than keys, at
-            known positions. sizes: queries and keys of the first call of unknown positions; None if there is none.
-        of: the blocks of the module and of each of its replicas. steps: queries and keys of the first step with a cache
-            whose order is not known. ring: whether it is known not to be that of the tokens. apart: what there is to
-            say of sequences that the mask keeps apart.
-    """
-
-    count: int = 0
-    single: int = 0
-    blocks: int = 0
-    sizes: tuple[int, int] | None = None
+    count: int = 0  # of all
+    single: int = 0  # of those with one head
+    blocks: int = 0  # of those with several queries, but fewer than keys, at known positions
+    sizes: tuple[int, int] | None = None  # queries and keys of the first call of unknown positions
     of: "WeakKeyDictionary[nn.Module, _Blocks]" = field(default_factory=WeakKeyDictionary)
-    steps: tuple[int, int] | None = None
-    ring: bool = False
-    apart: str = ""
+    steps: tuple[int, int] | None = None  # queries and keys of the first step with a cache of unknown order
+    ring: bool = False  # whether that order is known not to be that of the tokens
+    apart: str = ""  # what there is to say of sequences that the mask keeps apart
 
     @property
     def overlap(self) -> bool:
@@ -172,16 +153,6 @@ class Remarks:
         calls = self._of.setdefault(call.name, _Calls())
         calls.count += 1
         calls.single += h == 1
-        self._add_keys(call, calls)
-        if call.unplaced:
-            calls.sizes = calls.sizes or (n, m)
-        elif 1 < n <= m:
-            calls.blocks += n < m and call.map.rule.mask.placed
-            calls.of.setdefault(call.module, _Blocks()).add(m - n, n)
-
-    def _add_keys(self, call: AttentionCall, calls: _Calls) -> None:
-        """Compare the keys of a call with those of the one before."""
-        _, h, n, m = call.map.shape
         keys, ordered, k = _Keys.of(call), False, call.map.k
         if (last := self._keys.get(call.name)) is not None and n < m:
             keys, ordered = last.then(keys)
@@ -191,6 +162,11 @@ class Remarks:
             # Keys that code has joined anew are in order; what was written to, or repeated for groups, may not be.
             if not ordered and (k.shape[1] < h or k.is_inference() or k._version > 0):
                 calls.steps = calls.steps or (n, m)
+        if call.unplaced:
+            calls.sizes = calls.sizes or (n, m)
+        elif 1 < n <= m:
+            calls.blocks += n < m and call.map.rule.mask.placed
+            calls.of.setdefault(call.module, _Blocks()).add(m - n, n)
 
     def unplaced(self) -> list[str]:
         """The modules of which it is known that their queries or keys are elsewhere than taken to be."""
@@ -206,8 +182,7 @@ class Remarks:
 
 
 def _apart(call: AttentionCall, known: bool) -> str:
-    """What there is to say of sequences in a row of the batch that the mask keeps apart, one of which may be padding;
-    "" of those that the caller of a known module gave as such."""
+    """What to say of sequences in a row that the mask keeps apart, one of which may be padding; "" if given as such."""
     rule = call.map.rule
     if rule.grid.n != rule.grid.m or events.crosses(call.name):
         return ""

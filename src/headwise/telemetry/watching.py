@@ -90,24 +90,16 @@ def watch(
 
 
 class TrainingRecord:
-    """The common part of the callbacks.
-
-    Attributes:
-        record: of the run; None before it begins.
-    """
+    """The common part of the callbacks."""
 
     def __init__(self, tau: float | None, writers: Sequence[Writer], options: dict[str, Any]) -> None:
         if twice := {"steps", "during"} & options.keys():
             raise ConfigError(f"{sorted(twice)[0]}: the trainer determines where steps end; leave it out")
         self._tau, self._writers, self._options = tau, writers, options
-        self.record: Record | None = None
+        self.record: Record | None = None  # of the run; None before it begins
 
     def begin(self, model: nn.Module, step: int) -> None:
-        """Watch the model, in addition to the numbers of an earlier run on it.
-
-        Args:
-            step: how many steps the trainer has made: with those of a checkpoint, if the run is resumed from one.
-        """
+        """Watch the model, in addition to the numbers of an earlier run on it. step: how many the trainer has made."""
         if self.record is not None:
             self.record.stop()  # of a run that failed
         if self.record is None or self.record.model is not model:

@@ -10,11 +10,10 @@
 []
 """
 
-from headwise.analysis.head_roles.definitions import DEFINITIONS, VERSION
 from headwise.analysis.head_roles.relations import Mention, Placed, Sentence, parse_conllu, place_words, read_conllu
 from headwise.analysis.head_roles.repeats import HeadScores, RepeatProbe, probe_induction
 from headwise.analysis.head_roles.result import Roles, roles
-from headwise.analysis.head_roles.score import Choice, Label, RoleScore
+from headwise.analysis.head_roles.score import DEFINITIONS, VERSION, Choice, Label, RoleScore
 
 __all__ = [
     "DEFINITIONS",

@@ -1,15 +1,9 @@
-"""From the maps of one input to the tallies of every role.
+"""From the maps of one input to the tallies of every role: one pass of the kernel a layer, and a few products a query.
 
-Whether heads attend to tokens of similar meaning: by the model's own input embeddings, against matched pairs.
-
-The similarity of two tokens is the cosine of their embeddings, centred by the mean over the tokens of the text: without
-that, all embeddings share a large component, and every two tokens are similar (Mu & Viswanath 2018, 1702.01417). What
-counts is the similarity beyond that of matched pairs: the mean over all queries of the same key, and the mean over all
-pairs at the same distance. A head that selects keys by position alone, or the same keys for every query, then scores 0,
-as does a uniform head. Pairs of equal tokens do not count either way.
-
-What the mask and the tokens decide, such as which keys a role is about, is the same for all layers with one mask. The
-weights take one pass of the kernel a layer for statistics of whole rows, and a few products a query for the rest.
+The similarity of two tokens is the cosine of their input embeddings, centred by the mean over the text's tokens, as all
+embeddings share a large component (Mu & Viswanath 2018, 1702.01417). What counts is the similarity beyond matched
+pairs: beyond the mean of the same key, and of pairs at the same distance. A head that selects keys by position alone,
+or the same keys for every query, then scores 0, as does a uniform head. Pairs of equal tokens do not count.
 """
 
 from collections.abc import Iterator
@@ -19,12 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles.definitions import LEFT
+from headwise.analysis.head_roles.score import LEFT
 from headwise.analysis.head_roles.tally import Sight, Tally, band, key_weights, match_counts, match_masses, stack, tally
 from headwise.map import AttentionMap
 from headwise.rule import Rule, compute
 from headwise.stats import ClassMass, row_measure
-from headwise.stats.rows import row_mass
+from headwise.stats.statistic import row_mass
 from headwise.tiles import Tile
 
 NEAR = 8  # distances up to this have a mean each; all farther pairs have one mean before the query, and one after it
@@ -32,19 +26,18 @@ FLAT = 1e-4  # least mean of the largest excess of each row: below it, no pair i
 
 
 class Similarity:
-    """The excess similarity of all pairs of query and key under one rule.
-
-    Args:
-        sight: the keys in sight. ids: tokens [b or 1, m]; vectors: their embeddings, [b or 1, m, d].
-        words: boolean [b or 1, m], the tokens that have a meaning; None for all.
-    """
+    """The excess similarity of all pairs of query and key under one rule, from ids [b or 1, m], their embeddings [b or
+    1, m, d] and the `words` [b or 1, m] that have a meaning."""
 
     def __init__(self, sight: Sight, ids: Tensor, vectors: Tensor, words: Tensor | None) -> None:
         members = sight.seen() if words is None else sight.seen() & words
         wide, m = max(len(members), len(ids)), sight.grid.m
         self._sight, self._positions = sight, torch.arange(sight.grid.n) + sight.grid.shift
         self._ids, self._members = ids.expand(wide, -1), members.expand(wide, -1)
-        self._units = _directions(vectors.expand(wide, -1, -1), self._members)
+        # Vectors less their mean over the members, of length 1; those equal to the mean stay 0.
+        every, mine = vectors.expand(wide, -1, -1), self._members[..., None].to(vectors)
+        centred = (every - (every * mine).sum(1, keepdim=True) / mine.sum(1, keepdim=True).clamp_min(1)) * mine
+        self._units = torch.nn.functional.normalize(centred.double(), dim=-1).float()  # [b, m, d]
         self._keys, self._offsets = torch.zeros(1, 1, m), torch.zeros(1, 1, 2 * NEAR + 3)
         self._keys = self._key_means()  # [b or 1, h or 1, m]
         self._offsets = self._offset_means()  # [b or 1, h or 1, 2·NEAR + 3]
@@ -55,20 +48,19 @@ class Similarity:
         self._eligible &= self._scale > FLAT
 
     def tally(self, amap: AttentionMap) -> Tally:
-        """The excess of the tokens that the heads of a layer attend to, over that of a head that always attends to the
-        most similar token in sight; from tiles of the weights."""
-        found = amap.measure(row_measure("semantic", self._of_tile), rows=True).rows["semantic"]
+        """The excess of the tokens attended to, over a head that always attends to the most similar token in sight."""
+
+        def of_tile(tile: Tile) -> Tensor:  # Σ p_ij excess_ij over the keys of a tile, [b, h, r]
+            excess, _ = self._counted(self._positions[slice(*tile.rows)], slice(*tile.cols))
+            return (tile.weights * excess.to(tile.weights)).sum(-1)
+
+        found = amap.measure(row_measure("semantic", of_tile), rows=True).rows["semantic"]
         scale = self._scale.clamp_min(FLAT)
         return tally(found / scale.to(found), self._eligible, self._uniform / scale, self._sight.tokens)
 
-    def _of_tile(self, tile: Tile) -> Tensor:
-        """Σ p_ij excess_ij over the keys of a tile, [b, h, r]."""
-        excess, _ = self._counted(self._positions[slice(*tile.rows)], slice(*tile.cols))
-        return (tile.weights * excess.to(tile.weights)).sum(-1)
-
     def _counted(self, positions: Tensor, cols: slice) -> tuple[Tensor, Tensor]:
-        """The similarity above the means, [b or 1, h or 1, r, c], 0 for the pairs that do not count; and which do: two
-        different tokens with a meaning, boolean [b or 1, 1, r, c]."""
+        """The similarity above the means, [b or 1, h or 1, r, c], 0 for pairs that do not count; and which do, boolean
+        [b or 1, 1, r, c]: two different tokens with a meaning."""
         at, keys = positions.clamp_min(0), torch.arange(cols.start, cols.stop)
         queries = self._members[:, at] & (positions >= 0)
         pairs = queries[:, :, None] & self._members[:, None, cols]
@@ -105,8 +97,7 @@ class Similarity:
         return distances.clamp(-NEAR - 1, NEAR + 1) + NEAR + 1
 
     def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each query [b or 1, h or 1, n]: the largest excess, the mean over all keys in sight, and the number of
-        keys that count."""
+        """Of each query [b or 1, h or 1, n]: the largest excess, the mean over the keys in sight, their number."""
         parts = [
             (excess.amax(-1).clamp_min(0), excess.sum(-1) / allowed.sum(-1).clamp_min(1), pairs.sum(-1))
             for _, excess, pairs, allowed in self._blocks()
@@ -120,13 +111,6 @@ def _means(found: Tensor) -> Tensor:
     return (found[0] / found[1].clamp_min(1)).float()
 
 
-def _directions(vectors: Tensor, members: Tensor) -> Tensor:
-    """Vectors [b, m, d] less their mean over the members, of length 1; those equal to the mean stay 0."""
-    mine = members[..., None].to(vectors)
-    centred = (vectors - (vectors * mine).sum(1, keepdim=True) / mine.sum(1, keepdim=True).clamp_min(1)) * mine
-    return torch.nn.functional.normalize(centred.double(), dim=-1).float()
-
-
 MATCHES = {"duplicate": 0, "induction": 1}  # positions from the earlier equal token to the key
 MEANINGLESS = ("separator", "punctuation")  # classes of tokens that are similar to no others
 NEIGHBOURS = {"previous": -1, "self": 0, "next": 1}
@@ -134,17 +118,11 @@ NEIGHBOURS = {"previous": -1, "self": 0, "next": 1}
 
 @dataclass(frozen=True)
 class Inputs:
-    """The checked arguments of `roles` about the tokens.
+    """The checked arguments of `roles` about the tokens: as many as keys, or more if a cache has dropped some."""
 
-    Attributes:
-        ids: of all tokens, [b or 1, t], or None; vectors: embeddings of these tokens, [b or 1, t, d] or None.
-        classes: name → boolean [b or 1, t]; reach, radius: in tokens. There are as many tokens as keys, or more if a
-            cache has dropped some.
-    """
-
-    ids: Tensor | None
-    vectors: Tensor | None
-    classes: dict[str, Tensor]
+    ids: Tensor | None  # [b or 1, t]
+    vectors: Tensor | None  # embeddings, [b or 1, t, d]
+    classes: dict[str, Tensor]  # name → boolean [b or 1, t]
     reach: int
     radius: int
 
@@ -156,45 +134,33 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Target:
-    """The keys of one role.
+    """The keys of one role."""
 
-    Attributes:
-        count: of them in sight of each query, [b or 1, h or 1, n].
-        has_first: whether the first key is one of them, boolean; without: whether the role has a score without it.
-    """
-
-    count: Tensor
-    has_first: Tensor
-    without: bool = True
+    count: Tensor  # of them in sight of each query, [b or 1, h or 1, n]
+    has_first: Tensor  # whether the first key is one of them, boolean
+    without: bool = True  # whether the role has a score without it
 
 
 class Targets:
-    """The keys of all roles under one rule.
-
-    Attributes:
-        sight: the keys in sight of each query; sees: whether there is any; sees_first: whether the first key is one.
-        classes: name → boolean [b or 1, m]; of: role → `Target`.
-        seen: [b or 1, h or 1, n, 2·wide + 1], which neighbours are in sight.
-        similarity: of the tokens; None without their embeddings.
-    """
+    """The keys of all roles under one rule."""
 
     def __init__(self, rule: Rule, inputs: Inputs) -> None:
         grid, n, m = rule.grid, rule.grid.n, rule.grid.m
         self.sight = sight = Sight(rule)
         self.first = sight.first.clamp_max(max(0, m - 1))  # [b or 1]
-        self.sees = sight.keys > 0
+        self.sees = sight.keys > 0  # whether there is any
         self.sees_first = sight.sees(self.first[:, None, None].expand(-1, n, -1))[..., 0]
         position = torch.arange(n) + grid.first_token
         near = grid.keys_at(position[:, None] + torch.arange(-inputs.wide, inputs.wide + 1))
-        self.seen = sight.sees(near[None])
+        self.seen = sight.sees(near[None])  # [b or 1, h or 1, n, 2·wide + 1], which neighbours are in sight
         self.is_first = (near[None] == self.first[:, None, None])[:, None] & self.seen
-        self.of = {"first": Target(self.sees_first.long(), self.sees_first, without=False)}
+        self.of = {"first": Target(self.sees_first.long(), self.sees_first, without=False)}  # role → `Target`
         for name, offset in NEIGHBOURS.items():
             at = inputs.wide + offset
             self.of[name] = Target(self.seen[..., at].long(), self.is_first[..., at])
         around = slice(inputs.wide - inputs.radius, inputs.wide + inputs.radius + 1)
         self.of["local"] = Target(self.seen[..., around].sum(-1), self.is_first[..., around].any(-1))
-        self.classes = {name: grid.of_keys(members) for name, members in inputs.classes.items()}
+        self.classes = {name: grid.of_keys(members) for name, members in inputs.classes.items()}  # name → [b or 1, m]
         for name, members in self.classes.items():
             wide = max(len(members), len(self.first))
             first_in = members.expand(wide, -1).gather(1, self.first.expand(wide)[:, None])
@@ -207,43 +173,32 @@ class Targets:
                 same = ids.gather(1, (first - step).clamp_min(0)) == of_query
                 same &= (first >= step) & (first - step < position)
                 self.of[name] = Target(match_counts(inputs.ids, sight, step), same[:, None] & self.sees_first)
-        self.similarity = None
+        self.similarity = None  # None without embeddings
         if inputs.ids is not None and inputs.vectors is not None:
             marks = [self.classes[name] for name in MEANINGLESS if name in self.classes]
             words = ~torch.stack(marks).any(0) if marks else None
             self.similarity = Similarity(sight, grid.of_keys(inputs.ids), inputs.vectors[:, grid.key_tokens()], words)
 
-    def eligible(self, name: str) -> tuple[Tensor, Tensor]:
-        """Which queries have a key of the role in sight, and the weight of a uniform head on such keys."""
-        count = self.of[name].count
-        return count > 0, count.double() / self.sight.keys.clamp_min(1)
-
-    def eligible_without_first(self, name: str) -> tuple[Tensor, Tensor]:
-        """`eligible` as if the first key did not exist."""
+    def eligible(self, name: str, *, first: bool = True) -> tuple[Tensor, Tensor]:
+        """Which queries have a key of the role in sight, and the weight of a uniform head on such keys; without
+        `first`, as if the first key did not exist."""
         target = self.of[name]
-        count = target.count - target.has_first.long()
-        keys = self.sight.keys - self.sees_first.long()
+        count = target.count if first else target.count - target.has_first.long()
+        keys = self.sight.keys if first else self.sight.keys - self.sees_first.long()
         return count > 0, count.double() / keys.clamp_min(1)
 
 
 @dataclass(frozen=True)
 class Collected:
-    """Tallies of all roles, [layers, stretches, heads].
+    """Tallies of all roles, [layers, stretches, heads]."""
 
-    Attributes:
-        roles: by name; without_first: the same with weights renormalised without the first key.
-        hits, near: rows whose largest weight is at an offset, and the weight there; each has one more axis, offsets.
-        rows: queries with any key in sight; mass: the sum of their weights, less than 1 each with a learned sink.
-        entries: matching pairs for induction, None without tokens.
-    """
-
-    roles: dict[str, Tally]
-    without_first: dict[str, Tally]
-    hits: Tally
-    near: Tally
-    rows: Tally
-    mass: Tally
-    entries: Tally | None
+    roles: dict[str, Tally]  # by name
+    without_first: dict[str, Tally]  # the same with weights renormalised without the first key
+    hits: Tally  # rows whose largest weight is at an offset, with an axis of offsets
+    near: Tally  # the weight there
+    rows: Tally  # queries with any key in sight
+    mass: Tally  # the sum of their weights, less than 1 each with a learned sink
+    entries: Tally | None  # matching pairs for induction, None without tokens
 
 
 def collect(maps: list[AttentionMap], inputs: Inputs) -> Collected:
@@ -298,7 +253,7 @@ def _layer(amap: AttentionMap, targets: Targets, inputs: Inputs) -> Collected:
     for name, mass in masses.items():
         target = targets.of[name]
         if target.without:
-            eligible, uniform = targets.eligible_without_first(name)
+            eligible, uniform = targets.eligible(name, first=False)
             left = (mass - first * target.has_first.to(first)) / rest.clamp_min(LEFT)
             without[name] = count(left.clamp(0.0, 1.0), eligible.to(kept.device) & kept, uniform)
 
@@ -314,8 +269,7 @@ def _layer(amap: AttentionMap, targets: Targets, inputs: Inputs) -> Collected:
 
 
 def _hits(amap: AttentionMap, largest: Tensor, scores: Tensor, seen: Tensor) -> Tensor:
-    """Rows whose largest weight is the one at an offset, [b, h, n, offsets] of 0 and 1. Rows in which two of these keys
-    have it count for neither."""
+    """Rows whose largest weight is at an offset, [b, h, n, offsets] of 0 and 1; a tie of two counts for neither."""
     seen = seen.to(scores.device)
     # Both are sums of d products in different orders, and kernels store the largest with the log-sum-exp of sinks.
     eps = 16 * torch.finfo(scores.dtype).eps

@@ -1,8 +1,5 @@
-"""Relations between words of the text: dependency arcs, also from CoNLL-U files, and mentions of an entity.
-
-Relations between words of the text: whether a head attends along dependency arcs (Voita et al. 2019), or from a
-mention to an earlier one of the same entity (Clark et al. 2019 §4.3), compared with the best simple rule.
-"""
+"""Whether a head attends along dependency arcs (Voita et al. 2019), also from CoNLL-U files, or from a mention to an
+earlier one of the same entity (Clark et al. 2019 §4.3), compared with the best simple rule."""
 
 import os
 import unicodedata
@@ -15,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles.definitions import is_marker
-from headwise.analysis.head_roles.score import Choice
+from headwise.analysis.head_roles.score import Choice, is_marker
 from headwise.analysis.head_roles.tally import pooled
 from headwise.base.files import check_regular
 from headwise.errors import ConfigError, ShapeError, TextError
@@ -27,17 +23,12 @@ COLUMNS = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence with its tree.
+    """A sentence with its tree."""
 
-    Attributes:
-        words: the forms. heads: of each word, the index of its head in `words`, −1 for the root.
-        relations: of each word to its head, such as "nsubj" or "nmod:poss"; line: its first line in the file, from 1.
-    """
-
-    words: tuple[str, ...]
-    heads: tuple[int, ...]
-    relations: tuple[str, ...]
-    line: int = 1
+    words: tuple[str, ...]  # the forms
+    heads: tuple[int, ...]  # of each word, the index of its head in `words`, −1 for the root
+    relations: tuple[str, ...]  # of each word to its head, such as "nsubj" or "nmod:poss"
+    line: int = 1  # its first line in the file, from 1
 
 
 def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
@@ -133,16 +124,11 @@ FARTHEST = 10  # words, of the fixed offsets that the baseline chooses from
 
 @dataclass(frozen=True)
 class Placed:
-    """A sentence aligned to the tokens of an input.
+    """A sentence aligned to the tokens of an input."""
 
-    Attributes:
-        words: token range [start, stop) of each word, in order. batch: the batch entry of the sentence.
-        arcs: (dependent, head, relation), indices of words.
-    """
-
-    words: tuple[tuple[int, int], ...]
-    arcs: tuple[tuple[int, int, str], ...]
-    batch: int = 0
+    words: tuple[tuple[int, int], ...]  # token range [start, stop) of each word, in order
+    arcs: tuple[tuple[int, int, str], ...]  # (dependent, head, relation), indices of words
+    batch: int = 0  # the batch entry of the sentence
 
 
 def place_words(sentence: Sentence, pieces: Sequence[str], *, start: int = 0, batch: int = 0) -> Placed:
@@ -159,7 +145,7 @@ def place_words(sentence: Sentence, pieces: Sequence[str], *, start: int = 0, ba
     """
     at, ranges = start, []
     for number, word in enumerate(sentence.words):
-        while at < len(pieces) and (not pieces[at].strip() or _passed(pieces[at])):
+        while at < len(pieces) and (not pieces[at].strip() or (is_marker(pieces[at]) and pieces[at] not in UNKNOWN)):
             at += 1
         first, left = at, _letters(word)
         while left and at < len(pieces):
@@ -187,11 +173,8 @@ def place_words(sentence: Sentence, pieces: Sequence[str], *, start: int = 0, ba
 
 @torch.no_grad()
 def syntax(maps: Sequence[AttentionMap], placed: Sequence[Placed]) -> dict[str, Choice]:
-    """For each relation in both directions, how often the word with the most weight is the right one.
-
-    Weights to a word are summed over its tokens, and weights from a word are averaged; candidates are the other words
-    of the sentence in sight (Clark et al. 2019 §4.1). Cases whose right word is masked are not counted.
-    """
+    """For each relation in both directions, how often the word with the most weight is the right one: summed over the
+    tokens to a word, averaged over those from it (Clark et al. 2019 §4.1). Masked cases do not count."""
     for sentence in placed:
         _check(sentence, maps[0])
     names = sorted({relation for sentence in placed for _, _, relation in sentence.arcs})
@@ -225,8 +208,7 @@ def syntax(maps: Sequence[AttentionMap], placed: Sequence[Placed]) -> dict[str, 
 
 
 def _picked(amap: AttentionMap, sentence: Placed) -> tuple[Tensor, Tensor]:
-    """The word on which each word has most weight, [h, words] (−1 for none), and the words in sight of each
-    [words, words]."""
+    """The word on which each word has most weight, [h, words] (−1: none), and the words in sight [words, words]."""
     n, m = amap.shape[2:]
     first, last = min(start for start, _ in sentence.words), max(stop for _, stop in sentence.words)
     low = max(first, m - n)  # tokens before it have no query
@@ -261,10 +243,6 @@ def _check(sentence: Placed, amap: AttentionMap) -> None:
             raise ShapeError(f"arcs: ({dependent}, {head}, {relation!r}) in a sentence of {size} words")
 
 
-def _passed(piece: str) -> bool:
-    return is_marker(piece) and piece not in UNKNOWN
-
-
 def _letters(text: str) -> str:
     """The text without case, accents and blanks, as uncased tokenizers write it."""
     parts = unicodedata.normalize("NFKD", text.casefold())
@@ -292,14 +270,8 @@ class Mention:
 def coreference(
     maps: Sequence[AttentionMap], mentions: Sequence[Mention], heads: Sequence[Sequence[Hashable]] | None
 ) -> Choice:
-    """How often, among all earlier mentions in sight, the one with the most weight is of the same entity.
-
-    Cases are mentions with an earlier mention of their entity; those with none of them in sight, or without a query,
-    are not counted.
-
-    Args:
-        heads: the text or id of each token, one list or one a batch entry, for the rule of equal head words; or None.
-    """
+    """How often, among all earlier mentions in sight, the one with the most weight is of the same entity; cases with
+    none in sight do not count. heads: the text or id of each token, for the rule of equal head words."""
     b, _, n, m = maps[0].shape
     if n > m:
         raise ConfigError(f"mentions: require self-attention, got {n} queries and {m} keys")
@@ -340,8 +312,7 @@ def coreference(
 
 
 def _between(amap: AttentionMap, batch: int, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Weights between the tokens [h, tokens, tokens], and whether the second of two is in sight of the first in every
-    head; 0 and False for tokens without a query."""
+    """Weights between the tokens [h, tokens, tokens], and whether the second is in sight of the first in every head."""
     shift = amap.rule.grid.shift
     at = torch.tensor(tokens)
     rows = at[at >= shift] - shift

@@ -19,6 +19,7 @@ from headwise.analysis.head_roles.tally import Sight, match_counts, match_masses
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
 from headwise.table import HeadColumn, HeadTable
+from headwise.table.heads import Tabled
 
 AGAINST = 1000  # tokens whose logits are compared with the token's own
 VERSION = "repeat-1"  # of the definitions below; scores of different versions do not compare
@@ -26,20 +27,13 @@ VERSION = "repeat-1"  # of the definitions below; scores of different versions d
 
 @dataclass(frozen=True)
 class HeadScores:
-    """Attention mass on certain keys per eligible query.
-
-    Attributes:
-        mass: [layers, heads], mean over eligible queries and sequences; 0 to 1.
-        spread: [layers, heads], standard deviation over the sequences (0 for one sequence).
-        coverage: share of all queries that are eligible, that is, have such a key.
-        uniform: the score of a head with equal weights on all keys in sight.
-    """
+    """Attention mass on certain keys per eligible query."""
 
     name: str
-    mass: np.ndarray
-    spread: np.ndarray
-    coverage: float
-    uniform: float
+    mass: np.ndarray  # [layers, heads], mean over eligible queries and sequences; 0 to 1
+    spread: np.ndarray  # [layers, heads], standard deviation over the sequences (0 for one)
+    coverage: float  # share of all queries that are eligible, that is, have such a key
+    uniform: float  # the score of a head with equal weights on all keys in sight
 
     @property
     def lift(self) -> np.ndarray:
@@ -48,31 +42,18 @@ class HeadScores:
 
 
 @dataclass(frozen=True, repr=False)
-class RepeatProbe:
-    """Scores of every head on repeated random tokens, and the losses of the model. Prints itself as a table.
+class RepeatProbe(Tabled):
+    """Scores of every head on repeated random tokens, and the losses of the model. Prints itself as a table."""
 
-    Attributes:
-        induction: on the tokens that followed earlier occurrences of the query's token; previous: on the key before
-            the query's; duplicate: on earlier occurrences of the query's token.
-        olsson: mean over all pairs that match for induction, [layers, heads]; a perfect head has 0.5 on a start token
-            and 25 tokens repeated four times. tl_mul: weight on these pairs over all weight, as TransformerLens
-            computes with "mul"; a perfect head has the coverage.
-        copying: [layers, heads], chance is 0.5 and perfect 1: the share of the vocabulary whose logits are raised less
-            than that of the token whose value the head reads; None unless requested from `probe_induction`.
-        losses: nats a token within each copy [copies, sequences], without the first token of each copy, which cannot
-            be predicted.
-        length: tokens of one copy. version: of the definitions.
-    """
-
-    induction: HeadScores
-    previous: HeadScores
-    duplicate: HeadScores
-    olsson: np.ndarray
-    tl_mul: np.ndarray
-    copying: np.ndarray | None
-    losses: np.ndarray
-    length: int
-    version: str = VERSION
+    induction: HeadScores  # on the tokens that followed earlier occurrences of the query's token
+    previous: HeadScores  # on the key before the query's
+    duplicate: HeadScores  # on earlier occurrences of the query's token
+    olsson: np.ndarray  # mean over matching pairs, [layers, heads]; 0.5 is perfect for 25 tokens four times
+    tl_mul: np.ndarray  # weight on these pairs over all weight, as TransformerLens's "mul"; perfect: the coverage
+    copying: np.ndarray | None  # [layers, heads], as in `copying`; None unless requested
+    losses: np.ndarray  # nats a token within each copy [copies, sequences], without the first token of each
+    length: int  # tokens of one copy
+    version: str = VERSION  # of the definitions
 
     @property
     def first_loss(self) -> np.ndarray:
@@ -104,12 +85,6 @@ class RepeatProbe:
             f"{self.induction.uniform:.3f} for induction; nats a token, copy by copy: {copies}"
         )
         return HeadTable(columns, title=title, about={"version": self.version, "length": self.length})
-
-    def __repr__(self) -> str:
-        return repr(self.table)
-
-    def _repr_html_(self) -> str:
-        return self.table._repr_html_()
 
 
 @torch.no_grad()
@@ -238,16 +213,8 @@ def copying(
     kinds: Tensor,
     heads: int,
 ) -> np.ndarray:
-    """For each head, the mean over tokens j of a span of the share of other tokens whose logits v_j W_O W_U raises less
-    than that of token j itself (ties count half): [layers, heads]. 0.5 is chance, 1 is a head that copies.
-
-    Only the direct path counts, without later layers and the last norm.
-
-    Args:
-        values: of each layer, [s, h_kv, n, d_v]; outputs: of each layer, [h, d_v, d_model]; unembedding: [V, d_model].
-        ids: [s, n]; span: the positions j. kinds: tokens to compare with; of more than 1000, an even selection.
-    Source: Elhage et al. 2021 (the OV circuit); Olsson et al. 2022, 2209.11895 (copying).
-    """
+    """The mean share of other tokens whose logits v_j W_O W_U raises less than that of token j (ties: half): 0.5 is
+    chance. Only the direct path [layers, heads]. Elhage et al. 2021 (OV); Olsson et al. 2022, 2209.11895 (copying)."""
     _check_copying(values, outputs, unembedding, ids, heads)
     against = kinds[torch.linspace(0, len(kinds) - 1, min(AGAINST, len(kinds))).round().long()].to(unembedding.device)
     tokens = ids[:, span].flatten()  # [places]

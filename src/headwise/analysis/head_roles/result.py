@@ -12,19 +12,22 @@ from torch import Tensor
 
 from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles.collect import Collected, Inputs, collect
-from headwise.analysis.head_roles.definitions import (
+from headwise.analysis.head_roles.relations import Mention, Placed, coreference, syntax
+from headwise.analysis.head_roles.score import (
     DEFINITIONS,
     MARGIN,
     MARGIN_SOURCE,
     VERSION,
+    Choice,
+    Label,
+    RoleScore,
     classes_of,
+    of_tally,
     rare_keys,
     texts,
     token_ids,
     token_vectors,
 )
-from headwise.analysis.head_roles.relations import Mention, Placed, coreference, syntax
-from headwise.analysis.head_roles.score import Choice, Label, RoleScore, of_tally
 from headwise.analysis.head_roles.tally import DRAWS, Sight, Tally
 from headwise.base.files import write_text
 from headwise.errors import ConfigError, DTypeError, ShapeError
@@ -89,7 +92,13 @@ def roles(
         if ids is None:
             raise ConfigError("embeddings: requires tokens=, the integers that its rows belong to")
         vectors = token_vectors(embeddings, ids)
-    _check_dropped(layers, arcs=arcs, mentions=mentions)
+    gap = next((amap.rule.grid.gap for amap in layers if amap.rule.grid.gap.size), None)
+    for name, what in (("arcs", arcs), ("mentions", mentions)):
+        if what and gap is not None:
+            raise ConfigError(
+                f"{name}: a cache has dropped tokens {gap.start} to {gap.stop - 1}, which they may refer to; expected "
+                f"the maps of a full pass"
+            )
     collected = collect(layers, Inputs(ids, vectors, classes, reach, radius))
     heads = ids.tolist() if rows is None and ids is not None else rows
     return Roles(
@@ -130,17 +139,6 @@ def _seen(amap: AttentionMap) -> Tensor:
     found = torch.zeros(len(seen), grid.tokens, dtype=torch.bool)
     found[:, grid.key_tokens()] = seen
     return found
-
-
-def _check_dropped(layers: Sequence[AttentionMap], **given: Sequence[object]) -> None:
-    """Raise ConfigError for what refers to tokens that a cache may have dropped."""
-    gap = next((amap.rule.grid.gap for amap in layers if amap.rule.grid.gap.size), None)
-    for name, what in given.items():
-        if what and gap is not None:
-            raise ConfigError(
-                f"{name}: a cache has dropped tokens {gap.start} to {gap.stop - 1}, which they may refer to; expected "
-                f"the maps of a full pass"
-            )
 
 
 SURE = 0.95  # default confidence of labels
@@ -363,8 +361,8 @@ def html(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) ->
 
 
 def choices(found: Mapping[str, Choice]) -> list[str]:
-    """One line for each relation and for coreference, with the head that is right most often, or the number of tied
-    heads. Relations with fewer than FEWEST cases, in which a head can be right by chance, share one line."""
+    """One line for each relation and for coreference, with the best head or the number of tied ones; relations of fewer
+    than FEWEST cases, in which a head can be right by chance, share one line."""
     lines, few = [], []
     for name, choice in sorted(found.items(), key=lambda item: -item[1].count):
         if choice.count >= FEWEST:

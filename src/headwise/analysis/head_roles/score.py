@@ -1,40 +1,233 @@
 """The scores of every head for one role or relation, and the labels that heads earn by them."""
 
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from headwise.analysis.head_roles.definitions import CASES, MARGIN, Definition
 from headwise.analysis.head_roles.tally import Tally, pooled
+from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.stats import ClassMass
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import plain
 from headwise.wording import Bilingual
+
+VERSION = "roles-2"  # of the definitions below; scores of different versions do not compare
+
+# A score must also be at least this far between a uniform head (0) and a perfect one (1): on a short text a uniform
+# head has much weight on any key.
+EXCESS = 0.2
+# Least weight of a row on keys other than the first for the scores without the first key.
+LEFT = 0.01
+
+CLARK = "Clark et al. 2019, 1906.04341 §3"
+VOITA = "Voita et al. 2019, 1905.09418 §4"
+OURS = "headwise"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A role. unit: "mass" (share of a row's weight), "rows" (of rows), "nats", "share" (of the largest possible
+    entropy), or "excess" (over a baseline, 1 is the largest possible)."""
+
+    name: str
+    word: Bilingual
+    what: str  # the score
+    threshold: float  # the least score of a head that plays the role
+    source: str
+    limit: str  # source of the threshold
+    colour: str
+    unit: str = "mass"
+    given: str = ""  # the argument of `roles` that it requires, or ""
+    rows: int = 0  # the fewest eligible rows, where random heads reach the threshold on fewer
+
+    def holds(self, score: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+        """Whether a score is enough, given that of a uniform head; boolean, False for NaN."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            enough = score >= self.threshold
+            if self.unit in ("mass", "rows"):
+                enough &= (score - uniform) / (1.0 - uniform) >= EXCESS
+        return enough
+
+
+DEFINITIONS: dict[str, Definition] = {
+    d.name: d
+    for d in (
+        Definition(
+            "previous", Bilingual("previous", "前一词元"), "weight on the key before", 0.5, CLARK, CLARK, "#4e79a7"
+        ),
+        Definition("self", Bilingual("itself", "自身"), "weight on the query's own key", 0.5, CLARK, CLARK, "#8c6bb1"),
+        Definition("next", Bilingual("next", "后一词元"), "weight on the key after", 0.5, CLARK, CLARK, "#5b8ff9"),
+        Definition(
+            "offset", Bilingual("offset", "固定偏移"), "rows whose largest weight is at the best offset", 0.9, VOITA,
+            VOITA, "#2a9d9f", unit="rows",
+        ),
+        Definition(
+            "first", Bilingual("first", "首词元"), "weight on the first key", 0.3, "Xiao et al. 2023, 2309.17453",
+            "Gu et al. 2024, 2410.10781 (sink metric)", "#c44e52",
+        ),
+        Definition(
+            "local", Bilingual("nearby", "邻近"),
+            "weight within the radius", 0.9, "Beltagy et al. 2020, 2004.05150", OURS, "#e08214"
+        ),
+        Definition(
+            "broad", Bilingual("broad", "分散"), "entropy of the weights", 3.8, CLARK, CLARK, "#3f9b6c", unit="nats"
+        ),
+        Definition(
+            "even", Bilingual("even", "均匀"),
+            "entropy of the weights over its largest value, ln of the keys in sight", 0.9, CLARK, OURS, "#94a83a",
+            unit="share",
+        ),
+        Definition(
+            "separator", Bilingual("separator", "分隔符"),
+            "weight on white space and markers such as [SEP]", 0.6, CLARK, CLARK, "#7a6a53",
+            given="pieces",
+        ),
+        Definition(
+            "punctuation", Bilingual("punctuation", "标点"),
+            "weight on punctuation", 0.6, CLARK, CLARK, "#d37295", given="pieces"
+        ),
+        Definition(
+            "duplicate", Bilingual("same token", "相同词元"), "weight on earlier occurrences of the query's token", 0.5,
+            "Wang et al. 2022, 2211.00593", OURS, "#b8860b", given="tokens",
+        ),
+        Definition(
+            "induction", Bilingual("induction", "归纳"),
+            "weight on the tokens after earlier occurrences of the query's token", 0.5,
+            "Olsson et al. 2022, 2209.11895 (prefix matching)", OURS, "#c2339b", given="tokens",
+        ),
+        Definition(
+            "rare", Bilingual("rare", "低频词元"),
+            "weight on the least frequent tokens of the input", 0.5, VOITA, OURS, "#64748f", given="frequencies"
+        ),
+        # With the embeddings of the vocabulary shuffled, the heads of trained models reach 0.04; 0.1 is also the margin
+        # above the best simple rule that is required of relations.
+        Definition(
+            "semantic", Bilingual("similar meaning", "语义相近"),
+            "similarity of embeddings beyond that of matched pairs, over that of the most similar key", 0.1, OURS, OURS,
+            "#5b4fd1", unit="excess", given="embeddings", rows=50,
+        ),
+    )
+}  # fmt: skip
+
+# For relations: the least margin above the best simple rule, and the least number of cases.
+MARGIN = 0.1
+MARGIN_SOURCE = VOITA
+CASES = 20
+
+
+# [CLS], [SEP], <s>, </s>, <pad>, <|endoftext|>, <extra_id_0>
+MARKER = re.compile(r"\[[A-Z]+\]|<\|[^|]+\|>|</?[A-Za-z_]+\d*>")
+
+
+def token_ids(tokens: Any, b: int, m: int) -> Tensor:
+    """Check the integers of m tokens; return them as [b or 1, m]."""
+    ids = torch.as_tensor(tokens)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise DTypeError(f"tokens: expected integers [{m}] or [{b}, {m}], got {ids.dtype}")
+    ids = torch.atleast_2d(ids)
+    if ids.ndim != 2 or ids.shape[1] != m or len(ids) not in (1, b):
+        raise ShapeError(f"tokens: shape {tuple(ids.shape)} does not fit; expected ({m},) or ({b}, {m}), one a token")
+    return ids.cpu().long()
+
+
+def token_vectors(embeddings: Any, ids: Tensor) -> Tensor:
+    """Check a table of embeddings [vocabulary, d]; return the row of each token, [b or 1, m, d]."""
+    if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
+        came = str(embeddings.dtype) if isinstance(embeddings, Tensor) else type(embeddings).__name__
+        raise DTypeError(f"embeddings: expected a floating-point tensor [vocabulary, d], got {came}")
+    if embeddings.ndim != 2 or 0 in embeddings.shape:
+        raise ShapeError(f"embeddings: shape {tuple(embeddings.shape)}, expected [vocabulary, d]")
+    kinds, at = ids.unique(return_inverse=True)
+    if int(kinds[0]) < 0 or int(kinds[-1]) >= len(embeddings):
+        raise ShapeError(
+            f"embeddings: {len(embeddings)} rows, but tokens holds {int(kinds[0])} to {int(kinds[-1])}; give the input "
+            f"embedding of the model that read these tokens"
+        )
+    rows = embeddings.detach()[kinds.to(embeddings.device)].float().cpu()
+    wrong = ~rows.isfinite().all(-1)
+    if bool(wrong.any()):
+        raise ConfigError(f"embeddings: row {int(kinds[wrong][0])} has non-finite values; expected finite ones")
+    return rows[at]
+
+
+def texts(pieces: Any, b: int, m: int) -> list[list[str]]:
+    """Check the texts of the tokens; return one list, or one for each batch entry."""
+    rows = [pieces] if all(isinstance(piece, str) for piece in pieces) else list(pieces)
+    for row in rows:
+        if not isinstance(row, Sequence) or not all(isinstance(piece, str) for piece in row):
+            raise DTypeError("pieces: expected the text of each token, a list of strings or one list a batch entry")
+        if len(row) != m:
+            raise ShapeError(f'pieces: {len(row)} of them for {m} tokens; give the text of each token ("" for none)')
+    if len(rows) not in (1, b):
+        raise ShapeError(f"pieces: {len(rows)} lists for a batch of {b}")
+    return [list(row) for row in rows]
+
+
+def is_marker(piece: str) -> bool:
+    """Whether the piece is a marker outside the text, such as [SEP] or <|endoftext|>."""
+    return MARKER.fullmatch(piece) is not None
+
+
+def classes_of(pieces: Sequence[Sequence[str]]) -> dict[str, Tensor]:
+    """Boolean [b or 1, m] for separators (white space and markers) and for punctuation."""
+    found: dict[str, list[Tensor]] = {"separator": [], "punctuation": []}
+    for row in pieces:
+        marker = torch.tensor([is_marker(piece) for piece in row])
+        blank = ClassMass.of_tokens(row, "separator").members[0]
+        marks = ClassMass.of_tokens(row, "punctuation").members[0]
+        found["separator"].append(blank | marker)
+        found["punctuation"].append(marks & ~marker)
+    return {name: torch.stack(rows) for name, rows in found.items()}
+
+
+def rare_keys(ids: Tensor, seen: Tensor, frequencies: Mapping[int, float] | Tensor, share: float) -> Tensor:
+    """The keys of the rarest tokens in sight (`seen` [b or 1, m]) up to `share` of them, at least one, boolean [b or 1,
+    m]: the rarest token of a sentence of 20 or fewer (Voita et al. 2019)."""
+    if not 0.0 < share < 1.0:
+        raise ConfigError(f"rare={share}: expected a share of the keys, more than 0 and less than 1")
+    wide = max(len(ids), len(seen))
+    ids, seen = ids.expand(wide, -1), seen.expand(wide, -1)
+    found = torch.zeros(ids.shape, dtype=torch.bool)
+    for row, real, members in zip(ids, seen, found, strict=True):
+        kinds, place, counts = torch.unique(row[real], return_inverse=True, return_counts=True)
+        often = torch.tensor([_frequency(frequencies, int(kind)) for kind in kinds], dtype=torch.float64)
+        order = often.argsort(stable=True)
+        before = counts[order].cumsum(0) - counts[order]
+        taken = torch.zeros(len(kinds), dtype=torch.bool)
+        taken[order[before < share * len(place)]] = True
+        members[real] = taken[place]
+    return found
+
+
+def _frequency(frequencies: Mapping[int, float] | Tensor, token: int) -> float:
+    if isinstance(frequencies, Mapping):
+        return float(frequencies.get(token, 0))
+    if not 0 <= token < len(frequencies):
+        raise ShapeError(f"frequencies: {len(frequencies)} of them, but tokens holds {token}; give one for each token")
+    return float(frequencies[token])
+
 
 LISTED = 8  # heads that are printed
 
 
 @dataclass(frozen=True)
 class Label:
-    """A role that a head plays on this input.
+    """A role that a head plays on this input."""
 
-    Attributes:
-        text: as printed, such as "offset −3", which has a Chinese version for a defined role; role: its name in
-            `Roles`.
-        score, threshold: of the head, and required; confidence: share of the draws of a block bootstrap that reach the
-            threshold; source: of the threshold.
-    """
-
-    text: str
-    role: str
-    score: float
-    threshold: float
-    confidence: float
-    source: str
+    text: str  # as printed, such as "offset −3"; Chinese too for a defined role
+    role: str  # its name in `Roles`
+    score: float  # of the head
+    threshold: float  # required
+    confidence: float  # share of the draws of a block bootstrap that reach the threshold
+    source: str  # of the threshold
 
     def __str__(self) -> str:
         return f"{self.text} {self.score:.2f}"
@@ -173,20 +366,12 @@ def of_tally(definition: Definition, tally: Tally, rows: Tally) -> RoleScore:
 
 @dataclass(frozen=True, repr=False)
 class Choice(Scored):
-    """How often each head gives most weight to the right one of a few candidates, compared with simple rules that
-    use no weights.
+    """How often each head gives most weight to the right one of a few candidates, beside rules without weights."""
 
-    Attributes:
-        right: right answers [layers, groups, heads]; cases: [groups], cases with something to choose from; the
-            bootstrap draws groups, such as sentences.
-        total: the number of all cases, including those in which the right candidate is masked for the query.
-        rules: simple rules → the number of cases in which each is right.
-    """
-
-    right: np.ndarray
-    cases: np.ndarray
-    total: int
-    rules: Mapping[str, int] = field(default_factory=dict)
+    right: np.ndarray  # right answers [layers, groups, heads]; the bootstrap draws groups, such as sentences
+    cases: np.ndarray  # [groups], cases with something to choose from
+    total: int  # of all cases, those with a masked right candidate included
+    rules: Mapping[str, int] = field(default_factory=dict)  # simple rules → the number of cases in which each is right
 
     @property
     def accuracy(self) -> np.ndarray:
@@ -215,8 +400,7 @@ class Choice(Scored):
 
     @cached_property
     def confidence(self) -> np.ndarray:
-        """Share of the draws of a bootstrap over groups in which the head is better than the baseline by MARGIN;
-        [layers, heads], 0 for fewer than two groups."""
+        """Share of bootstrap draws in which the head beats the baseline by MARGIN, [layers, heads]; 0 for one group."""
         if len(self.cases) < 2:
             return np.zeros_like(self.accuracy)
         drawn, _ = self._tally.drawn()

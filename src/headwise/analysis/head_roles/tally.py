@@ -1,22 +1,14 @@
 """What heads attend to, counted without the n×m matrix: keys in sight, exact weights of pairs, sums over rows.
 
-The keys in sight of each query, counted from the rule alone: for eligible rows and uniform baselines.
-
 If the mask is a few ranges of keys for each query, all counts are O(n); a boolean n×m mask is read in blocks of rows.
 
-Exact weights of chosen pairs without the n×m matrix: one key a query, the keys around the diagonal, and the keys
-that match a query's token.
+Keys that match a query's token: sorted by the token that they represent, and within a token by position, they are one
+range (for each range of the mask), so their weight is exp(LSE over the range − LSE of the row): one call of `attend` in
+which each query is allowed its matches only. `DuplicateMass` and `InductionMass` compute the same from tiles; they are
+used where the order of the keys enters a score.
 
-For matches, the keys are sorted by the token that they represent, and within a token by position. The keys that match a
-query are then one range (for each range of its mask), so the weight on all of them is exp(LSE over the range − LSE of
-the row): one call of `attend` in which each query is allowed its matches only, and blocks without a match are never
-computed. `DuplicateMass` and `InductionMass` compute the same from tiles; they are used where the order of the keys
-enters a score.
-
-Sums over stretches of rows: sufficient for means, for merging inputs, and for the confidence of the means.
-
-Confidence is from a block bootstrap (Künsch 1989): stretches of consecutive rows of one sequence are resampled with
-replacement, since neighbouring rows are correlated. It concerns the rows of these inputs only.
+Confidence is from a block bootstrap (Künsch 1989) over stretches of consecutive rows, since neighbouring
+rows are correlated. It concerns the rows of these inputs only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,16 +32,8 @@ from headwise.stats import DuplicateMass, InductionMass
 
 
 class Sight:
-    """Counts of the keys in sight of queries.
-
-    Attributes:
-        spans: ranges of keys [b or 1, n, K, 2] on the CPU, or None if the mask is not made of ranges.
-        keys: [b or 1, h or 1, n], the number of keys in sight of each query.
-        first: [b or 1], the first key in sight of any query of the batch entry; m if there is none.
-        tokens: [b or 1, t], the queries that are no padding, and then some others if there are more in another batch
-            entry; None if all are.
-    All are int64, on the CPU.
-    """
+    """Counts of the keys in sight of queries [b or 1, h or 1, n], int64, on the CPU; `tokens` [b or 1, t] are the
+    queries that are no padding, filled up with others, or None for all. `spans` is None if the mask has none."""
 
     def __init__(self, rule: Rule) -> None:
         self.grid, self._mask = rule.grid, rule.mask
@@ -74,8 +58,8 @@ class Sight:
         return (counts[..., 1] - counts[..., 0]).sum(-1)[:, None]
 
     def sees(self, keys: Tensor) -> Tensor:
-        """Whether each of a query's `keys` [b or 1, n, w] is in sight, boolean [b or 1, h or 1, n, w]; False for keys
-        out of range."""
+        """Whether each of a query's `keys` [b or 1, n, w] is in sight, boolean [b or 1, h or 1, n, w]; False out of
+        range."""
         keys = keys.cpu()
         there = ((keys >= 0) & (keys < self.grid.m))[:, None]
         if self.spans is not None:
@@ -125,8 +109,7 @@ TALL = 32  # queries in a block that is multiplied by the keys around it
 
 
 def key_weights(amap: AttentionMap, sight: Sight, key: Tensor) -> Tensor:
-    """p[i, key] for one key of each batch entry, [b or 1] as indices: [b, h, n], 0 where it is
-    masked."""
+    """p[i, key] for one key of each batch entry, [b or 1] as indices: [b, h, n], 0 where it is masked."""
     b, h, n, _ = amap.shape
     h_kv, d = amap.k.shape[1], amap.k.shape[3]
     at = key.to(amap.k.device).expand(b)
@@ -137,9 +120,8 @@ def key_weights(amap: AttentionMap, sight: Sight, key: Tensor) -> Tensor:
 
 
 def band(amap: AttentionMap, sight: Sight, reach: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights around the diagonal p[i, i + o], the scores before the softmax, and which of these keys are allowed;
-    each [b, h, n, 2·reach + 1] for the offsets o = −reach … reach of tokens (the last may be
-    [b or 1, h or 1, …])."""
+    """The weights p[i, i + o], the scores before the softmax, and which of these keys are allowed, for the offsets o =
+    −reach … reach: each [b, h, n, 2·reach + 1] (the last may be [b or 1, h or 1, …])."""
     n, m = amap.shape[2:]
     grid, steps = amap.rule.grid, torch.arange(-reach, reach + 1)
     keys = grid.keys_at((torch.arange(n) + grid.first_token)[:, None] + steps)
@@ -152,8 +134,7 @@ def band(amap: AttentionMap, sight: Sight, reach: int) -> tuple[Tensor, Tensor, 
 
 
 def offset_mass(amap: AttentionMap, queries: range, offset: int) -> Tensor:
-    """Exact weights p[i, i + offset] for queries at consecutive positions i on the key axis, [b, h, len(queries)]: O(n)
-    products."""
+    """Exact p[i, i + offset] for queries at consecutive positions i on the key axis, [b, h, n]: O(n) products."""
     b, h, n, m = amap.shape
     h_kv, d = amap.k.shape[1], amap.k.shape[3]
     keys = torch.arange(n) + m - n + offset
@@ -166,8 +147,8 @@ def offset_mass(amap: AttentionMap, queries: range, offset: int) -> Tensor:
 
 
 def logits(amap: AttentionMap, products: Tensor, keys: Tensor) -> Tensor:
-    """Scores before the softmax and the mask from the products q_i·k_j [b, h, n, w] with the keys [b or 1, n, w]; the
-    order of terms is that of `rule.score_tile`."""
+    """Scores from the products q_i·k_j [b, h, n, w] with the keys [b or 1, n, w]; terms ordered as in
+    `rule.score_tile`."""
     terms = amap.rule.terms(amap.lse)
     scores = products * amap.rule.scale
     if terms.soft_cap:
@@ -233,12 +214,8 @@ class Ranges(Mask):
 
 
 def match_counts(ids: Tensor, sight: Sight, shift: int) -> Tensor:
-    """The keys j ≤ i in sight of query i with token[j − shift] = token[i], j − shift < i, counted: [b or 1, h or 1, n].
-
-    Args:
-        ids: integer tokens [b or 1, m], or of all tokens if a cache has dropped some.
-        shift: 0 for repeats of the token, 1 for the tokens that followed them.
-    """
+    """The keys j ≤ i in sight of query i with ids[j − shift] = ids[i], j − shift < i, counted: [b or 1, h or 1, n].
+    shift: 0 for repeats of the token, 1 for the tokens that followed them."""
     if sight.spans is not None:
         _, found = _sorted(ids, sight, shift)
         return (found[..., 1] - found[..., 0]).sum(-1)[:, None]
@@ -283,8 +260,8 @@ def _taken(x: Tensor, order: Tensor, axis: int) -> Tensor:
 
 
 def _tokens(ids: Tensor, grid: Grid, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens numbered 0, 1, 2 …: of the queries [b or 1, n] (−2 before the first key), those that the keys represent
-    [b or 1, m] (−1 for none), and the positions of the queries on the key axis [n]."""
+    """Tokens numbered 0, 1 …: of the queries [b or 1, n] (−2 before the first key), those that the keys represent [b or
+    1, m] (−1 for none), and the positions of the queries on the key axis [n]."""
     token = torch.unique(ids.cpu(), return_inverse=True)[1]
     of_key = grid.of_keys(pad(token, (shift, 0), value=-1)[:, : token.shape[1]])
     position, at = torch.arange(grid.n) + grid.shift, torch.arange(grid.n) + grid.first_token
@@ -292,8 +269,7 @@ def _tokens(ids: Tensor, grid: Grid, shift: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def _sorted(ids: Tensor, sight: Sight, shift: int) -> tuple[Tensor, Tensor]:
-    """The order of keys by the token they represent [b or 1, m], and of each query the ranges of matching keys in that
-    order, [b or 1, n, K, 2]."""
+    """The keys in the order of their tokens [b or 1, m], and each query's matching ranges of it, [b or 1, n, K, 2]."""
     assert sight.spans is not None
     of_query, of_key, position = _tokens(ids, sight.grid, shift)
     stride = sight.grid.m + 1
@@ -313,15 +289,11 @@ DRAWS = 1000
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over the eligible rows of each stretch, float64 [layers, stretches, heads, …].
+    """Sums over the eligible rows of each stretch, float64 [layers, stretches, heads, …]."""
 
-    Attributes:
-        total: of the score; count: eligible rows; uniform: of the score of a uniform head.
-    """
-
-    total: np.ndarray
-    count: np.ndarray
-    uniform: np.ndarray
+    total: np.ndarray  # of the score
+    count: np.ndarray  # eligible rows
+    uniform: np.ndarray  # of the score of a uniform head
 
     def mean(self) -> tuple[np.ndarray, np.ndarray]:
         """Score and uniform baseline [layers, heads, …]; NaN where no row is eligible."""
@@ -352,8 +324,7 @@ def stack(layers: list[Tally]) -> Tally:
 
 
 def tally(score: Tensor, eligible: Tensor, uniform: Tensor, tokens: Tensor | None = None) -> Tally:
-    """Sums of one layer. score: [b, h, n, …]; eligible and uniform broadcast to it; rows that are not eligible
-    are left out. tokens: [b or 1, t], the rows that are no padding; None if all are."""
+    """Sums of one layer over eligible rows. score: [b, h, n, …]; tokens: [b or 1, t], the rows that are no padding."""
     uniform = uniform.expand(torch.broadcast_shapes(uniform.shape, eligible.shape)).masked_fill(~eligible, 0.0)
     rows = [score.masked_fill(~eligible.to(score.device), 0.0), eligible, uniform]
     if tokens is not None:

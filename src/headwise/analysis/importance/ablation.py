@@ -68,15 +68,8 @@ def ablation_importance(
     every = [(layer, head) for layer, site in enumerate(places) for head in range(site.num_heads)]
     removal = Removal(by, places, reference, draws, seed)
     losses = Losses(model, loss_fn, places, removal.runs(kept, len(every)), progress)
-    whole = np.empty(len(kept))
-    samples = np.empty((len(kept), len(every)))
-    with held_still(model):
-        removal.learn(losses, kept)
-        for number, batch in enumerate(kept):
-            whole[number] = removal.whole(losses, batch, number)
-            for i, head in enumerate(every):
-                samples[number, i] = removal.without(losses, batch, number, [head]) - whole[number]
-    return from_samples(f"ablation, {by}", "loss", places, samples, float(whole.mean()))
+    found = removal.measured(losses, kept, [[head] for head in every])
+    return from_samples(f"ablation, {by}", "loss", places, found[:, 1:] - found[:, :1], float(found[:, 0].mean()))
 
 
 def losses_without(
@@ -103,21 +96,14 @@ def losses_without(
     kept, places = checked_inputs(model, batches, sites)
     gone = checked_heads(heads, places)
     removal = Removal(by, places, reference, draws, seed)
-    losses = Losses(model, loss_fn, places, removal.runs(kept, 1), progress)
-    found = np.empty(len(kept))
-    with held_still(model):
-        removal.learn(losses, kept)
-        for number, batch in enumerate(kept):
-            removal.whole(losses, batch, number)
-            found[number] = removal.without(losses, batch, number, gone)
-    return found
+    return removal.measured(Losses(model, loss_fn, places, removal.runs(kept, 1), progress), kept, [gone])[:, 1]
 
 
 WAYS = ("zero", "mean", "resample")
 
 
 class Removal:
-    """One way to ablate heads, with its state. Call `learn` first, and for each batch `whole` before `without`."""
+    """One way to ablate heads, with its state."""
 
     def __init__(
         self, by: str, sites: Sequence[HeadSite], reference: Iterable[Any] | None, draws: int, seed: int
@@ -132,7 +118,7 @@ class Removal:
         if self.reference == []:
             raise ConfigError("reference: got no batches; expected at least one")
         self._means: list[Tensor] = []
-        # Outputs of each call of each site in `whole`, and which of them are of tokens.
+        # Outputs of each call of each site in `_whole`, and which of them are of tokens.
         self._clean: list[list[tuple[Tensor, Tensor | None]]] = []
 
     def runs(self, batches: Sequence[Any], sets: int) -> int:
@@ -140,10 +126,20 @@ class Removal:
         learning = len(self.reference or batches) if self.by == "mean" else 0
         return learning + len(batches) * (1 + sets * self.draws)
 
-    def learn(self, losses: Losses, batches: Sequence[Any]) -> None:
+    def measured(self, losses: Losses, batches: Sequence[Any], sets: Sequence[Sequence[Head]]) -> np.ndarray:
+        """The loss of each batch with all heads, and without each set of them, [batches, 1 + sets]."""
+        found = np.empty((len(batches), 1 + len(sets)))
+        with held_still(losses.model):
+            if self.by == "mean":
+                self._learn(losses, batches)
+            for number, batch in enumerate(batches):
+                found[number, 0] = self._whole(losses, batch, number)
+                for i, heads in enumerate(sets, 1):
+                    found[number, i] = self._without(losses, batch, number, heads)
+        return found
+
+    def _learn(self, losses: Losses, batches: Sequence[Any]) -> None:
         """Compute the mean output of every head over all tokens of the reference."""
-        if self.by != "mean":
-            return
         sums = [torch.zeros(site.num_heads * site.value_dim, dtype=torch.float64) for site in self.sites]
         tokens = [0] * len(self.sites)
 
@@ -166,7 +162,7 @@ class Removal:
                 raise not_called(site)
         self._means = [total / count for total, count in zip(sums, tokens, strict=True)]
 
-    def whole(self, losses: Losses, batch: Any, number: int) -> float:
+    def _whole(self, losses: Losses, batch: Any, number: int) -> float:
         """The loss with all heads."""
         self._clean = [[] for _ in self.sites]
 
@@ -185,7 +181,7 @@ class Removal:
                 raise not_called(site)
         return loss
 
-    def without(self, losses: Losses, batch: Any, number: int, heads: Sequence[Head]) -> float:
+    def _without(self, losses: Losses, batch: Any, number: int, heads: Sequence[Head]) -> float:
         """The loss without these heads, averaged over the draws."""
         removed: dict[int, list[int]] = {}
         for layer, head in heads:
@@ -247,8 +243,7 @@ def donors(count: int, seed: int) -> Tensor:
 
 
 def same_tokens(real: Tensor, which: Tensor) -> Tensor:
-    """For each column [b, n] of a batch whose tokens are `real`, the column of the same token of another sequence
-    which[i], of which a shorter one is repeated."""
+    """For each column [b, n], that of the same token of sequence which[i], of which a shorter one is repeated."""
     columns = (~real).byte().argsort(dim=-1, stable=True)  # those of tokens first
     position = (real.cumsum(-1) - 1).clamp_min(0) % real[which].sum(-1, keepdim=True).clamp_min(1)
     return columns[which].gather(1, position)
@@ -273,8 +268,8 @@ class _Tokens(Edit):
 
 @contextmanager
 def _tokens(model: nn.Module, sites: Sequence[HeadSite]) -> Iterator[Callable[[HeadSite, Tensor], Tensor | None]]:
-    """Context with a function that returns which outputs [b, n, …] of a site in a running model are of tokens, boolean
-    [b, n]; None if all are, or it is not known."""
+    """Context with a function: which outputs [b, n, …] of a site are of tokens, boolean [b, n]; None if all, or
+    unknown."""
     keep = _Tokens()
 
     def found(site: HeadSite, concat: Tensor) -> Tensor | None:

@@ -16,7 +16,6 @@ from headwise.analysis.importance.losses import (
     Losses,
     LossFunction,
     checked_inputs,
-    held_still,
     standard_error,
 )
 from headwise.base.run import Progress
@@ -175,38 +174,26 @@ def pruning_curve(
     for r in range(random_orders):
         shuffled = np.random.default_rng(seed + r).permutation(total)
         orders.append([gone[i] for i in shuffled])
+    sets = [heads[:count] for heads in orders for count in wanted[1:]]
     removal = Removal(by, places, reference, 1, seed)
-    losses = Losses(model, loss_fn, places, removal.runs(kept, len(orders) * (len(wanted) - 1)), progress)
+    losses = Losses(model, loss_fn, places, removal.runs(kept, len(sets)), progress)
+    whole, *without = removal.measured(losses, kept, sets).T
     found = np.empty((len(orders), len(wanted), len(kept)))
-    with held_still(model):
-        removal.learn(losses, kept)
-        for number, batch in enumerate(kept):
-            found[:, 0, number] = removal.whole(losses, batch, number)
-            for o, heads in enumerate(orders):
-                for p, count in enumerate(wanted[1:], 1):
-                    found[o, p, number] = removal.without(losses, batch, number, heads[:count])
+    found[:, 0], found[:, 1:] = whole, np.reshape(without, (len(orders), len(wanted) - 1, len(kept)))
     method = order.method if isinstance(order, HeadImportance) else "a given order"
     return PruningCurve(tuple(gone), method, by, np.array(wanted), total, found[0], found[1:])
 
 
 @dataclass(frozen=True, repr=False)
 class Agreement(Printed):
-    """Spearman's ρ between methods, over heads.
+    """Spearman's ρ between methods, over heads."""
 
-    Attributes:
-        methods: k names. heads: the number of ranked heads.
-        rho: [k, k]; NaN where a method gives all heads one value.
-        low, high: [k, k], bootstrap interval over heads with the given confidence.
-        p: [k, k], share of random permutations of the heads with at least this |ρ|, including the identity; 0 on the
-            diagonal.
-    """
-
-    methods: tuple[str, ...]
-    heads: int
-    rho: np.ndarray
-    low: np.ndarray
+    methods: tuple[str, ...]  # k names
+    heads: int  # the number of ranked heads
+    rho: np.ndarray  # [k, k]; NaN where a method gives all heads one value
+    low: np.ndarray  # [k, k], bootstrap interval over heads with the given confidence
     high: np.ndarray
-    p: np.ndarray
+    p: np.ndarray  # [k, k], share of permutations of the heads with at least this |ρ|; 0 on the diagonal
     confidence: float
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,16 +1,9 @@
 """Importance by gradients: of one backward pass a batch, or of gates that are learned.
 
-Importance by one backward pass a batch: how the loss changes when a head's output is scaled.
-
-The output o_t of a head at token t, [d_v], is multiplied by a mask ξ = 1. By the chain rule,
-
-    ∂L/∂ξ = Σ_t o_t · ∂L/∂o_t,
-
+The output o_t of a head at token t, [d_v], is multiplied by a mask ξ = 1. By the chain rule, ∂L/∂ξ = Σ_t o_t · ∂L/∂o_t,
 which is also the first-order Taylor estimate of L − L(ξ = 0).
 
-Learn which heads to keep: a hard concrete gate on every head, and a price for each open one.
-
-A gate is sampled at each step from the parameter log α of the head and u ~ U(0, 1):
+A hard concrete gate is sampled at each step from the parameter log α of the head and u ~ U(0, 1):
 
     s = σ((log u − log(1 − u) + log α) / β),   z = min(1, max(0, s (ζ − γ) + γ))
 
@@ -129,8 +122,8 @@ def _passes(
     reduce: Callable[[list[list[Tensor]]], Tensor],
     progress: Progress | None,
 ) -> tuple[np.ndarray, float, list[HeadSite]]:
-    """`reduce` applied to the gradients of all masks for each batch [samples, all heads], the mean loss, and the sites.
-    A mask is [1, …, h], [rows, 1, …, h] or [rows, …, n, h] for the grain "batch", "row" or "token"."""
+    """`reduce` of the gradients of all masks for each batch [samples, all heads], the mean loss, and the sites. A mask
+    is [1, …, h], [rows, 1, …, h] or [rows, …, n, h] for the grain "batch", "row" or "token"."""
     kept, places = checked_inputs(model, batches, sites)
     losses = Losses(model, loss_fn, places, len(kept), progress)
     samples, total = [], 0.0
@@ -227,31 +220,20 @@ class HardConcrete:
 
 @dataclass(frozen=True, repr=False)
 class LearnedGates(Printed):
-    """The gates of all heads after training.
+    """The gates of all heads after training."""
 
-    Attributes:
-        table: "open", P(z ≠ 0) of each head; "log_alpha", the parameters; "gate", the settled gate, 0 to 1.
-        penalty: λ, the price of an open head.
-        history: [steps, 2]: loss of the step's batch with the drawn gates, and the expected number of open heads.
-        whole, without: [batches], loss with all heads, and with the closed ones masked and the others unchanged.
-    """
-
-    table: HeadTable
-    penalty: float
-    history: np.ndarray
-    whole: np.ndarray
-    without: np.ndarray
+    table: HeadTable  # "open", P(z ≠ 0) of each head; "log_alpha", the parameters; "gate", the settled gate, 0 to 1
+    penalty: float  # λ, the price of an open head
+    history: np.ndarray  # [steps, 2]: loss of a batch with the drawn gates, expected number of open heads
+    whole: np.ndarray  # [batches], loss with all heads
+    without: np.ndarray  # [batches], loss with the closed heads masked and the others unchanged
 
     def kept(self, at_least: float = KEPT) -> list[Head]:
         """(layer, head) of the heads that are open with at least this probability."""
         return self._where(self.table.column("open") >= at_least)
 
     def removed(self, below: float = KEPT) -> list[Head]:
-        """(layer, head) of the heads that are open with less than this probability, as `prune` takes them.
-
-        hw.edit.prune(model, gates.removed())               # the heads that are not worth their price
-        hw.edit.prune(model, gates.importance.order()[:2])  # the two that matter least
-        """
+        """(layer, head) of the heads that are open with less than this probability, as `hw.edit.prune` takes them."""
         return self._where(~(self.table.column("open") >= below))
 
     @property
@@ -345,8 +327,7 @@ def learn_gates(
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     sizes = [site.num_heads for site in places]
     log_alpha = torch.full((sum(sizes),), gate.log_alpha(start), device=device, requires_grad=True)
-    with held_still(model):
-        removal.whole(losses, kept[0], 0)  # raises for unusable inputs before the steps
+    removal.measured(losses, kept[:1], [])  # raises for unusable inputs before the steps
     with nullcontext() if optimizer is not None else held_still(model):
         history = _learn(losses, kept, log_alpha, sizes, penalty, steps, lr, gate, optimizer, seed)
     settled = log_alpha.detach()
@@ -358,11 +339,7 @@ def learn_gates(
     whole, without = np.empty(len(kept)), np.empty(len(kept))
     table = HeadTable(columns, layers=[site.name for site in places], title="L0 gates")
     found = LearnedGates(table, penalty, history, whole, without)
-    closed = found.removed()
-    with held_still(model):
-        for number, batch in enumerate(kept):
-            whole[number] = removal.whole(losses, batch, number)
-            without[number] = removal.without(losses, batch, number, closed)
+    whole[:], without[:] = removal.measured(losses, kept, [found.removed()]).T
     return found
 
 

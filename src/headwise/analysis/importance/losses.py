@@ -117,8 +117,7 @@ class HeadImportance:
 def from_samples(
     method: str, unit: str, sites: Sequence[HeadSite], samples: np.ndarray, loss: float, *, absolute: bool = False
 ) -> HeadImportance:
-    """Means of samples [count, heads of all layers] with their standard errors; with `absolute`, their absolute values,
-    whose errors are the same unless the mean is near 0."""
+    """Means of samples [count, heads of all layers] with their standard errors; with `absolute`, absolute values."""
     mean = samples.mean(0)
     values, errors = by_layer(np.abs(mean) if absolute else mean, sites), by_layer(standard_error(samples), sites)
     return HeadImportance.of(method, unit, [site.name for site in sites], values, errors, samples=samples, loss=loss)

@@ -22,7 +22,7 @@ from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, Statistic, measure
 from headwise.stats.engine import Together, goes_together, places_of, value_of
-from headwise.stats.rows import Reduced, ToReduce
+from headwise.stats.statistic import Reduced, ToReduce
 
 NAME = "cpu"
 MOST = 64  # the most statistics and measures of a call: HEADWISE_MOST_KEPT in native/headwise.h

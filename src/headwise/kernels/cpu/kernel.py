@@ -31,7 +31,7 @@ from headwise.kernels.reads import Matrix, Reads, TileReads
 from headwise.lowering import of_terms, requested
 from headwise.pooling import Squares
 from headwise.stats import COLUMN_MASS, Measure, Statistic, TopKeys, TopWeights
-from headwise.stats.rows import Reduced, ToReduce
+from headwise.stats.statistic import Reduced, ToReduce
 from headwise.tiles import COMPUTING
 
 LARGEST_PART = 1 << 18  # the most weights of a head that are computed at once to select columns from

@@ -22,7 +22,7 @@ from headwise.kernels.quantized import QuantizedKV, Vectors, in_memory
 from headwise.lowering import Lowered
 from headwise.rule import without_masked_queries
 from headwise.stats import Compiled, Statistic
-from headwise.stats.rows import Reduced, ToReduce
+from headwise.stats.statistic import Reduced, ToReduce
 
 MOST_NUMBERS = 512  # the most numbers per row in one statistic
 ROW = "): float32[b, h, n]"  # ends the signature of a statistic with one number per query

@@ -62,9 +62,8 @@ BUFFERS = "embed_positions", "pos_encoding"  # tables [positions, width] that ar
 
 
 def positions_of(model: Any) -> int | None:
-    """Number of positions of a model, or None if they are not limited: from tables such as `position_embeddings` and
-    `wpe` of the part that reads text, without the entries that some reserve for padding. It may be on the meta device.
-    """
+    """Number of positions of a model, maybe on the meta device, or None: from tables such as `position_embeddings` and
+    `wpe` of the part that reads text, without entries reserved for padding."""
     text = model if text_part(model.config) is model.config else model.get_decoder()
     own = type(text.config)
     others = {  # such as an image encoder beside the text's layers (GIT)
@@ -177,17 +176,11 @@ Maps = dict[str, AttentionMap]
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """The results of a model on a text.
+    """The results of a model on a text."""
 
-    Attributes:
-        maps: as returned by `LoadedModel.maps`. loss: as returned by `LoadedModel.loss`.
-        outputs: of each layer the heads' outputs before the output projection, [b, heads, n, d_v]; [] if their location
-            in the model is unknown.
-    """
-
-    maps: Maps
-    outputs: list[Tensor]
-    loss: float | None
+    maps: Maps  # as returned by `LoadedModel.maps`
+    outputs: list[Tensor]  # of each layer the heads' outputs, [b, heads, n, d_v]; [] if unknown
+    loss: float | None  # as returned by `LoadedModel.loss`
 
 
 class LoadedModel(ABC):
@@ -332,7 +325,11 @@ class LoadedModel(ABC):
                 f"文本有 {n:,} 个词元，而 {in_language(self.name, 'zh')} 最多只有 {self.limit:,} 个位置；"
                 "请缩短文本，或用 `headwise measure` 分窗口测量",
             )
-        self._check_ids(ids)
+        size = self._vocabulary
+        if int(ids.min()) < 0 or int(ids.max()) >= size:
+            raise ShapeError(
+                f"ids: from {int(ids.min())} to {int(ids.max())}, but {self.name} has embeddings for 0 to {size - 1}"
+            )
         if mask is None:
             return ids, None
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape:
@@ -343,13 +340,6 @@ class LoadedModel(ABC):
         if bool((mask[:, 1:] & ~mask[:, :-1]).any()) or not bool(mask[:, 0].all()):
             raise ShapeError("mask: padding must follow the tokens, and each text needs at least one token")
         return ids, None if bool(mask.all()) else mask
-
-    def _check_ids(self, ids: Tensor) -> None:
-        size = self._vocabulary
-        if int(ids.min()) < 0 or int(ids.max()) >= size:
-            raise ShapeError(
-                f"ids: from {int(ids.min())} to {int(ids.max())}, but {self.name} has embeddings for 0 to {size - 1}"
-            )
 
     @property
     @abstractmethod

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from headwise.analysis.head_roles.definitions import is_marker
+from headwise.analysis.head_roles.score import is_marker
 from headwise.errors import check_choice
 
 Spans = list[tuple[int, int]]
@@ -27,26 +27,16 @@ LONGEST = 4  # bytes of a character in UTF-8, and so tokens that may share one
 
 
 class Pieces(NamedTuple):
-    """Tokens as text.
+    """Tokens as text."""
 
-    Attributes:
-        texts: of each token; together they are the text. A character of several tokens is assigned to the last of them.
-        special: whether each is not part of the text, such as [SEP].
-        joins: whether the decoder puts blanks between words, which are then no part of a token.
-    """
-
-    texts: list[str]
-    special: list[bool]
-    joins: bool
+    texts: list[str]  # together they are the text; a character of several tokens is the last one's
+    special: list[bool]  # whether each is not part of the text, such as [SEP]
+    joins: bool  # whether the decoder puts blanks between words, which are then no part of a token
 
 
 def pieces_of(tokenizer: Any, ids: Sequence[int], special: Sequence[bool] | None = None) -> Pieces:
-    """Token ids as text, by the tokenizer of transformers, or of the packages tokenizers, sentencepiece and tiktoken,
-    or any object with decode(ids). Added tokens, special ones, and ids outside of the vocabulary stay as they are.
-
-    Args:
-        special: which of the tokens are known to be special.
-    """
+    """Token ids as text, by the tokenizer of transformers, tokenizers, sentencepiece or tiktoken, or any object with
+    decode(ids). Added, `special` and unknown ones stay as they are."""
     ids = list(ids)
     added: Collection[int]
     marks: Collection[int] | None
@@ -82,12 +72,8 @@ def pieces_of(tokenizer: Any, ids: Sequence[int], special: Sequence[bool] | None
 
 
 def decoded_tokens(tokens: Sequence[str], written: str) -> list[str]:
-    """Raw tokens as text, for callers that have no tokenizer.
-
-    Args:
-        written: "text" for tokens that are text already, "byte_level" for Ġworld, "sentencepiece" for ▁world and
-            <0xE6>, "wordpiece" for ##ing.
-    """
+    """Raw tokens as text, written as "text", "byte_level" (Ġworld), "sentencepiece" (▁world, <0xE6>) or "wordpiece"
+    (##ing)."""
     check_choice("written", written, ("text", *SIGNS))
     if written == "text":
         return list(tokens)
@@ -207,11 +193,8 @@ SIGNS: dict[str, Decode] = {"byte_level": _bytes_of, "sentencepiece": _with_blan
 
 
 def by_offsets(text: str, decoded: Sequence[str], offsets: Spans, special: Sequence[bool]) -> tuple[list[str], Spans]:
-    """Pieces and spans, as in `TokenizedText`, from the offsets of a fast tokenizer. decoded: the text of each token.
-
-    A character in the offsets of several tokens is assigned to the last of them. A blank that is in no offsets is
-    assigned to the token that is written with it.
-    """
+    """Pieces and spans, as in `TokenizedText`, from a fast tokenizer's offsets and decoded tokens. A character of
+    several tokens is the last one's, a blank in no offsets that of the token written with it."""
     starts, following = [0] * len(decoded), len(text)
     blanks, blank = [False] * len(decoded), False
     for i in range(len(decoded) - 1, -1, -1):  # the start of the next token of the text; a blank before a character
@@ -240,8 +223,7 @@ def by_offsets(text: str, decoded: Sequence[str], offsets: Spans, special: Seque
 
 
 def by_decoding(text: str, decoded: Sequence[str], special: Sequence[bool]) -> tuple[list[str], Spans]:
-    """As `by_offsets`, from the decoded tokens alone: each is searched in the text after the last one. What is not
-    found, such as a word that the tokenizer changed, is shown as it was decoded."""
+    """As `by_offsets`, each decoded token searched in the text after the last; what is not found is as decoded."""
     spans: Spans = []
     at, pieces = 0, list(decoded)
     for i, (piece, own) in enumerate(zip(pieces, special, strict=True)):

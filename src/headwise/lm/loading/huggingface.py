@@ -74,8 +74,8 @@ def quiet() -> Iterator[None]:
 
 
 def check_weights(folder: Path, config: Any) -> list[int]:
-    """The numbers in each tensor of the weights. CheckpointError if there are no safetensors, if a file of them is
-    missing, damaged or outside the folder, or if they have fewer tensors than the model has layers."""
+    """The numbers in each tensor of the weights; CheckpointError if they are missing, damaged, outside the folder, or
+    fewer than the model has layers."""
     sizes = [size for name in _files(folder) for size in _sizes(folder / name)]
     layers = num_layers(config) or 0
     if layers > len(sizes):
@@ -87,9 +87,8 @@ def check_weights(folder: Path, config: Any) -> list[int]:
 
 
 def check_shapes(folder: Path, model: Any) -> None:
-    """Raise CheckpointError if weights in the folder have other shapes than the parameters of the same name in a model
-    that was built from its configuration. Quantized weights are skipped, and files that cannot be read, such as
-    pointers of Git LFS."""
+    """CheckpointError for weights of other shapes than the parameters of a model built from the configuration.
+    Quantized weights and files that cannot be read, such as pointers of Git LFS, are skipped."""
     inner = f"{model.base_model_prefix}."  # of names in a model with an output layer
     built = {name.removeprefix(inner): list(x.shape) for name, x in model.named_parameters()}
     wrong = []
@@ -166,9 +165,8 @@ def _parts(index: Path) -> set[str]:
 
 
 def read_config(folder: Path, *, weights: bool = True) -> Any:
-    """Read the configuration. CheckpointError if it is unreadable, or the model is unknown. weights: whether the caller
-    loads them; otherwise a configuration of quantized weights is read as well, and `without_quantization` has to be
-    called before a model is built."""
+    """Read the configuration. CheckpointError if it is unreadable or the model unknown. Without `weights`, one of
+    quantized weights is read too; call `without_quantization` before a model is built."""
     auto = library("models.auto")
     check_folder(folder)
     path = folder / "config.json"
@@ -193,16 +191,6 @@ def read_config(folder: Path, *, weights: bool = True) -> Any:
         config = auto.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     check_built(config, path, unused=unused)
     return config
-
-
-def check_one_text(folder: Path, config: Any) -> None:
-    """Raise CheckpointError for an encoder-decoder, which takes two texts."""
-    if two_stacks(config):
-        raise CheckpointError(
-            f"{str(folder)!r} is an encoder-decoder model ({config.model_type}), which takes two texts; use "
-            f"headwise.watch for such models",
-            f"{str(folder)!r} 是编码器-解码器模型（{config.model_type}），需要两段文本；此类模型请用 headwise.watch",
-        )
 
 
 def read_tokenizer(folder: Path) -> Any:
@@ -250,7 +238,13 @@ class TransformersModel(LoadedModel):
         self.name = name or folder.resolve().name
         self._folder = str(folder)
         config = read_config(folder)
-        check_one_text(folder, config)
+        if two_stacks(config):
+            raise CheckpointError(
+                f"{str(folder)!r} is an encoder-decoder model ({config.model_type}), which takes two texts; use "
+                f"headwise.watch for such models",
+                f"{str(folder)!r} 是编码器-解码器模型（{config.model_type}），需要两段文本；"
+                "此类模型请用 headwise.watch",
+            )
         sizes = check_weights(folder, config)
         self._tokenizer = read_tokenizer(folder)
         unset, meta = library("initialization").no_init_weights, torch.device("meta")
@@ -341,8 +335,11 @@ class TransformersModel(LoadedModel):
         options = {"logits_to_keep": 0 if whole else 1} if self._predicts else {}
         with self._collected(measures, on_map) as maps, self._lengths(ids.shape[1]):
             found = self.model(input_ids=ids, use_cache=False, **padding, **options)
-        if self._recognised:
-            self._check_recognised(maps, ids)
+        if self._recognised:  # one map of all tokens from each layer
+            b, n = ids.shape
+            same = not self.layers or tuple(maps) == self.layers
+            if not same or any((amap.shape[0], *amap.shape[2:]) != (b, n, n) for amap in maps.values()):
+                raise self._depends_on_length()
         if whole:
             loss = float(_nats(found.logits[:, :-1], ids[:, 1:]))
             return maps, lambda: loss
@@ -385,9 +382,8 @@ class TransformersModel(LoadedModel):
         return total / (b * (n - 1))
 
     def _attach(self) -> bool:
-        """Have headwise compute the attention. That of models with code of their own, such as BLOOM, is recognised: the
-        first pass of each form of a call (several tokens, one, padding) is compared with the code, and later ones are
-        replaced, so that each of them gives maps. Returns whether it is recognised."""
+        """Have headwise compute the attention; whether it is recognised, as that of models with code of their own, such
+        as BLOOM: the first pass of each form of a call is compared with the code, later ones are replaced."""
         try:
             attach(self.model)
         except ConfigError:
@@ -412,13 +408,6 @@ class TransformersModel(LoadedModel):
         if before != list(self.model.modules()):  # BigBird, whose attention is another one for short texts
             raise self._depends_on_length()
         return True
-
-    def _check_recognised(self, maps: Maps, ids: Tensor) -> None:
-        """Raise CheckpointError unless there is one map of all tokens from each layer."""
-        b, n = ids.shape
-        same = not self.layers or tuple(maps) == self.layers
-        if not same or any((amap.shape[0], *amap.shape[2:]) != (b, n, n) for amap in maps.values()):
-            raise self._depends_on_length()
 
     def _depends_on_length(self) -> CheckpointError:
         name = type(self.model).__name__

@@ -3,8 +3,7 @@ other layers (Gemma 3n and 4), as in `sizes`."""
 
 from typing import Any
 
-from headwise.costs.configs import Others
-from headwise.costs.recurrent import Recurrence, gated_delta, mamba_1, mamba_2, short_convolution
+from headwise.costs.configs import Others, Recurrence, gated_delta, mamba_1, mamba_2, short_convolution
 from headwise.errors import ConfigError
 from headwise.models.configuration.config import (
     FULL,
