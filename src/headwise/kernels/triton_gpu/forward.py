@@ -8,8 +8,20 @@ share keys, and with SPLIT each program computes a range of the keys; `merge_ker
 import triton
 import triton.language as tl
 
-from headwise.kernels.triton_gpu.sums import block_masses, block_moments, finish, join_moments
-from headwise.kernels.triton_gpu.tile import LOG2E, finite, kept, load_rows, narrowed, product, scores, visible
+from headwise.kernels.triton_gpu.tile import (
+    LOG2E,
+    block_masses,
+    block_moments,
+    finish,
+    finite,
+    join_moments,
+    kept,
+    load_rows,
+    narrowed,
+    product,
+    scores,
+    visible,
+)
 
 
 @triton.jit
