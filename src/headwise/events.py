@@ -33,7 +33,7 @@ class Here(NamedTuple):
 
     Attributes:
         kernel: the kernel of calls with kernel="auto" (`use_kernel`).
-        progress: called by long calls without gradients after each block of rows (kernels/pauses.py).
+        progress: called by long calls without gradients after each block of rows (kernels/torch_blocks.py).
         on_delta: called with δ [b, h, n] in the backward pass of calls made here.
         module: the attention module that is computed for subscribers.
         edited: computes the `attend` calls of that module with edits (`headwise.interventions`).

@@ -18,11 +18,10 @@ from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
 from headwise.kernels.gradients import run_kernel, with_delta
 from headwise.kernels.kernel import CONTRACT, Kernel
-from headwise.kernels.pauses import in_blocks
 from headwise.kernels.quantized import QuantizedKV
 from headwise.kernels.reads import Matrix
 from headwise.kernels.reference import Reference
-from headwise.kernels.torch_blocks import TorchBlocks
+from headwise.kernels.torch_blocks import TorchBlocks, in_blocks
 from headwise.kernels.torch_fused import TorchFused
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.rule import own_dtypes

@@ -20,8 +20,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from headwise.errors import ConfigError
+from headwise.kernels.compiling import stance
 from headwise.kernels.graph import has_no_numbers, in_graph
-from headwise.kernels.stance import stance
 from headwise.nn.layout import Part
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headwise.errors import KernelError
 from headwise.kernels import named
-from headwise.kernels.eager import eager
+from headwise.kernels.compiling import eager
 from headwise.kernels.gradients import SavedRule, once
 from headwise.masks import Everything, Mask, Span
 from headwise.parallel.layout import Members, RowGradients, Rows, ScoreSums, Way, members

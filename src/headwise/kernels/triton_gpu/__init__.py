@@ -15,7 +15,7 @@ from torch import Tensor
 from headwise.base.run import Progress
 from headwise.errors import KernelError
 from headwise.kernels.call import Call, Declined, Result
-from headwise.kernels.eager import eager
+from headwise.kernels.compiling import eager
 from headwise.kernels.gradients import learns
 from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.triton_gpu.check import refusal

@@ -1,12 +1,24 @@
-"""The stance of torch.compile, which is one for all threads, while several forwards need one."""
+"""Functions that torch.compile must not trace, and its stance, which is one for all threads."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def eager(function: _Function) -> _Function:
+    """`torch.compiler.disable` without importing the compiler at decoration, which takes as long as importing PyTorch.
+
+    PyTorch's private `_disable_dynamo` imports it at the first call; where that is missing, the public one is used.
+    """
+    disable = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+    return disable(function)
+
 
 _lock = RLock()  # reentrant: the end of a forward may be run by the garbage collector
 _open: list[tuple[object, str]] = []  # in the order in which they began
