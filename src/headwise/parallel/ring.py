@@ -174,7 +174,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     @once(lambda ctx: "ring_attend has no second derivative (create_graph=True, double backward)")
-    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, relative, sinks, *rest = saved
         biases = rest[: ctx.biases]
         rule = ctx.rule.rule(relative, sinks, biases, rest[ctx.biases :])
