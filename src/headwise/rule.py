@@ -66,9 +66,8 @@ class Rule:
         return Rule(self.mask.cut(cuts), self.scale, self.grid.cut(cuts), scores)
 
     def part(self, rows: Span, cols: Span) -> "Rule":
-        """The rule of a rectangle, for q[:, :, rows] and k[:, :, cols]: scores, distances and mask are the same as in
-        the whole matrix. Scores of whole rows, such as learned sinks, are omitted; code that merges parts adds them
-        once."""
+        """The rule of a rectangle, q[:, :, rows] and k[:, :, cols], with the scores and mask of the whole matrix.
+        Scores of whole rows, such as learned sinks, are omitted; code that merges parts adds them once."""
         return self._part(rows, cols, [score.part(rows, cols, self.grid) for score in self.scores])
 
     def rows(self, rows: Span) -> "Rule":
@@ -256,10 +255,8 @@ def add_diagonals(into: Tensor, terms: Terms, d_scores: Tensor, rows: Span, cols
 
 
 def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """The gradient of learned sinks [h], from the log-sum-exp and δ = Σ dO∘O of each row, both [b, h, n].
-
-    A sink's weight is p = exp(sink − lse), and its value 0: dS = p · (0 − δ).
-    """
+    """The gradient of learned sinks [h], from the log-sum-exp and δ = Σ dO∘O of each row, both [b, h, n]. A sink's
+    weight is p = exp(sink − lse), and its value 0: dS = p · (0 − δ)."""
     return -(sink_weight(sinks, lse) * delta).sum((0, 2))
 
 

@@ -95,9 +95,9 @@ class Tile:
 
     @cached_property
     def among_keys(self) -> tuple[Tensor, Tensor]:
-        """top [b, h, r] and e [b, h, r, c], for measures of the distribution over the keys alone: exp(top) · e are the
-        weights up to a factor per row that is the same in all its tiles. They are 0 and the weights; or with a learned
-        sink, under which weights may underflow, the tile's largest score and exp(S − top)."""
+        """top [b, h, r] and e [b, h, r, c]: exp(top) · e are the weights up to a factor per row that all its tiles
+        share. They are 0 and the weights; or with a learned sink, where weights may underflow, the largest score and
+        exp(S − top)."""
         if self._terms.sinks is None:
             return torch.zeros_like(self.lse), self.weights
         scores = self.scores
@@ -276,14 +276,8 @@ def stream(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, *, width: int | None = None, multiple: int = 1,
     progress: Progress | None = None,
 ) -> Iterator[Tile]:  # fmt: skip
-    """Yield the non-empty tiles, row block by row block and, in each, from the first key to the last.
-
-    Args:
-        q, k: [b, h, n, d] and [b, h_kv, m, d]; lse: [b, h, n].
-        width: keys per tile, whose tiles may have keys on both sides of a gap; multiple: the rows of a block are a
-            multiple of this (both for pooling).
-        progress: called after each row block.
-    """
+    """Yield the non-empty tiles by row blocks, in each from the first key on. width: keys per tile, which may lie on
+    both sides of a gap; the rows of a block are a multiple of `multiple`; progress: called after each row block."""
     scratch, terms, sides = Scratch(), rule.terms(lse), rule.grid.sides()
     for rows in rule.row_blocks(multiple):
         block_q, block_lse = q[:, :, rows.start : rows.stop], lse[:, :, rows.start : rows.stop]

@@ -94,11 +94,8 @@ def run(call: Call, name: str = "auto") -> tuple[Result, Kernel, dict[str, str]]
 
 
 def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any, str]:
-    """Read a map. Returns the result of the method `what` of a kernel's `Reads`, and the name of that kernel.
-
-    Args:
-        kernel: the map's kernel; with "auto", `use_kernel` and HEADWISE_KERNEL apply as they do to calls.
-    """
+    """The result of the method `what` of a kernel's `Reads`, and the kernel's name. kernel: that of the map; with
+    "auto", `use_kernel` and HEADWISE_KERNEL apply as they do to calls."""
     name = named(kernel)
     if name != "auto":
         _known(name, "kernel", kernel)

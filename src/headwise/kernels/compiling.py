@@ -12,10 +12,7 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def eager(function: _Function) -> _Function:
-    """`torch.compiler.disable` without importing the compiler at decoration, which takes as long as importing PyTorch.
-
-    PyTorch's private `_disable_dynamo` imports it at the first call; where that is missing, the public one is used.
-    """
+    """`torch.compiler.disable`, but importing the compiler, which takes as long as PyTorch, at the first call."""
     disable = getattr(torch, "_disable_dynamo", torch.compiler.disable)
     return disable(function)
 
@@ -27,11 +24,8 @@ _first: list[Any] = []  # what restores the stance from before all of them
 
 @contextmanager
 def stance(name: str) -> Iterator[None]:
-    """`torch.compiler.set_stance`, but the blocks may end in any order, such as those of hooks or of other threads.
-
-    The stance is that of the block that began last among those that have not ended. After all of them it is again what
-    it was before the first. Nothing is set while torch.compile has not been imported.
-    """
+    """`torch.compiler.set_stance` by the block that began last, but blocks may end in any order, as those of hooks and
+    other threads do; then the stance is again that of before. Nothing is set while torch.compile is not imported."""
     if "torch._dynamo" not in sys.modules:
         yield
         return

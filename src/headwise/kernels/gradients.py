@@ -67,13 +67,9 @@ def once(message: Callable[[Any], str]) -> Callable[[Run], Callable[..., Any]]:
 
 
 def each_entry(run: Run, message: str, grad_out: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-    """`run(grad_out, *others)`; for each entry of the batch within torch.func.vmap, and for gradients that
-    `torch.autograd.grad(is_grads_batched=True)` has batched, as `torch.autograd.functional.jacobian(vectorize=True)`
-    does.
-
-    Args:
-        message: of the error that a derivative of the results raises; "": `run` may be differentiated outside of vmap.
-    """
+    """`run(grad_out, *others)`, for each entry within torch.func.vmap and of
+    `torch.autograd.grad(is_grads_batched=True)`. message: of the error that a derivative of the results raises; "":
+    `run` may be differentiated outside of vmap."""
     if torch._C._functorch.is_legacy_batchedtensor(grad_out):
         return _each_batched_gradient(run, message, grad_out, others)
     if not message and torch._C._functorch.peek_interpreter_stack() is None:

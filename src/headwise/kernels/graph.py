@@ -267,11 +267,8 @@ def differentiable(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
 
 
 class _Attend(torch.autograd.Function):
-    """Output, log-sum-exp and the index of the kernel that ran.
-
-    `count` and `numbers` are the operator's arguments that are not tensors; `given` are relative, sinks, the seed, and
-    the operator's list of tensors.
-    """
+    """Output, log-sum-exp, index of the kernel that ran. `count` and `numbers` are the operator's arguments that are
+    not tensors; `given` are relative, sinks, the seed, and its list of tensors."""
 
     generate_vmap_rule = True
 

@@ -78,11 +78,8 @@ class Unchanged:
             self._originals.append(Original(name, x, x._version, _probes(x) if written else None))
 
     def check(self, still: Callable[[], bool]) -> None:
-        """Raise ConfigError if one of the tensors has been changed; it names which.
-
-        Args:
-            still: whether the keys still fit the log-sum-exp, `add_up`; called only if their count has changed.
-        """
+        """Raise ConfigError naming the tensor that has been changed. still: whether the keys still fit the log-sum-exp,
+        `add_up`; called only if their count has changed."""
         for at, (name, x, version, probes) in enumerate(self._originals):
             if x._version == version:
                 continue

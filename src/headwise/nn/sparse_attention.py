@@ -205,10 +205,8 @@ class SparseCall:
 
 @dataclass(frozen=True)
 class Picks:
-    """Queries of some heads: `heads` [b, i], and `positions` [b, i, c] among the n queries.
-
-    A head with fewer than c queries repeats its last one, with `filled` [b, i, c] False.
-    """
+    """Queries of some heads: `heads` [b, i], and `positions` [b, i, c] among the n queries. A head with fewer than c
+    queries repeats its last one, with `filled` [b, i, c] False."""
 
     heads: Tensor
     positions: Tensor

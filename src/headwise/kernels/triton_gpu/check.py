@@ -131,13 +131,8 @@ class Kind(NamedTuple):
 
 
 def refusal(call: Call, learned: tuple[bool, bool, bool] | None) -> str | None:
-    """Why the kernel is not used for calls of this kind, from a check at the first of them; None if it is.
-
-    Args:
-        learned: whether relative, bias and sinks require gradients; None if there is no backward pass.
-    Raises:
-        ConfigError: if HEADWISE_GPU_CHECK is neither 0 nor 1.
-    """
+    """Why the kernel is not used for calls of this kind, from a check at the first of them; None if it is. learned:
+    whether relative, bias and sinks require gradients; None without a backward pass."""
     setting = os.environ.get(SETTING, "1")
     if setting not in ("0", "1"):
         raise ConfigError(f"{SETTING}={setting!r}: expected 0 or 1")

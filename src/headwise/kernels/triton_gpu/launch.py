@@ -46,11 +46,8 @@ INTERPRETED = not isinstance(attend_kernel, triton.JITFunction)
 
 @dataclass(frozen=True)
 class Problem:
-    """The tensors of one attention call.
-
-    q [b, h, n, d], k [b, h_kv, m, d], v [b, h_kv, m, d_v], any strides, on one device, as are `dense`, `relative`,
-    `bias` and `sinks` (shapes as in `Lowered`). `spans` is on the CPU, where the plans are computed.
-    """
+    """q [b, h, n, d], k [b, h_kv, m, d], v [b, h_kv, m, d_v], any strides, and the tensors of `Lowered`, on one device;
+    only `spans` is on the CPU, where the plans are computed."""
 
     q: Tensor
     k: Tensor
@@ -267,10 +264,8 @@ DELTA_ROWS = 64
 
 
 class Gradients(NamedTuple):
-    """Gradients of q, k, v; of the terms added to the scores, where requested; and δ = rowsum(dO ∘ O), [b, h, n].
-
-    Σ_i δ_i of a head is the gradient with respect to a factor ξ = 1 on its output: its importance (Michel et al. 2019).
-    """
+    """Gradients of q, k, v; of the terms added to the scores, where requested; and δ = rowsum(dO ∘ O), [b, h, n], whose
+    sum is the importance of a head, the gradient of a factor ξ = 1 on its output (Michel et al. 2019)."""
 
     q: Tensor
     k: Tensor

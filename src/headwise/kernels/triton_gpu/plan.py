@@ -25,10 +25,8 @@ class Blocks(NamedTuple):
 
 
 def forward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blocks:
-    """Tiles of the forward pass, by head size and dtype.
-
-    `extras`: with a bias, a table, a boolean mask, a soft cap or dropout, which need more registers and shared memory.
-    """
+    """Tiles of the forward pass, by head size and dtype. `extras`: with a bias, a table, a boolean mask, a soft cap or
+    dropout, which need more registers and shared memory."""
     wide = max(d, d_v)
     if dtype == torch.float32:  # no tensor cores: exact products
         return Blocks(64, 32, 4, 2) if wide <= 64 else Blocks(32, 32, 4, 1) if wide <= 128 else Blocks(16, 32, 4, 1)
@@ -80,12 +78,8 @@ class Plan(NamedTuple):
 
 
 def key_blocks(spans: Tensor, m: int, rows: int, cols: int, *, masked: bool) -> Plan:
-    """The blocks of `cols` keys that each block of `rows` queries attends to.
-
-    Args:
-        spans: int32 [b or 1, n, K, 2], the ranges of `Lowered.spans`.
-        masked: True if another mask applies as well, so that every block needs a mask.
-    """
+    """The blocks of `cols` keys that each block of `rows` queries attends to. spans: int32 [b or 1, n, K, 2], of
+    `Lowered`; masked: whether another mask applies as well, so that every block needs a mask."""
     b, n, count, _ = spans.shape
     at = torch.arange(-(-n // rows) * rows, device="cpu").clamp_(max=n - 1)
     ranges = spans.long()[:, at].view(b, -1, rows, count, 2)
@@ -109,11 +103,9 @@ def key_blocks(spans: Tensor, m: int, rows: int, cols: int, *, masked: bool) -> 
 
 
 def query_blocks(plan: Plan, key_count: int) -> Plan:
-    """The inverse: for each of `key_count` blocks of keys, the blocks of queries that attend to it.
-
-    One interval from the first such block to the last. Blocks of queries in between that do not attend to the keys are
-    visited with the mask; the blocks without a mask form an interval only if they have no gap.
-    """
+    """The inverse: for each of `key_count` blocks of keys, the interval of blocks of queries that attend to it. Those
+    in between that do not are visited with the mask; the blocks without a mask form an interval only if they have no
+    gap."""
     everything = torch.cat((plan.full, plan.mixed), -2)
     b, blocks = everything.shape[:2]
     seen_first, seen_last, _ = _extent(everything, key_count)

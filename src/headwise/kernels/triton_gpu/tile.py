@@ -35,11 +35,8 @@ def load_rows(base, index, stride_row, stride_col, limit, D: tl.constexpr, DP: t
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
-    """a b, summed in float32.
-
-    PRECISION "upcast" multiplies in float32, in which a product of bfloat16 numbers is exact: Triton's interpreter
-    treats the bits of bfloat16 as integers.
-    """
+    """a b, summed in float32. "upcast" multiplies in float32, exact for bfloat16, whose bits Triton's interpreter
+    treats as integers."""
     if PRECISION == "upcast":
         c = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
@@ -97,10 +94,8 @@ def scores(
     a, b, i, j, factor, cap2, rel, bias, bias_i, bias_j, n, m,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """a bᵀ → scale → soft cap → relative table → bias, in base 2, before the mask; and the soft cap's slope.
-
-    `factor` is scale · log₂ e, or scale / cap with a soft cap, and cap2 is cap · log₂ e.
-    """
+    """a bᵀ → scale → soft cap → relative table → bias, in base 2, before the mask; and the soft cap's slope. `factor`
+    is scale · log₂ e, or scale / cap with a soft cap, and cap2 is cap · log₂ e."""
     s = product(a, tl.trans(b), PRECISION) * factor
     slope = 1.0
     if HAS_CAP:
@@ -129,10 +124,8 @@ def score_gradient(
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Weights after dropout, the gradient of the scores P ∘ (dP − δ) (Dao et al. 2022, eq. 4), the soft cap's slope.
-
-    a bᵀ are the products of queries and keys and d_a d_bᵀ those of output gradients and values, in either order.
-    """
+    """Weights after dropout, the gradient of the scores P ∘ (dP − δ) (Dao et al. 2022, eq. 4), the soft cap's slope. a
+    bᵀ are the products of queries and keys and d_a d_bᵀ those of output gradients and values, in either order."""
     s, slope = scores(a, b, i, j, factor, cap2, rel, bias, bias_i, bias_j, n, m, HAS_CAP, HAS_REL, HAS_BIAS, PRECISION)
     if MASKED:
         seen = visible(i, j, spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE)
@@ -174,11 +167,8 @@ COLUMNS = "column_mass(): float32[b, h, m]"
 
 @triton.jit
 def join_moments(weight, origin, first, second, other, other_origin, other_first, other_second):
-    """Merge mean and sum of squares of two weighted sets (Chan, Golub & LeVeque 1979).
-
-    The mean is stored as an integer origin plus a remainder. The origin of the merged set is that of the heavier one,
-    so that weights far from their query are as accurate as near ones.
-    """
+    """Merge mean and squares of two weighted sets (Chan, Golub & LeVeque 1979). The mean is an integer origin, that of
+    the heavier set, plus a remainder, so that weights far from their query are as accurate as near ones."""
     both = weight + other
     share = tl.where(both > 0, other / tl.where(both > 0, both, 1.0), 0.0)
     apart = (other_origin - origin) + (other_first - first)
@@ -203,10 +193,8 @@ def block_masses(
     masses, e, position, i_first, i_last, j, j_first, j_last, m, batch, table, mass_count, weights,
     G: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """Add one block's share to `masses` [rows, G], which has one column per row of the table.
-
-    table: int32 [mass_count, 4], a kind of `KINDS` and its arguments. weights: float32, rows of m, used if WEIGHTED.
-    """
+    """Add one block's share to `masses` [rows, G], one column per row of the table, int32 [mass_count, 4]: a kind of
+    `KINDS` and its arguments. weights: float32, rows of m, used if WEIGHTED."""
     column = tl.arange(0, G)[None, :]
     for r in range(mass_count):
         at = table + r * 4
@@ -230,10 +218,8 @@ def finish(
     out, row, live, row_count, top, total, tilt, squares, origin, first, second, masses, mass_count, sink2,
     HAS_SINKS: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """Store each row's results in `out` [planes, row_count] and return the factor from e to weights.
-
-    A fully masked query has lse and maximum −∞, and 0 for all other results.
-    """
+    """Store each row's results in `out` [planes, row_count] and return the factor from e to weights. A fully masked
+    query has lse and maximum −∞, and 0 for all other results."""
     empty = total == 0
     base = tl.where(top == -float("inf"), 0.0, top)
     whole, highest, ratio = tl.where(empty, 1.0, total), base, 1.0
