@@ -282,7 +282,8 @@ def stream(
     for rows in rule.row_blocks(multiple):
         block_q, block_lse = q[:, :, rows.start : rows.stop], lse[:, :, rows.start : rows.stop]
         previous: Tile | None = None
-        for cols, state in _tiles(rule, rows, sides) if width is None else rule.tiles(rows, width):
+        apart = (tile for side in sides for tile in rule.tiles(rows, within=side))
+        for cols, state in apart if width is None else rule.tiles(rows, width):
             tile = Tile(block_q, k[:, :, cols.start : cols.stop], block_lse, rule, terms, rows, cols, state, scratch)
             # Tiles are yielded one step late, so that `last` of a row block is known.
             if previous is None:
@@ -295,8 +296,3 @@ def stream(
             yield previous
         if progress is not None:
             progress(COMPUTING, rows.stop, rule.grid.n)
-
-
-def _tiles(rule: Rule, rows: Span, sides: tuple[Span, ...]) -> Iterator[tuple[Span, State]]:
-    for side in sides:
-        yield from rule.tiles(rows, within=side)

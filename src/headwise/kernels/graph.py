@@ -212,13 +212,10 @@ def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
     """The gradients of the arguments of `attend`."""
-    out, lse, ran, relative, sinks, seed, *tensors = ctx.saved_tensors
     of_tensors, _, of_relative, of_sinks, *_ = ctx.needs_input_grad
     wanted = [of_relative, of_sinks, *of_tensors[3 : 3 + ctx.count]]
-    found = operators.attend_backward(
-        tensors, ctx.count, relative, sinks, seed, *ctx.numbers, out, lse, ran, grad_out, wanted
-    )
-    d_tensors, d_relative, d_sinks = placed(found, wanted, len(tensors))
+    found = _gradients(ctx.count, ctx.numbers, wanted, grad_out, *ctx.saved_tensors)
+    d_tensors, d_relative, d_sinks = placed(found, wanted, len(of_tensors))
     return d_tensors, None, d_relative, d_sinks, *[None] * (len(ctx.numbers) + 2)
 
 
@@ -302,9 +299,8 @@ def _gradients(
     count: int, numbers: Sequence[Any], wanted: Sequence[bool], grad_out: Tensor, *kept: Any
 ) -> tuple[Tensor, ...]:
     out, lse, ran, *given = kept
-    return tuple(
-        operators.attend_backward(given[3:], count, *given[:3], *numbers, out, lse, ran, grad_out, list(wanted))
-    )
+    found = operators.attend_backward(given[3:], count, *given[:3], *numbers, out, lse, ran, grad_out, list(wanted))
+    return tuple(found)
 
 
 NOTHING, WHOLE, NUMBER, WORD, LIST, OBJECT = range(6)

@@ -206,7 +206,8 @@ ROWS = 64  # block sizes are multiples of this, as kernels compute several rows 
 
 def in_blocks(kernel: Kernel, call: Call, progress: Progress) -> Result:
     """Run a call that the kernel does not refuse in blocks. Raises Declined as the kernel does."""
-    rows, n = _rows_a_block(call), call.rule.grid.n
+    b, h, n, m = call.rule.grid
+    rows = max(ROWS, PAIRS * torch.get_num_threads() // max(1, b * h * m) // ROWS * ROWS)
     blocks = [Span(start, min(n, start + rows)) for start in range(0, n, rows)]
     if len(blocks) < 2 or torch.is_grad_enabled() or call.dropout_p > 0:
         return run_kernel(kernel, call)
@@ -226,9 +227,3 @@ def in_blocks(kernel: Kernel, call: Call, progress: Progress) -> Result:
     progress(COMPUTING, n, n)
     statistics = {s: s.of_blocks([part[s] for part in found]) for s in found[0] if all(s in part for part in found)}
     return Result(torch.cat([part.out for part in parts], 2), torch.cat([part.lse for part in parts], 2), statistics)
-
-
-def _rows_a_block(call: Call) -> int:
-    b, h, _, m = call.rule.grid
-    rows = PAIRS * torch.get_num_threads() // max(1, b * h * m)
-    return max(ROWS, rows // ROWS * ROWS)

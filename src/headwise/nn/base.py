@@ -428,7 +428,6 @@ class ProjectedLayer(AttentionLayer):
         self.k_norm = nn.RMSNorm(d_k) if qk_norm else None
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As in `AttentionLayer`."""
         q = split(self.q_proj(x), self.num_heads)  # [b, n, h·d] -> [b, h, n, d]
         k = split(self.k_proj(source), self.num_kv_heads)
         v = split(self.v_proj(source), self.num_kv_heads)

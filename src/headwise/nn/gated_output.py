@@ -150,7 +150,6 @@ class GatedAttention(ProjectedLayer):
         )
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`."""
         heads = note.attended(*note.projected(self, x))
         gate = torch.sigmoid(self.gate_proj(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         axes = "b h n 1" if self.gate == "head" else "b h n d_v"
