@@ -67,7 +67,7 @@ class CompiledReads(Reads):
         if rows.step != 1 or cols.step != 1:
             return torch.cat(list(self._apart(of, batch, heads, rows, cols)), 2)
         part = self.exact(of.part(rows, cols))
-        return _done(part, lambda call: weights(call, part.lse))
+        return _done(part, lambda call: _squares(call, part.lse, 1, "mean")[0])
 
     def suited(self, of: Matrix) -> Reads:
         """Reads in float64, tile by tile, where scores are sums of terms that cancel."""
@@ -124,7 +124,7 @@ class CompiledReads(Reads):
         """With `progress`, head by head."""
         if progress is None or 0 in of.q.shape[:2]:
             of = self.exact(of)
-            return Squares(*_done(of, lambda call: squares(call, of.lse, cell)))
+            return Squares(*_done(of, lambda call: _squares(call, of.lse, cell, "mean", "largest", "allowed")))
         b, h, _, _ = of.rule.grid
         parts = [self.squares(one, cell) for _, one in _heads(of, progress)]
         return Squares(*(torch.cat(x).view(b, h, *x[0].shape[2:]) for x in zip(*parts, strict=True)))
@@ -173,18 +173,6 @@ def _heads(of: Matrix, progress: Progress) -> Iterator[tuple[int, Matrix]]:
 STRIPE = 1024  # HEADWISE_STRIPE in native/headwise.h
 
 
-def weights(call: Call, lse: Tensor) -> Tensor:
-    """The weights, [b, h, n, m]."""
-    return _squares(call, lse, 1, "mean")[0]
-
-
-def squares(call: Call, lse: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean weight, largest weight and number of unmasked pairs in each square of `cell` × `cell`; all
-    [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
-    mean, largest, allowed = _squares(call, lse, cell, "mean", "largest", "allowed")
-    return mean, largest, allowed
-
-
 def log_sums(call: Call, lse: Tensor) -> Tensor:
     """ln Σ_j exp(S_ij − lse_i) over the keys, [b, h, n] in float64: about 0 where lse is the log-sum-exp."""
     sums, tops = (x.double() for x in _squares(call, lse.double(), 1, "mean", "largest", stripe=STRIPE))
@@ -192,6 +180,8 @@ def log_sums(call: Call, lse: Tensor) -> Tensor:
 
 
 def _squares(call: Call, lse: Tensor, cell: int, *wanted: str, stripe: int = 0) -> list[Tensor]:
+    """Mean weight, largest weight and number of unmasked pairs in each square of `cell` × `cell`, those that are
+    wanted; all [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
     b, h, n, m = call.rule.grid
     q, k = in_rows(call.q), in_rows(call.k)
     request = binding.PoolCall(
