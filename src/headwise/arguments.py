@@ -128,13 +128,8 @@ def torch_arguments(
 
 
 def of_argument(given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ...]]:
-    """The mask and the scores of `mask=<tensor>` as `F.scaled_dot_product_attention` defines it: broadcastable to
-    [b, h, n, m], boolean with True = may attend, or floating point and added to the scores, with gradients. −∞ masks a
-    key.
-
-    Raises:
-        DTypeError, ShapeError: naming the dtype or shape given and the one expected.
-    """
+    """The mask and the scores of `mask=<tensor>` as `F.scaled_dot_product_attention` defines it: broadcastable to [b,
+    h, n, m], boolean (True = may attend), or floating point and added, with gradients; −∞ masks a key."""
     if given.dtype != torch.bool and not given.is_floating_point():
         raise DTypeError(
             f"mask: expected a boolean tensor (True = may attend) or a floating point one (added to the scores), got "

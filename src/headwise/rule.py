@@ -25,11 +25,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class Rule:
-    """A mask, a scale and scores for an attention matrix of a given size.
-
-    S_ij = cap(scale · q_i·k_j) + biases if the mask allows (i, j), else −∞ (Vaswani et al. 2017, eq. 1, with the
-    additions of `headwise.scores`).
-    """
+    """A mask, a scale and scores for a matrix of a given size: S_ij = cap(scale · q_i·k_j) + biases if the mask allows
+    (i, j), else −∞ (Vaswani et al. 2017, eq. 1, with the additions of `headwise.scores`)."""
 
     mask: Mask
     scale: float
@@ -161,15 +158,9 @@ def score_tile(
     q: Tensor, k: Tensor, scale: float, soft_cap: float = 0.0, added: Iterable[Tensor] = (), *,
     minus: Tensor | None = None, out: Tensor | None = None, slope: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """cap(scale · q kᵀ) + Σ added − minus, before the mask.
-
-    Args:
-        q, k, scale, out: as in `raw_scores`.
-        minus: [b, h, r], the log-sum-exp of whole rows, or None. The result is then at most 0.
-        soft_cap: the cap of SoftCap, or 0.0.
-        added: as from `Terms.added`, each broadcasting to [b, h, r, c].
-        slope: output [b, h, r, c] for the derivative of the cap, 1 − tanh²; only with a cap.
-    """
+    """cap(scale · q kᵀ) + Σ added − minus before the mask, at most 0 with `minus`. added: of `Terms.added`,
+    broadcasting to [b, h, r, c]; slope: output [b, h, r, c] for the cap's derivative, 1 − tanh². Others as in
+    `raw_scores`."""
     if soft_cap == 0.0:
         scores = raw_scores(q, k, scale, minus, out)
     else:

@@ -168,11 +168,8 @@ class Tile:
 
     @cached_property
     def mean_distance(self) -> Tensor:
-        """Σ p·d over the tile with d = |position − key|, [b, h, r] in float64.
-
-        If all keys are on one side of all rows, d is linear in the key index, so this is a thin matrix product. Its
-        origin is the tile's near edge, which keeps float32 accurate at any distance.
-        """
+        """Σ p·d over the tile with d = |position − key|, [b, h, r] in float64. With all keys on one side of all rows it
+        is a thin matrix product; its origin, the tile's near edge, keeps float32 accurate at any distance."""
         if self.extra:
             return torch.zeros_like(self.lse, dtype=torch.float64)
         position, key, tokens = self.positions, self.keys, self.tokens

@@ -132,13 +132,9 @@ def remark_large(lse: Tensor, so: str) -> None:
 
 @torch.no_grad()
 def add_up(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, pairs: int = PAIRS, rounding: float = 0.0) -> bool:
-    """Whether the weights of the last queries [b, h, n, d] over all keys [b, h_kv, m, d], with that of a learned sink,
-    add up to one: whether the log-sum-exp [b, h, n] is theirs. Those of fully masked queries add up to zero; queries
-    whose weights are NaN do not count.
-
-    Args:
-        pairs: the most weights of each head that are added up. rounding: the relative error of the keys.
-    """
+    """Whether the weights of the last queries [b, h, n, d] over all keys, with that of a sink, add up to one, or to
+    zero if fully masked; NaN does not count. pairs: the most weights of a head; rounding: relative error of the
+    keys."""
     n, m = rule.grid.n, rule.grid.m
     rows = Span(max(0, n - max(1, pairs // max(1, m))), n)
     lse = lse[:, :, slice(*rows)]
