@@ -158,7 +158,7 @@ def recorded(arch: int) -> Iterator[list[tuple[str, Any]]]:
 
 def compiled(case: str, arch: int) -> list[Compiled]:
     """Compile the kernels of a case, each once."""
-    from headwise.kernels.triton_gpu.binding import attend, gradients
+    from headwise.kernels.triton_gpu.launch import attend, gradients
 
     make, train = CASES[case]
     call = make()

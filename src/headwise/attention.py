@@ -1,15 +1,14 @@
 """`attend`, the entry point to attention."""
 
-import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from headwise import events
-from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.arguments import check_measures, rule_of, torch_arguments
+from headwise.errors import ConfigError
 from headwise.fields import unregistered
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
@@ -24,19 +23,29 @@ from headwise.kernels.graph import (
     recording,
     shapes,
 )
-from headwise.kernels.kernel import Mapped
 from headwise.kernels.prepare import again, keep
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.map import AttentionMap
-from headwise.mask_tensors import of_argument
-from headwise.masks import Causal, Everything, Grid, Mask, Span
-from headwise.masks.grid import NO_GAP
-from headwise.rule import Rule, check_vectors
-from headwise.scores import Score, check_scores
+from headwise.masks import Mask
+from headwise.rule import Rule
+from headwise.scores import Score
 from headwise.spread import check_local
 from headwise.stats import Measure, resolve, statistics_for
 
-CAUSAL = Causal()
+Attended = Tensor | tuple[Tensor, AttentionMap]
+
+
+class Options(NamedTuple):
+    """The arguments of `attend` besides q, k and v, after `torch_arguments`."""
+
+    mask: Mask | None
+    scale: float | None
+    score: Score | Sequence[Score]
+    dropout_p: float
+    return_map: bool
+    measures: Sequence[str | Measure]
+    kernel: str
+    gap: tuple[int, int] | None
 
 
 @overload
@@ -63,7 +72,7 @@ def attend(
     measures: Sequence[str | Measure] = (),
     kernel: str = "auto",
     gap: tuple[int, int] | None = None,
-) -> Tensor | tuple[Tensor, AttentionMap]:
+) -> Attended:
     """Exact multi-head attention, softmax(scale · q kᵀ + …) v under a mask, without the n×m matrix.
 
     Args:
@@ -100,21 +109,27 @@ def attend(
     Source: Vaswani et al. 2017, eq. 1; blockwise: Milakov & Gimelshein 2018, Dao et al. 2022.
     """
     check_local(q=q, k=k, v=v)
-    if events.editing and (edited := events.here().edited) is not None and (return_map or not measures):
-        changed: Tensor | tuple[Tensor, AttentionMap] = edited(
-            q, k, v, mask=mask, is_causal=is_causal, scale=scale, score=score, dropout_p=dropout_p,
-            return_map=return_map, measures=measures, kernel=kernel, gap=gap,
-        )  # fmt: skip
-        return changed
     if is_causal or isinstance(mask, Tensor):
         mask, score = torch_arguments(q, k, v, mask, is_causal, score)
-    graph = in_graph()
-    plain = not graph and dropout_p == 0 and score == ()
-    if plain and (return_map or not measures):
+    whole = return_map or not measures  # else an error follows
+    edited, graph = events.here().edited if events.editing and whole else None, in_graph()
+    if whole and edited is None and not graph and dropout_p == 0 and score == ():
         known = again(q, k, v, mask, scale, kernel, measures if return_map else None, gap)
         if known is not None:
             out, mapped = known
-            return out if mapped is None else (out, _map_of(mapped, q, k, kernel))
+            if mapped is None:
+                return out
+            lse, rule, ran, refusals, measured = mapped
+            amap = AttentionMap(q, k, lse, rule, kernel=ran, named=named(kernel), refusals=refusals)
+            amap.measured = measured
+            return out, amap
+    options = Options(mask, scale, score, dropout_p, return_map, measures, kernel, gap)
+    return _attended(q, k, v, options, graph) if edited is None else edited(q, k, v, **options._asdict())
+
+
+def _attended(q: Tensor, k: Vectors, v: Vectors, options: Options, graph: bool) -> Attended:
+    """`attend` for any call; graph: whether it is recorded, or transformed by torch.func."""
+    mask, scale, score, dropout_p, return_map, measures, _, gap = options
     check_measures(measures, return_map)
     wanted = resolve(measures) if measures else []
     rule = rule_of(q, k, v, mask, scale, score, dropout_p, graph, gap)
@@ -123,14 +138,11 @@ def attend(
         rule = recordable(rule, q.device)
         listened = events.listening and torch.compiler.is_dynamo_compiling()  # the operator's backward reports no δ
         if not measures and not listened and can_record(rule):
-            return _without_numbers(record, q, k, v, rule, float(dropout_p), return_map, kernel)
+            return _without_numbers(record, q, k, v, rule, options)
         if torch.compiler.is_dynamo_compiling():
             from headwise.kernels.dynamo import outside
 
-            return outside(
-                attend, q, k, v, mask=mask, scale=scale, score=score, dropout_p=dropout_p, return_map=return_map,
-                measures=measures, kernel=kernel, gap=gap,
-            )  # fmt: skip
+            return outside(attend, q, k, v, **options._asdict())
         if measures and in_transform():
             if any(map(is_batched, (q, k, v))):
                 raise ConfigError(
@@ -138,23 +150,28 @@ def attend(
                     "out, or call it (a watched model) for one entry after the other"
                 )
             # The operator returns no statistics; without it, tangents would be lost, and most kernels not run.
-            out, amap = attend(
-                q, k, v, mask=mask, scale=scale, score=score, dropout_p=dropout_p, return_map=True, kernel=kernel,
-                gap=gap,
-            )  # fmt: skip
+            out, amap = _attended(q, k, v, options._replace(return_map=True, measures=()), graph)
             amap.measured = amap.measured_by(None, wanted)
             return out, amap
     rule.mask.check(rule.grid)
-    if has_no_numbers(q):
-        if measures:
-            raise ConfigError(f"measures=… requires data, but q has none: it is on {q.device}, or a FakeTensor")
-        if graph and recording():  # without its mask
-            unknown = unregistered(rule.mask)
-            what = "keys that a cache has dropped"
-            if unknown is not None:
-                what = f"the mask {type(unknown).__name__}, as it is not registered; see headwise.masks.register"
-            raise ConfigError(f"a graph of torch.export or make_fx cannot contain {what}")
-        return _without_numbers(shapes, q, decoded(k), decoded(v), rule, float(dropout_p), return_map, kernel)
+    if not has_no_numbers(q):
+        return _computed(q, k, v, rule, wanted, options, graph)
+    if measures:
+        raise ConfigError(f"measures=… requires data, but q has none: it is on {q.device}, or a FakeTensor")
+    if graph and recording():  # without its mask
+        unknown = unregistered(rule.mask)
+        what = "keys that a cache has dropped"
+        if unknown is not None:
+            what = f"the mask {type(unknown).__name__}, as it is not registered; see headwise.masks.register"
+        raise ConfigError(f"a graph of torch.export or make_fx cannot contain {what}")
+    return _without_numbers(shapes, q, decoded(k), decoded(v), rule, options)
+
+
+def _computed(
+    q: Tensor, k: Vectors, v: Vectors, rule: Rule, wanted: list[Measure], options: Options, graph: bool
+) -> Attended:
+    """Run a call whose arguments are checked, with the statistics of the wanted measures."""
+    mask, scale, score, dropout_p, return_map, measures, kernel, _ = options
     # The seed comes from torch's generator, so that torch.manual_seed() makes runs reproducible.
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
     dtype = q.dtype
@@ -164,8 +181,9 @@ def attend(
     statistics = statistics_for(wanted, rule) if wanted else ()
     call = Call(q, k, v, rule, float(dropout_p), seed, statistics, events.here().on_delta)
     (out, lse, found), chosen, refusals = run(call, kernel)
+    plain = not graph and dropout_p == 0 and score == () and not out.requires_grad
     if not return_map:
-        if plain and not out.requires_grad:
+        if plain:
             keep(call, chosen, mask, scale, kernel, refusals)
         return out
     out = out.to(dtype)
@@ -175,17 +193,9 @@ def attend(
     )  # fmt: skip
     if measures:
         amap.measured = amap.measured_by(found, wanted)
-    if plain and not out.requires_grad and bad_values is None:
+    if plain and bad_values is None:
         keep(call, chosen, mask, scale, kernel, refusals, measures, wanted)
     return out, amap
-
-
-def _map_of(known: Mapped, q: Tensor, k: Vectors, kernel: str) -> AttentionMap:
-    """The map of a call that `again` ran."""
-    lse, rule, ran, refusals, measured = known
-    amap = AttentionMap(q, k, lse, rule, kernel=ran, named=named(kernel), refusals=refusals)
-    amap.measured = measured
-    return amap
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:
@@ -195,31 +205,14 @@ def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **op
     return attend(q, k, v, **options), None
 
 
-def torch_arguments(
-    q: Tensor, k: Vectors, v: Vectors, mask: Mask | Tensor | None, is_causal: bool, score: Score | Sequence[Score]
-) -> tuple[Mask | None, Score | Sequence[Score]]:
-    """Convert `mask=<tensor>` and `is_causal=True` to a mask and scores."""
-    if isinstance(mask, Tensor):
-        _check_tensors(q, k, v)
-        b, h, n, _ = q.shape
-        grid = Grid(b, h, n, k.shape[2])
-        mask, bias = of_argument(mask, grid)
-        if bias:
-            score = (*check_scores(score, grid, q.device), *bias)
-    if not is_causal:
-        return mask, score
-    check_mask(mask)
-    return (CAUSAL if mask is None else mask & CAUSAL), score
-
-
 def _without_numbers(
-    made: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float,
-    return_map: bool, kernel: str,
-) -> Tensor | tuple[Tensor, AttentionMap]:  # fmt: skip
+    made: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, rule: Rule, options: Options
+) -> Attended:
     """A call without data: recorded as an operator of a graph (`record`), or shapes only (`shapes`). The kernel is
     chosen when the graph runs."""
-    out, lse = made(q, k, v, rule, dropout_p, kernel)
-    if not return_map:
+    kernel = options.kernel
+    out, lse = made(q, k, v, rule, float(options.dropout_p), kernel)
+    if not options.return_map:
         return out
     return out, AttentionMap(q, k, lse, rule, kernel=kernel, named=kernel, nonfinite_values=nonfinite(v))
 
@@ -234,87 +227,3 @@ def nonfinite_values(v: Tensor) -> Tensor | None:
     that is not known, and the numbers are returned."""
     found = nonfinite(v)
     return found if in_graph() or has_no_numbers(found) or bool(found.any()) else None
-
-
-def rule_of(
-    q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | None, score: Score | Sequence[Score],
-    dropout_p: float, graph: bool = False, gap: tuple[int, int] | None = None,
-) -> Rule:  # fmt: skip
-    """Validate the arguments, except for the mask's data, and return their rule. In a graph, sizes may be symbolic."""
-    _check_tensors(q, k, v)
-    b, h, n, d = q.shape
-    m = k.shape[2]
-    check_mask(mask)
-    if d == 0 and scale is None:
-        raise ShapeError("q: head_dim is 0, so the default scale 1/√d is undefined; pass scale=")
-    if scale is not None:
-        _check_number("scale", scale)
-        if not math.isfinite(scale):
-            raise ConfigError(f"scale={scale}: expected a finite number")
-    _check_number("dropout_p", dropout_p)
-    if not 0.0 <= dropout_p < 1.0:
-        raise ConfigError(f"dropout_p={dropout_p}: expected 0 <= dropout_p < 1")
-    mask = Everything() if mask is None else mask
-    scale = 1.0 / math.sqrt(d) if scale is None else float(scale)
-    if score == () and not graph and gap is None and mask.value:
-        return _plain_rule(mask, scale, b, h, n, m)
-    grid = Grid(b, h, n, m) if gap is None else Grid(b, h, n, m, gap=_checked_gap(gap, m - n))
-    return Rule(mask, scale, grid, check_scores(score, grid, q.device))
-
-
-def _checked_gap(gap: Any, most: int) -> Span:
-    """The gap of `attend`, checked; `most`: the keys before all queries."""
-    try:
-        start, stop = gap
-        fits = 0 <= start <= stop and (start <= most or stop == start)
-    except (TypeError, ValueError):
-        fits = False
-    if not fits:
-        raise ConfigError(
-            f"gap={gap!r}: expected (start, stop) with 0 <= start <= stop, start <= {most}: tokens before all queries"
-        )
-    return Span(start, stop) if start < stop else NO_GAP
-
-
-def _check_number(name: str, value: Any) -> None:
-    """Raise ConfigError for what is neither a number nor a tensor of one without gradients."""
-    if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
-        return
-    if isinstance(value, Tensor) and value.requires_grad:
-        raise ConfigError(
-            f"{name}: a tensor that requires gradients, which would not reach it; for a learned scale, multiply q by "
-            f"it, and give scale=1"
-        )
-    try:
-        if not isinstance(value, (str, bytes, bytearray)):
-            float(value)
-            return
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        pass
-    raise ConfigError(f"{name}={value!r}: expected a number")
-
-
-def _check_tensors(q: Tensor, k: Vectors, v: Vectors) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor if name == "q" else (Tensor, QuantizedKV)):
-            raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-    check_vectors(q, k, v)
-
-
-@lru_cache(maxsize=64)
-def _plain_rule(mask: Mask, scale: float, b: int, h: int, n: int, m: int) -> Rule:
-    """Cached for repeated calls, such as those of a model's layers: a small call takes less time than creating it."""
-    return Rule(mask, scale, Grid(b, h, n, m))
-
-
-def check_measures(measures: Sequence[str | Measure], return_map: bool) -> None:
-    """Raise ConfigError for measures without a map."""
-    if measures and not return_map:
-        raise ConfigError("measures=… requires return_map=True: the results are stored in the map, as map.measured")
-
-
-def check_mask(mask: object) -> None:
-    """Raise DTypeError if this is not a mask; whether it matches the sizes is checked later."""
-    if mask is not None and not isinstance(mask, Mask):
-        hint = "; wrap a boolean tensor (True = may attend) in Dense(…)" if isinstance(mask, Tensor) else ""
-        raise DTypeError(f"mask: expected a headwise mask such as Causal(), got {type(mask).__name__}{hint}")

@@ -156,11 +156,7 @@ def check_choice(argument: str, value: object, known: Iterable[str]) -> None:
 
 
 def not_installed(what: str, *packages: str, zh: str | None = None) -> ConfigError:
-    """The error for a feature that requires packages which are not installed; the message names the first.
-
-    Args:
-        zh: the feature in Chinese.
-    """
+    """The error for a feature, in Chinese `zh`, that requires packages which are not installed; it names the first."""
     install = f"pip install {shlex.join(packages)}"
     return ConfigError(f"{what} requires {packages[0]}: {install}", f"{zh or what} 需要 {packages[0]}：{install}")
 
@@ -204,14 +200,8 @@ def whole_number(value: Any) -> int | None:
 
 
 def check_declared(kind: type, base: type, wanted: Mapping[str, str]) -> None:
-    """Raise if a new class does not declare attributes that have no default.
-
-    Args:
-        kind: a subclass of `base`; declarations of classes between the two count.
-        wanted: name of an attribute or method → its description.
-    Raises:
-        ConfigError: naming the class and the missing attributes.
-    """
+    """Raise ConfigError if a new subclass `kind` of `base`, with the classes between, does not declare one of the
+    attributes `wanted` (name → description), which have no default."""
     between = kind.__mro__[: kind.__mro__.index(base)]
     declared = {name for one in between for name in (*vars(one), *vars(one).get("__annotations__", ()))}
     if missing := [f"{name} ({what})" for name, what in wanted.items() if name not in declared]:

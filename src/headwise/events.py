@@ -33,7 +33,7 @@ class Here(NamedTuple):
 
     Attributes:
         kernel: the kernel of calls with kernel="auto" (`use_kernel`).
-        progress: called by long calls without gradients after each block of rows (kernels/pauses.py).
+        progress: called by long calls without gradients after each block of rows (kernels/torch_blocks.py).
         on_delta: called with δ [b, h, n] in the backward pass of calls made here.
         module: the attention module that is computed for subscribers.
         edited: computes the `attend` calls of that module with edits (`headwise.interventions`).
@@ -146,13 +146,8 @@ def subscribe(
     edits: Sequence[Any] = (),
     on_error: OnError | None = None,
 ) -> Iterator[None]:
-    """Within it, attention calls of these modules, in any thread, are published to the callbacks and computed with the
-    edits; see `Subscriber`.
-
-    Raises:
-        ConfigError: if a measure is unknown, or if another subscriber to the same modules has a different one of that
-            name.
-    """
+    """Within it, attention calls of these modules, in any thread, are published and computed with the edits.
+    ConfigError if a measure is unknown, or another subscriber to these modules has a different one of that name."""
     global subscribers, editing
     wanted = {measure.name: measure for measure in resolve(measures)} if measures else {}
     new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits), on_error)

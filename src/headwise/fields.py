@@ -56,11 +56,8 @@ class Described:
         return self._changed(lambda field, name, x: field.cut(x, cuts, f"{type(self).__name__}({name})"))
 
     def joined(self, axis: str, size: int, join: Callable[[Tensor, int], Tensor]) -> Any:
-        """The object of all ranks together, the inverse of `cut`.
-
-        Args:
-            size: size of the axis in this part. join: gathers a tensor from all parts along a dimension.
-        """
+        """The object of all ranks together, the inverse of `cut`, given the size of the axis in this part, and `join`,
+        which gathers a tensor from all parts along a dimension."""
         return self._changed(lambda field, _, x: field.joined(x, axis, size, join))
 
     def mapped(self: Thing, change: Callable[[Tensor], Tensor]) -> Thing:
@@ -212,13 +209,8 @@ def write(thing: Described, put: Put, deepest: int = DEEPEST) -> dict[str, Any]:
 
 
 def read(kind: Any, code: Any, at: str, take: Take, deepest: int = DEEPEST) -> Any:
-    """Deserialize what `write` returned for an object of a subclass of `kind`.
-
-    Args:
-        at: the place of the code, for messages.
-    Raises:
-        HeadwiseError: if the code or its values are invalid.
-    """
+    """Deserialize what `write` returned for an object of a subclass of `kind`; `at`: its place in messages.
+    HeadwiseError if the code or its values are invalid."""
     if not deepest:
         raise CheckpointError(f"{kind.called}s nested more than {DEEPEST} deep")
     entry = Entry(code, at)
@@ -287,12 +279,8 @@ class Word(Field):
 
 @dataclass(frozen=True)
 class Array(Field):
-    """A tensor.
-
-    Attributes:
-        axes: a letter for each dimension; if there are several, any of them may have size 1 (broadcast).
-        optional: whether it may be None.
-    """
+    """A tensor. axes: a letter for each dimension; if there are several, any of them may have size 1 (broadcast).
+    optional: whether it may be None."""
 
     axes: str
     optional: bool = False

@@ -19,13 +19,8 @@ _loaded: set[str] = set()
 
 
 def load() -> tuple[str, ...]:
-    """Import every module that an installed package names under "headwise"; each once.
-
-    Returns:
-        The names of the entry points.
-    Raises:
-        ConfigError: naming the package, the module and its error.
-    """
+    """Import every module that an installed package names under "headwise", each once, and return the names of the
+    entry points. ConfigError names the package, the module and its error."""
     found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     for entry in found:
         if entry.value not in _loaded:

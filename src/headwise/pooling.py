@@ -74,10 +74,8 @@ def in_squares(x: Tensor, cell: int) -> Tensor:
 def top_keys(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, count: int, progress: Progress | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The `count` largest weights of each row and their keys, [b, h, n, count], largest first.
-
-    Of equal scores the lower key comes first. Beyond the keys that a query may attend to, weights are 0 and keys −1.
-    """
+    """The `count` largest weights of each row and their keys, [b, h, n, count], largest first, of equal ones the lower
+    key. Beyond the keys that a query may attend to, weights are 0 and keys −1."""
     b, h, n, _ = rule.grid
     logs = lse.new_full((b, h, n, count), -torch.inf)
     keys = torch.full((b, h, n, count), -1, dtype=torch.long, device=lse.device)
@@ -101,14 +99,8 @@ def column_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
 
 
 def diagonal_means(parts: Sequence[tuple[Rule, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Mean weight over the unmasked pairs of each diagonal: offsets [n + m − 1], means [b, h, n + m − 1].
-
-    Offset = key − position, in ascending order; 0 if all pairs are masked.
-
-    Args:
-        parts: the rule of each range of keys without a gap, in ascending order, and its sums as `diagonal_mass` returns
-            them. Diagonals that parts have in common are joined.
-    """
+    """Offsets key − position [n + m − 1], ascending, and the mean weight over the unmasked pairs of each, [b, h, n + m
+    − 1]; 0 without any. parts: rules of ranges of keys without a gap, and their sums by `diagonal_mass`, joined."""
     offsets = torch.cat([_offsets(rule.grid, mass.device) for rule, mass in parts])
     total = torch.cat([mass for _, mass in parts], -1)
     cells = torch.cat([_diagonal_cells(rule).to(total).expand_as(mass) for rule, mass in parts], -1)

@@ -25,11 +25,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class Rule:
-    """A mask, a scale and scores for an attention matrix of a given size.
-
-    S_ij = cap(scale · q_i·k_j) + biases if the mask allows (i, j), else −∞ (Vaswani et al. 2017, eq. 1, with the
-    additions of `headwise.scores`).
-    """
+    """A mask, a scale and scores for a matrix of a given size: S_ij = cap(scale · q_i·k_j) + biases if the mask allows
+    (i, j), else −∞ (Vaswani et al. 2017, eq. 1, with the additions of `headwise.scores`)."""
 
     mask: Mask
     scale: float
@@ -66,9 +63,8 @@ class Rule:
         return Rule(self.mask.cut(cuts), self.scale, self.grid.cut(cuts), scores)
 
     def part(self, rows: Span, cols: Span) -> "Rule":
-        """The rule of a rectangle, for q[:, :, rows] and k[:, :, cols]: scores, distances and mask are the same as in
-        the whole matrix. Scores of whole rows, such as learned sinks, are omitted; code that merges parts adds them
-        once."""
+        """The rule of a rectangle, q[:, :, rows] and k[:, :, cols], with the scores and mask of the whole matrix.
+        Scores of whole rows, such as learned sinks, are omitted; code that merges parts adds them once."""
         return self._part(rows, cols, [score.part(rows, cols, self.grid) for score in self.scores])
 
     def rows(self, rows: Span) -> "Rule":
@@ -162,15 +158,9 @@ def score_tile(
     q: Tensor, k: Tensor, scale: float, soft_cap: float = 0.0, added: Iterable[Tensor] = (), *,
     minus: Tensor | None = None, out: Tensor | None = None, slope: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """cap(scale · q kᵀ) + Σ added − minus, before the mask.
-
-    Args:
-        q, k, scale, out: as in `raw_scores`.
-        minus: [b, h, r], the log-sum-exp of whole rows, or None. The result is then at most 0.
-        soft_cap: the cap of SoftCap, or 0.0.
-        added: as from `Terms.added`, each broadcasting to [b, h, r, c].
-        slope: output [b, h, r, c] for the derivative of the cap, 1 − tanh²; only with a cap.
-    """
+    """cap(scale · q kᵀ) + Σ added − minus before the mask, at most 0 with `minus`. added: of `Terms.added`,
+    broadcasting to [b, h, r, c]; slope: output [b, h, r, c] for the cap's derivative, 1 − tanh². Others as in
+    `raw_scores`."""
     if soft_cap == 0.0:
         scores = raw_scores(q, k, scale, minus, out)
     else:
@@ -256,10 +246,8 @@ def add_diagonals(into: Tensor, terms: Terms, d_scores: Tensor, rows: Span, cols
 
 
 def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """The gradient of learned sinks [h], from the log-sum-exp and δ = Σ dO∘O of each row, both [b, h, n].
-
-    A sink's weight is p = exp(sink − lse), and its value 0: dS = p · (0 − δ).
-    """
+    """The gradient of learned sinks [h], from the log-sum-exp and δ = Σ dO∘O of each row, both [b, h, n]. A sink's
+    weight is p = exp(sink − lse), and its value 0: dS = p · (0 − δ)."""
     return -(sink_weight(sinks, lse) * delta).sum((0, 2))
 
 

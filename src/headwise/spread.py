@@ -87,15 +87,9 @@ def held_as_declared(module: nn.Module) -> Held | None:
 
 
 def held_by(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Held | None:
-    """The heads of a call of a module, of those of the layer; None if it has all.
-
-    They follow from the DTensor parameters of the module, or else of the modules in which it runs: where this rank's
-    part of an axis has the width of the call's heads, its place on the axis is theirs.
-
-    Raises:
-        ConfigError: naming the module, if parameters are split, and none of them has that width, some disagree, or
-            this rank has no heads.
-    """
+    """The heads of a call among those of its layer, by the DTensor parameters of the module, else of those in which it
+    runs: where this rank's part has the call's width. None if it has all; ConfigError if none fits, or some
+    disagree."""
     known = held_as_declared(module)
     if known is not None:
         return known
@@ -135,12 +129,8 @@ def uneven(counts: Sequence[int] = ()) -> str:
 
 
 def _places(module: nn.Module, h: int, widths: set[int], keys: set[int]) -> tuple[set[tuple[int, int]], int, str]:
-    """(first head, heads of the layer) by each split parameter, the number of axes that have the width of the heads and
-    are whole, and the name of a parameter that is split.
-
-    Args:
-        widths: of the call's h query heads together, as queries and as values. keys: of its KV heads.
-    """
+    """(first head, heads of the layer) by each split parameter, the axes of the heads' width that are whole, a split
+    parameter. widths: of the call's query heads, as queries and as values; keys: of its KV heads."""
     found: tuple[set[tuple[int, int]], ...] = (set(), set())  # by inputs, as of W_O; by outputs, which may be fused
     whole, either, split = 0, 0, ""
     for name, parameter in module.named_parameters():

@@ -95,9 +95,9 @@ class Tile:
 
     @cached_property
     def among_keys(self) -> tuple[Tensor, Tensor]:
-        """top [b, h, r] and e [b, h, r, c], for measures of the distribution over the keys alone: exp(top) · e are the
-        weights up to a factor per row that is the same in all its tiles. They are 0 and the weights; or with a learned
-        sink, under which weights may underflow, the tile's largest score and exp(S − top)."""
+        """top [b, h, r] and e [b, h, r, c]: exp(top) · e are the weights up to a factor per row that all its tiles
+        share. They are 0 and the weights; or with a learned sink, where weights may underflow, the largest score and
+        exp(S − top)."""
         if self._terms.sinks is None:
             return torch.zeros_like(self.lse), self.weights
         scores = self.scores
@@ -168,11 +168,8 @@ class Tile:
 
     @cached_property
     def mean_distance(self) -> Tensor:
-        """Σ p·d over the tile with d = |position − key|, [b, h, r] in float64.
-
-        If all keys are on one side of all rows, d is linear in the key index, so this is a thin matrix product. Its
-        origin is the tile's near edge, which keeps float32 accurate at any distance.
-        """
+        """Σ p·d over the tile with d = |position − key|, [b, h, r] in float64. With all keys on one side of all rows it
+        is a thin matrix product; its origin, the tile's near edge, keeps float32 accurate at any distance."""
         if self.extra:
             return torch.zeros_like(self.lse, dtype=torch.float64)
         position, key, tokens = self.positions, self.keys, self.tokens
@@ -276,19 +273,14 @@ def stream(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, *, width: int | None = None, multiple: int = 1,
     progress: Progress | None = None,
 ) -> Iterator[Tile]:  # fmt: skip
-    """Yield the non-empty tiles, row block by row block and, in each, from the first key to the last.
-
-    Args:
-        q, k: [b, h, n, d] and [b, h_kv, m, d]; lse: [b, h, n].
-        width: keys per tile, whose tiles may have keys on both sides of a gap; multiple: the rows of a block are a
-            multiple of this (both for pooling).
-        progress: called after each row block.
-    """
+    """Yield the non-empty tiles by row blocks, in each from the first key on. width: keys per tile, which may lie on
+    both sides of a gap; the rows of a block are a multiple of `multiple`; progress: called after each row block."""
     scratch, terms, sides = Scratch(), rule.terms(lse), rule.grid.sides()
     for rows in rule.row_blocks(multiple):
         block_q, block_lse = q[:, :, rows.start : rows.stop], lse[:, :, rows.start : rows.stop]
         previous: Tile | None = None
-        for cols, state in _tiles(rule, rows, sides) if width is None else rule.tiles(rows, width):
+        apart = (tile for side in sides for tile in rule.tiles(rows, within=side))
+        for cols, state in apart if width is None else rule.tiles(rows, width):
             tile = Tile(block_q, k[:, :, cols.start : cols.stop], block_lse, rule, terms, rows, cols, state, scratch)
             # Tiles are yielded one step late, so that `last` of a row block is known.
             if previous is None:
@@ -301,8 +293,3 @@ def stream(
             yield previous
         if progress is not None:
             progress(COMPUTING, rows.stop, rule.grid.n)
-
-
-def _tiles(rule: Rule, rows: Span, sides: tuple[Span, ...]) -> Iterator[tuple[Span, State]]:
-    for side in sides:
-        yield from rule.tiles(rows, within=side)

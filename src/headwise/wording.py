@@ -179,11 +179,8 @@ COUNTED = {"character": "个字符", "token": "个词元", "window": "个窗口"
 
 
 def scaled(value: float, unit: str = "") -> str:
-    """Format an amount with three significant figures, a decimal prefix and a unit; whole ones below 1000 as they are.
-
-    Args:
-        unit: such as "B" or "FLOP/s"; "" for a count.
-    """
+    """Format an amount with three significant figures, a decimal prefix and a unit, such as "B", "FLOP/s", or "" for a
+    count; whole ones below 1000 as they are."""
     step = 0
     while abs(value) >= 999.5 and step < len(PREFIXES) - 1:
         value, step = value / 1000, step + 1

@@ -18,6 +18,7 @@ from headwise.cli.doctor import (
     Examination,
     Native,
     Target,
+    Timing,
     examine,
     named,
     native_facts,
@@ -25,7 +26,6 @@ from headwise.cli.doctor import (
     reason,
 )
 from headwise.kernels import AUTOMATIC, KERNELS
-from headwise.kernels.cpu.measure import Timing
 from headwise.masks import Causal, Window
 from headwise.wording import in_language, speaking
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 import headwise as hw
 from headwise.events import within
-from headwise.kernels import pauses
+from headwise.kernels import torch_blocks
 
 MEASURES = ["entropy", "max_logit", "mean_distance", "local_mass", "sink_mass", "previous_mass", "self_mass"]
 MASKS = {
@@ -20,7 +20,7 @@ MASKS = {
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Blocks of as few rows as there may be."""
-    monkeypatch.setattr(pauses, "PAIRS", 1)
+    monkeypatch.setattr(torch_blocks, "PAIRS", 1)
 
 
 def attended(n: int, m: int, mask, kernel: str, score=(), h_kv: int = 2):

@@ -17,7 +17,7 @@ import headwise as hw
 from headwise.cli.doctor import examine, print_examination
 from headwise.kernels import prepare
 from headwise.kernels.call import Call
-from headwise.kernels.triton_gpu import TritonGPU, binding, check, problem
+from headwise.kernels.triton_gpu import TritonGPU, check, launch
 from headwise.kernels.triton_gpu.check import CHECKS, Kind
 from headwise.masks import Grid
 from headwise.rule import Rule
@@ -51,13 +51,13 @@ def attend(*given: Tensor, kernel: str = "triton_gpu", **options: Any) -> tuple[
 
 def wrong_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants a defect: scores are multiplied by a number that is not log₂ e."""
-    monkeypatch.setattr(problem, "LOG2E", 1.40)
+    monkeypatch.setattr(launch, "LOG2E", 1.40)
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]) -> None:
     """Plants a defect: what a launch returns is changed."""
-    right = getattr(binding, name)
-    monkeypatch.setattr(binding, name, lambda *given, **options: change(right(*given, **options)))
+    right = getattr(launch, name)
+    monkeypatch.setattr(launch, name, lambda *given, **options: change(right(*given, **options)))
 
 
 def test_a_device_that_computes_right_is_checked_once(recwarn: pytest.WarningsRecorder) -> None:
@@ -90,7 +90,7 @@ def test_what_does_not_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     def no_compiler(*_: Any) -> Any:
         raise RuntimeError("ptxas is not found")
 
-    monkeypatch.setattr(binding, "forward", no_compiler)
+    monkeypatch.setattr(launch, "forward", no_compiler)
     with pytest.warns(UserWarning, match=UNUSED):
         _, amap = attend(*inputs(), kernel="auto")
     assert "RuntimeError: ptxas is not found" in amap.refusals["triton_gpu"]
@@ -133,13 +133,13 @@ def test_gradients_of_a_graph_are_refused_when_they_are_computed(monkeypatch: py
 
 
 def test_a_backward_pass_that_drops_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = binding.backward
+    right = launch.backward
     other = lambda given, *rest, **options: right(replace(given, seed=given.seed + 1), *rest, **options)  # noqa: E731
     q, k, v = inputs()
     q.requires_grad_()
     attend(q, k, v, dropout_p=0.1)
     CHECKS.clear()
-    monkeypatch.setattr(binding, "backward", other)
+    monkeypatch.setattr(launch, "backward", other)
     with pytest.warns(UserWarning, match=UNUSED), pytest.raises(hw.KernelError, match="gradients with dropout"):
         attend(q, k, v, dropout_p=0.1)
 

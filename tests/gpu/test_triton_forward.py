@@ -9,7 +9,7 @@ from torch import Tensor
 from triton_here import DEVICE, mostly_slow, slow
 
 from headwise.kernels.call import Call
-from headwise.kernels.triton_gpu import TritonGPU, blocks
+from headwise.kernels.triton_gpu import TritonGPU, plan
 from headwise.masks import Causal, Dense, Everything, Lengths, Mask
 from headwise.scores import Bias, Score, SoftCap
 
@@ -109,9 +109,9 @@ def test_head_sizes(d: int, e: int) -> None:
 @pytest.mark.parametrize(("split", "m"), [(64, 167), slow(512, 1337)])
 def test_decoding_over_split_keys(n: int, name: str, split: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys are cut into three ranges, with dark ranges under the window and dark rows under the lengths."""
-    monkeypatch.setattr(blocks, "SPLIT_KEYS", split)
+    monkeypatch.setattr(plan, "SPLIT_KEYS", split)
     q, k, v = qkv(h=4, h_kv=2, n=n, m=m)
-    assert blocks.splits(m, 4) == 3
+    assert plan.splits(m, 4) == 3
     mask = MASKS[name](2, n, m)
     p, expected = weights(q, k, mask)
     out, lse = run(q, k, v, mask)
@@ -120,7 +120,7 @@ def test_decoding_over_split_keys(n: int, name: str, split: int, m: int, monkeyp
 
 
 def test_decoding_equals_the_last_rows_of_a_full_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "SPLIT_KEYS", 64)
+    monkeypatch.setattr(plan, "SPLIT_KEYS", 64)
     q, k, v = qkv(1, 4, 2, n=40, m=167, d=16)
     score = SCORES["sinks"](1, 4, 40, 167)
     whole, whole_lse = run(q, k, v, Causal(), score)
@@ -195,7 +195,7 @@ def test_any_strides(n: int) -> None:
 
 
 def test_the_same_call_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "SPLIT_KEYS", 64)
+    monkeypatch.setattr(plan, "SPLIT_KEYS", 64)
     q, k, v = qkv(1, 4, 2, n=53, m=167)
     for n in (53, 2):
         first, second = (run(q[:, :, -n:], k, v, Causal()) for _ in range(2))

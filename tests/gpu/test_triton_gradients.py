@@ -10,10 +10,7 @@ from triton_here import DEVICE, mostly_slow, slow
 from headwise.kernels.call import Call
 from headwise.kernels.gradients import run_kernel
 from headwise.kernels.triton_gpu import TritonGPU
-from headwise.kernels.triton_gpu.gradients import backward
-from headwise.kernels.triton_gpu.launch import forward
-from headwise.kernels.triton_gpu.problem import Problem
-from headwise.kernels.triton_gpu.wanted import Wanted
+from headwise.kernels.triton_gpu.launch import Problem, Wanted, backward, forward
 from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Everything, Lengths, Mask
 from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits

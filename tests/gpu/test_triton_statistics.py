@@ -11,7 +11,7 @@ from torch import Tensor
 from triton_here import DEVICE, mostly_slow, slow
 
 from headwise.kernels.call import Call
-from headwise.kernels.triton_gpu import TritonGPU, blocks
+from headwise.kernels.triton_gpu import TritonGPU, plan
 from headwise.masks import Causal, Everything, Mask
 from headwise.scores import Bias, Score
 from headwise.stats import (
@@ -119,7 +119,7 @@ def test_shares_of_classes(n: int, batch: int) -> None:
 @pytest.mark.parametrize("name", ["causal", "window and sinks", "nothing for some"])
 @pytest.mark.parametrize(("split", "m"), [(64, 167), slow(512, 1337)])
 def test_statistics_of_split_keys(name: str, split: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "SPLIT_KEYS", split)
+    monkeypatch.setattr(plan, "SPLIT_KEYS", split)
     q, k, v = qkv(h=3, h_kv=1, n=2, m=m)
     mask = MASKS[name](2, 2, m)
     score = SCORES["sinks"](2, 3, 2, m)

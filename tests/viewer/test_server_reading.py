@@ -12,7 +12,7 @@ pytest.importorskip("httpx2")
 from server_samples import Gate, client_of, refused, settled, small_subject, until
 
 from headwise.errors import CheckpointError
-from headwise.kernels import pauses
+from headwise.kernels import torch_blocks
 from headwise.reports.viewer import session as reader_module, session as text_module, tiles
 from headwise.reports.viewer.session import Session
 
@@ -167,7 +167,7 @@ def test_a_text_that_fails_while_it_is_pooled_takes_no_memory_any_more(monkeypat
 
 def test_a_layer_is_given_up_between_blocks_of_queries(monkeypatch):
     """What is under way is one layer of the model, and nothing of it is waited for but the block."""
-    monkeypatch.setattr(pauses, "PAIRS", 1)
+    monkeypatch.setattr(torch_blocks, "PAIRS", 1)
     subject = small_subject(layers=1)
     session = Session(subject)
     blocks = []

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from headwise import events
-from headwise.attention import attend_to, nonfinite_values, rule_of, torch_arguments
+from headwise.arguments import rule_of
+from headwise.attention import attend_to, nonfinite_values
 from headwise.errors import ConfigError
 from headwise.fields import Section, same
 from headwise.interventions.edits import Arguments, Placed, kv_heads
@@ -26,7 +27,7 @@ Result = tuple[Tensor, AttentionMap | None]
 
 def attend_edited(
     edits: Sequence[Placed], at_end: bool, q: Tensor, k: Vectors, v: Vectors, *,
-    mask: Mask | Tensor | None, is_causal: bool, scale: float | None, score: Score | Sequence[Score], dropout_p: float,
+    mask: Mask | None, scale: float | None, score: Score | Sequence[Score], dropout_p: float,
     return_map: bool, measures: Sequence[str | Measure], kernel: str, gap: tuple[int, int] | None = None,
     placed: bool = True, extra: int = 0,
 ) -> Tensor | tuple[Tensor, AttentionMap]:  # fmt: skip
@@ -35,7 +36,6 @@ def attend_edited(
     plain = partial(attend_to, dropout_p=dropout_p, kernel=kernel)
     on_delta = events.here().on_delta
     with events.within(edited=None, on_delta=None):
-        mask, score = torch_arguments(q, k, v, mask, is_causal, score)
         rule = rule_of(q, k, v, mask, scale, score, dropout_p, gap=gap)
         grid = replace(rule.grid, extra=extra)
         at_end = at_end and grid.n <= grid.m

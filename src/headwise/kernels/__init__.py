@@ -18,11 +18,10 @@ from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
 from headwise.kernels.gradients import run_kernel, with_delta
 from headwise.kernels.kernel import CONTRACT, Kernel
-from headwise.kernels.pauses import in_blocks
 from headwise.kernels.quantized import QuantizedKV
 from headwise.kernels.reads import Matrix
 from headwise.kernels.reference import Reference
-from headwise.kernels.torch_blocks import TorchBlocks
+from headwise.kernels.torch_blocks import TorchBlocks, in_blocks
 from headwise.kernels.torch_fused import TorchFused
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.rule import own_dtypes
@@ -95,11 +94,8 @@ def run(call: Call, name: str = "auto") -> tuple[Result, Kernel, dict[str, str]]
 
 
 def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any, str]:
-    """Read a map. Returns the result of the method `what` of a kernel's `Reads`, and the name of that kernel.
-
-    Args:
-        kernel: the map's kernel; with "auto", `use_kernel` and HEADWISE_KERNEL apply as they do to calls.
-    """
+    """The result of the method `what` of a kernel's `Reads`, and the kernel's name. kernel: that of the map; with
+    "auto", `use_kernel` and HEADWISE_KERNEL apply as they do to calls."""
     name = named(kernel)
     if name != "auto":
         _known(name, "kernel", kernel)

@@ -21,7 +21,7 @@ class Call:
 
     Kernels read the float tensors `k` and `v`; only a kernel that supports quantized KV reads `keys` and `values`.
     `seed` seeds the dropout, so that the backward pass draws the same pattern. `statistics` are requested in addition
-    to the output; a kernel returns those that it supports. The backward pass calls `on_delta` with δ (gates.py).
+    to the output; a kernel returns those that it supports. The backward pass calls `on_delta` with δ.
     """
 
     q: Tensor

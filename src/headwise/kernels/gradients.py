@@ -22,98 +22,112 @@ from torch import Tensor
 
 from headwise.errors import KernelError
 from headwise.events import OnDelta
+from headwise.kernels import operators
 from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Grid, Mask
 from headwise.masks.given import put_tensors, take_tensors
 from headwise.rule import Rule, Terms, compute, own_dtypes
-from headwise.stats import Statistic
 
 # What every error about a missing derivative of attention advises.
 REMEDY = (
     "kernel='reference' has all derivatives outside of torch.compile, for a model within "
     "hw.use_kernel('reference'); it supports no dropout, and stores the n×m matrix"
 )
-Backward = Callable[..., tuple[Tensor | None, ...]]
+ONCE = f"attention has no second derivative (torch.func.grad or jacrev, applied twice); {REMEDY}"
+Run = Callable[..., tuple[Tensor | None, ...]]
 
 
-def once(message: Callable[[Any], str]) -> Callable[[Backward], Callable[..., Any]]:
-    """Decorator for `backward(ctx, saved, *grads)` of an `autograd.Function`, where `saved` are the saved tensors.
+def once(message: Callable[[Any], str]) -> Callable[[Run], Callable[..., Any]]:
+    """Decorator for `backward(ctx, saved, grad_out)` of an `autograd.Function`, where `saved` are the saved tensors and
+    only the first output is differentiable.
 
     The function runs without a graph, and for each entry of batched gradients. With create_graph=True its results
-    depend on all its inputs, and computing a derivative of them raises KernelError. PyTorch's `once_differentiable`
-    raises only if the incoming gradients require a derivative, and otherwise silently omits terms of second
-    derivatives.
-
-    Args:
-        message: returns the error message for the context.
+    depend on all its inputs, and computing a derivative of them raises KernelError with the message for the context.
+    PyTorch's `once_differentiable` raises only if the incoming gradients require a derivative, and otherwise silently
+    omits terms of second derivatives.
     """
 
-    def decorate(backward: Backward) -> Callable[..., Any]:
+    def decorate(backward: Run) -> Callable[..., Any]:
         @wraps(backward)
-        def first(ctx: Any, *grads: Tensor) -> Any:
+        def first(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
             saved = ctx.saved_tensors  # read only once: checkpointing allows no second read
 
-            def run(*grads: Tensor) -> tuple[Tensor | None, ...]:
+            def run(grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
                 with torch.no_grad():
-                    found = backward(ctx, saved, *grads)
-                if not torch.is_grad_enabled():
-                    return found
-                refused: tuple[Tensor | None, ...] = _Refused.apply(message(ctx), len(found), *found, *saved, *grads)
-                return refused
+                    return backward(ctx, saved, grad_out)
 
-            return each_entry(run, *grads)
+            if not torch.is_grad_enabled():
+                return each_entry(run, "", grad_out)
+            return each_entry(run, message(ctx), grad_out, *saved)
 
         return first
 
     return decorate
 
 
-class _Refused(torch.autograd.Function):
-    """Returns the first `count` tensors, as a function of all of them whose derivative raises."""
-
-    @staticmethod
-    def forward(ctx: Any, message: str, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.message = message
-        return tuple(None if x is None else x.view_as(x) for x in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise KernelError(ctx.message)
-
-
-LEVELS = 64  # of the vmap before torch.func
-Run = Callable[..., tuple[Tensor | None, ...]]
-
-
-def each_entry(run: Run, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-    """`run(*tensors)`; for each entry of the batch within torch.func.vmap, and for gradients that
-    `torch.autograd.grad(is_grads_batched=True)` has batched, as `torch.autograd.functional.jacobian(vectorize=True)`
-    does."""
-    if any(map(torch._C._functorch.is_legacy_batchedtensor, tensors)):
-        return _each_batched_gradient(run, tensors)
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        return run(*tensors)
-    found: tuple[Tensor | None, ...] = _EachEntry.apply(run, *tensors)
+def each_entry(run: Run, message: str, grad_out: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+    """`run(grad_out, *others)`, for each entry within torch.func.vmap and of
+    `torch.autograd.grad(is_grads_batched=True)`. message: of the error that a derivative of the results raises; "":
+    `run` may be differentiated outside of vmap."""
+    if torch._C._functorch.is_legacy_batchedtensor(grad_out):
+        return _each_batched_gradient(run, message, grad_out, others)
+    if not message and torch._C._functorch.peek_interpreter_stack() is None:
+        return run(grad_out, *others)
+    found: tuple[Tensor | None, ...] = PassBack.apply(run, message, grad_out, *others)
     return found
 
 
-def _each_batched_gradient(run: Run, tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+class PassBack(torch.autograd.Function):
+    """A backward pass. Its derivative, which torch.func requires it to have, raises KernelError: with `message`, or, if
+    that is "", by an operator, as torch.compile records derivatives that may never be computed."""
+
+    @staticmethod
+    def forward(run: Run, message: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return run(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        _, ctx.message, *tensors = inputs
+        if not ctx.message:
+            ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], run: Run, message: str, *tensors: Tensor | None) -> Any:
+        found = [
+            each_entry(run, message, *(entry(x, dim, at) for x, dim in zip(tensors, in_dims[2:], strict=True)))
+            for at in range(info.batch_size)
+        ]
+        results = _stacked_each(found)
+        return results, tuple(None if x is None else 0 for x in results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        if ctx.message:
+            raise KernelError(ctx.message)
+        used = torch.stack([grad.sum() for grad in grads]).sum()  # else torch.compile fails in the forward pass
+        needed = zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
+        return None, None, *(operators.second_derivative(x, used) if wanted else None for x, wanted in needed)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise KernelError(ctx.message or ONCE)
+
+
+LEVELS = 64  # of the vmap before torch.func
+
+
+def _each_batched_gradient(
+    run: Run, message: str, grad_out: Tensor, others: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
     """`torch.autograd` still uses the vmap before torch.func, whose batched tensors no `autograd.Function` receives
     one by one: the innermost batch is removed, and put back around the results."""
-    batched = [torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors]
-    level = max(_level(x) for x, b in zip(tensors, batched, strict=True) if b)
-    whole = [torch._remove_batch_dim(x, level, 1, 0) if b else x for x, b in zip(tensors, batched, strict=True)]
-    size = max(len(x) for x, b in zip(whole, batched, strict=True) if b)
-    entries = ([x[at] if b else x for x, b in zip(whole, batched, strict=True)] for at in range(size))
+    # For any other than the innermost vmap, a dimension of the given size, 0, is added.
+    level = next(level for level in range(LEVELS - 1, 0, -1) if len(torch._remove_batch_dim(grad_out, level, 0, 0)))
     with _outside_vmap():
-        results = _stacked_each([each_entry(run, *entry) for entry in entries])
+        found = [each_entry(run, message, x, *others) for x in torch._remove_batch_dim(grad_out, level, 1, 0)]
+        results = _stacked_each(found)
     return tuple(None if x is None else torch._add_batch_dim(x, 0, level) for x in results)
-
-
-def _level(x: Tensor) -> int:
-    """The innermost vmap that has batched x: for any other, a dimension of the given size, 0, is added to x."""
-    return next(level for level in range(LEVELS - 1, 0, -1) if len(torch._remove_batch_dim(x, level, 0, 0)))
 
 
 @contextmanager
@@ -129,22 +143,11 @@ def _outside_vmap() -> Iterator[None]:
             torch._C._vmapmode_increment_nesting()
 
 
-class _EachEntry(torch.autograd.Function):
-    @staticmethod
-    def forward(run: Run, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return run(*tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-        """Nothing is saved: only vmap runs it, and records what `run` does."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Sequence[int | None], run: Run, *tensors: Tensor) -> Any:
-        def entry(at: int) -> list[Tensor]:
-            return [x if dim is None else x.select(dim, at) for x, dim in zip(tensors, in_dims[1:], strict=True)]
-
-        results = _stacked_each([each_entry(run, *entry(at)) for at in range(info.batch_size)])
-        return results, tuple(None if x is None else 0 for x in results)
+def entry(x: Any, dim: Any, at: int) -> Any:
+    """An entry of a tensor, or of each tensor of a list, along the batched dimension; x itself if it has none."""
+    if isinstance(x, list):
+        return x if dim is None else [entry(part, of, at) for part, of in zip(x, dim, strict=True)]
+    return x if dim is None else x.select(dim, at)
 
 
 def _stacked_each(found: Sequence[tuple[Tensor | None, ...]]) -> tuple[Tensor | None, ...]:
@@ -185,12 +188,10 @@ def _differentiable(kernel: Kernel, call: Call) -> Result:
         )
     call = replace(call, keys=call.k, values=call.v)  # the backward pass reads floats
     terms = _terms(call)
-    statistics: dict[Statistic, Tensor] = {}
-    out, lse = _Attend.apply(
-        kernel, call, (terms.soft_cap, terms.split), statistics, call.q, call.k, call.v, terms.relative, terms.sinks,
-        *terms.biases,
-    )  # fmt: skip
-    return Result(out, lse, statistics)
+    numbers = terms.soft_cap, terms.split
+    return Result(
+        *_Attend.apply(kernel, call, numbers, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases)
+    )
 
 
 @dataclass(frozen=True)
@@ -225,18 +226,17 @@ class SavedRule:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, kernel: Kernel, call: Call, numbers: tuple[float, int], statistics: dict[Statistic, Tensor],
-        q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None, sinks: Tensor | None, *biases: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any, kernel: Kernel, call: Call, numbers: tuple[float, int], q: Tensor, k: Tensor, v: Tensor,
+        relative: Tensor | None, sinks: Tensor | None, *biases: Tensor,
+    ) -> Result:  # fmt: skip
         result = kernel.run(call)
-        statistics.update(result.statistics)
         ctx.rule, held = SavedRule.of(call.rule, *numbers)
         ctx.save_for_backward(q, k, v, result.out, result.lse, relative, sinks, *biases, *held)
         ctx.kernel, ctx.biases = kernel, len(biases)
         ctx.dropout_p, ctx.seed = call.dropout_p, call.seed
         ctx.on_delta, ctx.values_finite = call.on_delta, call.__dict__.get("values_finite")
         ctx.mark_non_differentiable(result.lse)
-        return result.out, result.lse
+        return result
 
     @staticmethod
     @once(
@@ -244,16 +244,16 @@ class _Attend(torch.autograd.Function):
             f"kernel={ctx.kernel.name!r} has no second derivative (create_graph=True, double backward); {REMEDY}"
         )
     )
-    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, relative, sinks, *rest = saved
         rule = ctx.rule.rule(relative, sinks, rest[: ctx.biases], rest[ctx.biases :])
         call = Call(q, k, v, rule, ctx.dropout_p, ctx.seed, on_delta=ctx.on_delta)
         if ctx.values_finite is not None:
             call.__dict__["values_finite"] = ctx.values_finite  # computed in the forward pass
-        learned, wanted = (relative, sinks, *rest[: ctx.biases]), ctx.needs_input_grad[7:]
+        learned, wanted = (relative, sinks, *rest[: ctx.biases]), ctx.needs_input_grad[6:]
         with own_dtypes(q):
             found = ctx.kernel.gradients(call, out, lse, grad_out, wanted)
-        return None, None, None, None, *complete(found, learned, wanted)
+        return None, None, None, *complete(found, learned, wanted)
 
 
 def complete(
@@ -293,5 +293,5 @@ class _WithDelta(torch.autograd.Function):
             ctx.on_delta((grad_out.detach().to(wide) * out.detach().to(wide)).sum(-1))
             return (grad_out,)
 
-        (grad,) = each_entry(report, grad_out)
+        (grad,) = each_entry(report, "", grad_out)
         return grad, None

@@ -11,6 +11,7 @@ kernel and the bits of the result are the same as outside of a graph.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from headwise import fields
 from headwise.errors import KernelError
 from headwise.kernels import KERNELS, named, operators, run
 from headwise.kernels.call import Call, traced
-from headwise.kernels.gradients import REMEDY, complete, stacked
+from headwise.kernels.gradients import ONCE, REMEDY, PassBack, complete, entry, stacked
 from headwise.masks import Dense, Everything, Grid, Mask, Span
 from headwise.rule import Rule, Terms, compute
 from headwise.spread import check_local
@@ -142,9 +143,6 @@ def _by_operations(kernel: str) -> bool:
     return chosen is not None and chosen.by_autograd
 
 
-ONCE = f"attention has no second derivative (torch.func.grad or jacrev, applied twice); {REMEDY}"
-
-
 def _call(
     tensors: Sequence[Tensor], count: int, relative: Tensor | None, sinks: Tensor | None, seed: Tensor | None,
     mask: Sequence[int], scale: float, soft_cap: float, dropout_p: float, learned: bool, split: int,
@@ -214,13 +212,10 @@ def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
     """The gradients of the arguments of `attend`."""
-    out, lse, ran, relative, sinks, seed, *tensors = ctx.saved_tensors
     of_tensors, _, of_relative, of_sinks, *_ = ctx.needs_input_grad
     wanted = [of_relative, of_sinks, *of_tensors[3 : 3 + ctx.count]]
-    found = operators.attend_backward(
-        tensors, ctx.count, relative, sinks, seed, *ctx.numbers, out, lse, ran, grad_out, wanted
-    )
-    d_tensors, d_relative, d_sinks = placed(found, wanted, len(tensors))
+    found = _gradients(ctx.count, ctx.numbers, wanted, grad_out, *ctx.saved_tensors)
+    d_tensors, d_relative, d_sinks = placed(found, wanted, len(of_tensors))
     return d_tensors, None, d_relative, d_sinks, *[None] * (len(ctx.numbers) + 2)
 
 
@@ -249,11 +244,6 @@ def _one_by_one(operator: Any) -> Any:
     """The vmap rule of an operator: one call per entry, since entries may differ in every argument."""
 
     def each(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
-        def entry(x: Any, dims: Any, at: int) -> Any:
-            if isinstance(x, list):
-                return [entry(part, dim, at) for part, dim in zip(x, dims, strict=True)] if dims is not None else x
-            return x if dims is None else x.select(dims, at)
-
         found = [
             operator(*(entry(x, dims, at) for x, dims in zip(given, in_dims, strict=True)))
             for at in range(info.batch_size)
@@ -274,11 +264,8 @@ def differentiable(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
 
 
 class _Attend(torch.autograd.Function):
-    """Output, log-sum-exp and the index of the kernel that ran.
-
-    `count` and `numbers` are the operator's arguments that are not tensors; `given` are relative, sinks, the seed, and
-    the operator's list of tensors.
-    """
+    """Output, log-sum-exp, index of the kernel that ran. `count` and `numbers` are the operator's arguments that are
+    not tensors; `given` are relative, sinks, the seed, and its list of tensors."""
 
     generate_vmap_rule = True
 
@@ -296,7 +283,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
         _, _, of_relative, of_sinks, _, *of_tensors = ctx.needs_input_grad
         wanted = of_relative, of_sinks, *of_tensors[3 : 3 + ctx.count]
-        found = _Backward.apply(ctx.count, tuple(ctx.numbers), wanted, grad_out, *ctx.saved_tensors)
+        found = PassBack.apply(partial(_gradients, ctx.count, ctx.numbers, wanted), "", grad_out, *ctx.saved_tensors)
         d_tensors, d_relative, d_sinks = placed(found, wanted, len(of_tensors))
         return None, None, d_relative, d_sinks, None, *d_tensors
 
@@ -308,31 +295,12 @@ class _Attend(torch.autograd.Function):
         )
 
 
-class _Backward(torch.autograd.Function):
-    """The backward pass. torch.func requires it to be differentiable; using its derivative raises KernelError."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(count: int, numbers: tuple[Any, ...], wanted: tuple[bool, ...], grad_out: Tensor, *kept: Any) -> Any:
-        out, lse, ran, *given = kept
-        return tuple(
-            operators.attend_backward(given[3:], count, *given[:3], *numbers, out, lse, ran, grad_out, list(wanted))
-        )
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[3:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        used = torch.stack([grad.sum() for grad in grads]).sum()  # else torch.compile fails in the forward pass
-        needed = zip(ctx.saved_tensors, ctx.needs_input_grad[3:], strict=True)
-        return None, None, None, *(operators.second_derivative(x, used) if wanted else None for x, wanted in needed)
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise KernelError(ONCE)
+def _gradients(
+    count: int, numbers: Sequence[Any], wanted: Sequence[bool], grad_out: Tensor, *kept: Any
+) -> tuple[Tensor, ...]:
+    out, lse, ran, *given = kept
+    found = operators.attend_backward(given[3:], count, *given[:3], *numbers, out, lse, ran, grad_out, list(wanted))
+    return tuple(found)
 
 
 NOTHING, WHOLE, NUMBER, WORD, LIST, OBJECT = range(6)

@@ -39,11 +39,8 @@ class Prepared(Protocol):
     """What a kernel has prepared for calls of one kind, of which only the addresses differ; see `prepare.py`."""
 
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
-        """Run a call; None if its data rule this out. The usual dispatch finds the reason, and another kernel.
-
-        Args:
-            memory: `quantized.in_memory` of keys and values. m: the number of keys. gap: as in `attend`.
-        """
+        """Run a call with m keys, given `quantized.in_memory` of keys and values, and the gap as in `attend`; None if
+        its data rule this out: the usual dispatch finds the reason, and another kernel."""
 
 
 class Kernel(Protocol):

@@ -37,13 +37,8 @@ def again(
     q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | None, kernel: str,
     measures: Sequence[str | Measure] | None = None, gap: tuple[int, int] | None = None,
 ) -> Answer | None:  # fmt: skip
-    """Run a plain call like an earlier one; None for any other call.
-
-    The arguments need not be validated. Must not be called while a graph is recorded.
-
-    Args:
-        measures: those of a call that returns a map; None for the output alone, on which a gap has no effect.
-    """
+    """Run a plain call, which need not be valid, like an earlier one; None for any other call, and none in a graph.
+    measures: those of a call that returns a map; None for the output alone, on which a gap has no effect."""
     memory = in_memory(k, v)
     if not _plain_tensors(q, *memory) or (measures is not None and here().progress is not None):
         return None
@@ -60,11 +55,8 @@ def keep(
     call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, kernel: str, refusals: Mapping[str, str],
     measures: Sequence[str | Measure] | None = None, wanted: Sequence[Measure] | None = None,
 ) -> None:  # fmt: skip
-    """Store the decisions for a call that `chosen` has run, if `again` supports it.
-
-    Args:
-        measures, wanted: as given, and resolved, of a call that returns a map.
-    """
+    """Store the decisions for a call that `chosen` has run, if `again` supports it. measures, wanted: as given, and
+    resolved, of a call that returns a map."""
     prepare, gap = getattr(chosen, "prepared", None), call.rule.grid.gap
     memory = in_memory(call.keys, call.values)
     if prepare is None or not _fits(call, scale, memory):

@@ -147,11 +147,8 @@ class Matrix(NamedTuple):
         return self.whole is not None and self.has_exact_rows and self.whole.cancels
 
     def exact_lse(self, kernel: Hashable, compute: Callable[["Matrix"], Tensor]) -> Tensor:
-        """The log-sum-exp of its rows in float64 by `compute`, kept for `kernel`, so that each row is computed once.
-
-        Args:
-            compute: from a matrix with all keys.
-        """
+        """The log-sum-exp of its rows in float64 by `compute` from a matrix with all keys, kept for `kernel`, so that
+        each row is computed once."""
         assert self.whole is not None
         if not self._has_numbers:
             return compute(self._whole_rows(self.rows))
@@ -336,10 +333,8 @@ def _log_sums(of: Matrix) -> Tensor:
 
 
 def _needs_float64(of: Matrix) -> bool:
-    """Whether the rounding of scores in float32 could show in the sums of rows.
-
-    What bounds all scores usually overestimates them, so that a read of the whole matrix looks at them.
-    """
+    """Whether the rounding of scores in float32 could show in the sums of rows. Bounds of all scores usually
+    overestimate them, so that a read of the whole matrix looks at them."""
     whole = of.whole
     if whole is None or not of.has_exact_rows or whole.size <= SMALL:
         return False

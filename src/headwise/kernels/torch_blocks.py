@@ -1,16 +1,27 @@
-"""Exact blockwise attention in plain PyTorch: any device, mask and score, O(n) memory forward and backward.
+"""Exact blockwise attention in plain PyTorch, and long calls of any kernel in blocks of queries.
 
-An online softmax over key blocks (Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao et al. 2022) keeps a maximum,
-a sum and a weighted sum of values per query. The backward pass recomputes each tile of weights from q, k and the
-log-sum-exp, so training stores no n×m matrix either.
+Any device, mask and score, O(n) memory forward and backward. An online softmax over key blocks (Milakov & Gimelshein
+2018; Rabe & Staats 2021; Dao et al. 2022) keeps a maximum, a sum and a weighted sum of values per query. The backward
+pass recomputes each tile of weights from q, k and the log-sum-exp, so training stores no n×m matrix either.
+
+    with within(progress=progress):     # called before each block of a long call and at its end, in this thread
+        model(ids)                      # an exception raised by `progress` cancels the call
+
+A row of a query does not depend on the rows computed with it, so the result of blocks is that of the whole call. Only
+inference is split: calls with gradients or dropout run in one piece, as do those whose kernel only supports the whole
+matrix.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from headwise.base.run import Progress
 from headwise.kernels.call import Call, Result
+from headwise.kernels.gradients import run_kernel
+from headwise.kernels.kernel import Kernel
 from headwise.kernels.reads import TileReads
 from headwise.masks import Span, State
 from headwise.rule import (
@@ -24,6 +35,8 @@ from headwise.rule import (
     without_masked_queries,
 )
 from headwise.scores import cell
+from headwise.stats import Statistic
+from headwise.tiles import COMPUTING
 
 
 class TorchBlocks:
@@ -185,3 +198,32 @@ class _Dropout:
         self.generator.manual_seed(self.seed + rows.start * self.m + cols.start)
         noise = torch.rand(weights.shape, generator=self.generator, dtype=torch.float32, device=weights.device)
         return weights * (noise >= self.p) / (1.0 - self.p)
+
+
+PAIRS = 1 << 26  # (query, key) pairs of a block over all heads, per thread: about 0.2 s of one core
+ROWS = 64  # block sizes are multiples of this, as kernels compute several rows at a time
+
+
+def in_blocks(kernel: Kernel, call: Call, progress: Progress) -> Result:
+    """Run a call that the kernel does not refuse in blocks. Raises Declined as the kernel does."""
+    b, h, n, m = call.rule.grid
+    rows = max(ROWS, PAIRS * torch.get_num_threads() // max(1, b * h * m) // ROWS * ROWS)
+    blocks = [Span(start, min(n, start + rows)) for start in range(0, n, rows)]
+    if len(blocks) < 2 or torch.is_grad_enabled() or call.dropout_p > 0:
+        return run_kernel(kernel, call)
+    parts: list[Result] = []
+    found: list[dict[Statistic, Tensor]] = []
+    for block in blocks:
+        progress(COMPUTING, block.start, n)
+        local = {statistic: statistic.rows(block) for statistic in call.statistics}
+        part = replace(
+            call, q=call.q[:, :, slice(*block)], rule=call.rule.rows(block), statistics=tuple(local.values())
+        )
+        if kernel.refuse(part) is not None:
+            return kernel.run(call)
+        parts.append(kernel.run(part))
+        given = parts[-1].statistics
+        found.append({statistic: given[here] for statistic, here in local.items() if here in given})
+    progress(COMPUTING, n, n)
+    statistics = {s: s.of_blocks([part[s] for part in found]) for s in found[0] if all(s in part for part in found)}
+    return Result(torch.cat([part.out for part in parts], 2), torch.cat([part.lse for part in parts], 2), statistics)

@@ -23,12 +23,8 @@ TENSOR, BOOLEAN = "tensor.", "boolean."  # prefixes of the names of the tensors 
 
 
 def content(tensors: dict[str, Tensor], rule: Rule, kernel: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a file with q, k, lse and optionally nonfinite_values, and their rule.
-
-    Raises:
-        CheckpointError: if the class of a mask or score is not registered.
-        ShapeError, DTypeError, ConfigError: if the tensors and the rule do not match.
-    """
+    """Tensors and header of a file with q, k, lse and optionally nonfinite_values, and their rule. CheckpointError if a
+    class of mask or score is not registered; other HeadwiseErrors if tensors and rule do not match."""
     _check(tensors, rule)
     tensors = dict(tensors)
     store = _Store(tensors)
@@ -47,12 +43,8 @@ def content(tensors: dict[str, Tensor], rule: Rule, kernel: str) -> tuple[dict[s
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Rule, str]:
-    """Read tensors, rule and kernel that `save` wrote.
-
-    Raises:
-        CheckpointError: naming the file, if it is missing, damaged or of another format, or its contents are
-            inconsistent.
-    """
+    """Read tensors, rule and kernel that `save` wrote. CheckpointError names the file if it is missing, damaged, of
+    another format, or inconsistent."""
     with reading(path, "attention map"):
         tensors, header = read_tensors(path, FORMAT)
         text = Entry(dict(header))

@@ -78,11 +78,8 @@ class Unchanged:
             self._originals.append(Original(name, x, x._version, _probes(x) if written else None))
 
     def check(self, still: Callable[[], bool]) -> None:
-        """Raise ConfigError if one of the tensors has been changed; it names which.
-
-        Args:
-            still: whether the keys still fit the log-sum-exp, `add_up`; called only if their count has changed.
-        """
+        """Raise ConfigError naming the tensor that has been changed. still: whether the keys still fit the log-sum-exp,
+        `add_up`; called only if their count has changed."""
         for at, (name, x, version, probes) in enumerate(self._originals):
             if x._version == version:
                 continue
@@ -135,13 +132,9 @@ def remark_large(lse: Tensor, so: str) -> None:
 
 @torch.no_grad()
 def add_up(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, pairs: int = PAIRS, rounding: float = 0.0) -> bool:
-    """Whether the weights of the last queries [b, h, n, d] over all keys [b, h_kv, m, d], with that of a learned sink,
-    add up to one: whether the log-sum-exp [b, h, n] is theirs. Those of fully masked queries add up to zero; queries
-    whose weights are NaN do not count.
-
-    Args:
-        pairs: the most weights of each head that are added up. rounding: the relative error of the keys.
-    """
+    """Whether the weights of the last queries [b, h, n, d] over all keys, with that of a sink, add up to one, or to
+    zero if fully masked; NaN does not count. pairs: the most weights of a head; rounding: relative error of the
+    keys."""
     n, m = rule.grid.n, rule.grid.m
     rows = Span(max(0, n - max(1, pairs // max(1, m))), n)
     lse = lse[:, :, slice(*rows)]

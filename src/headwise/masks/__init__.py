@@ -30,9 +30,8 @@ from headwise.masks.base import (
     Part,
     WithGap,
 )
-from headwise.masks.given import Dense, Documents, Lengths
+from headwise.masks.given import Dense, Documents, Lengths, conjuncts, real_tokens, sequences
 from headwise.masks.grid import Grid, Span, State
-from headwise.masks.padding import conjuncts, real_tokens, sequences
 from headwise.masks.positional import (
     Causal,
     Everything,

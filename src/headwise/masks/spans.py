@@ -11,11 +11,8 @@ FAR = 1 << 62  # a distance beyond all keys, which added to a position does not 
 
 
 def one(start: Tensor | int, stop: Tensor | int, m: int) -> Tensor:
-    """Return spans with the single range [start, stop) for each query, clipped to the m keys.
-
-    Args:
-        start, stop: integers that broadcast to [b or 1, n].
-    """
+    """Spans with the single range [start, stop) for each query, integers that broadcast to [b or 1, n], clipped to the
+    m keys."""
     start, stop = (torch.as_tensor(end, device="cpu").clamp(0, m) for end in (start, stop))
     ends = torch.stack(torch.broadcast_tensors(start, stop), -1)
     return ends.masked_fill((start >= stop)[..., None], 0).int()[..., None, :]

@@ -68,10 +68,9 @@ def shown(spans: Tensor | None, allowed: Callable[[Tensor, Tensor, Grid], Tensor
 
 
 def behind_hidden(mask: Described, allowed: Callable[[Tensor, Tensor, Grid], Tensor], grid: Grid) -> Tensor | None:
-    """Return the same of a mask of positions, of which the grid has only the last queries: one sequence for each batch
-    entry, behind the first keys that are hidden from the query at their own position. None if there are no such keys,
-    if a query of the grid may attend to one of them, as in a mask of earlier keys alone, if keys are no tokens, or if
-    the mask has the queries of the grid alone."""
+    """The same of a mask of positions, of which the grid has the last queries: one sequence an entry, behind the first
+    keys hidden from the query at their position. None without any, if a query may attend to one, or keys are no
+    tokens."""
     if not grid.at_end or grid.gap.size or grid.extra or of_each("n", mask):
         return None
     first = torch.zeros(1, dtype=torch.long, device="cpu")

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise import events
-from headwise.attention import attend_to, check_mask, check_measures
+from headwise.arguments import check_mask, check_measures, of_argument
+from headwise.attention import attend_to
 from headwise.cache import Cache, KVCache, SlidingCache, remembered
 from headwise.cache.base import Mark, gap_of
 from headwise.costs.work import Counts
 from headwise.errors import ConfigError, ShapeError
-from headwise.mask_tensors import of_argument
 from headwise.masks import Everything, Grid, Mask
 from headwise.nn.layout import (
     Coupling,
@@ -412,13 +412,8 @@ def copy_into(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 class ProjectedLayer(AttentionLayer):
-    """Q_i = X W_i^Q, K_i = C W_i^K, V_i = C W_i^V, with the matrices of all heads side by side in one map each.
-
-    Args:
-        bias: on the projections.
-        qk_norm: RMS norm of each query and key head before the product (Dehghani et al. 2023, 2302.05442).
-        options: sizes, dropout and rotary, as in `AttentionLayer`.
-    """
+    """Q_i = X W_i^Q, K_i = C W_i^K, V_i = C W_i^V, with the matrices of all heads side by side in one map each. bias:
+    on the projections; qk_norm: RMS norm of each query and key head (Dehghani et al. 2023, 2302.05442)."""
 
     def __init__(
         self, d_model: int, num_heads: int, *, bias: bool = False, qk_norm: bool = False, **options: Any
@@ -433,7 +428,6 @@ class ProjectedLayer(AttentionLayer):
         self.k_norm = nn.RMSNorm(d_k) if qk_norm else None
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As in `AttentionLayer`."""
         q = split(self.q_proj(x), self.num_heads)  # [b, n, h·d] -> [b, h, n, d]
         k = split(self.k_proj(source), self.num_kv_heads)
         v = split(self.v_proj(source), self.num_kv_heads)

@@ -100,7 +100,6 @@ class BlockDiagonalAttention(AttentionLayer):
         return replace(full, parameters=query + key + full.output, per_query=query, per_key=key)
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`."""
         parts = note(
             "slices", x.unflatten(-1, (self.num_heads, -1)), "b n h d_model/h", "X = [X_1 … X_h]",
             "each head reads only its own slice of the channels", "每个头只读取自己的一段通道",
@@ -216,7 +215,6 @@ class GroupedMLPAttention(ProjectedLayer):
         return replace(full, parameters=parameters, output=output)
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`."""
         concat = note.side_by_side(note.back(note.attended(*note.projected(self, x))))
         groups = torch.einsum("bngi,gio->bngo", concat.unflatten(-1, (self.num_groups, -1)), self.w_groups)
         note("groups", groups, "b n g h/g·d_v", "G_j = A_j W_j", "the heads of a group are mixed by a dense map",

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from headwise.attention import attend_to
 from headwise.cache.kinds import ChosenCache
-from headwise.kernels.eager import eager
+from headwise.kernels.compiling import eager
 from headwise.kernels.graph import listed
 from headwise.masks import Everything, Grid
 from headwise.nn.base import ProjectedLayer, normed

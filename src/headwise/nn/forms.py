@@ -156,7 +156,6 @@ class PerHeadAttention(MultiHeadForm):
         return MultiHeadAttention.costs(d_model, num_heads, **options)
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`."""
         q = shifted(torch.stack([x @ w for w in self.w_q], 1), self.b_q)
         k = shifted(torch.stack([x @ w for w in self.w_k], 1), self.b_k)
         v = shifted(torch.stack([x @ w for w in self.w_v], 1), self.b_v)
@@ -294,7 +293,6 @@ class ContractionAttention(MultiHeadForm):
         return MultiHeadAttention.costs(d_model, num_heads, **options)
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`."""
         q = shifted(torch.einsum("bne,hae->bhna", x, self.w_q), self.b_q)
         k = shifted(torch.einsum("bme,hae->bhma", x, self.w_k), self.b_k)
         v = shifted(torch.einsum("bme,hce->bhmc", x, self.w_v), self.b_v)
@@ -314,6 +312,5 @@ class ContractionAttention(MultiHeadForm):
         )  # fmt: skip
 
     def matrices(self) -> dict[str, Sequence[Tensor]]:
-        """As in `MultiHeadForm`."""
         weights = {"q": self.w_q, "k": self.w_k, "v": self.w_v, "o": self.w_o}
         return {name: list(w.mT) for name, w in weights.items()}

@@ -60,11 +60,8 @@ class Gates:
 def choose_heads(
     probabilities: Tensor, top_k: int, shared: int, *, top_p: float | None = None, threshold: float | None = None
 ) -> Tensor:
-    """Return boolean [b, g, shared + h_r]: the shared heads and the top_k of probabilities [b, g, h_r].
-
-    With `top_p`, only as many of these as it takes for their probabilities to sum to at least top_p; with `threshold`,
-    only those with at least this probability. The most probable head is always selected.
-    """
+    """Boolean [b, g, shared + h_r]: the shared heads and the top_k of probabilities [b, g, h_r]; with `top_p` only as
+    many as sum to it, with `threshold` only those with at least it, but always the most probable one."""
     found = probabilities.topk(top_k, -1)
     kept = torch.ones_like(found.values, dtype=torch.bool)
     if top_p is not None:
@@ -153,7 +150,6 @@ class GatedAttention(ProjectedLayer):
         )
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`."""
         heads = note.attended(*note.projected(self, x))
         gate = torch.sigmoid(self.gate_proj(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         axes = "b h n 1" if self.gate == "head" else "b h n d_v"

@@ -102,7 +102,6 @@ class HeadMixingAttention(ProjectedLayer):
         )  # fmt: skip
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`."""
         heads = note.back(note.attended(*note.projected(self, x)))
         q, k, v = (self.head_map @ u(heads) for u in (self.u_q, self.u_k, self.u_v))
         note(
@@ -204,7 +203,6 @@ class TalkingHeadsAttention(ProjectedLayer):
         return replace(plain, parameters=plain.parameters + maps, mixing=maps)
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`."""
         q, k, v = note.projected(self, x)
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         logits = torch.einsum("bhnm,hj->bjnm", note.scores(q, k), self.logits_mix)

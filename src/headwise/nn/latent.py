@@ -107,7 +107,6 @@ class LatentAttention(AttentionLayer):
 
     @property
     def without_positions(self) -> str:
-        """As in `AttentionLayer`."""
         return f"rope_dim=0 (this layer has rope_dim={self.rope_dim})"
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -78,11 +78,8 @@ def check_option(owner: str, option: str, value: object, known: Iterable[str]) -
 
 
 def check_input(module: nn.Module, name: str, x: object) -> None:
-    """Raise DTypeError if x is not a dense tensor, or has a dtype that no weight of the module has; ConfigError under
-    PyTorch's context parallelism.
-
-    Under autocast any floating dtype is accepted, as it is converted; inside torch.compile nothing is checked.
-    """
+    """DTypeError if x is not a dense tensor, or has a dtype that no weight of the module has (any under autocast, which
+    converts it); ConfigError under PyTorch's context parallelism. Inside torch.compile nothing is checked."""
     if not isinstance(x, Tensor):
         raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
     if torch.compiler.is_compiling():
@@ -248,13 +245,8 @@ class Run(NamedTuple):
 def runs_of(
     heads: list[int], group: int, mask: Mask | None, scores: tuple[Score, ...], grid: Grid, device: torch.device
 ) -> list[Run]:
-    """The runs of one part of a cache: one, or if the mask or a score differs between heads, one for each range of
-    consecutive heads.
-
-    Args:
-        heads: the KV heads of the part, increasing. group: the number of query heads for each.
-        mask, scores: over `grid`, that of all query heads and the keys of the part.
-    """
+    """The runs of one part of a cache, of the KV heads `heads` with `group` query heads each: one, or one for each
+    range of heads with the same mask and scores, which are over `grid`: all query heads, the keys of the part."""
     if mask is not None:
         mask.check(grid)
     check_scores(scores, grid, device)
@@ -278,11 +270,8 @@ def attend_in_parts(
     attention: Callable[..., tuple[Tensor, Any]], cache: Cache, q: Tensor, k: Tensor, v: Tensor,
     parts: Sequence[Sequence[Run]], **options: Any,
 ) -> Tensor:  # fmt: skip
-    """Append k and v to the cache, and return the output of every query head [b, h, n, d_v].
-
-    Args:
-        attention: called as `attend`, returns an output and a map. parts: the runs of each of `cache.parts`.
-    """
+    """Append k and v to the cache, and return the output of every query head [b, h, n, d_v]. attention: called as
+    `attend`, returns an output and a map; parts: the runs of each of `cache.parts`."""
     group = q.shape[1] // k.shape[1]
     outs: list[Tensor] = []
     order: list[int] = []

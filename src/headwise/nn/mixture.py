@@ -301,7 +301,6 @@ class SparseHeadMixture(ProjectedLayer):
     def check(
         self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()
     ) -> None:
-        """As in `AttentionLayer`."""
         super().check(x, context, cache, mask, scores)
         if self.keys == "chosen":
             if context is not None and context is not x:
@@ -329,12 +328,10 @@ class SparseHeadMixture(ProjectedLayer):
             )
 
     def new_cache(self, window: int | None = None) -> Cache:
-        """As in `AttentionLayer`."""
         return ChosenCache(window) if self.keys == "chosen" else super().new_cache(window)
 
     @property
     def reads_ahead(self) -> str:
-        """As in `AttentionLayer`."""
         token = self.per == "token"
         return "" if token else "per='sequence' lets the gate read later tokens; a decoder requires per='token'"
 

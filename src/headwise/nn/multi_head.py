@@ -154,7 +154,6 @@ class MultiHeadAttention(ProjectedLayer):
         return replace(counts, decoding=copied)
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`."""
         note.output(self, note.attended(*note.projected(self, x)))
 
     def per_head_weights(self) -> dict[str, Tensor]:

@@ -20,8 +20,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from headwise.errors import ConfigError
+from headwise.kernels.compiling import stance
 from headwise.kernels.graph import has_no_numbers, in_graph
-from headwise.kernels.stance import stance
 from headwise.nn.layout import Part
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -29,12 +29,9 @@ LABELS = 61  # numbers of a stand-in are below it, exact in every floating dtype
 
 
 def check_owned(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
-    """Raise ConfigError for a map that is computed from more than its parameter, as an adapter around it does. Weights
-    that a hook computes before each call, as that of `torch.nn.utils.weight_norm`, are brought up to date.
-
-    Args:
-        place: what `module`, which has the parts, is called in the message.
-    """
+    """ConfigError for a map computed from more than its parameter, as an adapter around it does; `place` names its
+    module. Weights that a hook computes before each call, as `torch.nn.utils.weight_norm` does, are brought up to
+    date."""
     for part in parts:
         owner, kind = part.owner, type(part.owner)
         passed_on = isinstance(getattr(kind, part.name, None), property) and not parametrize.is_parametrized(owner)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from headwise.attention import attend_to, nonfinite
 from headwise.cache import Cache
 from headwise.fields import Array
-from headwise.kernels.eager import eager
+from headwise.kernels.compiling import eager
 from headwise.kernels.graph import listed
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask, Span, State, spans
@@ -205,10 +205,8 @@ class SparseCall:
 
 @dataclass(frozen=True)
 class Picks:
-    """Queries of some heads: `heads` [b, i], and `positions` [b, i, c] among the n queries.
-
-    A head with fewer than c queries repeats its last one, with `filled` [b, i, c] False.
-    """
+    """Queries of some heads: `heads` [b, i], and `positions` [b, i, c] among the n queries. A head with fewer than c
+    queries repeats its last one, with `filled` [b, i, c] False."""
 
     heads: Tensor
     positions: Tensor

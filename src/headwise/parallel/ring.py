@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headwise.errors import KernelError
 from headwise.kernels import named
-from headwise.kernels.eager import eager
+from headwise.kernels.compiling import eager
 from headwise.kernels.gradients import SavedRule, once
 from headwise.masks import Everything, Mask, Span
 from headwise.parallel.layout import Members, RowGradients, Rows, ScoreSums, Way, members
@@ -176,7 +176,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     @once(lambda ctx: "ring_attend has no second derivative (create_graph=True, double backward)")
-    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, relative, sinks, *rest = saved
         biases = rest[: ctx.biases]
         rule = ctx.rule.rule(relative, sinks, biases, rest[ctx.biases :])

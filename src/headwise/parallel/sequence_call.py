@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headwise.attention import check_mask, rule_of
+from headwise.arguments import check_mask, rule_of
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.fields import Described, inside, write
 from headwise.masks import Mask

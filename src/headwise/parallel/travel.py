@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headwise.attention import check_measures as check_given
+from headwise.arguments import check_measures as check_given
 from headwise.errors import ConfigError
 from headwise.kernels import read
 from headwise.kernels.reads import Matrix

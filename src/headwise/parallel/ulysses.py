@@ -26,7 +26,7 @@ from headwise.errors import ShapeError
 from headwise.fields import Section
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
-from headwise.kernels.eager import eager
+from headwise.kernels.compiling import eager
 from headwise.map import AttentionMap
 from headwise.masks import Mask
 from headwise.parallel.layout import Layout, Members, members

@@ -27,7 +27,7 @@ from headwise.attention import attend_to
 from headwise.errors import ConfigError, held_warnings, warn
 from headwise.interventions.computing import attend_edited
 from headwise.interventions.edits import Placed
-from headwise.kernels.eager import eager
+from headwise.kernels.compiling import eager
 from headwise.kernels.graph import in_graph
 from headwise.map import AttentionMap
 from headwise.masks import Mask, conjuncts

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import warn
 from headwise.events import in_backward
-from headwise.kernels.eager import eager
+from headwise.kernels.compiling import eager
 from headwise.models.hooks import Hook
 from headwise.models.recognise.following import compile_with, compiled_parts, not_in_one_graph, uncompiled
 from headwise.models.recognise.frames import is_outermost, runs

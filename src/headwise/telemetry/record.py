@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from headwise.base.files import write_text
 from headwise.errors import ConfigError, held_warnings, warn
 from headwise.events import call_name, here, in_backward
-from headwise.kernels.eager import eager
+from headwise.kernels.compiling import eager
 from headwise.kernels.graph import outside_transforms, plain
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import Place, give_back, proven, take_over

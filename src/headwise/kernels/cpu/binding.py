@@ -14,6 +14,12 @@ CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 DONE, NO_MEMORY, NOT_FINITE, TOO_MANY_QUERIES, FINITE = range(5)
 
 
+SIZES = [
+    ("dtype", c_int32), ("threads", c_int32),
+    ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
+]  # fmt: skip
+
+
 class TensorView(ctypes.Structure):
     """headwise_tensor"""
 
@@ -72,8 +78,7 @@ class ForwardCall(ctypes.Structure):
     """headwise_forward_call"""
 
     _fields_ = [
-        ("dtype", c_int32), ("threads", c_int32),
-        ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
+        *SIZES,
         ("d_v", c_int64),
         ("q", TensorView), ("k", TensorView), ("v", TensorView), ("out", TensorView),
         ("rule", RuleView),
@@ -87,8 +92,7 @@ class BackwardCall(ctypes.Structure):
     """headwise_backward_call"""
 
     _fields_ = [
-        ("dtype", c_int32), ("threads", c_int32),
-        ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
+        *SIZES,
         ("d_v", c_int64),
         ("q", TensorView), ("k", TensorView), ("v", TensorView), ("out", TensorView), ("grad_out", TensorView),
         ("grad_q", TensorView), ("grad_k", TensorView), ("grad_v", TensorView),
@@ -107,8 +111,7 @@ class PoolCall(ctypes.Structure):
     """headwise_pool_call"""
 
     _fields_ = [
-        ("dtype", c_int32), ("threads", c_int32),
-        ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
+        *SIZES,
         ("q", TensorView), ("k", TensorView), ("rule", RuleView),
         ("lse", c_void_p), ("single", c_int32), ("logs", c_int32),
         ("cell", c_int64), ("mean", c_void_p), ("largest", c_void_p), ("allowed", c_void_p),
@@ -119,8 +122,7 @@ class DiagonalsCall(ctypes.Structure):
     """headwise_diagonals_call"""
 
     _fields_ = [
-        ("dtype", c_int32), ("threads", c_int32),
-        ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
+        *SIZES,
         ("q", TensorView), ("k", TensorView), ("rule", RuleView),
         ("lse", c_void_p), ("single", c_int32), ("mass", c_void_p),
     ]  # fmt: skip

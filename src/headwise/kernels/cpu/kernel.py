@@ -1,36 +1,50 @@
-"""The compiled kernel for the CPU, and its reads of a map: weights, statistics, products and pictures.
+"""The compiled kernel for the CPU, its reads of a map (weights, statistics, products, pictures), and small calls again.
 
 Reads are calls as those of `passes.py`: any rule that has a `Lowered` form, the same bits for any number of threads. If
 the log-sum-exp is in float64, each logit has the same bits in all of them.
+
+A small call that comes again is one call of the library, with a request that is prepared once: it depends on shapes,
+strides, dtypes and the rule of a call, and not on the addresses of its tensors.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from math import log
-from typing import TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from headwise.base.run import Progress
-from headwise.kernels.call import Call, Declined, Result
+from headwise.kernels.call import Call, Declined, Result, sum_finite
 from headwise.kernels.cpu import binding
-from headwise.kernels.cpu.again import prepared
+from headwise.kernels.cpu.library import library
 from headwise.kernels.cpu.passes import (
     MOST_NUMBERS,
+    ROW,
     backward,
+    empty,
     floats,
     forward,
     in_rows,
+    like,
     reduce_rows,
     refusal,
+    row_values,
     send,
     transposed,
 )
-from headwise.kernels.kernel import Prepared
+from headwise.kernels.kernel import Answer, Mapped, Prepared
+from headwise.kernels.quantized import in_memory
 from headwise.kernels.reads import Matrix, Reads, TileReads
 from headwise.lowering import of_terms, requested
+from headwise.masks import Span
 from headwise.pooling import Squares
-from headwise.stats import COLUMN_MASS, Measure, Statistic, TopKeys, TopWeights
+from headwise.rule import Rule
+from headwise.stats import COLUMN_MASS, Measure, Measurements, Statistic, TopKeys, TopWeights, measure
+from headwise.stats.engine import Together, goes_together, places_of, value_of
 from headwise.stats.statistic import Reduced, ToReduce
 from headwise.tiles import COMPUTING
 
@@ -53,7 +67,7 @@ class CompiledReads(Reads):
         if rows.step != 1 or cols.step != 1:
             return torch.cat(list(self._apart(of, batch, heads, rows, cols)), 2)
         part = self.exact(of.part(rows, cols))
-        return _done(part, lambda call: weights(call, part.lse))
+        return _done(part, lambda call: _squares(call, part.lse, 1, "mean")[0])
 
     def suited(self, of: Matrix) -> Reads:
         """Reads in float64, tile by tile, where scores are sums of terms that cancel."""
@@ -110,7 +124,7 @@ class CompiledReads(Reads):
         """With `progress`, head by head."""
         if progress is None or 0 in of.q.shape[:2]:
             of = self.exact(of)
-            return Squares(*_done(of, lambda call: squares(call, of.lse, cell)))
+            return Squares(*_done(of, lambda call: _squares(call, of.lse, cell, "mean", "largest", "allowed")))
         b, h, _, _ = of.rule.grid
         parts = [self.squares(one, cell) for _, one in _heads(of, progress)]
         return Squares(*(torch.cat(x).view(b, h, *x[0].shape[2:]) for x in zip(*parts, strict=True)))
@@ -159,18 +173,6 @@ def _heads(of: Matrix, progress: Progress) -> Iterator[tuple[int, Matrix]]:
 STRIPE = 1024  # HEADWISE_STRIPE in native/headwise.h
 
 
-def weights(call: Call, lse: Tensor) -> Tensor:
-    """The weights, [b, h, n, m]."""
-    return _squares(call, lse, 1, "mean")[0]
-
-
-def squares(call: Call, lse: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean weight, largest weight and number of unmasked pairs in each square of `cell` × `cell`; all
-    [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
-    mean, largest, allowed = _squares(call, lse, cell, "mean", "largest", "allowed")
-    return mean, largest, allowed
-
-
 def log_sums(call: Call, lse: Tensor) -> Tensor:
     """ln Σ_j exp(S_ij − lse_i) over the keys, [b, h, n] in float64: about 0 where lse is the log-sum-exp."""
     sums, tops = (x.double() for x in _squares(call, lse.double(), 1, "mean", "largest", stripe=STRIPE))
@@ -178,6 +180,8 @@ def log_sums(call: Call, lse: Tensor) -> Tensor:
 
 
 def _squares(call: Call, lse: Tensor, cell: int, *wanted: str, stripe: int = 0) -> list[Tensor]:
+    """Mean weight, largest weight and number of unmasked pairs in each square of `cell` × `cell`, those that are
+    wanted; all [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
     b, h, n, m = call.rule.grid
     q, k = in_rows(call.q), in_rows(call.k)
     request = binding.PoolCall(
@@ -240,3 +244,162 @@ class CPU:
             call.on_delta(delta)
         d_relative, d_biases = of_terms(terms, wanted, d_relative, d_bias)
         return [*found, d_relative, d_sinks, *d_biases]
+
+
+MOST = 64  # the most statistics and measures of a call: HEADWISE_MOST_KEPT in native/headwise.h
+
+
+class _Request(NamedTuple):
+    """A call for m keys, never modified, and the objects that it points to."""
+
+    m: int
+    like: binding.ForwardCall
+    held: Any
+
+
+@dataclass
+class _Output:
+    """shape: of the output; None: that of q. again: headwise_again. request: of the latest call, replaced as a whole
+    where the next one may have another number of keys."""
+
+    shape: tuple[int, ...] | None
+    again: Callable[..., int]
+    request: _Request
+
+    def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
+        """As `Prepared.run`."""
+        (keys, values, *scales), request = memory, self.request
+        if m != request.m:
+            request = self.request = _Request(m, *binding.of_all_keys(request.like, m))
+        like = binding.with_scales(request.like, *scales) if scales else request.like
+        out = torch.empty_like(q) if self.shape is None else q.new_empty(self.shape)  # empty_like takes half the time
+        status = self.again(
+            ctypes.byref(like), torch.get_num_threads(), q.data_ptr(), keys.data_ptr(), values.data_ptr(),
+            out.data_ptr(),
+        )  # fmt: skip
+        return (out, None) if status in (binding.DONE, binding.FINITE) else None
+
+
+class _Map(NamedTuple):
+    """shape: of the output. again: headwise_again_measured. request, rows: its arguments, never modified.
+
+    statistics: those requested. measures, places, rule, refusals: of the results; places: of those that `rows` reduces.
+    reduced: the statistic of each of these, if the others, or the gap of a cache, remain to be looked at.
+    held: the objects that the requests point to.
+    """
+
+    shape: tuple[int, ...]
+    again: Callable[..., int]
+    request: Any
+    rows: Any
+    statistics: tuple[Statistic, ...]
+    measures: tuple[Measure, ...]
+    places: dict[str, int]
+    rule: Rule
+    refusals: dict[str, str]
+    reduced: list[Statistic | None] | None
+    held: list[Any]
+
+    def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
+        """As `Prepared.run`."""
+        k, v = memory
+        shape, compiled, request, rows, statistics, wanted, places, rule, refusals, kept_statistics, _ = self
+        b, h, n, _ = shape
+        out, lse = q.new_empty(shape), torch.empty(b, h, n, dtype=torch.float32, device="cpu")
+        results = torch.empty(len(statistics), b, h, n, dtype=torch.float32, device="cpu")
+        reduced = empty(len(places), b, h)
+        status = compiled(
+            request, rows, torch.get_num_threads(), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
+            lse.data_ptr(), results.data_ptr(), reduced.values.data_ptr(), reduced.sums.data_ptr(),
+            reduced.nonfinite.data_ptr(),
+        )  # fmt: skip
+        if not (status == binding.FINITE or (status == binding.DONE and sum_finite(v.detach(), k.detach()))):
+            return None  # values that are not finite are counted
+        if gap is not None:
+            rule = replace(rule, grid=replace(rule.grid, gap=Span(*gap)))
+        if kept_statistics is None or not wanted:
+            measured = Measurements(wanted, (), reduced.nonfinite, (Together(places, reduced),)) if wanted else None
+            return out, Mapped(lse, rule, CPU.name, refusals, measured)
+        known = dict(zip(statistics, results, strict=True))
+        same = partial(_reduced, kept_statistics, reduced)
+        try:
+            measured = measure(_none, lse, rule, wanted, found=known, reduce=same)
+        except _Others:
+            return None
+        return out, Mapped(lse, rule, CPU.name, refusals, measured)
+
+
+def prepared(call: Call, wanted: Sequence[Measure] | None, refusals: Mapping[str, str]) -> Prepared | None:
+    """`Kernel.prepared` of a call that has run."""
+    k, v, *scales = in_memory(call.keys, call.values)
+    if wanted is not None:
+        return None if scales else _of_map(call, wanted, refusals)
+    if call.statistics or (scales and call.reads_floats):
+        return None
+    b, h, n, m = call.rule.grid
+    shape, handle = (b, h, n, v.shape[3]), library().handle
+    assert handle is not None  # the kernel has run
+    request = _Request(m, *like(call.q, k, v, shape, call, scales))
+    same = call.q.shape == shape and call.q.is_contiguous()
+    return _Output(None if same else shape, handle.headwise_again, request)
+
+
+def _of_map(call: Call, wanted: Sequence[Measure], refusals: Mapping[str, str]) -> Prepared | None:
+    if max(len(wanted), len(call.statistics)) > MOST:
+        return None
+    dropped = call.rule.grid.gap.size > 0
+    known = [(one, value) for one in wanted if (value := value_of(one, call.rule)) is not None]
+    entries = _row_entries(call.statistics)
+    if entries is None or (len(known) < len(wanted) and not dropped):
+        return None
+    if any(not goes_together(one) or one.needs(call.rule) is None for one in wanted):
+        return None
+    b, h, n, _ = call.rule.grid
+    order = [statistic for statistic, _ in entries]
+    places = [0 if x.statistic is None else order.index(x.statistic) for _, x in known]
+    reduce = [ToReduce(x, None, getattr(one, "reduce", "") == "max") for one, x in known]
+    handle = library().handle
+    assert handle is not None  # the kernel has run
+    shape = (b, h, n, call.values.shape[3])
+    request, held = like(call.q, call.k, call.v, shape, call)
+    of_rows, held_masks = row_values(reduce, places, b, n)
+    arguments: list[Any] = [entry for _, entry in entries]
+    requested = (binding.Wanted * len(entries))(*arguments)
+    request.wanted_count, request.wanted = len(entries), requested
+    rows = binding.RowsCall(b, h, n, None, len(reduce), of_rows)
+    return _Map(
+        shape, handle.headwise_again_measured, ctypes.byref(request), ctypes.byref(rows), tuple(order), tuple(wanted),
+        places_of([one for one, _ in known]), call.rule, dict(refusals),
+        [x.statistic for _, x in known] if dropped else None, [request, rows, requested, of_rows, *held, *held_masks],
+    )  # fmt: skip
+
+
+class _Others(Exception):
+    """A measure requires other statistics than those of the earlier call."""
+
+
+def _none() -> NoReturn:
+    raise _Others
+
+
+def _reduced(
+    statistics: list[Statistic | None], found: Reduced, lse: Tensor, given: Sequence[ToReduce]
+) -> Reduced:  # fmt: skip
+    """What the library has reduced; raises if it is of other statistics."""
+    if [one.value.statistic for one in given] != statistics:
+        raise _Others
+    return found
+
+
+def _row_entries(statistics: Sequence[Statistic]) -> list[tuple[Statistic, tuple[Any, ...]]] | None:
+    """headwise_wanted without results, sorted by code; None if one is not a number of each query, or has arguments."""
+    codes = library().statistics
+    found: list[tuple[Statistic, tuple[Any, ...]]] = []
+    for statistic in statistics:
+        compiled = statistic.compiled
+        if compiled is None or not compiled.signature.endswith(ROW) or compiled.signature not in codes:
+            return None
+        if compiled.keys is not None or compiled.queries is not None:
+            return None
+        found.append((statistic, (codes[compiled.signature], 1, None, compiled.numbers)))
+    return sorted(found, key=lambda entry: entry[1][0])

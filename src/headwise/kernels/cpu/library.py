@@ -72,12 +72,8 @@ class Library:
 
 @cache
 def library() -> Library:
-    """The library of this process; it is searched for once. HEADWISE_NATIVE_LIBRARY=none: there is none.
-
-    Raises:
-        KernelError: if HEADWISE_NATIVE_LIBRARY names a file that does not load, or HEADWISE_TARGET a target that the
-            library or the CPU does not support. There is no fallback.
-    """
+    """The library of this process, searched for once; none with HEADWISE_NATIVE_LIBRARY=none. KernelError if a variable
+    names a file that does not load, or a target that the library or the CPU does not support: there is no fallback."""
     chosen = os.environ.get(OVERRIDE)
     if chosen == "none":
         return Library(path(), None, f"{OVERRIDE}=none: unset it to use the compiled kernels")

@@ -58,11 +58,8 @@ def refusal(call: Call) -> str | None:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
-    """Output, log-sum-exp and the requested statistics that the library supports.
-
-    Raises:
-        Declined: if a key or value that is masked for some query is not finite.
-    """
+    """Output, log-sum-exp and the requested statistics that the library supports. Declined if a key or value that is
+    masked for some query is not finite."""
     k, v, *scales = in_memory(call.keys, call.values)
     found = _forward(call, k, v, scales) if scales else None
     if found is None:
@@ -269,11 +266,8 @@ def reduce_rows(lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
 
 
 def row_values(measures: Sequence[ToReduce], places: Sequence[int], b: int, n: int) -> tuple[Any, list[Any]]:
-    """An array of headwise_row_value without the statistics, and the tensors that it points to.
-
-    Args:
-        places: of each measure's statistic among those that a call requests.
-    """
+    """An array of headwise_row_value without the statistics, and the tensors that it points to; places: of each
+    measure's statistic among those that a call requests."""
     held: list[Any] = []
     entries: list[Any] = []
     for one, place in zip(measures, places, strict=True):

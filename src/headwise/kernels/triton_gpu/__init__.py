@@ -15,7 +15,7 @@ from torch import Tensor
 from headwise.base.run import Progress
 from headwise.errors import KernelError
 from headwise.kernels.call import Call, Declined, Result
-from headwise.kernels.eager import eager
+from headwise.kernels.compiling import eager
 from headwise.kernels.gradients import learns
 from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.triton_gpu.check import refusal
@@ -58,7 +58,7 @@ class TritonGPU:
     @eager
     def run(self, call: Call) -> Result:
         # Imported here because Triton is optional.
-        from headwise.kernels.triton_gpu.binding import attend
+        from headwise.kernels.triton_gpu.launch import attend
 
         return attend(call)
 
@@ -66,7 +66,7 @@ class TritonGPU:
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """Computed by the Triton backward kernels."""
-        from headwise.kernels.triton_gpu.binding import gradients
+        from headwise.kernels.triton_gpu.launch import gradients
 
         # Within a graph the forward pass does not show whether gradients will be computed.
         if reason := refusal(call, requested(call.rule.terms(lse[..., :0]), wanted)):

@@ -20,7 +20,7 @@ from headwise.errors import ConfigError, warn
 from headwise.kernels.call import Call
 from headwise.kernels.reads import Matrix
 from headwise.kernels.torch_blocks import TorchBlocks
-from headwise.kernels.triton_gpu import blocks
+from headwise.kernels.triton_gpu import plan
 from headwise.lowering import Lowered
 from headwise.masks import Causal, Dense, Everything, Grid, Lengths, Mask, Sinks, Window
 from headwise.rule import Rule
@@ -101,12 +101,12 @@ class Kind(NamedTuple):
         d, d_v, dtype, rule = call.q.shape[-1], call.values.shape[-1], call.q.dtype, call.rule
         spans, dense, table, bias = lowered.spans, lowered.dense, lowered.relative, lowered.bias
         extras = not (dense is table is bias is None) or lowered.soft_cap > 0 or call.dropout_p > 0
-        few = n <= blocks.DECODE_QUERIES
-        size = (blocks.decode_blocks if few else blocks.forward_blocks)(d, d_v, dtype, extras=extras)
-        rows = (n if n in (1, blocks.DECODE_QUERIES) else 5) if few else size.rows + 5
+        few = n <= plan.DECODE_QUERIES
+        size = (plan.decode_blocks if few else plan.forward_blocks)(d, d_v, dtype, extras=extras)
+        rows = (n if n in (1, plan.DECODE_QUERIES) else 5) if few else size.rows + 5
         keys = 2 * size.cols + (5 if few else rows + 6)
-        if few and blocks.splits(m, -(-(h // h_kv * n) // size.rows) * b * h_kv) > 1:
-            keys = 2 * blocks.SPLIT_KEYS + 7
+        if few and plan.splits(m, -(-(h // h_kv * n) // size.rows) * b * h_kv) > 1:
+            keys = 2 * plan.SPLIT_KEYS + 7
         heads = 1 if h_kv == 1 else 2
         signatures = (s.compiled.signature for s in call.statistics if s.compiled is not None)
         return cls(
@@ -120,7 +120,7 @@ class Kind(NamedTuple):
         size = f"d={self.d}" if self.d == self.d_v else f"d={self.d}, d_v={self.d_v}"
         whole, several, each = self.mask
         parts = {
-            "decoding": self.rows <= blocks.DECODE_QUERIES, "shared KV heads": self.heads[0] != self.heads[1],
+            "decoding": self.rows <= plan.DECODE_QUERIES, "shared KV heads": self.heads[0] != self.heads[1],
             "mask": not whole, "several ranges": several, "ranges of each entry": each,
             "boolean mask": self.dense is not None, "soft cap": self.capped, "distances": self.table is not None,
             "bias": self.bias is not None, "sinks": self.sinks, "dropout": self.dropout,
@@ -131,13 +131,8 @@ class Kind(NamedTuple):
 
 
 def refusal(call: Call, learned: tuple[bool, bool, bool] | None) -> str | None:
-    """Why the kernel is not used for calls of this kind, from a check at the first of them; None if it is.
-
-    Args:
-        learned: whether relative, bias and sinks require gradients; None if there is no backward pass.
-    Raises:
-        ConfigError: if HEADWISE_GPU_CHECK is neither 0 nor 1.
-    """
+    """Why the kernel is not used for calls of this kind, from a check at the first of them; None if it is. learned:
+    whether relative, bias and sinks require gradients; None without a backward pass."""
     setting = os.environ.get(SETTING, "1")
     if setting not in ("0", "1"):
         raise ConfigError(f"{SETTING}={setting!r}: expected 0 or 1")
@@ -185,12 +180,12 @@ def _check(kind: Kind, began: float) -> None:
 
 def _errors(kind: Kind) -> Iterator[tuple[str, float, float]]:
     """What is compared, its error, and the largest one that rounding explains."""
-    from headwise.kernels.triton_gpu import binding  # Triton is optional
+    from headwise.kernels.triton_gpu import launch  # Triton is optional
 
     call = _small(kind)
     # No weight is dropped with a probability that is 0 in float32.
     exact = replace(call, q=call.q.double(), keys=call.k.double(), values=call.v.double(), statistics=(), dropout_p=0.0)
-    found, true = binding.attend(call), TorchBlocks().run(exact)
+    found, true = launch.attend(call), TorchBlocks().run(exact)
     yield "the output", _error(found.out, true.out), OUTPUT[kind.dtype]
     yield "the log-sum-exp", _error(found.lse, true.lse), STATISTIC
     if call.statistics:
@@ -204,7 +199,7 @@ def _errors(kind: Kind) -> Iterator[tuple[str, float, float]]:
         relative, bias, sinks = kind.learned
         wanted = [relative, sinks, *[bias] * len(terms.biases)]
         grad = _random(3, *found.out.shape, device=kind.device).to(kind.dtype)
-        got = binding.gradients(call, found.out, found.lse, grad, wanted)
+        got = launch.gradients(call, found.out, found.lse, grad, wanted)
         due = TorchBlocks().gradients(exact, true.out, true.lse, grad.double(), wanted)
         for what, x, y in zip(("q", "k", "v", "the table", "sinks", "the bias"), got, due, strict=False):
             if y is not None:
@@ -218,15 +213,15 @@ def _errors(kind: Kind) -> Iterator[tuple[str, float, float]]:
 
 def _errors_of_dropout(call: Call, kind: Kind) -> Iterator[tuple[str, float, float]]:
     """That half of the weights are dropped, in every pass the same: ⟨dO, O⟩ = ⟨dV, V⟩ then, and ⟨dQ, Q⟩ = ⟨dK, K⟩."""
-    from headwise.kernels.triton_gpu import binding
+    from headwise.kernels.triton_gpu import launch
 
-    ones = binding.attend(replace(call, values=torch.ones_like(call.v))).out.double()
+    ones = launch.attend(replace(call, values=torch.ones_like(call.v))).out.double()
     yield "the share of dropped weights", float((ones.mean() - 1.0).abs()) if bool(ones.std() > 0) else 1.0, DROPPED
     if kind.learned is None:
         return
-    found, grad = binding.attend(call), _random(4, *call.q.shape[:3], kind.d_v, device=kind.device).to(kind.dtype)
+    found, grad = launch.attend(call), _random(4, *call.q.shape[:3], kind.d_v, device=kind.device).to(kind.dtype)
     wanted = [False] * (2 + (kind.bias is not None))
-    dq, dk, dv, *_ = binding.gradients(call, found.out, found.lse, grad, wanted)
+    dq, dk, dv, *_ = launch.gradients(call, found.out, found.lse, grad, wanted)
     for pair, other in (((grad, found.out), (dv, call.v)), ((dq, call.q), (dk, call.k))):
         products = [
             (x.double() * y.double()).reshape(BATCH, kind.heads[1], -1) for x, y in (pair, other) if x is not None

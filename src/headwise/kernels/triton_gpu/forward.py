@@ -8,8 +8,20 @@ share keys, and with SPLIT each program computes a range of the keys; `merge_ker
 import triton
 import triton.language as tl
 
-from headwise.kernels.triton_gpu.sums import block_masses, block_moments, finish, join_moments
-from headwise.kernels.triton_gpu.tile import LOG2E, finite, kept, load_rows, narrowed, product, scores, visible
+from headwise.kernels.triton_gpu.tile import (
+    LOG2E,
+    block_masses,
+    block_moments,
+    finish,
+    finite,
+    join_moments,
+    kept,
+    load_rows,
+    narrowed,
+    product,
+    scores,
+    visible,
+)
 
 
 @triton.jit
@@ -69,6 +81,89 @@ def _step(
     return acc, new_top, total, tilt, squares, origin, first, second, masses
 
 
+@triton.jit
+def _visit(
+    visits, visit_count, floor, ceiling, queries, acc, top, total, tilt, squares, origin, first, second, masses,
+    k, kj, kd, v, vj, vd, i, position, row, i_first, i_last,
+    factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
+    batch, table, mass_count, weights, n, m,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
+    DROP: tl.constexpr, PRECISION: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr,
+    G: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The blocks of keys of some intervals from `floor` to `ceiling`."""
+    for slot in range(visit_count):
+        low = tl.maximum(tl.load(visits + slot * 2), floor)
+        high = tl.minimum(tl.load(visits + slot * 2 + 1), ceiling)
+        for block in range(low, high):
+            acc, top, total, tilt, squares, origin, first, second, masses = _step(
+                queries, acc, top, total, tilt, squares, origin, first, second, masses,
+                k, kj, kd, v, vj, vd, block, i, position, row, i_first, i_last,
+                factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
+                batch, table, mass_count, weights, n, m, D, DP, DV, DVP, BM, BN,
+                HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, MASKED,
+            )  # fmt: skip
+    return acc, top, total, tilt, squares, origin, first, second, masses
+
+
+@triton.jit
+def _empty(BM: tl.constexpr, DVP: tl.constexpr, G: tl.constexpr):
+    """The sums of no keys."""
+    acc = tl.zeros([BM, DVP], tl.float32)
+    top = tl.full([BM], -float("inf"), tl.float32)
+    zero = tl.zeros([BM], tl.float32)
+    masses = tl.zeros([BM, G if G > 0 else 1], tl.float32)
+    return acc, top, zero, zero, zero, zero, zero, zero, masses
+
+
+@triton.jit
+def _store_partial(
+    partial, partial_out, row, live, row_count, acc, top, total, tilt, squares, origin, first, second, masses,
+    DV: tl.constexpr, DVP: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """The sums of one range of keys."""
+    column = tl.arange(0, DVP)
+    part = tl.program_id(1).to(tl.int64)
+    at = partial_out + (part * row_count + row)[:, None] * DV + column[None, :]
+    tl.store(at, acc, mask=live[:, None] & (column[None, :] < DV))
+    at = partial + part * (7 + G) * row_count + row
+    tl.store(at, top, mask=live)
+    tl.store(at + row_count, total, mask=live)
+    if ENT:
+        tl.store(at + 2 * row_count, tilt, mask=live)
+    if SQ:
+        tl.store(at + 3 * row_count, squares, mask=live)
+    if DIST:
+        tl.store(at + 4 * row_count, origin, mask=live)
+        tl.store(at + 5 * row_count, first, mask=live)
+        tl.store(at + 6 * row_count, second, mask=live)
+    if G > 0:
+        plane = (7 + tl.arange(0, G)) * row_count
+        tl.store(at[:, None] + plane[None, :], masses, mask=live[:, None])
+
+
+@triton.jit
+def _store_output(
+    out, results, row, live, row_count, acc, top, total, tilt, squares, origin, first, second, masses,
+    mass_count, sink2, drop, DV: tl.constexpr, DVP: tl.constexpr, HAS_SINKS: tl.constexpr, DROP: tl.constexpr,
+    ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr, G: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Output and results of rows from the sums over all keys."""
+    scale = finish(
+        results, row, live, row_count, top, total, tilt, squares, origin, first, second, masses, mass_count, sink2,
+        HAS_SINKS, ENT, SQ, DIST, G,
+    )  # fmt: skip
+    if DROP:
+        scale = scale / (1.0 - drop)
+    column = tl.arange(0, DVP)
+    tl.store(
+        out + row[:, None] * DV + column[None, :],
+        narrowed(acc * scale[:, None], out.dtype.element_ty, PRECISION),
+        mask=live[:, None] & (column[None, :] < DV),
+    )
+
+
 @triton.jit(do_not_specialize=["seed", "shift"])
 def attend_kernel(
     q, k, v, qb, qh, qi, qd, kb, kh, kj, kd, vb, vh, vj, vd, h, h_kv, n, m,
@@ -83,28 +178,23 @@ def attend_kernel(
     DIST: tl.constexpr, G: tl.constexpr, WEIGHTED: tl.constexpr, FOLD: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """out [b, h, n, DV] and results [planes, b·h·n], or with SPLIT the partial sums of the range of keys."""
-    which = (
-        row_blocks - 1 - tl.program_id(0) % row_blocks
-    )  # the last rows, the most work under a causal mask, start first
+    # The last rows, the most work under a causal mask, start first.
+    which = row_blocks - 1 - tl.program_id(0) % row_blocks
     lane = tl.program_id(0) // row_blocks
     r = which * BM + tl.arange(0, BM)
     group = h // h_kv
     if FOLD:
         batch, head_kv = lane // h_kv, lane % h_kv
         i = r % n
-        heads = head_kv * group + r // n  # [BM]
         live = r < group * n
-        heads = tl.where(live, heads, 0)
-        head_2d = heads[:, None]
-        walk = 0
+        heads = tl.where(live, head_kv * group + r // n, 0)  # [BM]
+        head_2d, walk = heads[:, None], 0
         i_first, i_last = shift, shift + n - 1
     else:
         batch, heads = lane // h, lane % h
         head_kv = heads // group
-        i = r
-        live = r < n
-        head_2d = heads
-        walk = which
+        i, live = r, r < n
+        head_2d, walk = heads, which
         i_first, i_last = which * BM + shift, which * BM + BM - 1 + shift
     b64 = batch.to(tl.int64)
     row = (b64 * h + heads) * n + i  # index of the row among all b·h·n
@@ -121,77 +211,40 @@ def attend_kernel(
         dense += b64 * dense_b + head_2d.to(tl.int64) * dense_h
     spans += batch * spans_b
     position = i + shift
-    acc = tl.zeros([BM, DVP], tl.float32)
-    top = tl.full([BM], -float("inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    tilt = tl.zeros([BM], tl.float32)
-    squares = tl.zeros([BM], tl.float32)
-    origin = tl.zeros([BM], tl.float32)
-    first = tl.zeros([BM], tl.float32)
-    second = tl.zeros([BM], tl.float32)
-    masses = tl.zeros([BM, G if G > 0 else 1], tl.float32)
+    acc, top, total, tilt, squares, origin, first, second, masses = _empty(BM, DVP, G)
     floor, ceiling = 0, tl.cdiv(m, BN)
     if SPLIT:
         floor = tl.program_id(1) * chunk
         ceiling = floor + chunk
     full += batch * full_b + walk * full_count * 2
-    for slot in range(full_count):
-        low = tl.maximum(tl.load(full + slot * 2), floor)
-        high = tl.minimum(tl.load(full + slot * 2 + 1), ceiling)
-        for block in range(low, high):
-            acc, top, total, tilt, squares, origin, first, second, masses = _step(
-                queries, acc, top, total, tilt, squares, origin, first, second, masses,
-                k, kj, kd, v, vj, vd, block, i[:, None], position, row[:, None], i_first, i_last,
-                factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
-                batch, table, mass_count, weights, n, m, D, DP, DV, DVP, BM, BN,
-                HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, False,
-            )  # fmt: skip
+    acc, top, total, tilt, squares, origin, first, second, masses = _visit(
+        full, full_count, floor, ceiling, queries, acc, top, total, tilt, squares, origin, first, second, masses,
+        k, kj, kd, v, vj, vd, i[:, None], position, row[:, None], i_first, i_last,
+        factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
+        batch, table, mass_count, weights, n, m, D, DP, DV, DVP, BM, BN,
+        HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, False,
+    )  # fmt: skip
     mixed += batch * mixed_b + walk * mixed_count * 2
-    for slot in range(mixed_count):
-        low = tl.maximum(tl.load(mixed + slot * 2), floor)
-        high = tl.minimum(tl.load(mixed + slot * 2 + 1), ceiling)
-        for block in range(low, high):
-            acc, top, total, tilt, squares, origin, first, second, masses = _step(
-                queries, acc, top, total, tilt, squares, origin, first, second, masses,
-                k, kj, kd, v, vj, vd, block, i[:, None], position, row[:, None], i_first, i_last,
-                factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
-                batch, table, mass_count, weights, n, m, D, DP, DV, DVP, BM, BN,
-                HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, True,
-            )  # fmt: skip
-    column = tl.arange(0, DVP)
-    inside = live[:, None] & (column[None, :] < DV)
+    acc, top, total, tilt, squares, origin, first, second, masses = _visit(
+        mixed, mixed_count, floor, ceiling, queries, acc, top, total, tilt, squares, origin, first, second, masses,
+        k, kj, kd, v, vj, vd, i[:, None], position, row[:, None], i_first, i_last,
+        factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
+        batch, table, mass_count, weights, n, m, D, DP, DV, DVP, BM, BN,
+        HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, True,
+    )  # fmt: skip
     if SPLIT:
-        part = tl.program_id(1).to(tl.int64)
-        tl.store(partial_out + (part * row_count + row)[:, None] * DV + column[None, :], acc, mask=inside)
-        at = partial + part * (7 + G) * row_count + row
-        tl.store(at, top, mask=live)
-        tl.store(at + row_count, total, mask=live)
-        if ENT:
-            tl.store(at + 2 * row_count, tilt, mask=live)
-        if SQ:
-            tl.store(at + 3 * row_count, squares, mask=live)
-        if DIST:
-            tl.store(at + 4 * row_count, origin, mask=live)
-            tl.store(at + 5 * row_count, first, mask=live)
-            tl.store(at + 6 * row_count, second, mask=live)
-        if G > 0:
-            plane = (7 + tl.arange(0, G)) * row_count
-            tl.store(at[:, None] + plane[None, :], masses, mask=live[:, None])
+        _store_partial(
+            partial, partial_out, row, live, row_count, acc, top, total, tilt, squares, origin, first, second, masses,
+            DV, DVP, ENT, SQ, DIST, G,
+        )  # fmt: skip
     else:
         sink2 = top
         if HAS_SINKS:
             sink2 = tl.load(sinks + heads) * LOG2E
-        scale = finish(
-            results, row, live, row_count, top, total, tilt, squares, origin, first, second, masses,
-            mass_count, sink2, HAS_SINKS, ENT, SQ, DIST, G,
+        _store_output(
+            out, results, row, live, row_count, acc, top, total, tilt, squares, origin, first, second, masses,
+            mass_count, sink2, drop, DV, DVP, HAS_SINKS, DROP, ENT, SQ, DIST, G, PRECISION,
         )  # fmt: skip
-        if DROP:
-            scale = scale / (1.0 - drop)
-        tl.store(
-            out + row[:, None] * DV + column[None, :],
-            narrowed(acc * scale[:, None], queries.dtype, PRECISION),
-            mask=inside,
-        )
 
 
 @triton.jit
@@ -205,15 +258,7 @@ def merge_kernel(
     live = row < row_count
     column = tl.arange(0, DVP)
     inside = live[:, None] & (column[None, :] < DV)
-    acc = tl.zeros([BM, DVP], tl.float32)
-    top = tl.full([BM], -float("inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    tilt = tl.zeros([BM], tl.float32)
-    squares = tl.zeros([BM], tl.float32)
-    origin = tl.zeros([BM], tl.float32)
-    first = tl.zeros([BM], tl.float32)
-    second = tl.zeros([BM], tl.float32)
-    masses = tl.zeros([BM, G if G > 0 else 1], tl.float32)
+    acc, top, total, tilt, squares, origin, first, second, masses = _empty(BM, DVP, G)
     for part in range(parts):
         at = partial + tl.cast(part, tl.int64) * (7 + G) * row_count + row
         b_top = tl.load(at, mask=live, other=-float("inf"))
@@ -247,14 +292,7 @@ def merge_kernel(
     sink2 = top
     if HAS_SINKS:
         sink2 = tl.load(sinks + (row // n) % h, mask=live, other=0.0) * LOG2E
-    scale = finish(
-        results, row, live, row_count, top, total, tilt, squares, origin, first, second, masses, mass_count, sink2,
-        HAS_SINKS, ENT, SQ, DIST, G,
+    _store_output(
+        out, results, row.to(tl.int64), live, row_count, acc, top, total, tilt, squares, origin, first, second, masses,
+        mass_count, sink2, drop, DV, DVP, HAS_SINKS, DROP, ENT, SQ, DIST, G, PRECISION,
     )  # fmt: skip
-    if DROP:
-        scale = scale / (1.0 - drop)
-    tl.store(
-        out + row.to(tl.int64)[:, None] * DV + column[None, :],
-        narrowed(acc * scale[:, None], out.dtype.element_ty, PRECISION),
-        mask=inside,
-    )

@@ -1,23 +1,208 @@
-"""From tensors to kernel launches: the forward pass and the sweep over columns."""
+"""From a `Call` to kernel launches: output with statistics, column sums, and all gradients."""
+# mypy: disable-error-code="import-not-found"
 
-from typing import Any
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
-from headwise.kernels.triton_gpu.backward import column_mass_kernel
-from headwise.kernels.triton_gpu.blocks import DECODE_QUERIES, decode_blocks, forward_blocks, padded, splits
+from headwise.kernels.call import Call, Result
+from headwise.kernels.triton_gpu.backward import (
+    bias_gradient_kernel,
+    column_mass_kernel,
+    delta_kernel,
+    key_gradient_kernel,
+    query_gradient_kernel,
+    relative_gradient_kernel,
+)
 from headwise.kernels.triton_gpu.forward import attend_kernel, merge_kernel
-from headwise.kernels.triton_gpu.plan import query_blocks
-from headwise.kernels.triton_gpu.problem import Problem, on, options, walk
-from headwise.kernels.triton_gpu.sums import FORMULAS, MASSES, SHARES
-from headwise.kernels.triton_gpu.wanted import Wanted
+from headwise.kernels.triton_gpu.plan import (
+    DECODE_QUERIES,
+    Blocks,
+    Plan,
+    backward_blocks,
+    decode_blocks,
+    forward_blocks,
+    key_blocks,
+    key_range,
+    padded,
+    query_blocks,
+    splits,
+)
+from headwise.kernels.triton_gpu.tile import COLUMNS, FORMULAS, KINDS, LSE, MASSES, SHARES
+from headwise.lowering import Lowered, of_terms, requested
+from headwise.masks import Grid
+from headwise.rule import sink_gradient
+from headwise.stats import Statistic
+
+LOG2E = math.log2(math.e)
+INTERPRETED = not isinstance(attend_kernel, triton.JITFunction)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """q [b, h, n, d], k [b, h_kv, m, d], v [b, h_kv, m, d_v], any strides, and the tensors of `Lowered`, on one device;
+    only `spans` is on the CPU, where the plans are computed."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    spans: Tensor
+    dense: Tensor | None = None
+    soft_cap: float = 0.0
+    relative: Tensor | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    drop: float = 0.0
+    seed: int = 0
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """b, h, h_kv, n, m"""
+        b, h, n, _ = self.q.shape
+        return b, h, self.k.shape[1], n, self.k.shape[2]
+
+    @property
+    def extras(self) -> bool:
+        """Whether a score requires more than a product and a scale."""
+        given = any(x is not None for x in (self.dense, self.relative, self.bias))
+        return given or self.soft_cap > 0 or self.drop > 0
+
+    def keys_of(self, rows: int, cols: int) -> Plan:
+        """The plan of the blocks of keys for blocks of `rows` queries."""
+        return key_blocks(self.spans, self.sizes[4], rows, cols, masked=self.dense is not None)
+
+    @property
+    def backward_size(self) -> Blocks:
+        """Tiles of the backward passes and of the sweep over columns."""
+        return backward_blocks(self.q.shape[-1], self.v.shape[-1], self.q.dtype, extras=self.extras)
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """Kernel arguments for q, k and v."""
+        q, k, v = self.q, self.k, self.v
+        return q, k, v, *q.stride(), *k.stride(), *v.stride(), *self.sizes[1:]
+
+    @property
+    def score_inputs(self) -> tuple[Any, ...]:
+        """Kernel arguments for the rule."""
+        cap, dense, bias, relative = self.soft_cap, self.dense, self.bias, self.relative
+        spans = self.spans.to(self.q.device)
+        return (
+            self.scale / cap if cap else self.scale * LOG2E, cap * LOG2E, relative, stride(relative, 0),
+            bias, *(stride(bias, axis) for axis in range(4)),
+            spans, stride(spans, 0), spans.shape[2], dense, *(stride(dense, axis) for axis in range(4)),
+        )  # fmt: skip
+
+    def constants(self, size: Blocks) -> dict[str, Any]:
+        """Compile-time constants of the kernels."""
+        d, d_v = self.q.shape[-1], self.v.shape[-1]
+        return {
+            "D": d,
+            "DP": padded(d),
+            "DV": d_v,
+            "DVP": padded(d_v),
+            "BM": size.rows,
+            "BN": size.cols,
+            "HAS_CAP": self.soft_cap > 0,
+            "HAS_REL": self.relative is not None,
+            "HAS_BIAS": self.bias is not None,
+            "HAS_DENSE": self.dense is not None,
+            "PRECISION": self.precision,
+        }
+
+    @property
+    def precision(self) -> str:
+        """The precision of `tile.product`."""
+        if self.q.dtype == torch.float32:
+            return "ieee"
+        return "upcast" if self.q.dtype == torch.bfloat16 and INTERPRETED else "tf32"  # "tf32" only affects float32
+
+
+def stride(x: Tensor | None, axis: int) -> int:
+    """The stride along an axis; 0 if it is broadcast."""
+    return 0 if x is None or x.shape[axis] == 1 else x.stride(axis)
+
+
+def walk(plan: Plan) -> tuple[Any, ...]:
+    """Kernel arguments for a plan."""
+    return tuple(x for part in plan for x in (part, stride(part, 0), part.shape[2]))
+
+
+def options(size: Blocks, *, busy: bool = False) -> dict[str, Any]:
+    """Compile options; a kernel that accumulates statistics needs more registers, so it gets more warps."""
+    # Contraction to fused multiply-adds is requested explicitly: Triton's default is about to change.
+    warps = max(size.warps, 8) if busy else size.warps
+    return {"num_warps": warps, "num_stages": size.stages, "enable_fp_fusion": True}
+
+
+def on(x: Tensor) -> AbstractContextManager[object]:
+    """Context manager that launches kernels on the device of x."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+LIMIT = torch.iinfo(torch.int32).max
+
+
+@dataclass
+class Wanted:
+    """The statistics that the forward pass accumulates besides output, log-sum-exp and maximum.
+
+    Attributes:
+        flags: the flags of `attend_kernel` and `merge_kernel` that are set.
+        table: rows of the table of `tile.block_masses`. weights: float32 [rows, m], weights of the keys.
+        planes: the plane of `launch.forward` that holds each statistic. columns: those that `launch.columns` computes.
+        shift: position of query 0 on the key axis, from which distances are counted.
+    """
+
+    flags: set[str] = field(default_factory=set)
+    table: list[tuple[int, int, int, int]] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+    planes: dict[Statistic, int] = field(default_factory=dict)
+    columns: list[Statistic] = field(default_factory=list)
+    shift: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether the pass accumulates any statistic."""
+        return bool(self.flags or self.table)
+
+    @classmethod
+    def of(cls, statistics: Iterable[Statistic], grid: Grid) -> "Wanted":
+        """The statistics that the kernels support."""
+        wanted, rows = cls(shift=grid.shift), 0
+        for statistic in statistics:
+            if (compiled := statistic.compiled) is None:
+                continue
+            signature = compiled.signature
+            if signature in FORMULAS:
+                wanted.planes[statistic], flag = FORMULAS[signature]
+                wanted.flags |= set() if flag is None else {flag}
+            elif signature in KINDS:
+                arguments = [max(-LIMIT, min(number, LIMIT)) for number in compiled.numbers]
+                if compiled.keys is not None:
+                    weights = compiled.keys.expand(grid.b if len(compiled.keys) > 1 else 1, grid.m)
+                    arguments += [rows, int(len(weights) > 1)]
+                    wanted.weights.append(weights)
+                    rows += len(weights)
+                wanted.planes[statistic] = SHARES + len(wanted.table)
+                wanted.table.append((KINDS[signature], *arguments, *[0] * (3 - len(arguments))))
+            elif signature == COLUMNS:
+                wanted.columns.append(statistic)
+        return wanted
+
 
 MERGE_ROWS = 16
 
 
 def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
-    """Output [b, h, n, d_v] in q's dtype, and float32 [planes, b, h, n] in the order of `sums.LSE` and following."""
+    """Output [b, h, n, d_v] in q's dtype, and float32 [planes, b, h, n] in the order of `tile.LSE` and following."""
     b, h, h_kv, n, m = problem.sizes
     q, v = problem.q, problem.v
     d_v = v.shape[-1]
@@ -73,3 +258,125 @@ def columns(problem: Problem, lse: Tensor) -> Tensor:
             *problem.score_inputs, *walk(plan), lse, received, col_blocks, **constants, **options(size),
         )  # fmt: skip
     return received
+
+
+DELTA_ROWS = 64
+
+
+class Gradients(NamedTuple):
+    """Gradients of q, k, v; of the terms added to the scores, where requested; and δ = rowsum(dO ∘ O), [b, h, n], whose
+    sum is the importance of a head, the gradient of a factor ξ = 1 on its output (Michel et al. 2019)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    relative: Tensor | None
+    bias: Tensor | None
+    sinks: Tensor | None
+    delta: Tensor
+
+
+def backward(
+    problem: Problem, out: Tensor, lse: Tensor, d_out: Tensor, *, score_gradients: tuple[bool, bool, bool]
+) -> Gradients:
+    """Compute all gradients; `score_gradients`: whether relative, bias and sinks require theirs."""
+    b, h, h_kv, n, m = problem.sizes
+    q, v = problem.q, problem.v
+    d, d_v = q.shape[-1], v.shape[-1]
+    size = problem.backward_size
+    plan = problem.keys_of(size.rows, size.cols)
+    rows, cols = -(-n // size.rows), -(-m // size.cols)
+    back = query_blocks(plan, cols).to(q.device)
+    plan = plan.to(q.device)
+    delta = torch.empty(b, h, n, dtype=torch.float32, device=q.device)
+    dq = torch.empty(b, h, n, d, dtype=q.dtype, device=q.device)
+    dk = torch.empty(b, h_kv, m, d, dtype=q.dtype, device=q.device)
+    dv = torch.empty(b, h_kv, m, d_v, dtype=q.dtype, device=q.device)
+    common = (*problem.inputs, *problem.score_inputs, problem.seed, problem.drop)
+    given = (d_out, *d_out.stride(), lse, delta)
+    flags = {**problem.constants(size), "DROP": problem.drop > 0, **options(size)}
+    with on(q):
+        delta_kernel[(-(-delta.numel() // DELTA_ROWS),)](
+            out, d_out, delta, *d_out.stride(), h, n, delta.numel(), DV=d_v, DVP=padded(d_v), BM=DELTA_ROWS
+        )
+        query_gradient_kernel[(rows * b * h,)](*common, *walk(plan), *given, dq, rows, problem.scale, **flags)
+        key_gradient_kernel[(cols * b * h_kv,)](*common, *walk(back), *given, dk, dv, cols, problem.scale, **flags)
+        want_relative, want_bias, want_sinks = score_gradients
+        relative = _relative_gradient(problem, size, common, given, flags) if want_relative else None
+        bias = _bias_gradient(problem, size, common, given, flags) if want_bias else None
+        assert problem.sinks is not None or not want_sinks
+        sinks = sink_gradient(problem.sinks, lse, delta) if problem.sinks is not None and want_sinks else None
+    return Gradients(dq, dk, dv, relative, bias, sinks, delta)
+
+
+def _relative_gradient(
+    problem: Problem, size: Blocks, common: tuple[Any, ...], given: tuple[Any, ...], flags: dict[str, Any]
+) -> Tensor:
+    """Gradient of the table [h or 1, n + m − 1]. The halves of neighbouring bands overlap and are added here."""
+    b, h, _, n, m = problem.sizes
+    assert problem.relative is not None
+    height = size.rows
+    bands = -(-(n + m - 1) // height) + 1
+    parts = torch.empty(h, bands, 2 * height, dtype=torch.float32, device=problem.q.device)
+    seen = key_range(problem.spans, m, height).to(problem.q.device)
+    flags = {name: value for name, value in flags.items() if name != "BN"}
+    relative_gradient_kernel[(h * bands,)](
+        *common, seen, stride(seen, 0), *given, parts, b, -(-n // height), bands, **flags
+    )
+    sums = parts.new_zeros(h, bands + 1, height)
+    sums[:, :-1] += parts[..., :height]
+    sums[:, 1:] += parts[..., height:]
+    table = sums.view(h, -1)[:, height - 1 : height - 1 + n + m - 1]
+    return table if len(problem.relative) == h else table.sum(0, keepdim=True)
+
+
+def _bias_gradient(
+    problem: Problem, size: Blocks, common: tuple[Any, ...], given: tuple[Any, ...], flags: dict[str, Any]
+) -> Tensor:
+    """Gradient of the bias [b|1, h|1, n|1, m|1], summed over the axes along which it is broadcast."""
+    b, h, _, n, m = problem.sizes
+    assert problem.bias is not None
+    result = torch.empty(problem.bias.shape, dtype=torch.float32, device=problem.q.device)
+    own_b, own_h, own_n, own_m = result.shape
+    rows, cols = -(-n // size.rows), -(-m // size.cols)
+    row_blocks, row_steps = (1, rows) if own_n == 1 else (rows, 1)
+    col_blocks, col_steps = (1, cols) if own_m == 1 else (cols, 1)
+    seen = key_range(problem.spans, m, size.rows).to(problem.q.device)
+    bias_gradient_kernel[(own_b * own_h * row_blocks * col_blocks,)](
+        *common, seen, stride(seen, 0), *given, result, *result.stride(), b // own_b, h // own_h,
+        row_steps, col_steps, row_blocks, col_blocks, ALL_ROWS=own_n == 1, ALL_COLS=own_m == 1, **flags,
+    )  # fmt: skip
+    return result
+
+
+def attend(call: Call) -> Result:
+    """Run a call that was not refused, with all requested statistics that the kernels support."""
+    problem = _problem(call)
+    wanted = Wanted.of(call.statistics, call.rule.grid)
+    out, planes = forward(problem, wanted)
+    found = {statistic: planes[at] for statistic, at in wanted.planes.items()}
+    if wanted.columns:
+        found |= dict.fromkeys(wanted.columns, columns(problem, planes[LSE]))
+    return Result(out, planes[LSE], found)
+
+
+def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """`Kernel.gradients`. The kernels add all biases into one; its gradient is reduced to the shape of each."""
+    terms = call.rule.terms(lse[..., :0])
+    found = backward(_problem(call), out, lse, grad_out, score_gradients=requested(terms, wanted))
+    relative, biases = of_terms(terms, wanted, found.relative, found.bias)
+    return [found.q, found.k, found.v, relative, found.sinks, *biases]
+
+
+def _problem(call: Call) -> Problem:
+    """The tensors of the call, detached."""
+    lowered = call.lowered
+    assert isinstance(lowered, Lowered)  # refuse() has checked
+    q, k, v = call.q.detach(), call.k.detach(), call.v.detach()
+    relative, bias, sinks = (
+        None if x is None else x.detach() for x in (lowered.relative, lowered.bias, lowered.sinks)
+    )  # fmt: skip
+    return Problem(
+        q, k, v, call.rule.scale, lowered.spans, lowered.dense, lowered.soft_cap, relative, bias, sinks,
+        call.dropout_p, call.seed,
+    )  # fmt: skip

@@ -1,13 +1,67 @@
-"""Which blocks of keys each block of queries visits, from the key ranges of each query.
+"""Block sizes of the kernels, and which blocks of keys each block of queries visits.
 
-For each range, a block of queries visits the blocks of keys from the earliest start to the latest stop; those inside
-the range of every query need no mask. Both sets are intervals, so a plan has O(n) numbers.
+Sizes are a fixed table, so that the same call always gives the same bits. Visits follow from the key ranges of each
+query: for each range, a block of queries visits the blocks of keys from the earliest start to the latest stop; those
+inside the range of every query need no mask. Both sets are intervals, so a plan has O(n) numbers.
 """
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+DECODE_QUERIES = 16  # the most queries that count as decoding: they share the keys of their group, and keys are split
+SPLIT_KEYS = 512  # the fewest keys per split
+PROGRAMS = 256  # about as many programs as occupy a large GPU
+
+
+class Blocks(NamedTuple):
+    """Queries and keys per tile, warps per program, and pipeline stages."""
+
+    rows: int
+    cols: int
+    warps: int
+    stages: int
+
+
+def forward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blocks:
+    """Tiles of the forward pass, by head size and dtype. `extras`: with a bias, a table, a boolean mask, a soft cap or
+    dropout, which need more registers and shared memory."""
+    wide = max(d, d_v)
+    if dtype == torch.float32:  # no tensor cores: exact products
+        return Blocks(64, 32, 4, 2) if wide <= 64 else Blocks(32, 32, 4, 1) if wide <= 128 else Blocks(16, 32, 4, 1)
+    if extras:
+        return Blocks(64, 32, 4, 2) if wide <= 128 else Blocks(32, 32, 4, 1)
+    return Blocks(128, 64, 4, 3) if wide <= 64 else Blocks(128, 64, 8, 2) if wide <= 128 else Blocks(64, 32, 4, 2)
+
+
+def backward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blocks:
+    """Tiles of the backward passes and of the sweep over columns."""
+    wide = max(d, d_v)
+    if dtype == torch.float32:
+        return Blocks(32, 32, 4, 1) if wide <= 128 else Blocks(16, 16, 4, 1)
+    if extras:
+        return Blocks(32, 32, 4, 1)
+    return Blocks(64, 64, 4, 2) if wide <= 64 else Blocks(64, 32, 4, 2) if wide <= 128 else Blocks(32, 32, 4, 1)
+
+
+def decode_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blocks:
+    """Tiles of the decoding pass: few rows, because there are few queries."""
+    wide = max(d, d_v)
+    if dtype == torch.float32:
+        return Blocks(16, 32, 4, 2) if wide <= 128 else Blocks(16, 16, 4, 1)
+    return Blocks(16, 64, 4, 1 if extras else 3) if wide <= 128 else Blocks(16, 32, 4, 1 if extras else 2)
+
+
+def splits(m: int, programs: int) -> int:
+    """The number of ranges into which the keys are split if there are few programs; depends only on the shape."""
+    return max(1, min(-(-m // SPLIT_KEYS), PROGRAMS // max(programs, 1)))
+
+
+def padded(size: int) -> int:
+    """Round up to a power of two ≥ 16, as a matrix product on the GPU requires."""
+    return max(16, 1 << (size - 1).bit_length())
+
 
 _CELLS = 1 << 22  # the most cells of the blocks × blocks table in memory at once
 
@@ -24,12 +78,8 @@ class Plan(NamedTuple):
 
 
 def key_blocks(spans: Tensor, m: int, rows: int, cols: int, *, masked: bool) -> Plan:
-    """The blocks of `cols` keys that each block of `rows` queries attends to.
-
-    Args:
-        spans: int32 [b or 1, n, K, 2], the ranges of `Lowered.spans`.
-        masked: True if another mask applies as well, so that every block needs a mask.
-    """
+    """The blocks of `cols` keys that each block of `rows` queries attends to. spans: int32 [b or 1, n, K, 2], of
+    `Lowered`; masked: whether another mask applies as well, so that every block needs a mask."""
     b, n, count, _ = spans.shape
     at = torch.arange(-(-n // rows) * rows, device="cpu").clamp_(max=n - 1)
     ranges = spans.long()[:, at].view(b, -1, rows, count, 2)
@@ -53,11 +103,9 @@ def key_blocks(spans: Tensor, m: int, rows: int, cols: int, *, masked: bool) -> 
 
 
 def query_blocks(plan: Plan, key_count: int) -> Plan:
-    """The inverse: for each of `key_count` blocks of keys, the blocks of queries that attend to it.
-
-    One interval from the first such block to the last. Blocks of queries in between that do not attend to the keys are
-    visited with the mask; the blocks without a mask form an interval only if they have no gap.
-    """
+    """The inverse: for each of `key_count` blocks of keys, the interval of blocks of queries that attend to it. Those
+    in between that do not are visited with the mask; the blocks without a mask form an interval only if they have no
+    gap."""
     everything = torch.cat((plan.full, plan.mixed), -2)
     b, blocks = everything.shape[:2]
     seen_first, seen_last, _ = _extent(everything, key_count)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from torch.utils.hooks import RemovableHandle
 
 from headwise.events import original
-from headwise.kernels.stance import stance
+from headwise.kernels.compiling import stance
 from headwise.models.hooks import Hook
 from headwise.models.recognise.chains import (
     chosen,

@@ -7,8 +7,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from headwise.arguments import both, of_additive, of_boolean
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
-from headwise.mask_tensors import both, of_additive, of_boolean
 from headwise.masks import Causal, Documents, Grid, Mask, Span, Window, is_causal as mask_is_causal
 from headwise.models.adapters.huggingface.library import Position, crosses, position_of
 from headwise.models.adapters.huggingface.masks import MaskTensor

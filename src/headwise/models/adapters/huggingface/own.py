@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from headwise import events
+from headwise.arguments import both, of_boolean
 from headwise.errors import HeadwiseError
 from headwise.map import AttentionMap
-from headwise.mask_tensors import both, of_boolean
 from headwise.masks import Everything, Grid, Mask
 from headwise.models.adapters.huggingface.library import Position, library
 from headwise.publishing import attended, left_to_own_code

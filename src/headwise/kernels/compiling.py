@@ -1,12 +1,21 @@
-"""The stance of torch.compile, which is one for all threads, while several forwards need one."""
+"""Functions that torch.compile must not trace, and its stance, which is one for all threads."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def eager(function: _Function) -> _Function:
+    """`torch.compiler.disable`, but importing the compiler, which takes as long as PyTorch, at the first call."""
+    disable = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+    return disable(function)
+
 
 _lock = RLock()  # reentrant: the end of a forward may be run by the garbage collector
 _open: list[tuple[object, str]] = []  # in the order in which they began
@@ -15,11 +24,8 @@ _first: list[Any] = []  # what restores the stance from before all of them
 
 @contextmanager
 def stance(name: str) -> Iterator[None]:
-    """`torch.compiler.set_stance`, but the blocks may end in any order, such as those of hooks or of other threads.
-
-    The stance is that of the block that began last among those that have not ended. After all of them it is again what
-    it was before the first. Nothing is set while torch.compile has not been imported.
-    """
+    """`torch.compiler.set_stance` by the block that began last, but blocks may end in any order, as those of hooks and
+    other threads do; then the stance is again that of before. Nothing is set while torch.compile is not imported."""
     if "torch._dynamo" not in sys.modules:
         yield
         return
