@@ -148,14 +148,10 @@ class LlamaKind(Kind):
 
 
 class FourMapsKind(Kind):
-    """A module with four such maps and an attribute for the head size; one KV head per query head.
+    """A module with four such maps and an attribute for the head size; one KV head per query head."""
 
-    Attributes:
-        maps: names of the maps of queries, keys, values and the output. size: name of the attribute.
-    """
-
-    maps: ClassVar[tuple[str, str, str, str]]
-    size: ClassVar[str]
+    maps: ClassVar[tuple[str, str, str, str]]  # names of the maps of queries, keys, values and the output
+    size: ClassVar[str]  # name of the attribute
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
         """As in `Kind`."""

@@ -17,14 +17,8 @@ Method = TypeVar("Method", bound="ReplacedMethod")
 
 
 class ReplacedMethod:
-    """The method `name` of a module with all changes of the contexts that are open. They may end in any order, and the
-    class of the module may change meanwhile. A copy of the module, by `deepcopy` or `pickle`, has none of the changes.
-    A subclass defines `changed`, with the arguments of the method.
-
-    Attributes:
-        own: the module's own method, if that of its class was replaced already; None.
-        changes: of the outputs of the heads; the first is applied first.
-    """
+    """The method `name` of a module with the changes of all contexts that are open, which may end in any order; copies
+    have none. A subclass defines `changed`. own: the instance's method, if that of the class was replaced."""
 
     name: ClassVar[str]
 
@@ -135,12 +129,8 @@ def record_heads(sites: Sequence[HeadSite]) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def tapped(site: HeadSite, change: Change) -> Iterator[None]:
-    """Within it, `change` is applied to Concat(head_1 … head_h) before the output projection; compiled
-    code runs uncompiled.
-
-    Raises:
-        ConfigError: at the end, if the module was called and the change never applied.
-    """
+    """Within it, `change` is applied to Concat(head_1 … head_h) before the output projection, uncompiled. ConfigError
+    at the end, if the module was called and the change never applied."""
     changes = [0]
 
     def counted(concat: Tensor) -> Tensor:

@@ -57,9 +57,8 @@ class TorchKind(Kind):
 
     @contextmanager
     def tapped(self, site: HeadSite, change: Change) -> Iterator[None]:
-        """As in `Kind`. The module does not call its output projection, and fused paths do not even call the module:
-        these are disabled, and W_O is replaced by the identity while the heads are computed. ConfigError for a module
-        whose forward was replaced on the instance."""
+        """As in `Kind`. The module does not call its output projection, and fused paths not even the module: these are
+        off, and W_O is the identity while heads are computed. ConfigError for a forward replaced on the instance."""
         module = site.module
         assert isinstance(module, nn.MultiheadAttention)
         check_forward(site.place, module)

@@ -26,16 +26,11 @@ KNOWN = "headwise's own layers, nn.MultiheadAttention, and models of transformer
 
 @dataclass(frozen=True)
 class Place:
-    """An attention module that can be watched.
+    """An attention module that can be watched."""
 
-    Attributes:
-        name: its qualified name.
-        kind: "headwise", "torch" or "transformers".
-    """
-
-    name: str
+    name: str  # its qualified name
     module: nn.Module
-    kind: str
+    kind: str  # "headwise", "torch" or "transformers"
 
 
 def find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
@@ -63,12 +58,8 @@ _converted: "WeakSet[nn.Module]" = WeakSet()
 
 
 def take_over(targets: Sequence[nn.Module], *, adopt: bool = False) -> None:
-    """Convert modules to headwise until as many calls of `give_back`.
-
-    Args:
-        adopt: treat copies of converted modules as converted now, so that `give_back` restores what computed the
-            originals.
-    """
+    """Convert modules to headwise until as many calls of `give_back`. adopt: treat copies of converted modules as
+    converted now, so that `give_back` restores what computed the originals."""
     for target in targets:
         family = _family(target)
         if not _users.get(target):
@@ -189,11 +180,8 @@ def has_transformers(model: nn.Module) -> bool:
 
 
 def nothing_found(model: nn.Module, caller: str, done: str, refused: Mapping[str, str], way_out: str) -> ConfigError:
-    """The error of `caller` for a model without a module that can be `done`, such as "attached".
-
-    Args:
-        refused: name → why a module cannot be. way_out: what to write for attention of other kinds, or "".
-    """
+    """The error of `caller` for a model without a module that can be `done`. refused: name → why a module cannot be.
+    way_out: what to write for attention of other kinds."""
     why = "".join(f"; {name or 'the model'}: {reason}" for name, reason in islice(refused.items(), 4))
     more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
     out = f". Attention that is written by hand is recognised on a batch: {way_out}" if way_out else ""
@@ -205,22 +193,14 @@ def nothing_found(model: nn.Module, caller: str, done: str, refused: Mapping[str
 def select(
     model: nn.Module,
     layers: Iterable[int | str] | int | str | None,
-    caller: str,
-    unsupported: Callable[[nn.Module], str] | None = None,
+    caller: str,  # the function that was called, for errors
+    unsupported: Callable[[nn.Module], str] | None = None,  # why it does not support a module, or ""
     *,
-    done: str = "watched",
-    way_out: str = "",
+    done: str = "watched",  # what it does to modules, for errors
+    way_out: str = "",  # as `nothing_found` takes it
 ) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
-    """The modules of a model that are named, in the order of registration; the modules whose attention
-    headwise must compute for that (for `take_over`); and name → why a module is not supported.
-
-    Args:
-        layers: names of attention modules (`*` matches anything) or their indices; None for all.
-        caller: the function that was called, for errors. unsupported: why it does not support a module, or "".
-        done: what it does to modules, for errors. way_out: as `nothing_found` takes it.
-    Raises:
-        ConfigError: naming the argument, or the modules, if none can be watched.
-    """
+    """The modules with these names or indices (None: all), what to `take_over` for them, and name → why a module is not
+    supported; ConfigError naming the argument, or the modules, if there is none."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{caller}(model): expected an nn.Module, got {type(model).__name__}")
     places, targets, unwatched = find(model)

@@ -162,13 +162,8 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class Family:
-    """One model type.
-
-    sizes: fields of `ModelConfig` by a configuration; "heads" are the sizes of an attention layer besides num_heads,
-        "layer_heads" more of each layer if they differ, "decoder_heads" those in a decoder with cross attention.
-    windows: those of the layers. auto: the class of transformers that builds the model. per_layer: whether
-        `per_layer_config` is read.
-    """
+    """One model type. sizes: fields of `ModelConfig`; "heads" are those of an attention layer besides num_heads,
+    "layer_heads" more of each layer if they differ, "decoder_heads" those in a decoder with cross attention."""
 
     sizes: Callable[[Any], Options]
     windows: Windows = nowhere

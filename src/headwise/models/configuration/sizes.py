@@ -38,10 +38,7 @@ PREFIXED = ("paligemma",)  # of those, whose own model type is in `decoders.PREF
 
 def model_config(config: Any, name: str, source: str) -> ModelConfig:
     """The sizes of a model by its configuration, with `published=0`; those of its part for texts, if there are others.
-
-    Raises:
-        ConfigError: for a model type that is not in `FAMILIES`, and for values of keys that are not supported.
-    """
+    ConfigError for a model type that is not in `FAMILIES`, and for values that are not supported."""
     c, family = text_part(config), _family(config)
     if getattr(c, "is_heterogeneous", False) and not family.per_layer:
         raise ConfigError("per_layer_config: not supported", "不支持 per_layer_config")
@@ -113,10 +110,8 @@ def _without_nothing(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def update_config(model: nn.Module) -> None:
-    """Set the numbers of heads in a model's configuration, which `save_pretrained` writes and other programs read, to
-    those of its layers. Unchanged if the layers differ, if the model's class builds other shapes from these numbers, as
-    that of a model whose heads have d_model / num_attention_heads dimensions in every case, or if its configuration
-    refuses them when it is read, as Llama's does unless num_attention_heads divides d_model."""
+    """Set the numbers of heads in a model's configuration, which `save_pretrained` writes, to those of its layers:
+    unless layers differ, its class builds other shapes from these numbers, or the configuration refuses them."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "num_attention_heads"):
         return

@@ -28,27 +28,18 @@ FLOOR = {torch.float64: 1e-12, torch.float32: 4e-6, torch.float16: 2e-3, torch.b
 @dataclass(frozen=True, eq=False)
 class Attention(Call):
     """What `attend` has to compute, and what the model's code computed. Equal heads of keys and values that need no
-    gradient are one head.
+    gradient are one head."""
 
-    Attributes:
-        dtype: the coarsest that the code computed in. to_itself: whether queries and keys were made from one tensor.
-        at_end: whether the queries are taken to be at the end of the keys; not if it is known to be cross attention.
-        cut: how many keys are left out at the end, which the mask hides from every query; the queries are aligned to
-            the end of the others. unplaced: whether nothing shows where its queries are on the key axis, and it is not
-            known to be cross attention.
-        out: the code's result, [b, h, n, d_v]. weights: returns its weights [b, h, n, m]; None if it had none.
-        arrange: any tensor of the shape of the code's result, as [b, h, n, d_v]. restore: the opposite.
-    """
-
-    dtype: torch.dtype
-    to_itself: bool
-    at_end: bool
-    cut: int
+    dtype: torch.dtype  # the coarsest that the code computed in
+    to_itself: bool  # whether queries and keys were made from one tensor
+    at_end: bool  # whether the queries are taken to be at the end of the keys; not if it is known to be cross attention
+    cut: int  # how many keys are left out at the end
+    # Whether nothing shows where its queries are on the key axis, and it is not known to be cross attention
     unplaced: bool
-    out: Tensor
-    weights: Callable[[], Tensor] | None
-    arrange: Callable[[Tensor], Tensor]
-    restore: Callable[[Tensor], Tensor]
+    out: Tensor  # the code's result, [b, h, n, d_v]
+    weights: Callable[[], Tensor] | None  # returns its weights [b, h, n, m]; None if it had none
+    arrange: Callable[[Tensor], Tensor]  # any tensor of the shape of the code's result, as [b, h, n, d_v]
+    restore: Callable[[Tensor], Tensor]  # the opposite
 
     def check(self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None) -> Difference:
         """`compared`; raises `Lost` if the difference is more than rounding explains, or nothing could be compared."""
@@ -64,13 +55,8 @@ class Attention(Call):
     def compared(
         self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None
     ) -> tuple[Difference, float]:
-        """The difference of the rows of the output, where there was no dropout, and of the weights, and the largest one
-        that rounding explains. Rows of fully masked queries are not compared.
-
-        Args:
-            every: compare the weights of all rows too; else only if there was dropout, and then of some rows.
-            rows: compare about so many rows of the output, evenly spaced; None for all.
-        """
+        """The difference of rows of the output, without dropout, and of the weights (`every`: of all rows, else with
+        dropout of some), and the largest that rounding explains; about `rows` rows, none that is fully masked."""
         seen: Tensor | None = None
         largest = float(torch.linalg.vector_norm(amap.lse, inf)) if amap.lse.numel() else inf
         if not largest < inf:  # no queries, fully masked ones, or NaN
@@ -113,14 +99,8 @@ def assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> 
 
 
 def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> Attention:
-    """The attention of a product of weights and values.
-
-    Args:
-        x: what is known of the weights, which are operand `at` of pv. side: the operand of the first product that
-            holds the keys.
-    Raises:
-        Lost: with the reason why it is no attention, or is not followed.
-    """
+    """The attention of a product of weights, known as x and operand `at`, and values; `side` of the first product has
+    the keys. Lost, with the reason, if it is none."""
     product = x.product
     assert product is not None
     queries = 1 - side
@@ -209,13 +189,9 @@ _forms: dict[Any, _Form] = {}
 
 def _form(
     product: Product, x: Followed, queries: int, pv: Contraction, letters_pv: tuple[str, str],
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],  # queries, keys, values and output
 ) -> _Form:  # fmt: skip
-    """The form of a call.
-
-    Args:
-        letters_pv: of the weights and of the values. tensors: queries, keys, values and output.
-    """
+    """The form of a call: letters of weights and values; shapes of queries, keys, values and output."""
     assert x.softmax is not None
     of, layouts = product.of, (x.layout, *(step.layout for step in x.steps))
     key = (of_product(product, queries, x.softmax.keys, layouts), letters_pv, pv.out, *(one.shape for one in tensors))

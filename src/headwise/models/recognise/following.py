@@ -86,13 +86,8 @@ def not_in_one_graph(caller: str) -> None:
 
 
 def compile_with(callback: Any) -> Any:
-    """Set the callback that compiles the frames of this thread; None for none.
-
-    `torch.compiler.set_stance` and `disable` hold for whole calls, not from a hook before a call to a hook after it.
-
-    Returns:
-        The callback until now.
-    """
+    """Set the callback that compiles the frames of this thread, None for none; returns the one until now. `set_stance`
+    and `disable` hold for whole calls, not from a hook before a call to a hook after it."""
     return set_eval_frame(callback)
 
 
@@ -203,11 +198,8 @@ class Following(TorchFunctionMode):
     def note(
         self, library: Library, name: str, function: Callable[..., Any], given: dict[str, Any], out: Any
     ) -> FusedCall | None:
-        """Take note of a call of a function of another package. Returns what it computes; None if it is not followed.
-
-        Args:
-            given: its arguments by name. out: what it returned, or a tensor without numbers in its place.
-        """
+        """Take note of a call of a function of another package with these arguments by name, which returned `out`, or a
+        tensor without numbers. Returns what it computes; None if it is not followed."""
         seen = self.seen
         record = seen.record(first_of(out), f"{library.module}.{name}")
         record.function = name
@@ -339,12 +331,9 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class OtherThreads:
-    """Follows calls of these modules and of replicas of them in other threads than that of the forward pass, since a
-    `TorchFunctionMode` belongs to one thread.
-
-    The hooks stay for as long as the model is watched: PyTorch iterates over them where a forward ends with an error,
-    so that they could not be removed there.
-    """
+    """Follows calls of these modules and of replicas in other threads than that of the forward pass, as a
+    `TorchFunctionMode` belongs to one. Its hooks stay: PyTorch iterates over them where a forward ends with an
+    error."""
 
     def __init__(self, modules: Mapping[nn.Module, str]) -> None:
         self._modules = modules

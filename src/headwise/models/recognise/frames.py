@@ -53,11 +53,8 @@ _CALL = nn.Module._call_impl.__code__
 
 
 def modules_in_call(modules: Mapping[nn.Module, str], like: list[nn.Module] | None = None) -> list[nn.Module]:
-    """Those of the modules whose forward, or that of a replica, is running, the innermost first.
-
-    Args:
-        like: what was found before, in the same call if that has the same innermost module.
-    """
+    """Those of the modules whose forward, or that of a replica, is running, the innermost first; `like`, what was found
+    before, if that has the same innermost module."""
     found: list[nn.Module] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

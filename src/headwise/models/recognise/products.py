@@ -71,11 +71,8 @@ def merged(factors: Iterable[Factor]) -> tuple[Factor, ...]:
 
 
 def views(func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> list[View | None]:
-    """The views that func(x, *args, **kwargs) returns, one for each tensor; None for a tensor that is none.
-
-    The function is called with a contiguous tensor of x's shape that has no data, because the order of the numbers,
-    not their place in memory, defines what a reshape is.
-    """
+    """The views that func(x, *args, **kwargs) returns, None for a tensor that is none: from a contiguous tensor of x's
+    shape without data, as the order of the numbers, not their place, defines what a reshape is."""
     shape = tuple(x.shape)
     if not kwargs and all(type(one) is int for one in args):
         return _cached(func, shape, ("tuple", *args), ("tuple",))
@@ -180,12 +177,8 @@ NAMES = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "mm"
 
 
 class Contraction(NamedTuple):
-    """alpha · Σ left · right + beta · added.
-
-    Attributes:
-        a, b, out: the letter of each dimension of left, right and the result; "1" where an operand is broadcast.
-        added: a tensor that broadcasts to the result, or None.
-    """
+    """alpha · Σ left · right + beta · added; a, b and out have a letter for each dimension, "1" where an operand is
+    broadcast."""
 
     left: Tensor
     right: Tensor
@@ -193,7 +186,7 @@ class Contraction(NamedTuple):
     b: str
     out: str
     alpha: float = 1.0
-    added: Tensor | None = None
+    added: Tensor | None = None  # a tensor that broadcasts to the result, or None
     beta: float = 1.0
 
     @property

@@ -146,13 +146,8 @@ SOME = 16  # rows
 
 
 class Publisher:
-    """Recognises attention of these modules that has subscribers, computes it with the measures of the subscribers,
-    compares it with the result of the code, and publishes it, with δ in the backward pass. What the model computes does
-    not change. Modules that it calls in other threads, as `nn.DataParallel` does, are seen too.
-
-    Args:
-        aside: those of the modules whose attention headwise computes, with all modules in them.
-    """
+    """Recognises attention of these modules, in all threads, computes it with the measures of their subscribers,
+    compares and publishes it, with δ in the backward pass. What the model computes does not change."""
 
     def __init__(self, modules: Mapping[nn.Module, str], aside: Container[nn.Module] = ()) -> None:
         self._modules, self._aside = modules, aside
@@ -165,11 +160,7 @@ class Publisher:
 
     @contextmanager
     def forward(self) -> Iterator[Tracked]:
-        """One forward pass of the model.
-
-        Returns:
-            What was seen; `not_followed` lists what is no attention.
-        """
+        """One forward pass of the model: what is seen, of which `not_followed` lists what is no attention."""
         seen = Tracked(self._modules, self._publish, self._aside)
         with following(seen), self._threads.followed(seen):
             yield seen
@@ -270,11 +261,7 @@ def _both(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor],
 
 def _result(attention: Attention, own: Tensor, packed: bool, out: Tensor, lse: Tensor) -> Tensor:
     """What the code computed, as it is now: `out`, but for dropout, and for fully masked queries, which get a mean of
-    values from code that masks with finite numbers.
-
-    Args:
-        own: what it computed. packed: whether fully masked queries get 0, or are padding beside packed sequences.
-    """
+    values (or 0, if `packed`) from code that masks with finite numbers."""
     hidden = (lse == -torch.inf)[..., None]
     if not attention.dropout_p and not bool(hidden.any()):
         return out

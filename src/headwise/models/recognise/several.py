@@ -13,12 +13,8 @@ Factor = tuple[Tensor, str]  # a tensor and the letters of its dimensions
 
 
 def of_weights(args: Sequence[Any], at: int) -> tuple[Contraction, int, Tensor] | None:
-    """The product of weights, which are operand `at`, with the one operand that has the dimensions of the keys.
-
-    Returns:
-        The product, which of its operands the weights are, and its result, computed here; None if there is no such
-        product, as where two operands have the dimension of the keys, which is summed over.
-    """
+    """The product of weights, operand `at`, with the one operand that has the dimensions of the keys, which of its
+    operands the weights are, and its result, computed here; None if there is no such product."""
     found = terms(args)
     if found is None:
         return None

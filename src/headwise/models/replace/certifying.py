@@ -240,11 +240,8 @@ class _Calls:
             self.refused.add((self.modules[running[0]] if running else "", reason))
 
     def _compared(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor, reason: str) -> bool:
-        """Append the verdict on a call; False if there is nothing to compare it with.
-
-        Args:
-            reason: why it is not the same function as `attend`, if that is known.
-        """
+        """Append the verdict on a call, with the reason why it is not `attend` if one is known; False if there is
+        nothing to compare it with."""
         assert x.product is not None
         assert x.softmax is not None
         place = names(x.product, modules_in_call(self.modules), self.modules)

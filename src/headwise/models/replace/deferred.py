@@ -22,16 +22,8 @@ _OWN_FLOAT32 = frozenset({"softmax", "log_softmax", "exp", "sum", "logsumexp"}) 
 
 
 class Deferred(LazyTensor):
-    """The result of a function that has not been computed, with the arguments and the settings of the call.
-
-    The first function that reads its values computes it exactly as the code would have, from the same arguments.
-
-    Attributes:
-        made_by: name of the function. parents: the arguments that are `Deferred` themselves.
-        reduced: for a reduction along dimensions, the layout that was known of its argument, and these dimensions.
-        alias: whether it is a view of its argument. viewed: whether a view of it was made.
-        graph: whether gradients were recorded when it was called.
-    """
+    """The result of a function that has not been computed. The first function that reads its values computes it exactly
+    as the code would have, from the same arguments and settings."""
 
     _base = None
 
@@ -44,9 +36,10 @@ class Deferred(LazyTensor):
     ) -> None:
         self.made_by, self._part = name, part
         self._call: tuple[Callable[..., Any], Any, Any] | None = (func, args, kwargs)
+        # For a reduction along dimensions, the layout that was known of its argument, and these dimensions.
         self.reduced: tuple[Layout, tuple[int, ...]] | None = None
-        self.alias = self.viewed = self._changes = False
-        self.graph = torch.is_grad_enabled()
+        self.alias = self.viewed = self._changes = False  # a view of its argument; of which a view was made
+        self.graph = torch.is_grad_enabled()  # whether gradients were recorded when it was called
         self._settings = _settings(device.type)
         self._versions = [(x, x._version) for x in self.leaves() if not x.is_inference()]
         self._children: WeakSet[Deferred] = WeakSet()
@@ -253,21 +246,17 @@ _NEVER = frozenset({"data", "requires_grad_", "cpu", "cuda", "set_"})
 
 class Deferring(Following):
     """Follows tensors. Products at certified places, and what is made of them, are `Deferred` until they are multiplied
-    by values.
+    by values."""
 
-    Attributes:
-        certified: the places. deferred: those of them where a product was deferred.
-        edited: the result of the function that is being called, computed with edits after it was compared; None.
-    """
-
-    certified: frozenset[Place] = frozenset()
+    certified: frozenset[Place] = frozenset()  # the places
 
     def __init__(self, seen: Tracked) -> None:
         super().__init__(seen)
         self.live: WeakSet[Deferred] = WeakSet()
-        self.deferred: set[Place] = set()
+        self.deferred: set[Place] = set()  # those of them where a product was deferred
         self.dropout_p = 0.0  # of the fused function that is being computed
         self.resolved: Tensor | None = None
+        # The result of the function that is being called, computed with edits after it was compared; None
         self.edited: Tensor | None = None
 
     def __torch_function__(

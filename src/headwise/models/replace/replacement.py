@@ -30,12 +30,7 @@ READ = "its scores or weights are read before they are multiplied by values"
 
 
 class Replacement:
-    """Recognises attention in each forward pass of a model. What a pass certifies is replaced from the next one on.
-
-    Attributes:
-        computed: name of a module → why its attention is computed by its own code; "" if headwise computes it.
-        taken: names of the modules of which headwise has computed, or can compute, a call.
-    """
+    """Recognises attention in each forward pass of a model. What a pass certifies is replaced from the next one on."""
 
     def __init__(self, model: nn.Module, apart: frozenset[nn.Module] = frozenset()) -> None:
         """
@@ -44,8 +39,8 @@ class Replacement:
         """
         self.model = model
         self.modules = {module: name for name, module in model.named_modules()}
-        self.computed: dict[str, str] = {}
-        self.taken: set[str] = set()
+        self.computed: dict[str, str] = {}  # name of a module → why its attention is computed by its own code
+        self.taken: set[str] = set()  # names of the modules of which headwise has computed, or can compute, a call
         self._apart = apart
         self._verdicts: dict[Place, dict[Key, str]] = {}  # why not; "" if it is the same function
         self._certified: dict[Place, frozenset[Key]] = {}  # as of the beginning of the last forward
@@ -105,11 +100,8 @@ class Replacement:
             here.close()
 
     def run(self, batch: Any) -> None:
-        """Call the model once, with its own code and without gradients, and certify what can be.
-
-        Raises:
-            ConfigError: if that is nothing.
-        """
+        """Call the model once, with its own code and without gradients, and certify what can be; ConfigError if
+        nothing."""
         args, kwargs = arguments(batch)
         here = self._open[get_ident()] = _Open(self, self.model)
         self._checked = True

@@ -58,52 +58,39 @@ TRACED = "_headwise_heads"  # attribute of a module that was traced; a copy of t
 
 @dataclass(frozen=True)
 class Slices:
-    """The slices of one parameter by head: head i has `width` entries of the axis, from `start + i · step` on.
+    """The slices of one parameter by head: head i has `width` entries of the axis, from `start + i · step` on."""
 
-    Attributes:
-        letter: "q", "k", "v" or "o". owner, name: the module that holds the parameter, and its attribute name.
-        heads: "query" or "key". size: of the axis.
-    """
-
-    letter: str
-    owner: nn.Module
+    letter: str  # "q", "k", "v" or "o"
+    owner: nn.Module  # owner, name: the module that holds the parameter, and its attribute name
     name: str
     axis: int
-    heads: str
+    heads: str  # "query" or "key"
     start: int
     step: int
     width: int
-    size: int
+    size: int  # of the axis
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The heads of one module.
-
-    Attributes:
-        slices: of its parameters; () if `missing` says why there are none.
-        output: the module that is called with Concat(head_1 … head_h), or None, and `unheard` says why.
-        batch_first: whether that input is [b, n, h·d_v], not [n, b, h·d_v].
-        plain: whether queries and keys are the outputs of their layers, without positions or norms.
-        sizes: (module, attribute, role) for each attribute that depends on numbers of heads; see `ROLES`.
-        fixed: why the number of heads cannot change. merges: whether KV heads can be merged. shares: whether the maps
-            must be replaced by `SharedMaps` for that.
-    """
+    """The heads of one module."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     value_dim: int
-    slices: tuple[Slices, ...] = ()
+    slices: tuple[Slices, ...] = ()  # of its parameters; () if `missing` says why there are none
     missing: str = ""
+    # The module that is called with Concat(head_1 … head_h), or None, and `unheard` says why
     output: nn.Module | None = None
     unheard: str = ""
-    batch_first: bool = True
-    plain: bool = False
+    batch_first: bool = True  # whether that input is [b, n, h·d_v], not [n, b, h·d_v]
+    plain: bool = False  # whether queries and keys are the outputs of their layers, without positions or norms
+    # (module, attribute, role) for each attribute that depends on numbers of heads; see `ROLES`
     sizes: tuple[tuple[nn.Module, str, str], ...] = ()
-    fixed: str = ""
-    merges: bool = False
-    shares: bool = False
+    fixed: str = ""  # why the number of heads cannot change
+    merges: bool = False  # whether KV heads can be merged
+    shares: bool = False  # whether the maps must be replaced by `SharedMaps` for that
 
     def count(self, heads: str) -> int:
         """Number of query or KV heads."""
@@ -177,18 +164,13 @@ DIGITS = 128  # labels are below it, exact in every floating dtype
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A linear map that was called.
+    """A linear map that was called."""
 
-    Attributes:
-        leaf: its output, a leaf of the graph of what follows. made_by: the function.
-        weight, bias: its tensors; None without a bias. axis: of the weight, that of the outputs.
-    """
-
-    leaf: Tensor
-    made_by: str
-    weight: Tensor
+    leaf: Tensor  # its output, a leaf of the graph of what follows
+    made_by: str  # the function
+    weight: Tensor  # weight, bias: its tensors; None without a bias
     bias: Tensor | None
-    axis: int
+    axis: int  # of the weight, that of the outputs
 
 
 @dataclass(frozen=True)
@@ -214,11 +196,8 @@ def sources_of(x: Tensor, sources: Sequence[Source]) -> list[Source]:
 
 
 def heads_in(x: Tensor, source: Source, what: str) -> Span:
-    """The features of the source's output on which each head of x [b, h, n, d] depends.
-
-    Raises:
-        Lost: if they are no slices of one size and distance.
-    """
+    """The features of the source's output on which each head of x [b, h, n, d] depends; Lost if they are no slices of
+    one size and distance."""
     supports = []
     for head in range(x.shape[1]):
         weights = torch.zeros_like(x)
@@ -257,11 +236,7 @@ def is_plain(x: Tensor, source: Source, span: Span) -> bool:
 
 
 def slices_of(letter: str, source: Source, span: Span, heads: str, names: Names) -> list[Slices]:
-    """The slices of the source's weight and bias.
-
-    Raises:
-        Lost: if they are no parameters of one module each.
-    """
+    """The slices of the source's weight and bias; Lost if they are no parameters of one module each."""
     found = []
     for tensor, axis in ((source.weight, source.axis), (source.bias, 0)):
         if tensor is None:
@@ -285,11 +260,7 @@ def owner_of(tensor: Tensor, letter: str, names: Names) -> tuple[nn.Module, str]
 
 class SharedMaps(nn.Module):
     """Linear maps of queries, keys or values whose outputs are joined; KV heads are repeated for the heads that share
-    them, so that the output has the channels of as many heads of each.
-
-    Attributes:
-        repeats: query heads of a KV head. widths: letter → channels of a head, of "k" and "v".
-    """
+    them. widths: letter → channels of a head, of "k" and "v"."""
 
     def __init__(self, maps: Mapping[str, nn.Linear], widths: Mapping[str, int]) -> None:
         super().__init__()
@@ -318,11 +289,8 @@ def can_share(known: Traced, module: nn.Module) -> bool:
 
 
 def with_shared_maps(known: Traced, module: nn.Module) -> Traced:
-    """Replace the linear maps of a module that make keys or values, with the same results.
-
-    Returns:
-        What is known of the module then.
-    """
+    """Replace the linear maps of a module that make keys or values, with the same results; returns what is known
+    then."""
     owners: dict[nn.Module, list[Slices]] = {}
     for one in known.slices:
         if one.letter != "o":

@@ -29,11 +29,8 @@ class Call(NamedTuple):
 
 
 def with_sizes(known: Traced, module: nn.Module, running: Sequence[tuple[nn.Module, Call]]) -> Traced:
-    """What is known, with the attributes to change, or the reason why the number of heads cannot change.
-
-    Args:
-        running: the modules that were running, the innermost first, with the arguments of their calls.
-    """
+    """What is known, with the attributes to change, or the reason why the number of heads cannot. running: the modules
+    that were running, the innermost first, with the arguments of their calls."""
     owners = {one.owner for one in known.slices}
     around = next(((one, call) for one, call in running if owners <= set(one.modules())), None)
     if around is None:
@@ -81,11 +78,7 @@ class _Test(NamedTuple):
 
 
 class _Trial:
-    """Runs a module with some of its heads.
-
-    Args:
-        module: whose heads they are. whole: that or a module around it, which has all of its maps, to be called.
-    """
+    """Runs `whole`, a module or one around it that has all of its maps, with some of its heads."""
 
     def __init__(self, known: Traced, module: nn.Module, whole: nn.Module, call: Call) -> None:
         self.known, self.module, self.whole, self.call = known, module, whole, call
@@ -197,11 +190,7 @@ def _repeat(known: Traced, firsts: list[int]) -> None:
 
 
 def _apart(found: list[Any], expected: list[Any], kept: list[int], heads: int, what: str) -> str | None:
-    """How the results differ beyond rounding, "" if they do not; None if shapes differ other than by the heads.
-
-    Args:
-        what: the result, in words.
-    """
+    """How the results differ beyond rounding, "" if they do not; None if shapes differ other than by the heads."""
     why, compared = "", 0
     for mine, theirs in zip(found, expected, strict=False):
         if not isinstance(theirs, Tensor) or not isinstance(mine, Tensor) or not theirs.is_floating_point():

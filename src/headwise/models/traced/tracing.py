@@ -39,30 +39,20 @@ from headwise.rule import own_dtypes
 
 @dataclass(eq=False)
 class Result:
-    """The result of one attention call, on its way to the output projection.
+    """The result of one attention call, on its way to the output projection."""
 
-    Attributes:
-        leaf: the result, a leaf of the graph of what follows. arrange: a tensor of its shape, as [b, h, n, d_v].
-        shape: that shape. output: the projection, once it is found. unheard: why it cannot be found.
-        weight: its weight, and the axis of its inputs. batch_first: whether it receives [b, n, h·d_v].
-    """
-
-    leaf: Tensor
-    arrange: Callable[[Tensor], Tensor]
-    shape: tuple[int, ...]
-    output: nn.Module | None = None
-    weight: tuple[Tensor, int] | None = None
-    batch_first: bool = True
-    unheard: str = "no linear map receives the outputs of its heads"
+    leaf: Tensor  # the result, a leaf of the graph of what follows
+    arrange: Callable[[Tensor], Tensor]  # a tensor of its shape, as [b, h, n, d_v]
+    shape: tuple[int, ...]  # that shape
+    output: nn.Module | None = None  # the projection, once it is found
+    weight: tuple[Tensor, int] | None = None  # its weight, and the axis of its inputs
+    batch_first: bool = True  # whether it receives [b, n, h·d_v]
+    unheard: str = "no linear map receives the outputs of its heads"  # why it cannot be found
     arrived: bool = field(default=False)
 
     def arrives(self, x: Any, module: nn.Module | None, weight: Tensor, axis: int) -> None:
-        """Take note of an input of a linear map.
-
-        Args:
-            x: the input of the module that is the map, or else of the function.
-            module: the module whose parameter `weight` is, if it is being called. axis: of the weight, that of inputs.
-        """
+        """Take note of an input x of a linear map, of the module whose parameter `weight` is, None for a function;
+        axis: that of inputs."""
         if not isinstance(x, Tensor) or not x.requires_grad or self._grad(x, torch.ones_like(x)) is None:
             return
         self.arrived = True
@@ -109,13 +99,8 @@ class Result:
 
 
 def trace(model: nn.Module, batch: Any, taken: Collection[nn.Module]) -> int:
-    """Run the model once on a batch, in evaluation mode, and keep what is known of the heads of its modules.
-
-    Args:
-        batch: its arguments. taken: modules of other kinds, whose heads are known.
-    Returns:
-        The number of modules that were traced.
-    """
+    """Run the model once on a batch, in evaluation mode, and keep what is known of the heads of its modules but for
+    those of other kinds (`taken`); returns how many were traced."""
     args, kwargs = arguments(batch)
     pass_ = _Pass(model, taken)
     with _unchanged(model), torch.inference_mode(False), torch.enable_grad(), within(own_code=True):

@@ -33,40 +33,22 @@ PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_lengt
 
 def attention_forward(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
+    query: Tensor,  # [b, h, n, d]
+    key: Tensor,  # key, value: [b, h_kv, m, d], not repeated for grouped queries
     value: Tensor,
     attention_mask: Tensor | None,
-    dropout: float = 0.0,
+    dropout: float = 0.0,  # share of weights dropped; models pass 0 outside of training
     scaling: float | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    indices: Tensor | None = None,
+    softcap: float | None = None,  # Gemma 2's soft cap of scores
+    s_aux: Tensor | None = None,  # [h] logits of learned sinks (gpt-oss)
+    position_bias: Tensor | None = None,  # [b or 1, h or 1, n, m], added to the scores (T5)
+    indices: Tensor | None = None,  # [b, n, k] keys that each query may attend to, −1 for none (DeepSeek V3.2)
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention, by transformers' `AttentionInterface`.
-
-    A call that headwise cannot compute is computed by the eager function of the model's own code.
-
-    Args:
-        query: [b, h, n, d]; key, value: [b, h_kv, m, d], not repeated for grouped queries.
-        attention_mask: a `MaskTensor`; or a boolean (True = may attend) or floating (added) [b or 1, h or 1, n or 1, m]
-            from the user, or from a model that computed with its mask; or None for every key, as in
-            attn_implementation="eager".
-        dropout: share of weights dropped; models pass 0 outside of training.
-        softcap: Gemma 2's soft cap of scores. s_aux: [h] logits of learned sinks (gpt-oss).
-        position_bias: [b or 1, h or 1, n, m], added to the scores (T5).
-        indices: [b, n, k] keys that each query may attend to, −1 for none (DeepSeek V3.2).
-        kwargs: others do not change the result where the model's eager function does not read them.
-    Returns:
-        [b, n, h, d_v], contiguous, and the weights as `AttentionWeights` where the call requests attentions, or for a
-        module of `always_weights`, else None; with s_aux their rows sum to less than 1, by the share of the sink.
-    Raises:
-        HeadwiseError: naming the argument, if the module has no eager function.
-    """
+    """Attention, by transformers' `AttentionInterface`: [b, n, h, d_v], contiguous, and `AttentionWeights` where they
+    are wanted. A call that headwise cannot compute is computed by the eager function of the model's own code."""
     check_local()
     try:
         call = _read(

@@ -17,19 +17,11 @@ from headwise.models.adapters.weights import LazyTensor
 
 
 class MaskTensor(LazyTensor):
-    """The floating [b, 1, n, m] that attn_implementation="eager" adds to scores, 0 = may attend, as a headwise `Mask`.
+    """The floating [b, 1, n, m] that attn_implementation="eager" adds to scores, 0 = may attend, as a headwise `Mask`:
+    no n×m memory unless a model computes with it; every result is an ordinary tensor."""
 
-    It takes no n×m memory while a model only passes it on. A model that computes with it gets the tensor that eager
-    attention would get, computed then; every result is an ordinary tensor.
-
-    Attributes:
-        mask: over the first `position.keys` of the m keys; None for everything. The rest, unfilled entries of a cache
-            of fixed size, are hidden from all queries.
-        position: where the queries and these keys are.
-    """
-
-    mask: Mask | None
-    position: Position
+    mask: Mask | None  # over the first `position.keys` of the m keys
+    position: Position  # where the queries and these keys are
 
     @staticmethod
     def __new__(
@@ -97,11 +89,7 @@ class Place:
 
 
 def read(function: MaskFunction, place: Place) -> Mask:
-    """The mask of a function over these keys, for queries aligned to their end.
-
-    Raises:
-        Unknown: if the function is not recognised.
-    """
+    """The mask of a function over these keys, for queries aligned to their end; Unknown if it is not recognised."""
     makers = _makers()
     code = getattr(function, "__code__", None)
     reader = makers.get(code)
@@ -215,28 +203,15 @@ def make_mask(
     kv_length: int = 0,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: MaskFunction | None = None,
-    attention_mask: Tensor | None = None,
+    mask_function: MaskFunction | None = None,  # (batch, head, query, key) indices to booleans
+    attention_mask: Tensor | None = None,  # [batch, all keys so far], True for tokens, or None
     device: Any = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32,  # of the mask that the model gets
     cache_position: Tensor | None = None,
     **kwargs: Any,
 ) -> MaskTensor | None:
-    """The mask of a call, by transformers' `AttentionMaskInterface`.
-
-    Args:
-        q_offset, kv_offset: the positions of the first query and the first key for mask_function.
-        mask_function: (batch, head, query, key) indices to booleans.
-        attention_mask: [batch, all keys so far], True for tokens, or None.
-        dtype: of the mask that the model gets.
-        cache_position: [q_length], the positions of the queries, consecutive; transformers before 5.4 passes them
-            instead of q_length, q_offset and device.
-        kwargs: further arguments of the interface, such as when a mask may be omitted.
-    Returns:
-        [batch, 1, q_length, kv_length], for the model the mask of attn_implementation="eager"; None where that is None.
-        A function that is not one of transformers' own is evaluated to a boolean of that size, as transformers does
-        with every function.
-    """
+    """The mask of a call, by transformers' `AttentionMaskInterface`; None where eager attention has none. A function
+    that is not one of transformers' own is evaluated to a boolean [batch, 1, q_length, kv_length]."""
     theirs = library("masking_utils")
     function = theirs.causal_mask_function if mask_function is None else mask_function
     if cache_position is None:

@@ -71,12 +71,8 @@ def computed_by_model(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     options: dict[str, Any], mask: Mask | None, position: Position, to_itself: bool, error: HeadwiseError,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The result of the model's own attention function, published with the statistics of its weights.
-
-    Args:
-        options: the other arguments of the call. mask, position: of the call, as far as they are known.
-        error: why headwise does not compute it; raised if the model's own code cannot, or where someone edits the call.
-    """
+    """The result of the model's own attention function, published with the statistics of its weights. `error`, why
+    headwise does not compute it, is raised if that code cannot, or where someone edits the call."""
     function = own_function(module)
     if attention_mask is None and former(module) not in (None, "eager"):  # implementations differ without a mask
         function = library("modeling_utils").ALL_ATTENTION_FUNCTIONS.get(former(module), function)
@@ -115,17 +111,11 @@ def computed_by_model(
 
 
 class WeightsMap(AttentionMap):
-    """The map that has given weights, and whose scores are one bias [b, h, n, m].
+    """The map that has given weights, and whose scores are one bias [b, h, n, m]. What a row lacks of 1 is a learned
+    sink of logit 0."""
 
-    What a row lacks of 1 is a learned sink of logit 0. Measures that change with a number added to all scores of a row
-    are of `other`, the map of the model's scores without a sink; NaN where its scores are not those of the model.
-
-    Attributes:
-        other: None where this map has the model's scores, or nothing knows them. exact: whether they are known.
-    """
-
-    other: AttentionMap | None = None
-    exact: bool = True
+    other: AttentionMap | None = None  # None where this map has the model's scores, or nothing knows them
+    exact: bool = True  # whether they are known
 
     def measured_by(
         self, found: Mapping[Statistic, Tensor] | None, wanted: Sequence[Measure], **how: Any
@@ -145,11 +135,7 @@ class WeightsMap(AttentionMap):
 
 
 def _map_of(w: Tensor, q: Tensor, k: Tensor, scale: float | None, bias: Tensor | None, mask: Mask | None) -> WeightsMap:
-    """The map of weights [b, h, n, m] that were computed of q [b, h, n, d] and k [b, h_kv, m, d].
-
-    Where log w differs from scale · q·k + bias by one number in each row, that number is the row's log-sum-exp, with
-    whatever else is in the denominator; otherwise the scores are log w.
-    """
+    """The map of weights [b, h, n, m] that were computed of q [b, h, n, d] and k [b, h_kv, m, d]."""
     b, h, n, m = w.shape
     scores = q.float() @ k.float().repeat_interleave(h // k.shape[1], 1).mT
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale) + (0.0 if bias is None else bias[..., :m])

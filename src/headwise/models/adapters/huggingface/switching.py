@@ -42,14 +42,7 @@ def left(model: nn.Module) -> dict[str, str]:
 
 
 def convert(model: Any) -> None:
-    """Convert a transformers model with all its parts to headwise, in place.
-
-    Modules that compute their attention themselves, as some image encoders do, do not change.
-
-    Raises:
-        ConfigError: naming a part that ignores attn_implementation, or if no part uses the attention interface (nothing
-            is changed then), or if transformers is too old.
-    """
+    """Convert a transformers model with all its parts to headwise, in place."""
     pretrained = library("modeling_utils").PreTrainedModel
     parts = [part for part in model.modules() if isinstance(part, pretrained)]
     for part in parts:

@@ -53,13 +53,8 @@ def _blocks_of(counts: Tensor, indices: Tensor) -> Tensor:
 
 
 class _Evaluated:
-    """score_mod as cap · tanh(slope · s / cap) + bias, or slope · s + bias, and the mask of both functions.
-
-    The functions are evaluated for some queries at a time, score_mod also at a random score of each query and key.
-
-    Attributes:
-        own: why flex_attention has to be called itself.
-    """
+    """score_mod as cap · tanh(slope · s / cap) + bias, or slope · s + bias, and the mask of both functions, evaluated
+    for some queries at a time, score_mod also at a random score of each query and key."""
 
     def __init__(self, change: Any, block_mask: Any, sizes: Sizes, like: Tensor) -> None:
         self._change, self._sizes, self._like = change, sizes, like[:0]
@@ -73,7 +68,7 @@ class _Evaluated:
             self.biases = self._bias()
             self._check()
         self.mask: Mask | None = mask_of_rows(self._visible, sizes)
-        self.own = self._own()
+        self.own = self._own()  # why flex_attention has to be called itself
         if block_mask is not None:
             self._check_blocks(block_mask)
         self._change = self._allow = None

@@ -14,15 +14,8 @@ Packed = tuple[tuple[Tensor, Tensor, Tensor, Tensor], Mask, Callable[[Tensor], T
 def packed(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, starts_q: Tensor, starts_k: Tensor, used: Tensor | None = None
 ) -> Packed:
-    """Tensors [b, tokens, …], the mask of packed sequences, and a function that packs an output again.
-
-    Queries and keys that are packed in the same way stay as they are, and the mask is `Documents`. Others become a
-    batch with padding before them, so that the last query of each is aligned to its last key.
-
-    Args:
-        starts_q, starts_k: [sequences + 1], the last being the end of the last one.
-        used: [sequences], how many of the first keys of each are used; None for all.
-    """
+    """Tensors [b, tokens, …], the mask, and a function that packs an output again. Starts are [sequences + 1], `used`
+    keys [sequences]. Queries and keys packed differently become a batch with padding before them."""
     starts_q, starts_k = starts_q.long(), starts_k.long()
     if used is None and torch.equal(starts_q, starts_k) and int(starts_q[0]) == 0 and int(starts_q[-1]) == len(q):
         ids = torch.repeat_interleave(torch.arange(len(starts_q) - 1, device=q.device), starts_q.diff())
