@@ -5,10 +5,18 @@ from typing import Any
 from torch import nn
 
 from headwise.errors import ConfigError
-from headwise.models.families import BartKind, BertKind, DistilBertKind, Gpt2Kind, LlamaKind, T5Kind, ViTKind
-from headwise.models.headwise_designs import HeadwiseKind
+from headwise.models.families import (
+    BartKind,
+    BertKind,
+    DistilBertKind,
+    Gpt2Kind,
+    HeadwiseKind,
+    LlamaKind,
+    T5Kind,
+    TorchKind,
+    ViTKind,
+)
 from headwise.models.site import HeadSite, HeadSites, Kind
-from headwise.models.torch_attention import TorchKind
 from headwise.models.traced import TracedKind
 
 KINDS: list[Kind] = [

@@ -14,8 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from headwise.errors import ConfigError
 from headwise.events import here, in_backward, unproven
 from headwise.kernels.graph import in_graph
-from headwise.models.adapters import torch
-from headwise.models.adapters.huggingface import switching
+from headwise.models.adapters import huggingface, torch
 from headwise.models.adapters.huggingface.library import calls_interface, left_out
 from headwise.models.adapters.torch import MultiheadAttention
 from headwise.models.hooks import Hook
@@ -120,11 +119,11 @@ def computed(module: nn.Module) -> bool:
     if isinstance(module, AttentionLayer | MultiheadAttention):
         return True
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
-    return implementation == switching.NAME and calls_interface(module)
+    return implementation == huggingface.NAME and calls_interface(module)
 
 
 def _family(target: nn.Module) -> Any:
-    return torch if isinstance(target, nn.MultiheadAttention) else switching
+    return torch if isinstance(target, nn.MultiheadAttention) else huggingface
 
 
 def taken_anew(target: nn.Module) -> bool:
@@ -158,12 +157,12 @@ def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, s
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel) and module not in below:
             below |= set(module.modules())
-            if not any(map(calls_interface, module.modules())) and not switching.left(module):
+            if not any(map(calls_interface, module.modules())) and not huggingface.left(module):
                 continue  # there is no attention in it
             try:
                 if not _ours(module):
-                    switching.convert(module)
-                    switching.restore(module)
+                    huggingface.convert(module)
+                    huggingface.restore(module)
                 roots.append(module)
             except ConfigError as error:
                 refused[name] = str(error)

@@ -30,9 +30,8 @@ from headwise.models.recognise.chains import (
     written,
 )
 from headwise.models.recognise.frames import modules_in_call, runs, user_line
-from headwise.models.recognise.libraries import LIBRARIES
-from headwise.models.recognise.libraries.base import FusedCall, Library, arguments, first_of, intercepted, take
-from headwise.models.recognise.libraries.sdpa import scaled_dot_product_attention
+from headwise.models.recognise.functions import LIBRARIES, scaled_dot_product_attention
+from headwise.models.recognise.libraries import FusedCall, Library, arguments, first_of, intercepted, take
 from headwise.models.recognise.multiplied import multiplied
 from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer, whole
 from headwise.models.recognise.tracked import (

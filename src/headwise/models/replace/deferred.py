@@ -14,7 +14,7 @@ from headwise.errors import ConfigError
 from headwise.models.adapters.weights import LazyTensor
 from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call, user_line
-from headwise.models.recognise.libraries.base import FusedCall, Library
+from headwise.models.recognise.libraries import FusedCall, Library
 from headwise.models.recognise.products import NAMES as PRODUCTS, Layout, merged
 from headwise.models.recognise.tracked import ARITHMETIC, SAME, SOFTMAX, VIEWS, Followed, Tracked
 

@@ -169,7 +169,7 @@ _originals: dict[str, tuple[Any, types.FunctionType, _OnCall, int]] = {}  # func
 
 
 def _instead(*args: Any, **kwargs: Any) -> Any:
-    from headwise.models.recognise.libraries.base import called  # its code runs with the names of another module
+    from headwise.models.recognise.libraries import called  # its code runs with the names of another module
 
     return called("KEY", args, kwargs)
 
