@@ -1,7 +1,7 @@
 """What the keys of a configuration of transformers mean: sizes, windows, and what is known of a model type."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from headwise.errors import ConfigError
@@ -169,6 +169,7 @@ class Family:
     windows: Windows = nowhere
     auto: str = "AutoModelForCausalLM"
     per_layer: bool = False
+    needs: Mapping[str, Any] = field(default_factory=dict)  # values of keys: others are not supported
 
 
 def output(c: Any) -> str:
