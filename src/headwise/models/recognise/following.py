@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise.events import original
 from headwise.kernels.stance import stance
-from headwise.models.hooks import Hook
+from headwise.models.hooks import around
 from headwise.models.recognise.chains import (
     chosen,
     joined,
@@ -345,9 +345,7 @@ class OtherThreads:
         if compiled_parts((name, module) for module, name in self._modules.items()):
             return []  # what torch.compile has compiled has no hooks that are registered later
         own = [module for module in self._modules if _may_compute(module)]
-        before = [module.register_forward_pre_hook(Hook(self._before)) for module in own]
-        after = [module.register_forward_hook(Hook(self._after), prepend=True, always_call=True) for module in own]
-        return [*before, *after]
+        return [handle for module in own for handle in around(module, self._before, self._after)]
 
     @contextmanager
     def followed(self, seen: Tracked) -> Iterator[None]:

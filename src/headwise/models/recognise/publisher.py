@@ -1,9 +1,10 @@
 """`recognise(model, …)`: the attention in a forward pass; and how it is published to those who subscribe to it."""
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -11,15 +12,23 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.attention import attend, attend_to
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, warn
 from headwise.events import in_backward, subscribed, subscribers_of, within
 from headwise.kernels.call import sum_finite
 from headwise.kernels.graph import is_batched
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import computed
 from headwise.models.difference import Difference
+from headwise.models.hooks import Hook, around
 from headwise.models.recognise.attention import Attention, assembled, names
-from headwise.models.recognise.following import OtherThreads, following
+from headwise.models.recognise.following import (
+    OtherThreads,
+    compile_with,
+    compiled_parts,
+    following,
+    not_in_one_graph,
+    uncompiled,
+)
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, named
@@ -145,25 +154,81 @@ def nothing(model: nn.Module, seen: Tracked, caller: str) -> ConfigError:
 SOME = 16  # rows
 
 
-class Publisher:
-    """Recognises attention of these modules, in all threads, computes it with the measures of their subscribers,
-    compares and publishes it, with δ in the backward pass. What the model computes does not change."""
+class FollowedForward:
+    """Recognises attention in forwards of a model, one at a time, in its thread and those that it starts, uncompiled;
+    compares, measures and publishes it, with δ in the backward pass. What the model computes does not change."""
 
-    def __init__(self, modules: Mapping[nn.Module, str], aside: Container[nn.Module] = ()) -> None:
-        self._modules, self._aside = modules, aside
+    def __init__(
+        self, model: nn.Module, aside: Container[nn.Module], caller: str, *, known: bool,
+        begin: Callable[[nn.Module], bool], end: Callable[[nn.Module, Any], None],
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            aside: modules whose attention headwise computes, with all modules in them. known: whether any is watched.
+            caller: the function that a user called. begin: called before an entrance is; returns whether it called
+                `follow`. end: called after it, with the result; may call `close`.
+        """
+        self._modules, self._aside = {module: name for name, module in model.named_modules()}, aside
+        parts = compiled_parts(model.named_modules())
+        self._part, self._name = bool(parts), (parts[0] if parts else "") or type(model).__name__
+        self._caller, self._known, self._begin, self._end = caller, known, begin, end
+        self._warned = False
         self._whole: set[nn.Module] = set()  # modules of which a whole output was compared
-        self._threads = OtherThreads(modules)
+        self._threads = OtherThreads(self._modules)
+        self._forward = ExitStack()
+        self._callback: Any = None  # what compiled code in that thread until then
+        self.seen: Tracked | None = None  # in the last forward that was followed
+        self.home: int | None = None  # the thread in which a forward is followed
+        self.stays = False  # whether the call that begins is of compiled code, in which layers of headwise are seen
 
-    def hooks(self) -> list[RemovableHandle]:
+    def hooks(self, entrances: Iterable[nn.Module]) -> list[RemovableHandle]:
         """Register the hooks with which forwards are seen in all threads."""
-        return self._threads.hooks()
+        for hook in (Hook.__call__, FollowedForward._before, FollowedForward._after):
+            uncompiled(hook)
+        own = [handle for entrance in entrances for handle in around(entrance, self._before, self._after)]
+        return own + self._threads.hooks()
 
-    @contextmanager
-    def forward(self) -> Iterator[Tracked]:
-        """One forward pass of the model: what is seen, of which `not_followed` lists what is no attention."""
-        seen = Tracked(self._modules, self._publish, self._aside)
-        with following(seen), self._threads.followed(seen):
-            yield seen
+    def _before(self, module: nn.Module, args: Any) -> None:
+        not_in_one_graph(self._caller)
+        callback = compile_with(None)
+        self.stays = bool(callback and self._known)
+        if self._begin(module):
+            self._callback = callback
+            self._warn()
+        else:
+            compile_with(callback)
+
+    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
+        inside, callback = self.home == get_ident(), self._callback
+        try:
+            self._end(module, result)
+        finally:
+            if inside and self.home != get_ident():
+                compile_with(callback)
+
+    def follow(self) -> None:
+        """Follow a forward in this thread from now on."""
+        self.close()
+        self.home, self.seen = get_ident(), Tracked(self._modules, self._publish, self._aside)
+        self._forward.enter_context(following(self.seen))
+        self._forward.enter_context(self._threads.followed(self.seen))
+
+    def close(self) -> None:
+        """Follow it no more."""
+        self.home = None
+        self._forward.close()
+
+    def _warn(self) -> None:
+        """Say once that a model that is compiled, or called by compiled code, runs uncompiled."""
+        if self._warned or not (self._part or self._callback):
+            return
+        self._warned = True
+        how = "compiled" if self._part else "called by compiled code"
+        more = "; watch(every=…) measures fewer" if self._caller == "watch" else ""
+        warn(
+            f"{self._caller}(model): {self._name} is {how}. Attention is recognised in the code that was compiled, so "
+            f"that in measured forwards it runs uncompiled{more}",
+        )
 
     def _publish(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
         """Weights are multiplied by values."""
