@@ -28,12 +28,10 @@ class HeadwiseKind(Kind):
 
     @property
     def merged(self) -> str:  # type: ignore[override]
-        """As in `Kind`."""
         names = [design.__name__ for design in DESIGNS.values() if design.resizing.merges]
         return f"{', '.join(names)}, alone or in TransformerBlock and Decoder"
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        """As in `Kind`."""
         if not isinstance(module, AttentionLayer):
             return None
         layout = module.layout()
@@ -43,7 +41,6 @@ class HeadwiseKind(Kind):
         )  # fmt: skip
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`."""
         return _layer(site).layout()
 
     def resizing(self, site: HeadSite) -> Resizing:
@@ -57,11 +54,9 @@ class HeadwiseKind(Kind):
         return Resizing(f"{kind.__name__} cannot lose a head: {kind.coupling.why or kind.resizing.fixed}")
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
         _layer(site).resize(num_heads, num_kv_heads)
 
     def weights(self, site: HeadSite) -> dict[str, Tensor]:
-        """As in `Kind`."""
         layer = _layer(site)
         own = None if layer.layout().missing else layer.head_matrices()
         return super().weights(site) if own is None else own
@@ -106,7 +101,6 @@ class TorchKind(Kind):
     about = "torch.nn.MultiheadAttention"
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        """As in `Kind`."""
         if not isinstance(module, nn.MultiheadAttention):
             return None
         h, d = module.num_heads, module.head_dim
@@ -128,7 +122,6 @@ class TorchKind(Kind):
         return Layout(tuple(parts)).into(module.out_proj, d)
 
     def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
         return Resizing(
             "nn.MultiheadAttention requires num_heads · head_dim = embed_dim, so it cannot have fewer heads. Mask them "
             "instead: headwise.models.scale_heads(find_heads(model), gates), with 0 for a head. Where your own code "
@@ -226,12 +219,27 @@ def _identity(module: nn.MultiheadAttention) -> Iterator[Callable[[Tensor], Tens
         module._modules["out_proj"] = linear
 
 
-class BertKind(Kind):
+class OfStructure(Kind):
+    """Modules that are recognised by their maps, and whose sizes are attributes: numbers of heads, widths of all."""
+
+    counts: ClassVar[tuple[str, ...]] = ()
+    widths: ClassVar[tuple[str, ...]] = ()
+
+    def resizing(self, site: HeadSite) -> Resizing:
+        return Resizing(fixed_code(site.module))
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        width = num_heads * site.head_dim
+        put_sizes(site.module, **dict.fromkeys(self.counts, num_heads), **dict.fromkeys(self.widths, width))
+
+
+class BertKind(OfStructure):
     """A module with a child `self` that has query, key and value maps, and an `output.dense`. The site is the child,
     `….attention.self`."""
 
     name = "bert"
     about = "BERT-like models of transformers (query, key, value, output.dense)"
+    counts, widths = ("num_attention_heads",), ("all_head_size",)
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
         """As in `Kind`; module is the parent of both."""
@@ -249,30 +257,21 @@ class BertKind(Kind):
         return HeadSite(f"{name}.self".lstrip("."), inner, self.name, h, h, d, d, dense, self)
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`."""
         held: Any = site.module
         d, maps = site.head_dim, {"q": held.query, "k": held.key, "v": held.value}
         parts = tuple(part for x, linear in maps.items() for part in linear_parts(x, linear, 0, "query", d))
         assert site.output is not None
         return Layout(parts, norms=norms_of(held)).into(site.output, d)
 
-    def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
-        return Resizing(fixed_code(site.module))
 
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        put_sizes(site.module, num_attention_heads=num_heads, all_head_size=num_heads * site.head_dim)
-
-
-class Gpt2Kind(Kind):
+class Gpt2Kind(OfStructure):
     """A module with `c_attn` and `c_proj` of the class Conv1D, and its `head_dim`; with `q_attn` in cross attention."""
 
     name = "gpt2"
     about = "GPT-2-like models of transformers (c_attn, c_proj)"
+    counts, widths = ("num_heads",), ("split_size",)
 
     def site(self, name: str, module: Any) -> HeadSite | None:
-        """As in `Kind`."""
         packed, out = (_weight(getattr(module, x, None)) for x in ("c_attn", "c_proj"))
         d = getattr(module, "head_dim", None)
         if not isinstance(d, int) or packed is None or out is None:
@@ -283,7 +282,6 @@ class Gpt2Kind(Kind):
         return HeadSite(name, module, self.name, width // d, width // d, d, d, module.c_proj, self)
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`."""
         held: Any = site.module
         width, d = site.num_heads * site.head_dim, held.head_dim
         if hasattr(held, "q_attn"):
@@ -296,12 +294,7 @@ class Gpt2Kind(Kind):
         return Layout((*parts, out), site.output, norms_of(held))
 
     def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
         return Resizing()
-
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        put_sizes(site.module, num_heads=num_heads, split_size=num_heads * site.head_dim)
 
 
 def _weight(linear: object) -> Tensor | None:
@@ -323,7 +316,6 @@ class LlamaKind(Kind):
     merged = "Llama-like models of transformers"
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        """As in `Kind`."""
         d, group = getattr(module, "head_dim", None), getattr(module, "num_key_value_groups", None)
         q, k, v, o = maps = [getattr(module, x, None) for x in MAPS]
         if not isinstance(d, int) or not isinstance(group, int) or not all(isinstance(x, nn.Module) for x in maps):
@@ -334,7 +326,6 @@ class LlamaKind(Kind):
         return HeadSite(name, module, self.name, query // d, key // d, d, d, o, self)
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`."""
         held: Any = site.module
         d = site.head_dim
         parts = (
@@ -345,7 +336,6 @@ class LlamaKind(Kind):
         return Layout(parts, norms=norms_of(held), rotary=True).into(held.o_proj, d)
 
     def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
         if why := fixed_code(site.module):
             return Resizing(why)
         name, config = type(site.module).__name__, getattr(site.module, "config", None)
@@ -355,21 +345,19 @@ class LlamaKind(Kind):
         return Resizing(merges=True, unknown_rotary=unknown)
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
         put_sizes(
             site.module, num_key_value_groups=num_heads // num_kv_heads, num_heads=num_heads,
             num_attention_heads=num_heads, num_key_value_heads=num_kv_heads,
         )  # fmt: skip
 
 
-class FourMapsKind(Kind):
+class FourMapsKind(OfStructure):
     """A module with four such maps and an attribute for the head size; one KV head per query head."""
 
     maps: ClassVar[tuple[str, str, str, str]]  # names of the maps of queries, keys, values and the output
     size: ClassVar[str]  # name of the attribute
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        """As in `Kind`."""
         d = getattr(module, self.size, None)
         q, k, v, o = maps = [getattr(module, x, None) for x in self.maps]
         if not isinstance(d, int) or not all(isinstance(x, nn.Module) for x in maps):
@@ -380,15 +368,10 @@ class FourMapsKind(Kind):
         return HeadSite(name, module, self.name, width // d, width // d, d, d, o, self)
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`."""
         held: Any = site.module
         d, (*inputs, out) = site.head_dim, (getattr(held, x) for x in self.maps)
         parts = [part for x, owner in zip("qkv", inputs, strict=True) for part in linear_parts(x, owner, 0, "query", d)]
         return Layout(tuple(parts), norms=norms_of(held)).into(out, d)
-
-    def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
-        return Resizing(fixed_code(site.module))
 
 
 class BartKind(FourMapsKind):
@@ -398,12 +381,8 @@ class BartKind(FourMapsKind):
     about = "BART-like models of transformers, Whisper, OPT and CLIP among them (q_proj, k_proj, v_proj, out_proj)"
     maps = ("q_proj", "k_proj", "v_proj", "out_proj")
     size = "head_dim"
-
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        # `embed_dim` is the width that the code gives all heads together; GPT-J has `num_attention_heads`.
-        width = num_heads * site.head_dim
-        put_sizes(site.module, num_heads=num_heads, num_attention_heads=num_heads, embed_dim=width)
+    # `embed_dim` is the width that the code gives all heads together; GPT-J has `num_attention_heads`.
+    counts, widths = ("num_heads", "num_attention_heads"), ("embed_dim",)
 
 
 class ViTKind(FourMapsKind):
@@ -413,16 +392,13 @@ class ViTKind(FourMapsKind):
     about = "ViT-like models of transformers (q_proj, k_proj, v_proj, o_proj, num_attention_heads)"
     maps = ("q_proj", "k_proj", "v_proj", "o_proj")
     size = "head_dim"
+    counts = ("num_attention_heads",)
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
         """As in `Kind`; modules with groups of heads are "llama", and headwise's own have no such attribute."""
         if hasattr(module, "num_key_value_groups") or not isinstance(getattr(module, "num_attention_heads", None), int):
             return None
         return super().site(name, module)
-
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        put_sizes(site.module, num_attention_heads=num_heads)
 
 
 class DistilBertKind(FourMapsKind):
@@ -432,10 +408,7 @@ class DistilBertKind(FourMapsKind):
     about = "DistilBERT of transformers (q_lin, k_lin, v_lin, out_lin)"
     maps = ("q_lin", "k_lin", "v_lin", "out_lin")
     size = "attention_head_size"
-
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        put_sizes(site.module, n_heads=num_heads, dim=num_heads * site.head_dim)
+    counts, widths = ("n_heads",), ("dim",)
 
 
 class T5Kind(FourMapsKind):
@@ -445,6 +418,7 @@ class T5Kind(FourMapsKind):
     about = "T5-like models of transformers (q, k, v, o, key_value_proj_dim)"
     maps = ("q", "k", "v", "o")
     size = "key_value_proj_dim"
+    counts, widths = ("n_heads",), ("inner_dim",)
 
     def layout(self, site: HeadSite) -> Layout:
         """As in `Kind`; the letter of a relative bias is "bias"."""
@@ -453,7 +427,6 @@ class T5Kind(FourMapsKind):
         return super().layout(site).more(own)
 
     def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
         name = type(site.module)
         if "position_bias" not in signature(name.forward).parameters:
             return Resizing()
@@ -462,7 +435,3 @@ class T5Kind(FourMapsKind):
             f"heads than the others. Mask them instead: headwise.models.scale_heads(find_heads(model), gates), with "
             f"0 for a head"
         )
-
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        put_sizes(site.module, n_heads=num_heads, inner_dim=num_heads * site.head_dim)

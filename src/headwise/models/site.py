@@ -133,7 +133,6 @@ class Kind:
         raise NotImplementedError
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `HeadSite`."""
         raise NotImplementedError
 
     def resizing(self, site: HeadSite) -> Resizing:

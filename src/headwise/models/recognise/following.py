@@ -19,37 +19,19 @@ from torch.utils.hooks import RemovableHandle
 from headwise.events import original
 from headwise.kernels.stance import stance
 from headwise.models.hooks import around
-from headwise.models.recognise.chains import (
-    chosen,
-    joined,
-    kind_of,
-    pointwise,
-    repeated,
-    softmaxed,
-    viewed,
-    written,
-)
+from headwise.models.recognise.chains import see
 from headwise.models.recognise.frames import modules_in_call, runs, user_line
-from headwise.models.recognise.functions import LIBRARIES, scaled_dot_product_attention
+from headwise.models.recognise.functions import LIBRARIES
 from headwise.models.recognise.libraries import FusedCall, Library, arguments, first_of, intercepted, take
-from headwise.models.recognise.multiplied import multiplied
-from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer, whole
 from headwise.models.recognise.tracked import (
-    ARITHMETIC,
-    DERIVED,
     IGNORED,
-    INPUT,
-    LAYERS,
     OPAQUE,
-    REPEATS,
     RETURN_OTHERS,
     SAME,
-    SOFTMAX,
     VIEWS,
     Lost,
     Softmax,
     Tracked,
-    opaque,
     unexpected,
 )
 
@@ -106,6 +88,11 @@ Kind = Literal["attribute", "heads", "operator", "ignored", "seen"]
 _kinds: dict[Any, tuple[str, Kind]] = {}
 
 
+def _opaque(name: str) -> bool:
+    """Whether the operator of this name computes a whole attention, unless it is one that is followed."""
+    return ("attention" in name or "attn" in name) and name != "scaled_dot_product_attention"
+
+
 def _kind(func: Any) -> tuple[str, Kind]:
     """The name of a function, and whether it reads an attribute that is not followed, is that of nn.MultiheadAttention,
     computes a whole attention, or is ignored; kept, as each call needs it."""
@@ -116,7 +103,7 @@ def _kind(func: Any) -> tuple[str, Kind]:
         kind = "seen" if name in VIEWS or name in SAME else "attribute"
     elif func is _mha:
         kind = "heads"
-    elif name in OPAQUE or (isinstance(func, _OPERATORS) and opaque(name)):
+    elif name in OPAQUE or (isinstance(func, _OPERATORS) and _opaque(name)):
         kind = "operator"
     elif name in IGNORED:
         kind = "ignored"
@@ -175,7 +162,7 @@ class Following(TorchFunctionMode):
         elif kind == "seen" and (isinstance(out, Tensor) or name in RETURN_OTHERS):
             seen = self.seen
             try:
-                _see(seen, func, name, args, kwargs, out)
+                see(seen, func, name, args, kwargs, out)
             except Exception as error:  # following it must not disturb the model
                 seen.record(out, f"{name}: {unexpected(error)}")
             while seen.ready:  # what subscribers raise is raised through the model
@@ -274,56 +261,6 @@ def compiled_operator(seen: Tracked, func: Any) -> None:
     called = str(func) if isinstance(func, _OPERATORS) else f"torch.{name_of(func)}"
     reason = f"computed by the operator {called} in compiled code, whose parts are not seen"
     seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), torch.float32, seen.kept, reason=reason))
-
-
-def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Take note of one call."""
-    take = _OF_SEVERAL.get(name)
-    if take is not None:
-        take(seen, name, args, kwargs, out)
-        return
-    first: Any = args[0] if args else kwargs.get("input")
-    kind = kind_of(name)
-    if kind not in _ASKING and seen.passed_on(first, out):
-        return
-    x = seen.known(first)
-    if name == "where" and len(args) == 3:
-        chosen(seen, args, out)
-    elif x is None:
-        if name in DERIVED:
-            seen.derive(first, out)
-            return
-        if len(args) > 1 and kind not in _ASKING and seen.passed_on(args[1], out):
-            return
-        if len(args) > 1 and (y := seen.known(args[1])) is not None and isinstance(out, Tensor):
-            pointwise(seen, name, y, args[1], first, kwargs, out, swapped=True)
-        elif name in SOFTMAX and out.ndim > 1:
-            softmaxed(seen, name, None, first, args, kwargs, out)
-        elif ARITHMETIC.get(name) == "mul" and len(args) > 1 and is_outer("mul", first, args[1], out):
-            seen.remember(out, INPUT.but(layout=whole(tuple(out.shape)), outer=(first, args[1])))
-    elif name in VIEWS:
-        viewed(seen, func, x, first, args[1:], kwargs, out)
-    elif name in REPEATS:
-        repeated(seen, name, x, first, args[1:], kwargs, out)
-    elif name in SAME:
-        seen.remember(out, x)
-    elif name in SOFTMAX:
-        softmaxed(seen, name, x, first, args, kwargs, out)
-    else:
-        other = args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("mask"))
-        pointwise(seen, name, x, first, other, kwargs, out, args=args)
-
-
-# Those that do more with an input than a function of each number.
-_ASKING = VIEWS | REPEATS | SOFTMAX | {"mul", "div", "where"}
-# What takes note of functions of more than one tensor that is followed.
-_OF_SEVERAL: dict[str, Callable[[Tracked, str, Sequence[Any], dict[str, Any], Any], None]] = {
-    **dict.fromkeys(PRODUCTS, multiplied),
-    **dict.fromkeys(LAYERS, lambda seen, name, args, kwargs, out: seen.remember_layer(name, (*args, None)[0], out)),
-    "scaled_dot_product_attention": lambda seen, name, *call: scaled_dot_product_attention(seen, *call),
-    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), joined),
-    "__setitem__": written,
-}
 
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

@@ -174,64 +174,6 @@ IGNORED = frozenset({
 REDUCTIONS = frozenset({"sum", "mean", "max", "min", "amax", "amin", "std", "var", "norm", "any", "all", "argmax"})
 
 
-def steps_of(
-    kind: str, here: Layout, other: Any, kwargs: dict[str, Any], args: Sequence[Any], swapped: bool
-) -> tuple[Step, ...] | None:  # fmt: skip
-    """What a function does to scores, as steps; None if it is none that is known."""
-    number, tensor = isinstance(other, int | float), isinstance(other, Tensor)
-    if kind == "tanh":
-        return (Step("tanh", None, here),)
-    if kind == "neg":
-        return (Step("mul", -1.0, here),)
-    if kind == "masked_fill":
-        value = args[2] if len(args) > 2 else kwargs.get("value")
-        return (Step("fill", other, here, float(value)),) if tensor and value is not None else None
-    if kind in ("mul", "div") and (number or tensor):
-        if number:
-            return (Step("mul", float(other if kind == "mul" else 1 / other), here),) if other else None
-        if kind == "div" and swapped:
-            return None
-        if kind == "div":
-            # By a root, as a tensor of another dtype than the scores: its reciprocal would be rounded in it.
-            other = (other if other.ndim or other.requires_grad else other.double()).reciprocal()
-        return (Step("times", other, here),)
-    if kind in ("add", "sub", "rsub") and (number or tensor):
-        alpha = float(kwargs.get("alpha", 1.0)) * (1.0 if kind == "add" else -1.0)
-        if (kind == "sub" and swapped) or (kind == "rsub" and not swapped):
-            return Step("mul", -1.0, here), Step("add", other, here)
-        return (Step("add", other, here, alpha),) if tensor else ()
-    return None
-
-
-def drops(place: str, args: Sequence[Any]) -> bool:
-    """Whether an index that leaves out one of the last axis is all but the "first" or the "last"."""
-    if len(args) > 2 and all(isinstance(x, int) for x in args[:3]):  # aten.slice(x, dim, start, end)
-        return bool(args[1] == (place == "first"))
-    index = args[0] if args else None
-    last = index[-1] if isinstance(index, tuple) else index
-    if not isinstance(last, slice) or last.step not in (None, 1):
-        return False
-    return last.start == 1 and last.stop is None if place == "first" else last.start in (None, 0) and last.stop == -1
-
-
-def turns_nan_into_0(kind: str, other: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether it is nan_to_num with 0 for NaN; weights have no infinity. other: its second argument."""
-    nan = kwargs.get("nan", other)
-    return kind == "nan_to_num" and (nan is None or (isinstance(nan, int | float) and nan == 0))
-
-
-def dropout_of(before: float, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
-    """The probability that a number was dropped, after another call of dropout."""
-    p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-    active = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
-    return 1 - (1 - before) * (1 - float(p)) if active else before
-
-
-def opaque(name: str) -> bool:
-    """Whether the operator of this name computes a whole attention, unless it is one that is followed."""
-    return ("attention" in name or "attn" in name) and name != "scaled_dot_product_attention"
-
-
 # Called with a product of weights and values: the product, what is known of the weights, which operand they are, the
 # operand of the first product that holds the keys, and the result.
 OnValues = Callable[[Contraction, Followed, int, int, Tensor], None]

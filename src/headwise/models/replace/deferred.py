@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from headwise.errors import ConfigError
-from headwise.models.adapters.weights import LazyTensor
+from headwise.models.adapters.weights import LazyTensor, dense
 from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.libraries import FusedCall, Library
@@ -88,7 +88,7 @@ class Deferred(LazyTensor):
                     f"any more: one of its arguments was changed in place since. Read it before, or detach the model"
                 )
         with _as_then(self._settings):
-            args, kwargs = tree_map(_numbers, (args, kwargs))
+            args, kwargs = tree_map(dense, (args, kwargs))
             if self._changes:  # another function may read what was there before
                 args = (args[0].clone(), *args[1:])
             made = func(*args, **kwargs)
@@ -198,10 +198,6 @@ def _thawed(x: Any) -> Any:
     return x[1]
 
 
-def _numbers(x: Any) -> Any:
-    return x.dense() if isinstance(x, LazyTensor) else x
-
-
 def _settings(kind: str) -> tuple[Any, ...]:
     enabled = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if enabled else None
@@ -223,22 +219,9 @@ def _as_then(settings: tuple[Any, ...]) -> Iterator[None]:
 
 Place = tuple[nn.Module | None, str]  # the innermost module that computes a product, and the line of the user's code
 FUSED = "scaled_dot_product_attention"
-_KINDS = frozenset(
-    {
-        *ARITHMETIC,
-        *VIEWS,
-        *SAME,
-        *SOFTMAX,
-        "masked_fill",
-        "where",
-        "tanh",
-        "exp",
-        "dropout",
-        "cat",
-        "concat",
-        "nan_to_num",
-    }
-)
+_KINDS = ARITHMETIC.keys() | VIEWS | SAME | SOFTMAX | {
+    "masked_fill", "where", "tanh", "exp", "dropout", "cat", "concat", "nan_to_num",
+}  # fmt: skip
 _REDUCTIONS = frozenset({"max", "amax", "sum", "logsumexp"})
 _LIKE = frozenset({"type_as", "view_as", "expand_as", "reshape_as", "to"})  # read no numbers of the second argument
 _NEVER = frozenset({"data", "requires_grad_", "cpu", "cuda", "set_"})

@@ -340,7 +340,6 @@ class TracedKind(Kind):
     merged = "modules found by find_heads(model, batch) whose maps are `nn.Linear`s"
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        """As in `Kind`."""
         found = traced(module)
         if found is None:
             return None
@@ -350,12 +349,10 @@ class TracedKind(Kind):
         )  # fmt: skip
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`."""
         found = _of(site)
         return Layout(found.parts(), found.output, rotary=False, missing=found.missing)
 
     def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
         found = _of(site)
         unknown = "" if found.plain else (
             f"{type(site.module).__name__} changes its queries and keys before they are multiplied, by positions or "
@@ -364,7 +361,6 @@ class TracedKind(Kind):
         return Resizing(found.missing or found.fixed, found.merges, unknown)
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
         found = _of(site).resized(num_heads, num_kv_heads)
         for module, attribute, role in found.sizes:
             setattr(module, attribute, value_of(role, found))
@@ -373,13 +369,11 @@ class TracedKind(Kind):
         vars(site.module)[TRACED] = found
 
     def share(self, site: HeadSite) -> None:
-        """As in `Kind`."""
         found = _of(site)
         if found.shares:
             vars(site.module)[TRACED] = with_shared_maps(found, site.module)
 
     def weights(self, site: HeadSite) -> dict[str, Tensor]:
-        """As in `Kind`."""
         found = _of(site)
         super().weights(site)  # raises for what has no plain matrices
         matrices: dict[str, Tensor] = {}
@@ -393,7 +387,6 @@ class TracedKind(Kind):
 
     @contextmanager
     def tapped(self, site: HeadSite, change: Change) -> Iterator[None]:
-        """As in `Kind`."""
         found = _of(site)
         if found.output is None:
             raise ConfigError(f"{site.name or type(site.module).__name__}: {found.unheard}")

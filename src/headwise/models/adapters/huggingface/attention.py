@@ -125,7 +125,6 @@ class WeightsMap(AttentionMap):
     def measured_by(
         self, found: Mapping[Statistic, Tensor] | None, wanted: Sequence[Measure], **how: Any
     ) -> Measurements:
-        """As in `AttentionMap`."""
         mine = super().measured_by(found, wanted, **how)
         if self.other is None:
             return mine

@@ -122,26 +122,6 @@ def _read_and(free: dict[str, Any], place: Place) -> Mask:
     return reduce(and_, (read(f, place) for f in functions))
 
 
-def _read_or(free: dict[str, Any], place: Place) -> Mask:
-    return reduce(or_, (read(f, place) for f in free["mask_functions"]))
-
-
-def _read_window(free: dict[str, Any], place: Place) -> Mask:
-    return Window(free["sliding_window"], right=place.keys)  # it does not restrict keys after the query
-
-
-def _read_both_sides(free: dict[str, Any], place: Place) -> Mask:
-    return Window(free["sliding_window"] + 1, right=free["sliding_window"])
-
-
-def _read_packed(free: dict[str, Any], place: Place) -> Mask:
-    return _documents(free["packed_sequence_mask"], place)
-
-
-def _read_blocks(free: dict[str, Any], place: Place) -> Mask:
-    return _documents(free["block_sequence_ids"], place)
-
-
 def _documents(ids: Tensor, place: Place) -> Mask:
     ids = ids[:, place.offset : place.offset + place.keys]
     if ids.shape[1] != place.keys:
@@ -154,12 +134,24 @@ Reader = Callable[[dict[str, Any], Place], Mask]
 _READERS: dict[str, tuple[Callable[[], tuple[Any, ...]] | None, Reader]] = {
     "causal_mask_function": (None, lambda free, place: Causal()),
     "bidirectional_mask_function": (None, lambda free, place: Everything()),
-    "sliding_window_overlay": (lambda: (3,), _read_window),
-    "sliding_window_bidirectional_overlay": (lambda: (3,), _read_both_sides),
-    "packed_sequence_mask_function": (lambda: (torch.tensor([[0, 0, 1, 1, 1, 2, 2]]),), _read_packed),
-    "blockwise_overlay": (lambda: (torch.tensor([[-1, 4, 4, -1, 2, 2, -1]]),), _read_blocks),
+    # It does not restrict keys after the query.
+    "sliding_window_overlay": (lambda: (3,), lambda free, place: Window(free["sliding_window"], right=place.keys)),
+    "sliding_window_bidirectional_overlay": (
+        lambda: (3,), lambda free, place: Window(free["sliding_window"] + 1, right=free["sliding_window"]),
+    ),
+    "packed_sequence_mask_function": (
+        lambda: (torch.tensor([[0, 0, 1, 1, 1, 2, 2]]),),
+        lambda free, place: _documents(free["packed_sequence_mask"], place),
+    ),
+    "blockwise_overlay": (
+        lambda: (torch.tensor([[-1, 4, 4, -1, 2, 2, -1]]),),
+        lambda free, place: _documents(free["block_sequence_ids"], place),
+    ),
+}  # fmt: skip
+_JOINS: dict[str, Reader] = {
+    "and_masks": _read_and,
+    "or_masks": lambda free, place: reduce(or_, (read(f, place) for f in free["mask_functions"])),
 }
-_JOINS: dict[str, Reader] = {"and_masks": _read_and, "or_masks": _read_or}
 
 
 @lru_cache(maxsize=1)
