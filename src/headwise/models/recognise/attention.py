@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import attend
 from headwise.fields import bits
 from headwise.map import AttentionMap
 from headwise.models.difference import Difference, difference, relative
@@ -17,7 +18,16 @@ from headwise.models.recognise.axes import Axes, Dim, Plan, dimension, of_produc
 from headwise.models.recognise.products import Contraction, Layout, whole
 from headwise.models.recognise.report import Call
 from headwise.models.recognise.scores import Changes
-from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, NotFinite, Product, learned, unexpected
+from headwise.models.recognise.tracked import (
+    UNEXPECTED,
+    Followed,
+    Lost,
+    NotFinite,
+    Product,
+    Values,
+    learned,
+    unexpected,
+)
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 
 KEPT = 512  # forms of calls
@@ -40,6 +50,10 @@ class Attention(Call):
     weights: Callable[[], Tensor] | None  # returns its weights [b, h, n, m]; None if it had none
     arrange: Callable[[Tensor], Tensor]  # any tensor of the shape of the code's result, as [b, h, n, d_v]
     restore: Callable[[Tensor], Tensor]  # the opposite
+
+    def attended(self) -> tuple[Tensor, AttentionMap]:
+        """What `attend` computes, and its map."""
+        return attend(self.q, self.k, self.v, mask=self.mask, scale=self.scale, score=self.scores, return_map=True)
 
     def check(self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None) -> Difference:
         """`compared`; raises `Lost` if the difference is more than rounding explains, or nothing could be compared."""
@@ -90,21 +104,18 @@ class Attention(Call):
         return out[:, :, ::step], self.out[:, :, ::step]
 
 
-def assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> Attention:
+def assembled(given: Values) -> Attention:
     """The attention of a product of weights and values, as `_assembled`, whose unexpected errors are reasons too."""
     try:
-        return _assembled(pv, x, at, side, out)
+        return _assembled(given)
     except UNEXPECTED as error:
         raise Lost(unexpected(error)) from error
 
 
-def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> Attention:
-    """The attention of a product of weights, known as x and operand `at`, and values; `side` of the first product has
-    the keys. Lost, with the reason, if it is none."""
-    product = x.product
-    assert product is not None
-    queries = 1 - side
-    assert x.softmax is not None
+def _assembled(given: Values) -> Attention:
+    """The attention of a product of weights and values; Lost, with the reason, if it is none."""
+    pv, x, at, side, out = given
+    product, softmax, queries = given.product, given.record, 1 - side
     operands = (product.of.left, product.of.right)
     weights, values = (pv.left, pv.right)[:: 1 if at == 0 else -1]
     own, other = (pv.a, pv.b)[:: 1 if at == 0 else -1]
@@ -113,7 +124,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
     form = _form(product, x, queries, pv, (own, other), (operands[queries], operands[side], values, out))
     axes = form.axes
     q, k, v = form.q.arranged(operands[queries]), form.k.arranged(operands[side]), form.v.arranged(values)
-    changes = Changes(named=x.softmax.kept.setdefault("masks", []))
+    changes = Changes(named=softmax.kept.setdefault("masks", []))
     for step in x.steps:
         changes.take(step, axes)
     changes.check()
@@ -156,7 +167,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
         tuple(scores),
         x.dropout_p,
         axes.traced,
-        min(dtype, x.softmax.dtype, key=lambda one: one.itemsize),
+        min(dtype, softmax.dtype, key=lambda one: one.itemsize),
         _one_source(product) and (n == m or (placed.known and _at_end(product, queries, keys - n))),
         placed.known or not crosses,
         m - keys,

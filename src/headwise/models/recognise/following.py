@@ -29,7 +29,6 @@ from headwise.models.recognise.tracked import (
     RETURN_OTHERS,
     SAME,
     VIEWS,
-    Lost,
     Softmax,
     Tracked,
     unexpected,
@@ -166,7 +165,7 @@ class Following(TorchFunctionMode):
             except Exception as error:  # following it must not disturb the model
                 seen.record(out, f"{name}: {unexpected(error)}")
             while seen.ready:  # what subscribers raise is raised through the model
-                seen.on_values(*seen.ready.pop())
+                seen.on_values(seen.ready.pop())
         return out
 
     def call(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -195,10 +194,9 @@ class Following(TorchFunctionMode):
             call = replace(call, own=call.own or library.own(given, out))
             take(seen, call, record)
         except Exception as error:
-            reason = str(error) if isinstance(error, Lost) else unexpected(error)
-            record.reason = f"{name}: {reason}"
+            record.reason = f"{name}: {unexpected(error)}"
         while seen.ready:
-            seen.on_values(*seen.ready.pop())
+            seen.on_values(seen.ready.pop())
         return call
 
 

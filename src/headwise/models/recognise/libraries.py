@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headwise.masks import Mask
 from headwise.models.recognise.products import Contraction, views, whole
-from headwise.models.recognise.tracked import INPUT, Answer, Followed, Product, Softmax, Step, Tracked
+from headwise.models.recognise.tracked import INPUT, Answer, Followed, Product, Softmax, Step, Tracked, Values
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def take(seen: Tracked, call: FusedCall, record: Softmax) -> None:
         own=call.own, answer=answer,
     )  # fmt: skip
     values = Contraction(_without_numbers(shape), call.v, scores, c, o)
-    seen.ready.append((values, found, 0, 1, plain))
+    seen.ready.append(Values(values, found, 0, 1, plain))
 
 
 @lru_cache(maxsize=64)

@@ -20,7 +20,7 @@ from headwise.models.recognise.products import (
     terms,
     whole,
 )
-from headwise.models.recognise.tracked import INPUT, Followed, Origin, Product, Softmax, Step, Tracked, learned
+from headwise.models.recognise.tracked import INPUT, Followed, Origin, Product, Softmax, Step, Tracked, Values, learned
 
 Operand = tuple[Tensor, str]  # a tensor and the letters of its dimensions
 
@@ -208,7 +208,7 @@ def _connected(seen: Tracked, found: Contraction, x: Followed, at: int, out: Ten
             f"mixing of heads"
         )  # fmt: skip
     else:
-        seen.ready.append((found, x, at, sides[0], out))
+        seen.ready.append(Values(found, x, at, sides[0], out))
 
 
 def _without_softmax(seen: Tracked, found: Contraction, x: Followed, at: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise.attention import attend, attend_to
+from headwise.attention import attend_to
 from headwise.errors import ConfigError, warn
 from headwise.events import in_backward, subscribed, subscribers_of, within
 from headwise.kernels.call import sum_finite
@@ -30,9 +30,17 @@ from headwise.models.recognise.following import (
     uncompiled,
 )
 from headwise.models.recognise.frames import modules_in_call, user_line
-from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, named
-from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, NotFinite, Softmax, Tracked, unexpected
+from headwise.models.recognise.tracked import (
+    UNEXPECTED,
+    Followed,
+    Lost,
+    NotFinite,
+    Softmax,
+    Tracked,
+    Values,
+    unexpected,
+)
 from headwise.models.replace.deferred import Deferred
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
@@ -77,23 +85,18 @@ class _Calls:
         self.seen = Tracked(self.modules, self._values)
         self.found: list[tuple[str, Attention, AttentionMap, Difference, str]] = []
 
-    def _values(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
-        """Weights are multiplied by values."""
-        record = x.softmax
-        assert record is not None
-        assert x.product is not None
-        place = names(x.product, modules_in_call(self.modules), self.modules)
+    def _values(self, given: Values) -> None:
+        place = names(given.product, modules_in_call(self.modules), self.modules)
         try:
-            with own_dtypes(out):
-                attention = assembled(product, x, at, side, out)
-                a = attention
-                mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
+            with own_dtypes(given.out):
+                a = assembled(given)
+                mine, amap = a.attended()
                 apart = a.check(mine, amap, every=True)
         except (Lost, *UNEXPECTED) as error:
-            record.reason = explained(x, str(error) if isinstance(error, Lost) else unexpected(error))
+            given.record.reason = explained(given.x, unexpected(error))
             return
-        record.done = True
-        self.found.append(("" if place is None else place[1], attention, amap, apart, user_line()))
+        given.record.done = True
+        self.found.append(("" if place is None else place[1], a, amap, apart, user_line()))
 
 
 def explained(x: Followed, reason: str) -> str:
@@ -230,14 +233,12 @@ class FollowedForward:
             f"that in measured forwards it runs uncompiled{more}",
         )
 
-    def _publish(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
+    def _publish(self, given: Values) -> None:
         """Weights are multiplied by values."""
-        record = x.softmax
-        assert record is not None
-        assert x.product is not None
-        now = modules_in_call(self._modules, x.product.modules)
-        place = names(x.product, now, self._modules)
-        weights = (product.left, product.right)[at]
+        x, out, record = given.x, given.out, given.record
+        now = modules_in_call(self._modules, given.product.modules)
+        place = names(given.product, now, self._modules)
+        weights = (given.of.left, given.of.right)[given.at]
         replaced = isinstance(weights, Deferred) and not weights.made  # attach computed and published it
         if place is None or replaced or now[0] in self._aside or not subscribed(place[0]) or in_backward():
             record.done = True  # nothing is subscribed to it
@@ -253,10 +254,7 @@ class FollowedForward:
         rows = SOME if place[0] in self._whole and not x.note else None  # of changed weights, only some rows may differ
         try:
             with torch.no_grad(), own_dtypes(out):
-                try:
-                    a = assembled(product, x, at, side, out)
-                except UNEXPECTED as error:
-                    raise Lost(unexpected(error)) from error
+                a = assembled(given)
                 compute = partial(_checked, a, rows, made, doubts)
                 attended(
                     place[0], a.q, a.k, a.v, to_itself=a.to_itself, at_end=a.at_end, unplaced=a.unplaced,

@@ -33,8 +33,8 @@ UNEXPECTED = (ArithmeticError, AssertionError, LookupError, NotImplementedError,
 
 
 def unexpected(error: Exception) -> str:
-    """Such an error as a reason."""
-    if isinstance(error, HeadwiseError):
+    """Such an error, or why a call is lost, as a reason."""
+    if isinstance(error, HeadwiseError | Lost):
         return str(error)
     return f"it cannot be analysed ({type(error).__name__}: {(str(error) or '-').splitlines()[0]})"
 
@@ -174,9 +174,29 @@ IGNORED = frozenset({
 REDUCTIONS = frozenset({"sum", "mean", "max", "min", "amax", "amin", "std", "var", "norm", "any", "all", "argmax"})
 
 
-# Called with a product of weights and values: the product, what is known of the weights, which operand they are, the
-# operand of the first product that holds the keys, and the result.
-OnValues = Callable[[Contraction, Followed, int, int, Tensor], None]
+class Values(NamedTuple):
+    """A product of weights and values."""
+
+    of: Contraction
+    x: Followed  # what is known of the weights
+    at: int  # which operand they are
+    side: int  # the operand of the first product that holds the keys
+    out: Tensor
+
+    @property
+    def product(self) -> Product:
+        """The first product."""
+        assert self.x.product is not None
+        return self.x.product
+
+    @property
+    def record(self) -> Softmax:
+        """The softmax."""
+        assert self.x.softmax is not None
+        return self.x.softmax
+
+
+OnValues = Callable[[Values], None]
 
 
 class _Held(weakref.ref):
@@ -199,8 +219,7 @@ class Tracked:
         self.softmaxes: list[Softmax] = []  # those seen
         self.near: list[Softmax] = []  # other things that are close to attention
         self.products = 0  # of two tensors that the model computed, counted
-        # Arguments of the next calls of on_values
-        self.ready: list[tuple[Contraction, Followed, int, int, Tensor]] = []
+        self.ready: list[Values] = []  # arguments of the next calls of on_values
         self.kept: dict[Any, Any] = {}  # what was computed of a mask, for the layers that share it
         # Called with a product of weights and something that is not followed, or is no attention; None
         self.on_refused: Callable[[Contraction, Followed, int, Tensor], None] | None = None

@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise import events
-from headwise.attention import attend, attend_to
+from headwise.attention import attend_to
 from headwise.errors import ConfigError, warn
 from headwise.events import here as settings, in_backward, subscribers_of
 from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import assembled, names
 from headwise.models.recognise.following import compile_with, following, not_in_one_graph, uncompiled
 from headwise.models.recognise.frames import in_checkpoint, is_outermost, modules_in_call
-from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.publisher import explained, nothing
-from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, NotFinite, Tracked, unexpected
+from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, NotFinite, Tracked, Values, unexpected
 from headwise.models.replace.deferred import Deferred, Deferring, Place, place_of, without_shifts
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
@@ -171,24 +170,22 @@ class Replacement:
         """Place of a product → what was certified of its chains before this forward."""
         return self._certified
 
-    def values(self, here: "_Open", product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
+    def values(self, here: "_Open", given: Values) -> None:
         """Weights are multiplied by values."""
-        record, mode = x.softmax, here.mode
-        assert record is not None
-        assert x.product is not None
-        record.done = True
-        place = names(x.product, modules_in_call(self.modules), self.modules)
+        x, out, mode = given.x, given.out, here.mode
+        given.record.done = True
+        place = names(given.product, modules_in_call(self.modules), self.modules)
         if place is None or place[0] in self._apart:
             return
         module, name = place
-        where, key = place_of(x), key_of(product, x, at, side, mode.dropout_p)
+        where, key = place_of(x), key_of(given, mode.dropout_p)
         fused = out.is_meta and not isinstance(out, Deferred)
         waiting, why = fused or (isinstance(out, Deferred) and not out.made), ""
         if waiting:
             why = own_code(out, x)
             if key in self._certified.get(where, ()) and not why:
                 try:
-                    made = self._attended(module, product, x, at, side, out, mode.dropout_p)
+                    made = self._attended(module, given, mode.dropout_p)
                     made = in_order(made, self._orders.get((where, key)))
                 except Lost as reason:
                     why = str(reason)
@@ -204,12 +201,13 @@ class Replacement:
             if fused:
                 return
             out = out.dense() if isinstance(out, Deferred) else out
+            given = given._replace(out=out)
         known = self._verdicts.setdefault(where, {})
         if not in_backward():
             self._orders[where, key] = order_of(out)
             if key not in known:
                 try:
-                    self.computed[name] = known[key] = self._compared(name, product, x, at, side, out)
+                    self.computed[name] = known[key] = self._compared(name, given)
                 except NotFinite as reason:  # a later call may show what it is
                     self.computed[name] = str(reason)
             elif not waiting and key in self._certified.get(where, ()):
@@ -223,14 +221,15 @@ class Replacement:
             if why := why or known.get(key, self.computed.get(name) or "its form was not compared"):
                 raise not_edited(name, why)
             try:
-                made = self._attended(module, product, x, at, side, out, mode.dropout_p)
+                made = self._attended(module, given, mode.dropout_p)
             except Lost as reason:
                 raise not_edited(name, str(reason)) from None
             mode.edited = in_order(made, order_of(out))
 
-    def _compared(self, name: str, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> str:
+    def _compared(self, name: str, given: Values) -> str:
         """Why a call of the module of that name must not be replaced; "" if `attend` computes the same. Raises
         NotFinite if that cannot be said."""
+        x = given.x
         if x.own:
             return _said(x)
         if x.note:
@@ -238,30 +237,26 @@ class Replacement:
         if in_checkpoint():
             return "a part of its forward is called by torch.utils.checkpoint; checkpoint whole modules instead"
         try:
-            with torch.no_grad(), own_dtypes(out):
-                a = assembled(product, x, at, side, out)
-                mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
+            with torch.no_grad(), own_dtypes(given.out):
+                a = assembled(given)
+                mine, amap = a.attended()
                 found = a.check(mine, amap, every=False)
             if found.remark:
                 warn(f"attach(model): {name or type(self.model).__name__}: {found.remark}")
         except NotFinite:
             raise
-        except Lost as reason:
-            return str(reason)
-        except UNEXPECTED as error:
+        except (Lost, *UNEXPECTED) as error:
             return unexpected(error)
         return ""
 
-    def _attended(
-        self, module: nn.Module, product: Contraction, x: Followed, at: int, side: int, out: Tensor, dropout_p: float
-    ) -> Tensor:
+    def _attended(self, module: nn.Module, given: Values, dropout_p: float) -> Tensor:
         """The result of the code, computed by `attend`."""
-        plain = without_shifts(x)
+        out, plain = given.out, without_shifts(given.x)
         assert plain is not None
-        q = product.right if at == 0 else product.left  # of the device of the call
+        q = given.of.right if given.at == 0 else given.of.left  # of the device of the call
         # Modes of others, such as that of `watch`, would see how it is computed.
         with own_dtypes(q), torch._C.DisableTorchFunction():
-            a = assembled(product, plain, at, side, torch.empty(out.shape, dtype=out.dtype, device="meta"))
+            a = assembled(given._replace(x=plain, out=torch.empty(out.shape, dtype=out.dtype, device="meta")))
             made, _ = attended(
                 module, a.q, a.k, a.v, to_itself=a.to_itself, at_end=a.at_end, unplaced=a.unplaced, compute=_computed,
                 mask=a.mask, scale=a.scale, score=a.scores, dropout_p=max(a.dropout_p, dropout_p),
@@ -295,7 +290,7 @@ class _Open:
     def __init__(self, of: Replacement, module: nn.Module, callback: Any = None) -> None:
         self.depth, self.module, self.callback = 1, module, callback
         self.stack = ExitStack()
-        self.seen = Tracked(of.modules, lambda *call: of.values(self, *call))
+        self.seen = Tracked(of.modules, lambda given: of.values(self, given))
         made: list[Deferring] = []
 
         def mode(seen: Tracked) -> Deferring:
@@ -309,22 +304,17 @@ class _Open:
     def close(self) -> None:
         """End it, without a reference to itself, so that it is freed at once."""
         self.stack.close()
-        self.seen.on_values = _nothing
+        self.seen.on_values = lambda given: None
 
 
-def _nothing(*call: Any) -> None:
-    """Called after a forward: never."""
-
-
-def key_of(product: Contraction, x: Followed, at: int, side: int, dropout_p: float) -> Key:
+def key_of(given: Values, dropout_p: float) -> Key:
     """What was done between the two products, without the numbers: calls with the same key have the same form."""
-    assert x.product is not None
-    assert x.softmax is not None
+    x, first, softmax = given.x, given.product, given.record
     steps = tuple(step.kind for step in x.steps if not _is_shift(step.value))
-    letters = (x.product.of.a, x.product.of.b, x.product.of.out, product.a, product.b, product.out)
+    letters = (first.of.a, first.of.b, first.of.out, given.of.a, given.of.b, given.of.out)
     return (
-        steps, letters, at, side, x.stage, x.note, x.sink is not None, bool(x.dropout_p or dropout_p), x.product.dtype,
-        x.softmax.dtype, x.softmax.function,
+        steps, letters, given.at, given.side, x.stage, x.note, x.sink is not None, bool(x.dropout_p or dropout_p),
+        first.dtype, softmax.dtype, softmax.function,
     )  # fmt: skip
 
 

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from headwise.attention import attend
 from headwise.events import within
 from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call
-from headwise.models.recognise.products import NAMES as PRODUCTS, Contraction, contraction
-from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, Tracked, learned, unexpected
+from headwise.models.recognise.products import NAMES as PRODUCTS, contraction
+from headwise.models.recognise.tracked import UNEXPECTED, Lost, Tracked, Values, learned, unexpected
 from headwise.models.traced.kind import (
     DIGITS,
     TRACED,
@@ -158,22 +157,20 @@ class _Pass:
         self.seen.remember(new, known)
         return new
 
-    def _values(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
-        record = x.softmax
-        assert record is not None
-        assert x.product is not None
-        place = names(x.product, modules_in_call(self.modules), self.modules)
+    def _values(self, given: Values) -> None:
+        out, record = given.out, given.record
+        place = names(given.product, modules_in_call(self.modules), self.modules)
         if place is None or place[0] in self.taken:
             return
         try:
             with own_dtypes(out):
-                a = assembled(product, x, at, side, out)
+                a = assembled(given)
                 with torch.no_grad():
-                    mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
+                    mine, amap = a.attended()
                     a.check(mine, amap, every=True)
                 known = self._inputs(a)
         except (Lost, *UNEXPECTED) as error:
-            record.reason = str(error) if isinstance(error, Lost) else unexpected(error)
+            record.reason = unexpected(error)
             return
         record.done = True
         self.leaf = out.detach().requires_grad_()
