@@ -59,11 +59,15 @@ _converted: "WeakSet[nn.Module]" = WeakSet()
 def take_over(targets: Sequence[nn.Module], *, adopt: bool = False) -> None:
     """Convert modules to headwise until as many calls of `give_back`. adopt: treat copies of converted modules as
     converted now, so that `give_back` restores what computed the originals."""
-    for target in targets:
+    for i, target in enumerate(targets):
         family = _family(target)
         if not _users.get(target):
             if not _ours(target):
-                family.convert(target)
+                try:
+                    family.convert(target)
+                except ConfigError:  # a part did not take the setting, which only shows then
+                    give_back(targets[:i])
+                    raise
                 _converted.add(target)
             elif adopt and family.was_converted(target):
                 _converted.add(target)
@@ -159,13 +163,10 @@ def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, s
             below |= set(module.modules())
             if not any(map(calls_interface, module.modules())) and not huggingface.left(module):
                 continue  # there is no attention in it
-            try:
-                if not _ours(module):
-                    huggingface.convert(module)
-                    huggingface.restore(module)
+            if not _ours(module) and (why := huggingface.refusal(module)):
+                refused[name] = why
+            else:
                 roots.append(module)
-            except ConfigError as error:
-                refused[name] = str(error)
     return roots, refused
 
 

@@ -201,13 +201,13 @@ class Following(TorchFunctionMode):
 
 
 @contextmanager
-def following(seen: Tracked, mode: Callable[[Tracked], Following] = Following) -> Iterator[None]:
+def following(mode: Following) -> Iterator[None]:
     """Within it, tensors are followed. Compiled models run uncompiled, so that their functions are seen."""
     try:
-        with stance("force_eager"), intercepted(list(_READERS), _library), mode(seen):
+        with stance("force_eager"), intercepted(list(_READERS), _library), mode:
             yield
     finally:
-        seen.forget()
+        mode.seen.forget()
 
 
 _OPERATORS = (OpOverload, OpOverloadPacket)

@@ -22,6 +22,7 @@ from headwise.models.difference import Difference
 from headwise.models.hooks import Hook, around
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.following import (
+    Following,
     OtherThreads,
     compile_with,
     compiled_parts,
@@ -66,7 +67,7 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"recognise(model): expected an nn.Module, got {type(model).__name__}")
     calls = _Calls(model)
-    with torch.no_grad(), within(own_code=True), following(calls.seen):
+    with torch.no_grad(), within(own_code=True), following(Following(calls.seen)):
         output = model(*args, **kwargs)
     if not calls.found:
         raise nothing(model, calls.seen, "recognise")
@@ -213,7 +214,7 @@ class FollowedForward:
         """Follow a forward in this thread from now on."""
         self.close()
         self.home, self.seen = get_ident(), Tracked(self._modules, self._publish, self._aside)
-        self._forward.enter_context(following(self.seen))
+        self._forward.enter_context(following(Following(self.seen)))
         self._forward.enter_context(self._threads.followed(self.seen))
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from headwise.models.difference import Difference, difference
 from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.axes import are_of, own_dims
-from headwise.models.recognise.following import following
+from headwise.models.recognise.following import Following, following
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.multiplied import summed_factors
 from headwise.models.recognise.products import Contraction
@@ -199,7 +199,7 @@ def certify(model: nn.Module, batch: Any) -> Certificate:
         raise ConfigError(f"certify(model): expected an nn.Module, got {type(model).__name__}")
     args, kwargs = arguments(batch)
     calls = _Calls(model)
-    with torch.inference_mode(False), torch.enable_grad(), within(own_code=True), following(calls.seen):
+    with torch.inference_mode(False), torch.enable_grad(), within(own_code=True), following(Following(calls.seen)):
         output = model(*args, **kwargs)
     rest = [
         Verdict(one.name, False, "", one.reason, None, None, None, (), one.line)

@@ -1,6 +1,5 @@
 """Attention of one model, computed by `attend` at the places where that was certified."""
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from threading import get_ident
@@ -166,10 +165,6 @@ class Replacement:
             if not one.done and one.modules and one.modules[0] not in done | self._apart and is_edited(one.modules[0]):
                 raise not_edited(self.modules[one.modules[0]], f"{one.reason} ({Path(one.line).name})")
 
-    def certified(self) -> Mapping[Place, frozenset[Key]]:
-        """Place of a product → what was certified of its chains before this forward."""
-        return self._certified
-
     def values(self, here: "_Open", given: Values) -> None:
         """Weights are multiplied by values."""
         x, out, mode = given.x, given.out, here.mode
@@ -291,15 +286,9 @@ class _Open:
         self.depth, self.module, self.callback = 1, module, callback
         self.stack = ExitStack()
         self.seen = Tracked(of.modules, lambda given: of.values(self, given))
-        made: list[Deferring] = []
-
-        def mode(seen: Tracked) -> Deferring:
-            made.append(Deferring(seen))
-            made[0].certified = frozenset(place for place, keys in of.certified().items() if keys)
-            return made[0]
-
-        self.stack.enter_context(following(self.seen, mode))
-        (self.mode,) = made
+        self.mode = Deferring(self.seen)
+        self.mode.certified = frozenset(place for place, keys in of._certified.items() if keys)
+        self.stack.enter_context(following(self.mode))
 
     def close(self) -> None:
         """End it, without a reference to itself, so that it is freed at once."""

@@ -147,11 +147,6 @@ ROLES: dict[str, Callable[[Traced], int]] = {
 }
 
 
-def value_of(role: str, x: Traced) -> int:
-    """The value of an attribute with this role."""
-    return ROLES[role](x)
-
-
 def traced(module: nn.Module) -> Traced | None:
     """What is known of the heads of a module."""
     found = vars(module).get(TRACED)
@@ -363,7 +358,7 @@ class TracedKind(Kind):
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
         found = _of(site).resized(num_heads, num_kv_heads)
         for module, attribute, role in found.sizes:
-            setattr(module, attribute, value_of(role, found))
+            setattr(module, attribute, ROLES[role](found))
             if attribute == WIDTH:
                 narrow(module, found.inputs(), found.width_of_inputs())
         vars(site.module)[TRACED] = found

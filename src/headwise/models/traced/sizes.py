@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from headwise.models.difference import difference
 from headwise.models.recognise.frames import line_of_error
 from headwise.models.site import HeadSite, pick_heads, scale_heads
-from headwise.models.traced.kind import ROLES, TRACED, WIDTH, SharedMaps, Traced, TracedKind, can_share, value_of
+from headwise.models.traced.kind import ROLES, TRACED, WIDTH, SharedMaps, Traced, TracedKind, can_share
 
 TRIES = 128  # assignments of roles to attributes
 Size = tuple[nn.Module, str, str]  # module, attribute, role
@@ -103,8 +103,8 @@ class _Trial:
         """The roles that an attribute with this value may have, of those that give it the same values only one."""
         found: dict[tuple[int, ...], Size] = {}
         for role in ROLES:
-            values = tuple(value_of(role, one) for one in after)
-            if value_of(role, self.known) == value and any(one != value for one in values):
+            values = tuple(ROLES[role](one) for one in after)
+            if ROLES[role](self.known) == value and any(one != value for one in values):
                 found.setdefault(values, (holder, name, role))
         return list(found.values())
 

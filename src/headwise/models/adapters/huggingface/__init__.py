@@ -53,23 +53,36 @@ def left(model: nn.Module) -> dict[str, str]:
     return left_out(model, [name for name, module in model.named_modules() if calls_interface(module)])
 
 
-def convert(model: Any) -> None:
-    """Convert a transformers model with all its parts to headwise, in place."""
-    pretrained = library("modeling_utils").PreTrainedModel
-    parts = [part for part in model.modules() if isinstance(part, pretrained)]
-    for part in parts:
-        if not part._can_set_attn_implementation():
-            raise ConfigError(
-                f"{type(part).__name__} computes its attention by itself and ignores "
-                f"attn_implementation, so headwise cannot compute it"
-            )
-    if not any(map(calls_interface, model.modules())):
-        others = left(model)
-        raise ConfigError(
-            f"{type(model).__name__} "
-            + (f"computes its attention by itself: {_listed(others)}" if others else "has no attention")
+def refusal(model: nn.Module) -> str:
+    """Why a transformers model cannot be converted, as far as that is known before; "" if nothing is."""
+    try:
+        parts = _parts(model)
+        install()
+    except ConfigError as error:  # transformers is too old
+        return str(error)
+    if alone := [part for part in parts if not part._can_set_attn_implementation()]:
+        return (
+            f"{type(alone[0]).__name__} computes its attention by itself and ignores "
+            f"attn_implementation, so headwise cannot compute it"
         )
-    install()
+    if any(map(calls_interface, model.modules())):
+        return ""
+    others = left(model)
+    return f"{type(model).__name__} " + (
+        f"computes its attention by itself: {_listed(others)}" if others else "has no attention"
+    )
+
+
+def _parts(model: nn.Module) -> list[Any]:
+    pretrained = library("modeling_utils").PreTrainedModel
+    return [part for part in model.modules() if isinstance(part, pretrained)]
+
+
+def convert(model: Any) -> None:
+    """Convert a transformers model with all its parts to headwise, in place; ConfigError if that is refused."""
+    if why := refusal(model):
+        raise ConfigError(why)
+    parts = _parts(model)
     attention = [module for module in model.modules() if calls_interface(module)]
     own = [module.config for module in attention]
     before = [(config, config._attn_implementation_internal) for config in _configs(own, model, parts)]

@@ -25,31 +25,17 @@ class MaskTensor(LazyTensor):
 
     @staticmethod
     def __new__(
-        cls: type["MaskTensor"],
-        mask: Mask | None,
-        shape: tuple[int, int, int],
-        position: Position,
-        device: Any,
-        dtype: torch.dtype,
-        eager: Callable[[], Tensor],
-    ) -> Any:
+        cls: type["MaskTensor"], mask: Mask | None, shape: tuple[int, int, int], position: Position, device: Any,
+        dtype: torch.dtype, eager: Callable[[], Tensor],
+    ) -> Any:  # fmt: skip
         b, n, m = shape
         return LazyTensor.empty_shell(cls, (b, 1, n, m), dtype, torch.device(device))
 
     def __init__(
-        self,
-        mask: Mask | None,
-        shape: tuple[int, int, int],
-        position: Position,
-        device: Any,
-        dtype: torch.dtype,
+        self, mask: Mask | None, shape: tuple[int, int, int], position: Position, device: Any, dtype: torch.dtype,
         eager: Callable[[], Tensor],
-    ) -> None:
-        """
-        Args:
-            shape: b, n, m.
-            eager: computes the dense tensor.
-        """
+    ) -> None:  # fmt: skip
+        """shape: b, n, m. eager: computes the dense tensor."""
         self.mask, self.position, self._eager = mask, position, eager
 
     def make(self) -> Tensor:
