@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headwise.models.configuration.config import rotated
+from headwise.models.configuration import rotated
 from headwise.models.hooks import fixed_code
 from headwise.models.site import Change, HeadSite, Kind, ReplacedMethod, features, norms_of, put_sizes
 from headwise.nn.base import AttentionLayer

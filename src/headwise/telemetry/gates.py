@@ -25,7 +25,7 @@ from headwise.errors import ConfigError, check_choice
 from headwise.events import in_backward, subscribe
 from headwise.kernels.eager import eager
 from headwise.models.adapters.places import give_back, select, take_over
-from headwise.models.configuration.config import num_heads
+from headwise.models.configuration import num_heads
 from headwise.models.recognise.frames import Calls, turn
 from headwise.models.recognise.publisher import FollowedForward, not_followed
 from headwise.nn.base import AttentionLayer

@@ -5,7 +5,7 @@ from typing import Any
 from headwise.costs.configs import Convolution, Others
 from headwise.costs.recurrent import Recurrence, gated_delta, mamba_1, mamba_2, short_convolution
 from headwise.errors import ConfigError
-from headwise.models.configuration.config import (
+from headwise.models.configuration import (
     FULL,
     HYBRID,
     Family,

@@ -12,7 +12,7 @@ from torch import nn
 from headwise.costs.configs import ModelConfig
 from headwise.errors import ConfigError
 from headwise.models.adapters.huggingface.library import library
-from headwise.models.configuration.config import (
+from headwise.models.configuration import (
     Family,
     chunked,
     num_heads,

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from headwise.models.difference import difference
 from headwise.models.recognise.frames import line_of_error
 from headwise.models.site import HeadSite, pick_heads, scale_heads
-from headwise.models.traced.kind import ROLES, TRACED, WIDTH, SharedMaps, Traced, TracedKind, can_share
+from headwise.models.traced import ROLES, TRACED, WIDTH, SharedMaps, Traced, TracedKind, can_share
 
 TRIES = 128  # assignments of roles to attributes
 Size = tuple[nn.Module, str, str]  # module, attribute, role

@@ -19,7 +19,7 @@ from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import NAMES as PRODUCTS, contraction
 from headwise.models.recognise.tracked import UNEXPECTED, Lost, Tracked, Values, learned, unexpected
-from headwise.models.traced.kind import (
+from headwise.models.traced import (
     DIGITS,
     TRACED,
     Slices,
