@@ -38,11 +38,14 @@ def find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]
     roots, refused = _transformers_models(model)
     places: list[Place] = []
     unwatched = dict(refused)
-    inside = {module: root for root in roots for module in root.modules()}
+    inside = {module for root in roots for module in root.modules()}
     for name, module in model.named_modules():
-        kind = _kind(module, inside)
-        if kind is not None:
-            places.append(Place(name, module, kind))
+        if isinstance(module, AttentionLayer):
+            places.append(Place(name, module, "headwise"))
+        elif type(module) is nn.MultiheadAttention or isinstance(module, MultiheadAttention):
+            places.append(Place(name, module, "torch"))
+        elif module in inside and calls_interface(module):
+            places.append(Place(name, module, "transformers"))
         elif isinstance(module, nn.MultiheadAttention):
             unwatched[name] = f"{type(module).__name__} does more than nn.MultiheadAttention, whose place it takes"
     for name, class_name in left_out(model, [*(place.name for place in places), *unwatched]).items():
@@ -139,14 +142,6 @@ def _ours(target: Any) -> bool:
     if isinstance(target, nn.MultiheadAttention):
         return isinstance(target, MultiheadAttention)
     return bool(target.config._attn_implementation == "headwise")
-
-
-def _kind(module: nn.Module, inside: dict[nn.Module, nn.Module]) -> str | None:
-    if isinstance(module, AttentionLayer):
-        return "headwise"
-    if type(module) is nn.MultiheadAttention or isinstance(module, MultiheadAttention):
-        return "torch"
-    return "transformers" if module in inside and calls_interface(module) else None
 
 
 def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, str]]:

@@ -56,16 +56,12 @@ def without_quantization(config: Any) -> str:
     """Remove what a configuration states about quantized weights, so that transformers builds the model of their sizes;
     return the name of the method, "" if there is none."""
     parts = [part for part in vars(config).values() if hasattr(part, "get_text_config")]
-    found = [_removed(part) for part in (config, *parts)]
+    found: list[dict[str, Any]] = []
+    for part in (config, *parts):
+        if (stated := getattr(part, QUANTIZATION, None)) is not None:
+            delattr(part, QUANTIZATION)
+            found.append(stated if isinstance(stated, dict) else stated.to_dict())
     return next((str(stated.get("quant_method", "quantized")) for stated in found if stated), "")
-
-
-def _removed(config: Any) -> dict[str, Any]:
-    stated = getattr(config, QUANTIZATION, None)
-    if stated is None:
-        return {}
-    delattr(config, QUANTIZATION)
-    return stated if isinstance(stated, dict) else stated.to_dict()
 
 
 def text_part(config: Any) -> Any:

@@ -113,12 +113,6 @@ def _kind(func: Any) -> tuple[str, Kind]:
     return name, kind
 
 
-def _drop_ended() -> None:
-    """Remove modes of this thread that ended in another one, as far as no other mode was entered since."""
-    while (modes := _get_current_function_mode_stack()) and isinstance(modes[-1], Following) and modes[-1].over:
-        _pop_mode()
-
-
 Self = TypeVar("Self", bound="Following")
 
 
@@ -131,7 +125,9 @@ class Following(TorchFunctionMode):
         self._home, self.over = 0, False
 
     def __enter__(self: Self) -> Self:
-        _drop_ended()
+        # Modes of this thread that ended in another one, as far as no other mode was entered since.
+        while (modes := _get_current_function_mode_stack()) and isinstance(modes[-1], Following) and modes[-1].over:
+            _pop_mode()
         self._home = get_ident()
         return super().__enter__()
 

@@ -190,9 +190,11 @@ def intercepted(names: list[tuple[str, str]], on_call: _OnCall) -> Iterator[None
         with _lock:
             for module, name in names:
                 function = getattr(sys.modules.get(module), name, None)
-                if isinstance(function, types.FunctionType) and not _under_another_name(f"{module}.{name}", function):
-                    _enter(f"{module}.{name}", function, on_call)
-                    entered.append(f"{module}.{name}")
+                key = f"{module}.{name}"
+                elsewhere = any(at is function and one != key for one, (at, *_) in _originals.items())
+                if isinstance(function, types.FunctionType) and not elsewhere:
+                    _enter(key, function, on_call)
+                    entered.append(key)
         yield
     finally:
         with _lock:
@@ -205,10 +207,6 @@ def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return dict(bound.arguments)
-
-
-def _under_another_name(key: str, function: types.FunctionType) -> bool:
-    return any(at is function and one != key for one, (at, *_) in _originals.items())
 
 
 def _enter(key: str, function: types.FunctionType, on_call: _OnCall) -> None:

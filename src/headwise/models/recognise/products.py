@@ -204,7 +204,11 @@ def summed_letters(a: str, out: str) -> str:
 def contraction(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Contraction | None:
     """The product that a call computes; None if it is none of two tensors."""
     if name == "einsum":
-        return _einsum(args)
+        found_terms = terms(args)
+        if found_terms is None or len(found_terms[0]) != 2:
+            return None
+        (left, right), (a, b), out = found_terms
+        return pair(left, right, a, b, out)
     args = [*args, *(kwargs[key] for key in ("input", "other", "mat2", "batch1", "batch2", "vec") if key in kwargs)]
     if name in ("baddbmm", "addmm"):
         if len(args) != 3:
@@ -235,14 +239,6 @@ def _letters(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[str, str, s
     letters = ascii_letters[: max(len(one), len(two))]
     a, b = _broadcast(letters, one, two)
     return a + rows + "D", b + ("D" + cols if cols else "D"), letters + rows + cols
-
-
-def _einsum(args: Sequence[Any]) -> Contraction | None:
-    found = terms(args)
-    if found is None or len(found[0]) != 2:
-        return None
-    (left, right), (a, b), out = found
-    return pair(left, right, a, b, out)
 
 
 def pair(left: Tensor, right: Tensor, a: str, b: str, out: str) -> Contraction | None:

@@ -305,7 +305,9 @@ class Changes:
             floor = torch.finfo(values.dtype).min / 4
             # Different numbers are biases that reach so low, unless nothing is left of scores beside them in float32,
             # or nothing is near them: masks of −1e9 or −1e4 that were added to each other, or to a bias, are a mask.
-            if least != most and most > max(floor, -1e8) and not _apart(values, hidden):
+            rest = values[~hidden]
+            apart = bool(rest.numel() and rest.min() > BIASES)
+            if least != most and most > max(floor, -1e8) and not apart:
                 hidden = torch.zeros_like(hidden)
         if bool(hidden.any()):
             self.hidden.append(hidden)
@@ -333,12 +335,6 @@ class Changes:
                 left = left & ~hidden
             if bool(left.any()):
                 raise Lost("scores are multiplied by 0 and not masked")
-
-
-def _apart(values: Tensor, hidden: Tensor) -> bool:
-    """Whether what is not hidden is far from what is."""
-    rest = values[~hidden]
-    return bool(rest.numel() and rest.min() > BIASES)
 
 
 def _of_one_number(values: Tensor) -> Tensor:

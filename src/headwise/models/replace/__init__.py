@@ -311,7 +311,8 @@ class _Open:
 def key_of(given: Values, dropout_p: float) -> Key:
     """What was done between the two products, without the numbers: calls with the same key have the same form."""
     x, first, softmax = given.x, given.product, given.record
-    steps = tuple(step.kind for step in x.steps if not _is_shift(step.value))
+    shifts = [isinstance(v := step.value, Tensor) and (v.ndim == 0 or v.shape[-1] == 1) for step in x.steps]
+    steps = tuple(step.kind for step, shift in zip(x.steps, shifts, strict=True) if not shift)
     letters = (first.of.a, first.of.b, first.of.out, given.of.a, given.of.b, given.of.out)
     return (
         steps, letters, given.at, given.side, x.stage, x.note, x.sink is not None, bool(x.dropout_p or dropout_p),
@@ -336,10 +337,6 @@ def in_order(x: Tensor, order: tuple[int, ...] | None) -> Tensor:
     if order is None or len(order) != x.ndim:
         return x.contiguous()
     return x.permute(order).contiguous().permute([order.index(i) for i in range(x.ndim)])
-
-
-def _is_shift(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.ndim == 0 or value.shape[-1] == 1)
 
 
 def own_code(out: Tensor, x: Followed) -> str:

@@ -22,7 +22,7 @@ from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.publisher import explained, not_followed, nothing
 from headwise.models.recognise.report import named
 from headwise.models.recognise.scores import HIDES, named_mask
-from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, Step, Tracked, Values, unexpected
+from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, Tracked, Values, unexpected
 from headwise.rule import own_dtypes
 from headwise.table.show import as_html, as_text
 
@@ -275,12 +275,9 @@ def _closest(product: Contraction, x: Followed, at: int) -> tuple[Followed, int]
     sides = [side for side in (0, 1) if are_of(keys, own_dims(x.product, side))]
     if not sides:
         return None
-    steps = tuple(_masking(step) for step in x.steps)
+    weak = [step.kind == "fill" and not step.coef <= HIDES for step in x.steps]
+    steps = tuple(step._replace(coef=-torch.inf) if one else step for step, one in zip(x.steps, weak, strict=True))
     return x.but(steps=steps, softmax=replace(x.softmax, keys=keys), lost="", note=""), sides[0]
-
-
-def _masking(step: Step) -> Step:
-    return step._replace(coef=-torch.inf) if step.kind == "fill" and not step.coef <= HIDES else step
 
 
 def _gradients(a: Attention, mine: Tensor, out: Tensor, inputs: list[Tensor], amap: AttentionMap) -> float | None:

@@ -273,7 +273,8 @@ def _read(
     found: list[Mask | None] = []
     scores: tuple[Score, ...] = () if softcap is None else (SoftCap(float(softcap)),)
     own = attention_mask if isinstance(attention_mask, MaskTensor) else None
-    if own is not None and _is_of(own, b, n, key.shape[2]):
+    of_call = own is not None and not own.changed and own.shape == (b, 1, n, key.shape[2])
+    if own is not None and of_call:
         position = own.position
     else:
         own, allowed = None, None
@@ -342,11 +343,6 @@ def _refuse_unknown(module: nn.Module, kwargs: dict[str, Any]) -> None:
             f"not support; it supports {known}. Use attn_implementation='eager' for this "
             f"model: detach() the handle of headwise.attach(model)"
         )
-
-
-def _is_of(mask: MaskTensor, b: int, n: int, m: int) -> bool:
-    """Whether a mask was made for this call and has not been changed."""
-    return not mask.changed and (mask.shape[0], mask.shape[2], mask.shape[3]) == (b, n, m)
 
 
 def _refuse_contradictions(
