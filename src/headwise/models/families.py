@@ -435,3 +435,6 @@ class T5Kind(FourMapsKind):
             f"heads than the others. Mask them instead: headwise.models.scale_heads(find_heads(model), gates), with "
             f"0 for a head"
         )
+
+
+OF_STRUCTURE = (BertKind(), Gpt2Kind(), LlamaKind(), BartKind(), ViTKind(), DistilBertKind(), T5Kind())

@@ -77,7 +77,6 @@ class GateGradients:
         self._modules = {place.name: place.module for place in (*what.known, *what.rest)}
         self._open = ExitStack()
         self._follower: FollowedForward | None = None
-        self._entrances, self._calls = entrances(model, [*what.known, *what.rest]), Calls()
         self.active = False
         self._lock = Lock()
         self.clear()
@@ -108,6 +107,8 @@ class GateGradients:
             modules = {module: name for name, module in self._modules.items()}
             self._open.enter_context(subscribe(on_delta=self._add, modules=modules))
             if self._what.rest:
+                self._entrances = entrances(self._model, [*self._what.known, *self._what.rest])
+                self._calls = Calls()
                 self._follower = FollowedForward(
                     self._model, self._what.aside, "gate_gradients", known=bool(self._what.known), begin=self._begin,
                     end=self._end,
