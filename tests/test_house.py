@@ -517,11 +517,9 @@ def test_making_one_is_no_switch(line):
 # width of an input, outputs of linear maps, with which published queries are compared, where other threads of a model
 # begin and end, and warnings that are held back.
 HOOKS = {
-    "headwise.telemetry.record", "headwise.telemetry.following", "headwise.models.site", "headwise.models.hooks",
-    "headwise.models.adapters.torch", "headwise.parallel.heads", "headwise.reports.viewer.session",
-    "headwise.models.replace.replacement", "headwise.analysis.direct_effects",
-    "headwise.models.traced.kind", "headwise.telemetry.lens", "headwise.models.recognise.following",
-    "headwise.models.adapters.places", "headwise.errors",
+    "headwise.models.site", "headwise.models.hooks", "headwise.models.adapters.torch",
+    "headwise.models.adapters.places", "headwise.models.replace", "headwise.models.traced", "headwise.parallel.heads",
+    "headwise.reports.viewer.session", "headwise.analysis.direct_effects", "headwise.telemetry.lens", "headwise.errors",
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from headwise.analysis.importance.ablation import donors
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels import use_kernel
 from headwise.models.find import find_heads
-from headwise.models.taps import scale_heads
+from headwise.models.site import scale_heads
 from headwise.table import show
 
 HEADS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]  # of `stack`

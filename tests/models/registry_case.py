@@ -15,7 +15,7 @@ from registry_models import configurations, make_model, model_class
 from registry_softmax import Softmaxes
 from torch import Tensor, nn
 
-from headwise.models.adapters.huggingface import switching
+from headwise.models.adapters import huggingface
 
 FACTOR, FLOOR, UNSTABLE = 30.0, 4e-6, 1e-2
 PADDED = 4  # tokens of the second batch entry
@@ -92,7 +92,7 @@ def nudged(model: nn.Module, seed: int) -> Iterator[None]:
 @contextmanager
 def switched(model: Any) -> Iterator[Any]:
     """The model with headwise's attention, and then with its own again."""
-    switching.convert(model)
+    huggingface.convert(model)
     try:
         yield model
     finally:
@@ -101,8 +101,8 @@ def switched(model: Any) -> Iterator[Any]:
 
 def restore(model: Any) -> None:
     """The model with its own attention again, if it has it no longer."""
-    if switching.was_converted(model):
-        switching.restore(model)
+    if huggingface.was_converted(model):
+        huggingface.restore(model)
 
 
 @contextmanager

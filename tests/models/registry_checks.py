@@ -13,7 +13,7 @@ from registry_models import model_class
 from registry_statistics import arguments
 
 from headwise.errors import HeadwiseError
-from headwise.models.adapters.huggingface import switching
+from headwise.models.adapters import huggingface
 
 CHECKS: dict[str, Callable[[Case], None]] = {
     "outputs": of_outputs.same_outputs,
@@ -86,7 +86,7 @@ def _examined(model_type: str) -> dict[str, Any]:
     if not case.attention:
         return {**row, "status": "no attention"}
     try:
-        switching.convert(case.model)
+        huggingface.convert(case.model)
     except HeadwiseError as error:
         try:
             of_outputs.unchanged(case)

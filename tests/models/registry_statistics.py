@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headwise as hw
+from headwise.models.adapters.huggingface import NAME, install
 from headwise.models.adapters.huggingface.attention import HARMLESS, PACKED
 from headwise.models.adapters.huggingface.library import library
-from headwise.models.adapters.huggingface.switching import NAME, install
 
 MEASURES = ("entropy", "max_logit", "sink_mass")
 TOLERANCE = 1e-5

@@ -232,7 +232,7 @@ STREAMED = {
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("name", STREAMED)
 def test_reductions_and_products_do_not_compute_the_dense_tensor(name, kind, monkeypatch):
-    monkeypatch.setattr("headwise.models.adapters.streamed.MOST", 40)  # blocks of one row or two
+    monkeypatch.setattr("headwise.models.adapters.weights.MOST", 40)  # blocks of one row or two
     lazy = weights(**kind)
     found, expected = STREAMED[name](lazy), STREAMED[name](plain(lazy))
     assert type(found) is type(expected)

@@ -360,7 +360,7 @@ class TestFlex:
     @pytest.mark.thorough
     @pytest.mark.usefixtures("untraced_flex")
     def test_a_mask_is_evaluated_again_if_what_it_reads_may_have_changed(self, monkeypatch):
-        from headwise.models.recognise.libraries import flex
+        from headwise.models.recognise import functions as flex
 
         evaluated: list[int] = []
         monkeypatch.setattr(flex, "_Evaluated", counted(flex._Evaluated, evaluated))

@@ -82,7 +82,7 @@ def test_a_call_that_only_the_model_can_compute_is_measured_by_its_weights(name,
     model, more = llama(), {name: 1.7}
     forward = type(model.model.layers[0].self_attn).forward
     monkeypatch.setitem(getattr(forward, "__wrapped__", forward).__globals__, "eager_attention_forward", doubled(read))
-    from headwise.models.adapters.huggingface import own
+    from headwise.models.adapters.huggingface import attention as own
 
     own._named_in.cache_clear()
     want = model(ids(), **more).logits

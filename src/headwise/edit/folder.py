@@ -35,7 +35,7 @@ from headwise.base.read import (
 from headwise.errors import CheckpointError, ConfigError, not_installed
 from headwise.models import find_heads
 from headwise.models.adapters.huggingface.library import OLDEST
-from headwise.models.configuration.config import num_layers
+from headwise.models.configuration import num_layers
 from headwise.models.site import make_room
 from headwise.nn.owned import check_state
 

@@ -4,9 +4,8 @@ from headwise.models.attaching import Attachment, attach, intervene
 from headwise.models.find import KINDS, find_heads, register
 from headwise.models.hooks import input_embedding
 from headwise.models.recognise import NotFollowed, Recognised, Recognition, recognise
-from headwise.models.replace import Certificate, Verdict, certify
-from headwise.models.site import HeadSite, Kind
-from headwise.models.taps import record_heads, scale_heads
+from headwise.models.replace.certifying import Certificate, Verdict, certify
+from headwise.models.site import HeadSite, Kind, record_heads, scale_heads
 from headwise.nn.layout import Layout, Part, Resizing
 from headwise.publishing import AttentionCall, observe
 

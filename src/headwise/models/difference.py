@@ -7,18 +7,11 @@ from torch import Tensor
 
 
 class Difference(NamedTuple):
-    """The largest difference of the rows of two tensors.
+    """The largest difference of the rows of two tensors."""
 
-    Attributes:
-        worst: relative to the size of the row; ∞ where one of both is NaN or infinite, or a row of 0, and the other is
-            not; NaN if nothing could be compared, because both are NaN or infinite everywhere.
-        uncompared: rows in which both are NaN or infinite somewhere; the other numbers of these rows are compared.
-        rows: how many there are.
-    """
-
-    worst: float = 0.0
-    uncompared: int = 0
-    rows: int = 0
+    worst: float = 0.0  # relative to the size of the row
+    uncompared: int = 0  # rows in which both are NaN or infinite somewhere
+    rows: int = 0  # how many there are
 
     def joined(self, other: "Difference") -> "Difference":
         """That of both."""
@@ -27,11 +20,7 @@ class Difference(NamedTuple):
         return Difference(max(known, default=nothing), self.uncompared + other.uncompared, self.rows + other.rows)
 
     def reason(self, what: str, of: str, allowed: float) -> str:
-        """Why it is more than rounding explains; "" if it is not.
-
-        Args:
-            what: the result, such as "its result". of: the other one. allowed: what rounding explains.
-        """
+        """Why `what` differs from `of` by more than rounding explains (`allowed`); "" if it does not."""
         if self.worst <= allowed:
             return ""
         if self.worst != self.worst:
@@ -60,12 +49,8 @@ def relative(mine: Tensor, theirs: Tensor) -> Tensor:
 def difference(
     mine: Tensor, theirs: Tensor, rows: Tensor | None = None, *, order: float = 2, noise: float = 0.0
 ) -> Difference:
-    """The difference of rows [..., d].
-
-    Args:
-        rows: boolean [...], those that count; None for all. order: of the norm, 2 or ∞.
-        noise: size that a row is taken to have at least.
-    """
+    """The difference of rows [..., d], of those that count (`rows`, boolean [...]), in a norm of order 2 or ∞. noise:
+    the size that a row is taken to have at least."""
     mine, theirs = mine.detach().double(), theirs.detach().double()
     if rows is not None:
         mine, theirs = (x[rows.to(x.device).expand(x.shape[:-1])] for x in (mine, theirs))

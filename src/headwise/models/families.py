@@ -1,22 +1,245 @@
-"""Kinds of attention modules of transformers, by the structure of their maps."""
+"""Kinds of attention modules: headwise's head designs, which describe their layout, `nn.MultiheadAttention`, and those
+of transformers, by the structure of their maps."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import signature
+from threading import Lock
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from headwise.models.configuration.config import rotated
+from headwise.models.configuration import rotated
 from headwise.models.hooks import fixed_code
-from headwise.models.site import HeadSite, Kind, features, norms_of, put_sizes
+from headwise.models.site import Change, HeadSite, Kind, ReplacedMethod, features, norms_of, put_sizes
+from headwise.nn.base import AttentionLayer
 from headwise.nn.layout import Layout, Part, Resizing, linear_parts
+from headwise.nn.owned import check_forward
+from headwise.nn.registry import DESIGNS
 
 
-class BertKind(Kind):
+class HeadwiseKind(Kind):
+    """`AttentionLayer`s, by class."""
+
+    name = "headwise"
+    about = "headwise's designs (AttentionLayer), alone or in TransformerBlock and Decoder"
+    by_class = True
+
+    @property
+    def merged(self) -> str:  # type: ignore[override]
+        names = [design.__name__ for design in DESIGNS.values() if design.resizing.merges]
+        return f"{', '.join(names)}, alone or in TransformerBlock and Decoder"
+
+    def site(self, name: str, module: nn.Module) -> HeadSite | None:
+        if not isinstance(module, AttentionLayer):
+            return None
+        layout = module.layout()
+        return HeadSite(
+            name, module, self.name, module.num_heads, module.num_kv_heads, module.head_dim + layout.shared_key,
+            module.value_dim, layout.output, self,
+        )  # fmt: skip
+
+    def layout(self, site: HeadSite) -> Layout:
+        return _layer(site).layout()
+
+    def resizing(self, site: HeadSite) -> Resizing:
+        """As in `Kind`. A class that does not describe itself is refused: the description of its base may be wrong."""
+        kind = type(_layer(site))
+        if not kind.is_described():
+            known = ", ".join(each.__name__ for each in DESIGNS.values() if _can_lose_heads(each))
+            return Resizing(f"{kind.__name__} is not known to keep its heads apart; known: {known}")
+        if _can_lose_heads(kind):
+            return kind.resizing
+        return Resizing(f"{kind.__name__} cannot lose a head: {kind.coupling.why or kind.resizing.fixed}")
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        _layer(site).resize(num_heads, num_kv_heads)
+
+    def weights(self, site: HeadSite) -> dict[str, Tensor]:
+        layer = _layer(site)
+        own = None if layer.layout().missing else layer.head_matrices()
+        return super().weights(site) if own is None else own
+
+    @contextmanager
+    def tapped(self, site: HeadSite, change: Change) -> Iterator[None]:
+        """As in `Kind`; where no module is called with the concatenation, `compute` of the layer is replaced."""
+        if site.output is not None:
+            with super().tapped(site, change):
+                yield
+            return
+        with _Compute.with_change(_layer(site), change):
+            yield
+
+
+class _Compute(ReplacedMethod):
+    name = "compute"
+
+    def changed(
+        self, x: Tensor, source: Tensor, cache: Any, options: dict[str, Any], return_concat: bool
+    ) -> tuple[Tensor, Any, Any]:
+        layer: Any = self.module
+        _, amap, concat = self.before(x, source, cache, options, True)
+        for change in self.changes:
+            concat = change(concat)
+        return layer.output(concat), amap, concat if return_concat else None
+
+
+def _layer(site: HeadSite) -> AttentionLayer:
+    assert isinstance(site.module, AttentionLayer)
+    return site.module
+
+
+def _can_lose_heads(kind: type[AttentionLayer]) -> bool:
+    return not kind.coupling.at and not kind.resizing.fixed
+
+
+class TorchKind(Kind):
+    """`nn.MultiheadAttention`, by class."""
+
+    name = "torch"
+    about = "torch.nn.MultiheadAttention"
+
+    def site(self, name: str, module: nn.Module) -> HeadSite | None:
+        if not isinstance(module, nn.MultiheadAttention):
+            return None
+        h, d = module.num_heads, module.head_dim
+        return HeadSite(name, module, self.name, h, h, d, d, module.out_proj, self)
+
+    def layout(self, site: HeadSite) -> Layout:
+        """As in `Kind`: q, k and v are in in_proj_weight, or have separate weights; the keys and values of
+        add_bias_kv have a slice for each head."""
+        module = site.module
+        assert isinstance(module, nn.MultiheadAttention)
+        d, width = module.head_dim, module.embed_dim
+        packed = module._qkv_same_embed_dim
+        names = {letter: "in_proj_weight" if packed else f"{letter}_proj_weight" for letter in "qkv"}
+        starts = {letter: i * width for i, letter in enumerate("qkv")}
+        parts = [Part(x, module, names[x], 0, "query", d, starts[x] if packed else 0) for x in "qkv"]
+        if module.in_proj_bias is not None:
+            parts += [Part(x, module, "in_proj_bias", 0, "query", d, starts[x]) for x in "qkv"]
+        parts += [Part(x, module, f"bias_{x}", 2, "query", d) for x in "kv" if getattr(module, f"bias_{x}") is not None]
+        return Layout(tuple(parts)).into(module.out_proj, d)
+
+    def resizing(self, site: HeadSite) -> Resizing:
+        return Resizing(
+            "nn.MultiheadAttention requires num_heads · head_dim = embed_dim, so it cannot have fewer heads. Mask them "
+            "instead: headwise.models.scale_heads(find_heads(model), gates), with 0 for a head. Where your own code "
+            "calls the module, prune(headwise.MultiHeadAttention.from_torch(module), […]) is called layer(x, mask=…) "
+            "in its place; nn.TransformerEncoderLayer and its like cannot call it"
+        )
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        """Never called: its sizes are fixed."""
+        raise TypeError("the number of heads of nn.MultiheadAttention is fixed")
+
+    @contextmanager
+    def tapped(self, site: HeadSite, change: Change) -> Iterator[None]:
+        """As in `Kind`. The module does not call its output projection, and fused paths not even the module: these are
+        off, and W_O is the identity while heads are computed. ConfigError for a forward replaced on the instance."""
+        module = site.module
+        assert isinstance(module, nn.MultiheadAttention)
+        check_forward(site.place, module)
+        _fused_paths.forbid()
+        try:
+            with _Forward.with_change(module, change):
+                yield
+        finally:
+            _fused_paths.allow()
+
+
+class _Forward(ReplacedMethod):
+    name = "forward"
+
+    def changed(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        module: Any = self.module
+        with _identity(module) as project:
+            concat, weights = self.before(*args, **kwargs)
+        swapped = concat.ndim == 3 and not module.batch_first  # [n, b, h·d_v]
+        concat = concat.transpose(0, 1) if swapped else concat
+        for change in self.changes:
+            concat = change(concat)
+        y = project(concat)
+        return y.transpose(0, 1) if swapped else y, weights
+
+
+class _FusedPaths:
+    """PyTorch's fused paths of whole layers, which are off as long as something forbids them."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = Lock(), 0, True
+
+    def forbid(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self._users += 1
+
+    def allow(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                torch.backends.mha.set_fastpath_enabled(self._before)
+
+
+_fused_paths = _FusedPaths()
+
+
+class _Identity(nn.Module):
+    """Stands for an output projection, where h·d_v = d_model, and returns its input. The projection itself is left as
+    it is: its weight may be computed from other parameters."""
+
+    bias = None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        like = linear.weight
+        self.register_buffer("weight", torch.eye(linear.in_features, dtype=like.dtype, device=like.device))
+        self.called = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As of headwise's adapter, which calls the projection."""
+        self.called = True
+        return x
+
+
+@contextmanager
+def _identity(module: nn.MultiheadAttention) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Replace the output projection by the identity; yields the projection, called as the module calls it."""
+    linear = module.out_proj
+    module._modules["out_proj"] = identity = _Identity(linear)
+
+    def project(x: Tensor) -> Tensor:
+        return linear(x) if identity.called else nn.functional.linear(x, linear.weight, linear.bias)
+
+    try:
+        yield project
+    finally:
+        module._modules["out_proj"] = linear
+
+
+class OfStructure(Kind):
+    """Modules that are recognised by their maps, and whose sizes are attributes: numbers of heads, widths of all."""
+
+    counts: ClassVar[tuple[str, ...]] = ()
+    widths: ClassVar[tuple[str, ...]] = ()
+
+    def resizing(self, site: HeadSite) -> Resizing:
+        return Resizing(fixed_code(site.module))
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        width = num_heads * site.head_dim
+        put_sizes(site.module, **dict.fromkeys(self.counts, num_heads), **dict.fromkeys(self.widths, width))
+
+
+class BertKind(OfStructure):
     """A module with a child `self` that has query, key and value maps, and an `output.dense`. The site is the child,
     `….attention.self`."""
 
     name = "bert"
     about = "BERT-like models of transformers (query, key, value, output.dense)"
+    counts, widths = ("num_attention_heads",), ("all_head_size",)
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
         """As in `Kind`; module is the parent of both."""
@@ -34,30 +257,21 @@ class BertKind(Kind):
         return HeadSite(f"{name}.self".lstrip("."), inner, self.name, h, h, d, d, dense, self)
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`."""
         held: Any = site.module
         d, maps = site.head_dim, {"q": held.query, "k": held.key, "v": held.value}
         parts = tuple(part for x, linear in maps.items() for part in linear_parts(x, linear, 0, "query", d))
         assert site.output is not None
         return Layout(parts, norms=norms_of(held)).into(site.output, d)
 
-    def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
-        return Resizing(fixed_code(site.module))
 
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        put_sizes(site.module, num_attention_heads=num_heads, all_head_size=num_heads * site.head_dim)
-
-
-class Gpt2Kind(Kind):
+class Gpt2Kind(OfStructure):
     """A module with `c_attn` and `c_proj` of the class Conv1D, and its `head_dim`; with `q_attn` in cross attention."""
 
     name = "gpt2"
     about = "GPT-2-like models of transformers (c_attn, c_proj)"
+    counts, widths = ("num_heads",), ("split_size",)
 
     def site(self, name: str, module: Any) -> HeadSite | None:
-        """As in `Kind`."""
         packed, out = (_weight(getattr(module, x, None)) for x in ("c_attn", "c_proj"))
         d = getattr(module, "head_dim", None)
         if not isinstance(d, int) or packed is None or out is None:
@@ -68,7 +282,6 @@ class Gpt2Kind(Kind):
         return HeadSite(name, module, self.name, width // d, width // d, d, d, module.c_proj, self)
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`."""
         held: Any = site.module
         width, d = site.num_heads * site.head_dim, held.head_dim
         if hasattr(held, "q_attn"):
@@ -81,12 +294,7 @@ class Gpt2Kind(Kind):
         return Layout((*parts, out), site.output, norms_of(held))
 
     def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
         return Resizing()
-
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        put_sizes(site.module, num_heads=num_heads, split_size=num_heads * site.head_dim)
 
 
 def _weight(linear: object) -> Tensor | None:
@@ -108,7 +316,6 @@ class LlamaKind(Kind):
     merged = "Llama-like models of transformers"
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        """As in `Kind`."""
         d, group = getattr(module, "head_dim", None), getattr(module, "num_key_value_groups", None)
         q, k, v, o = maps = [getattr(module, x, None) for x in MAPS]
         if not isinstance(d, int) or not isinstance(group, int) or not all(isinstance(x, nn.Module) for x in maps):
@@ -119,7 +326,6 @@ class LlamaKind(Kind):
         return HeadSite(name, module, self.name, query // d, key // d, d, d, o, self)
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`."""
         held: Any = site.module
         d = site.head_dim
         parts = (
@@ -130,7 +336,6 @@ class LlamaKind(Kind):
         return Layout(parts, norms=norms_of(held), rotary=True).into(held.o_proj, d)
 
     def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
         if why := fixed_code(site.module):
             return Resizing(why)
         name, config = type(site.module).__name__, getattr(site.module, "config", None)
@@ -140,25 +345,19 @@ class LlamaKind(Kind):
         return Resizing(merges=True, unknown_rotary=unknown)
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
         put_sizes(
             site.module, num_key_value_groups=num_heads // num_kv_heads, num_heads=num_heads,
             num_attention_heads=num_heads, num_key_value_heads=num_kv_heads,
         )  # fmt: skip
 
 
-class FourMapsKind(Kind):
-    """A module with four such maps and an attribute for the head size; one KV head per query head.
+class FourMapsKind(OfStructure):
+    """A module with four such maps and an attribute for the head size; one KV head per query head."""
 
-    Attributes:
-        maps: names of the maps of queries, keys, values and the output. size: name of the attribute.
-    """
-
-    maps: ClassVar[tuple[str, str, str, str]]
-    size: ClassVar[str]
+    maps: ClassVar[tuple[str, str, str, str]]  # names of the maps of queries, keys, values and the output
+    size: ClassVar[str]  # name of the attribute
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        """As in `Kind`."""
         d = getattr(module, self.size, None)
         q, k, v, o = maps = [getattr(module, x, None) for x in self.maps]
         if not isinstance(d, int) or not all(isinstance(x, nn.Module) for x in maps):
@@ -169,15 +368,10 @@ class FourMapsKind(Kind):
         return HeadSite(name, module, self.name, width // d, width // d, d, d, o, self)
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`."""
         held: Any = site.module
         d, (*inputs, out) = site.head_dim, (getattr(held, x) for x in self.maps)
         parts = [part for x, owner in zip("qkv", inputs, strict=True) for part in linear_parts(x, owner, 0, "query", d)]
         return Layout(tuple(parts), norms=norms_of(held)).into(out, d)
-
-    def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
-        return Resizing(fixed_code(site.module))
 
 
 class BartKind(FourMapsKind):
@@ -187,12 +381,8 @@ class BartKind(FourMapsKind):
     about = "BART-like models of transformers, Whisper, OPT and CLIP among them (q_proj, k_proj, v_proj, out_proj)"
     maps = ("q_proj", "k_proj", "v_proj", "out_proj")
     size = "head_dim"
-
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        # `embed_dim` is the width that the code gives all heads together; GPT-J has `num_attention_heads`.
-        width = num_heads * site.head_dim
-        put_sizes(site.module, num_heads=num_heads, num_attention_heads=num_heads, embed_dim=width)
+    # `embed_dim` is the width that the code gives all heads together; GPT-J has `num_attention_heads`.
+    counts, widths = ("num_heads", "num_attention_heads"), ("embed_dim",)
 
 
 class ViTKind(FourMapsKind):
@@ -202,16 +392,13 @@ class ViTKind(FourMapsKind):
     about = "ViT-like models of transformers (q_proj, k_proj, v_proj, o_proj, num_attention_heads)"
     maps = ("q_proj", "k_proj", "v_proj", "o_proj")
     size = "head_dim"
+    counts = ("num_attention_heads",)
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
         """As in `Kind`; modules with groups of heads are "llama", and headwise's own have no such attribute."""
         if hasattr(module, "num_key_value_groups") or not isinstance(getattr(module, "num_attention_heads", None), int):
             return None
         return super().site(name, module)
-
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        put_sizes(site.module, num_attention_heads=num_heads)
 
 
 class DistilBertKind(FourMapsKind):
@@ -221,10 +408,7 @@ class DistilBertKind(FourMapsKind):
     about = "DistilBERT of transformers (q_lin, k_lin, v_lin, out_lin)"
     maps = ("q_lin", "k_lin", "v_lin", "out_lin")
     size = "attention_head_size"
-
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        put_sizes(site.module, n_heads=num_heads, dim=num_heads * site.head_dim)
+    counts, widths = ("n_heads",), ("dim",)
 
 
 class T5Kind(FourMapsKind):
@@ -234,6 +418,7 @@ class T5Kind(FourMapsKind):
     about = "T5-like models of transformers (q, k, v, o, key_value_proj_dim)"
     maps = ("q", "k", "v", "o")
     size = "key_value_proj_dim"
+    counts, widths = ("n_heads",), ("inner_dim",)
 
     def layout(self, site: HeadSite) -> Layout:
         """As in `Kind`; the letter of a relative bias is "bias"."""
@@ -242,7 +427,6 @@ class T5Kind(FourMapsKind):
         return super().layout(site).more(own)
 
     def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`."""
         name = type(site.module)
         if "position_bias" not in signature(name.forward).parameters:
             return Resizing()
@@ -252,6 +436,5 @@ class T5Kind(FourMapsKind):
             f"0 for a head"
         )
 
-    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """As in `Kind`."""
-        put_sizes(site.module, n_heads=num_heads, inner_dim=num_heads * site.head_dim)
+
+OF_STRUCTURE = (BertKind(), Gpt2Kind(), LlamaKind(), BartKind(), ViTKind(), DistilBertKind(), T5Kind())

@@ -5,16 +5,11 @@ from typing import Any
 from torch import nn
 
 from headwise.errors import ConfigError
-from headwise.models.families import BartKind, BertKind, DistilBertKind, Gpt2Kind, LlamaKind, T5Kind, ViTKind
-from headwise.models.headwise_designs import HeadwiseKind
+from headwise.models.families import OF_STRUCTURE, HeadwiseKind, TorchKind
 from headwise.models.site import HeadSite, HeadSites, Kind
-from headwise.models.torch_attention import TorchKind
 from headwise.models.traced import TracedKind
 
-KINDS: list[Kind] = [
-    HeadwiseKind(), TorchKind(), TracedKind(), BertKind(), Gpt2Kind(), LlamaKind(), BartKind(), ViTKind(),
-    DistilBertKind(), T5Kind(),
-]  # fmt: skip
+KINDS: list[Kind] = [HeadwiseKind(), TorchKind(), TracedKind(), *OF_STRUCTURE]
 
 
 def register(kind: Kind) -> Kind:

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 
 class Hook:
@@ -32,6 +33,14 @@ class Hook:
 
 def _nothing(*args: Any) -> None:
     pass
+
+
+def around(module: nn.Module, before: Callable[..., Any], after: Callable[..., Any]) -> list[RemovableHandle]:
+    """Hooks around the calls of a module: of several, the last one to begin is the first to end, also by a failure."""
+    return [
+        module.register_forward_pre_hook(Hook(before)),
+        module.register_forward_hook(Hook(after), prepend=True, always_call=True),
+    ]
 
 
 @contextmanager

@@ -111,15 +111,8 @@ def attended(
     at_end: bool | None = None, unplaced: bool = False, unstarted: bool = False, extra: int = 0,
     compute: Callable[..., tuple[Tensor, Any]] = attend_to, **options: Any,
 ) -> tuple[Tensor, AttentionMap | None]:  # fmt: skip
-    """`attend_to` for a module of another library, published.
-
-    Args:
-        to_itself: whether queries and keys are one sequence, so that a query on a hidden key is padding. A name of
-            cross attention overrules it. at_end: whether the queries are the last of the keys' tokens, for edits;
-            likewise, and as `to_itself` if None. unplaced: as in `AttentionCall`, likewise, and
-            unstarted. extra: the number of first keys that are no tokens, of which positions are not counted.
-        compute: `attend_to`, or a function that calls it and raises if the call must not be published.
-    """
+    """`attend_to` for a module of another library, published. Names of cross attention overrule to_itself, at_end
+    (queries are the last keys' tokens; as to_itself if None) and unplaced. extra: first keys that are no tokens."""
     if not in_graph():
         events.unproven.discard(module)
     compute = partial(compute, q, k, v, **options)
@@ -143,11 +136,8 @@ TOLD = "_headwise_told"  # on an attached module: called with the reason where i
 def left_to_own_code(
     module: nn.Module, why: str, held: Callable[[], Held | None], out: Tensor, error: Exception | None
 ) -> None:  # fmt: skip
-    """A call of a module that headwise computes otherwise was computed by the module's own code.
-
-    Args:
-        held: as in `published`. out: its output, [b, h, n, d_v]. error: why it cannot be measured; None if it can.
-    """
+    """A call of a module that headwise computes otherwise was computed by the module's own code, with output [b, h, n,
+    d_v]. error: why it cannot be measured; None if it can."""
     events.unproven.discard(module)
     if TOLD in vars(module):
         vars(module)[TOLD](why)
@@ -168,18 +158,8 @@ def published(
     values: Tensor | None = None, unplaced: bool = False, unstarted: bool = False, extra: int = 0,
     held: Callable[[], Held | None] | None = None, undo: Callable[[], Any] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """compute(return_map=…, measures=…) of a module that has subscribers, published.
-
-    What fails for subscribers with `on_error` alone changes nothing of the result but the random numbers of dropout.
-    They are told: of a measure in `AttentionCall.failed`, beside the others, and of anything else by `on_error`.
-
-    Args:
-        compute: returns (output of each head, map or None), or (output, map or None, concatenated heads or None).
-        to_itself: whether it is self attention. at_end: as in `attended`. values: of the call, if they are known.
-            unplaced, unstarted: as in `AttentionCall`. extra: as in `attended`. held: finds `AttentionCall.held`; None:
-            it is that of the module. undo: undoes what a failed `compute` has changed, such as a cache.
-        return_map, measures: what the caller of the module requested, and gets as without subscribers.
-    """
+    """compute(return_map=…, measures=…) of a module that has subscribers, published. What fails for those with
+    `on_error` alone is told to them and changes nothing of the result but dropout's random numbers."""
     events.unproven.discard(module)
     seen_by = events.subscribers_of(module)
     numbers, unread = _tried(partial(held_as_declared, module) if held is None else held)
@@ -234,18 +214,13 @@ def _check_editable(name: str, edits: Sequence[Placed], held: Held | None, unsta
 
 @dataclass(frozen=True)
 class _Asked:
-    """The measures of a call.
+    """The measures of a call: of the caller by name and as given, of subscribers, and those as they are computed."""
 
-    Attributes:
-        own: name → measure of the caller. given: as the caller gave them. wanted: those of subscribers, and over: the
-            same as they are computed. apart: whether these are of another map than the caller's.
-    """
-
-    own: Mapping[str, Measure]
-    given: Sequence[str | Measure]
-    wanted: Sequence[Measure]
+    own: Mapping[str, Measure]  # name → measure of the caller
+    given: Sequence[str | Measure]  # as the caller gave them
+    wanted: Sequence[Measure]  # those of subscribers, and over: the same as they are computed
     over: Sequence[Measure]
-    apart: bool
+    apart: bool  # whether these are of another map than the caller's
 
     @classmethod
     def of(
@@ -311,11 +286,7 @@ def _computed(
     strict: bool, unread: Exception | None,
 ) -> _Found:  # fmt: skip
     """The call with all measures; else with those that do not fail; else as the caller has it, which raises what is not
-    of the subscribers.
-
-    Args:
-        strict: raise what fails. unread: why it is not for subscribers, or None.
-    """
+    of the subscribers. strict: raise what fails. unread: why it is not for subscribers."""
     own = tuple(asked.own.values())
     if unread is None:
         try:
@@ -355,12 +326,8 @@ def _publish(
     calls: Sequence[events.Subscriber], module: nn.Module, found: _Found, asked: _Asked,
     facts: Callable[..., AttentionCall], held: Held | None, remarks: list[str], *, apart: bool,
 ) -> None:  # fmt: skip
-    """Give the call to its subscribers, or tell them why they do not have it.
-
-    Args:
-        facts: the `AttentionCall` without what is found here. remarks: of the map, and gets more. apart: whether the
-            caller has the map too.
-    """
+    """Give the call to its subscribers, or tell them why they do not have it. apart: whether the caller has the map
+    too."""
     out, amap, *rest = found.result
     error, seen, heads = found.error, None, None
     if error is None:

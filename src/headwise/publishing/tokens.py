@@ -73,15 +73,8 @@ def over_tokens(measure: Measure) -> Measure:
 
 
 def token_map(amap: AttentionMap, measures: Sequence[Measure], asked: Sequence[Measure]) -> AttentionMap:
-    """The map of self attention in which padded queries are fully masked, and the measures of it.
-
-    Args:
-        amap: as it was computed, measured by `asked`, which are `measures` or `over_tokens` of them.
-        measures: those of the result. Statistics of rows are used again; only a measure that is not made of rows is
-            computed anew.
-    Returns:
-        A map that shares all tensors with the other but the log-sum-exp.
-    """
+    """The map of self attention in which padded queries are fully masked, and its measures. `amap` is measured by
+    `asked`, which are `measures` or `over_tokens` of them; only measures not made of rows are computed anew."""
     result, rule, measured = copy(amap), amap.rule, amap.measured
     states = {} if measured is None else measured.states
     whole = isinstance(amap, AttentionMap) and token_queries(rule.mask, rule.grid) is not None

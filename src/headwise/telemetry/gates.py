@@ -13,7 +13,7 @@
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,14 +22,15 @@ from torch import Tensor, nn
 
 from headwise.analysis.importance.losses import HeadImportance
 from headwise.errors import ConfigError, check_choice
-from headwise.events import subscribe
+from headwise.events import in_backward, subscribe
+from headwise.kernels.compiling import eager
 from headwise.models.adapters.places import give_back, select, take_over
-from headwise.models.configuration.config import num_heads
-from headwise.models.recognise.publisher import not_followed
+from headwise.models.configuration import num_heads
+from headwise.models.recognise.frames import Calls, turn
+from headwise.models.recognise.publisher import FollowedForward, not_followed
 from headwise.nn.base import AttentionLayer
 from headwise.spread import Held
-from headwise.telemetry.chosen import Chosen, chosen, may_have_more
-from headwise.telemetry.following import Follower, recognised_forwards
+from headwise.telemetry.chosen import Chosen, chosen, entrances, may_have_more
 
 Self = TypeVar("Self", bound="GateGradients")
 
@@ -75,7 +76,7 @@ class GateGradients:
         self._model, self._what = model, what
         self._modules = {place.name: place.module for place in (*what.known, *what.rest)}
         self._open = ExitStack()
-        self._follower: Follower | None = None
+        self._follower: FollowedForward | None = None
         self.active = False
         self._lock = Lock()
         self.clear()
@@ -106,9 +107,36 @@ class GateGradients:
             modules = {module: name for name, module in self._modules.items()}
             self._open.enter_context(subscribe(on_delta=self._add, modules=modules))
             if self._what.rest:
-                forwards = recognised_forwards(self._model, self._what, "gate_gradients")
-                self._follower = self._open.enter_context(forwards)
+                self._entrances = entrances(self._model, [*self._what.known, *self._what.rest])
+                self._calls = Calls()
+                self._follower = FollowedForward(
+                    self._model, self._what.aside, "gate_gradients", known=bool(self._what.known), begin=self._begin,
+                    end=self._end,
+                )  # fmt: skip
+                self._open.callback(self._follower.close)
+                for handle in self._follower.hooks(self._entrances):
+                    self._open.callback(handle.remove)
         return self
+
+    @eager
+    def _begin(self, module: nn.Module) -> bool:
+        """A forward with gradients begins, in which attention of the rest is recognised."""
+        seen = self._follower
+        if seen is None or seen.stays or module not in self._entrances or in_backward() or not torch.is_grad_enabled():
+            return False
+        with turn:
+            if not self._calls.begin(module) or seen.home in self._calls.elsewhere():
+                return False
+            seen.follow()
+            return True
+
+    @eager
+    def _end(self, module: nn.Module, result: Any) -> None:
+        with turn:
+            if module not in self._entrances or in_backward() or not self._calls.end(module):
+                return
+            if self._follower is not None and self._follower.home == get_ident():
+                self._follower.close()
 
     def stop(self) -> None:
         """Stop accumulating, and restore the model."""

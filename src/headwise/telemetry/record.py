@@ -19,16 +19,18 @@ from headwise.events import call_name, here, in_backward
 from headwise.kernels.compiling import eager
 from headwise.kernels.graph import outside_transforms, plain
 from headwise.map import AttentionMap
-from headwise.models.adapters.places import Place, give_back, proven, take_over
-from headwise.models.hooks import Hook
+from headwise.models.adapters.places import give_back, proven, take_over
+from headwise.models.hooks import around
+from headwise.models.recognise.frames import Calls, turn
+from headwise.models.recognise.publisher import FollowedForward, not_followed, nothing
+from headwise.models.recognise.tracked import Tracked
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
 from headwise.spread import Held
 from headwise.table import HeadTable
 from headwise.table.show import Shown
 from headwise.telemetry.alarms import Alarm, Alarms, spoiled
-from headwise.telemetry.chosen import Options, entrances
-from headwise.telemetry.following import Calls, turn
+from headwise.telemetry.chosen import Chosen, Options, entrances
 from headwise.telemetry.ledger import History, Ledger, Merging, Running, Summary, layer_of, unknown_layer
 from headwise.telemetry.lens import Maps, Picture, Projections, picture
 from headwise.telemetry.ranks import Reduced, gathered
@@ -43,8 +45,8 @@ class Record(Shown):
     """Statistics of every watched head, as returned by `watch`; those of a layer are over all of its calls.
 
     Attributes:
-        model: the watched model. layers: names of the watched layers, in the order of registration.
-        unwatched: name → why a module cannot be watched.
+        model: the watched model. layers: names of the watched layers that headwise computes, in the order of
+            registration, then those in which attention was recognised so far, in the order of the calls.
         remarks: name → what is unusual in the calls of a layer and how its statistics are to be read, from the last
             measured forward in which there was something to remark.
         maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls; repeated calls
@@ -53,16 +55,22 @@ class Record(Shown):
         ledger: the accumulated numbers.
     """
 
-    def __init__(
-        self, model: nn.Module, places: list[Place], targets: list[nn.Module], unwatched: dict[str, str], how: Options
-    ) -> None:
+    def __init__(self, model: nn.Module, what: Chosen, how: Options) -> None:
         self._uncomputed: dict[str, str] = {}  # name → why headwise does not compute a layer that it has an adapter for
-        self.model, self.unwatched, self._how = model, unwatched, how
-        self.layers = tuple(place.name for place in places)
+        self.model, self._what, self._how = model, what, how
+        self.layers = tuple(place.name for place in what.known)
+        self._follower: FollowedForward | None = None
+        if what.rest:
+            self._follower = FollowedForward(
+                model, what.aside, "watch", known=bool(what.known), begin=self._enter, end=self._leave
+            )
+        self._follows = True  # until headwise computes all that a first measured forward has
+        self._left: dict[str, str] | None = dict(what.unwatched)
+        self._measured: Tracked | None = None  # what was seen in the last forward that was measured
         self.maps: dict[str, AttentionMap | Picture] = Maps(how.maps)
         self._projections = Projections()
-        self._places, self._targets = places, targets
-        self._entrances = entrances(model, places)
+        self._places = [*what.known, *what.rest]
+        self._entrances = entrances(model, self._places)
         self._writers, self._alarms = Writers(), Alarms(how.alarms)
         self._strict = how.on_error == "raise"
         self._merging = Merging(how.measures, strict=self._strict)
@@ -83,6 +91,20 @@ class Record(Shown):
         self.remarks: dict[str, str] = {}
 
     @property
+    def unwatched(self) -> dict[str, str]:
+        """name → why a module cannot be watched; where attention is recognised, what came close to it in the last
+        measured forward, with the reason and the line of the code."""
+        if self._left is None:  # found on request: no forward takes the time
+            assert self._measured is not None
+            left = {one.name: one.reason_and_line for one in not_followed(self._measured)}
+            given = {
+                name: why for name, why in self._what.unwatched.items()
+                if not any(layer == name or layer.startswith(f"{name}.") for layer in self.layers)
+            }  # fmt: skip
+            self._left = {**left, **given, **self._uncomputed}
+        return self._left
+
+    @property
     def active(self) -> bool:
         """Whether it is watching."""
         return bool(self._handles)
@@ -100,20 +122,20 @@ class Record(Shown):
             self.ledger.begin_at(step)
         if self.active:
             return self
-        take_over(self._targets)
+        take_over(self._what.targets)
         if self._how.values:
             self._handles += self._projections.follow(self.model)
-        known = [place for place in self._places if place.kind != "recognised"]
-        names = tuple(place.name for place in known)
+        names = tuple(place.name for place in self._what.known)
         self.layers = (*names, *(name for name in self.layers if name not in names))
-        self.unwatched = {name: why for name, why in self.unwatched.items() if name not in self._uncomputed}
+        self._left = {name: why for name, why in self.unwatched.items() if name not in self._uncomputed}
         self._warned -= {(name, "unwatched") for name in self._uncomputed}
         self._uncomputed = {}
-        self._handles += proven(known, self._not_computed, lambda: self._open)
-        for entrance in self._entrances:  # of several records, the last one to begin a forward is the first to end it
+        self._handles += proven(self._what.known, self._not_computed, lambda: self._open)
+        if self._follower is not None:
+            self._handles += self._follower.hooks(self._entrances)
+        else:
             self._handles += [
-                entrance.register_forward_pre_hook(Hook(self._before)),
-                entrance.register_forward_hook(Hook(self._after), prepend=True, always_call=True),
+                handle for entrance in self._entrances for handle in around(entrance, self._before, self._after)
             ]
         return self
 
@@ -130,7 +152,7 @@ class Record(Shown):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        give_back(self._targets)
+        give_back(self._what.targets)
         if self._how.steps == "manual" and self.ledger.pending:
             self.step()
         self._say()
@@ -248,8 +270,9 @@ class Record(Shown):
         return Reduced(self, ledger.summarise(last, 1, total), ledger.summarise(total, ledger.steps, total))
 
     def modules(self) -> dict[str, nn.Module]:
-        """name → attention module of every watched layer."""
-        return {place.name: place.module for place in self._places}
+        """name → attention module of every watched layer; of those so far, where attention is recognised."""
+        named = {place.name: place.module for place in self._places}
+        return named if self._follower is None else {name: named[name] for name in self.layers}
 
     def __repr__(self) -> str:
         left = f", {len(self.unwatched)} that cannot be watched" if self.unwatched else ""
@@ -258,17 +281,15 @@ class Record(Shown):
         return f"Record({len(self.layers)} layers{left}; {measured}; {'watching' if self.active else 'not watching'})"
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        """Runs before a call of the model or a part of it."""
         self._enter(module)
 
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
-        """Runs after such a call, or after its failure."""
         self._leave(module, result)
 
     @eager
     def _enter(self, module: nn.Module) -> bool:
-        """A call begins. An outermost one begins a forward, unless one is followed in another thread, of which it is a
-        part then. Returns what `_begin_here` returns."""
+        """A call of the model or a part of it begins. An outermost one begins a forward, unless one is followed in
+        another thread, of which it is a part then. Returns whether the follower follows it."""
         if module not in self._entrances or in_backward() or not self.active:
             return False  # a copy of a watched model has the hooks too, and a call that began before `stop` runs them
         with turn:
@@ -292,7 +313,10 @@ class Record(Shown):
             if not self._open:
                 return False
             self._home = get_ident()
-            return self._begin_here()
+            if self._follower is None or not self._follows or self._follower.stays:
+                return False
+            self._follower.follow()
+            return True
 
     @eager
     def _leave(self, module: nn.Module, result: Any) -> None:
@@ -341,22 +365,34 @@ class Record(Shown):
             self._projections.open()
             self._open = True
 
-    def _begin_here(self) -> bool:
-        """It is followed in this thread from now on. Returns whether the code there must not be compiled."""
-        return False
-
     def _end_here(self) -> None:
         """It is not followed any more in the thread in which it was."""
         self._home = None
+        if self._follower is not None:
+            self._follower.close()
 
     def _check(self, module: nn.Module, result: Any) -> None:
-        """Runs after a measured forward; what it raises is raised through the model."""
+        """After a measured forward of the whole model in which no attention was recognised: raise, or warn."""
+        seen = None if self._follower is None else self._follower.seen
+        if seen is None or module is not self.model or self.layers or result is None:
+            return
+        if any(one.nonfinite for one in seen.softmaxes):
+            return  # `unwatched` lists it, and it may be watched later
+        error = nothing(self.model, seen, "watch")
+        if self._how.during != "training" or self._strict:
+            raise error
+        warn(str(error))
 
     def _end_forward(self, keep: bool) -> None:
         if not self._open:
             return
         self._open = False
         self._projections.close()
+        if keep and self._follower is not None and self._follower.seen is not None:
+            self.layers = (*self.layers, *(name for name in self._forward.layers if name not in self.layers))
+            self._left, self._measured = None, self._follower.seen
+            if (known := self._what.known) and not (self.unwatched or set(self.layers) - {one.name for one in known}):
+                self._follows = False
         if keep:
             self.maps = self._seen
             placed = {measure.name: "" for measure in self._how.measures if measure.placed}
@@ -425,7 +461,7 @@ class Record(Shown):
     def _not_computed(self, name: str, why: str) -> None:
         """A module that was called without its attention being computed here."""
         self._uncomputed[name] = why
-        self.unwatched = self.unwatched | {name: why}
+        self._left = self.unwatched | {name: why}
         self.layers = tuple(layer for layer in self.layers if layer != name)
         self._warn(name, f"not watched: {why}", "unwatched")
 

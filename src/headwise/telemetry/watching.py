@@ -12,7 +12,6 @@ from headwise.stats import Measure
 from headwise.telemetry.alarms import Alarm
 from headwise.telemetry.chosen import chosen, options
 from headwise.telemetry.clip import qk_clip
-from headwise.telemetry.recognised import RecognisedRecord
 from headwise.telemetry.record import Record
 from headwise.telemetry.writers import Writer
 
@@ -83,10 +82,7 @@ def watch(
         measures=measures, every=every, heads=heads, maps=maps, values=values, history=history, steps=steps,
         during=during, alarms=alarms, on_error=on_error,
     )  # fmt: skip
-    what = chosen(model, layers, "watch")
-    if what.rest:
-        return RecognisedRecord(model, what, how)
-    return Record(model, what.known, what.targets, what.unwatched, how)
+    return Record(model, chosen(model, layers, "watch"), how)
 
 
 class TrainingRecord:

@@ -36,8 +36,7 @@ from headwise.analysis.importance.losses import (
 )
 from headwise.base.run import Progress, devices_of, seeded, step_seed
 from headwise.errors import ConfigError, check_choice
-from headwise.models.site import Change, HeadSite
-from headwise.models.taps import scale_heads
+from headwise.models.site import Change, HeadSite, scale_heads
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import Printed
 

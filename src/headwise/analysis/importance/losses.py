@@ -14,8 +14,7 @@ from headwise.analysis.checks import head_name
 from headwise.base.run import Progress
 from headwise.errors import ConfigError, ShapeError
 from headwise.models.find import find_heads
-from headwise.models.site import Change, HeadSite
-from headwise.models.taps import record_heads, tapped
+from headwise.models.site import Change, HeadSite, record_heads, tapped
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import grid, numbers
 

@@ -14,7 +14,7 @@ from headwise.events import call_name
 from headwise.lm.texts import not_text
 from headwise.map import AttentionMap
 from headwise.models import HeadSite, find_heads, input_embedding, record_heads
-from headwise.models.configuration.config import text_part, trained_context
+from headwise.models.configuration import text_part, trained_context
 from headwise.nn.registry import design_of
 from headwise.publishing import AttentionCall, observe
 from headwise.stats import Measure

@@ -45,7 +45,7 @@ from headwise.lm.loading.base import (
 from headwise.lm.loading.characters import BROKEN, by_decoding, by_offsets, pieces_of
 from headwise.models import HeadSite, attach, find_heads
 from headwise.models.adapters.huggingface.library import cache_argument, library
-from headwise.models.configuration.config import QUANTIZATION, num_layers, trained_context, two_stacks, width
+from headwise.models.configuration import QUANTIZATION, num_layers, trained_context, two_stacks, width
 from headwise.stats import Measure
 from headwise.wording import Bilingual, Message, scaled
 

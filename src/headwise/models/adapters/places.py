@@ -14,8 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from headwise.errors import ConfigError
 from headwise.events import here, in_backward, unproven
 from headwise.kernels.graph import in_graph
-from headwise.models.adapters import torch
-from headwise.models.adapters.huggingface import switching
+from headwise.models.adapters import huggingface, torch
 from headwise.models.adapters.huggingface.library import calls_interface, left_out
 from headwise.models.adapters.torch import MultiheadAttention
 from headwise.models.hooks import Hook
@@ -26,16 +25,11 @@ KNOWN = "headwise's own layers, nn.MultiheadAttention, and models of transformer
 
 @dataclass(frozen=True)
 class Place:
-    """An attention module that can be watched.
+    """An attention module that can be watched."""
 
-    Attributes:
-        name: its qualified name.
-        kind: "headwise", "torch" or "transformers".
-    """
-
-    name: str
+    name: str  # its qualified name
     module: nn.Module
-    kind: str
+    kind: str  # "headwise", "torch" or "transformers"
 
 
 def find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
@@ -44,11 +38,14 @@ def find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]
     roots, refused = _transformers_models(model)
     places: list[Place] = []
     unwatched = dict(refused)
-    inside = {module: root for root in roots for module in root.modules()}
+    inside = {module for root in roots for module in root.modules()}
     for name, module in model.named_modules():
-        kind = _kind(module, inside)
-        if kind is not None:
-            places.append(Place(name, module, kind))
+        if isinstance(module, AttentionLayer):
+            places.append(Place(name, module, "headwise"))
+        elif type(module) is nn.MultiheadAttention or isinstance(module, MultiheadAttention):
+            places.append(Place(name, module, "torch"))
+        elif module in inside and calls_interface(module):
+            places.append(Place(name, module, "transformers"))
         elif isinstance(module, nn.MultiheadAttention):
             unwatched[name] = f"{type(module).__name__} does more than nn.MultiheadAttention, whose place it takes"
     for name, class_name in left_out(model, [*(place.name for place in places), *unwatched]).items():
@@ -63,17 +60,17 @@ _converted: "WeakSet[nn.Module]" = WeakSet()
 
 
 def take_over(targets: Sequence[nn.Module], *, adopt: bool = False) -> None:
-    """Convert modules to headwise until as many calls of `give_back`.
-
-    Args:
-        adopt: treat copies of converted modules as converted now, so that `give_back` restores what computed the
-            originals.
-    """
-    for target in targets:
+    """Convert modules to headwise until as many calls of `give_back`. adopt: treat copies of converted modules as
+    converted now, so that `give_back` restores what computed the originals."""
+    for i, target in enumerate(targets):
         family = _family(target)
         if not _users.get(target):
             if not _ours(target):
-                family.convert(target)
+                try:
+                    family.convert(target)
+                except ConfigError:  # a part did not take the setting, which only shows then
+                    give_back(targets[:i])
+                    raise
                 _converted.add(target)
             elif adopt and family.was_converted(target):
                 _converted.add(target)
@@ -129,11 +126,11 @@ def computed(module: nn.Module) -> bool:
     if isinstance(module, AttentionLayer | MultiheadAttention):
         return True
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
-    return implementation == switching.NAME and calls_interface(module)
+    return implementation == huggingface.NAME and calls_interface(module)
 
 
 def _family(target: nn.Module) -> Any:
-    return torch if isinstance(target, nn.MultiheadAttention) else switching
+    return torch if isinstance(target, nn.MultiheadAttention) else huggingface
 
 
 def taken_anew(target: nn.Module) -> bool:
@@ -145,14 +142,6 @@ def _ours(target: Any) -> bool:
     if isinstance(target, nn.MultiheadAttention):
         return isinstance(target, MultiheadAttention)
     return bool(target.config._attn_implementation == "headwise")
-
-
-def _kind(module: nn.Module, inside: dict[nn.Module, nn.Module]) -> str | None:
-    if isinstance(module, AttentionLayer):
-        return "headwise"
-    if type(module) is nn.MultiheadAttention or isinstance(module, MultiheadAttention):
-        return "torch"
-    return "transformers" if module in inside and calls_interface(module) else None
 
 
 def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, str]]:
@@ -167,15 +156,12 @@ def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, s
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel) and module not in below:
             below |= set(module.modules())
-            if not any(map(calls_interface, module.modules())) and not switching.left(module):
+            if not any(map(calls_interface, module.modules())) and not huggingface.left(module):
                 continue  # there is no attention in it
-            try:
-                if not _ours(module):
-                    switching.convert(module)
-                    switching.restore(module)
+            if not _ours(module) and (why := huggingface.refusal(module)):
+                refused[name] = why
+            else:
                 roots.append(module)
-            except ConfigError as error:
-                refused[name] = str(error)
     return roots, refused
 
 
@@ -189,11 +175,8 @@ def has_transformers(model: nn.Module) -> bool:
 
 
 def nothing_found(model: nn.Module, caller: str, done: str, refused: Mapping[str, str], way_out: str) -> ConfigError:
-    """The error of `caller` for a model without a module that can be `done`, such as "attached".
-
-    Args:
-        refused: name → why a module cannot be. way_out: what to write for attention of other kinds, or "".
-    """
+    """The error of `caller` for a model without a module that can be `done`. refused: name → why a module cannot be.
+    way_out: what to write for attention of other kinds."""
     why = "".join(f"; {name or 'the model'}: {reason}" for name, reason in islice(refused.items(), 4))
     more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
     out = f". Attention that is written by hand is recognised on a batch: {way_out}" if way_out else ""
@@ -205,22 +188,14 @@ def nothing_found(model: nn.Module, caller: str, done: str, refused: Mapping[str
 def select(
     model: nn.Module,
     layers: Iterable[int | str] | int | str | None,
-    caller: str,
-    unsupported: Callable[[nn.Module], str] | None = None,
+    caller: str,  # the function that was called, for errors
+    unsupported: Callable[[nn.Module], str] | None = None,  # why it does not support a module, or ""
     *,
-    done: str = "watched",
-    way_out: str = "",
+    done: str = "watched",  # what it does to modules, for errors
+    way_out: str = "",  # as `nothing_found` takes it
 ) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
-    """The modules of a model that are named, in the order of registration; the modules whose attention
-    headwise must compute for that (for `take_over`); and name → why a module is not supported.
-
-    Args:
-        layers: names of attention modules (`*` matches anything) or their indices; None for all.
-        caller: the function that was called, for errors. unsupported: why it does not support a module, or "".
-        done: what it does to modules, for errors. way_out: as `nothing_found` takes it.
-    Raises:
-        ConfigError: naming the argument, or the modules, if none can be watched.
-    """
+    """The modules with these names or indices (None: all), what to `take_over` for them, and name → why a module is not
+    supported; ConfigError naming the argument, or the modules, if there is none."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{caller}(model): expected an nn.Module, got {type(model).__name__}")
     places, targets, unwatched = find(model)

@@ -245,12 +245,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def convert(module: nn.MultiheadAttention) -> None:
-    """Convert a plain `nn.MultiheadAttention` to headwise, in place.
-
-    The module, its parameters, hooks and state dict remain the same objects: only its class changes, to
-    `MultiheadAttention`. `nn.TransformerEncoder` and `nn.Transformer` no longer use their fused inference path, which
-    would bypass it.
-    """
+    """Convert a plain `nn.MultiheadAttention` to headwise, in place."""
     _change_class(module, MultiheadAttention)
     module.__dict__[_CONVERTED] = True
     _keep_fused_path_away(module)

@@ -12,39 +12,36 @@ from torch import nn
 from headwise.costs.configs import ModelConfig
 from headwise.errors import ConfigError
 from headwise.models.adapters.huggingface.library import library
-from headwise.models.configuration import decoders, encoders, hybrids
-from headwise.models.configuration.config import (
+from headwise.models.configuration import (
     Family,
     chunked,
     num_heads,
     num_layers,
+    require,
     text_part,
     trained_context,
     two_stacks,
     width,
 )
+from headwise.models.configuration.kinds import AUTO, FAMILIES, PARTS, PREFIXED
 from headwise.models.find import find_heads
 
-FAMILIES: dict[str, Family] = decoders.FAMILIES | hybrids.FAMILIES | encoders.FAMILIES
-PARTS = decoders.PARTS
 IMAGES = "AutoModelForImageTextToText"
 WITH_IMAGES = (  # models with a part for texts, whose own model type is in FAMILIES or PARTS, and parts for images
     "aya_vision", "cohere2_vision", "gemma3", "idefics3", "internvl", "llama4", "llava", "llava_next",
     "llava_onevision", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
     "qwen3_vl_moe", "smolvlm",
 )  # fmt: skip
-PREFIXED = ("paligemma",)  # of those, whose own model type is in `decoders.PREFIXED`
+_PREFIXED = ("paligemma",)  # of those, whose own model type is in `PREFIXED`
 
 
 def model_config(config: Any, name: str, source: str) -> ModelConfig:
     """The sizes of a model by its configuration, with `published=0`; those of its part for texts, if there are others.
-
-    Raises:
-        ConfigError: for a model type that is not in `FAMILIES`, and for values of keys that are not supported.
-    """
+    ConfigError for a model type that is not in `FAMILIES`, and for values that are not supported."""
     c, family = text_part(config), _family(config)
     if getattr(c, "is_heterogeneous", False) and not family.per_layer:
         raise ConfigError("per_layer_config: not supported", "不支持 per_layer_config")
+    require(c, **family.needs)
     found = family.sizes(c)
     heads, decoder_heads = found.pop("heads", {}), found.pop("decoder_heads", {})
     layer_heads = found.pop("layer_heads", None)
@@ -91,7 +88,7 @@ def _family(config: Any) -> Family:
     kind, outer = text.model_type, config.model_type
     family = FAMILIES.get(kind)
     if text is not config:
-        known = decoders.PREFIXED if outer in PREFIXED else FAMILIES | PARTS
+        known = PREFIXED if outer in _PREFIXED else FAMILIES | PARTS
         family = known.get(kind) if outer in WITH_IMAGES else None
     if family is None:
         kinds = ", ".join(dict.fromkeys(getattr(text, "layer_types", None) or ()))
@@ -100,7 +97,7 @@ def _family(config: Any) -> Family:
             f"model_type={outer!r}{layers[0]}: not supported; `headwise plan list` lists those that are",
             f"model_type={outer!r}{layers[1]}：不支持；`headwise plan list` 列出支持的类型",
         )
-    if two_stacks(config) != (family.auto in encoders.AUTO):
+    if two_stacks(config) != (family.auto in AUTO):
         raise ConfigError(
             f"is_encoder_decoder={two_stacks(config)}: not supported for model_type={kind!r}",
             f"model_type={kind!r} 不支持 is_encoder_decoder={two_stacks(config)}",
@@ -113,10 +110,8 @@ def _without_nothing(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def update_config(model: nn.Module) -> None:
-    """Set the numbers of heads in a model's configuration, which `save_pretrained` writes and other programs read, to
-    those of its layers. Unchanged if the layers differ, if the model's class builds other shapes from these numbers, as
-    that of a model whose heads have d_model / num_attention_heads dimensions in every case, or if its configuration
-    refuses them when it is read, as Llama's does unless num_attention_heads divides d_model."""
+    """Set the numbers of heads in a model's configuration, which `save_pretrained` writes, to those of its layers:
+    unless layers differ, its class builds other shapes from these numbers, or the configuration refuses them."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "num_attention_heads"):
         return

@@ -20,9 +20,9 @@ with its reason.
 
 publisher   the function; for subscribers  report      what it returns             following  the mode, its threads
 tracked     tensors that are followed      chains      views, masks, softmax       multiplied  products
-several     einsum of more than two        products    as letters; views           axes       batch, heads, queries
-scores      scale, biases, masks           attention   the call, and its comparison  frames   modules, lines of code
-libraries   functions of packages
+products    as letters; views              axes        batch, heads, queries       scores     scale, biases, masks
+attention   the call, and its comparison   frames      modules, lines of code      libraries  functions of packages
+functions   those that are known
 """
 
 from headwise.models.recognise.publisher import recognise

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import attend
 from headwise.fields import bits
 from headwise.map import AttentionMap
 from headwise.models.difference import Difference, difference, relative
@@ -17,7 +18,16 @@ from headwise.models.recognise.axes import Axes, Dim, Plan, dimension, of_produc
 from headwise.models.recognise.products import Contraction, Layout, whole
 from headwise.models.recognise.report import Call
 from headwise.models.recognise.scores import Changes
-from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, NotFinite, Product, learned, unexpected
+from headwise.models.recognise.tracked import (
+    UNEXPECTED,
+    Followed,
+    Lost,
+    NotFinite,
+    Product,
+    Values,
+    learned,
+    unexpected,
+)
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 
 KEPT = 512  # forms of calls
@@ -28,27 +38,22 @@ FLOOR = {torch.float64: 1e-12, torch.float32: 4e-6, torch.float16: 2e-3, torch.b
 @dataclass(frozen=True, eq=False)
 class Attention(Call):
     """What `attend` has to compute, and what the model's code computed. Equal heads of keys and values that need no
-    gradient are one head.
+    gradient are one head."""
 
-    Attributes:
-        dtype: the coarsest that the code computed in. to_itself: whether queries and keys were made from one tensor.
-        at_end: whether the queries are taken to be at the end of the keys; not if it is known to be cross attention.
-        cut: how many keys are left out at the end, which the mask hides from every query; the queries are aligned to
-            the end of the others. unplaced: whether nothing shows where its queries are on the key axis, and it is not
-            known to be cross attention.
-        out: the code's result, [b, h, n, d_v]. weights: returns its weights [b, h, n, m]; None if it had none.
-        arrange: any tensor of the shape of the code's result, as [b, h, n, d_v]. restore: the opposite.
-    """
-
-    dtype: torch.dtype
-    to_itself: bool
-    at_end: bool
-    cut: int
+    dtype: torch.dtype  # the coarsest that the code computed in
+    to_itself: bool  # whether queries and keys were made from one tensor
+    at_end: bool  # whether the queries are taken to be at the end of the keys; not if it is known to be cross attention
+    cut: int  # how many keys are left out at the end
+    # Whether nothing shows where its queries are on the key axis, and it is not known to be cross attention
     unplaced: bool
-    out: Tensor
-    weights: Callable[[], Tensor] | None
-    arrange: Callable[[Tensor], Tensor]
-    restore: Callable[[Tensor], Tensor]
+    out: Tensor  # the code's result, [b, h, n, d_v]
+    weights: Callable[[], Tensor] | None  # returns its weights [b, h, n, m]; None if it had none
+    arrange: Callable[[Tensor], Tensor]  # any tensor of the shape of the code's result, as [b, h, n, d_v]
+    restore: Callable[[Tensor], Tensor]  # the opposite
+
+    def attended(self) -> tuple[Tensor, AttentionMap]:
+        """What `attend` computes, and its map."""
+        return attend(self.q, self.k, self.v, mask=self.mask, scale=self.scale, score=self.scores, return_map=True)
 
     def check(self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None) -> Difference:
         """`compared`; raises `Lost` if the difference is more than rounding explains, or nothing could be compared."""
@@ -64,13 +69,8 @@ class Attention(Call):
     def compared(
         self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None
     ) -> tuple[Difference, float]:
-        """The difference of the rows of the output, where there was no dropout, and of the weights, and the largest one
-        that rounding explains. Rows of fully masked queries are not compared.
-
-        Args:
-            every: compare the weights of all rows too; else only if there was dropout, and then of some rows.
-            rows: compare about so many rows of the output, evenly spaced; None for all.
-        """
+        """The difference of rows of the output, without dropout, and of the weights (`every`: of all rows, else with
+        dropout of some), and the largest that rounding explains; about `rows` rows, none that is fully masked."""
         seen: Tensor | None = None
         largest = float(torch.linalg.vector_norm(amap.lse, inf)) if amap.lse.numel() else inf
         if not largest < inf:  # no queries, fully masked ones, or NaN
@@ -104,27 +104,18 @@ class Attention(Call):
         return out[:, :, ::step], self.out[:, :, ::step]
 
 
-def assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> Attention:
+def assembled(given: Values) -> Attention:
     """The attention of a product of weights and values, as `_assembled`, whose unexpected errors are reasons too."""
     try:
-        return _assembled(pv, x, at, side, out)
+        return _assembled(given)
     except UNEXPECTED as error:
         raise Lost(unexpected(error)) from error
 
 
-def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> Attention:
-    """The attention of a product of weights and values.
-
-    Args:
-        x: what is known of the weights, which are operand `at` of pv. side: the operand of the first product that
-            holds the keys.
-    Raises:
-        Lost: with the reason why it is no attention, or is not followed.
-    """
-    product = x.product
-    assert product is not None
-    queries = 1 - side
-    assert x.softmax is not None
+def _assembled(given: Values) -> Attention:
+    """The attention of a product of weights and values; Lost, with the reason, if it is none."""
+    pv, x, at, side, out = given
+    product, softmax, queries = given.product, given.record, 1 - side
     operands = (product.of.left, product.of.right)
     weights, values = (pv.left, pv.right)[:: 1 if at == 0 else -1]
     own, other = (pv.a, pv.b)[:: 1 if at == 0 else -1]
@@ -133,7 +124,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
     form = _form(product, x, queries, pv, (own, other), (operands[queries], operands[side], values, out))
     axes = form.axes
     q, k, v = form.q.arranged(operands[queries]), form.k.arranged(operands[side]), form.v.arranged(values)
-    changes = Changes(named=x.softmax.kept.setdefault("masks", []))
+    changes = Changes(named=softmax.kept.setdefault("masks", []))
     for step in x.steps:
         changes.take(step, axes)
     changes.check()
@@ -176,7 +167,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
         tuple(scores),
         x.dropout_p,
         axes.traced,
-        min(dtype, x.softmax.dtype, key=lambda one: one.itemsize),
+        min(dtype, softmax.dtype, key=lambda one: one.itemsize),
         _one_source(product) and (n == m or (placed.known and _at_end(product, queries, keys - n))),
         placed.known or not crosses,
         m - keys,
@@ -209,13 +200,9 @@ _forms: dict[Any, _Form] = {}
 
 def _form(
     product: Product, x: Followed, queries: int, pv: Contraction, letters_pv: tuple[str, str],
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],  # queries, keys, values and output
 ) -> _Form:  # fmt: skip
-    """The form of a call.
-
-    Args:
-        letters_pv: of the weights and of the values. tensors: queries, keys, values and output.
-    """
+    """The form of a call: letters of weights and values; shapes of queries, keys, values and output."""
     assert x.softmax is not None
     of, layouts = product.of, (x.layout, *(step.layout for step in x.steps))
     key = (of_product(product, queries, x.softmax.keys, layouts), letters_pv, pv.out, *(one.shape for one in tensors))

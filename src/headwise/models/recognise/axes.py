@@ -29,19 +29,8 @@ def of_product(
 
 
 class Axes:
-    """The axes of a product [..., n, m] as batch, heads, queries and keys.
-
-    Each dimension of the product is divided into atoms (size, stride), as finely as any layout divides it. Heads are
-    the parts of a dimension of features: a layer's output that was split into heads. Where neither queries nor keys can
-    be traced back to a layer, the last of two or more leading dimensions holds the heads.
-
-    Args:
-        queries: the operand of the product that holds them. keys: the factors of the softmax's dimension.
-        layouts: that divide the axes.
-    Attributes:
-        groups: the atoms of batch, heads, queries and keys. sizes: b, h, n, m.
-        traced: whether batch and heads are known from a layer.
-    """
+    """The axes of a product [..., n, m] as batch, heads, queries and keys. Each dimension is divided into atoms (size,
+    stride), as finely as any layout divides it; heads are parts of a dimension of features of a layer."""
 
     def __init__(self, product: Product, queries: int, keys: Sequence[Factor], layouts: Iterable[Layout]) -> None:
         one = whole(product.shape)
@@ -77,9 +66,10 @@ class Axes:
                     inner *= part
                     cuts[i].add(inner)
         self._atoms = [_divided(dim, cut) for dim, cut in zip(self._dims, cuts, strict=True)]
-        self.groups: list[list[Factor]] = [[], [], [], []]
+        self.groups: list[list[Factor]] = [[], [], [], []]  # the atoms of batch, heads, queries and keys
         lone = [letter for letter in out if letter not in others]
         leading = [letter for letter in out if letter not in softmaxed and letter not in lone]
+        # Whether batch and heads are known from a layer
         self.traced = any(traced[letter] is not None for letter in leading)
         strides: dict[Factor, int] = {}  # of heads in the layer that made the queries
         for i, letter in enumerate(out):
@@ -102,7 +92,7 @@ class Axes:
                 self.groups[1 if letter == leading[-1] else 0] += self._atoms[i]
         if all(strides.get(atom) for atom in self.groups[1]):
             self.groups[1].sort(key=lambda atom: -strides[atom])  # heads are numbered as in that layer
-        self.sizes = tuple(prod(size for size, _ in group) for group in self.groups)
+        self.sizes = tuple(prod(size for size, _ in group) for group in self.groups)  # b, h, n, m
         self._plans: dict[Any, Plan] = {}
 
     def _marks(self, i: int, inside: list[Part] | None) -> list[tuple[bool, int]]:
@@ -143,11 +133,8 @@ class Axes:
         return self.arranged(x, dims, self.groups, full=0)
 
     def arranged(self, x: Tensor, dims: Sequence[Dim], groups: Sequence[list[Factor]], *, full: int) -> Tensor:
-        """x with one axis for each group, and those that stay last as one more, if there are any.
-
-        Args:
-            dims: of x. full: groups to which x is expanded; the others have size 1 where x has none of their atoms.
-        """
+        """x with one axis for each group, and those that stay last as one more. full: groups to which x is expanded;
+        the others have size 1 where x has none of their atoms."""
         shape = tuple(x.shape)
         key = shape, tuple(dim if isinstance(dim, str) else tuple(dim) for dim in dims), tuple(map(tuple, groups)), full
         plan = self._plans.get(key)

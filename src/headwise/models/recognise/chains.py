@@ -1,6 +1,6 @@
 """What views, functions of each number, and softmax, also where it is written out, do to a tensor that is followed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,21 +9,34 @@ from torch import Tensor
 
 from headwise.models.recognise.axes import COMPLEX, dim_of, indexed, keep_origin, put_together, replaced
 from headwise.models.recognise.frames import user_line
-from headwise.models.recognise.multiplied import summed
-from headwise.models.recognise.products import contiguous, interleaved, is_outer, merged, tiled, views, whole
+from headwise.models.recognise.functions import scaled_dot_product_attention
+from headwise.models.recognise.multiplied import multiplied, summed
+from headwise.models.recognise.products import (
+    NAMES as PRODUCTS,
+    Layout,
+    contiguous,
+    interleaved,
+    is_outer,
+    merged,
+    tiled,
+    views,
+    whole,
+)
 from headwise.models.recognise.tracked import (
     ARITHMETIC,
+    DERIVED,
     INPUT,
+    LAYERS,
     OTHERS,
     REARRANGED,
     REDUCTIONS,
+    REPEATS,
+    SAME,
+    SOFTMAX,
+    VIEWS,
     Followed,
     Step,
     Tracked,
-    dropout_of,
-    drops,
-    steps_of,
-    turns_nan_into_0,
 )
 
 NEGLIGIBLE = 1e-5  # added to a sum of 1 or more against a division by 0
@@ -335,3 +348,106 @@ def softmaxed(
         record.keys = merged(sorted(factors, key=lambda factor: -factor[1]))
         record.single = out.shape[dim] == 1
     seen.remember(out, x.but(stage=stage, softmax=record, note=""))
+
+
+def steps_of(
+    kind: str, here: Layout, other: Any, kwargs: dict[str, Any], args: Sequence[Any], swapped: bool
+) -> tuple[Step, ...] | None:  # fmt: skip
+    """What a function does to scores, as steps; None if it is none that is known."""
+    number, tensor = isinstance(other, int | float), isinstance(other, Tensor)
+    if kind == "tanh":
+        return (Step("tanh", None, here),)
+    if kind == "neg":
+        return (Step("mul", -1.0, here),)
+    if kind == "masked_fill":
+        value = args[2] if len(args) > 2 else kwargs.get("value")
+        return (Step("fill", other, here, float(value)),) if tensor and value is not None else None
+    if kind in ("mul", "div") and (number or tensor):
+        if number:
+            return (Step("mul", float(other if kind == "mul" else 1 / other), here),) if other else None
+        if kind == "div" and swapped:
+            return None
+        if kind == "div":
+            # By a root, as a tensor of another dtype than the scores: its reciprocal would be rounded in it.
+            other = (other if other.ndim or other.requires_grad else other.double()).reciprocal()
+        return (Step("times", other, here),)
+    if kind in ("add", "sub", "rsub") and (number or tensor):
+        alpha = float(kwargs.get("alpha", 1.0)) * (1.0 if kind == "add" else -1.0)
+        if (kind == "sub" and swapped) or (kind == "rsub" and not swapped):
+            return Step("mul", -1.0, here), Step("add", other, here)
+        return (Step("add", other, here, alpha),) if tensor else ()
+    return None
+
+
+def drops(place: str, args: Sequence[Any]) -> bool:
+    """Whether an index that leaves out one of the last axis is all but the "first" or the "last"."""
+    if len(args) > 2 and all(isinstance(x, int) for x in args[:3]):  # aten.slice(x, dim, start, end)
+        return bool(args[1] == (place == "first"))
+    index = args[0] if args else None
+    last = index[-1] if isinstance(index, tuple) else index
+    if not isinstance(last, slice) or last.step not in (None, 1):
+        return False
+    return last.start == 1 and last.stop is None if place == "first" else last.start in (None, 0) and last.stop == -1
+
+
+def turns_nan_into_0(kind: str, other: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether it is nan_to_num with 0 for NaN; weights have no infinity. other: its second argument."""
+    nan = kwargs.get("nan", other)
+    return kind == "nan_to_num" and (nan is None or (isinstance(nan, int | float) and nan == 0))
+
+
+def dropout_of(before: float, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
+    """The probability that a number was dropped, after another call of dropout."""
+    p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    active = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
+    return 1 - (1 - before) * (1 - float(p)) if active else before
+
+
+def see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Take note of one call."""
+    take = _OF_SEVERAL.get(name)
+    if take is not None:
+        take(seen, name, args, kwargs, out)
+        return
+    first: Any = args[0] if args else kwargs.get("input")
+    kind = kind_of(name)
+    if kind not in _ASKING and seen.passed_on(first, out):
+        return
+    x = seen.known(first)
+    if name == "where" and len(args) == 3:
+        chosen(seen, args, out)
+    elif x is None:
+        if name in DERIVED:
+            seen.derive(first, out)
+            return
+        if len(args) > 1 and kind not in _ASKING and seen.passed_on(args[1], out):
+            return
+        if len(args) > 1 and (y := seen.known(args[1])) is not None and isinstance(out, Tensor):
+            pointwise(seen, name, y, args[1], first, kwargs, out, swapped=True)
+        elif name in SOFTMAX and out.ndim > 1:
+            softmaxed(seen, name, None, first, args, kwargs, out)
+        elif ARITHMETIC.get(name) == "mul" and len(args) > 1 and is_outer("mul", first, args[1], out):
+            seen.remember(out, INPUT.but(layout=whole(tuple(out.shape)), outer=(first, args[1])))
+    elif name in VIEWS:
+        viewed(seen, func, x, first, args[1:], kwargs, out)
+    elif name in REPEATS:
+        repeated(seen, name, x, first, args[1:], kwargs, out)
+    elif name in SAME:
+        seen.remember(out, x)
+    elif name in SOFTMAX:
+        softmaxed(seen, name, x, first, args, kwargs, out)
+    else:
+        other = args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("mask"))
+        pointwise(seen, name, x, first, other, kwargs, out, args=args)
+
+
+# Those that do more with an input than a function of each number.
+_ASKING = VIEWS | REPEATS | SOFTMAX | {"mul", "div", "where"}
+# What takes note of functions of more than one tensor that is followed.
+_OF_SEVERAL: dict[str, Callable[[Tracked, str, Sequence[Any], dict[str, Any], Any], None]] = {
+    **dict.fromkeys(PRODUCTS, multiplied),
+    **dict.fromkeys(LAYERS, lambda seen, name, args, kwargs, out: seen.remember_layer(name, (*args, None)[0], out)),
+    "scaled_dot_product_attention": lambda seen, name, *call: scaled_dot_product_attention(seen, *call),
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), joined),
+    "__setitem__": written,
+}

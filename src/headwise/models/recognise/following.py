@@ -18,39 +18,19 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise.events import original
 from headwise.kernels.compiling import stance
-from headwise.models.hooks import Hook
-from headwise.models.recognise.chains import (
-    chosen,
-    joined,
-    kind_of,
-    pointwise,
-    repeated,
-    softmaxed,
-    viewed,
-    written,
-)
+from headwise.models.hooks import around
+from headwise.models.recognise.chains import see
 from headwise.models.recognise.frames import modules_in_call, runs, user_line
-from headwise.models.recognise.libraries import LIBRARIES
-from headwise.models.recognise.libraries.base import FusedCall, Library, arguments, first_of, intercepted, take
-from headwise.models.recognise.libraries.sdpa import scaled_dot_product_attention
-from headwise.models.recognise.multiplied import multiplied
-from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer, whole
+from headwise.models.recognise.functions import LIBRARIES
+from headwise.models.recognise.libraries import FusedCall, Library, arguments, first_of, intercepted, take
 from headwise.models.recognise.tracked import (
-    ARITHMETIC,
-    DERIVED,
     IGNORED,
-    INPUT,
-    LAYERS,
     OPAQUE,
-    REPEATS,
     RETURN_OTHERS,
     SAME,
-    SOFTMAX,
     VIEWS,
-    Lost,
     Softmax,
     Tracked,
-    opaque,
     unexpected,
 )
 
@@ -86,13 +66,8 @@ def not_in_one_graph(caller: str) -> None:
 
 
 def compile_with(callback: Any) -> Any:
-    """Set the callback that compiles the frames of this thread; None for none.
-
-    `torch.compiler.set_stance` and `disable` hold for whole calls, not from a hook before a call to a hook after it.
-
-    Returns:
-        The callback until now.
-    """
+    """Set the callback that compiles the frames of this thread, None for none; returns the one until now. `set_stance`
+    and `disable` hold for whole calls, not from a hook before a call to a hook after it."""
     return set_eval_frame(callback)
 
 
@@ -112,6 +87,11 @@ Kind = Literal["attribute", "heads", "operator", "ignored", "seen"]
 _kinds: dict[Any, tuple[str, Kind]] = {}
 
 
+def _opaque(name: str) -> bool:
+    """Whether the operator of this name computes a whole attention, unless it is one that is followed."""
+    return ("attention" in name or "attn" in name) and name != "scaled_dot_product_attention"
+
+
 def _kind(func: Any) -> tuple[str, Kind]:
     """The name of a function, and whether it reads an attribute that is not followed, is that of nn.MultiheadAttention,
     computes a whole attention, or is ignored; kept, as each call needs it."""
@@ -122,7 +102,7 @@ def _kind(func: Any) -> tuple[str, Kind]:
         kind = "seen" if name in VIEWS or name in SAME else "attribute"
     elif func is _mha:
         kind = "heads"
-    elif name in OPAQUE or (isinstance(func, _OPERATORS) and opaque(name)):
+    elif name in OPAQUE or (isinstance(func, _OPERATORS) and _opaque(name)):
         kind = "operator"
     elif name in IGNORED:
         kind = "ignored"
@@ -131,12 +111,6 @@ def _kind(func: Any) -> tuple[str, Kind]:
     if own and type(func) in _LASTING and not isinstance(getattr(func, "__self__", None), Tensor):
         _kinds[func] = name, kind
     return name, kind
-
-
-def _drop_ended() -> None:
-    """Remove modes of this thread that ended in another one, as far as no other mode was entered since."""
-    while (modes := _get_current_function_mode_stack()) and isinstance(modes[-1], Following) and modes[-1].over:
-        _pop_mode()
 
 
 Self = TypeVar("Self", bound="Following")
@@ -151,7 +125,9 @@ class Following(TorchFunctionMode):
         self._home, self.over = 0, False
 
     def __enter__(self: Self) -> Self:
-        _drop_ended()
+        # Modes of this thread that ended in another one, as far as no other mode was entered since.
+        while (modes := _get_current_function_mode_stack()) and isinstance(modes[-1], Following) and modes[-1].over:
+            _pop_mode()
         self._home = get_ident()
         return super().__enter__()
 
@@ -181,11 +157,11 @@ class Following(TorchFunctionMode):
         elif kind == "seen" and (isinstance(out, Tensor) or name in RETURN_OTHERS):
             seen = self.seen
             try:
-                _see(seen, func, name, args, kwargs, out)
+                see(seen, func, name, args, kwargs, out)
             except Exception as error:  # following it must not disturb the model
                 seen.record(out, f"{name}: {unexpected(error)}")
             while seen.ready:  # what subscribers raise is raised through the model
-                seen.on_values(*seen.ready.pop())
+                seen.on_values(seen.ready.pop())
         return out
 
     def call(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -203,11 +179,8 @@ class Following(TorchFunctionMode):
     def note(
         self, library: Library, name: str, function: Callable[..., Any], given: dict[str, Any], out: Any
     ) -> FusedCall | None:
-        """Take note of a call of a function of another package. Returns what it computes; None if it is not followed.
-
-        Args:
-            given: its arguments by name. out: what it returned, or a tensor without numbers in its place.
-        """
+        """Take note of a call of a function of another package with these arguments by name, which returned `out`, or a
+        tensor without numbers. Returns what it computes; None if it is not followed."""
         seen = self.seen
         record = seen.record(first_of(out), f"{library.module}.{name}")
         record.function = name
@@ -217,21 +190,20 @@ class Following(TorchFunctionMode):
             call = replace(call, own=call.own or library.own(given, out))
             take(seen, call, record)
         except Exception as error:
-            reason = str(error) if isinstance(error, Lost) else unexpected(error)
-            record.reason = f"{name}: {reason}"
+            record.reason = f"{name}: {unexpected(error)}"
         while seen.ready:
-            seen.on_values(*seen.ready.pop())
+            seen.on_values(seen.ready.pop())
         return call
 
 
 @contextmanager
-def following(seen: Tracked, mode: Callable[[Tracked], Following] = Following) -> Iterator[None]:
+def following(mode: Following) -> Iterator[None]:
     """Within it, tensors are followed. Compiled models run uncompiled, so that their functions are seen."""
     try:
-        with stance("force_eager"), intercepted(list(_READERS), _library), mode(seen):
+        with stance("force_eager"), intercepted(list(_READERS), _library), mode:
             yield
     finally:
-        seen.forget()
+        mode.seen.forget()
 
 
 _OPERATORS = (OpOverload, OpOverloadPacket)
@@ -285,66 +257,13 @@ def compiled_operator(seen: Tracked, func: Any) -> None:
     seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), torch.float32, seen.kept, reason=reason))
 
 
-def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Take note of one call."""
-    take = _OF_SEVERAL.get(name)
-    if take is not None:
-        take(seen, name, args, kwargs, out)
-        return
-    first: Any = args[0] if args else kwargs.get("input")
-    kind = kind_of(name)
-    if kind not in _ASKING and seen.passed_on(first, out):
-        return
-    x = seen.known(first)
-    if name == "where" and len(args) == 3:
-        chosen(seen, args, out)
-    elif x is None:
-        if name in DERIVED:
-            seen.derive(first, out)
-            return
-        if len(args) > 1 and kind not in _ASKING and seen.passed_on(args[1], out):
-            return
-        if len(args) > 1 and (y := seen.known(args[1])) is not None and isinstance(out, Tensor):
-            pointwise(seen, name, y, args[1], first, kwargs, out, swapped=True)
-        elif name in SOFTMAX and out.ndim > 1:
-            softmaxed(seen, name, None, first, args, kwargs, out)
-        elif ARITHMETIC.get(name) == "mul" and len(args) > 1 and is_outer("mul", first, args[1], out):
-            seen.remember(out, INPUT.but(layout=whole(tuple(out.shape)), outer=(first, args[1])))
-    elif name in VIEWS:
-        viewed(seen, func, x, first, args[1:], kwargs, out)
-    elif name in REPEATS:
-        repeated(seen, name, x, first, args[1:], kwargs, out)
-    elif name in SAME:
-        seen.remember(out, x)
-    elif name in SOFTMAX:
-        softmaxed(seen, name, x, first, args, kwargs, out)
-    else:
-        other = args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("mask"))
-        pointwise(seen, name, x, first, other, kwargs, out, args=args)
-
-
-# Those that do more with an input than a function of each number.
-_ASKING = VIEWS | REPEATS | SOFTMAX | {"mul", "div", "where"}
-# What takes note of functions of more than one tensor that is followed.
-_OF_SEVERAL: dict[str, Callable[[Tracked, str, Sequence[Any], dict[str, Any], Any], None]] = {
-    **dict.fromkeys(PRODUCTS, multiplied),
-    **dict.fromkeys(LAYERS, lambda seen, name, args, kwargs, out: seen.remember_layer(name, (*args, None)[0], out)),
-    "scaled_dot_product_attention": lambda seen, name, *call: scaled_dot_product_attention(seen, *call),
-    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), joined),
-    "__setitem__": written,
-}
-
-
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class OtherThreads:
-    """Follows calls of these modules and of replicas of them in other threads than that of the forward pass, since a
-    `TorchFunctionMode` belongs to one thread.
-
-    The hooks stay for as long as the model is watched: PyTorch iterates over them where a forward ends with an error,
-    so that they could not be removed there.
-    """
+    """Follows calls of these modules and of replicas in other threads than that of the forward pass, as a
+    `TorchFunctionMode` belongs to one. Its hooks stay: PyTorch iterates over them where a forward ends with an
+    error."""
 
     def __init__(self, modules: Mapping[nn.Module, str]) -> None:
         self._modules = modules
@@ -357,9 +276,7 @@ class OtherThreads:
         if compiled_parts((name, module) for module, name in self._modules.items()):
             return []  # what torch.compile has compiled has no hooks that are registered later
         own = [module for module in self._modules if _may_compute(module)]
-        before = [module.register_forward_pre_hook(Hook(self._before)) for module in own]
-        after = [module.register_forward_hook(Hook(self._after), prepend=True, always_call=True) for module in own]
-        return [*before, *after]
+        return [handle for module in own for handle in around(module, self._before, self._after)]
 
     @contextmanager
     def followed(self, seen: Tracked) -> Iterator[None]:

@@ -71,11 +71,8 @@ def merged(factors: Iterable[Factor]) -> tuple[Factor, ...]:
 
 
 def views(func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> list[View | None]:
-    """The views that func(x, *args, **kwargs) returns, one for each tensor; None for a tensor that is none.
-
-    The function is called with a contiguous tensor of x's shape that has no data, because the order of the numbers,
-    not their place in memory, defines what a reshape is.
-    """
+    """The views that func(x, *args, **kwargs) returns, None for a tensor that is none: from a contiguous tensor of x's
+    shape without data, as the order of the numbers, not their place, defines what a reshape is."""
     shape = tuple(x.shape)
     if not kwargs and all(type(one) is int for one in args):
         return _cached(func, shape, ("tuple", *args), ("tuple",))
@@ -180,12 +177,8 @@ NAMES = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "mm"
 
 
 class Contraction(NamedTuple):
-    """alpha · Σ left · right + beta · added.
-
-    Attributes:
-        a, b, out: the letter of each dimension of left, right and the result; "1" where an operand is broadcast.
-        added: a tensor that broadcasts to the result, or None.
-    """
+    """alpha · Σ left · right + beta · added; a, b and out have a letter for each dimension, "1" where an operand is
+    broadcast."""
 
     left: Tensor
     right: Tensor
@@ -193,7 +186,7 @@ class Contraction(NamedTuple):
     b: str
     out: str
     alpha: float = 1.0
-    added: Tensor | None = None
+    added: Tensor | None = None  # a tensor that broadcasts to the result, or None
     beta: float = 1.0
 
     @property
@@ -211,7 +204,11 @@ def summed_letters(a: str, out: str) -> str:
 def contraction(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Contraction | None:
     """The product that a call computes; None if it is none of two tensors."""
     if name == "einsum":
-        return _einsum(args)
+        found_terms = terms(args)
+        if found_terms is None or len(found_terms[0]) != 2:
+            return None
+        (left, right), (a, b), out = found_terms
+        return pair(left, right, a, b, out)
     args = [*args, *(kwargs[key] for key in ("input", "other", "mat2", "batch1", "batch2", "vec") if key in kwargs)]
     if name in ("baddbmm", "addmm"):
         if len(args) != 3:
@@ -242,14 +239,6 @@ def _letters(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[str, str, s
     letters = ascii_letters[: max(len(one), len(two))]
     a, b = _broadcast(letters, one, two)
     return a + rows + "D", b + ("D" + cols if cols else "D"), letters + rows + cols
-
-
-def _einsum(args: Sequence[Any]) -> Contraction | None:
-    found = terms(args)
-    if found is None or len(found[0]) != 2:
-        return None
-    (left, right), (a, b), out = found
-    return pair(left, right, a, b, out)
 
 
 def pair(left: Tensor, right: Tensor, a: str, b: str, out: str) -> Contraction | None:

@@ -1,29 +1,47 @@
 """`recognise(model, …)`: the attention in a forward pass; and how it is published to those who subscribe to it."""
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise.attention import attend, attend_to
-from headwise.errors import ConfigError
+from headwise.attention import attend_to
+from headwise.errors import ConfigError, warn
 from headwise.events import in_backward, subscribed, subscribers_of, within
 from headwise.kernels.call import sum_finite
 from headwise.kernels.graph import is_batched
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import computed
 from headwise.models.difference import Difference
+from headwise.models.hooks import Hook, around
 from headwise.models.recognise.attention import Attention, assembled, names
-from headwise.models.recognise.following import OtherThreads, following
+from headwise.models.recognise.following import (
+    Following,
+    OtherThreads,
+    compile_with,
+    compiled_parts,
+    following,
+    not_in_one_graph,
+    uncompiled,
+)
 from headwise.models.recognise.frames import modules_in_call, user_line
-from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, named
-from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, NotFinite, Softmax, Tracked, unexpected
+from headwise.models.recognise.tracked import (
+    UNEXPECTED,
+    Followed,
+    Lost,
+    NotFinite,
+    Softmax,
+    Tracked,
+    Values,
+    unexpected,
+)
 from headwise.models.replace.deferred import Deferred
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
@@ -49,7 +67,7 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"recognise(model): expected an nn.Module, got {type(model).__name__}")
     calls = _Calls(model)
-    with torch.no_grad(), within(own_code=True), following(calls.seen):
+    with torch.no_grad(), within(own_code=True), following(Following(calls.seen)):
         output = model(*args, **kwargs)
     if not calls.found:
         raise nothing(model, calls.seen, "recognise")
@@ -68,23 +86,18 @@ class _Calls:
         self.seen = Tracked(self.modules, self._values)
         self.found: list[tuple[str, Attention, AttentionMap, Difference, str]] = []
 
-    def _values(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
-        """Weights are multiplied by values."""
-        record = x.softmax
-        assert record is not None
-        assert x.product is not None
-        place = names(x.product, modules_in_call(self.modules), self.modules)
+    def _values(self, given: Values) -> None:
+        place = names(given.product, modules_in_call(self.modules), self.modules)
         try:
-            with own_dtypes(out):
-                attention = assembled(product, x, at, side, out)
-                a = attention
-                mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
+            with own_dtypes(given.out):
+                a = assembled(given)
+                mine, amap = a.attended()
                 apart = a.check(mine, amap, every=True)
         except (Lost, *UNEXPECTED) as error:
-            record.reason = explained(x, str(error) if isinstance(error, Lost) else unexpected(error))
+            given.record.reason = explained(given.x, unexpected(error))
             return
-        record.done = True
-        self.found.append(("" if place is None else place[1], attention, amap, apart, user_line()))
+        given.record.done = True
+        self.found.append(("" if place is None else place[1], a, amap, apart, user_line()))
 
 
 def explained(x: Followed, reason: str) -> str:
@@ -145,43 +158,88 @@ def nothing(model: nn.Module, seen: Tracked, caller: str) -> ConfigError:
 SOME = 16  # rows
 
 
-class Publisher:
-    """Recognises attention of these modules that has subscribers, computes it with the measures of the subscribers,
-    compares it with the result of the code, and publishes it, with δ in the backward pass. What the model computes does
-    not change. Modules that it calls in other threads, as `nn.DataParallel` does, are seen too.
+class FollowedForward:
+    """Recognises attention in forwards of a model, one at a time, in its thread and those that it starts, uncompiled;
+    compares, measures and publishes it, with δ in the backward pass. What the model computes does not change."""
 
-    Args:
-        aside: those of the modules whose attention headwise computes, with all modules in them.
-    """
-
-    def __init__(self, modules: Mapping[nn.Module, str], aside: Container[nn.Module] = ()) -> None:
-        self._modules, self._aside = modules, aside
-        self._whole: set[nn.Module] = set()  # modules of which a whole output was compared
-        self._threads = OtherThreads(modules)
-
-    def hooks(self) -> list[RemovableHandle]:
-        """Register the hooks with which forwards are seen in all threads."""
-        return self._threads.hooks()
-
-    @contextmanager
-    def forward(self) -> Iterator[Tracked]:
-        """One forward pass of the model.
-
-        Returns:
-            What was seen; `not_followed` lists what is no attention.
+    def __init__(
+        self, model: nn.Module, aside: Container[nn.Module], caller: str, *, known: bool,
+        begin: Callable[[nn.Module], bool], end: Callable[[nn.Module, Any], None],
+    ) -> None:  # fmt: skip
         """
-        seen = Tracked(self._modules, self._publish, self._aside)
-        with following(seen), self._threads.followed(seen):
-            yield seen
+        Args:
+            aside: modules whose attention headwise computes, with all modules in them. known: whether any is watched.
+            caller: the function that a user called. begin: called before an entrance is; returns whether it called
+                `follow`. end: called after it, with the result; may call `close`.
+        """
+        self._modules, self._aside = {module: name for name, module in model.named_modules()}, aside
+        parts = compiled_parts(model.named_modules())
+        self._part, self._name = bool(parts), (parts[0] if parts else "") or type(model).__name__
+        self._caller, self._known, self._begin, self._end = caller, known, begin, end
+        self._warned = False
+        self._whole: set[nn.Module] = set()  # modules of which a whole output was compared
+        self._threads = OtherThreads(self._modules)
+        self._forward = ExitStack()
+        self._callback: Any = None  # what compiled code in that thread until then
+        self.seen: Tracked | None = None  # in the last forward that was followed
+        self.home: int | None = None  # the thread in which a forward is followed
+        self.stays = False  # whether the call that begins is of compiled code, in which layers of headwise are seen
 
-    def _publish(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
+    def hooks(self, entrances: Iterable[nn.Module]) -> list[RemovableHandle]:
+        """Register the hooks with which forwards are seen in all threads."""
+        for hook in (Hook.__call__, FollowedForward._before, FollowedForward._after):
+            uncompiled(hook)
+        own = [handle for entrance in entrances for handle in around(entrance, self._before, self._after)]
+        return own + self._threads.hooks()
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        not_in_one_graph(self._caller)
+        callback = compile_with(None)
+        self.stays = bool(callback and self._known)
+        if self._begin(module):
+            self._callback = callback
+            self._warn()
+        else:
+            compile_with(callback)
+
+    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
+        inside, callback = self.home == get_ident(), self._callback
+        try:
+            self._end(module, result)
+        finally:
+            if inside and self.home != get_ident():
+                compile_with(callback)
+
+    def follow(self) -> None:
+        """Follow a forward in this thread from now on."""
+        self.close()
+        self.home, self.seen = get_ident(), Tracked(self._modules, self._publish, self._aside)
+        self._forward.enter_context(following(Following(self.seen)))
+        self._forward.enter_context(self._threads.followed(self.seen))
+
+    def close(self) -> None:
+        """Follow it no more."""
+        self.home = None
+        self._forward.close()
+
+    def _warn(self) -> None:
+        """Say once that a model that is compiled, or called by compiled code, runs uncompiled."""
+        if self._warned or not (self._part or self._callback):
+            return
+        self._warned = True
+        how = "compiled" if self._part else "called by compiled code"
+        more = "; watch(every=…) measures fewer" if self._caller == "watch" else ""
+        warn(
+            f"{self._caller}(model): {self._name} is {how}. Attention is recognised in the code that was compiled, so "
+            f"that in measured forwards it runs uncompiled{more}",
+        )
+
+    def _publish(self, given: Values) -> None:
         """Weights are multiplied by values."""
-        record = x.softmax
-        assert record is not None
-        assert x.product is not None
-        now = modules_in_call(self._modules, x.product.modules)
-        place = names(x.product, now, self._modules)
-        weights = (product.left, product.right)[at]
+        x, out, record = given.x, given.out, given.record
+        now = modules_in_call(self._modules, given.product.modules)
+        place = names(given.product, now, self._modules)
+        weights = (given.of.left, given.of.right)[given.at]
         replaced = isinstance(weights, Deferred) and not weights.made  # attach computed and published it
         if place is None or replaced or now[0] in self._aside or not subscribed(place[0]) or in_backward():
             record.done = True  # nothing is subscribed to it
@@ -197,10 +255,7 @@ class Publisher:
         rows = SOME if place[0] in self._whole and not x.note else None  # of changed weights, only some rows may differ
         try:
             with torch.no_grad(), own_dtypes(out):
-                try:
-                    a = assembled(product, x, at, side, out)
-                except UNEXPECTED as error:
-                    raise Lost(unexpected(error)) from error
+                a = assembled(given)
                 compute = partial(_checked, a, rows, made, doubts)
                 attended(
                     place[0], a.q, a.k, a.v, to_itself=a.to_itself, at_end=a.at_end, unplaced=a.unplaced,
@@ -270,11 +325,7 @@ def _both(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor],
 
 def _result(attention: Attention, own: Tensor, packed: bool, out: Tensor, lse: Tensor) -> Tensor:
     """What the code computed, as it is now: `out`, but for dropout, and for fully masked queries, which get a mean of
-    values from code that masks with finite numbers.
-
-    Args:
-        own: what it computed. packed: whether fully masked queries get 0, or are padding beside packed sequences.
-    """
+    values (or 0, if `packed`) from code that masks with finite numbers."""
     hidden = (lse == -torch.inf)[..., None]
     if not attention.dropout_p and not bool(hidden.any()):
         return out

@@ -20,23 +20,14 @@ Sizes = tuple[int, int, int, int]
 
 
 def named_mask(allowed: Tensor, sizes: Sizes) -> Mask | None:
-    """`Causal`, `Window`, `Lengths`, `Documents` or a combination if it allows exactly the same, else `Dense`; None if
-    all is allowed.
-
-    Args:
-        allowed: boolean [b or 1, h or 1, n or 1, m or 1], True where a query may attend.
-        sizes: b, h, n, m.
-    """
+    """`Causal`, `Window`, `Lengths`, `Documents` or a combination if it allows exactly the same as boolean [b or 1, h
+    or 1, n or 1, m or 1], else `Dense`; None if all is allowed. sizes: b, h, n, m."""
     allowed = allowed.expand(-1, -1, *sizes[2:])
     return mask_of_rows(lambda span: allowed[:, :, span.start : span.stop], sizes, lambda: allowed)
 
 
 def mask_of_rows(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor] | None = None) -> Mask | None:
-    """As `named_mask`, of a function that returns some rows; only a `Dense` takes n·m numbers.
-
-    Args:
-        whole: returns all rows.
-    """
+    """As `named_mask`, of a function that returns some rows (`whole`: all); only a `Dense` takes n·m numbers."""
     b, _, n, m = sizes
     if 1 < n <= m and allows(Causal(), rows, sizes):  # the most frequent one: a pass that ends at the first difference
         return Causal()
@@ -53,13 +44,8 @@ def mask_of_rows(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor] | None = 
 
 
 class Placed(NamedTuple):
-    """A mask, and what it shows of the positions of queries.
-
-    Attributes:
-        mask: of the first `keys` keys; all later ones are hidden from every query, which is then aligned to the end of
-            those that are left. None if it allows all of them.
-        known: whether it places the queries on the key axis.
-    """
+    """A mask of the first `keys` keys, None for all, and whether it places the queries on the key axis. Later keys are
+    hidden from every query, which is aligned to the end of those that are left."""
 
     mask: Mask | None
     keys: int
@@ -76,12 +62,8 @@ class Placed(NamedTuple):
 
 
 def placed_mask(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor], *, cut: bool = True) -> Placed:
-    """As `mask_of_rows`, for queries of which each may see one key more than the one before: a block of those of
-    causal attention, with a window or padding too, or a step with a cache of fixed length. A query is at its last key.
-
-    Args:
-        cut: whether keys may be left out.
-    """
+    """As `mask_of_rows`, for queries of which each may see one key more than the one before, with the last one's at its
+    last key, such as a step with a cache of fixed length; then keys may be left out (`cut`)."""
     b, h, n, m = sizes
     if n >= m:
         return Placed(mask_of_rows(rows, sizes, whole), m, n == m)
@@ -112,14 +94,7 @@ def _last(allowed: Tensor) -> Tensor:
 
 
 class _Found:
-    """What one pass over the rows shows.
-
-    Attributes:
-        everything: whether all is allowed. same_batch, same_heads: whether batch entries or heads allow the same.
-        keys: those that any query may attend to, [b or 1, m].
-        first, last: of the keys of each query; none where a query is fully masked: boolean; all [b or 1, n].
-        joined: whether each query may attend to the key before its own position, [b or 1, n].
-    """
+    """What one pass over the rows shows."""
 
     def __init__(self, rows: Rows, sizes: Sizes) -> None:
         _, _, n, m = sizes
@@ -143,7 +118,7 @@ class _Found:
             joined.append(here.gather(-1, before[None, :, None].expand(len(here), -1, 1))[..., 0])
         if self.same_heads and seen is not None:
             self.first, self.last, self.none, self.joined = (torch.cat(x, 1) for x in (first, last, none, joined))
-            self.keys = seen
+            self.keys = seen  # those that any query may attend to, [b or 1, m]
 
     def candidates(self) -> Iterator[tuple[Mask | None, Tensor | None]]:
         """Masks to compare, the simplest first: of positions and documents, and of padding."""
@@ -235,33 +210,23 @@ BIASES = -1000.0  # biases beside a mask are not less
 
 @dataclass
 class Changes:
-    """What was done to the scores of one call.
+    """What was done to the scores of one call."""
 
-    Attributes:
-        scale: number on q·k. cap: of a tanh soft cap, or None.
-        q_factor, k_factor: [b or 1, h or 1, n or m, 1], or None.
-        biases: what is added, each [b or 1, h or 1, n or 1, m or 1]. hidden: what is masked, likewise boolean.
-        masks, scores: those of a function that defines them. zeroed: where scores were multiplied by 0, boolean.
-        named: of other layers: sizes, device, whether keys may be cut, what is hidden, if that is small, and its mask.
-    """
-
-    scale: float = 1.0
-    cap: float | None = None
-    q_factor: Tensor | None = None
+    scale: float = 1.0  # number on q·k
+    cap: float | None = None  # of a tanh soft cap, or None
+    q_factor: Tensor | None = None  # q_factor, k_factor: [b or 1, h or 1, n or m, 1], or None
     k_factor: Tensor | None = None
-    biases: list[Tensor] = field(default_factory=list)
-    hidden: list[Tensor] = field(default_factory=list)
-    masks: list[Mask] = field(default_factory=list)
-    zeroed: list[Tensor] = field(default_factory=list)
+    biases: list[Tensor] = field(default_factory=list)  # what is added, each [b or 1, h or 1, n or 1, m or 1]
+    hidden: list[Tensor] = field(default_factory=list)  # what is masked, likewise boolean
+    masks: list[Mask] = field(default_factory=list)  # masks, scores: those of a function that defines them
+    zeroed: list[Tensor] = field(default_factory=list)  # where scores were multiplied by 0, boolean
     scores: list[Score] = field(default_factory=list)
+    # Of other layers: sizes, device, whether keys may be cut, what is hidden, if that is small, and its mask
     named: list[tuple[Sizes, torch.device, bool, Tensor | None, Placed]] = field(default_factory=list)
 
     def mask(self, axes: Axes, *, cut: bool) -> Placed:
-        """All that is masked, as the shortest mask.
-
-        Args:
-            cut: whether keys that are hidden from all queries may be left out.
-        """
+        """All that is masked, as the shortest mask. cut: whether keys that are hidden from all queries may be left
+        out."""
         n, m = axes.sizes[2:]
         given = any(one.placed for one in self.scores)  # such as ALiBi
         known = n == m or given or any(one.placed for one in self.masks)
@@ -340,7 +305,9 @@ class Changes:
             floor = torch.finfo(values.dtype).min / 4
             # Different numbers are biases that reach so low, unless nothing is left of scores beside them in float32,
             # or nothing is near them: masks of −1e9 or −1e4 that were added to each other, or to a bias, are a mask.
-            if least != most and most > max(floor, -1e8) and not _apart(values, hidden):
+            rest = values[~hidden]
+            apart = bool(rest.numel() and rest.min() > BIASES)
+            if least != most and most > max(floor, -1e8) and not apart:
                 hidden = torch.zeros_like(hidden)
         if bool(hidden.any()):
             self.hidden.append(hidden)
@@ -368,12 +335,6 @@ class Changes:
                 left = left & ~hidden
             if bool(left.any()):
                 raise Lost("scores are multiplied by 0 and not masked")
-
-
-def _apart(values: Tensor, hidden: Tensor) -> bool:
-    """Whether what is not hidden is far from what is."""
-    rest = values[~hidden]
-    return bool(rest.numel() and rest.min() > BIASES)
 
 
 def _of_one_number(values: Tensor) -> Tensor:

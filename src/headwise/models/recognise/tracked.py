@@ -33,84 +33,59 @@ UNEXPECTED = (ArithmeticError, AssertionError, LookupError, NotImplementedError,
 
 
 def unexpected(error: Exception) -> str:
-    """Such an error as a reason."""
-    if isinstance(error, HeadwiseError):
+    """Such an error, or why a call is lost, as a reason."""
+    if isinstance(error, HeadwiseError | Lost):
         return str(error)
     return f"it cannot be analysed ({type(error).__name__}: {(str(error) or '-').splitlines()[0]})"
 
 
 class Origin(NamedTuple):
-    """The tensor that a view is traced back to.
+    """The tensor that a view is traced back to."""
 
-    Attributes:
-        shape: its sizes. features: its dimensions that a layer's weight made; heads are parts of these.
-        made_by: the function that returned it. source: a weak reference to that function's input.
-    """
-
-    shape: tuple[int, ...]
-    features: tuple[int, ...]
-    made_by: str
-    source: Callable[[], Tensor | None]
+    shape: tuple[int, ...]  # its sizes
+    features: tuple[int, ...]  # its dimensions that a layer's weight made; heads are parts of these
+    made_by: str  # the function that returned it
+    source: Callable[[], Tensor | None]  # a weak reference to that function's input
 
 
 class Product(NamedTuple):
-    """A product of two tensors that may be queries and keys.
-
-    Attributes:
-        modules: the modules that were running, the innermost first. line: `file:line` of the user's code.
-        inputs: what is known of the two operands.
-        learned: whether one of them is a parameter.
-        heads: the letters of its dimensions that are heads, if the function defines them; None if they have to be
-            traced back to a layer.
-    """
+    """A product of two tensors that may be queries and keys, and the line, `file:line`, of the user's code."""
 
     of: Contraction
     shape: tuple[int, ...]
     dtype: Any
-    modules: list[nn.Module]
-    line: str
-    inputs: tuple["Followed | None", "Followed | None"]
-    learned: bool
-    heads: str | None = None
+    modules: list[nn.Module]  # the modules that were running, the innermost first
+    line: str  # `file:line` of the user's code
+    inputs: tuple["Followed | None", "Followed | None"]  # what is known of the two operands
+    learned: bool  # whether one of them is a parameter
+    heads: str | None = None  # the letters of its dimensions that are heads, if the function defines them
 
 
 class Step(NamedTuple):
-    """One change of the scores between the product and the softmax.
-
-    Attributes:
-        kind: "mul" (by a number), "times" (a tensor), "add" (coef · value), "fill" (coef where value is True), "tanh",
-            "mask" (a headwise mask) or "score" (a headwise score).
-        layout: of the scores at that time, to which `value` broadcasts.
-    """
+    """One change of the scores before the softmax: "mul" (by a number), "times" (a tensor), "add" (coef · value),
+    "fill" (coef where value is True), "tanh", "mask" (a headwise mask) or "score" (a headwise score)."""
 
     kind: str
     value: Any
-    layout: Layout
+    layout: Layout  # of the scores at that time, to which `value` broadcasts
     coef: float = 1.0
 
 
 @dataclass(eq=False)
 class Softmax:
-    """A softmax that was seen; it is reported if no attention comes of it.
-
-    Attributes:
-        dtype: of its result. keys: the factors of its dimension. single: whether that has size 1.
-        kept: what was computed of masks in this forward. reason: why it is no attention, as far as known. done: whether
-            it is part of a call that was reported. nonfinite: whether it may be attention, but has NaN or infinity on
-            one side of the comparison. function: the name of the function of another package that computes
-            the whole attention; "" if none does.
-    """
+    """A softmax that was seen; it is reported if no attention comes of it."""
 
     modules: list[nn.Module]
     line: str
-    dtype: torch.dtype
-    kept: dict[Any, Any]
-    keys: tuple[tuple[int, int], ...] = ()
-    single: bool = False
+    dtype: torch.dtype  # of its result
+    kept: dict[Any, Any]  # what was computed of masks in this forward
+    keys: tuple[tuple[int, int], ...] = ()  # the factors of its dimension
+    single: bool = False  # whether that has size 1
+    # Why it is no attention, as far as known
     reason: str = "its result is not multiplied by values, as in a classifier"
-    done: bool = False
-    nonfinite: bool = False
-    function: str = ""
+    done: bool = False  # whether it is part of a call that was reported
+    nonfinite: bool = False  # whether it may be attention, but has NaN or infinity on one side of the comparison
+    function: str = ""  # the name of the function of another package that computes the whole attention; "" if none does
 
 
 class Answer(NamedTuple):
@@ -123,37 +98,28 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Followed:
-    """What is known of one tensor.
-
-    Attributes:
-        stage: "input": nothing but its origin; "scores"; "exp" and "total" (the sum of exp), "lse" (its logarithm): of
-            a softmax that is written out; "log": of log_softmax; "weights"; "other": another function than softmax of
-            scores, named by `note`.
-        layout: where its numbers lie in the origin, or in the product.
-        factor: number by which an input was multiplied since its origin.
-        sink: (logits, layout before) where a column was joined to the scores, or numbers were added to the sum of
-            the exponentials. extended: where the column is, if it is still there.
-        outer: (one, other) if it is the product, number by number, of two tensors of different shapes.
-        note: what else was done to weights. lost: why it is not followed any more; "" if it is.
-        own: why the function that computes the whole attention has to be called itself; "" if there is no reason.
-        answer: what that function returned, if it is another tensor than the one that is compared: it had dropout, or
-            another shape.
-    """
+    """What is known of one tensor, at a stage: "input": nothing but its origin; "exp", "total" (its sum), "lse": of a
+    softmax that is written out; "log": of log_softmax; "other": another function of scores, named by `note`."""
 
     stage: Stage
-    layout: Layout
+    layout: Layout  # where its numbers lie in the origin, or in the product
     origin: Origin | None = None
     product: Product | None = None
     steps: tuple[Step, ...] = ()
     softmax: Softmax | None = None
-    factor: float = 1.0
+    factor: float = 1.0  # number by which an input was multiplied since its origin
     dropout_p: float = 0.0
+    # (logits, layout before) where a column was joined to the scores, or numbers were added to the sum of the
+    # exponentials
     sink: tuple[Tensor, Layout] | None = None
-    extended: Literal["", "first", "last"] = ""
+    extended: Literal["", "first", "last"] = ""  # where the column is, if it is still there
+    # (one, other) if it is the product, number by number, of two tensors of different shapes
     outer: tuple[Tensor, Tensor] | None = None
-    note: str = ""
-    lost: str = ""
-    own: str = ""
+    note: str = ""  # what else was done to weights
+    lost: str = ""  # why it is not followed any more; "" if it is
+    own: str = ""  # why the function that computes the whole attention has to be called itself
+    # What that function returned, if it is another tensor than the one that is compared: it had dropout, or another
+    # shape
     answer: Answer | None = None
 
     def but(self, **changes: Any) -> "Followed":
@@ -208,67 +174,29 @@ IGNORED = frozenset({
 REDUCTIONS = frozenset({"sum", "mean", "max", "min", "amax", "amin", "std", "var", "norm", "any", "all", "argmax"})
 
 
-def steps_of(
-    kind: str, here: Layout, other: Any, kwargs: dict[str, Any], args: Sequence[Any], swapped: bool
-) -> tuple[Step, ...] | None:  # fmt: skip
-    """What a function does to scores, as steps; None if it is none that is known."""
-    number, tensor = isinstance(other, int | float), isinstance(other, Tensor)
-    if kind == "tanh":
-        return (Step("tanh", None, here),)
-    if kind == "neg":
-        return (Step("mul", -1.0, here),)
-    if kind == "masked_fill":
-        value = args[2] if len(args) > 2 else kwargs.get("value")
-        return (Step("fill", other, here, float(value)),) if tensor and value is not None else None
-    if kind in ("mul", "div") and (number or tensor):
-        if number:
-            return (Step("mul", float(other if kind == "mul" else 1 / other), here),) if other else None
-        if kind == "div" and swapped:
-            return None
-        if kind == "div":
-            # By a root, as a tensor of another dtype than the scores: its reciprocal would be rounded in it.
-            other = (other if other.ndim or other.requires_grad else other.double()).reciprocal()
-        return (Step("times", other, here),)
-    if kind in ("add", "sub", "rsub") and (number or tensor):
-        alpha = float(kwargs.get("alpha", 1.0)) * (1.0 if kind == "add" else -1.0)
-        if (kind == "sub" and swapped) or (kind == "rsub" and not swapped):
-            return Step("mul", -1.0, here), Step("add", other, here)
-        return (Step("add", other, here, alpha),) if tensor else ()
-    return None
+class Values(NamedTuple):
+    """A product of weights and values."""
+
+    of: Contraction
+    x: Followed  # what is known of the weights
+    at: int  # which operand they are
+    side: int  # the operand of the first product that holds the keys
+    out: Tensor
+
+    @property
+    def product(self) -> Product:
+        """The first product."""
+        assert self.x.product is not None
+        return self.x.product
+
+    @property
+    def record(self) -> Softmax:
+        """The softmax."""
+        assert self.x.softmax is not None
+        return self.x.softmax
 
 
-def drops(place: str, args: Sequence[Any]) -> bool:
-    """Whether an index that leaves out one of the last axis is all but the "first" or the "last"."""
-    if len(args) > 2 and all(isinstance(x, int) for x in args[:3]):  # aten.slice(x, dim, start, end)
-        return bool(args[1] == (place == "first"))
-    index = args[0] if args else None
-    last = index[-1] if isinstance(index, tuple) else index
-    if not isinstance(last, slice) or last.step not in (None, 1):
-        return False
-    return last.start == 1 and last.stop is None if place == "first" else last.start in (None, 0) and last.stop == -1
-
-
-def turns_nan_into_0(kind: str, other: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether it is nan_to_num with 0 for NaN; weights have no infinity. other: its second argument."""
-    nan = kwargs.get("nan", other)
-    return kind == "nan_to_num" and (nan is None or (isinstance(nan, int | float) and nan == 0))
-
-
-def dropout_of(before: float, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
-    """The probability that a number was dropped, after another call of dropout."""
-    p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-    active = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
-    return 1 - (1 - before) * (1 - float(p)) if active else before
-
-
-def opaque(name: str) -> bool:
-    """Whether the operator of this name computes a whole attention, unless it is one that is followed."""
-    return ("attention" in name or "attn" in name) and name != "scaled_dot_product_attention"
-
-
-# Called with a product of weights and values: the product, what is known of the weights, which operand they are, the
-# operand of the first product that holds the keys, and the result.
-OnValues = Callable[[Contraction, Followed, int, int, Tensor], None]
+OnValues = Callable[[Values], None]
 
 
 class _Held(weakref.ref):
@@ -284,25 +212,16 @@ _Known = tuple[Source, Followed | _Layer]  # a tensor, and what is known of it
 
 
 class Tracked:
-    """What is known of tensors, as long as they live.
-
-    Args:
-        modules: whose calls are followed, and their names. on_values: as above.
-        aside: those of them in which headwise computes the attention.
-    Attributes:
-        softmaxes: those seen. near: other things that are close to attention. products: of two tensors that the model
-            computed, counted. ready: arguments of the next calls of on_values.
-        kept: what was computed of a mask, for the layers that share it.
-        on_refused: called with a product of weights and something that is not followed, or is no attention; None.
-    """
+    """What is known of tensors, as long as they live."""
 
     def __init__(self, modules: Mapping[nn.Module, str], on_values: OnValues, aside: Container[nn.Module] = ()) -> None:
         self.modules, self.on_values, self.aside = modules, on_values, aside
-        self.softmaxes: list[Softmax] = []
-        self.near: list[Softmax] = []
-        self.products = 0
-        self.ready: list[tuple[Contraction, Followed, int, int, Tensor]] = []
-        self.kept: dict[Any, Any] = {}
+        self.softmaxes: list[Softmax] = []  # those seen
+        self.near: list[Softmax] = []  # other things that are close to attention
+        self.products = 0  # of two tensors that the model computed, counted
+        self.ready: list[Values] = []  # arguments of the next calls of on_values
+        self.kept: dict[Any, Any] = {}  # what was computed of a mask, for the layers that share it
+        # Called with a product of weights and something that is not followed, or is no attention; None
         self.on_refused: Callable[[Contraction, Followed, int, Tensor], None] | None = None
         self._known: dict[int, _Known] = {}
         self._roots: dict[int, tuple[Source, Source]] = {}
@@ -328,11 +247,8 @@ class Tracked:
         self._known[held.key] = held, what
 
     def remember_layer(self, name: str, source: Any, out: Tensor) -> None:
-        """Keep that a tensor is the output of a layer, of which heads are parts; most are not used further.
-
-        Args:
-            name: of its function, one of `LAYERS`. source: its input.
-        """
+        """Keep that a tensor is the output of a layer (one of `LAYERS`), of which heads are parts; most are not used
+        further."""
         self._known[id(out)] = weakref.ref(out), (name, self.root(source), out.shape)
 
     def root(self, x: Any) -> Source:
@@ -385,11 +301,8 @@ class Tracked:
             self.remember(out, x.but(lost=x.lost or reason))
 
     def record(self, out: Tensor, reason: str = "", like: list[nn.Module] | None = None) -> Softmax:
-        """A softmax whose result is `out`, and why it is no attention, if that is known.
-
-        Args:
-            like: the modules of its product, as in `modules_in_call`.
-        """
+        """A softmax whose result is `out`, and why it is no attention, if that is known. like: the modules of its
+        product."""
         running = modules_in_call(self.modules, like)
         record = Softmax(running, user_line(), getattr(out, "dtype", torch.float32), self.kept)
         if reason:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attention import attend
 from headwise.errors import ConfigError
 from headwise.events import within
 from headwise.map import AttentionMap
@@ -16,14 +15,14 @@ from headwise.models.difference import Difference, difference
 from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.axes import are_of, own_dims
-from headwise.models.recognise.following import following
+from headwise.models.recognise.following import Following, following
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.multiplied import summed_factors
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.publisher import explained, not_followed, nothing
 from headwise.models.recognise.report import named
 from headwise.models.recognise.scores import HIDES, named_mask
-from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, Step, Tracked, unexpected
+from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, Tracked, Values, unexpected
 from headwise.rule import own_dtypes
 from headwise.table.show import as_html, as_text
 
@@ -200,7 +199,7 @@ def certify(model: nn.Module, batch: Any) -> Certificate:
         raise ConfigError(f"certify(model): expected an nn.Module, got {type(model).__name__}")
     args, kwargs = arguments(batch)
     calls = _Calls(model)
-    with torch.inference_mode(False), torch.enable_grad(), within(own_code=True), following(calls.seen):
+    with torch.inference_mode(False), torch.enable_grad(), within(own_code=True), following(Following(calls.seen)):
         output = model(*args, **kwargs)
     rest = [
         Verdict(one.name, False, "", one.reason, None, None, None, (), one.line)
@@ -223,42 +222,37 @@ class _Calls:
         self.found: list[Verdict] = []
         self.refused: set[tuple[str, str]] = set()
 
-    def _values(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
+    def _values(self, given: Values) -> None:
         """Weights are multiplied by values."""
-        assert x.softmax is not None
-        x.softmax.done = True
-        if not self._compared(product, x, at, side, out, explained(x, "").removesuffix("; ")):
-            x.softmax.done = False
-            self._refused(product, x, at, out)
+        given.record.done = True
+        if not self._compared(given, explained(given.x, "").removesuffix("; ")):
+            given.record.done = False
+            self._refused(given.of, given.x, given.at, given.out)
 
     def _refused(self, product: Contraction, x: Followed, at: int, out: Tensor) -> None:
         """Weights are multiplied by something, but that is no attention, or not followed."""
         assert x.softmax is not None
         reason, running = x.softmax.reason, x.softmax.modules
         closest = _closest(product, x, at)
-        if closest is not None and self._compared(product, closest[0], at, closest[1], out, reason):
+        if closest is not None and self._compared(Values(product, closest[0], at, closest[1], out), reason):
             self.refused.add((self.modules[running[0]] if running else "", reason))
 
-    def _compared(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor, reason: str) -> bool:
-        """Append the verdict on a call; False if there is nothing to compare it with.
-
-        Args:
-            reason: why it is not the same function as `attend`, if that is known.
-        """
-        assert x.product is not None
-        assert x.softmax is not None
-        place = names(x.product, modules_in_call(self.modules), self.modules)
+    def _compared(self, given: Values, reason: str) -> bool:
+        """Append the verdict on a call, with the reason why it is not `attend` if one is known; False if there is
+        nothing to compare it with."""
+        product, x, at, _, out = given
+        place = names(given.product, modules_in_call(self.modules), self.modules)
         try:
             with own_dtypes(out):
-                a = assembled(product, x, at, side, out)
-                mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
+                a = assembled(given)
+                mine, amap = a.attended()
                 with torch.no_grad():
                     apart, allowed = a.compared(mine.detach(), amap, every=not reason)
                 values = product.right if at == 0 else product.left
-                inputs = [x.product.of.left, x.product.of.right, values]
+                inputs = [given.product.of.left, given.product.of.right, values]
                 gradients = None if a.dropout_p or reason else _gradients(a, mine, out, inputs, amap)
         except (Lost, *UNEXPECTED) as error:
-            x.softmax.reason = str(error) if isinstance(error, Lost) else unexpected(error)
+            given.record.reason = unexpected(error)
             return False
         if not reason and (differs := apart.reason("its result", "that of attention", allowed)):
             reason = differs
@@ -267,7 +261,7 @@ class _Calls:
         self.found.append(Verdict(
             "" if place is None else place[1], not reason, _call(a), reason, apart.worst, allowed, gradients,
             (*remarks_of(a, amap), *filter(None, [apart.remark]),
-             *([f"attach keeps {x.softmax.function}: {x.own}"] if x.own else [])), user_line(),
+             *([f"attach keeps {given.record.function}: {x.own}"] if x.own else [])), user_line(),
         ))  # fmt: skip
         return True
 
@@ -281,12 +275,9 @@ def _closest(product: Contraction, x: Followed, at: int) -> tuple[Followed, int]
     sides = [side for side in (0, 1) if are_of(keys, own_dims(x.product, side))]
     if not sides:
         return None
-    steps = tuple(_masking(step) for step in x.steps)
+    weak = [step.kind == "fill" and not step.coef <= HIDES for step in x.steps]
+    steps = tuple(step._replace(coef=-torch.inf) if one else step for step, one in zip(x.steps, weak, strict=True))
     return x.but(steps=steps, softmax=replace(x.softmax, keys=keys), lost="", note=""), sides[0]
-
-
-def _masking(step: Step) -> Step:
-    return step._replace(coef=-torch.inf) if step.kind == "fill" and not step.coef <= HIDES else step
 
 
 def _gradients(a: Attention, mine: Tensor, out: Tensor, inputs: list[Tensor], amap: AttentionMap) -> float | None:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from headwise.errors import ConfigError
-from headwise.models.adapters.weights import LazyTensor
+from headwise.models.adapters.weights import LazyTensor, dense
 from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call, user_line
-from headwise.models.recognise.libraries.base import FusedCall, Library
+from headwise.models.recognise.libraries import FusedCall, Library
 from headwise.models.recognise.products import NAMES as PRODUCTS, Layout, merged
 from headwise.models.recognise.tracked import ARITHMETIC, SAME, SOFTMAX, VIEWS, Followed, Tracked
 
@@ -22,16 +22,8 @@ _OWN_FLOAT32 = frozenset({"softmax", "log_softmax", "exp", "sum", "logsumexp"}) 
 
 
 class Deferred(LazyTensor):
-    """The result of a function that has not been computed, with the arguments and the settings of the call.
-
-    The first function that reads its values computes it exactly as the code would have, from the same arguments.
-
-    Attributes:
-        made_by: name of the function. parents: the arguments that are `Deferred` themselves.
-        reduced: for a reduction along dimensions, the layout that was known of its argument, and these dimensions.
-        alias: whether it is a view of its argument. viewed: whether a view of it was made.
-        graph: whether gradients were recorded when it was called.
-    """
+    """The result of a function that has not been computed. The first function that reads its values computes it exactly
+    as the code would have, from the same arguments and settings."""
 
     _base = None
 
@@ -44,9 +36,10 @@ class Deferred(LazyTensor):
     ) -> None:
         self.made_by, self._part = name, part
         self._call: tuple[Callable[..., Any], Any, Any] | None = (func, args, kwargs)
+        # For a reduction along dimensions, the layout that was known of its argument, and these dimensions.
         self.reduced: tuple[Layout, tuple[int, ...]] | None = None
-        self.alias = self.viewed = self._changes = False
-        self.graph = torch.is_grad_enabled()
+        self.alias = self.viewed = self._changes = False  # a view of its argument; of which a view was made
+        self.graph = torch.is_grad_enabled()  # whether gradients were recorded when it was called
         self._settings = _settings(device.type)
         self._versions = [(x, x._version) for x in self.leaves() if not x.is_inference()]
         self._children: WeakSet[Deferred] = WeakSet()
@@ -95,7 +88,7 @@ class Deferred(LazyTensor):
                     f"any more: one of its arguments was changed in place since. Read it before, or detach the model"
                 )
         with _as_then(self._settings):
-            args, kwargs = tree_map(_numbers, (args, kwargs))
+            args, kwargs = tree_map(dense, (args, kwargs))
             if self._changes:  # another function may read what was there before
                 args = (args[0].clone(), *args[1:])
             made = func(*args, **kwargs)
@@ -205,10 +198,6 @@ def _thawed(x: Any) -> Any:
     return x[1]
 
 
-def _numbers(x: Any) -> Any:
-    return x.dense() if isinstance(x, LazyTensor) else x
-
-
 def _settings(kind: str) -> tuple[Any, ...]:
     enabled = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if enabled else None
@@ -230,22 +219,9 @@ def _as_then(settings: tuple[Any, ...]) -> Iterator[None]:
 
 Place = tuple[nn.Module | None, str]  # the innermost module that computes a product, and the line of the user's code
 FUSED = "scaled_dot_product_attention"
-_KINDS = frozenset(
-    {
-        *ARITHMETIC,
-        *VIEWS,
-        *SAME,
-        *SOFTMAX,
-        "masked_fill",
-        "where",
-        "tanh",
-        "exp",
-        "dropout",
-        "cat",
-        "concat",
-        "nan_to_num",
-    }
-)
+_KINDS = ARITHMETIC.keys() | VIEWS | SAME | SOFTMAX | {
+    "masked_fill", "where", "tanh", "exp", "dropout", "cat", "concat", "nan_to_num",
+}  # fmt: skip
 _REDUCTIONS = frozenset({"max", "amax", "sum", "logsumexp"})
 _LIKE = frozenset({"type_as", "view_as", "expand_as", "reshape_as", "to"})  # read no numbers of the second argument
 _NEVER = frozenset({"data", "requires_grad_", "cpu", "cuda", "set_"})
@@ -253,21 +229,17 @@ _NEVER = frozenset({"data", "requires_grad_", "cpu", "cuda", "set_"})
 
 class Deferring(Following):
     """Follows tensors. Products at certified places, and what is made of them, are `Deferred` until they are multiplied
-    by values.
+    by values."""
 
-    Attributes:
-        certified: the places. deferred: those of them where a product was deferred.
-        edited: the result of the function that is being called, computed with edits after it was compared; None.
-    """
-
-    certified: frozenset[Place] = frozenset()
+    certified: frozenset[Place] = frozenset()  # the places
 
     def __init__(self, seen: Tracked) -> None:
         super().__init__(seen)
         self.live: WeakSet[Deferred] = WeakSet()
-        self.deferred: set[Place] = set()
+        self.deferred: set[Place] = set()  # those of them where a product was deferred
         self.dropout_p = 0.0  # of the fused function that is being computed
         self.resolved: Tensor | None = None
+        # The result of the function that is being called, computed with edits after it was compared; None
         self.edited: Tensor | None = None
 
     def __torch_function__(

@@ -13,9 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.models.difference import difference
 from headwise.models.recognise.frames import line_of_error
-from headwise.models.site import HeadSite, pick_heads
-from headwise.models.taps import scale_heads
-from headwise.models.traced.kind import ROLES, TRACED, WIDTH, SharedMaps, Traced, TracedKind, can_share, value_of
+from headwise.models.site import HeadSite, pick_heads, scale_heads
+from headwise.models.traced import ROLES, TRACED, WIDTH, SharedMaps, Traced, TracedKind, can_share
 
 TRIES = 128  # assignments of roles to attributes
 Size = tuple[nn.Module, str, str]  # module, attribute, role
@@ -29,11 +28,8 @@ class Call(NamedTuple):
 
 
 def with_sizes(known: Traced, module: nn.Module, running: Sequence[tuple[nn.Module, Call]]) -> Traced:
-    """What is known, with the attributes to change, or the reason why the number of heads cannot change.
-
-    Args:
-        running: the modules that were running, the innermost first, with the arguments of their calls.
-    """
+    """What is known, with the attributes to change, or the reason why the number of heads cannot. running: the modules
+    that were running, the innermost first, with the arguments of their calls."""
     owners = {one.owner for one in known.slices}
     around = next(((one, call) for one, call in running if owners <= set(one.modules())), None)
     if around is None:
@@ -81,11 +77,7 @@ class _Test(NamedTuple):
 
 
 class _Trial:
-    """Runs a module with some of its heads.
-
-    Args:
-        module: whose heads they are. whole: that or a module around it, which has all of its maps, to be called.
-    """
+    """Runs `whole`, a module or one around it that has all of its maps, with some of its heads."""
 
     def __init__(self, known: Traced, module: nn.Module, whole: nn.Module, call: Call) -> None:
         self.known, self.module, self.whole, self.call = known, module, whole, call
@@ -111,8 +103,8 @@ class _Trial:
         """The roles that an attribute with this value may have, of those that give it the same values only one."""
         found: dict[tuple[int, ...], Size] = {}
         for role in ROLES:
-            values = tuple(value_of(role, one) for one in after)
-            if value_of(role, self.known) == value and any(one != value for one in values):
+            values = tuple(ROLES[role](one) for one in after)
+            if ROLES[role](self.known) == value and any(one != value for one in values):
                 found.setdefault(values, (holder, name, role))
         return list(found.values())
 
@@ -197,11 +189,7 @@ def _repeat(known: Traced, firsts: list[int]) -> None:
 
 
 def _apart(found: list[Any], expected: list[Any], kept: list[int], heads: int, what: str) -> str | None:
-    """How the results differ beyond rounding, "" if they do not; None if shapes differ other than by the heads.
-
-    Args:
-        what: the result, in words.
-    """
+    """How the results differ beyond rounding, "" if they do not; None if shapes differ other than by the heads."""
     why, compared = "", 0
     for mine, theirs in zip(found, expected, strict=False):
         if not isinstance(theirs, Tensor) or not isinstance(mine, Tensor) or not theirs.is_floating_point():

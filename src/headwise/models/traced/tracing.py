@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from headwise.attention import attend
 from headwise.events import within
 from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call
-from headwise.models.recognise.products import NAMES as PRODUCTS, Contraction, contraction
-from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, Tracked, learned, unexpected
-from headwise.models.traced.kind import (
+from headwise.models.recognise.products import NAMES as PRODUCTS, contraction
+from headwise.models.recognise.tracked import UNEXPECTED, Lost, Tracked, Values, learned, unexpected
+from headwise.models.traced import (
     DIGITS,
     TRACED,
     Slices,
@@ -39,30 +38,20 @@ from headwise.rule import own_dtypes
 
 @dataclass(eq=False)
 class Result:
-    """The result of one attention call, on its way to the output projection.
+    """The result of one attention call, on its way to the output projection."""
 
-    Attributes:
-        leaf: the result, a leaf of the graph of what follows. arrange: a tensor of its shape, as [b, h, n, d_v].
-        shape: that shape. output: the projection, once it is found. unheard: why it cannot be found.
-        weight: its weight, and the axis of its inputs. batch_first: whether it receives [b, n, h·d_v].
-    """
-
-    leaf: Tensor
-    arrange: Callable[[Tensor], Tensor]
-    shape: tuple[int, ...]
-    output: nn.Module | None = None
-    weight: tuple[Tensor, int] | None = None
-    batch_first: bool = True
-    unheard: str = "no linear map receives the outputs of its heads"
+    leaf: Tensor  # the result, a leaf of the graph of what follows
+    arrange: Callable[[Tensor], Tensor]  # a tensor of its shape, as [b, h, n, d_v]
+    shape: tuple[int, ...]  # that shape
+    output: nn.Module | None = None  # the projection, once it is found
+    weight: tuple[Tensor, int] | None = None  # its weight, and the axis of its inputs
+    batch_first: bool = True  # whether it receives [b, n, h·d_v]
+    unheard: str = "no linear map receives the outputs of its heads"  # why it cannot be found
     arrived: bool = field(default=False)
 
     def arrives(self, x: Any, module: nn.Module | None, weight: Tensor, axis: int) -> None:
-        """Take note of an input of a linear map.
-
-        Args:
-            x: the input of the module that is the map, or else of the function.
-            module: the module whose parameter `weight` is, if it is being called. axis: of the weight, that of inputs.
-        """
+        """Take note of an input x of a linear map, of the module whose parameter `weight` is, None for a function;
+        axis: that of inputs."""
         if not isinstance(x, Tensor) or not x.requires_grad or self._grad(x, torch.ones_like(x)) is None:
             return
         self.arrived = True
@@ -109,13 +98,8 @@ class Result:
 
 
 def trace(model: nn.Module, batch: Any, taken: Collection[nn.Module]) -> int:
-    """Run the model once on a batch, in evaluation mode, and keep what is known of the heads of its modules.
-
-    Args:
-        batch: its arguments. taken: modules of other kinds, whose heads are known.
-    Returns:
-        The number of modules that were traced.
-    """
+    """Run the model once on a batch, in evaluation mode, and keep what is known of the heads of its modules but for
+    those of other kinds (`taken`); returns how many were traced."""
     args, kwargs = arguments(batch)
     pass_ = _Pass(model, taken)
     with _unchanged(model), torch.inference_mode(False), torch.enable_grad(), within(own_code=True):
@@ -173,22 +157,20 @@ class _Pass:
         self.seen.remember(new, known)
         return new
 
-    def _values(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
-        record = x.softmax
-        assert record is not None
-        assert x.product is not None
-        place = names(x.product, modules_in_call(self.modules), self.modules)
+    def _values(self, given: Values) -> None:
+        out, record = given.out, given.record
+        place = names(given.product, modules_in_call(self.modules), self.modules)
         if place is None or place[0] in self.taken:
             return
         try:
             with own_dtypes(out):
-                a = assembled(product, x, at, side, out)
+                a = assembled(given)
                 with torch.no_grad():
-                    mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
+                    mine, amap = a.attended()
                     a.check(mine, amap, every=True)
                 known = self._inputs(a)
         except (Lost, *UNEXPECTED) as error:
-            record.reason = str(error) if isinstance(error, Lost) else unexpected(error)
+            record.reason = unexpected(error)
             return
         record.done = True
         self.leaf = out.detach().requires_grad_()

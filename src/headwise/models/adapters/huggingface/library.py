@@ -17,11 +17,7 @@ OLDEST = "5.18"  # as pyproject.toml has it: older ones have no interface for T5
 
 
 def library(name: str) -> Any:
-    """The module `transformers.name`.
-
-    Raises:
-        ConfigError: if transformers is not installed, or older than `OLDEST`.
-    """
+    """The module `transformers.name`; ConfigError if transformers is not installed, or older than `OLDEST`."""
     try:
         _check(import_module("transformers").__version__)
         return import_module(f"transformers.{name}")
@@ -81,28 +77,16 @@ def _within(name: str, other: str) -> bool:
 
 
 class Position(NamedTuple):
-    """Where the queries and keys of a call are.
+    """Where the queries and keys of a call are."""
 
-    Attributes:
-        at_end: whether the queries are the last of the keys' tokens; False if that is not known; None if nothing shows
-            where they are, as in cross attention.
-        keys: how many keys there are; later ones are unfilled entries of a cache of fixed size.
-        first: the token of the first key, as a cache with a window drops tokens; None if it is not known.
-    """
-
-    at_end: bool | None
-    keys: int
-    first: int | None = 0
+    at_end: bool | None  # whether the queries are the last of the keys' tokens
+    keys: int  # how many keys there are; later ones are unfilled entries of a cache of fixed size
+    first: int | None = 0  # the token of the first key, as a cache with a window drops tokens; None if it is not known
 
 
 def position_of(module: nn.Module, allowed: Tensor | None, n: int, m: int, window: int | None, given: Any) -> Position:
-    """The position of a call whose mask is not transformers' own, or that has none.
-
-    Args:
-        allowed: boolean [b or 1, h or 1, n or 1, m], which keys each query may attend to; None for all.
-        window: of the attention, and so of its cache; None without one.
-        given: the other arguments of the attention function.
-    """
+    """The position of a call whose mask is not transformers' own, or that has none. allowed: boolean [b or 1, h or 1, n
+    or 1, m], None for all. window: of the attention, and so of its cache. given: other arguments of the call."""
     if n >= m or crosses(module) or (allowed is not None and (in_graph() or has_no_numbers(allowed))):
         return Position(None, m)
     if allowed is None:

@@ -17,47 +17,25 @@ from headwise.models.adapters.weights import LazyTensor
 
 
 class MaskTensor(LazyTensor):
-    """The floating [b, 1, n, m] that attn_implementation="eager" adds to scores, 0 = may attend, as a headwise `Mask`.
+    """The floating [b, 1, n, m] that attn_implementation="eager" adds to scores, 0 = may attend, as a headwise `Mask`:
+    no n×m memory unless a model computes with it; every result is an ordinary tensor."""
 
-    It takes no n×m memory while a model only passes it on. A model that computes with it gets the tensor that eager
-    attention would get, computed then; every result is an ordinary tensor.
-
-    Attributes:
-        mask: over the first `position.keys` of the m keys; None for everything. The rest, unfilled entries of a cache
-            of fixed size, are hidden from all queries.
-        position: where the queries and these keys are.
-    """
-
-    mask: Mask | None
-    position: Position
+    mask: Mask | None  # over the first `position.keys` of the m keys
+    position: Position  # where the queries and these keys are
 
     @staticmethod
     def __new__(
-        cls: type["MaskTensor"],
-        mask: Mask | None,
-        shape: tuple[int, int, int],
-        position: Position,
-        device: Any,
-        dtype: torch.dtype,
-        eager: Callable[[], Tensor],
-    ) -> Any:
+        cls: type["MaskTensor"], mask: Mask | None, shape: tuple[int, int, int], position: Position, device: Any,
+        dtype: torch.dtype, eager: Callable[[], Tensor],
+    ) -> Any:  # fmt: skip
         b, n, m = shape
         return LazyTensor.empty_shell(cls, (b, 1, n, m), dtype, torch.device(device))
 
     def __init__(
-        self,
-        mask: Mask | None,
-        shape: tuple[int, int, int],
-        position: Position,
-        device: Any,
-        dtype: torch.dtype,
+        self, mask: Mask | None, shape: tuple[int, int, int], position: Position, device: Any, dtype: torch.dtype,
         eager: Callable[[], Tensor],
-    ) -> None:
-        """
-        Args:
-            shape: b, n, m.
-            eager: computes the dense tensor.
-        """
+    ) -> None:  # fmt: skip
+        """shape: b, n, m. eager: computes the dense tensor."""
         self.mask, self.position, self._eager = mask, position, eager
 
     def make(self) -> Tensor:
@@ -97,11 +75,7 @@ class Place:
 
 
 def read(function: MaskFunction, place: Place) -> Mask:
-    """The mask of a function over these keys, for queries aligned to their end.
-
-    Raises:
-        Unknown: if the function is not recognised.
-    """
+    """The mask of a function over these keys, for queries aligned to their end; Unknown if it is not recognised."""
     makers = _makers()
     code = getattr(function, "__code__", None)
     reader = makers.get(code)
@@ -134,26 +108,6 @@ def _read_and(free: dict[str, Any], place: Place) -> Mask:
     return reduce(and_, (read(f, place) for f in functions))
 
 
-def _read_or(free: dict[str, Any], place: Place) -> Mask:
-    return reduce(or_, (read(f, place) for f in free["mask_functions"]))
-
-
-def _read_window(free: dict[str, Any], place: Place) -> Mask:
-    return Window(free["sliding_window"], right=place.keys)  # it does not restrict keys after the query
-
-
-def _read_both_sides(free: dict[str, Any], place: Place) -> Mask:
-    return Window(free["sliding_window"] + 1, right=free["sliding_window"])
-
-
-def _read_packed(free: dict[str, Any], place: Place) -> Mask:
-    return _documents(free["packed_sequence_mask"], place)
-
-
-def _read_blocks(free: dict[str, Any], place: Place) -> Mask:
-    return _documents(free["block_sequence_ids"], place)
-
-
 def _documents(ids: Tensor, place: Place) -> Mask:
     ids = ids[:, place.offset : place.offset + place.keys]
     if ids.shape[1] != place.keys:
@@ -166,12 +120,24 @@ Reader = Callable[[dict[str, Any], Place], Mask]
 _READERS: dict[str, tuple[Callable[[], tuple[Any, ...]] | None, Reader]] = {
     "causal_mask_function": (None, lambda free, place: Causal()),
     "bidirectional_mask_function": (None, lambda free, place: Everything()),
-    "sliding_window_overlay": (lambda: (3,), _read_window),
-    "sliding_window_bidirectional_overlay": (lambda: (3,), _read_both_sides),
-    "packed_sequence_mask_function": (lambda: (torch.tensor([[0, 0, 1, 1, 1, 2, 2]]),), _read_packed),
-    "blockwise_overlay": (lambda: (torch.tensor([[-1, 4, 4, -1, 2, 2, -1]]),), _read_blocks),
+    # It does not restrict keys after the query.
+    "sliding_window_overlay": (lambda: (3,), lambda free, place: Window(free["sliding_window"], right=place.keys)),
+    "sliding_window_bidirectional_overlay": (
+        lambda: (3,), lambda free, place: Window(free["sliding_window"] + 1, right=free["sliding_window"]),
+    ),
+    "packed_sequence_mask_function": (
+        lambda: (torch.tensor([[0, 0, 1, 1, 1, 2, 2]]),),
+        lambda free, place: _documents(free["packed_sequence_mask"], place),
+    ),
+    "blockwise_overlay": (
+        lambda: (torch.tensor([[-1, 4, 4, -1, 2, 2, -1]]),),
+        lambda free, place: _documents(free["block_sequence_ids"], place),
+    ),
+}  # fmt: skip
+_JOINS: dict[str, Reader] = {
+    "and_masks": _read_and,
+    "or_masks": lambda free, place: reduce(or_, (read(f, place) for f in free["mask_functions"])),
 }
-_JOINS: dict[str, Reader] = {"and_masks": _read_and, "or_masks": _read_or}
 
 
 @lru_cache(maxsize=1)
@@ -215,28 +181,15 @@ def make_mask(
     kv_length: int = 0,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: MaskFunction | None = None,
-    attention_mask: Tensor | None = None,
+    mask_function: MaskFunction | None = None,  # (batch, head, query, key) indices to booleans
+    attention_mask: Tensor | None = None,  # [batch, all keys so far], True for tokens, or None
     device: Any = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32,  # of the mask that the model gets
     cache_position: Tensor | None = None,
     **kwargs: Any,
 ) -> MaskTensor | None:
-    """The mask of a call, by transformers' `AttentionMaskInterface`.
-
-    Args:
-        q_offset, kv_offset: the positions of the first query and the first key for mask_function.
-        mask_function: (batch, head, query, key) indices to booleans.
-        attention_mask: [batch, all keys so far], True for tokens, or None.
-        dtype: of the mask that the model gets.
-        cache_position: [q_length], the positions of the queries, consecutive; transformers before 5.4 passes them
-            instead of q_length, q_offset and device.
-        kwargs: further arguments of the interface, such as when a mask may be omitted.
-    Returns:
-        [batch, 1, q_length, kv_length], for the model the mask of attn_implementation="eager"; None where that is None.
-        A function that is not one of transformers' own is evaluated to a boolean of that size, as transformers does
-        with every function.
-    """
+    """The mask of a call, by transformers' `AttentionMaskInterface`; None where eager attention has none. A function
+    that is not one of transformers' own is evaluated to a boolean [batch, 1, q_length, kv_length]."""
     theirs = library("masking_utils")
     function = theirs.causal_mask_function if mask_function is None else mask_function
     if cache_position is None:

@@ -17,38 +17,29 @@ from torch import Tensor
 
 from headwise.masks import Mask
 from headwise.models.recognise.products import Contraction, views, whole
-from headwise.models.recognise.tracked import INPUT, Answer, Followed, Product, Softmax, Step, Tracked
+from headwise.models.recognise.tracked import INPUT, Answer, Followed, Product, Softmax, Step, Tracked, Values
 
 
 @dataclass(frozen=True)
 class FusedCall:
-    """softmax(scale · q kᵀ + …) v.
-
-    Attributes:
-        letters: of the dimensions of q, k, v and out; "n", "m", "d" and "e" are queries, keys, and the sizes of a head;
-            "h" heads, which k and v may have fewer of; "1" where k or v is broadcast.
-        heads: whether "h" is known to be the heads. Otherwise that is looked up in the layer that made q or k.
-        steps: what is done to the scores, the scale included: kinds and values of a `Step`.
-        plain: computes `out` without dropout.
-        own: why the function has to be called itself, though this is what it computes; "" if there is no reason.
-        restore: (result of the shape of `out`) → what the function returns.
-        returned: what the function returned, if `out` is a rearrangement of it, and the loss does not depend on `out`.
-        arrange: (a tensor of its shape) → one of the shape of `out`.
-    """
+    """softmax(scale · q kᵀ + …) v. Letters "n", "m", "d", "e" are queries, keys, sizes of a head; "h" heads, of which k
+    and v may have fewer; "1" a broadcast dimension."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     out: Tensor
-    letters: tuple[str, str, str, str]
-    steps: tuple[tuple[Any, ...], ...]
+    letters: tuple[str, str, str, str]  # of the dimensions of q, k, v and out
+    steps: tuple[tuple[Any, ...], ...]  # what is done to the scores, the scale included: kinds and values of a `Step`
+    # Whether "h" is known to be the heads. Otherwise that is looked up in the layer that made q or k
     heads: bool = False
     dropout_p: float = 0.0
-    plain: Callable[[], Tensor] | None = None
-    own: str = ""
-    restore: Callable[[Tensor], Tensor] | None = None
+    plain: Callable[[], Tensor] | None = None  # computes `out` without dropout
+    own: str = ""  # why the function has to be called itself, though this is what it computes; "" if there is no reason
+    restore: Callable[[Tensor], Tensor] | None = None  # (result of the shape of `out`) → what the function returns
+    # What the function returned, if `out` is a rearrangement of it, and the loss does not depend on `out`
     returned: Tensor | None = None
-    arrange: Callable[[Tensor], Tensor] | None = None
+    arrange: Callable[[Tensor], Tensor] | None = None  # (a tensor of its shape) → one of the shape of `out`
 
 
 def named_tensors(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,19 +49,14 @@ def named_tensors(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Library:
-    """Functions of a module of Python.
+    """Functions of a module of Python, and how their arguments are read; `Lost` where there is no call."""
 
-    Attributes:
-        module: its name. names: of the functions in it.
-        read: (arguments by name, what the function returned, the function, what else is known) → the calls. Raises
-            `Lost` with the reason why there is none.
-        tensors: arguments by name → queries [..., d], keys and values [..., e]; a function returns [..., e] of the
-            queries.
-    """
-
-    module: str
-    names: tuple[str, ...]
+    module: str  # its name
+    names: tuple[str, ...]  # of the functions in it
+    # (arguments by name, what the function returned, the function, what else is known) → the calls. Raises `Lost` with
+    # the reason why there is none
     read: Callable[[dict[str, Any], Any, Callable[..., Any], Tracked], FusedCall]
+    # Arguments by name → queries [..., d], keys and values [..., e]; a function returns [..., e] of the queries
     tensors: Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]] = named_tensors
 
     def output(self, given: dict[str, Any]) -> Tensor:
@@ -116,7 +102,7 @@ def take(seen: Tracked, call: FusedCall, record: Softmax) -> None:
         own=call.own, answer=answer,
     )  # fmt: skip
     values = Contraction(_without_numbers(shape), call.v, scores, c, o)
-    seen.ready.append((values, found, 0, 1, plain))
+    seen.ready.append(Values(values, found, 0, 1, plain))
 
 
 @lru_cache(maxsize=64)
@@ -183,7 +169,7 @@ _originals: dict[str, tuple[Any, types.FunctionType, _OnCall, int]] = {}  # func
 
 
 def _instead(*args: Any, **kwargs: Any) -> Any:
-    from headwise.models.recognise.libraries.base import called  # its code runs with the names of another module
+    from headwise.models.recognise.libraries import called  # its code runs with the names of another module
 
     return called("KEY", args, kwargs)
 
@@ -197,20 +183,18 @@ def called(key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @contextmanager
 def intercepted(names: list[tuple[str, str]], on_call: _OnCall) -> Iterator[None]:
-    """Within it, a call of one of these functions, in any thread, is on_call(module, name, function as it was, args,
-    kwargs).
-
-    Args:
-        names: modules and the names of functions of Python in them; what is not imported, or not there, is left out.
-    """
+    """Within it, a call of one of these functions (module, name), in any thread, is on_call(module, name, function as
+    it was, args, kwargs); what is not imported, or no function of Python, is left out."""
     entered: list[str] = []
     try:
         with _lock:
             for module, name in names:
                 function = getattr(sys.modules.get(module), name, None)
-                if isinstance(function, types.FunctionType) and not _under_another_name(f"{module}.{name}", function):
-                    _enter(f"{module}.{name}", function, on_call)
-                    entered.append(f"{module}.{name}")
+                key = f"{module}.{name}"
+                elsewhere = any(at is function and one != key for one, (at, *_) in _originals.items())
+                if isinstance(function, types.FunctionType) and not elsewhere:
+                    _enter(key, function, on_call)
+                    entered.append(key)
         yield
     finally:
         with _lock:
@@ -223,10 +207,6 @@ def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return dict(bound.arguments)
-
-
-def _under_another_name(key: str, function: types.FunctionType) -> bool:
-    return any(at is function and one != key for one, (at, *_) in _originals.items())
 
 
 def _enter(key: str, function: types.FunctionType, on_call: _OnCall) -> None:
@@ -274,12 +254,8 @@ class Kept:
         self, functions: Sequence[Callable[..., Any] | None], tensors: Sequence[Tensor | None], key: Any,
         make: Callable[[], Made],
     ) -> Made:  # fmt: skip
-        """make(), or its result for the same key, if it was computed from these tensors, unchanged, and if these
-        functions have read the same since. The result must not refer to the functions.
-
-        Only plain functions are known to read the same: of numbers, tensors that were not written to, and other plain
-        functions.
-        """
+        """make(), or its result for the same key, which must not refer to the functions, if these tensors are unchanged
+        and these functions have read the same since: numbers, tensors, and other plain functions."""
         given = [one for one in functions if one is not None]
         states = [*(state_of(one) for one in given), *(_state(one, 1) for one in tensors)]
         if not given or any(state is None for state in states):
