@@ -157,12 +157,7 @@ def see(
 
 
 def _beside(given: str | None, *, taken: bool) -> str | None:
-    """The text of --beside: of the file of that name if there is one. taken: whether standard input is another text.
-
-    Raises:
-        ConfigError: for a folder, standard input twice, and what can only be the name of a file that is not there.
-        TextError: if the text is empty, or the file is not UTF-8.
-    """
+    """The text of --beside: of the file of that name if there is one. taken: whether standard input is another text."""
     from headwise.lm.texts import read_text
 
     if given is None:

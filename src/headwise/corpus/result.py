@@ -211,7 +211,8 @@ class CorpusMeasures:
     @classmethod
     def of_nothing(cls, work: Work, path: Path) -> "CorpusMeasures":
         """The result of a process that is not the first one."""
-        return cls.of(work, path, work.nothing(), Passages.nothing(work.by), {}, new=False)
+        nothing = Passages.nothing(work.options.strongest_by)
+        return cls.of(work, path, work.nothing(), nothing, {}, new=False)
 
     @cached_property
     def table(self) -> HeadTable:

@@ -3,18 +3,18 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 
 from headwise.base.run import Progress, ignored
-from headwise.corpus.ends import Begun, begin, finish, look
-from headwise.corpus.journal import Journal
 from headwise.corpus.passages import Floors
 from headwise.corpus.result import CorpusMeasures, Output
 from headwise.corpus.select import Frame, Selection, chosen, length_of
 from headwise.corpus.sources import step_for
 from headwise.corpus.tally import WEIGHT, check_strength
-from headwise.corpus.work import Ranks, Work
+from headwise.corpus.units import Begun, Units, begin, finish, look
+from headwise.corpus.work import Options, Ranks, Work
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.stats import shown_in
@@ -74,7 +74,7 @@ def measure_corpus(
             than the first of the window and the query itself; or the name of a measure of queries, by its value.
         device: "cpu", "cuda", …; None for a GPU if there is one, or the device of a given `LoadedModel`, which is
             otherwise moved. dtype: of the weights, "float32", "bfloat16" or "float16"; None leaves it.
-        restart: discard an existing table or journal.
+        restart: discard an existing table or an unfinished sweep.
         ranks: the processes; None for those of torchrun's environment. progress: called with the bytes done by all
             of them.
     Returns:
@@ -95,56 +95,45 @@ def measure_corpus(
     _on(device, lambda where: torch.empty(0, device=where))
     own = ranks is None
     ranks = Ranks.joined() if ranks is None else ranks
-    journal = Journal(output.path)
-    progress = progress or ignored
+    there, progress = Units(output.path), progress or ignored
     try:
         given = [files] if isinstance(files, str | os.PathLike) else list(files)
-        sources = look(given, journal, output, restart, ranks)
-        loaded = _placed(model, window, device, dtype, ranks)
-        frame = Frame.of(loaded)
-        length = length_of(window, loaded, frame)
-        room = length - len(frame)
-        stride = room if stride is None else stride
-        if stride > room:
-            raise ConfigError(
-                f"stride={stride}: a window has {room} tokens of the text; expected at most as many",
-                f"stride={stride}：一个窗口有文本的 {room} 个词元；应不超过此数",
-            )
-        options = {
-            "measures": list(selection.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
-            "field": field, "layers": _numbers(layers), "heads": _numbers(heads),
-            "dtype": _dtype(loaded), "passages": passages, "strongest_by": strongest_by,
-        }  # fmt: skip
-        work = Work(
-            loaded=loaded, sources=sources, selection=selection, heads=chosen(loaded, layers, heads), frame=frame,
-            step=step_for(length), length=length, stride=stride, batch=batch, field=field, by_file=per == "file",
-            passages=passages, by=strongest_by,
-        )  # fmt: skip
-        begun = begin(work, journal, output, options, max_tokens, restart, ranks, progress)
-        if isinstance(begun, CorpusMeasures):
-            return begun
-        _measure(begun, journal, ranks, progress)
-        if not ranks.first:
-            return CorpusMeasures.of_nothing(begun.work, output.path)
-        return finish(begun, journal, output, options, progress)
+        sources = look(given, there, output, restart) if ranks.first else []
+        with there.opened() if ranks.first else nullcontext():
+            loaded = _placed(model, window, device, dtype, ranks)
+            frame = Frame.of(loaded)
+            length = length_of(window, loaded, frame)
+            options = Options(
+                list(selection.names), length, _stride(stride, length - len(frame)), max_tokens, per, field,
+                _numbers(layers), _numbers(heads), str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
+                passages, strongest_by,
+            )  # fmt: skip
+            here = chosen(loaded, layers, heads)
+            work = Work(loaded, options, sources, selection, here, frame, step_for(length), batch)
+            begun = begin(work, there, output, max_tokens, restart, ranks, progress)
+            if isinstance(begun, CorpusMeasures):
+                return begun
+            _measure(begun, there, ranks, progress)
+            if not ranks.first:
+                return CorpusMeasures.of_nothing(begun.work, output.path)
+            return finish(begun, there, output, progress)
     except Exception as error:
         if own:
             ranks.fail(str(error))
         raise
     finally:
-        journal.close()
         if own:
             ranks.leave()
 
 
-def _measure(begun: Begun, journal: Journal, ranks: Ranks, progress: Progress) -> None:
+def _measure(begun: Begun, there: Units, ranks: Ranks, progress: Progress) -> None:
     """Measure units while any are left, then wait until the other processes have finished theirs."""
     done = _Done(begun, ranks, progress)
     done.report()
     floors = Floors(begun.work.no_passages())
     while (number := ranks.take(begun.left)) is not None:
         tallies, passages = begun.work.measure(begun.units[number], done.add, floors)
-        journal.write(number, tallies, passages, begun.work.how())
+        there.write(number, tallies, passages, begun.work.how())
         floors.raise_by(passages)
         done.report()
         ranks.count("units", 1)
@@ -170,8 +159,8 @@ class _Done:
             self.report()
 
     def report(self) -> None:
-        """Share the counts with the other processes; the first process also calls `progress`. Raises Stopped or
-        Deserted as `Ranks.check` does."""
+        """Share the counts with the other processes; the first process also calls `progress`. Raises as
+        `Ranks.check` does."""
         self._ranks.check()
         size, self._reported = round(self._bytes), time.monotonic()
         done, tokens = self._before + self._ranks.count("bytes", size), self._ranks.count("tokens", self._tokens)
@@ -206,8 +195,14 @@ def _on(device: str | None, act: Callable[[torch.device], object]) -> None:
         raise ConfigError(f"device={device!r}: {str(error).splitlines()[0]}") from None
 
 
-def _dtype(loaded: LoadedModel) -> str:
-    return str(next(loaded.model.parameters()).dtype).removeprefix("torch.")
+def _stride(stride: int | None, room: int) -> int:
+    """room: the tokens of the text in a window."""
+    if stride is not None and stride > room:
+        raise ConfigError(
+            f"stride={stride}: a window has {room} tokens of the text; expected at most as many",
+            f"stride={stride}：一个窗口有文本的 {room} 个词元；应不超过此数",
+        )
+    return room if stride is None else stride
 
 
 def _check(*, per: str, dtype: str | None, **numbers: int | None) -> None:

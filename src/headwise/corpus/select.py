@@ -31,15 +31,8 @@ POOL = 16  # batches whose windows are sorted by length together
 
 @dataclass(frozen=True)
 class TextWindow:
-    """A window of a text.
-
-    Attributes:
-        ids: [n] int64 with special tokens. content: the number of its tokens that are in no earlier window.
-        source: the number of the file. where: the place of the text in it; first: its first token in the text.
-        pieces: the text of each token, "" for special ones. words: the same, with the blanks between tokens.
-        special: [n] boolean, the tokens outside the text.
-        share: bytes of the corpus in it. room: tokens of the text in a full window. number: in the order of a unit.
-    """
+    """A window of a text: ids [n] int64 and special [n] boolean, with special tokens; the pieces of its tokens, and
+    words, the same with the blanks between them."""
 
     ids: Tensor
     content: int
@@ -81,11 +74,7 @@ class Frame:
 
 
 def length_of(window: int | None, loaded: LoadedModel, frame: Frame) -> int:
-    """Tokens of a window including special ones: `window`, or the training length of the model.
-
-    Raises:
-        ConfigError: if neither is known, the model does not support the length, or no token of the text fits.
-    """
+    """Tokens of a window including special ones: `window`, or the training length of the model."""
     length = window if window is not None else loaded.context or loaded.limit
     if length is None:
         raise ConfigError(
@@ -339,11 +328,7 @@ class Head:
 
 
 def chosen(loaded: LoadedModel, layers: Sequence[int] | None, heads: Sequence[int] | None) -> list[Head]:
-    """The heads of these layers with these numbers; None for all.
-
-    Raises:
-        ConfigError: for a layer or a head that the model does not have, or if none is left.
-    """
+    """The heads of these layers with these numbers; None for all."""
     count, most = len(loaded.layers), max(loaded.heads)
     for what, wanted, there in (("layers", layers, count), ("heads", heads, most)):
         for number in wanted or ():

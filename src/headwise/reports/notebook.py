@@ -99,10 +99,8 @@ _LOOK = (
 
 
 def framed(report: Report, lang: str, still: str | None = None) -> str:
-    """The page of a report in a sandboxed frame: its scripts cannot reach the notebook.
-
-    still: pictures below the frame; None for small ones of the report's heads.
-    """
+    """The page of a report in a sandboxed frame: its scripts cannot reach the notebook. still: pictures below the
+    frame; None for small ones of the report's heads."""
     inside = still_of(report, lang)
     source = html.escape(page(report, lang, still=inside))
     frame = (

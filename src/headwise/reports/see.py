@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.base.run import Progress, ignored
-from headwise.corpus.journal import check_model
-from headwise.corpus.passages import Passages
+from headwise.corpus.passages import Passages, check_model
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.lm.texts import read_text

@@ -54,13 +54,8 @@ def look_at(
     text: str, subject: LoadedModel, *, title: str = "", cells: int = CELLS, window: int | None = None,
     progress: Progress = ignored,
 ) -> Report:  # fmt: skip
-    """Run the model over the text and report every head: statistics, strongest pattern, maps.
-
-    Texts of at most `cells` tokens get exact maps; longer ones are pooled to that many cells, mean and maximum,
-    without an n×n tensor. A text longer than a causal model was trained on is read in windows of that length that
-    overlap by half; `window` gives another length, 0 reads it whole. Raises TextError if the text is empty, or longer
-    than the model can read.
-    """
+    """Run the model over the text and report every head. Maps of at most `cells` tokens are exact, longer ones pooled
+    without an n×n tensor. window: as in `size_for`."""
     check_length(subject, text)
     reading = subject.read(text)
     measures, places = wanted(known_of(reading), causal=subject.causal), Places(subject.heads)
@@ -204,9 +199,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Slid:
-    """What all windows gave: statistics of each layer, [heads], and the loss in nats per token; pictures of the maps,
-    [layers, heads, P, Q], of squares of `cell` × `cell` tokens: the mean and the largest of the weights within windows.
-    peaks is None if cell is 1. nonfinite: `nonfinite_counts` of each layer."""
+    """What all windows gave: statistics [heads] and `nonfinite_counts` of each layer, the loss in nats per token; of
+    the maps the mean and the largest weights [layers, heads, P, Q] of `cell` × `cell` tokens, no largest if cell is
+    1."""
 
     statistics: list[dict[str, Tensor]]
     loss: float | None
@@ -217,13 +212,8 @@ class Slid:
 
 
 def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | None:
-    """The tokens of a window for a text, None to read it whole.
-
-    Args:
-        window: as the user gave it; None for the length that a causal model was trained on, 0 for the whole text.
-    Raises:
-        ConfigError: if it is too small, too large for the model, or the model is not causal.
-    """
+    """The tokens of a window for a text, None to read it whole. window: as the user gave it; None for the length that a
+    causal model was trained on, 0 for the whole text."""
     window = whole_window(window)
     if window is not None and window != 0 and window < 8:
         raise ConfigError(

@@ -38,12 +38,7 @@ AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Limits:
-    """The maximum length of a text.
-
-    Attributes:
-        tokens, characters: the maximum numbers.
-        why: the reason for the number of tokens, for messages.
-    """
+    """The maximum length of a text, and the reason for the number of tokens, for messages."""
 
     tokens: int
     characters: int
@@ -90,14 +85,8 @@ Head = tuple[int, int]  # layer, head
 
 
 class Text:
-    """A text, its results so far, and its state: reading, ready, failed or cancelled.
-
-    Attributes are written by the worker thread only, and replaced rather than changed, so that the server reads them
-    without a lock.
-
-    Attributes:
-        heads: the maps of the computed layers. pyramids: the levels of the pooled heads, in this order.
-    """
+    """A text, its results so far, and its state. Attributes are written by the worker thread only, and replaced rather
+    than changed, so that the server reads them without a lock."""
 
     def __init__(self, subject: LoadedModel, reading: TokenizedText, title: str, levels: Levels) -> None:
         self.id = secrets.token_urlsafe(9)
@@ -315,11 +304,7 @@ REMEMBERED = 16  # texts whose state can still be requested
 
 
 class TooLong(HeadwiseError):
-    """A text with more tokens or characters than the limit.
-
-    Attributes:
-        says: the message.
-    """
+    """A text with more tokens or characters than the limit."""
 
     def __init__(self, says: Message) -> None:
         super().__init__(says)
@@ -327,11 +312,7 @@ class TooLong(HeadwiseError):
 
 
 class Session:
-    """A loaded model and the text that it computes.
-
-    Args:
-        subject: the loaded model. max_tokens: the longest text. budget: bytes of the pyramids of all heads.
-    """
+    """A loaded model and the text that it computes. budget: bytes of the pyramids of all heads."""
 
     def __init__(self, subject: LoadedModel, *, max_tokens: int = MAX_TOKENS, budget: int = BUDGET) -> None:
         self.subject, self.budget = subject, budget
@@ -345,11 +326,7 @@ class Session:
         self._thread.start()
 
     def open(self, text: str, title: str = "") -> Text:
-        """Start to compute a text, and cancel the previous one.
-
-        Raises:
-            TextError: if it is empty or not valid text. TooLong: with the limit and its reason.
-        """
+        """Start to compute a text, and cancel the previous one. TextError or TooLong if it cannot be read."""
         limits = self.limits
         most: dict[str, Any] = {"characters": limits.characters, "tokens": limits.tokens, "why": limits.why}
         if len(text) > limits.characters:
