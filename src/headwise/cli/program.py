@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any
@@ -16,7 +17,6 @@ from typer.main import get_command
 
 from headwise.cli.change import budget, convert, prune
 from headwise.cli.interruption import CODE, check_interrupted, is_interruption, leave, print_interrupted, settle
-from headwise.cli.judge import doctor
 from headwise.cli.learn import train, write
 from headwise.cli.measure import measure
 from headwise.cli.options import SENTENCES, Lang, standard_streams
@@ -132,6 +132,22 @@ def _with_a_line() -> Iterator[None]:
     except KeyboardInterrupt:
         print_interrupted()
         raise typer.Exit(CODE) from None
+
+
+def doctor(
+    measure: Annotated[bool, typer.Option("--measure", help="Also time each compiled target; a few seconds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report.")] = False,
+    lang: Lang = None,
+) -> None:
+    """Report which kernels run on this machine, the compiled library and versions."""
+    from json import dumps
+
+    from headwise.cli.doctor import examine, print_examination
+
+    if as_json:
+        sys.stdout.write(dumps(asdict(examine(measure=measure)), indent=2) + "\n")
+    else:
+        print_examination(examine(measure=measure), Console())
 
 
 app = typer.Typer(

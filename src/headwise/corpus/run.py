@@ -65,8 +65,7 @@ def measure_corpus(
         window: tokens that the model reads at once, including special ones; its training length if None.
         stride: tokens from one window to the next; the tokens of the text in a window if None, without overlap.
         batch: windows at a time. max_tokens: from the beginning of the corpus; all if None.
-        per: "all", or "file" for numbers of each file.
-        field: of JSON lines, or column of Parquet files, that holds the text.
+        per: "all", or "file" for numbers of each file. field: of JSON lines or column of Parquet files with the text.
         layers, heads: numbers of those to measure; None for all.
         passages: how many passages of each head to keep: those in which it is strongest, and as many that are sampled
             from all windows; 0 for none. They are written beside `out`, as OUT.passages.json.
@@ -86,23 +85,18 @@ def measure_corpus(
     output = Output.of(out)
     check_strength(strongest_by)
     selection = Selection.of(shown_in("corpus") if measures is None else measures)
-    _check(batch=batch, window=window, stride=stride, max_tokens=max_tokens, per=per, dtype=dtype)
-    if type(passages) is not int or passages < 0:
-        raise ConfigError(
-            f"passages={passages!r}: expected a whole number of at least 0",
-            f"passages={passages!r}：应为不小于 0 的整数",
-        )
+    _check(1, batch=batch, window=window, stride=stride, max_tokens=max_tokens)
+    _check(0, passages=passages)
+    for name, value, known in (("per", per, PER), ("dtype", dtype, DTYPES)):
+        if value is not None:
+            check_choice(name, value, known)
     _on(device, lambda where: torch.empty(0, device=where))
-    own = ranks is None
-    ranks = Ranks.joined() if ranks is None else ranks
     there, progress = Units(output.path), progress or ignored
-    try:
-        given = [files] if isinstance(files, str | os.PathLike) else list(files)
-        sources = look(given, there, output, restart) if ranks.first else []
+    with Ranks.among(ranks) as ranks:
+        sources = look(files, there, output, restart) if ranks.first else []
         with there.opened() if ranks.first else nullcontext():
             loaded = _placed(model, window, device, dtype, ranks)
-            frame = Frame.of(loaded)
-            length = length_of(window, loaded, frame)
+            length = length_of(window, loaded, frame := Frame.of(loaded))
             options = Options(
                 list(selection.names), length, _stride(stride, length - len(frame)), max_tokens, per, field,
                 _numbers(layers), _numbers(heads), str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
@@ -110,24 +104,12 @@ def measure_corpus(
             )  # fmt: skip
             here = chosen(loaded, layers, heads)
             work = Work(loaded, options, sources, selection, here, frame, step_for(length), batch)
-            begun = begin(work, there, output, max_tokens, restart, ranks, progress)
-            if isinstance(begun, CorpusMeasures):
-                return begun
-            _measure(begun, there, ranks, progress)
-            if not ranks.first:
-                return CorpusMeasures.of_nothing(begun.work, output.path)
-            return finish(begun, there, output, progress)
-    except Exception as error:
-        if own:
-            ranks.fail(str(error))
-        raise
-    finally:
-        if own:
-            ranks.leave()
+            begun = begin(work, there, output, restart, ranks, progress)
+            return begun if isinstance(begun, CorpusMeasures) else _measured(begun, there, output, ranks, progress)
 
 
-def _measure(begun: Begun, there: Units, ranks: Ranks, progress: Progress) -> None:
-    """Measure units while any are left, then wait until the other processes have finished theirs."""
+def _measured(begun: Begun, there: Units, output: Output, ranks: Ranks, progress: Progress) -> CorpusMeasures:
+    """Measure units while any are left, wait until the other processes have finished theirs, and write the table."""
     done = _Done(begun, ranks, progress)
     done.report()
     floors = Floors(begun.work.no_passages())
@@ -137,9 +119,12 @@ def _measure(begun: Begun, there: Units, ranks: Ranks, progress: Progress) -> No
         floors.raise_by(passages)
         done.report()
         ranks.count("units", 1)
-    while ranks.first and ranks.count("units", 0) < len(begun.left):
+    if not ranks.first:
+        return CorpusMeasures.of_nothing(begun.work, output.path)
+    while ranks.count("units", 0) < len(begun.left):
         time.sleep(WAIT)
         done.report()
+    return finish(begun, there, output, progress)
 
 
 class _Done:
@@ -205,14 +190,12 @@ def _stride(stride: int | None, room: int) -> int:
     return room if stride is None else stride
 
 
-def _check(*, per: str, dtype: str | None, **numbers: int | None) -> None:
-    for name, value, known in (("per", per, PER), ("dtype", dtype, DTYPES)):
-        if value is not None:
-            check_choice(name, value, known)
+def _check(least: int, **numbers: int | None) -> None:
     for name, number in numbers.items():
-        if number is not None and (type(number) is not int or number < 1):
+        if number is not None and (type(number) is not int or number < least):
             raise ConfigError(
-                f"{name}={number!r}: expected a whole number of at least 1", f"{name}={number!r}：应为不小于 1 的整数"
+                f"{name}={number!r}: expected a whole number of at least {least}",
+                f"{name}={number!r}：应为不小于 {least} 的整数",
             )
 
 

@@ -7,6 +7,7 @@ no whole file yet. The processes agree on them at the beginning; at the end the 
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -209,18 +210,18 @@ class Begun:
     left: Sequence[int]
 
 
-def look(given: Sequence[Any], there: Units, output: Output, restart: bool) -> list[Source]:
+def look(files: Any, there: Units, output: Output, restart: bool) -> list[Source]:
     """Find the files, so that wrong names and an output that is there or cannot be written raise before a model is
     loaded."""
     for path in (output.path, output.about, passages_path(output.path)):
         check_writable(path, "out")
     if _finished(there, output, restart) and output.read_about() is None:
         raise _exists(output)
-    return find_sources(given)
+    return find_sources([files] if isinstance(files, str | os.PathLike) else list(files))
 
 
 def begin(
-    work: Work, there: Units, output: Output, max_tokens: int | None, restart: bool, ranks: Ranks, progress: Progress
+    work: Work, there: Units, output: Output, restart: bool, ranks: Ranks, progress: Progress
 ) -> Begun | CorpusMeasures:
     """Read the settings on disk, or check the corpus and write them; or return the result, if the table exists with the
     same settings. The first process decides, the others follow."""
@@ -235,7 +236,7 @@ def begin(
         return found
     left = None
     if ranks.first:
-        settings = _decided(work, there, model, max_tokens, restart, progress)
+        settings = _decided(work, there, model, restart, progress)
     else:
         decided = ranks.wait_for("plan")
         if decided is None:
@@ -330,9 +331,7 @@ def _by_file(begun: Begun, there: Units, result: CorpusMeasures) -> Iterator[Col
     yield columns(current, result.heads, result.measures, work.sources[place].path)
 
 
-def _decided(
-    work: Work, there: Units, model: Mapping[str, Any], max_tokens: int | None, restart: bool, progress: Progress
-) -> Settings:
+def _decided(work: Work, there: Units, model: Mapping[str, Any], restart: bool, progress: Progress) -> Settings:
     """The settings on disk; without any, those of this run, after its files have been checked and they are written."""
     there.clean(restart)
     if there.begun:
@@ -347,7 +346,7 @@ def _decided(
         done += more
         progress("checking the files", done, of)
 
-    prints, checked, limit = _survey(work, max_tokens, read)
+    prints, checked, limit = _survey(work, read)
     count = len(units(work.sources, work.step, limit))
     there.begin(Settings(work.options, model, work.sources, prints, checked, work.step, count, limit))
     return there.settings()
@@ -365,10 +364,10 @@ def _followed(there: Units, checksum: str, model: Mapping[str, Any]) -> Settings
     return settings
 
 
-def _survey(work: Work, max_tokens: int | None, advance: Advance) -> tuple[list[Print], list[int], Limit | None]:
+def _survey(work: Work, advance: Advance) -> tuple[list[Print], list[int], Limit | None]:
     """The prints of the measured files, the bytes that were checked of each, and the limit. TextError naming the file
     and the place that cannot be read."""
-    limit = None if max_tokens is None else _limit(work, max_tokens)
+    limit = None if work.options.max_tokens is None else _limit(work, work.options.max_tokens)
     sources = work.sources if limit is None else work.sources[: limit.source + 1]
     prints, checked = [], []
     for i, source in enumerate(sources):

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
@@ -210,6 +210,22 @@ class Ranks:
             return cls()
         store, rank, world, prefixed = _met()
         return cls(rank, world, prefixed(f"{SPACE}{next(_sweeps)}/", store))
+
+    @classmethod
+    @contextmanager
+    def among(cls, given: "Ranks | None") -> Iterator["Ranks"]:
+        """The given processes; or those of `joined`, which learn of an error of the block, and leave at its end."""
+        if given is not None:
+            yield given
+            return
+        ranks = cls.joined()
+        try:
+            yield ranks
+        except Exception as error:
+            ranks.fail(str(error))
+            raise
+        finally:
+            ranks.leave()
 
     @property
     def first(self) -> bool:
