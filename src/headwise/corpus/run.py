@@ -10,7 +10,7 @@ import torch
 from headwise.base.run import Progress, ignored
 from headwise.corpus.passages import Floors
 from headwise.corpus.result import CorpusMeasures, Output
-from headwise.corpus.select import Frame, Selection, chosen, length_of
+from headwise.corpus.select import Frame, checked_names, chosen, length_of
 from headwise.corpus.sources import step_for
 from headwise.corpus.tally import WEIGHT, check_strength
 from headwise.corpus.units import Begun, Units, begin, finish, look
@@ -84,7 +84,7 @@ def measure_corpus(
     """
     output = Output.of(out)
     check_strength(strongest_by)
-    selection = Selection.of(shown_in("corpus") if measures is None else measures)
+    names = checked_names(shown_in("corpus") if measures is None else measures)
     _check(1, batch=batch, window=window, stride=stride, max_tokens=max_tokens)
     _check(0, passages=passages)
     for name, value, known in (("per", per, PER), ("dtype", dtype, DTYPES)):
@@ -98,12 +98,12 @@ def measure_corpus(
             loaded = _placed(model, window, device, dtype, ranks)
             length = length_of(window, loaded, frame := Frame.of(loaded))
             options = Options(
-                list(selection.names), length, _stride(stride, length - len(frame)), max_tokens, per, field,
+                names, length, _stride(stride, length - len(frame)), max_tokens, per, field,
                 _numbers(layers), _numbers(heads), str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
                 passages, strongest_by,
             )  # fmt: skip
             here = chosen(loaded, layers, heads)
-            work = Work(loaded, options, sources, selection, here, frame, step_for(length), batch)
+            work = Work(loaded, options, sources, here, frame, step_for(length), batch)
             begun = begin(work, there, output, restart, ranks, progress)
             return begun if isinstance(begun, CorpusMeasures) else _measured(begun, there, output, ranks, progress)
 

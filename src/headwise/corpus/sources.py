@@ -13,9 +13,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headwise.base.read import one_line, parsed
 from headwise.errors import CheckpointError, ConfigError, TextError
@@ -48,10 +47,6 @@ class Print:
     size: int
     mtime: int
     sha256: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:

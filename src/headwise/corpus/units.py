@@ -261,7 +261,7 @@ def finish(begun: Begun, there: Units, output: Output, progress: Progress) -> Co
     sums, hows, collected = work.nothing(), [], work.no_passages()
     for number in range(len(begun.units)):
         progress("merging", number, len(begun.units))
-        found, passages, how = there.read(number, len(work.selection.names), collected)
+        found, passages, how = there.read(number, len(work.options.measures), collected)
         for tally in found.values():
             sums.add(tally)
         hows += [how] if how not in hows else []
@@ -309,7 +309,7 @@ def _found(work: Work, output: Output, model: Mapping[str, Any]) -> CorpusMeasur
         if about is None:
             raise KeyError
         if not (differ := _differences(about, work, model) or _changes(about)):
-            sums = Tally.of(Entry(about["sums"]), len(work.selection.names), len(work.heads))
+            sums = Tally.of(Entry(about["sums"]), len(work.options.measures), len(work.heads))
             passages = output.read_passages(about["passages"]) if work.options.passages else Passages.nothing(by)
     except (KeyError, TypeError, ValueError):
         raise _exists(output) from None
@@ -322,7 +322,7 @@ def _by_file(begun: Begun, there: Units, result: CorpusMeasures) -> Iterator[Col
     """The table of each file, one at a time in memory; a file can be in several units."""
     work, place, current = begun.work, 0, begun.work.nothing()
     for number in range(len(begun.units)):
-        for source, tally in there.read(number, len(work.selection.names), work.no_passages())[0].items():
+        for source, tally in there.read(number, len(work.options.measures), work.no_passages())[0].items():
             if source != place and current.windows:
                 yield columns(current, result.heads, result.measures, work.sources[place].path)
                 current = work.nothing()

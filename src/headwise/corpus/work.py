@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from headwise.corpus.passages import Collected, Collector, Floors, OfWindow
-from headwise.corpus.select import Frame, Head, Selection, TextWindow, batches, stacked, windows
+from headwise.corpus.select import Frame, Head, TextWindow, batches, measures_for, stacked, tokens_of, windows
 from headwise.corpus.sources import Document, Limit, Source, Unit, documents
 from headwise.corpus.tally import Batch, Tally, Trouble, counted, largest_keys, strongest
 from headwise.errors import ConfigError, HeadwiseError, TextError
@@ -57,7 +57,6 @@ class Work:
     loaded: LoadedModel
     options: Options
     sources: Sequence[Source]
-    selection: Selection
     heads: Sequence[Head]
     frame: Frame
     step: int
@@ -82,7 +81,7 @@ class Work:
 
     def nothing(self) -> Tally:
         """Sums of no windows."""
-        return Tally.of_nothing(len(self.selection.names), len(self.heads))
+        return Tally.of_nothing(len(self.options.measures), len(self.heads))
 
     def no_passages(self) -> Collected:
         """Passages of no windows."""
@@ -150,7 +149,8 @@ class Work:
     def _forward(self, batch: list[TextWindow], found: dict[int, Tally], collector: Collector) -> None:
         ids, mask = stacked(batch)
         ids, mask = ids.to(self._device), None if mask is None else mask.to(self._device)
-        tokens, measures = self.selection.measures(ids, batch)
+        tokens = tokens_of(ids, batch)
+        measures = measures_for(tokens, self.options.measures)
         sums = Batch(self.loaded.layers, self.heads, measures)
         maps = self.loaded.maps(ids, mask, measures=measures)
         for name, amap in maps.items():

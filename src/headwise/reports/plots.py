@@ -126,20 +126,15 @@ def _legend(figure: "Figure", history: HeadHistory) -> None:
 
     roles = [history.role(*at) for at in np.ndindex(*history.shape)]
     counts = sorted({role: roles.count(role) for role in roles}.items(), key=lambda one: (one[0] == NO_ROLE, -one[1]))
+    words = {NO_ROLE: said("no_role"), **{role: in_language(one.word, language()) for role, one in DEFINITIONS.items()}}
     handles = [
-        Line2D([], [], color=_colour(role), linewidth=2.0, label=drawable(f"{_word(role)} ({count})"))
+        Line2D([], [], color=_colour(role), linewidth=2.0, label=drawable(f"{words.get(role, role)} ({count})"))
         for role, count in counts
     ]
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, prop=font(9),
         labelcolor=MUTED, title=said("clearest"), title_fontproperties=font(9),
     )  # fmt: skip
-
-
-def _word(role: str) -> str:
-    if role == NO_ROLE:
-        return said("no_role")
-    return in_language(DEFINITIONS[role].word, language()) if role in DEFINITIONS else role
 
 
 def _colour(role: str) -> str:

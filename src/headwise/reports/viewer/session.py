@@ -96,7 +96,7 @@ class Text:
         self.done, self.of = 0, 1
         self.heads: dict[Head, AttentionMap] = {}
         self.pyramids: dict[Head, HeadPyramid] = {}
-        self.statistics: dict[str, dict[str, Any]] = {}
+        self.statistics: dict[str, dict[str, Any]] = {}  # words in each language, values [layers][heads], None for NaN
         self.warnings: list[Message] = []
         self.n = len(reading)
         self._lock = threading.Lock()
@@ -128,13 +128,14 @@ class Text:
 
     def add_layer(self, layer: int, amap: AttentionMap) -> None:
         """Add the map and the statistics of the next layer."""
-        self.statistics = with_layer(self.statistics, amap)
+        measured = (amap.measured or {}).items()
+        before: dict[str, list[Any]] = {name: one["values"] for name, one in self.statistics.items()}
+        self.statistics = {
+            name: {"words": words_of(name), "values": [*before.get(name, []), [_number(x) for x in found[0].tolist()]]}
+            for name, found in measured
+        }
         self.warnings = [*self.warnings, *nonfinite_remarks(layer, nonfinite_counts(amap))]
         self.heads = {**self.heads, **{(layer, head): amap.head(0, head) for head in range(amap.shape[1])}}
-
-    def add_pyramid(self, place: Head, pyramid: HeadPyramid) -> None:
-        """Add the pyramid of the next head."""
-        self.pyramids = {**self.pyramids, place: pyramid}
 
     def _end(self, state: str, error: Message | None = None) -> None:
         with self._lock:
@@ -210,15 +211,6 @@ class Text:
         return found, False
 
 
-def with_layer(so_far: dict[str, dict[str, Any]], amap: AttentionMap) -> dict[str, dict[str, Any]]:
-    """The statistics with one more layer: name → words in each language, values [layers][heads] (None for NaN)."""
-    found = {}
-    for name, measured in (amap.measured or {}).items():
-        before = so_far[name]["values"] if so_far else []
-        found[name] = {"words": words_of(name), "values": [*before, [_number(x) for x in measured[0].tolist()]]}
-    return found
-
-
 def words_of(name: str) -> dict[str, dict[str, str]]:
     """The label, description and unit of a statistic in each language."""
     found = {lang: describe(name, lang) for lang in LANGUAGES}
@@ -261,9 +253,8 @@ class Reader:
         text.add_layer(layer, amap)
         for head in range(amap.shape[1]):
             self._progress("drawing", 0)
-            text.add_pyramid(
-                (layer, head), head_pyramid(text.heads[layer, head], text.levels, self._drawn, text.wanted)
-            )
+            pyramid = head_pyramid(text.heads[layer, head], text.levels, self._drawn, text.wanted)
+            text.pyramids = {**text.pyramids, (layer, head): pyramid}
             self._done += DRAW * text.n
         self._layer = layer + 1
         self._progress("reading", 0)
