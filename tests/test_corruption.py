@@ -21,10 +21,11 @@ from headwise.analysis.head_roles.relations import read_conllu
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
 from headwise.base.read import write_tensors
 from headwise.compress import read_budget, save_budget
-from headwise.corpus.journal import Journal
 from headwise.corpus.passages import Collected, CorpusPassage
-from headwise.corpus.sources import check, documents, find_sources, piece_count
+from headwise.corpus.sources import Limit, Print, Source, check, documents, find_sources, piece_count
 from headwise.corpus.tally import Tally, Trouble
+from headwise.corpus.units import Settings, Units
+from headwise.corpus.work import Options
 from headwise.edit import load_pruned, prune, save_pruned
 from headwise.edit.budgets import Budget
 from headwise.errors import HeadwiseError
@@ -119,7 +120,7 @@ def _read_budget(path: Path) -> Any:
 def _tally() -> Tally:
     torch.manual_seed(3)
     trouble = Trouble("a.txt", "byte 0", 1, (0, 2), "scores")
-    return Tally(torch.rand(2, 5, 3).double(), torch.zeros(2, 3).double(), 3, 17, [trouble], frozenset({"cpu"}))
+    return Tally(torch.rand(2, 5, 2).double(), torch.zeros(2, 2).double(), 3, 17, [trouble], frozenset({"cpu"}))
 
 
 def _passages() -> Collected:
@@ -129,24 +130,25 @@ def _passages() -> Collected:
 
 
 def _unit(folder: Path) -> Path:
-    journal = Journal(folder / "out.csv")
-    journal.folder.mkdir()
-    journal.write(0, {0: _tally(), 4: _tally()}, _passages(), {"batch": 3})
-    return journal.folder / "unit-000000.safetensors"
+    units = Units(folder / "out.csv")
+    units.folder.mkdir()
+    units.write(0, {0: _tally(), 4: _tally()}, _passages(), {"batch": 3})
+    return units.folder / "unit-000000.json"
 
 
 def _read_unit(path: Path) -> Any:
-    journal = Journal(path.parent.with_suffix(""))
-    found, how = journal.tallies(0, _tally())
+    found, passages, how = Units(path.parent.with_suffix("")).read(0, 2, Collected.nothing(2, 2))
     numbers = {source: (x.numbers, x.lost, x.windows, x.troubles, x.kernels) for source, x in found.items()}
-    return numbers, how, journal.passages(0, Collected.nothing(2, 2))
+    return numbers, how, passages
 
 
 def _manifest(folder: Path) -> Path:
-    journal = Journal(folder / "out.csv")
-    journal.folder.mkdir()
-    journal.begin({"options": {"window": 3}, "model": {"sha256": "ab"}, "units": 4, "limit": None, "step": 64})
-    return journal.folder / "manifest.json"
+    units = Units(folder / "out.csv")
+    units.folder.mkdir()
+    options = Options(["entropy"], 3, 3, None, "all", "text", None, None, "float32", 8, "weight")
+    source, seen = Source("a.txt", "text", 100), Print("a.txt", 100, 7, "cd")
+    units.begin(Settings(options, {"sha256": "ab"}, [source], [seen], [100], 64, 4, Limit(0, 1, 9)))
+    return units.folder / "manifest.json"
 
 
 LINES = ["武松打虎。", "The tiger sleeps!", "", "再来？" * 9]
@@ -189,7 +191,7 @@ KINDS = {
     "training state": Kind(_training, _read_training),
     "record of heads": Kind(_history, _read_history),
     "budget": Kind(_budget, _read_budget),
-    "manifest": Kind(_manifest, lambda path: Journal(path.parent.with_suffix("")).read()),
+    "manifest": Kind(_manifest, lambda path: Units(path.parent.with_suffix("")).settings()),
     "finished unit": Kind(_unit, _read_unit),
     "text": Kind(_texts, _read_corpus),
     "JSON lines": Kind(_jsonl, _read_corpus),

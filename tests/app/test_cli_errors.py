@@ -220,7 +220,7 @@ def test_config_json_stands_for_its_folder(headwise: Command, tmp_path: Path) ->
 def test_a_command_of_the_textbook_says_what_to_install(
     headwise: Command, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwise.cli.others.commands", dict)
+    monkeypatch.setattr("headwise.cli.program.commands", dict)
     program._commands.cache_clear()  # it keeps what was imported
     assert f"│ {name} " in headwise("--help").out
     wanted = f"error: headwise {name} requires headwise-textbook: pip install headwise-textbook\n"

@@ -14,8 +14,7 @@ from commands import Command
 from headwise.cli import main
 from headwise.cli.chinese import HELP
 from headwise.cli.options import WORK, work
-from headwise.cli.others import Listed
-from headwise.cli.program import app
+from headwise.cli.program import Listed, app
 from headwise.wording import language, speaking
 from headwise_textbook.commands import CHINESE
 

@@ -10,7 +10,7 @@ import torch
 
 from commands import Command
 from headwise.compress import save_budget
-from headwise.corpus.journal import Journal
+from headwise.corpus.units import Units
 from headwise.edit.budgets import Budget
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # corruption
@@ -83,7 +83,7 @@ def test_a_training_that_continues_from_a_damaged_file(headwise: Command, name: 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["manifest.json", "unit-000000.safetensors"])
+@pytest.mark.parametrize("name", ["manifest.json", "unit-000000.json"])
 def test_a_measurement_that_continues_from_a_damaged_file(
     headwise: Command, name: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,10 +93,10 @@ def test_a_measurement_that_continues_from_a_damaged_file(
         "measure", "--file", corpus, "--out", out, "--measures", "entropy", "--max-tokens", 40, "--model", model_folder,
     ]  # fmt: skip
     with monkeypatch.context() as stopped:  # before the table is written
-        stopped.setattr(Journal, "remove", lambda self: None)
+        stopped.setattr(Units, "remove", lambda self: None)
         stopped.setattr("headwise.corpus.result.Output.write", lambda self, parts, about: None)
         assert headwise(*args).code == 0
-    folder, kept = Journal(out).folder, tmp_path / "kept"
+    folder, kept = Units(out).folder, tmp_path / "kept"
     shutil.copytree(folder, kept)
     assert headwise(*args).code == 0
     table = out.read_bytes()
@@ -115,4 +115,4 @@ def test_a_measurement_that_continues_from_a_damaged_file(
         assert [name in line for line in lines if line.startswith("error: ")] == [True]
         assert not out.exists()
         told += 1
-    assert told > 0
+    assert (told > 0) == (name == "manifest.json")  # a damaged unit is measured again

@@ -53,12 +53,12 @@ def write_jsonl(path: Path, texts: list[str], field: str = "text") -> Path:
 def _accident() -> None:
     """HEADWISE_ACCIDENT=kill:RANK:UNITS kills this process, without a word, when it has written so many units;
     error:RANK:UNITS lets it fail there. The others measure one unit each and wait for what comes."""
-    from headwise.corpus.journal import Journal
+    from headwise.corpus.units import Units
     from headwise.corpus.work import Ranks
     from headwise.errors import TextError
 
     what, victim, left = os.environ["HEADWISE_ACCIDENT"].split(":")
-    write, take, done, taken = Journal.write, Ranks.take, [], []
+    write, take, done, taken = Units.write, Ranks.take, [], []
 
     def writing(self, *args):
         write(self, *args)
@@ -75,15 +75,13 @@ def _accident() -> None:
         taken.append(1)
         return take(self, units)
 
-    Journal.write, Ranks.take = writing, taking
+    Units.write, Ranks.take = writing, taking
 
 
 if __name__ == "__main__":
-    import headwise.corpus.work as ranks
     from headwise.cli import main
 
     make_small_pieces()
-    ranks.SILENCE = float(os.environ.get("HEADWISE_SILENCE", "120"))
     if "HEADWISE_ACCIDENT" in os.environ:
         _accident()
     if limit := int(os.environ.get("HEADWISE_FILES", "0")):  # bytes of the largest file, as on a full disk

@@ -15,8 +15,8 @@ from sweep_samples import WINDOW, said, write_jsonl
 import headwise.corpus.work as ranks
 from forked import Program
 from headwise.cli import main
-from headwise.corpus.journal import Journal
 from headwise.corpus.passages import passages_path
+from headwise.corpus.units import Units
 
 HERE = Path(__file__).parent
 PROGRAM = str(HERE / "sweep_samples.py")
@@ -100,29 +100,25 @@ def test_three_processes_give_the_bits_of_one(options, alone, run, tmp_path):
     codes, out, err = run(3, *options, "--out", many, "--per", "file")
     assert codes == [0, 0, 0], err
     assert out.count("mean of heads") == 1  # the first process alone speaks
-    assert not Journal(many).folder.exists()
+    assert not Units(many).folder.exists()
     assert one.read_bytes() == many.read_bytes()
     assert passages_path(one).read_bytes() == passages_path(many).read_bytes()
     assert len(one.read_bytes().splitlines()) == 1 + 3 * 6 * 3
 
 
 @pytest.mark.thorough
-def test_killed_in_the_middle_and_started_again(options, alone, run, tmp_path):
-    """By two processes of torchrun, then by three that nobody looks after, then by one: each takes up what the last one
-    left, whichever was killed; the others of the three see that it gives no sign of life."""
+def test_killed_in_the_middle_and_started_again(options, alone, tmp_path):
+    """By two processes of torchrun, whichever is killed, then by one: each takes up what the last one left."""
     whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
     alone(*options, "--out", whole)
     done = launched(2, *options, "--out", parts, HEADWISE_ACCIDENT="kill:0:2")
     assert done.returncode != 0
     assert not parts.exists()
-    before, of = Journal(parts).so_far()
+    before, of = Units(parts).so_far()
     assert 0 < before < of, done.stderr
-    codes, _, err = run(3, *options, "--out", parts, HEADWISE_ACCIDENT="kill:1:1", HEADWISE_SILENCE="8")
-    assert (codes[0], codes[1]) == (2, -signal.SIGKILL)
-    assert codes[2] != 0
-    assert "process 1 of 3 no longer responds; run the same command to resume" in err
+    assert launched(2, *options, "--out", parts, HEADWISE_ACCIDENT="kill:1:1").returncode != 0
     assert not parts.exists()
-    assert before < Journal(parts).so_far()[0] < of
+    assert before < Units(parts).so_far()[0] < of
     alone(*options, "--out", parts)
     assert parts.read_bytes() == whole.read_bytes()
     assert passages_path(parts).read_bytes() == passages_path(whole).read_bytes()
@@ -136,7 +132,7 @@ def test_an_error_of_any_process_is_said_once(options, run, tmp_path):
     assert err.count("an accident") == 1
     assert "error: process 1 of 2: an accident" in err
     assert "Traceback" not in err
-    assert Journal(out).so_far()[0] >= 1
+    assert Units(out).so_far()[0] >= 1
 
 
 @pytest.mark.thorough
@@ -146,7 +142,7 @@ def test_what_the_user_can_mend_is_said_once(options, run, tmp_path):
     codes, _, err = run(2, *options, "--out", out)
     assert 0 not in codes
     assert err.count("c.txt' is not UTF-8: byte 0xff at offset 3") == 1
-    assert not Journal(out).folder.exists()
+    assert not Units(out).folder.exists()
 
 
 @pytest.mark.thorough
@@ -156,17 +152,17 @@ def test_stopped_by_hand_it_says_how_to_go_on(options, start, tmp_path, sent, co
     (tmp_path / "a.txt").write_text(said(200_000, 1), encoding="utf-8")
     (job,) = start(1, *options, "--out", out)
     until = time.monotonic() + LIMIT
-    while not list(Journal(out).folder.glob("unit-*.safetensors")):
+    while not list(Units(out).folder.glob("unit-*.json")):
         assert time.monotonic() < until
         assert job.process.is_alive(), job.err.read_text("utf-8")
         time.sleep(0.05)
     os.kill(job.process.pid, sent)
     ended, _, said_then = job.wait(LIMIT)
     assert ended == code
-    done, of = Journal(out).so_far()
+    done, of = Units(out).so_far()
     assert f"Stopped; {done} of {of} units are done. Run the same command to resume." in said_then
     assert "Traceback" not in said_then
-    assert not list(Journal(out).folder.glob(".*.tmp"))
+    assert not list(Units(out).folder.glob(".*.tmp"))
 
 
 @pytest.mark.thorough
@@ -175,19 +171,19 @@ def test_a_full_disk_is_told_and_nothing_is_lost(options, alone, run, tmp_path):
     pytest.importorskip("resource", reason="no limits of files here")
     out = tmp_path / "out.csv"
     assert run(1, *options, "--out", out, HEADWISE_ACCIDENT="error:0:3")[0] == [2]
-    before = Journal(out).so_far()
+    before = Units(out).so_far()
     assert before[0] == 3
     codes, _, err = run(1, *options, "--out", out, HEADWISE_FILES="500")
     assert codes == [2]
     assert "cannot be written" in err
     assert "3 finished units are kept there; run the same command to resume" in err
     assert "Traceback" not in err
-    assert Journal(out).so_far() == before
+    assert Units(out).so_far() == before
     alone(*options, "--out", out)
     assert out.exists()
 
 
-def test_the_store_is_asked_now_and_then_however_small_the_batches_are(monkeypatch):
+def test_the_store_is_asked_now_and_then_however_small_the_batches_are():
     asked = []
 
     class Store:
@@ -195,16 +191,8 @@ def test_the_store_is_asked_now_and_then_however_small_the_batches_are(monkeypat
             asked.append("check")
             return False
 
-        def add(self, key, more):
-            asked.append("add")
-            return 1
-
-    monkeypatch.setattr(ranks, "BEAT", 1e6)
     one = ranks.Ranks(1, 3, Store())
     begun = time.monotonic()
     for _ in range(1000):
         one.check()
-    looks = 1 + (time.monotonic() - begun) // ranks.LOOK
-    assert asked.count("check") <= looks
-    assert asked.count("add") <= 1 + 2 * looks  # its own sign of life, and those of the other two
-    one._end.set()
+    assert 0 < len(asked) <= 1 + (time.monotonic() - begun) // ranks.LOOK

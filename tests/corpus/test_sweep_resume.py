@@ -9,8 +9,8 @@ from sweep_samples import WINDOW, make_model, said
 
 import headwise.corpus.run as run
 from headwise.corpus import measure_corpus
-from headwise.corpus.journal import Journal
 from headwise.corpus.passages import passages_path
+from headwise.corpus.units import Units
 from headwise.errors import CheckpointError, ConfigError, TextError
 
 OPTIONS = {"measures": ["entropy", "max_logit"], "window": WINDOW, "device": "cpu", "batch": 3}
@@ -43,7 +43,7 @@ def begun(model_folder, corpus, out, **options):
     """A sweep that has been stopped in the middle, in `out`; its units so far."""
     with pytest.raises(Stop):
         measure_corpus(model_folder, corpus, out, **{**OPTIONS, **options}, progress=stop_at(60))
-    done, of = Journal(out).so_far()
+    done, of = Units(out).so_far()
     assert 0 < done < of
     return done
 
@@ -54,7 +54,7 @@ def test_it_goes_on_with_the_same_bits(model_folder, corpus, tmp_path, per):
     whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
     once = measure_corpus(model_folder, corpus, whole, **OPTIONS, per=per)
     before = begun(model_folder, corpus, parts, per=per)
-    kept = {path: path.stat().st_mtime_ns for path in Journal(parts).folder.glob("unit-*")}
+    kept = {path: path.stat().st_mtime_ns for path in Units(parts).folder.glob("unit-*")}
     steps = []
     twice = measure_corpus(model_folder, corpus, parts, **OPTIONS, per=per, progress=lambda *now: steps.append(now))
     assert len(kept) == before
@@ -63,19 +63,33 @@ def test_it_goes_on_with_the_same_bits(model_folder, corpus, tmp_path, per):
     assert whole.read_bytes() == parts.read_bytes()
     assert torch.equal(once.total.numbers, twice.total.numbers)
     assert passages_path(whole).read_bytes() == passages_path(parts).read_bytes()
-    assert not Journal(parts).folder.exists()
+    assert not Units(parts).folder.exists()
 
 
-def test_finished_units_are_not_measured_again(model_folder, corpus, tmp_path, monkeypatch):
-    out = tmp_path / "out.csv"
-    before = begun(model_folder, corpus, out)
-    written = []
-    monkeypatch.setattr(Journal, "write", lambda self, unit, *more: written.append(unit))
-    with pytest.raises(CheckpointError, match=r"unit-.*does not exist; the same command"):  # nothing was written here
-        measure_corpus(model_folder, corpus, out, **OPTIONS)
-    _, of = Journal(out).so_far()
-    assert len(written) == of - before
-    assert set(written).isdisjoint(Journal(out).finished())
+@pytest.mark.parametrize("per", ["all", "file"])
+def test_ended_after_every_unit_it_gives_the_same_bytes(model_folder, corpus, tmp_path, monkeypatch, per):
+    """Each run ends as soon as it has written one unit; none is measured twice."""
+    whole, parts, write, written = tmp_path / "whole.csv", tmp_path / "parts.csv", Units.write, []
+    corpus[0].write_text(said(3200, 3), encoding="utf-8")
+    measure_corpus(model_folder, corpus, whole, **OPTIONS, per=per)
+
+    def write_and_end(self, unit, *more):
+        write(self, unit, *more)
+        written.append(unit)
+        raise Stop
+
+    monkeypatch.setattr(Units, "write", write_and_end)
+    while True:
+        try:
+            measure_corpus(model_folder, corpus, parts, **OPTIONS, per=per)
+            break
+        except Stop:
+            count = Units(parts).so_far()
+            assert count[0] == len(written)
+    assert count[0] == count[1] > 2
+    assert written == sorted(set(written))
+    assert whole.read_bytes() == parts.read_bytes()
+    assert passages_path(whole).read_bytes() == passages_path(parts).read_bytes()
 
 
 @pytest.mark.thorough
@@ -92,7 +106,7 @@ def test_other_options_are_named(model_folder, corpus, tmp_path, options, says):
     with pytest.raises(ConfigError, match=says) as error:
         measure_corpus(model_folder, corpus, out, **{**OPTIONS, **options})
     assert "--restart to measure again" in str(error.value)
-    assert Journal(out).so_far()[0] == before  # nothing is lost
+    assert Units(out).so_far()[0] == before  # nothing is lost
 
 
 @pytest.mark.thorough
@@ -156,12 +170,12 @@ def test_a_finished_table_is_known_and_read(model_folder, corpus, tmp_path, suff
     out = tmp_path / f"out.{suffix}"
     first = measure_corpus(model_folder, corpus, out, **OPTIONS, per=per)
     before, time = out.read_bytes(), out.stat().st_mtime_ns
-    Journal(out).folder.mkdir()
-    (Journal(out).folder / "unit-000001.safetensors").write_bytes(b"a rest")
+    Units(out).folder.mkdir()
+    (Units(out).folder / "unit-000001.json").write_bytes(b"a rest")
     again = measure_corpus(model_folder, corpus, out, **OPTIONS, per=per)
     assert (first.new, again.new) == (True, False)
     assert (out.read_bytes(), out.stat().st_mtime_ns) == (before, time)
-    assert not Journal(out).folder.exists()
+    assert not Units(out).folder.exists()
     assert torch.equal(first.total.numbers, again.total.numbers)
     assert torch.equal(first.total.lost, again.total.lost)
     assert repr(first) == repr(again)
@@ -197,30 +211,24 @@ def test_one_run_at_a_time(model_folder, corpus, tmp_path):
     pytest.importorskip("fcntl", reason="no locks of files here")
     out = tmp_path / "out.csv"
     begun(model_folder, corpus, out)
-    first = Journal(out)
-    first.open()
-    with pytest.raises(ConfigError, match=rf"another run \(process {os.getpid()}\) is writing it"):
+    with Units(out).opened(), pytest.raises(ConfigError, match=rf"another run \(process {os.getpid()}\) is writing"):
         measure_corpus(model_folder, corpus, out, **OPTIONS)
-    first.close()
     measure_corpus(model_folder, corpus, out, **OPTIONS)
 
 
 @pytest.mark.thorough
-def test_a_broken_manifest_or_unit_is_told(model_folder, corpus, tmp_path):
+def test_a_broken_manifest_is_told_and_a_broken_unit_measured_again(model_folder, corpus, tmp_path):
     out = tmp_path / "out.csv"
     begun(model_folder, corpus, out)
-    unit = sorted(Journal(out).folder.glob("unit-*"))[0]
-    unit.write_bytes(unit.read_bytes()[:-9])
-    with pytest.raises(CheckpointError, match=f"{unit.name}.*cannot be read.*remove it"):
-        measure_corpus(model_folder, corpus, out, **OPTIONS)
-    unit.unlink()
-    manifest = Journal(out).folder / "manifest.json"
+    for unit, damage in zip(sorted(Units(out).folder.glob("unit-*")), (slice(0, -9), slice(0, 0)), strict=False):
+        unit.write_bytes(unit.read_bytes()[damage])
+    manifest = Units(out).folder / "manifest.json"
     whole = manifest.read_text("utf-8")
     manifest.write_text(whole[:50], encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"manifest.*--restart"):
         measure_corpus(model_folder, corpus, out, **OPTIONS)
-    manifest.write_text(json.dumps({**json.loads(whole), "format": "headwise-measure-0"}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="another version"):
+    manifest.write_text(json.dumps({**json.loads(whole), "format": "headwise-measure-3"}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"another version of headwise; --restart measures again"):
         measure_corpus(model_folder, corpus, out, **OPTIONS)
     manifest.write_text(whole, encoding="utf-8")
     found = measure_corpus(model_folder, corpus, out, **OPTIONS)
@@ -240,7 +248,7 @@ def test_what_is_wrong_with_names_is_told_before_a_model_is_loaded(model_folder,
     with pytest.raises(CheckpointError, match="cannot be written"):
         measure_corpus(model_folder, corpus, tmp_path / "there.csv" / "out.csv", **OPTIONS)
     assert loaded == []
-    assert not Journal(tmp_path / "out.csv").folder.exists()
+    assert not Units(tmp_path / "out.csv").folder.exists()
 
 
 @pytest.mark.thorough
@@ -249,7 +257,7 @@ def test_restart_keeps_what_was_done_until_the_model_is_there(model_folder, corp
     before = begun(model_folder, corpus, out)
     with pytest.raises(CheckpointError, match="absent"):
         measure_corpus(tmp_path / "absent", corpus, out, **OPTIONS, restart=True)
-    assert Journal(out).so_far()[0] == before > 0
+    assert Units(out).so_far()[0] == before > 0
 
 
 @pytest.mark.thorough

@@ -1,12 +1,9 @@
 """What the processes of a sweep say to one another, over a store in one process."""
 
-import time
-
 import pytest
 import torch.distributed as dist
 
-import headwise.corpus.work as module
-from headwise.corpus.work import Deserted, Ranks, Stopped
+from headwise.corpus.work import Ranks, Stopped
 from headwise.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
@@ -15,10 +12,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without
 @pytest.fixture
 def both():
     store = dist.HashStore()
-    ranks = [Ranks(rank, 2, store) for rank in (0, 1)]
-    yield ranks
-    for one in ranks:
-        one._end.set()
+    return [Ranks(rank, 2, store) for rank in (0, 1)]
 
 
 def test_each_unit_is_taken_once(both):
@@ -43,27 +37,6 @@ def test_the_first_to_fail_is_beats(both):
             one.check()
     with pytest.raises(Stopped):
         both[0].wait_for("plan")
-
-
-@pytest.mark.thorough
-def test_who_is_silent_is_missed_and_who_never_came_is_waited_for(monkeypatch):
-    monkeypatch.setattr(module, "SILENCE", 0.2)
-    monkeypatch.setattr(module, "BEAT", 0.02)
-    store = dist.HashStore()
-    first = Ranks(0, 2, store)
-    until = time.monotonic() + 0.5
-    while time.monotonic() < until:
-        first.check()
-    second = Ranks(1, 2, store)
-    while not store.add("beat1", 0):
-        time.sleep(0.01)
-    first.check()
-    second._end.set()
-    with pytest.raises(Deserted, match="process 1 of 2 no longer responds"):  # noqa: PT012
-        while True:
-            first.check()
-            time.sleep(0.01)
-    first._end.set()
 
 
 def test_half_an_environment_is_told(monkeypatch):

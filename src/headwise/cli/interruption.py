@@ -136,13 +136,8 @@ def settle(command: str | None, environment: MutableMapping[str, str] = os.envir
 
 
 def threads_for(usable: int, cores: int, busy: float | None, allowed: float | None) -> int:
-    """How many threads to use.
-
-    Args:
-        usable: cores that this process may use, of all `cores` of the machine.
-        busy: cores that other programs use now; None if unknown. allowed: cores of CPU time that the container may
-            use; None for any.
-    """
+    """How many threads to use. busy: cores that other programs use now; None if unknown. allowed: cores of CPU time
+    that the container may use; None for any."""
     free = cores if busy is None else cores - round(busy)
     return max(1, min(usable, free, usable if allowed is None else int(allowed)))
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -79,22 +79,9 @@ def train(
             f"--experiment {experiment}: is a command of its own: headwise reconstruct FILE --out DIR",
             f"--experiment {experiment}：现在是单独的命令：headwise reconstruct FILE --out DIR",
         )
-    from headwise.lm.train import Resumed, TrainingStep, train as run
+    from headwise.lm.train import Resumed, train as run
     from headwise.nn.registry import read_options
     from headwise.table.show import duration
-
-    columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"
-    bar = Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
-    task = bar.add_task(said("training"), total=steps, note="")
-
-    estimate = Estimate()
-
-    def watch(done: TrainingStep) -> None:
-        estimate("training", done.step, done.steps)
-        bar.start()  # with the first step, so that an earlier error is printed alone
-        held = "" if done.heldout is None else said("training_heldout", loss=done.heldout)
-        note = said("training_note", loss=done.loss, held=held, rate=done.tokens_per_second)
-        bar.update(task, completed=done.step, note=note)
 
     def resumed(since: Resumed) -> None:
         ago = duration(since.seconds, language())
@@ -103,8 +90,7 @@ def train(
         else:
             say(console, "resumed", step=since.step, steps=since.steps, ago=ago, path=out)
 
-    with _resumable(), ExitStack() as ending:
-        ending.callback(stop, bar)
+    with _resumable(), _bar(steps) as watch, ExitStack() as ending:
         texts = [ending.enter_context(read_from(file, "FILES")) for file in files]
         outcome = run(
             texts, out, d_model=d_model, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
@@ -159,6 +145,26 @@ def write(
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
+
+
+@contextmanager
+def _bar(steps: int) -> Iterator[Any]:
+    """The bar of a training, as what is called with each `TrainingStep`."""
+    columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"
+    bar = Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
+    task, estimate = bar.add_task(said("training"), total=steps, note=""), Estimate()
+
+    def watch(done: Any) -> None:
+        estimate("training", done.step, done.steps)
+        bar.start()  # with the first step, so that an earlier error is printed alone
+        held = "" if done.heldout is None else said("training_heldout", loss=done.heldout)
+        note = said("training_note", loss=done.loss, held=held, rate=done.tokens_per_second)
+        bar.update(task, completed=done.step, note=note)
+
+    try:
+        yield watch
+    finally:
+        stop(bar)
 
 
 @contextmanager

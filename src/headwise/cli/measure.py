@@ -152,9 +152,9 @@ def _signals() -> Iterator[None]:
 
 
 def _print_how_to_resume(out: Path, restart: bool) -> None:
-    from headwise.corpus.journal import Journal
+    from headwise.corpus.units import Units
 
-    so_far = Journal(out).so_far()
+    so_far = Units(out).so_far()
     console = Console(stderr=True)
     if so_far is None:
         say(console, "stopped_before")

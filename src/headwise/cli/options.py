@@ -155,9 +155,9 @@ STREAM = "-"  # the name of standard input and standard output
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Within the block, standard output and standard error are UTF-8 in every locale, unless PYTHONIOENCODING names
-    another encoding. What that cannot represent is escaped. When the reader of a pipe is gone, or a stream is closed,
-    its output is discarded and the command completes: its files are written."""
+    """Within the block, standard output and error are UTF-8 in every locale, unless PYTHONIOENCODING names another
+    encoding, with escapes. Output without a reader is discarded, so that the command completes and its files are
+    written."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_utf8, before)
     try:
@@ -229,10 +229,7 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def typed(argument: str, option: str) -> str:
-    """A text from the command line, which Python decodes by the locale, decoded as UTF-8 if it is UTF-8.
-
-    TextError naming the option and a byte that neither of them has.
-    """
+    """A text from the command line, which Python decodes by the locale, decoded as UTF-8 if it is UTF-8."""
     from headwise.lm.texts import not_utf8
 
     if os.name != "posix":

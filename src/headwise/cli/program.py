@@ -1,30 +1,33 @@
-"""The commands as one program of typer, and how it ends: errors as one line in the user's language."""
+"""The commands as one program of typer, and how it ends: errors as one line in the user's language.
+
+Commands of other packages are listed by name and imported when they are called; `headwise.commands` says how a
+package brings one. Those of the textbook are listed where it is not installed too, and say then how to install it.
+"""
 
 import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from headwise.cli.change import budget, convert, prune
 from headwise.cli.interruption import CODE, check_interrupted, is_interruption, leave, print_interrupted, settle
-from headwise.cli.judge import doctor
 from headwise.cli.learn import train, write
 from headwise.cli.measure import measure
 from headwise.cli.options import SENTENCES, Lang, standard_streams
-from headwise.cli.others import OF_TEXTBOOK, Listed, other_commands
 from headwise.cli.plan import plan
 from headwise.cli.see import measures, see, view
-from headwise.errors import HeadwiseError, reason
-from headwise.plugins import load
+from headwise.errors import HeadwiseError, not_installed, reason
+from headwise.plugins import commands, imported, load
 from headwise.wording import language
 
 # Parts of typer's messages, in the order in which they are replaced.
@@ -96,6 +99,45 @@ def _of_system(error: OSError, arguments: Sequence[str], lang: str) -> str:
     return f"{argument} {name!r}: {why}" if lang == "en" else f"{argument} {name!r}：{why}"
 
 
+PACKAGE = "headwise-textbook"
+# Its commands, with the first paragraph of their help.
+OF_TEXTBOOK = {
+    "trace": "Print every step of an attention design with shapes and numbers.",
+    "claims": "Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected.",
+    "tour": "Walk through a topic of multi-head attention: formula, code with its output, claims, exercises.",
+    "check": "Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result.",
+    "reconstruct": "Train attention to rebuild its own embeddings, with and without a mask, as tutorials do.",
+}
+
+
+class Listed(TyperCommand):
+    """A command of another package, of which the name and a line of help are known."""
+
+    real: Any = None  # the command itself, once it was called
+
+    def loaded(self) -> Any:
+        """Import the command. ConfigError if its package is missing or cannot be imported."""
+        if self.real is None:
+            entry = commands().get(self.name or "")
+            if entry is None:
+                raise not_installed(f"headwise {self.name}", PACKAGE)
+            function = imported(entry)
+            program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            program.command(self.name)(function)
+            self.real = get_command(program)
+            if language() == "zh":
+                from headwise.cli.chinese import translate_command
+
+                translate_command(self.real, getattr(sys.modules[function.__module__], "CHINESE", {}))
+        return self.real
+
+
+def other_commands(known: Collection[str]) -> dict[str, Listed]:
+    """The commands of other packages whose names are not among the known ones, by name."""
+    found = {name: entry.dist.name if entry.dist else entry.value for name, entry in sorted(commands().items())}
+    return {name: Listed(name, help=package) for name, package in found.items() if name not in known}
+
+
 NARROWEST = 40  # columns
 
 
@@ -132,6 +174,22 @@ def _with_a_line() -> Iterator[None]:
     except KeyboardInterrupt:
         print_interrupted()
         raise typer.Exit(CODE) from None
+
+
+def doctor(
+    measure: Annotated[bool, typer.Option("--measure", help="Also time each compiled target; a few seconds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report.")] = False,
+    lang: Lang = None,
+) -> None:
+    """Report which kernels run on this machine, the compiled library and versions."""
+    from json import dumps
+
+    from headwise.cli.doctor import examine, print_examination
+
+    if as_json:
+        sys.stdout.write(dumps(asdict(examine(measure=measure)), indent=2) + "\n")
+    else:
+        print_examination(examine(measure=measure), Console())
 
 
 app = typer.Typer(

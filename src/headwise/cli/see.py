@@ -2,7 +2,9 @@
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,23 +74,14 @@ def see(
     lang: Lang = None,
 ) -> None:
     """Show what every head attends to in a text, as a table and an HTML report."""
-    from headwise.corpus.passages import Passages
-    from headwise.lm.loading import load_model
-    from headwise.lm.texts import read_text
     from headwise.reports.figure import figure_class
-    from headwise.reports.messages import message
-    from headwise.reports.numbers import check_sort, wanted
-    from headwise.reports.page import write_report
-    from headwise.reports.see import SAMPLE, see as report_on
-    from headwise.reports.text import known_of
-    from headwise.reports.views import print_report, view_of, write_view
-    from headwise.wording import in_language, language
+    from headwise.reports.see import Asked, report_of
+    from headwise.wording import language
 
     lang = language()
-    check_sort(sort)
     if text is not None and file is not None:
         raise ConfigError("give a text or --file, not both", "文本与 --file 只能给出其一")
-    passages = None if sweep is None else Passages.load(sweep)
+    asked = Asked(model=model, cells=cells, window=window, sweep=sweep, sort=sort, lang=lang).checked()
     check_file("--out", out, "report.html", stream=True)
     if open_page and is_stream(out):
         raise ConfigError(
@@ -98,8 +91,66 @@ def see(
     if png is not None:
         figure_class()  # raises where matplotlib is missing
         check_writable(png, "--png", folder=True)
-    others = [view.partition("=") for view in views or ()]
-    for name, _, path in others:
+    others = _views(views or ())
+    read = {"--file": file, "--model": model, "--sweep": sweep, "--beside": None if beside is None else Path(beside)}
+    check_apart(
+        [*((f"--view {name}", Path(path)) for name, path in others), ("--out", None if is_stream(out) else out)],
+        {option: None if is_stream(path) else path for option, path in read.items()},
+    )
+    second = _beside(beside, taken=text == STREAM or is_stream(file))
+    if text == STREAM or is_stream(file):
+        text, file = stdin_text("TEXT" if file is None else "--file"), None
+    elif text is not None:
+        text = typed(text, "TEXT")
+    asked = replace(asked, text=text, file=file, beside=second).checked()
+    with nullcontext() if is_stream(out) else taken(out, "--out"):
+        with progress_bar() as progress:
+            report = report_of(asked, progress)
+        _write(report, out, others, png, sort, open_page, lang)
+
+
+def _write(
+    report: Any, out: Path, others: list[tuple[str, str]], png: Path | None, sort: str | None, open_page: bool | None,
+    lang: str,
+) -> None:  # fmt: skip
+    """Write the page, the other views and the pictures, and print the table."""
+    from headwise.reports.messages import message
+    from headwise.reports.page import write_report
+    from headwise.reports.pictures import write_pngs
+    from headwise.reports.views import print_report, write_view
+    from headwise.wording import in_language
+
+    console = Console(stderr=is_stream(out))
+
+    def say(code: str, **values: int | str) -> None:
+        console.print(in_language(message(code, **values), lang), highlight=False, soft_wrap=True)
+
+    with written(out) as page:
+        write_report(report, page, lang=lang)
+    if not is_stream(out):
+        say("wrote_report", path=str(out))
+        if on_desktop() if open_page is None else open_page:
+            console.file.flush()
+            opened = open_in_browser(out)
+            if open_page and not opened:
+                say("not_opened")
+    for name, path in others:
+        write_view(report, name, path, lang=lang)
+        say("wrote_view", name=name, path=path)
+    if png is not None:
+        with progress_bar() as progress:
+            pictures = write_pngs(report, png, progress=progress, lang=lang)
+        say("wrote_pictures", count=len(pictures), path=str(png))
+    console.print()
+    print_report(report, console, sort=sort, lang=lang)
+
+
+def _views(given: Sequence[str]) -> list[tuple[str, str]]:
+    """The names and paths of --view."""
+    from headwise.reports.views import view_of
+
+    found = []
+    for name, _, path in (view.partition("=") for view in given):
         view = view_of(name)
         if not path:
             raise ConfigError(
@@ -107,62 +158,12 @@ def see(
                 f"--view {name}：应为 名称=路径，例如 --view {name}=report-{name}",
             )
         check_writable(path, "--view", folder=view.folder)
-    read = {"--file": file, "--model": model, "--sweep": sweep, "--beside": None if beside is None else Path(beside)}
-    check_apart(
-        [*((f"--view {name}", Path(path)) for name, _, path in others), ("--out", None if is_stream(out) else out)],
-        {option: None if is_stream(path) else path for option, path in read.items()},
-    )
-    title, second = "", _beside(beside, taken=text == STREAM or is_stream(file))
-    if text == STREAM or is_stream(file):
-        text = stdin_text("TEXT" if file is None else "--file")
-    elif file is not None:
-        text, title = read_text(file), file.name
-    elif text is not None:
-        text = typed(text, "TEXT")
-    with nullcontext() if is_stream(out) else taken(out, "--out"):
-        with progress_bar() as progress:
-            loaded = load_model(model, window=window)
-            if sort is not None:  # which statistics there are depends on the model
-                reading = loaded.read(in_language(SAMPLE, lang) if text is None else text)
-                check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])
-            report = report_on(
-                text, loaded, title=title, cells=cells, window=window, beside=second, sweep=passages,
-                progress=progress,
-            )  # fmt: skip
-        console = Console(stderr=is_stream(out))
-
-        def say(code: str, **values: int | str) -> None:
-            console.print(in_language(message(code, **values), lang), highlight=False, soft_wrap=True)
-
-        with written(out) as page:
-            write_report(report, page, lang=lang)
-        if not is_stream(out):
-            say("wrote_report", path=str(out))
-            if on_desktop() if open_page is None else open_page:
-                console.file.flush()
-                opened = open_in_browser(out)
-                if open_page and not opened:
-                    say("not_opened")
-        for name, _, path in others:
-            write_view(report, name, path, lang=lang)
-            say("wrote_view", name=name, path=path)
-        if png is not None:
-            from headwise.reports.pictures import write_pngs
-
-            with progress_bar() as progress:
-                pictures = write_pngs(report, png, progress=progress, lang=lang)
-            say("wrote_pictures", count=len(pictures), path=str(png))
-        console.print()
-        print_report(report, console, sort=sort, lang=lang)
+        found.append((name, path))
+    return found
 
 
 def _beside(given: str | None, *, taken: bool) -> str | None:
-    """The text of --beside: of the file of that name if there is one. taken: whether standard input is another text.
-
-    Raises:
-        ConfigError: for a folder, standard input twice, and what can only be the name of a file that is not there.
-        TextError: if the text is empty, or the file is not UTF-8.
-    """
+    """The text of --beside: of the file of that name if there is one. taken: whether standard input is another text."""
     from headwise.lm.texts import read_text
 
     if given is None:

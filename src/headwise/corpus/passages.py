@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from headwise.base.files import write_text
 from headwise.base.read import Entry, each, number, parsed, reading, text_of, whole, word
 from headwise.corpus.select import Head, TextWindow
 from headwise.errors import CheckpointError, ConfigError
-from headwise.wording import Bilingual
+from headwise.lm.loading import LoadedModel
+from headwise.wording import Bilingual, in_language
 
 FORMAT = "headwise-passages-1"
 ROUNDING = 1e-9  # of means of equal strengths
@@ -207,15 +209,33 @@ def passages_path(table: Path) -> Path:
     return table.with_name(f"{table.name}.passages.json")
 
 
+def weights_print(loaded: LoadedModel) -> str:
+    """SHA-256 of all weights, with their names, dtypes and sizes."""
+    digest = hashlib.sha256()
+    for name, x in sorted(loaded.model.state_dict().items()):
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        flat = x.detach().cpu().contiguous().flatten()
+        if flat.numel():
+            digest.update(flat.view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def check_model(passages: Passages, loaded: LoadedModel) -> None:
+    """Raise ConfigError unless passages were measured with the weights of this model."""
+    if passages.model["sha256"] != weights_print(loaded):
+        raise ConfigError(
+            f"sweep: its passages are of {passages.model.get('name', 'another model')!r}, whose weights differ from "
+            f"those of {loaded.name!r}; give the sweep of this model, or --model the model of the sweep",
+            f"sweep：其中的段落属于 {passages.model.get('name', '另一个模型')!r}，"
+            f"其权重与 {in_language(loaded.name, 'zh')!r} 不同；"
+            f"请给出此模型的测量结果，或用 --model 给出测量时的模型",
+        )
+
+
 @dataclass
 class Collected:
-    """The passages of a part of a corpus, in the order of the heads.
-
-    Attributes:
-        most: how many of each are kept at most.
-        strongest: of each head, the strongest first; of equally strong ones the first in the corpus.
-        sampled: (random number, passage of each head or None) of windows, by that number.
-    """
+    """The passages of a part of a corpus: at most `most` of each head, the strongest first; and of a sample of windows,
+    a random number, by which they are sorted, with the passage of each head or None."""
 
     most: int
     strongest: list[list[CorpusPassage]]
@@ -241,18 +261,16 @@ class Collected:
             found[head.layer, head.head] = HeadPassages(tuple(strongest), tuple(sampled))
         return Passages(by, unit, model, {head.layer: head.name for head in heads}, found)
 
-    def to_json(self) -> str:
-        """For a file of the journal."""
-        plain = {
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
             "strongest": [[vars(one) for one in head] for head in self.strongest],
             "sampled": [[at, [None if one is None else vars(one) for one in heads]] for at, heads in self.sampled],
         }
-        return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str, most: int, heads: int) -> "Collected":
-        """Read a result of `to_json`; for use in a `reading` block."""
-        found = Entry(parsed(text), "passages")
+    def of(cls, found: Entry, most: int, heads: int) -> "Collected":
+        """Read a result of `to_dict`; for use in a `reading` block."""
 
         def passage(value: Any, at: str) -> CorpusPassage:
             return CorpusPassage.of(Entry(value, at))
@@ -284,12 +302,8 @@ class OfWindow:
 
 
 class Floors:
-    """What the passages of other units of this process leave no room for: units measured later can drop it, and the
-    result is the same.
-
-    Args:
-        nothing: passages of no windows.
-    """
+    """What the passages of other units of this process, at first `nothing`, leave no room for: units measured later can
+    drop it, and the result is the same."""
 
     def __init__(self, nothing: Collected) -> None:
         self._found = nothing
@@ -321,14 +335,9 @@ class _Kept(NamedTuple):
 
 
 class Collector:
-    """Keeps the strongest passages of each head in a unit, and a sample of its windows.
-
-    Args:
-        floors: of the units before.
-        lines: whether each text of a file, by its number, is a document of its own. A text file is one text, of which
-            the tokens of a window count as a document.
-        path: of a file, by its number. piece: the text of a special token, by its id.
-    """
+    """Keeps the strongest passages of each head in a unit, and a sample of its windows. lines: whether each text of a
+    file is a document of its own; of a text file, the tokens of a window are one. path: of a file. piece: of a special
+    token."""
 
     def __init__(
         self, floors: Floors, *, lines: Callable[[int], bool], path: Callable[[int], str],

@@ -56,11 +56,8 @@ def check_sort(sort: str | None, names: Sequence[str]) -> None:
 def print_measures(
     found: CorpusMeasures, console: Console, *, sort: str | None = None, seconds: float | None = None
 ) -> None:
-    """Print facts, a line a measure, and a line each for the first heads, with as many measures as fit.
-
-    Args:
-        sort: the measure to sort by, largest first; by layer and head if None. seconds: the duration.
-    """
+    """Print facts, a line a measure, and a line each for the first heads, with as many measures as fit. sort: the
+    measure to sort by, largest first; by layer and head if None."""
     about, total, lang = found.about, found.total, language()
     took = "" if seconds is None else _said("took", time=duration(seconds, lang))
     model = about["model"] | about["model"].get("zh", {}) if lang == "zh" else about["model"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from headwise.analysis.checks import head_name
 from headwise.base.files import atomic_path, sha256_of, write_text
 from headwise.corpus.passages import Passages, passages_path
-from headwise.corpus.select import Head, OfRows, OfWindows
+from headwise.corpus.select import NOTHING, Head, OfRows, OfWindows, measures_for
 from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work
 from headwise.errors import CheckpointError, ConfigError
@@ -206,12 +206,14 @@ class CorpusMeasures:
         cls, work: Work, path: Path, total: Tally, passages: Passages, about: Mapping[str, Any], *, new: bool = True
     ) -> "CorpusMeasures":
         """The result of the sums and passages of a sweep."""
-        return cls(path, tuple(work.heads), work.selection.known(), total, passages, dict(about), new)
+        measures = tuple(measures_for(NOTHING, work.options.measures))
+        return cls(path, tuple(work.heads), measures, total, passages, dict(about), new)
 
     @classmethod
     def of_nothing(cls, work: Work, path: Path) -> "CorpusMeasures":
         """The result of a process that is not the first one."""
-        return cls.of(work, path, work.nothing(), Passages.nothing(work.by), {}, new=False)
+        nothing = Passages.nothing(work.options.strongest_by)
+        return cls.of(work, path, work.nothing(), nothing, {}, new=False)
 
     @cached_property
     def table(self) -> HeadTable:

@@ -3,18 +3,18 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 
 from headwise.base.run import Progress, ignored
-from headwise.corpus.ends import Begun, begin, finish, look
-from headwise.corpus.journal import Journal
 from headwise.corpus.passages import Floors
 from headwise.corpus.result import CorpusMeasures, Output
-from headwise.corpus.select import Frame, Selection, chosen, length_of
+from headwise.corpus.select import Frame, checked_names, chosen, length_of
 from headwise.corpus.sources import step_for
 from headwise.corpus.tally import WEIGHT, check_strength
-from headwise.corpus.work import Ranks, Work
+from headwise.corpus.units import Begun, Units, begin, finish, look
+from headwise.corpus.work import Options, Ranks, Work
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.stats import shown_in
@@ -65,8 +65,7 @@ def measure_corpus(
         window: tokens that the model reads at once, including special ones; its training length if None.
         stride: tokens from one window to the next; the tokens of the text in a window if None, without overlap.
         batch: windows at a time. max_tokens: from the beginning of the corpus; all if None.
-        per: "all", or "file" for numbers of each file.
-        field: of JSON lines, or column of Parquet files, that holds the text.
+        per: "all", or "file" for numbers of each file. field: of JSON lines or column of Parquet files with the text.
         layers, heads: numbers of those to measure; None for all.
         passages: how many passages of each head to keep: those in which it is strongest, and as many that are sampled
             from all windows; 0 for none. They are written beside `out`, as OUT.passages.json.
@@ -74,7 +73,7 @@ def measure_corpus(
             than the first of the window and the query itself; or the name of a measure of queries, by its value.
         device: "cpu", "cuda", …; None for a GPU if there is one, or the device of a given `LoadedModel`, which is
             otherwise moved. dtype: of the weights, "float32", "bfloat16" or "float16"; None leaves it.
-        restart: discard an existing table or journal.
+        restart: discard an existing table or an unfinished sweep.
         ranks: the processes; None for those of torchrun's environment. progress: called with the bytes done by all
             of them.
     Returns:
@@ -85,72 +84,47 @@ def measure_corpus(
     """
     output = Output.of(out)
     check_strength(strongest_by)
-    selection = Selection.of(shown_in("corpus") if measures is None else measures)
-    _check(batch=batch, window=window, stride=stride, max_tokens=max_tokens, per=per, dtype=dtype)
-    if type(passages) is not int or passages < 0:
-        raise ConfigError(
-            f"passages={passages!r}: expected a whole number of at least 0",
-            f"passages={passages!r}：应为不小于 0 的整数",
-        )
+    names = checked_names(shown_in("corpus") if measures is None else measures)
+    _check(1, batch=batch, window=window, stride=stride, max_tokens=max_tokens)
+    _check(0, passages=passages)
+    for name, value, known in (("per", per, PER), ("dtype", dtype, DTYPES)):
+        if value is not None:
+            check_choice(name, value, known)
     _on(device, lambda where: torch.empty(0, device=where))
-    own = ranks is None
-    ranks = Ranks.joined() if ranks is None else ranks
-    journal = Journal(output.path)
-    progress = progress or ignored
-    try:
-        given = [files] if isinstance(files, str | os.PathLike) else list(files)
-        sources = look(given, journal, output, restart, ranks)
-        loaded = _placed(model, window, device, dtype, ranks)
-        frame = Frame.of(loaded)
-        length = length_of(window, loaded, frame)
-        room = length - len(frame)
-        stride = room if stride is None else stride
-        if stride > room:
-            raise ConfigError(
-                f"stride={stride}: a window has {room} tokens of the text; expected at most as many",
-                f"stride={stride}：一个窗口有文本的 {room} 个词元；应不超过此数",
-            )
-        options = {
-            "measures": list(selection.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
-            "field": field, "layers": _numbers(layers), "heads": _numbers(heads),
-            "dtype": _dtype(loaded), "passages": passages, "strongest_by": strongest_by,
-        }  # fmt: skip
-        work = Work(
-            loaded=loaded, sources=sources, selection=selection, heads=chosen(loaded, layers, heads), frame=frame,
-            step=step_for(length), length=length, stride=stride, batch=batch, field=field, by_file=per == "file",
-            passages=passages, by=strongest_by,
-        )  # fmt: skip
-        begun = begin(work, journal, output, options, max_tokens, restart, ranks, progress)
-        if isinstance(begun, CorpusMeasures):
-            return begun
-        _measure(begun, journal, ranks, progress)
-        if not ranks.first:
-            return CorpusMeasures.of_nothing(begun.work, output.path)
-        return finish(begun, journal, output, options, progress)
-    except Exception as error:
-        if own:
-            ranks.fail(str(error))
-        raise
-    finally:
-        journal.close()
-        if own:
-            ranks.leave()
+    there, progress = Units(output.path), progress or ignored
+    with Ranks.among(ranks) as ranks:
+        sources = look(files, there, output, restart) if ranks.first else []
+        with there.opened() if ranks.first else nullcontext():
+            loaded = _placed(model, window, device, dtype, ranks)
+            length = length_of(window, loaded, frame := Frame.of(loaded))
+            options = Options(
+                names, length, _stride(stride, length - len(frame)), max_tokens, per, field,
+                _numbers(layers), _numbers(heads), str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
+                passages, strongest_by,
+            )  # fmt: skip
+            here = chosen(loaded, layers, heads)
+            work = Work(loaded, options, sources, here, frame, step_for(length), batch)
+            begun = begin(work, there, output, restart, ranks, progress)
+            return begun if isinstance(begun, CorpusMeasures) else _measured(begun, there, output, ranks, progress)
 
 
-def _measure(begun: Begun, journal: Journal, ranks: Ranks, progress: Progress) -> None:
-    """Measure units while any are left, then wait until the other processes have finished theirs."""
+def _measured(begun: Begun, there: Units, output: Output, ranks: Ranks, progress: Progress) -> CorpusMeasures:
+    """Measure units while any are left, wait until the other processes have finished theirs, and write the table."""
     done = _Done(begun, ranks, progress)
     done.report()
     floors = Floors(begun.work.no_passages())
     while (number := ranks.take(begun.left)) is not None:
         tallies, passages = begun.work.measure(begun.units[number], done.add, floors)
-        journal.write(number, tallies, passages, begun.work.how())
+        there.write(number, tallies, passages, begun.work.how())
         floors.raise_by(passages)
         done.report()
         ranks.count("units", 1)
-    while ranks.first and ranks.count("units", 0) < len(begun.left):
+    if not ranks.first:
+        return CorpusMeasures.of_nothing(begun.work, output.path)
+    while ranks.count("units", 0) < len(begun.left):
         time.sleep(WAIT)
         done.report()
+    return finish(begun, there, output, progress)
 
 
 class _Done:
@@ -170,8 +144,8 @@ class _Done:
             self.report()
 
     def report(self) -> None:
-        """Share the counts with the other processes; the first process also calls `progress`. Raises Stopped or
-        Deserted as `Ranks.check` does."""
+        """Share the counts with the other processes; the first process also calls `progress`. Raises as
+        `Ranks.check` does."""
         self._ranks.check()
         size, self._reported = round(self._bytes), time.monotonic()
         done, tokens = self._before + self._ranks.count("bytes", size), self._ranks.count("tokens", self._tokens)
@@ -206,18 +180,22 @@ def _on(device: str | None, act: Callable[[torch.device], object]) -> None:
         raise ConfigError(f"device={device!r}: {str(error).splitlines()[0]}") from None
 
 
-def _dtype(loaded: LoadedModel) -> str:
-    return str(next(loaded.model.parameters()).dtype).removeprefix("torch.")
+def _stride(stride: int | None, room: int) -> int:
+    """room: the tokens of the text in a window."""
+    if stride is not None and stride > room:
+        raise ConfigError(
+            f"stride={stride}: a window has {room} tokens of the text; expected at most as many",
+            f"stride={stride}：一个窗口有文本的 {room} 个词元；应不超过此数",
+        )
+    return room if stride is None else stride
 
 
-def _check(*, per: str, dtype: str | None, **numbers: int | None) -> None:
-    for name, value, known in (("per", per, PER), ("dtype", dtype, DTYPES)):
-        if value is not None:
-            check_choice(name, value, known)
+def _check(least: int, **numbers: int | None) -> None:
     for name, number in numbers.items():
-        if number is not None and (type(number) is not int or number < 1):
+        if number is not None and (type(number) is not int or number < least):
             raise ConfigError(
-                f"{name}={number!r}: expected a whole number of at least 1", f"{name}={number!r}：应为不小于 1 的整数"
+                f"{name}={number!r}: expected a whole number of at least {least}",
+                f"{name}={number!r}：应为不小于 {least} 的整数",
             )
 
 

@@ -31,15 +31,8 @@ POOL = 16  # batches whose windows are sorted by length together
 
 @dataclass(frozen=True)
 class TextWindow:
-    """A window of a text.
-
-    Attributes:
-        ids: [n] int64 with special tokens. content: the number of its tokens that are in no earlier window.
-        source: the number of the file. where: the place of the text in it; first: its first token in the text.
-        pieces: the text of each token, "" for special ones. words: the same, with the blanks between tokens.
-        special: [n] boolean, the tokens outside the text.
-        share: bytes of the corpus in it. room: tokens of the text in a full window. number: in the order of a unit.
-    """
+    """A window of a text: ids [n] int64 and special [n] boolean, with special tokens; the pieces of its tokens, and
+    words, the same with the blanks between them."""
 
     ids: Tensor
     content: int
@@ -81,11 +74,7 @@ class Frame:
 
 
 def length_of(window: int | None, loaded: LoadedModel, frame: Frame) -> int:
-    """Tokens of a window including special ones: `window`, or the training length of the model.
-
-    Raises:
-        ConfigError: if neither is known, the model does not support the length, or no token of the text fits.
-    """
+    """Tokens of a window including special ones: `window`, or the training length of the model."""
     length = window if window is not None else loaded.context or loaded.limit
     if length is None:
         raise ConfigError(
@@ -276,41 +265,32 @@ def varied(measure: Measure) -> OfRows | OfWindows:
 NOTHING = Tokens(torch.zeros(1, 0, dtype=torch.long), [[]], torch.zeros(1, 0, dtype=torch.bool))
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The measures of a sweep, by name."""
+def checked_names(names: Sequence[str]) -> list[str]:
+    """The names of the measures. ConfigError for an unknown one, with similar ones, and for one that is given twice."""
+    names = [names] if isinstance(names, str) else list(names)
+    measures_for(NOTHING, names)
+    if not names:
+        raise ConfigError(
+            "measures=(): give at least one; `headwise measures` lists all",
+            "measures=()：至少给出一个；`headwise measures` 列出全部",
+        )
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"measures: {min(twice)!r} is given twice", f"measures：{min(twice)!r} 重复给出")
+    return names
 
-    names: tuple[str, ...]
 
-    @classmethod
-    def of(cls, names: Sequence[str]) -> "Selection":
-        """Raise ConfigError for an unknown name, with similar ones, and for a name that is given twice."""
-        if isinstance(names, str):
-            names = [names]
-        for name in names:
-            _made(name, NOTHING)
-        if not names:
-            raise ConfigError(
-                "measures=(): give at least one; `headwise measures` lists all",
-                "measures=()：至少给出一个；`headwise measures` 列出全部",
-            )
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ConfigError(f"measures: {min(twice)!r} is given twice", f"measures：{min(twice)!r} 重复给出")
-        return cls(tuple(names))
+def tokens_of(ids: Tensor, batch: Sequence[TextWindow]) -> Tokens:
+    """The tokens of a batch of windows with ids [b, n]; padding has no text."""
+    width = ids.shape[1]
+    special = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, window in enumerate(batch):
+        special[i, : len(window.ids)] = window.special
+    return Tokens(ids, [[*window.pieces, *[""] * (width - len(window.ids))] for window in batch], special)
 
-    def known(self) -> tuple[OfRows | OfWindows, ...]:
-        """The measures made for no tokens, for their names, units and what they are per."""
-        return tuple(varied(_made(name, NOTHING)) for name in self.names)
 
-    def measures(self, ids: Tensor, batch: Sequence[TextWindow]) -> tuple[Tokens, list[OfRows | OfWindows]]:
-        """The tokens of a batch of windows with ids [b, n], and the measures for them; padding has no text."""
-        width = ids.shape[1]
-        special = torch.zeros(ids.shape, dtype=torch.bool)
-        for i, window in enumerate(batch):
-            special[i, : len(window.ids)] = window.special
-        pieces = [[*window.pieces, *[""] * (width - len(window.ids))] for window in batch]
-        tokens = Tokens(ids, pieces, special)
-        return tokens, [varied(_made(name, tokens)) for name in self.names]
+def measures_for(tokens: Tokens, names: Sequence[str]) -> list[OfRows | OfWindows]:
+    """The measures of these names for these tokens; for `NOTHING`, for their names, units and what they are per."""
+    return [varied(_made(name, tokens)) for name in names]
 
 
 def _made(name: str, tokens: Tokens) -> Measure:
@@ -339,11 +319,7 @@ class Head:
 
 
 def chosen(loaded: LoadedModel, layers: Sequence[int] | None, heads: Sequence[int] | None) -> list[Head]:
-    """The heads of these layers with these numbers; None for all.
-
-    Raises:
-        ConfigError: for a layer or a head that the model does not have, or if none is left.
-    """
+    """The heads of these layers with these numbers; None for all."""
     count, most = len(loaded.layers), max(loaded.heads)
     for what, wanted, there in (("layers", layers, count), ("heads", heads, most)):
         for number in wanted or ():

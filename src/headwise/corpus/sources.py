@@ -13,9 +13,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headwise.base.read import one_line, parsed
 from headwise.errors import CheckpointError, ConfigError, TextError
@@ -31,12 +30,7 @@ Advance = Callable[[int], None]  # called with the bytes read since the last cal
 
 @dataclass(frozen=True)
 class Source:
-    """A file of the corpus.
-
-    Attributes:
-        path: as found. kind: "text", "jsonl" or "parquet". size: bytes.
-        groups: bytes of each row group of a Parquet file; () for others.
-    """
+    """A file of the corpus: "text", "jsonl" or "parquet", its bytes, and those of each row group of a Parquet file."""
 
     path: str
     kind: str
@@ -46,28 +40,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Print:
-    """What identifies a file when a run is resumed: size and time, and if only the time differs, the content.
-
-    Attributes:
-        mtime: in nanoseconds. sha256: of its first `size` bytes.
-    """
+    """What identifies a file when a run is resumed: size and time (ns), and if only the time differs, the SHA-256 of
+    its first `size` bytes."""
 
     path: str
     size: int
     mtime: int
     sha256: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
 
 def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
-    """The given files, each once: files, folders (all texts in them, by name) and patterns such as `news/**/*.txt`.
-
-    Raises:
-        TextError: naming what is missing, has no texts, or is compressed; or if all are empty.
-    """
+    """The given files, each once: files, folders (all texts in them, by name) and patterns such as `news/**/*.txt`."""
     if not given:
         raise ConfigError(
             "files=(): give at least one file, folder or pattern", "files=()：至少给出一个文件、文件夹或通配模式"
@@ -90,12 +73,7 @@ def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
 
 
 def check(source: Source, field: str, upto: int, advance: Advance) -> Print:
-    """Read a file once up to byte `upto`, and return its print.
-
-    Raises:
-        TextError: naming the file and the first byte that is not UTF-8, or NUL, the first line that is not JSON or has
-            no such field, or the column that a Parquet file lacks.
-    """
+    """Read a file once up to byte `upto`, and return its print. TextError names the first place that cannot be read."""
     if source.kind == "parquet":
         check_column(source.path, field)
     digest = hashlib.sha256()
@@ -283,11 +261,7 @@ def piece_end(source: Source, piece: int, step: int) -> int:
 
 
 def documents(source: Source, piece: int, step: int, field: str) -> Iterator[Document]:
-    """The texts of a piece in order, without empty ones.
-
-    Raises:
-        TextError: naming the file and the place that cannot be read.
-    """
+    """The texts of a piece in order, without empty ones."""
     if source.kind == "parquet":
         for row, text in parquet_rows(source.path, piece, field):
             yield Document(text, f"row {row:,}")
@@ -372,7 +346,7 @@ def _cut(source: Source, target: int, step: int) -> int:
 
 LEAST = 1 << 16  # bytes of a piece
 LONGEST = 32  # windows that fit a piece at least, at four bytes a token
-UNITS = 4096  # at most, for a corpus of any size: bounds the files of the journal
+UNITS = 4096  # at most, for a corpus of any size: bounds the files of an unfinished sweep
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ with little choice, every weight is large.
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.base.read import Entry, whole, word
 from headwise.corpus.select import FIELDS, NOTHING, Head, OfRows, OfWindows, empty, joined
-from headwise.errors import unknown_name
+from headwise.errors import CheckpointError, unknown_name
 from headwise.map import AttentionMap
 from headwise.masks import Forbidden, Grid, Mask, Span, State, spans
 from headwise.rule import Rule
@@ -30,11 +31,7 @@ MOST_TROUBLES = 8  # that are kept
 
 @dataclass(frozen=True)
 class Trouble:
-    """A place of NaN or infinity: the first layer of a window with such numbers.
-
-    Attributes:
-        path, where: the file, and the window in it. layer: its number. heads: of it. what: "scores" or "values".
-    """
+    """A place of NaN or infinity: the first layer of a window with such numbers, in its "scores" or "values"."""
 
     path: str
     where: str
@@ -51,14 +48,8 @@ class Trouble:
 
 @dataclass
 class Tally:
-    """The sums over some windows; the size does not depend on their number.
-
-    Attributes:
-        numbers: [measures, 5, heads] float64, moments as in `moments.FIELDS`; the selected heads of all layers.
-        lost: [2, heads] float64: queries with NaN or infinite scores, and windows that were left out for them.
-        windows, tokens: counts; a token in several windows counts once.
-        troubles: the first few windows with NaN or infinity. kernels: that computed the attention.
-    """
+    """The sums over some windows: moments [measures, 5, heads], as in `FIELDS`; what was lost [2, heads], queries with
+    NaN or infinite scores and the windows left out for them; both float64. A token in several windows counts once."""
 
     numbers: Tensor
     lost: Tensor
@@ -82,17 +73,26 @@ class Tally:
         }  # fmt: skip
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any], measures: int, heads: int) -> "Tally":
-        """Read a result of `to_dict` for this number of measures and heads. KeyError, TypeError or ValueError if it is
-        not one."""
-        numbers, lost = (
-            torch.from_numpy(np.frombuffer(b64decode(content[name], validate=True), "<f8").astype(np.float64))
-            for name in ("numbers", "lost")
-        )
-        troubles = [Trouble(**{**one, "heads": tuple(one["heads"])}) for one in content["troubles"]]
+    def of(cls, found: Entry, measures: int, heads: int) -> "Tally":
+        """Read a result of `to_dict` for this number of measures and heads. CheckpointError if it is not one."""
+
+        def array(name: str, *shape: int) -> Tensor:
+            try:
+                values = np.frombuffer(b64decode(found.word(name), validate=True), "<f8").reshape(shape)
+            except ValueError:
+                raise CheckpointError(f"{name}: expected float64 numbers {shape} in base64") from None
+            return torch.from_numpy(values.astype(np.float64))
+
+        troubles = [
+            Trouble(
+                one.word("path"), one.word("where"), one.whole("layer", least=0), tuple(one.each("heads", whole)),
+                one.word("what"),
+            )
+            for one in found.entries("troubles")
+        ]  # fmt: skip
         return cls(
-            numbers.reshape(measures, len(FIELDS), heads), lost.reshape(2, heads), int(content["windows"]),
-            int(content["tokens"]), troubles, frozenset(content["kernels"]),
+            array("numbers", measures, len(FIELDS), heads), array("lost", 2, heads), found.whole("windows", least=0),
+            found.whole("tokens", least=0), troubles, frozenset(found.each("kernels", word)),
         )  # fmt: skip
 
     def add(self, other: "Tally") -> None:
@@ -110,14 +110,8 @@ Bad = tuple[int, tuple[int, ...], str]  # the number of a layer, heads of it, an
 
 @dataclass(frozen=True)
 class WindowSums:
-    """The numbers of one window.
-
-    Attributes:
-        numbers: [measures, 5, heads] float64, moments of the selected heads. rows: [heads] float64, their queries with
-            NaN or infinite scores.
-        bad: the first layer with NaN or infinity, its heads with them, and which numbers; None if all are finite. It
-            covers all layers and heads, selected or not.
-    """
+    """The numbers of one window: moments [measures, 5, heads] and queries with NaN or infinite scores [heads], float64,
+    of the selected heads; the first layer of all with NaN or infinity."""
 
     numbers: Tensor
     rows: Tensor
@@ -125,14 +119,7 @@ class WindowSums:
 
 
 class Batch:
-    """The numbers of a batch, added layer by layer as the model computes them, and moved to the CPU at the end.
-
-    Args:
-        layers: all names, in order. heads: the selected ones.
-
-    Attributes:
-        kernels: that computed the attention.
-    """
+    """The numbers of a batch, added layer by layer as the model computes them, and moved to the CPU at the end."""
 
     def __init__(self, layers: Sequence[str], heads: Sequence[Head], measures: Sequence[OfRows | OfWindows]) -> None:
         self._layers, self._heads, self._measures = layers, heads, measures
@@ -249,12 +236,7 @@ class LargestOther(RowMeasure):
 
 def strongest(amap: AttentionMap, by: str, tokens: Tokens, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The strongest query of each window and head: its strength, −∞ if no query has one, and its position, both [b, h].
-    Of equally strong ones the first.
-
-    Args:
-        amap: of self attention. by: a name as in `strengths()`. tokens: of the windows. mask: [b, n], True for
-            tokens and False for padding; None without padding.
-    """
+    Of equally strong ones the first. mask: [b, n], False for padding."""
     assert tokens.special is not None
     special = tokens.special if mask is None else tokens.special | ~mask.to(tokens.special.device)
     if by == WEIGHT:

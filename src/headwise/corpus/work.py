@@ -1,28 +1,28 @@
 """Measuring a unit, and the processes of a sweep: who measures which unit, common progress, failures.
 
-torchrun gives every process the address of a store, which transfers numbers and strings only. Measurements are in the
-files of the journal, so no tensors are sent, and processes can compute on CPUs or GPUs.
+torchrun gives every process the address of a store, which transfers numbers and strings only, and ends all processes
+when one of them dies. Measurements are in the files of the units, so no tensors are sent, and processes can compute on
+CPUs or GPUs.
 """
 
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
 from itertools import count
-from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 import torch
 
 from headwise.corpus.passages import Collected, Collector, Floors, OfWindow
-from headwise.corpus.select import Frame, Head, Selection, TextWindow, batches, stacked, windows
+from headwise.corpus.select import Frame, Head, TextWindow, batches, measures_for, stacked, tokens_of, windows
 from headwise.corpus.sources import Document, Limit, Source, Unit, documents
-from headwise.corpus.tally import WEIGHT, Batch, Tally, Trouble, counted, largest_keys, strongest
+from headwise.corpus.tally import Batch, Tally, Trouble, counted, largest_keys, strongest
 from headwise.errors import ConfigError, HeadwiseError, TextError
 from headwise.lm.loading import LoadedModel
 from headwise.lm.loading.base import Maps
@@ -33,28 +33,34 @@ Advance = Callable[[float, int], None]  # called with the bytes and tokens done 
 
 
 @dataclass(frozen=True)
-class Work:
-    """How a corpus is measured: everything that the numbers depend on.
+class Options:
+    """The arguments of `measure_corpus` that the numbers depend on, as they apply. window, stride: in tokens, stride
+    without special ones."""
 
-    Attributes:
-        step: bytes of a piece. length, stride: of windows, in tokens; stride without special tokens.
-        batch: windows at a time. by_file: whether there are numbers for each file.
-        passages: how many of each head are kept. by: what makes a passage strong, as in `strength.strengths()`.
-    """
+    measures: list[str]
+    window: int
+    stride: int
+    max_tokens: int | None
+    per: str
+    field: str
+    layers: list[int] | None
+    heads: list[int] | None
+    dtype: str
+    passages: int
+    strongest_by: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """How a corpus is measured, `batch` windows at a time. step: bytes of a piece of a file."""
 
     loaded: LoadedModel
+    options: Options
     sources: Sequence[Source]
-    selection: Selection
     heads: Sequence[Head]
     frame: Frame
     step: int
-    length: int
-    stride: int
     batch: int
-    field: str
-    by_file: bool
-    passages: int = 0
-    by: str = WEIGHT
     limit: Limit | None = None
 
     def measure(self, unit: Unit, advance: Advance, floors: Floors) -> tuple[dict[int, Tally], Collected]:
@@ -75,11 +81,11 @@ class Work:
 
     def nothing(self) -> Tally:
         """Sums of no windows."""
-        return Tally.of_nothing(len(self.selection.names), len(self.heads))
+        return Tally.of_nothing(len(self.options.measures), len(self.heads))
 
     def no_passages(self) -> Collected:
         """Passages of no windows."""
-        return Collected.nothing(self.passages, len(self.heads))
+        return Collected.nothing(self.options.passages, len(self.heads))
 
     def how(self) -> dict[str, Any]:
         """The settings that may differ between units, with the same numbers up to rounding."""
@@ -93,7 +99,7 @@ class Work:
         """Each text in a piece of a file, its token ids, their pieces and words, without special
         tokens."""
         file = self.sources[source]
-        for document in documents(file, piece, self.step, self.field):
+        for document in documents(file, piece, self.step, self.options.field):
             try:
                 reading = self.loaded.read(document.text)
             except TextError as error:
@@ -119,22 +125,23 @@ class Work:
                 here = len(ids) if left is None else min(left, len(ids))
                 size = len(document.text.encode())
                 yield from windows(
-                    ids[:here], pieces[:here], self.frame, self.length, self.stride, source, document.where, size,
-                    words[:here],
+                    ids[:here], pieces[:here], self.frame, self.options.window, self.options.stride, source,
+                    document.where, size, words[:here],
                 )  # fmt: skip
                 left = None if left is None else left - here
                 if left == 0:
                     break
 
     def _run(self, batch: list[TextWindow], found: dict[int, Tally], collector: Collector) -> None:
+        length = self.options.window
         try:
             self._forward(batch, found, collector)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
                 raise ConfigError(
-                    f"batch={self.batch}: out of memory with windows of {self.length} tokens; the same "
-                    f"command with a smaller --batch resumes",
-                    f"batch={self.batch}：{self.length} 个词元的窗口内存不足；用更小的 --batch 运行同一命令即可继续",
+                    f"batch={self.batch}: out of memory with windows of {length} tokens; the same command with a "
+                    f"smaller --batch resumes",
+                    f"batch={self.batch}：{length} 个词元的窗口内存不足；用更小的 --batch 运行同一命令即可继续",
                 ) from None
             raise
 
@@ -142,26 +149,27 @@ class Work:
     def _forward(self, batch: list[TextWindow], found: dict[int, Tally], collector: Collector) -> None:
         ids, mask = stacked(batch)
         ids, mask = ids.to(self._device), None if mask is None else mask.to(self._device)
-        tokens, measures = self.selection.measures(ids, batch)
+        tokens = tokens_of(ids, batch)
+        measures = measures_for(tokens, self.options.measures)
         sums = Batch(self.loaded.layers, self.heads, measures)
         maps = self.loaded.maps(ids, mask, measures=measures)
         for name, amap in maps.items():
             sums.add(name, amap)
-        strongest_of = self._strongest(maps, tokens, mask) if self.passages else None
+        strongest_of = self._strongest(maps, tokens, mask) if self.options.passages else None
         for i, (window, one) in enumerate(zip(batch, sums.windows(), strict=True)):
             kept, lost = counted(one.numbers, one.rows)
             if strongest_of is not None:
                 strength, query = (x[i] for x in strongest_of)
                 strength[one.rows.numpy() > 0] = -np.inf
                 collector.add(window, OfWindow(strength, query, cache(partial(self._keys, maps, i, query))))
-            place = window.source if self.by_file else ALL
+            place = window.source if self.options.per == "file" else ALL
             tally = found.setdefault(place, self.nothing())
             trouble = [] if one.bad is None else [Trouble(self.sources[window.source].path, str(window), *one.bad)]
             tally.add(Tally(kept, lost, 1, window.content, trouble, frozenset(sums.kernels)))
 
     def _strongest(self, maps: Maps, tokens: Tokens, mask: torch.Tensor | None) -> tuple[np.ndarray, np.ndarray]:
         """Strength and position of the strongest query of the selected heads in each window, [b, heads]."""
-        found = [strongest(maps[name], self.by, tokens, mask) for name in self.loaded.layers]
+        found = [strongest(maps[name], self.options.strongest_by, tokens, mask) for name in self.loaded.layers]
         starts = np.cumsum([0, *self.loaded.heads])
         kept = [int(starts[head.layer]) + head.head for head in self.heads]
         strength, query = (torch.cat(part, 1)[:, kept].cpu().numpy() for part in zip(*found, strict=True))
@@ -173,11 +181,9 @@ class Work:
         return largest_keys(maps[head.name][entry, head.head, int(query[at])])
 
 
-BEAT = 2.0  # seconds between two signs of life
-SILENCE = 120.0  # seconds without one after which a process is considered dead
 JOINING = timedelta(minutes=30)  # for loading the model
 PAUSE = 0.05  # seconds between two checks while waiting
-LOOK = 0.5  # seconds between two checks of all other processes
+LOOK = 0.5  # seconds between two checks whether a process has failed
 SPACE = "headwise/measure/"
 
 
@@ -190,20 +196,12 @@ class Deserted(HeadwiseError):
 
 
 class Ranks:
-    """The processes of a sweep, from the view of one; by default it is the only one.
-
-    Attributes:
-        rank: of this process, from 0. world: the number of processes.
-    """
+    """The `world` processes of a sweep, from the view of one; by default it is the only one."""
 
     def __init__(self, rank: int = 0, world: int = 1, store: Any = None) -> None:
         self.rank, self.world, self._store = rank, world, store
         self._alone: dict[str, float] = {}
-        self._end = Event()
-        self._beats: dict[int, tuple[int, float]] = {}
         self._looked = -LOOK
-        if store is not None:
-            Thread(target=self._beat, daemon=True).start()
 
     @classmethod
     def joined(cls) -> "Ranks":
@@ -212,6 +210,22 @@ class Ranks:
             return cls()
         store, rank, world, prefixed = _met()
         return cls(rank, world, prefixed(f"{SPACE}{next(_sweeps)}/", store))
+
+    @classmethod
+    @contextmanager
+    def among(cls, given: "Ranks | None") -> Iterator["Ranks"]:
+        """The given processes; or those of `joined`, which learn of an error of the block, and leave at its end."""
+        if given is not None:
+            yield given
+            return
+        ranks = cls.joined()
+        try:
+            yield ranks
+        except Exception as error:
+            ranks.fail(str(error))
+            raise
+        finally:
+            ranks.leave()
 
     @property
     def first(self) -> bool:
@@ -243,16 +257,12 @@ class Ranks:
         return int(self._call("add", what, more))
 
     def check(self) -> None:
-        """Raise Stopped if a process has failed, and Deserted if one no longer responds. It can be called often: the
-        store is queried at intervals."""
+        """Raise Stopped if a process has failed. It can be called often: the store is queried at intervals."""
         if self._store is None or time.monotonic() - self._looked < LOOK:
             return
         self._looked = time.monotonic()
         if self._call("check", ["failed"]):
             raise Stopped(json.loads(self._call("get", "failed")))
-        for rank in range(self.world):
-            if rank != self.rank:
-                self._check_beat(rank)
 
     def fail(self, message: str) -> None:
         """Publish why this process fails; only the first failure is kept."""
@@ -263,36 +273,14 @@ class Ranks:
 
     def leave(self) -> None:
         """Wait until the first process has printed its results, since a launcher ends all processes as soon as one
-        ends; then stop the signs of life."""
+        ends."""
         if self._store is not None:
             with suppress(HeadwiseError):
                 if self.first:
                     self.publish("printed", True)
                 else:
                     while not self._call("check", ["printed"]):
-                        self._check_beat(0)
                         time.sleep(PAUSE)
-        self._end.set()
-
-    def _check_beat(self, rank: int) -> None:
-        """Raise Deserted if a process has not given a sign of life for too long."""
-        now = time.monotonic()
-        beats = self._call("add", f"beat{rank}", 0)
-        known, since = self._beats.get(rank, (-1, now))
-        since = since if beats == known else now
-        self._beats[rank] = (beats, since)
-        patience = SILENCE if beats else JOINING.total_seconds()  # before its first sign, a process may be loading
-        if now - since > patience:
-            raise Deserted(f"process {rank} of {self.world} no longer responds; run the same command to resume")
-
-    def _beat(self) -> None:
-        while True:  # the first at once: the patience before it is much longer
-            try:
-                self._call("add", f"beat{self.rank}", 1)
-            except HeadwiseError:
-                return
-            if self._end.wait(BEAT):
-                return
 
     def _call(self, what: str, *args: Any) -> Any:
         try:

@@ -178,14 +178,9 @@ def _inseparable(design: str) -> str:
 
 
 def spread_table(layers: Layers, devices: int, *, link: float | None = None, machine: Machine | None = None) -> Table:
-    """Return a table with a row for each way to partition attention over this number of devices. A way that is not
-    possible in all layers has a row of None, and the reason in the note.
-
-    Args:
-        layers: each kind of layer, with its input, and the number of such layers.
-        link: bytes/s that a device can send; adds the minimum time of sending. machine: adds the time that a forward
-            pass waits.
-    """
+    """Return a table with a row for each way to partition attention over this number of devices; of None where a way is
+    not possible in all layers, with the reason in the note. layers: each kind with its input, and how many there
+    are."""
     made: dict[str, Callable[[Counts, Work, int], Way]] = {
         "ring": ring, "head-parallel": head_parallel, "Ulysses": ulysses
     }  # fmt: skip

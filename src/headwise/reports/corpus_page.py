@@ -37,13 +37,7 @@ SCRIPTS = (
 
 
 def write_corpus_page(found: CorpusMeasures, path: str | os.PathLike[str], *, lang: str | None = None) -> Path:
-    """Write the page of a sweep to `path`: it contains everything and loads nothing. Returns the path.
-
-    `lang` is "en", "zh" or None, the language of the locale.
-
-    Raises:
-        ConfigError: for an unknown language. CheckpointError: if the file cannot be written.
-    """
+    """Write the page of a sweep, which contains everything and loads nothing. Returns the path."""
     lang = language_of(lang)
     with atomic_path(path) as temporary:
         temporary.write_text(corpus_page(found, lang), encoding="utf-8")

@@ -26,12 +26,8 @@ SIDES = ("keys", "queries")
 
 @dataclass(frozen=True)
 class Patches:
-    """An image in rows × columns patches, which are consecutive tokens of a passage, row by row.
-
-    Attributes:
-        source: the image as a data URL. width, height: its size in pixels, of which only the ratio matters.
-        query, key: the first patch among the tokens of the queries and of the keys; None if that side has none.
-    """
+    """An image (a data URL) in rows × columns patches, which are consecutive tokens of a passage, row by row, from
+    `query` and `key` on; None if that side has none. Of width and height, in pixels, only the ratio matters."""
 
     source: str
     width: int
@@ -134,20 +130,16 @@ def halves(weights: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def coded(weights: np.ndarray) -> np.ndarray:
-    """Weights >= 0 as uint16: round(LEVELS · √(weight / top)), where top is the largest one.
-
-    The error of top · (code / LEVELS)² is at most √(weight · top) / LEVELS, plus top / 4,000,000.
-    """
+    """Weights >= 0 as uint16: round(LEVELS · √(weight / top)), where top is the largest one. The error of
+    top · (code / LEVELS)² is at most √(weight · top) / LEVELS, plus top / 4,000,000."""
     top = float(weights.max())
     share = weights.astype(np.float64) / top if top > 0 else np.zeros_like(weights)
     return np.rint(LEVELS * np.sqrt(share)).astype(np.uint16)
 
 
 def colour_top(scaled: np.ndarray, shift: int) -> float:
-    """The weight above which cells have the share `SATURATED` of all weight, from the result of `halves`.
-
-    Exact, by counting the 31,744 finite halves. 1 if all weights are zero.
-    """
+    """The weight above which cells have the share `SATURATED` of all weight, from the result of `halves`; exact, by
+    counting the 31,744 finite halves. 1 if all weights are zero."""
     counts = np.bincount(scaled.view(np.uint16).ravel(), minlength=1 << 16)[:0x7C00]
     weights = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
     above = np.cumsum((counts * weights)[::-1])
@@ -364,10 +356,7 @@ CONTEXTS = 41
 
 def sorted_codes(codes: np.ndarray, *, lower: bool) -> bytes:
     """Codes [heads, rows, columns] of weights as bytes: the number of codes of each context, in four bytes, then the
-    codes, all high bytes before all low ones.
-
-    lower: without the cells above the diagonal, whose codes are 0.
-    """
+    codes, all high bytes before all low ones. lower: without the cells above the diagonal, whose codes are 0."""
     context = _contexts(codes)
     if lower:
         kept = np.tri(*codes.shape[1:], dtype=np.bool_)

@@ -149,10 +149,8 @@ def bar(figure: "Figure", image: Any, axes: "Axes", label: str, cut: bool) -> No
 
 
 def numbers(axes: "Axes", image: Any, weights: np.ndarray, inches: float, causal: bool = False) -> None:
-    """Write the weight into each cell, whose side is `inches`: 0 if it is exactly 0, otherwise with two decimals.
-
-    Equal numbers are markers of one shape, so that a map of a hundred tokens takes a second and not a minute.
-    """
+    """Write the weight into each cell, whose side is `inches`: 0 if it is exactly 0, otherwise with two decimals. Equal
+    numbers are markers of one shape, so that a map of a hundred tokens takes a second and not a minute."""
     from matplotlib.textpath import TextPath
     from matplotlib.transforms import Affine2D
 

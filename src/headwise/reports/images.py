@@ -33,14 +33,8 @@ QUALITY = 85  # of a JPEG
 
 
 def pixels(image: Any) -> np.ndarray:
-    """An image as [H, W, 3] float64 from 0 to 1.
-
-    Args:
-        image: [H, W, 3], [H, W, 4] (whose last channel is ignored) or [H, W], numbers from 0 to 1 or bytes; or a PIL
-            image.
-    Raises:
-        ConfigError, ShapeError: naming the argument `image`.
-    """
+    """An image as [H, W, 3] float64 from 0 to 1. image: [H, W, 3], [H, W, 4] (the last channel is ignored) or [H, W],
+    numbers from 0 to 1 or bytes; or a PIL image."""
     values = np.asarray(image.convert("RGB") if hasattr(image, "convert") else image)
     if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] not in (3, 4)) or 0 in values.shape:
         raise ShapeError(f"image: shape {values.shape}, expected [H, W, 3] or [H, W]")
@@ -71,12 +65,8 @@ def embedded(image: np.ndarray) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images and where their patches are.
-
-    Attributes:
-        images: [H, W, 3] from 0 to 1, one for each batch entry or one for all. starts: the first patch, likewise.
-        grid: rows and columns of the patches. side: in cross attention, which side the patches are.
-    """
+    """Images [H, W, 3] from 0 to 1 and the first patch, one for each batch entry or one for all; rows and columns of
+    the patches; in cross attention, the side that they are on."""
 
     images: list[np.ndarray]
     starts: list[int]
@@ -127,11 +117,8 @@ class Images:
     def named(
         self, group: Group, entry: int, sides: tuple[Side, Side | None], firsts: tuple[int, int]
     ) -> tuple[tuple[Side, Side | None], tuple[int | None, int | None]]:
-        """The sides of an entry's passage with the places of the patches in place of their tokens, and where the first
-        patch is on each side; None where there are no patches, or not all of them.
-
-        firsts: the positions at which the sides begin, counted like the start of the patches.
-        """
+        """The sides of an entry's passage, which begin at `firsts`, with the places of the patches in place of their
+        tokens; and where the first patch is on each side, None if not all of them are there."""
         found: list[Side | None] = list(sides)
         at: list[int | None] = [None, None]
         for i, (side, first) in enumerate(zip(sides, firsts, strict=True)):
@@ -189,15 +176,9 @@ def images_of(image: Any, grid: Any, image_start: Any, side: str) -> Images | No
 
 
 def with_patches(images: Images, groups: Sequence[Group], texts: Sequence[bool]) -> list[bool]:
-    """Which groups have the patches among their tokens.
-
-    In a model with cross attention, those whose side has them, and self attention over as many tokens. Otherwise self
-    attention; texts: which groups have the given tokens, all if there are none. Of groups of several lengths, those
-    that end with the patches.
-
-    Raises:
-        ShapeError: if there are none, or it is not known which.
-    """
+    """Which groups have the patches among their tokens: with cross attention, those whose side has them, and self
+    attention over as many tokens; otherwise self attention. Of several lengths, those that end with the
+    patches."""
     end = max(images.starts) + images.count
     batches = sorted({group.size[0] for group in groups})
     for name, count in (("image", len(images.images)), ("image_start", len(images.starts))):

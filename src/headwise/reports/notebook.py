@@ -4,7 +4,6 @@ Everything is in the HTML itself: no network, no path, no script outside of a sa
 frames or forbids scripts, such as an untrusted one or GitHub's preview, leaves the pictures.
 """
 
-import html
 import math
 from collections.abc import Sequence
 from html import escape
@@ -36,15 +35,6 @@ SIDE = 64  # pixels of its longer side
 MOST = 400  # pictures of a table
 
 
-def still_of(report: Report, lang: str) -> str:
-    """The title of a report and a small picture of each head on its first passage."""
-    first = report.passages[0]
-    layers = report.shown_in(first)
-    rows = [list(block[: report.counts[layer]]) for layer, block in zip(layers, first.maps, strict=True)]
-    title = f"<p><b>{escape(in_language(report.title, lang))}</b></p>"
-    return title + small_maps(rows, layers, lang)
-
-
 def small_maps(rows: Sequence[Sequence[np.ndarray]], layers: Sequence[int], lang: str) -> str:
     """Weights [queries, keys] of each head, a row a layer; layers: their numbers. Those beyond MOST are omitted."""
     table, shown, body = words(lang, "notebook"), 0, []
@@ -54,7 +44,7 @@ def small_maps(rows: Sequence[Sequence[np.ndarray]], layers: Sequence[int], lang
         shown += len(heads)
         name = table["layer_short"].format(layer=layer)
         cells = "".join(
-            f"<td>{small(shares_of(weights), table['short_name'].format(layer=layer, head=head))}</td>"
+            f"<td>{small(shares_of(weights, CELLS), table['short_name'].format(layer=layer, head=head))}</td>"
             for head, weights in enumerate(heads)
         )
         body.append(f"<tr><th>{name}</th>{cells}</tr>")
@@ -74,9 +64,9 @@ def small(shares: np.ndarray, name: str) -> str:
     return f'<img src="{url}" alt="{escape(name)}" title="{escape(name)}" width="{width}" height="{height}">'
 
 
-def shares_of(weights: np.ndarray) -> np.ndarray:
-    """The square root of each weight over the largest one, which shows small weights too; at most CELLS wide."""
-    weights = reduced(np.where(np.isfinite(weights), weights, 0.0), CELLS)
+def shares_of(weights: np.ndarray, cells: int) -> np.ndarray:
+    """The square root of each weight over the largest one, which shows small weights too; at most `cells` wide."""
+    weights = reduced(np.where(np.isfinite(weights), weights, 0.0), cells)
     return np.sqrt(weights.clip(0) / (weights.max() or 1.0))
 
 
@@ -99,12 +89,13 @@ _LOOK = (
 
 
 def framed(report: Report, lang: str, still: str | None = None) -> str:
-    """The page of a report in a sandboxed frame: its scripts cannot reach the notebook.
-
-    still: pictures below the frame; None for small ones of the report's heads.
-    """
-    inside = still_of(report, lang)
-    source = html.escape(page(report, lang, still=inside))
+    """The page of a report in a sandboxed frame: its scripts cannot reach the notebook. still: pictures below the
+    frame; None for small ones of the report's heads."""
+    first = report.passages[0]
+    layers = report.shown_in(first)
+    rows = [list(block[: report.counts[layer]]) for layer, block in zip(layers, first.maps, strict=True)]
+    inside = f"<p><b>{escape(in_language(report.title, lang))}</b></p>{small_maps(rows, layers, lang)}"
+    source = escape(page(report, lang, still=inside))
     frame = (
         f'<iframe srcdoc="{source}" sandbox="allow-scripts allow-downloads" title="headwise" style="{_LOOK}"></iframe>'
     )
@@ -165,13 +156,10 @@ def still_of_map(facts: str, heads: Sequence[tuple[int, np.ndarray]], caption: s
 
 
 def _figure(name: str, weights: np.ndarray) -> str:
-    """A head, coloured by the square root of the weight over the largest one, which shows small weights too."""
-    weights = np.where(np.isfinite(weights), weights, 0.0)
-    shares = np.sqrt(weights / (weights.max() or 1.0))
-    rows, columns = weights.shape
+    url, (rows, columns) = data_url(heat_png(shares_of(weights, MAP_CELLS))), weights.shape
     width, height = (max(_LEAST, round(MAP_SIDE * size / max(rows, columns))) for size in (columns, rows))
     image = (
-        f'<img src="{data_url(heat_png(shares))}" alt="{escape(name)}" width="{width}" height="{height}" '
+        f'<img src="{url}" alt="{escape(name)}" width="{width}" height="{height}" '
         'style="image-rendering: pixelated; max-width: none">'
     )
     return f'<figure style="margin: 0">{image}<figcaption><small>{escape(name)}</small></figcaption></figure>'

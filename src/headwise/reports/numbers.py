@@ -98,9 +98,8 @@ def alike(maps: Sequence[AttentionMap], places: Places) -> list[Comparison]:
 def importance(
     subject: LoadedModel, reading: TokenizedText, places: Places, progress: Progress | None = None
 ) -> tuple[HeadTable, list[str]]:
-    """Importance of each head for the loss on the text, by ablation and by the gradient of a mask; and notes on what is
-    omitted. A long text is represented by evenly spaced windows of the model's context. The table has no columns for a
-    model without a loss and for a design whose heads cannot be masked."""
+    """Importance of each head for the loss on the text (of a long one: evenly spaced windows), by ablation and by the
+    gradient of a mask; and notes on what is omitted. No columns without a loss, or for heads that cannot be masked."""
     loss_fn, sites = subject.loss_fn, subject.sites
     context = min(subject.context or LONGEST, LONGEST)
     windows = _windows(reading.ids, context, sum(leading(reading.special)))

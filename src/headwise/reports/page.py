@@ -155,10 +155,8 @@ def _passage(index: int, passage: Passage, report: Report) -> tuple[dict[str, An
 
 
 def _liveliest(report: Report) -> list[int | str]:
-    """What to show first, in the first passage with an image or else in the first: layer, head and token, and whether
-    it is a query "q" or a key "k". Without an image, the head with the sharpest weights except on the first token and
-    the neighbours, and the one of its later queries with the largest such weight. With an image, the head and token
-    that have the sharpest weights between text and patches."""
+    """What to show first: passage, layer, head, token, and whether it is a query "q" or a key "k": the sharpest weights
+    except on the first token and the neighbours; in a passage with an image, those between text and patches."""
     at = next((i for i, passage in enumerate(report.passages) if passage.image is not None), 0)
     shown = report.passages[at]
     maps = np.nan_to_num(shown.maps)

@@ -27,11 +27,8 @@ CLOSERS = "”’」』\"'"  # belong to the sentence that they end
 
 @dataclass(frozen=True)
 class Side:
-    """The tokens along one side of a map.
-
-    Attributes:
-        words: the text of each token. units: token ranges that are shown as one. special: tokens outside of the text.
-    """
+    """The tokens along one side of a map: their texts, the ranges that are shown as one, and those outside of the
+    text."""
 
     words: list[str]
     units: list[tuple[int, int]]
@@ -49,12 +46,8 @@ def passage(
     progress: Progress | None, layers: Sequence[int] = (), first: tuple[int, int] = (0, 0),
 ) -> Passage:  # fmt: skip
     """The maps of one batch entry: exact weights up to `cells` tokens, otherwise mean and maximum in `cells` cells.
-
-    Args:
-        sides: of the queries, and of the keys in cross attention.
-        places: the heads of these maps. layers: their indices in the report, () for all.
-        first: the query and the key at which the sides begin, for exact maps.
-    """
+    layers: their indices in the report, () for all. first: the query and the key at which the sides begin, for exact
+    maps."""
     queries, keys = sides
     n, m = len(queries.words), len((keys or queries).words)
     exact = max(n, m) <= cells
@@ -148,13 +141,8 @@ def _by_units(weights: np.ndarray, queries: Side, keys: Side) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """The tokens of a batch.
-
-    Attributes:
-        ids: [b or 1, m], None if only their text is known.
-        pieces: the text of the tokens of each entry, with the blanks between words; None without text.
-        special: of each entry, which tokens are not part of the text.
-    """
+    """The tokens of a batch: ids [b or 1, m], None if only their text is known; of each entry the text of the tokens,
+    with the blanks between words, None without text, and which tokens are not part of it."""
 
     ids: Tensor | None
     pieces: list[list[str]] | None
@@ -189,13 +177,8 @@ def numbered(tokens: Sequence[int]) -> Side:
 
 
 def text_of(name: str, tokens: Any, pieces: Any, tokenizer: Any, written: str = "text") -> Text | None:
-    """The tokens given by the arguments `tokens` and `pieces`; None if both are None.
-
-    Args:
-        name: "" or "decoder_", the prefix of the arguments' names in messages.
-        tokenizer: converts tokens to pieces; see `headwise.reports.sources`. written: how pieces are written, as
-            in `decoded_tokens`.
-    """
+    """The tokens given by the arguments `tokens` and `pieces`; None if both are None. name: the prefix of the arguments
+    in messages. written: how pieces are written, as in `decoded_tokens`."""
     if tokens is None and pieces is None:
         return None
     ids = None if tokens is None else _ids(f"{name}tokens", tokens)
@@ -244,9 +227,8 @@ T = TypeVar("T")
 
 
 def patterns(found: Sequence[Roles], places: Places) -> list[list[str]]:
-    """The strongest patterns of each head, at most two, with their scores: first its roles with high confidence, then
-    those with at least a fifth of its weight and twice the weight under uniform attention. "mixed" if there are none,
-    "" where a layer has no such head. found: the roles of each layer."""
+    """The strongest patterns of each head, at most two, with their scores: roles with high confidence, then those with
+    a fifth of its weight and twice the uniform one. "mixed" if there are none, "" where a layer has no such head."""
     return _each(found, places, pattern, "")
 
 

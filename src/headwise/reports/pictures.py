@@ -71,10 +71,8 @@ def write_pngs(
 
 
 def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str | None = None) -> "Figure":
-    """One head: axes with the characters, colour bar and, for short texts, the weight in each cell.
-
-    Pooled maps show the largest weight of each cell, as the colour bar states.
-    """
+    """One head: axes with the characters, colour bar and, for short texts, the weight in each cell; of pooled maps, the
+    largest weight of each cell."""
     lang = language_of(lang)
     text = words(lang, "report")
     weights = finite(shown(passage)[report.shown_in(passage).index(layer), head])
@@ -207,10 +205,8 @@ def write_panels(
 
 
 def panels(report: Report, passage: Passage, head: int, views: Sequence[int], title: str, lang: str) -> "Figure":
-    """The maps of one head in the layers `views`, without special tokens, each under the name of its layer.
-
-    Weights that are exactly 0 are written as 0, others with two decimals.
-    """
+    """The maps of one head in the layers `views`, without special tokens, each under the name of its layer. Weights
+    that are exactly 0 are written as 0, others with two decimals."""
     text = words(lang, "report")
     own = [i for i in range(len(passage.tokens)) if i not in set(passage.special)]
     tokens = [passage.tokens[i] for i in own]
@@ -257,13 +253,8 @@ def write_matrix(
 
 
 def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: str | None = None) -> "Figure":
-    """The matrix as a matplotlib figure.
-
-    Args:
-        order: "alike" puts similar heads side by side, with a box around each group of at least two; "layers" sorts
-            by layer, with lines between layers, which is the only order for a directed matrix.
-        title: replaces the title of the matrix.
-    """
+    """The matrix as a matplotlib figure. order: "alike" puts similar heads side by side, with a box around each group;
+    "layers" sorts by layer, with lines between them, which is the only order for a directed matrix."""
     check_choice("order", order, ORDERS)
     directed = similarity.distance is None
     alike = order == "alike" and not directed

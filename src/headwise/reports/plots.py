@@ -126,20 +126,15 @@ def _legend(figure: "Figure", history: HeadHistory) -> None:
 
     roles = [history.role(*at) for at in np.ndindex(*history.shape)]
     counts = sorted({role: roles.count(role) for role in roles}.items(), key=lambda one: (one[0] == NO_ROLE, -one[1]))
+    words = {NO_ROLE: said("no_role"), **{role: in_language(one.word, language()) for role, one in DEFINITIONS.items()}}
     handles = [
-        Line2D([], [], color=_colour(role), linewidth=2.0, label=drawable(f"{_word(role)} ({count})"))
+        Line2D([], [], color=_colour(role), linewidth=2.0, label=drawable(f"{words.get(role, role)} ({count})"))
         for role, count in counts
     ]
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, prop=font(9),
         labelcolor=MUTED, title=said("clearest"), title_fontproperties=font(9),
     )  # fmt: skip
-
-
-def _word(role: str) -> str:
-    if role == NO_ROLE:
-        return said("no_role")
-    return in_language(DEFINITIONS[role].word, language()) if role in DEFINITIONS else role
 
 
 def _colour(role: str) -> str:
@@ -154,11 +149,8 @@ WORK = {"flops": "flops", "exponentials": "exponentials"}  # in `picture_words`:
 
 
 def write_trade_off(columns: Mapping[str, Sequence[Any]], path: str | os.PathLike[str], *, title: str) -> None:
-    """Write a PNG with memory and work over the number of heads, both axes logarithmic.
-
-    Args:
-        columns: num_heads, head_dim and those of MEMORY and WORK, a value per number of heads.
-    """
+    """Write a PNG with memory and work over the number of heads, both axes logarithmic. columns: num_heads, head_dim
+    and those of MEMORY and WORK, a value per number of heads."""
     figure: Figure = figure_class()(figsize=(10.4, 4.7), layout="constrained", facecolor="white")
     memory, work = figure.subplots(1, 2)
     _draw_costs(memory, columns, MEMORY, said("memory"), lambda value, _: scaled(value, "B"))
@@ -199,12 +191,7 @@ def write_pruning(
 
 def pruning_figure(curve: PruningCurve, *, chosen: int | None = None, limit: float | None = None) -> "Figure":
     """The whole curve, and beside it the part near the loss of the whole model, with the band of the random orders.
-
-    Args:
-        chosen: a number of removed heads to mark. limit: an increase of the loss to mark, 0.01 for 1 %.
-    Raises:
-        ConfigError: if matplotlib is missing, or the curve has a single point.
-    """
+    Marked: the number of removed heads `chosen`, and the increase of the loss `limit`, 0.01 for 1 %."""
     if len(curve.removed) < 2:
         raise ConfigError(f"curve: {len(curve.removed)} point; expected at least 2 to draw a line")
     figure: Figure = figure_class()(figsize=(10.4, 4.5), layout="constrained", facecolor="white")

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.base.run import Progress, ignored
-from headwise.corpus.journal import check_model
-from headwise.corpus.passages import Passages
+from headwise.corpus.passages import Passages, check_model
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.lm.texts import read_text
@@ -20,11 +19,12 @@ from headwise.reports.data import Report
 from headwise.reports.figure import figure_class
 from headwise.reports.images import images_of
 from headwise.reports.messages import message
+from headwise.reports.numbers import check_sort, wanted
 from headwise.reports.page import write_report
 from headwise.reports.passages import text_of
 from headwise.reports.pictures import write_pngs
 from headwise.reports.sources import inputs_of
-from headwise.reports.text import CELLS, check_beside, look_at, with_beside
+from headwise.reports.text import CELLS, check_beside, known_of, look_at, with_beside
 from headwise.reports.watched import of_maps, report as report
 from headwise.telemetry import Record, watch
 from headwise.wording import Bilingual, in_language, language_of
@@ -93,47 +93,85 @@ def see(
         CheckpointError: if there is no model at the path, or the sweep has no passages.
     """
     lang = language_of(lang)
-    if text is not None and file is not None:
-        raise ConfigError("give text or file=, not both")
+    asked = Asked(
+        text, model, file, tokenizer=tokenizer, title=title, cells=cells, window=window, beside=beside, sweep=sweep,
+        lang=lang,
+    ).checked()  # fmt: skip
     if png is not None:
         figure_class()  # raises where matplotlib is missing
-    if file is not None:
-        text = read_text(Path(file))
-        title = title or Path(file).name
-    if isinstance(model, nn.Module):
-        if beside is not None:
-            raise ConfigError("beside: requires a loaded model; for an nn.Module, give both texts as one batch")
-        if sweep is not None:
-            raise ConfigError(
-                "sweep: requires a loaded model, whose weights are compared with those of the sweep",
-                "sweep：需要已加载的模型，以便与测量时的权重比较",
-            )
-        if window is not None:
-            raise ConfigError("window: applies to a loaded model; an nn.Module is called once, with the whole input")
-        found = _of_module(text, model, tokenizer, title, cells)
-    elif text is None or isinstance(text, str):
-        text = str(in_language(SAMPLE, lang)) if text is None else text
-        passages = sweep if sweep is None or isinstance(sweep, Passages) else Passages.load(sweep)
-        loaded = model if isinstance(model, LoadedModel) else load_model(model, window=window)
-        if passages is not None:
-            check_model(passages, loaded)
-        if beside is not None:
-            check_beside(loaded, beside, window)
-        found = look_at(
-            text, loaded, title=title or _start(text), cells=cells, window=window, progress=progress or ignored
-        )
-        found = replace(found, corpus=passages)
-        if beside is not None:
-            found = with_beside(
-                found, beside, loaded, title=_start(beside), cells=cells, window=window, progress=progress or ignored
-            )
-    else:
-        raise ConfigError(f"text: a loaded model reads a str, got {type(text).__name__}; token ids need an nn.Module")
+    found = report_of(asked, progress or ignored)
     if out is not None:
         write_report(found, out, lang=lang)
     if png is not None:
         write_pngs(found, png, progress=progress, lang=lang)
     return found
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a report is asked for, by `see` or by the command, whose arguments these are; sort: the statistic that its
+    table is sorted by."""
+
+    text: Any = None
+    model: Any = None
+    file: str | os.PathLike[str] | None = None
+    tokenizer: Any = None
+    title: str = ""
+    cells: int = CELLS
+    window: int | None = None
+    beside: str | None = None
+    sweep: str | os.PathLike[str] | Passages | None = None
+    sort: str | None = None
+    lang: str = "en"
+
+    def checked(self) -> "Asked":
+        """The same with the text of the file and the passages of the sweep, after all checks that need no model."""
+        check_sort(self.sort)
+        if self.text is not None and self.file is not None:
+            raise ConfigError("give text or file=, not both")
+        text, title, sweep = self.text, self.title, self.sweep
+        if self.file is not None:
+            text, title = read_text(Path(self.file)), title or Path(self.file).name
+        if isinstance(self.model, nn.Module):
+            if self.beside is not None:
+                raise ConfigError("beside: requires a loaded model; for an nn.Module, give both texts as one batch")
+            if sweep is not None:
+                raise ConfigError(
+                    "sweep: requires a loaded model, whose weights are compared with those of the sweep",
+                    "sweep：需要已加载的模型，以便与测量时的权重比较",
+                )
+            if self.window is not None:
+                raise ConfigError(
+                    "window: applies to a loaded model; an nn.Module is called once, with the whole input"
+                )
+        elif not isinstance(text, str | None):
+            raise ConfigError(
+                f"text: a loaded model reads a str, got {type(text).__name__}; token ids need an nn.Module"
+            )
+        if not isinstance(sweep, Passages | None):
+            sweep = Passages.load(sweep)
+        return replace(self, text=text, file=None, title=title, sweep=sweep)
+
+
+def report_of(asked: Asked, progress: Progress) -> Report:
+    """The report of what was `checked`: of one forward of a module, or of a text that a loaded model reads."""
+    if isinstance(asked.model, nn.Module):
+        return _of_module(asked.text, asked.model, asked.tokenizer, asked.title, asked.cells)
+    text = str(in_language(SAMPLE, asked.lang)) if asked.text is None else asked.text
+    loaded = asked.model if isinstance(asked.model, LoadedModel) else load_model(asked.model, window=asked.window)
+    if asked.sort is not None:  # which statistics there are depends on the model
+        measures = wanted(known_of(loaded.read(text)), causal=loaded.causal)
+        check_sort(asked.sort, [measure.name for measure in measures])
+    if isinstance(asked.sweep, Passages):
+        check_model(asked.sweep, loaded)
+    if asked.beside is not None:
+        check_beside(loaded, asked.beside, asked.window)
+    how: dict[str, Any] = {"cells": asked.cells, "window": asked.window, "progress": progress}
+    found = look_at(text, loaded, title=asked.title or _start(text), **how)
+    found = replace(found, corpus=asked.sweep)
+    return found if asked.beside is None else (
+        with_beside(found, asked.beside, loaded, title=_start(asked.beside), **how)
+    )  # fmt: skip
 
 
 def show(

@@ -30,11 +30,7 @@ NAMES = ("convert_ids_to_tokens", "id_to_token", "id_to_piece", "decode")  # met
 
 
 def inputs_of(text: str, tokenizer: Any) -> Tensor | dict[str, Any]:
-    """The arguments of a model for a text: the tokenizer's for transformers, else the token ids [1, n].
-
-    Raises:
-        ConfigError: for an object that is no tokenizer, or one that raises or returns no token ids.
-    """
+    """The arguments of a model for a text: the tokenizer's for transformers, else the token ids [1, n]."""
     if hasattr(tokenizer, "convert_ids_to_tokens") and callable(tokenizer):
         return dict(_called(tokenizer, "call", lambda: tokenizer(text, return_tensors="pt")))
     if not hasattr(tokenizer, "encode"):
@@ -51,11 +47,7 @@ def inputs_of(text: str, tokenizer: Any) -> Tensor | dict[str, Any]:
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> Pieces:
-    """The text of each token.
-
-    Raises:
-        ConfigError: for an object that is no tokenizer, or one that raises.
-    """
+    """The text of each token."""
     if not any(hasattr(tokenizer, name) for name in NAMES):
         raise ConfigError(
             f"tokenizer: {type(tokenizer).__name__} has no convert_ids_to_tokens and no decode; {EXPECTED}, or give "
@@ -114,13 +106,8 @@ Kept = AttentionMap | Picture
 
 @dataclass(frozen=True)
 class Group:
-    """Layers whose maps have the same tokens.
-
-    Attributes:
-        maps: of the layers, all `AttentionMap`s or all `Picture`s. layers: their indices in the model.
-        crosses: whether it is cross attention. causal: whether no query attends to a later key, as far as is known.
-        gap: the tokens that a cache has dropped.
-    """
+    """Layers whose maps, all exact or all `Picture`s, have the same tokens: their indices in the model; whether it is
+    cross attention, and causal, as far as is known; the tokens that a cache has dropped."""
 
     maps: list[Kept]
     layers: list[int]

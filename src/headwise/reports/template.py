@@ -24,10 +24,8 @@ def source(name: str, package: str = "headwise.reports") -> str:
 def document(
     template: str, words: Mapping[str, str], parts: Mapping[str, str], style: str, scripts: Iterable[str], allow: str
 ) -> str:
-    """A template with its words and parts, one style sheet, one script, and the script that sets the theme.
-
-    The policy allows these two scripts, this style sheet and `allow`, and nothing else: text cannot become code.
-    """
+    """A template with its words and parts, one style sheet, one script, and the script that sets the theme. The policy
+    allows these and `allow`, and nothing else: text cannot become code."""
     early, script = source("theme.js"), '"use strict";\n(() => {\n' + "\n".join(scripts) + "})();\n"
     policy = (
         f"default-src 'none'; script-src {digest(early)} {digest(script)}; style-src {digest(style)}; {allow}; "
@@ -38,10 +36,8 @@ def document(
 
 
 def filled(template: str, words: Mapping[str, str], parts: Mapping[str, str]) -> str:
-    """The template with its marks replaced: {{t:name}} by a word, escaped; {{name}} by a part as it is.
-
-    Marks in the inserted text are not replaced.
-    """
+    """The template with its marks replaced: {{t:name}} by a word, escaped; {{name}} by a part as it is. Marks in the
+    inserted text are not replaced."""
     return re.sub(
         r"\{\{(t:)?(\w+)\}\}",
         lambda mark: html.escape(words[mark[2]]) if mark[1] else parts[mark[2]],

@@ -54,26 +54,19 @@ def look_at(
     text: str, subject: LoadedModel, *, title: str = "", cells: int = CELLS, window: int | None = None,
     progress: Progress = ignored,
 ) -> Report:  # fmt: skip
-    """Run the model over the text and report every head: statistics, strongest pattern, maps.
-
-    Texts of at most `cells` tokens get exact maps; longer ones are pooled to that many cells, mean and maximum,
-    without an n×n tensor. A text longer than a causal model was trained on is read in windows of that length that
-    overlap by half; `window` gives another length, 0 reads it whole. Raises TextError if the text is empty, or longer
-    than the model can read.
-    """
+    """Run the model over the text and report every head. Maps of at most `cells` tokens are exact, longer ones pooled
+    without an n×n tensor. window: as in `size_for`."""
     check_length(subject, text)
     reading = subject.read(text)
     measures, places = wanted(known_of(reading), causal=subject.causal), Places(subject.heads)
     size = size_for(subject, len(reading), window)
-    seen = _whole(subject, reading, title, measures, places, cells, progress) if size is None else (
-        _slid(subject, reading, title, size, measures, places, cells, progress)
-    )  # fmt: skip
-    maps, found, shown = seen.maps, seen.look, seen.passage
+    seen = _seen(subject, reading, title, size, measures, places, cells, progress)
+    maps = seen.maps
     progress("roles", 0, 1)
     played = [roles(amap, tokens=seen.ids, pieces=seen.pieces, embeddings=subject.embedding) for amap in maps]
     progress("roles", 1, 1)
     progress("comparing", 0, 1)
-    alike, not_compared = comparisons(found.outputs, maps, places)
+    alike, not_compared = comparisons(seen.look.outputs, maps, places)
     progress("comparing", 1, 1)
     needed, not_measured = importance(subject, reading, places, part(progress, "importance"))
     sizes = [counted("character", len(text))]
@@ -103,7 +96,7 @@ def look_at(
     notes += nonfinite_notes(seen.nonfinite)
     names = [""] * len(maps) if subject.kind == "headwise" else subject.layers
     return Report(
-        title, [shown], statistics(seen.results, names), patterns(played, places), facts, notes,
+        title, [seen.passage], statistics(seen.results, names), patterns(played, places), facts, notes,
         roles=roles_in_words(played, places), comparisons=alike, importance=needed,
     )  # fmt: skip
 
@@ -124,10 +117,8 @@ def with_beside(
     """The report with the maps of a second text, in windows as in `look_at`. Errors as in `check_beside`."""
     reading, places = subject.read(text), Places(subject.heads)
     size = size_for(subject, len(reading), window)
-    seen = _whole(subject, reading, title, [], places, cells, progress) if size is None else (
-        _slid(subject, reading, title, size, [], places, cells, progress)
-    )  # fmt: skip
-    return replace(report, passages=[*report.passages, seen.passage], notes=[*report.notes, message("beside")])
+    shown = _seen(subject, reading, title, size, [], places, cells, progress).passage
+    return replace(report, passages=[*report.passages, shown], notes=[*report.notes, message("beside")])
 
 
 def known_of(reading: TokenizedText) -> Tokens:
@@ -155,10 +146,18 @@ class _Seen:
     nonfinite: Sequence[Mapping[str, Tensor]]
 
 
-def _whole(
-    subject: LoadedModel, reading: TokenizedText, title: str, measures: Sequence[Measure], places: Places, cells: int,
-    progress: Progress,
+def _seen(
+    subject: LoadedModel, reading: TokenizedText, title: str, size: int | None, measures: Sequence[Measure],
+    places: Places, cells: int, progress: Progress,
 ) -> _Seen:  # fmt: skip
+    """Read a text in windows of `size` tokens, or whole."""
+    if size is not None:
+        slid = slide(subject, reading, size, measures, places, cells, progress)
+        ids, pieces = sample(reading, size)
+        found = subject.look(ids)
+        shown = composed_passage(title, slid.means, slid.cell, slid.peaks, side_of(reading))
+        results = [{name: value[None] for name, value in layer.items()} for layer in slid.statistics]
+        return _Seen(results, shown, slid.loss, list(found.maps.values()), found, ids, pieces, slid.nonfinite)
     progress("reading", 0, 1)
     found = subject.look(reading.ids)
     progress("reading", 1, 1)
@@ -172,18 +171,6 @@ def _whole(
     return _Seen(
         results, shown, found.loss, maps, found, reading.ids, reading.pieces, list(map(nonfinite_counts, maps))
     )
-
-
-def _slid(
-    subject: LoadedModel, reading: TokenizedText, title: str, size: int, measures: Sequence[Measure], places: Places,
-    cells: int, progress: Progress,
-) -> _Seen:  # fmt: skip
-    slid = slide(subject, reading, size, measures, places, cells, progress)
-    ids, pieces = sample(reading, size)
-    found = subject.look(ids)
-    shown = composed_passage(title, slid.means, slid.cell, slid.peaks, side_of(reading))
-    results = [{name: value[None] for name, value in layer.items()} for layer in slid.statistics]
-    return _Seen(results, shown, slid.loss, list(found.maps.values()), found, ids, pieces, slid.nonfinite)
 
 
 BATCH = 8  # windows at a time
@@ -204,9 +191,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Slid:
-    """What all windows gave: statistics of each layer, [heads], and the loss in nats per token; pictures of the maps,
-    [layers, heads, P, Q], of squares of `cell` × `cell` tokens: the mean and the largest of the weights within windows.
-    peaks is None if cell is 1. nonfinite: `nonfinite_counts` of each layer."""
+    """What all windows gave: statistics [heads] and `nonfinite_counts` of each layer, the loss in nats per token; of
+    the maps the mean and the largest weights [layers, heads, P, Q] of `cell` × `cell` tokens, no largest if cell is
+    1."""
 
     statistics: list[dict[str, Tensor]]
     loss: float | None
@@ -217,13 +204,8 @@ class Slid:
 
 
 def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | None:
-    """The tokens of a window for a text, None to read it whole.
-
-    Args:
-        window: as the user gave it; None for the length that a causal model was trained on, 0 for the whole text.
-    Raises:
-        ConfigError: if it is too small, too large for the model, or the model is not causal.
-    """
+    """The tokens of a window for a text, None to read it whole. window: as the user gave it; None for the length that a
+    causal model was trained on, 0 for the whole text."""
     window = whole_window(window)
     if window is not None and window != 0 and window < 8:
         raise ConfigError(

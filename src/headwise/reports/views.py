@@ -117,15 +117,8 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def print_report(report: Report, console: Console, *, sort: str | None = None, lang: str | None = None) -> None:
-    """Print the facts, then one row per head with its statistics, each with a bar from the minimum to the maximum of
-    the column, and the strongest pattern; then the notes. Columns that do not fit are listed at the end.
-
-    Args:
-        sort: a statistic to sort by, in descending order with NaN last; by layer and head if None.
-        lang: "en" or "zh"; None for that of the locale.
-    Raises:
-        ConfigError: if `sort` is not a statistic of this report, or for an unknown language.
-    """
+    """Print the facts, a row per head with its statistics, each with a bar between the extremes of its column, and the
+    strongest pattern; then the notes. sort: a statistic, descending with NaN last; by layer and head if None."""
     lang = language_of(lang)
     if sort is not None:
         check_choice("sort", sort, report.statistics)

@@ -36,18 +36,8 @@ def serve(
     lang: str | None = None,
     say: Callable[[str], None],
 ) -> bool:
-    """Serve the viewer of a model on 127.0.0.1, until it is interrupted.
-
-    Args:
-        text: opened at the start, if given. title: its name. port: 0 for any free port.
-        open_browser: also open the page. max_tokens: the longest text. lang: of the page, as in `viewer_page`.
-        say: called with the address, which contains the token that every request requires.
-    Returns:
-        Whether its thread has ended; if not, it is in a computation that cannot be interrupted.
-    Raises:
-        ConfigError: if starlette or uvicorn is not installed, or the port is not available.
-        TextError, TooLong: for an invalid text.
-    """
+    """Serve the viewer of a model on 127.0.0.1, until it is interrupted. say: called with the address, which contains
+    the token. Returns whether its thread has ended; if not, it is in a computation that cannot be interrupted."""
     check_serving(port)
     from headwise.reports.viewer.app import make_app
 

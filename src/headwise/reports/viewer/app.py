@@ -48,10 +48,8 @@ HEAD = 1 << 14  # bytes of a request's head
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP connection with a time limit.
-
-    uvicorn closes idle connections between requests, but waits for the rest of a request without limit.
-    """
+    """uvicorn's HTTP connection with a time limit: uvicorn closes idle connections between requests, but waits for the
+    rest of a request without limit."""
 
     _arrival: asyncio.TimerHandle | None = None
 
@@ -110,11 +108,7 @@ HEADERS = {
 
 
 class Guard:
-    """An application behind a token.
-
-    Args:
-        hosts: accepted values of the Host header, such as "127.0.0.1:8765".
-    """
+    """An application behind a token. hosts: accepted values of the Host header, such as "127.0.0.1:8765"."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: Iterable[str]) -> None:
         self.app, self.token, self.hosts = app, token.encode(), frozenset(hosts)
@@ -180,14 +174,8 @@ SCRIPTS = (
 
 
 def viewer_page(lang: str | None = None) -> str:
-    """The page of `headwise view` as HTML; it reads the server's token from its own address.
-
-    Args:
-        lang: the initial language, "en" or "zh"; None: that of the browser. The reader can change it.
-
-    Raises:
-        ConfigError: for another language.
-    """
+    """The page of `headwise view` as HTML; it reads the server's token from its own address. lang: the initial
+    language; None for that of the browser."""
     if lang is not None:
         check_language(lang)
     table = {name: words(name, "viewer") for name in LANGUAGES}
@@ -221,12 +209,7 @@ log = logging.getLogger(__name__)
 
 
 def make_app(session: Session, token: str, hosts: Iterable[str], lang: str | None = None) -> Guard:
-    """The application, behind its token.
-
-    Args:
-        session: the model and its text. token: required in every request. hosts: accepted values of the Host header.
-        lang: of the page, as in `viewer_page`.
-    """
+    """The application of a session, behind its token. hosts: accepted values of the Host header."""
     api = _Api(session, lang)
     one = "/api/texts/{id}"
     routes = [

@@ -144,11 +144,7 @@ Key = TypeVar("Key")
 
 
 class Workers:
-    """Runs the work of requests in threads.
-
-    Args:
-        threads: the number of threads. queue: the number of waiting requests; further ones get status 503.
-    """
+    """Runs the work of requests in threads. queue: the number of waiting requests; further ones get status 503."""
 
     def __init__(self, threads: int, queue: int) -> None:
         self._threads, self._queue = anyio.CapacityLimiter(threads), queue

@@ -38,12 +38,7 @@ AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Limits:
-    """The maximum length of a text.
-
-    Attributes:
-        tokens, characters: the maximum numbers.
-        why: the reason for the number of tokens, for messages.
-    """
+    """The maximum length of a text, and the reason for the number of tokens, for messages."""
 
     tokens: int
     characters: int
@@ -90,14 +85,8 @@ Head = tuple[int, int]  # layer, head
 
 
 class Text:
-    """A text, its results so far, and its state: reading, ready, failed or cancelled.
-
-    Attributes are written by the worker thread only, and replaced rather than changed, so that the server reads them
-    without a lock.
-
-    Attributes:
-        heads: the maps of the computed layers. pyramids: the levels of the pooled heads, in this order.
-    """
+    """A text, its results so far, and its state. Attributes are written by the worker thread only, and replaced rather
+    than changed, so that the server reads them without a lock."""
 
     def __init__(self, subject: LoadedModel, reading: TokenizedText, title: str, levels: Levels) -> None:
         self.id = secrets.token_urlsafe(9)
@@ -107,7 +96,7 @@ class Text:
         self.done, self.of = 0, 1
         self.heads: dict[Head, AttentionMap] = {}
         self.pyramids: dict[Head, HeadPyramid] = {}
-        self.statistics: dict[str, dict[str, Any]] = {}
+        self.statistics: dict[str, dict[str, Any]] = {}  # words in each language, values [layers][heads], None for NaN
         self.warnings: list[Message] = []
         self.n = len(reading)
         self._lock = threading.Lock()
@@ -139,13 +128,14 @@ class Text:
 
     def add_layer(self, layer: int, amap: AttentionMap) -> None:
         """Add the map and the statistics of the next layer."""
-        self.statistics = with_layer(self.statistics, amap)
+        measured = (amap.measured or {}).items()
+        before: dict[str, list[Any]] = {name: one["values"] for name, one in self.statistics.items()}
+        self.statistics = {
+            name: {"words": words_of(name), "values": [*before.get(name, []), [_number(x) for x in found[0].tolist()]]}
+            for name, found in measured
+        }
         self.warnings = [*self.warnings, *nonfinite_remarks(layer, nonfinite_counts(amap))]
         self.heads = {**self.heads, **{(layer, head): amap.head(0, head) for head in range(amap.shape[1])}}
-
-    def add_pyramid(self, place: Head, pyramid: HeadPyramid) -> None:
-        """Add the pyramid of the next head."""
-        self.pyramids = {**self.pyramids, place: pyramid}
 
     def _end(self, state: str, error: Message | None = None) -> None:
         with self._lock:
@@ -221,15 +211,6 @@ class Text:
         return found, False
 
 
-def with_layer(so_far: dict[str, dict[str, Any]], amap: AttentionMap) -> dict[str, dict[str, Any]]:
-    """The statistics with one more layer: name → words in each language, values [layers][heads] (None for NaN)."""
-    found = {}
-    for name, measured in (amap.measured or {}).items():
-        before = so_far[name]["values"] if so_far else []
-        found[name] = {"words": words_of(name), "values": [*before, [_number(x) for x in measured[0].tolist()]]}
-    return found
-
-
 def words_of(name: str) -> dict[str, dict[str, str]]:
     """The label, description and unit of a statistic in each language."""
     found = {lang: describe(name, lang) for lang in LANGUAGES}
@@ -272,9 +253,8 @@ class Reader:
         text.add_layer(layer, amap)
         for head in range(amap.shape[1]):
             self._progress("drawing", 0)
-            text.add_pyramid(
-                (layer, head), head_pyramid(text.heads[layer, head], text.levels, self._drawn, text.wanted)
-            )
+            pyramid = head_pyramid(text.heads[layer, head], text.levels, self._drawn, text.wanted)
+            text.pyramids = {**text.pyramids, (layer, head): pyramid}
             self._done += DRAW * text.n
         self._layer = layer + 1
         self._progress("reading", 0)
@@ -315,11 +295,7 @@ REMEMBERED = 16  # texts whose state can still be requested
 
 
 class TooLong(HeadwiseError):
-    """A text with more tokens or characters than the limit.
-
-    Attributes:
-        says: the message.
-    """
+    """A text with more tokens or characters than the limit."""
 
     def __init__(self, says: Message) -> None:
         super().__init__(says)
@@ -327,11 +303,7 @@ class TooLong(HeadwiseError):
 
 
 class Session:
-    """A loaded model and the text that it computes.
-
-    Args:
-        subject: the loaded model. max_tokens: the longest text. budget: bytes of the pyramids of all heads.
-    """
+    """A loaded model and the text that it computes. budget: bytes of the pyramids of all heads."""
 
     def __init__(self, subject: LoadedModel, *, max_tokens: int = MAX_TOKENS, budget: int = BUDGET) -> None:
         self.subject, self.budget = subject, budget
@@ -345,11 +317,7 @@ class Session:
         self._thread.start()
 
     def open(self, text: str, title: str = "") -> Text:
-        """Start to compute a text, and cancel the previous one.
-
-        Raises:
-            TextError: if it is empty or not valid text. TooLong: with the limit and its reason.
-        """
+        """Start to compute a text, and cancel the previous one. TextError or TooLong if it cannot be read."""
         limits = self.limits
         most: dict[str, Any] = {"characters": limits.characters, "tokens": limits.tokens, "why": limits.why}
         if len(text) > limits.characters:

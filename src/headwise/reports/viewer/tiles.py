@@ -28,10 +28,8 @@ LARGEST_SIDE = (1 << 16) - 1
 
 
 def encode(maps: np.ndarray) -> bytes:
-    """Maps [count, rows, cols], encoded; non-finite values become NaN.
-
-    An error is at most 2⁻¹¹ of the distance to the smallest weight, and 2⁻²⁵ of the range near it.
-    """
+    """Maps [count, rows, cols], encoded; non-finite values become NaN. An error is at most 2⁻¹¹ of the distance to the
+    smallest weight, and 2⁻²⁵ of the range near it."""
     if maps.ndim != 3 or max(maps.shape[1:]) > LARGEST_SIDE:
         raise ShapeError(f"maps: expected [count, rows, cols], each side at most {LARGEST_SIDE}, got {maps.shape}")
     count, rows, cols = maps.shape
@@ -85,16 +83,9 @@ def tile_spans(n: int, m: int, cell: int, row: int, col: int) -> tuple[Span, Spa
 
 
 def rectangle(head: AttentionMap, rows: Span, cols: Span, cell: int, wanted: Wanted = always) -> Squares:
-    """Weights of the rectangle in squares of `cell` × `cell`, each [⌈rows/cell⌉, ⌈cols/cell⌉]: the mean over the pairs
-    that the mask allows, the largest weight (both NaN where it allows none), and the number of allowed pairs.
-
-    Args:
-        head: the map of one head, as returned by `AttentionMap.head`.
-        rows, cols: queries and keys; the squares begin at the first of each.
-        wanted: called regularly.
-    Raises:
-        Unwanted: if `wanted` returns False.
-    """
+    """Weights of a head in squares of `cell` × `cell`, each [⌈rows/cell⌉, ⌈cols/cell⌉]: the mean over the pairs that
+    the mask allows, the largest (both NaN where it allows none), the number of pairs. Unwanted if `wanted` returns
+    False."""
 
     def check(*_: str | int) -> None:
         if not wanted():
@@ -143,10 +134,8 @@ class Levels:
 
 
 def choose_levels(n: int, heads: int, causal: bool, budget: int = BUDGET) -> Levels:
-    """The levels with the finest base whose tiles, for all heads and both poolings, take at most `budget` bytes.
-
-    They are chosen before the model runs, when windows, which would need less, are not known yet.
-    """
+    """The levels with the finest base whose tiles, for all heads and both poolings, take at most `budget` bytes; before
+    the model runs, when windows, which would need less, are not known yet."""
     coarsest = 1
     while n > LEAST_CELLS * coarsest:
         coarsest *= 2
@@ -177,12 +166,7 @@ def _tiles(n: int, m: int, cell: int) -> list[tuple[int, int]]:
 
 
 class HeadPyramid:
-    """One head's levels.
-
-    Attributes:
-        levels: the cell sizes.
-        size: bytes held.
-    """
+    """One head's levels, by the sizes of their cells."""
 
     def __init__(self, levels: Levels, tiles: dict[tuple[str, int, int, int], bytes]) -> None:
         self.levels, self._held = levels, tiles
@@ -209,13 +193,8 @@ class HeadPyramid:
 def head_pyramid(
     head: AttentionMap, levels: Levels, progress: Progress | None = None, wanted: Wanted = always
 ) -> HeadPyramid:
-    """All levels of one head, in one pass over its map.
-
-    Args:
-        head: the map of one head, as returned by `AttentionMap.head`.
-        progress: called with the rows done and the total.
-        wanted: called between bands of rows; Unwanted is raised if it returns False.
-    """
+    """All levels of one head, in one pass over its map. progress: called with the rows done and the total. Unwanted if
+    `wanted` returns False between bands of rows."""
     n, m, base = levels.n, levels.m, levels.base
     bands = []
     step = max(1, LEVELS_BAND // max(1, m) // base) * base
