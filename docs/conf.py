@@ -10,7 +10,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 from headwise import __version__
-from headwise_textbook.guide.registry import topics
+from headwise_textbook.topics import topics
 
 HERE = Path(__file__).parent
 project, author, version = "headwise", "headwise", __version__

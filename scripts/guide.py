@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 
 from headwise.base import write_text
-from headwise_textbook.guide.book import table
-from headwise_textbook.guide.outputs import code_hash, output
-from headwise_textbook.guide.pages import LANGUAGES, page, stored_output, with_output
-from headwise_textbook.guide.registry import find_topic, topics
+from headwise_textbook.places import table
+from headwise_textbook.topics import LANGUAGES, code_hash, find_topic, output, page, stored_output, topics, with_output
 
 FOLDER = Path(__file__).parent.parent / "docs" / "guide"
 

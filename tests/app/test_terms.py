@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headwise_textbook.guide.prose import wrapped_off
+from headwise_textbook.tour import wrapped_off
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "src" / "headwise", ROOT / "textbook" / "src" / "headwise_textbook"]

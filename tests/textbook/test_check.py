@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from commands import Command
-from headwise_textbook.guide.grading import process
-from headwise_textbook.guide.grading.grade import Grade, grade, lines
-from headwise_textbook.guide.registry import find_exercise
+from headwise_textbook.exercises import grade as grading
+from headwise_textbook.exercises.grade import Grade, grade, lines
+from headwise_textbook.topics import find_exercise
 
 EXERCISE = find_exercise("split-heads")
 RIGHT = "def split_heads(x, h):\n    return x.view(*x.shape[:2], h, -1).transpose(1, 2)\n"
@@ -96,7 +96,7 @@ def f(kept, answers):
     return [tried(action) for action in (
         lambda: os.remove(kept), lambda: shutil.rmtree(os.path.dirname(kept)), lambda: open(kept, "w"),
         lambda: os.rename(kept, "here"), lambda: open(kept).read(), lambda: open(answers).read(),
-        lambda: __import__("headwise_textbook.guide.exercises.one"), lambda: open("/usr/mine", "w"),
+        lambda: __import__("headwise_textbook.exercises.one"), lambda: open("/usr/mine", "w"),
         lambda: open(os.path.join(os.path.dirname(headwise.__file__), "mine"), "w"), fill,
         lambda: socket.create_connection(("127.0.0.1", 22), 1), os.fork, detached,
         threading.Thread(target=print).start, lambda: open("/etc/passwd"), lambda: os.setuid(0),
@@ -107,9 +107,9 @@ def f(kept, answers):
 def test_code_is_kept_from_files_network_and_other_processes(tmp_path: Path):
     kept = tmp_path / "kept.txt"
     kept.write_text("mine")
-    answers = Path(process.__file__).parents[1] / "exercises" / "one.py"
+    answers = Path(grading.__file__).parent / "one.py"
     assert answers.is_file()
-    with process.Sandbox(HOSTILE, "a.py", "f", seconds=20.0) as sandbox:
+    with grading.Sandbox(HOSTILE, "a.py", "f", seconds=20.0) as sandbox:
         if sandbox.together:
             pytest.skip(sandbox.together)
         said = sandbox(str(kept), str(answers))
@@ -125,7 +125,7 @@ def test_without_namespaces_the_program_runs_with_the_reason_and_the_same_end(tm
     folder.mkdir()
     program = [sys.executable, "-S", "-c", "import os; print(os.environ['HEADWISE_APART'], os.getcwd()); os._exit(7)"]
     task = {"folder": str(folder), "shown": [], "hidden": ["/no/such/folder"], "program": program}
-    command = [sys.executable, "-I", "-S", str(Path(process.__file__).parent / "apart.py"), json.dumps(task)]
+    command = [sys.executable, "-I", "-S", str(Path(grading.__file__).parent / "apart.py"), json.dumps(task)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 7, done.stderr
     assert done.stdout.endswith(f" {folder}\n")

@@ -32,45 +32,35 @@ from headwise_textbook.claims import (
     Claim,
     Finding,
     Verdict,
-    blocks,
     capacity,
     choose,
-    counts,
-    definitions,
-    demonstration,
-    forms,
-    functions,
-    identities,
-    learnt,
+    designs,
+    formulas,
     located,
-    memory,
     model,
-    parameters,
-    places,
     print_findings,
-    printed,
     run,
-    scaling,
-    tasks,
+    sizes,
     to_json,
     to_markdown,
-    trainings,
+    training,
 )
-from headwise_textbook.claims.claim import claim as claimed, entries
-from headwise_textbook.claims.evidence import (
+from headwise_textbook.claims.claim import (
+    GROUPS,
     Check,
     Role,
     at_least,
     at_most,
     both,
+    claim as claimed,
     difference,
+    entries,
     equal,
     judge,
     number,
     same,
 )
-from headwise_textbook.claims.registry import GROUPS, grouped
-from headwise_textbook.claims.samples import layer, normal
+from headwise_textbook.claims.model import layer, normal
 from headwise_textbook.claims.show import summary
 from headwise_textbook.texts import TEXTS, Place, everything
 
@@ -103,9 +93,14 @@ def test_measurement_gives_the_expected_verdict(claim: Claim) -> None:
     assert found.shown
     assert found.controls
     for control in found.controls:  # forced the other way: the control's case gives what the claim's own case gave
-        forced = [control.forced() if check is control else check for check in found.checks]
-        assert not control.forced().held, f"{control.text} does not reject {control.instead}"
-        assert judge(forced) is Verdict.UNDECIDED
+        checks = [forced(control) if check is control else check for check in found.checks]
+        assert not forced(control).held, f"{control.text} does not reject {control.instead}"
+        assert judge(checks) is Verdict.UNDECIDED
+
+
+def forced(control: Check) -> Check:
+    assert control.instead is not None
+    return replace(control, value=control.instead)
 
 
 def test_every_claim_says_what_it_is() -> None:
@@ -136,14 +131,12 @@ def test_every_claim_has_its_words_in_chinese() -> None:
             assert not is_chinese(words.replace("天子", "").replace("鳳閣", "")), (claim.id, words)
         assert claim.statement.zh.endswith("。")
         assert claim.note.zh.endswith("。")
-    assert all(is_chinese(title.zh) for title in grouped())
+    assert all(is_chinese(title.zh) for title in GROUPS.values())
     assert all(is_chinese(verdict.words.zh) for verdict in Verdict)
 
 
 def test_every_entry_has_its_function() -> None:
-    for title, module in GROUPS.items():
-        package, _, group = module.__name__.rpartition(".")
-        assert [*entries(package, group)] == [claim.id for claim in grouped()[title]]
+    assert [*entries()] == [claim.id for claim in ALL]
 
 
 def idle() -> list[Check]:
@@ -151,8 +144,7 @@ def idle() -> list[Check]:
 
 
 def test_a_claim_without_an_entry_is_refused() -> None:
-    idle.__module__ = "headwise_textbook.claims.counts"
-    with pytest.raises(ConfigError, match=r"claim 'idle': counts.toml has no entry of it"):
+    with pytest.raises(ConfigError, match=r"claim 'idle': no TOML file of a group has an entry of it"):
         claimed(idle)
 
 
@@ -175,7 +167,7 @@ def test_a_claim_without_a_control_is_refused() -> None:
 def test_a_control_rejects_the_number_of_the_claims_own_case() -> None:
     control = at_least(("error of another formula", "另一公式的误差"), 0.3, 0.01).control(1e-16)
     assert control.held
-    assert not control.forced().held
+    assert not forced(control).held
     vain = at_least(("error of another formula", "另一公式的误差"), 0.3, 0.01).control(0.2)
     assert not vain.held
     assert vain.text == "error of another formula: 0.3 ≥ 0.01, but so is 0.2"
@@ -184,10 +176,10 @@ def test_a_control_rejects_the_number_of_the_claims_own_case() -> None:
 
 
 def test_every_group_has_claims_and_is_registered() -> None:
-    folder = Path(counts.__file__).parent
-    with_claims = {path.stem for path in folder.glob("*.py") if re.search(r"^@claim$", path.read_text(), re.M)}
-    assert {module.__name__.rpartition(".")[2] for module in GROUPS.values()} == with_claims
-    assert all(grouped().values())
+    folder = Path(sizes.__file__).parent
+    marked = sum(len(re.findall(r"^@claim$", path.read_text("utf-8"), re.M)) for path in folder.glob("*.py"))
+    assert marked == len(ALL)
+    assert {path.stem for path in folder.glob("*.toml")} == {claim.group for claim in ALL} == set(GROUPS)
 
 
 def test_every_equation_of_the_treatment_is_there() -> None:
@@ -318,79 +310,79 @@ def _sliced(design: str, *sizes: int, **options: Any) -> Any:
 
 ALTERNATING = itertools.cycle((1.0, 2.0))  # another factor at each call
 BROKEN: list[tuple[str, Any, str, Any]] = [
-    ("attention-formula", definitions, "attend", _louder),
+    ("attention-formula", formulas, "attend", _louder),
     ("multi-head-formula", MultiHeadAttention, "output", _shifted(MultiHeadAttention.output)),
     ("per-head-projection", PerHeadAttention, "output", _shifted(PerHeadAttention.output)),
     ("per-head-projection", PerHeadAttention, "project", _shifted(PerHeadAttention.project)),
     ("output-mixes-heads", MultiHeadAttention, "output", lambda self, concat: concat),
     ("output-sums-heads", MultiHeadAttention, "output", lambda self, c: self.o_proj(c) ** 2),
-    ("one-step-path", definitions, "Causal", lambda: None),
-    ("scaling-keeps-gradients", scaling, "normal", lambda *shape, seed: 0.01 * normal(*shape, seed=seed)),
-    ("four-d-squared", parameters, "_size", lambda module: 4 * 48**2),
-    ("gpt-2-small-layer", parameters, "standard", lambda d, h, bias=False: torch.nn.Linear(d, 3 * d)),
-    ("head-size-table", parameters, "PUBLISHED", {"one": (768, 12, 64)}),
-    ("width-divides-by-heads", parameters, "_accepts", lambda width, heads: True),
-    ("multi-head-has-more", parameters, "standard", lambda d, h: MultiHeadAttention(d, h, head_dim=d)),
-    ("llama-2-uses-gqa", parameters, "_sharing", lambda name: 8.0),
-    ("same-cost-for-any-h", counts, "_attention_flops", lambda n, d, h: 4 * n * n * d // h),
-    ("cost-grows-with-heads", counts, "_attention_flops", lambda n, d, h: 4 * n * n * d * h),
-    ("n-squared-at-n-near-d", counts, "_attention_flops", lambda n, d, h: 9 * n * n * d),
-    ("splitting-lowers-cost", counts, "_attention_flops", lambda n, d, h: 4 * n * n * d // h),
+    ("one-step-path", formulas, "Causal", lambda: None),
+    ("scaling-keeps-gradients", formulas, "normal", lambda *shape, seed: 0.01 * normal(*shape, seed=seed)),
+    ("four-d-squared", sizes, "size_of", lambda module: 4 * 48**2),
+    ("gpt-2-small-layer", sizes, "standard", lambda d, h, bias=False: torch.nn.Linear(d, 3 * d)),
+    ("head-size-table", sizes, "PUBLISHED", {"one": (768, 12, 64)}),
+    ("width-divides-by-heads", sizes, "_accepts", lambda width, heads: True),
+    ("multi-head-has-more", sizes, "standard", lambda d, h: MultiHeadAttention(d, h, head_dim=d)),
+    ("llama-2-uses-gqa", sizes, "_sharing", lambda name: 8.0),
+    ("same-cost-for-any-h", sizes, "_attention_flops", lambda n, d, h: 4 * n * n * d // h),
+    ("cost-grows-with-heads", sizes, "_attention_flops", lambda n, d, h: 4 * n * n * d * h),
+    ("n-squared-at-n-near-d", sizes, "_attention_flops", lambda n, d, h: 9 * n * n * d),
+    ("splitting-lowers-cost", sizes, "_attention_flops", lambda n, d, h: 4 * n * n * d // h),
     ("complexity", MultiHeadAttention, "output", lambda self, c: self.o_proj(self.o_proj(c))),
-    ("score-memory", memory, "_kept", lambda run: 8 * 2 * 128 * 32 + 8 * 128 * 128),
-    ("memory-n-squared", memory, "formula_of", lambda q, k, v: attend(q, k, v, kernel="torch_blocks")),
-    ("blockwise-is-exact", memory, "attend", lambda q, k, v, *, kernel="auto", **o: attend(
+    ("score-memory", sizes, "_kept", lambda run: 8 * 2 * 128 * 32 + 8 * 128 * 128),
+    ("memory-n-squared", sizes, "formula_of", lambda q, k, v: attend(q, k, v, kernel="torch_blocks")),
+    ("blockwise-is-exact", sizes, "attend", lambda q, k, v, *, kernel="auto", **o: attend(
         q * (1.0 + 1e-3 * (kernel == "torch_blocks")), k, v, kernel=kernel, **o)),
-    ("mixed-precision", memory, "attend", lambda q, k, v, **o: attend(q, k, v, **o) + 0.1 * (q.dtype.itemsize < 4)),
+    ("mixed-precision", sizes, "attend", lambda q, k, v, **o: attend(q, k, v, **o) + 0.1 * (q.dtype.itemsize < 4)),
     ("kv-cache", KVCache, "take", _forgetful),
     ("shared-keys-cache", KVCache, "nbytes", 1000),
-    ("mqa-parameters", parameters, "_size", lambda module: sum(p.numel() for p in module.parameters()) + 1),
-    ("normalised-tokens", blocks.nn.LayerNorm, "forward", lambda self, x: x),
-    ("residual-norm", blocks, "_gradient_left", lambda depth, residual, norm: 0.9**depth),
-    ("block-diagonal", blocks, "layer", _sliced),
+    ("mqa-parameters", sizes, "size_of", lambda module: sum(p.numel() for p in module.parameters()) + 1),
+    ("normalised-tokens", designs.nn.LayerNorm, "forward", lambda self, x: x),
+    ("residual-norm", designs, "_gradient_left", lambda depth, residual, norm: 0.9**depth),
+    ("block-diagonal", designs, "layer", _sliced),
     ("sparse-heads", SparseHeadMixture, "route", _overweighted(SparseHeadMixture.route)),
-    ("sparse-heads", forms, "_heads_required", lambda: 0.25),
-    ("group-maps-fold", forms, "_mlp", lambda module, z: z),
+    ("sparse-heads", designs, "_heads_required", lambda: 0.25),
+    ("group-maps-fold", designs, "_mlp", lambda module, z: z),
     ("heads-as-experts", SparseHeadMixture, "route", _overweighted(SparseHeadMixture.route)),
     ("head-mixing", HeadMixingAttention, "mix", _shifted(HeadMixingAttention.mix)),
-    ("d-k-bounds-rank", capacity, "_rank", lambda matrix: 61),
+    ("d-k-bounds-rank", capacity, "rank", lambda matrix: 61),
     ("d-k-bounds-information", capacity, "attend", lambda q, k, v, *, scale, **o: attend(
         q, k, v, scale=1e-6 * scale, **o)),
     ("one-head-every-pattern", capacity, "attend", _louder),
     ("many-heads-beat-one", capacity, "_one_head_misses", lambda x, target: 1e-9),
     ("many-heads-beat-one", capacity, "_attended", lambda p, x: x),
-    ("low-rank-bottleneck", tasks, "_copying_missed", lambda d: 0.9),
-    ("more-heads-learn-more", tasks, "_trained_missed", lambda h, patterns=2: [0.01] * 301),
-    ("more-heads-learn-more", tasks, "standard", lambda d, h: MultiHeadAttention(d, 1)),
+    ("low-rank-bottleneck", capacity, "_copying_missed", lambda d: 0.9),
+    ("more-heads-learn-more", capacity, "_trained_missed", lambda h, patterns=2: [0.01] * 301),
+    ("more-heads-learn-more", capacity, "standard", lambda d, h: MultiHeadAttention(d, 1)),
     ("head-output-is-limited", capacity, "_distinguished", lambda n: 2),
     ("head-output-is-limited", capacity, "_sharpness", lambda n: 1e-3),
     ("head-output-is-limited", capacity, "_rank_of_sum", lambda model: 32),
     ("basis-functions", MultiHeadAttention, "output", lambda self, c: self.o_proj(c).tanh()),
-    ("attention-is-convolution", places, "from_conv1d", lambda conv, sharpness=1.0: _conv(conv, 1.0)),
-    ("convolution-is-a-limit", places, "attend", lambda q, k, v, *, scale: attend(q, k, v, scale=0.5 * scale)),
-    ("equal-heads-stay-equal", learnt, "_apart_in_training", lambda noise, **more: [noise] * 301),
-    ("outputs-are-dissimilar", learnt, "_turned", lambda heads, w: (heads, w)),
-    ("heads-have-subspaces", learnt, "_subspaces", lambda decoder: (32, 256, 0.01)),
-    ("output-replaces", blocks, "difference", lambda one, other: 0.0),
-    ("row-stacking", printed, "difference", lambda one, other: 0.0),
-    ("projects-twice", printed, "difference", lambda one, other: 0.0),
-    ("listing-transposes", printed, "_tokens_read", lambda x, w, transposed: 100),
-    ("head-is-a-kernel", functions, "normal", lambda *shape, seed=0: normal(*shape)),
-    ("degrees-of-freedom", functions, "_freedom", lambda weights, at: 7),
-    ("approximates-everything", functions, "_missed", lambda module, n, target: 0.01),
-    ("easier-to-train", trainings,
-     "pupils", lambda h: [trainings.Pupil(model.trained().decoder, (1.0,) * 300, 1.0)] * 3),
-    ("phrases-attend", demonstration, "_weights_after", lambda seed: torch.full((4, 137, 137), 0.05)),
-    ("entropy-without-weights", identities, "attend", _louder),
-    ("effective-keys-from-lse", identities, "attend", _louder),
-    ("received-mass-gradient", identities, "attend", _louder),
+    ("attention-is-convolution", designs, "from_conv1d", lambda conv, sharpness=1.0: _conv(conv, 1.0)),
+    ("convolution-is-a-limit", designs, "attend", lambda q, k, v, *, scale: attend(q, k, v, scale=0.5 * scale)),
+    ("equal-heads-stay-equal", training, "_apart_in_training", lambda noise, **more: [noise] * 301),
+    ("outputs-are-dissimilar", training, "_turned", lambda heads, w: (heads, w)),
+    ("heads-have-subspaces", training, "_subspaces", lambda decoder: (32, 256, 0.01)),
+    ("output-replaces", designs, "difference", lambda one, other: 0.0),
+    ("row-stacking", designs, "difference", lambda one, other: 0.0),
+    ("projects-twice", designs, "difference", lambda one, other: 0.0),
+    ("listing-transposes", designs, "_tokens_read", lambda x, w, transposed: 100),
+    ("head-is-a-kernel", capacity, "normal", lambda *shape, seed=0: normal(*shape)),
+    ("degrees-of-freedom", capacity, "_freedom", lambda weights, at: 7),
+    ("approximates-everything", capacity, "_missed", lambda module, n, target: 0.01),
+    ("easier-to-train", training,
+     "pupils", lambda h: [training.Pupil(model.trained().decoder, (1.0,) * 300, 1.0)] * 3),
+    ("phrases-attend", training, "_weights_after", lambda seed: torch.full((4, 137, 137), 0.05)),
+    ("entropy-without-weights", formulas, "attend", _louder),
+    ("effective-keys-from-lse", formulas, "attend", _louder),
+    ("received-mass-gradient", formulas, "attend", _louder),
     ("importance-from-gradient", MultiHeadAttention, "output", lambda self, c, factor=ALTERNATING: (
         self.o_proj(c) * next(factor))),
-    ("weights-are-an-operator", identities, "attend", _louder),
+    ("weights-are-an-operator", formulas, "attend", _louder),
     ("key-bias-does-nothing", MultiHeadAttention, "output", lambda self, c: self.o_proj(c) + self.k_proj.bias),
-    ("entropy-has-a-floor", identities, "_floor", lambda t, sigma: 0.0),
-    ("entropy-has-a-floor", identities, "_floor", lambda t, sigma: math.log(t)),
-    ("torch-tells-lse", identities, "_weights", lambda q, k: torch.softmax(q @ k.mT, -1)),
+    ("entropy-has-a-floor", formulas, "_floor", lambda t, sigma: 0.0),
+    ("entropy-has-a-floor", formulas, "_floor", lambda t, sigma: math.log(t)),
+    ("torch-tells-lse", formulas, "_weights", lambda q, k: torch.softmax(q @ k.mT, -1)),
 ]  # fmt: skip
 
 
@@ -551,7 +543,7 @@ def test_command_runs_the_claims_it_is_given(headwise: Command) -> None:
 def test_command_fails_if_a_verdict_is_not_the_expected_one(
     headwise: Command, form: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parameters, "_size", lambda module: 1)
+    monkeypatch.setattr(sizes, "size_of", lambda module: 1)
     code, out, _ = headwise("claims", "--only", "mqa-parameters,splitting", *form)
     assert code == 1
     assert form == ["--json"] or "Not as expected: mqa-parameters." in out

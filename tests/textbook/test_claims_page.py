@@ -13,7 +13,7 @@ import pytest
 
 from headwise.errors import ConfigError
 from headwise.wording import Bilingual
-from headwise_textbook.claims import Finding, choose, page, parameters, run, write_page
+from headwise_textbook.claims import Finding, choose, run, show, sizes, write_page
 from headwise_textbook.claims.show import by_group
 from headwise_textbook.curves import Curve
 
@@ -87,7 +87,7 @@ def test_every_claim_is_there_with_all_that_was_found(found, tmp_path):
 
 
 def test_every_curve_is_drawn_and_linked(found):
-    reader = read(page.to_html(found))
+    reader = read(show.to_html(found))
     curves = sum(len(one.curves) for one in found)
     figures = [attributes["id"] for tag, attributes in reader.tags if tag == "figure"]
     targets = [a["href"][1:] for tag, a in reader.tags if tag == "a" and a["href"].startswith("#plot-")]
@@ -98,7 +98,7 @@ def test_every_curve_is_drawn_and_linked(found):
 
 
 def test_nothing_is_loaded_and_nothing_runs(found):
-    text = page.to_html(found)
+    text = show.to_html(found)
     reader = read(text)
     assert not {"script", "link", "img", "iframe", "object", "image", "use"} & {tag for tag, _ in reader.tags}
     for tag, attributes in reader.tags:
@@ -117,14 +117,14 @@ def test_what_a_claim_says_is_text(found):
     hostile = replace(one.claim, statement=text, formula=text, also=text, control=text, note=text, places=places)
     checks = tuple(replace(check, what=text) for check in one.checks)
     curve = Curve.of(HOSTILE, HOSTILE, HOSTILE, {HOSTILE: {1: 1.0, 2: 2.0}})
-    reader = read(page.to_html([Finding(hostile, checks, 1.0, (curve,))]))
+    reader = read(show.to_html([Finding(hostile, checks, 1.0, (curve,))]))
     assert not {"script", "img"} & {tag for tag, _ in reader.tags}
     assert HOSTILE in reader.rows[one.claim.id]
 
 
 @pytest.mark.thorough
 def test_the_page_in_chinese_has_no_english_words_of_its_own(found):
-    text = page.to_html(found, "zh")
+    text = show.to_html(found, "zh")
     reader = read(text)
     for one in found:
         row = flat(reader.rows[one.claim.id])
@@ -140,9 +140,9 @@ def test_the_page_in_chinese_has_no_english_words_of_its_own(found):
 
 def test_a_contradiction_is_told(found):
     wrong = replace(found[0], claim=replace(found[0].claim, expected=found[1].verdict))
-    reader = read(page.to_html([wrong, *found[1:]]))
+    reader = read(show.to_html([wrong, *found[1:]]))
     assert "expected: does not hold" in reader.rows["splitting"]
-    assert "Not as expected: splitting." in page.to_html([wrong, *found[1:]])
+    assert "Not as expected: splitting." in show.to_html([wrong, *found[1:]])
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def test_code_is_linked_where_the_project_says_where_it_is(found, monkeypatch, l
             return lines
 
     monkeypatch.setattr(metadata, "metadata", lambda name: Installed())
-    assert page.repository() == url
-    links = [a["href"] for tag, a in read(page.to_html(found)).tags if tag == "a" and a.get("class") == "code"]
+    assert show.repository() == url
+    links = [a["href"] for tag, a in read(show.to_html(found)).tags if tag == "a" and a.get("class") == "code"]
     assert len(links) == (len(found) if url else 0)
     if url:
         claim = found[0].claim
-        assert links[0] == f"{url}/blob/main/textbook/src/headwise_textbook/claims/definitions.py#L{claim.line}"
-        root = Path(page.__file__).parents[4]
+        assert links[0] == f"{url}/blob/main/textbook/src/headwise_textbook/claims/formulas.py#L{claim.line}"
+        root = Path(show.__file__).parents[4]
         lines_there = (root / claim.code).read_text(encoding="utf-8").splitlines()
         named = next(line for line in lines_there[claim.line - 1 :] if line.startswith("def "))
         assert named.startswith(f"def {claim.function}(")
@@ -179,7 +179,7 @@ def test_a_folder_is_refused_and_an_old_page_stays_if_writing_fails(found, tmp_p
         write_page(found, tmp_path)
     path = tmp_path / "page.html"
     path.write_text("old", encoding="utf-8")
-    monkeypatch.setattr(page, "to_html", lambda findings, lang: 1 / 0)
+    monkeypatch.setattr(show, "to_html", lambda findings, lang: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_page(found, path)
     assert path.read_text(encoding="utf-8") == "old"
@@ -211,7 +211,7 @@ def test_command_takes_all_claims_where_none_is_named(headwise, tmp_path, monkey
 
 
 def test_command_writes_the_page_also_if_a_verdict_is_not_the_expected_one(headwise, tmp_path, monkeypatch):
-    monkeypatch.setattr(parameters, "_size", lambda module: 1)
+    monkeypatch.setattr(sizes, "size_of", lambda module: 1)
     code, _, _ = headwise("claims", "--only", "mqa-parameters", "--html", str(tmp_path / "claims.html"))
     assert code == 1
     assert "Not as expected: mqa-parameters." in (tmp_path / "claims.html").read_text(encoding="utf-8")
@@ -252,7 +252,7 @@ addEventListener("load", () => {
 @pytest.mark.parametrize("width", [500, 1400])
 def test_page_in_a_browser_shows_what_is_chosen_in_both_themes(found, new_page, tmp_path, width):
     code = base64.b64encode(hashlib.sha256(LOOK.encode()).digest()).decode()
-    text = page.to_html(found).replace("default-src 'none'; ", f"default-src 'none'; script-src 'sha256-{code}'; ", 1)
+    text = show.to_html(found).replace("default-src 'none'; ", f"default-src 'none'; script-src 'sha256-{code}'; ", 1)
     path = tmp_path / "page.html"
     path.write_text(text.replace("</body>", f"<script>{LOOK}</script></body>"), encoding="utf-8")
     tab = new_page(width=width, height=1200)

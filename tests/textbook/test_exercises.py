@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from commands import Command
-from headwise_textbook.guide.grading.child import decoded, encoded
-from headwise_textbook.guide.grading.compare import difference
-from headwise_textbook.guide.grading.draw import Draw
-from headwise_textbook.guide.grading.grade import grade, lines
-from headwise_textbook.guide.registry import exercises, find_exercise, topics
+from headwise_textbook.exercises import Draw
+from headwise_textbook.exercises.child import decoded, encoded
+from headwise_textbook.exercises.grade import difference, grade, lines
+from headwise_textbook.topics import exercises, find_exercise, topics
 
 
 @pytest.mark.parametrize("name", exercises())

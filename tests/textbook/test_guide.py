@@ -11,18 +11,14 @@ import pytest
 from commands import Command
 from headwise.errors import ConfigError
 from headwise.wording import LANGUAGES, Bilingual
+from headwise_textbook import topics as guide
 from headwise_textbook.claims import Verdict
-from headwise_textbook.guide import registry
-from headwise_textbook.guide.book import rows, table
-from headwise_textbook.guide.exercises import SOLUTIONS, Exercise
-from headwise_textbook.guide.grading.child import decoded, encoded
-from headwise_textbook.guide.grading.compare import difference
-from headwise_textbook.guide.grading.draw import Draw
-from headwise_textbook.guide.outputs import code_hash, output
-from headwise_textbook.guide.pages import cell, claims_of, stored_output
-from headwise_textbook.guide.registry import exercises, register, topics
-from headwise_textbook.guide.sections import SHOWN
+from headwise_textbook.exercises import SOLUTIONS, Draw, Exercise
+from headwise_textbook.exercises.child import decoded, encoded
+from headwise_textbook.exercises.grade import difference
+from headwise_textbook.places import SHOWN, rows, table
 from headwise_textbook.texts import everything
+from headwise_textbook.topics import cell, claims_of, code_hash, exercises, output, register, stored_output, topics
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = DOCS / "guide"
@@ -170,7 +166,7 @@ def test_a_topic_can_be_added_by_one_call(monkeypatch: pytest.MonkeyPatch, headw
 
     one = Exercise(Bilingual("Twice x.", "x 的两倍。"), double, lambda draw: (float(draw.size(0, 9)),))
     others = [replace(one, ours=types.FunctionType(double.__code__, {}, name)) for name in ("twofold", "twice")]
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(guide, "_registered", {})
     register("doubling", replace(topics()["splitting"], place=1.5, exercises=(one, *others), code="print(2 * 21)"))
     assert list(topics())[1] == "doubling"
     assert "42" in headwise("tour", "doubling").out

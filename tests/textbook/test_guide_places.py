@@ -11,11 +11,9 @@ from rich.console import Console
 
 from commands import Command
 from headwise.wording import LANGUAGES, in_language
-from headwise_textbook.guide.book import rows
-from headwise_textbook.guide.finding import find
-from headwise_textbook.guide.narrow import narrow
-from headwise_textbook.guide.registry import topics
-from headwise_textbook.guide.tour import print_topics
+from headwise_textbook.places import find, rows
+from headwise_textbook.topics import topics
+from headwise_textbook.tour import narrow, print_topics
 
 
 def places(query: str) -> list[str]:

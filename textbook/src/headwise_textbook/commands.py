@@ -135,9 +135,9 @@ def tour(
     lang: Lang = None,
 ) -> None:
     """Walk through a topic of multi-head attention: formula, code with its output, claims, exercises."""
-    from headwise_textbook.guide.finding import find
-    from headwise_textbook.guide.registry import find_topic
-    from headwise_textbook.guide.tour import print_places, print_topic, print_topics
+    from headwise_textbook.places import find
+    from headwise_textbook.topics import find_topic
+    from headwise_textbook.tour import print_places, print_topic, print_topics
 
     console = Console(highlight=False)
     if not section:
@@ -166,9 +166,9 @@ def check(
     The code runs in a process of its own, with limits, without network, and cannot change your files.
     """
     from headwise.lm import read_text
-    from headwise_textbook.guide.grading.grade import grade, lines
-    from headwise_textbook.guide.registry import find_exercise, topics
-    from headwise_textbook.guide.tour import print_exercise, print_exercises
+    from headwise_textbook.exercises.grade import grade, lines
+    from headwise_textbook.topics import find_exercise, topics
+    from headwise_textbook.tour import print_exercise, print_exercises
 
     if not 0.1 <= seconds <= MOST_SECONDS:
         given = f"--seconds {seconds:g}"

@@ -2,23 +2,22 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, TextError
 from headwise.lm import read_text
-from headwise.masks import Lengths
+from headwise.masks import Lengths, Mask
 from headwise.nn import DESIGNS, STANDARD
 from headwise.reports import Passage, Report
 from headwise.table import HeadColumn, HeadTable
 from headwise.wording import Bilingual
-from headwise_textbook.seeds import seeded
+from headwise_textbook.trace import seeded
 
 EMBEDDING, HEADS, EPOCHS, DROPOUT, RATE = 32, 4, 200, 0.1, 1e-3
 MOST_SENTENCES, MOST_CHARACTERS = 32, 64
@@ -36,11 +35,11 @@ VIEWS = (
 
 @dataclass(frozen=True)
 class Trained:
-    """One version: the loss of each epoch, the final weights [sentences, heads, n, n], and those after dropout."""
+    """One version."""
 
-    losses: list[float]
-    weights: Tensor
-    dropped: Tensor
+    losses: list[float]  # of each epoch
+    weights: Tensor  # final ones, [sentences, heads, n, n]
+    dropped: Tensor  # the same after dropout
 
 
 @dataclass(frozen=True)
@@ -61,21 +60,12 @@ def reconstruct(
     """Train both versions on the sentences of a file, and report a heat map for each sentence and head.
 
     Each line of at most `length` characters is one sentence. A longer line is split at the ends of its sentences, a
-    longer sentence at its commas, and a longer part every `length` characters; the first 32 sentences are used. The
-    notes of the report name everything that was split or left out.
-
-    Sentences are padded to one length. A 32-dimensional embedding is the input of one attention layer of 4 heads with
-    dropout 0.1; Adam at 1e-3 minimises the mean squared difference from the embedding itself for 200 epochs.
-
+    longer sentence at its commas, and a longer part every `length` characters; the first 32 sentences are used.
     The *faithful* version is the demonstration as in tutorials: padding is attended to and counts in the loss. The
     *masked* version excludes it from both. In the report, layer 0 is the faithful version, layer 1 the masked one, and
     layer 2 the faithful one as tutorials show it: in training mode, after dropout.
 
-    Args:
-        file: UTF-8 text. length: characters of the longest sentence, at most 300. seed: of weights and dropout.
-        progress: called with ("training", epochs done, epochs in all).
-    Raises:
-        TextError: if the file is empty, is not text, or contains only white space. ConfigError: for another length.
+    TextError for a file that is empty, no text, or only white space. progress: told ("training", epochs done, of all).
     """
     if not 1 <= length <= MOST_LENGTH:
         raise ConfigError(
@@ -88,24 +78,56 @@ def reconstruct(
             f"{os.fspath(file)!r} contains only white space; expected one sentence or paragraph on a line",
             f"{os.fspath(file)!r} 只有空白；应每行一个句子或段落",
         )
-    sentences = text.used
-    vocabulary = sorted(set("".join(sentences)))
-    index = {c: i + 1 for i, c in enumerate(vocabulary)}  # 0 is padding
-    lengths = torch.tensor([len(s) for s in sentences])
-    width = int(lengths.max())
-    ids = torch.zeros(len(sentences), width, dtype=torch.long)
-    for i, sentence in enumerate(sentences):
-        ids[i, : len(sentence)] = torch.tensor([index[c] for c in sentence])
+    ids, lengths = numbered(text.used), torch.tensor([len(sentence) for sentence in text.used])
     runs = []
+    for before, mask in enumerate((None, Lengths(lengths, queries=lengths))):
 
-    def trained(half: int, epoch: int) -> None:
-        if progress is not None:
-            progress("training", half * EPOCHS + epoch, 2 * EPOCHS)
+        def trained(epoch: int, before: int = before) -> None:
+            if progress is not None:
+                progress("training", before * EPOCHS + epoch, 2 * EPOCHS)
 
-    for number, masked in enumerate((False, True)):
         with seeded(seed):
-            runs.append(_train(ids, lengths, len(vocabulary) + 1, masked, partial(trained, number)))
+            embedding, attention, losses = fit(ids, mask, None if mask is None else lengths, trained)
+            with torch.no_grad():
+                weights = attention.eval()(embedding(ids), mask=mask, return_map=True)[1][:]
+            runs.append(Trained(losses, weights, nn.functional.dropout(weights, DROPOUT, training=True)))
     return _report(text, lengths, runs)
+
+
+def numbered(texts: Sequence[str]) -> Tensor:
+    """The characters of texts as numbers, [texts, n]; 0 is padding."""
+    symbols = sorted(set("".join(texts)))
+    ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
+    for row, text in zip(ids, texts, strict=True):
+        row[: len(text)] = torch.tensor([symbols.index(c) + 1 for c in text])
+    return ids
+
+
+def fit(
+    ids: Tensor,
+    mask: Mask | None = None,
+    lengths: Tensor | None = None,
+    trained: Callable[[int], None] = lambda epoch: None,
+) -> tuple[nn.Embedding, Any, list[float]]:
+    """An embedding, a layer that is trained to rebuild it, and the loss of each epoch; `trained` is told each of them.
+
+    lengths: of the sentences, if padding does not count in the loss.
+    """
+    embedding = nn.Embedding(int(ids.max()) + 1, EMBEDDING)
+    attention = DESIGNS[STANDARD].build(EMBEDDING, HEADS, bias=True, dropout=DROPOUT)
+    optimizer = torch.optim.Adam([*embedding.parameters(), *attention.parameters()], lr=RATE)
+    real = None if lengths is None else (torch.arange(ids.shape[1]) < lengths[:, None])[..., None]
+    losses = []
+    for epoch in range(EPOCHS):
+        x = embedding(ids)
+        error = (attention(x, mask=mask) - x).square()
+        loss = error.mean() if real is None else (error * real).sum() / (real.sum() * EMBEDDING)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        trained(epoch + 1)
+    return embedding, attention, losses
 
 
 def sentences_in(text: str, length: int) -> Sentences:
@@ -166,32 +188,10 @@ def stolen(weights: Tensor, lengths: Tensor) -> Tensor:
     return (to_padding * real[:, None, :]).sum((0, 2)) / real.sum()
 
 
-def _train(ids: Tensor, lengths: Tensor, size: int, masked: bool, trained: Callable[[int], None]) -> Trained:
-    embedding = nn.Embedding(size, EMBEDDING)
-    attention = DESIGNS[STANDARD].build(EMBEDDING, HEADS, bias=True, dropout=DROPOUT)
-    optimizer = torch.optim.Adam([*embedding.parameters(), *attention.parameters()], lr=RATE)
-    mask = Lengths(lengths, queries=lengths) if masked else None
-    real = (torch.arange(ids.shape[1]) < lengths[:, None])[..., None]
-    losses = []
-    for epoch in range(EPOCHS):
-        x = embedding(ids)
-        error = (attention(x, mask=mask) - x).square()
-        loss = (error * real).sum() / (real.sum() * EMBEDDING) if masked else error.mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        trained(epoch + 1)
-    attention.eval()
-    with torch.no_grad():
-        _, amap = attention(embedding(ids), mask=mask, return_map=True)
-    weights = amap[:]
-    return Trained(losses, weights, nn.functional.dropout(weights, DROPOUT, training=True))
-
-
 def _report(text: Sentences, lengths: Tensor, runs: list[Trained]) -> Report:
     sentences, width = text.used, int(lengths.max())
     faithful, masked = runs
+    falls = [f"{run.losses[0]:.4f} → {run.losses[-1]:.4f}" for run in runs]
     views = [faithful.weights, masked.weights, faithful.dropped]
     maps = torch.stack(views, 1).numpy()  # [sentences, 3, heads, n, n]
     passages = [
@@ -202,7 +202,9 @@ def _report(text: Sentences, lengths: Tensor, runs: list[Trained]) -> Report:
         for i, sentence in enumerate(sentences)
     ]  # fmt: skip
     shares = torch.stack([stolen(view, lengths) for view in views]).numpy()
-    own = np.stack([_own(view, lengths).numpy() for view in views])
+    real = (torch.arange(width) < lengths[:, None])[:, None]
+    diagonals = torch.stack([view.diagonal(dim1=-2, dim2=-1) for view in views])  # [3, sentences, heads, n]
+    own = ((diagonals * real).sum((1, 3)) / real.sum()).numpy()
     statistics = HeadTable(
         {
             "padding_mass": HeadColumn(shares, unit="mass", description=Bilingual(
@@ -232,8 +234,8 @@ def _report(text: Sentences, lengths: Tensor, runs: list[Trained]) -> Report:
                 f"{width} 个字符，填充占全部位置的 {padded:.0%}",
             ),
         ),
-        (Bilingual("loss, faithful (layer 0)", "损失，如教程所示（第 0 层）"), _fall(faithful)),
-        (Bilingual("loss, masked (layer 1)", "损失，屏蔽填充（第 1 层）"), _fall(masked)),
+        (Bilingual("loss, faithful (layer 0)", "损失，如教程所示（第 0 层）"), falls[0]),
+        (Bilingual("loss, masked (layer 1)", "损失，屏蔽填充（第 1 层）"), falls[1]),
         (
             Bilingual("mass on padding", "填充上的权重"),
             Bilingual(f"faithful {taken[0]}, masked {taken[1]}", f"如教程所示 {taken[0]}，屏蔽后 {taken[1]}"),
@@ -243,10 +245,6 @@ def _report(text: Sentences, lengths: Tensor, runs: list[Trained]) -> Report:
         Bilingual("Rebuilding embeddings: faithful and masked", "重建嵌入：如教程所示与屏蔽填充"),
         passages, statistics, patterns, facts, [*text.notes, *_notes(faithful.dropped, lengths, taken[0])],
     )  # fmt: skip
-
-
-def _fall(run: Trained) -> str:
-    return f"{run.losses[0]:.4f} → {run.losses[-1]:.4f}"
 
 
 def _notes(dropped: Tensor, lengths: Tensor, taken: str) -> list[str]:
@@ -275,9 +273,3 @@ def _notes(dropped: Tensor, lengths: Tensor, taken: str) -> list[str]:
             "目标就是嵌入本身，训练中随之改变：损失下降并不说明学到了语言。",
         ),
     ]
-
-
-def _own(weights: Tensor, lengths: Tensor) -> Tensor:
-    real = torch.arange(weights.shape[-1]) < lengths[:, None]
-    diagonal = weights.diagonal(dim1=-2, dim2=-1)
-    return (diagonal * real[:, None]).sum((0, 2)) / real.sum()

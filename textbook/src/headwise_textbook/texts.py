@@ -10,32 +10,30 @@ paragraphs, list items, tables, listings and figures. The texts themselves are n
 '数学推导 §5.3.4，式 (5.3.3)'
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from headwise.errors import ConfigError, unknown_name
 from headwise.wording import Bilingual, joined
-from headwise_textbook.data import read_toml
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a text.
+    """One section of a text, and how many parts of each kind it has, each counted from the top of the section."""
 
-    Attributes:
-        number: as printed, such as "5.3.4"; counted from 1 where the text numbers nothing.
-        title: what it is about, in our words.
-        paragraphs, items, tables, listings, figures: how many there are, each counted from the top of the section.
-            A paragraph is a line of running text; formulas and list items are not paragraphs.
-        equations: the printed numbers, such as "5.3.3", or "1", "2", … where none are printed.
-    """
-
-    number: str
-    title: Bilingual
-    paragraphs: int = 0
+    number: str  # as printed, such as "5.3.4"; counted from 1 where the text numbers nothing
+    title: Bilingual  # what it is about, in our words
+    paragraphs: int = 0  # lines of running text; formulas and list items are not paragraphs
     items: int = 0
-    equations: tuple[str, ...] = ()
+    equations: tuple[str, ...] = ()  # the printed numbers, such as "5.3.3", or "1", "2", … where none are printed
     tables: int = 0
     listings: int = 0
     figures: int = 0
@@ -43,20 +41,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Text:
-    """A text.
+    """A text."""
 
-    Attributes:
-        id: its short name. title: what it is. named: how a section is named, with {} for its number.
-        sections: all of them. also: what else readers call the text, in either language.
-        is_counted: whether its sections are counted, so that a number alone names none of them.
-    """
-
-    id: str
+    id: str  # its short name
     title: Bilingual
-    named: Bilingual
+    named: Bilingual  # how a section is named, with {} for its number
     sections: tuple[Section, ...]
-    also: tuple[str, ...] = ()
-    is_counted: bool = False
+    also: tuple[str, ...] = ()  # what else readers call the text, in either language
+    is_counted: bool = False  # whether its sections are counted, so that a number alone names none of them
 
     def label(self, section: str) -> Bilingual:
         """A section as tables name it, such as "11.2.1", "§5.3.4" or "first tutorial part 2"."""
@@ -75,19 +67,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a text, and what the text says there.
+    """A place in a text, and what the text says there."""
 
-    Attributes:
-        text, section: the `id` of a text and the number of a section of it.
-        says: a paraphrase of the place, in our words.
-        equations: their numbers. paragraph, item, table, listing, figure: which one of the section, 0 for none.
-    """
-
-    text: str
-    section: str
-    says: Bilingual
-    equations: tuple[str, ...] = ()
-    paragraph: int = 0
+    text: str  # the `id` of a text
+    section: str  # the number of a section of it
+    says: Bilingual  # a paraphrase of the place, in our words
+    equations: tuple[str, ...] = ()  # their numbers
+    paragraph: int = 0  # which one of the section, as for the others; 0 for none
     item: int = 0
     table: int = 0
     listing: int = 0
@@ -135,10 +121,14 @@ COUNTED = {
 }
 
 
+def read_toml(package: str, name: str) -> dict[str, Any]:
+    """The content of a TOML file of a package."""
+    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+
+
 def place(entry: Mapping[str, Any]) -> Place:
     """A place as TOML has it: text, section, `en` and `zh` of what it says, and what of the section it is."""
-    at = {name: value for name, value in entry.items() if name not in ("en", "zh", "equations")}
-    return Place(says=words(entry), equations=tuple(entry.get("equations", ())), **at)
+    return Place(says=words(entry), **_given(entry))
 
 
 def words(entry: str | Mapping[str, Any]) -> Bilingual:
@@ -147,10 +137,8 @@ def words(entry: str | Mapping[str, Any]) -> Bilingual:
 
 
 def everything() -> Iterator[tuple[Text, Section, str, str]]:
-    """All that a reader can point at: (text, section, kind, number) for each section, equation, table, listing, figure.
-
-    kind is "section", "equation", "table", "listing" or "figure"; a section has the number "".
-    """
+    """All that a reader can point at: (text, section, kind, number). kind is "section", "equation", "table", "listing"
+    or "figure"; a section has the number ""."""
     for text in TEXTS.values():
         for section in text.sections:
             yield text, section, "section", ""
@@ -161,16 +149,17 @@ def everything() -> Iterator[tuple[Text, Section, str, str]]:
                     yield text, section, kind, str(index + 1)
 
 
-def _section(entry: Mapping[str, Any]) -> Section:
-    counts = {name: value for name, value in entry.items() if name not in ("number", "en", "zh", "equations")}
-    return Section(entry["number"], words(entry), equations=tuple(entry.get("equations", ())), **counts)
+def _given(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What TOML says of a place or a section beside its words."""
+    rest = {name: value for name, value in entry.items() if name not in ("en", "zh")}
+    return {**rest, "equations": tuple(entry.get("equations", ()))}
 
 
-def _text(id: str, entry: Mapping[str, Any]) -> Text:
-    sections = tuple(map(_section, entry["sections"]))
-    return Text(
-        id, words(entry["title"]), words(entry["named"]), sections, tuple(entry["also"]), entry.get("counted", False)
+TEXTS = {
+    id: Text(
+        id, words(entry["title"]), words(entry["named"]),
+        tuple(Section(title=words(section), **_given(section)) for section in entry["sections"]),
+        tuple(entry["also"]), entry.get("counted", False),
     )
-
-
-TEXTS = {id: _text(id, entry) for id, entry in read_toml(__package__, "texts.toml").items()}
+    for id, entry in read_toml(__package__, "texts.toml").items()
+}  # fmt: skip

@@ -1,12 +1,12 @@
 """Attention step by step on real tensors: a layer with random weights, traced through all its steps."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.text import Text
-from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.masks import Causal
@@ -14,6 +14,14 @@ from headwise.nn import CONTRACT, STANDARD, Step, Steps, build
 from headwise.wording import language_of
 
 MOST_ROWS, MOST_COLS = 6, 8  # printed of each matrix
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed PyTorch's generator of the CPU in the block, and restore its state afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def trace(
@@ -29,21 +37,10 @@ def trace(
     seed: int = 0,
     lang: str | None = None,
 ) -> list[Step]:
-    """Compute self attention of a design on a random input by its definition, and return every step.
+    """Every step of self attention of a design, computed by its definition on a random input.
 
-    The last step is checked against the module's own output; they agree to float32 rounding.
-
-    Args:
-        seq, d_model, num_heads, num_kv_heads, batch: sizes of the layer and its input.
-        design: the name of a design, as in `headwise.nn.registry`. options: its own options, such as {"top_k": 1}.
-        causal: whether to apply a causal mask.
-        seed: of the weights and the input.
-        lang: the language of the explanations, "en" or "zh"; None for that of the locale.
-    Returns:
-        One `Step` for each step: its formula, tensor and explanation.
-    Raises:
-        ConfigError: naming an argument or option that is unknown or out of range; and for a design whose `steps`
-            do not compute what its call computes.
+    ConfigError for an argument or option that is unknown or out of range, and for a design whose `steps` do not compute
+    what its call computes, to float32 rounding. options: of the design, such as {"top_k": 1}.
     """
     lang = language_of(lang)
     if min(seq, batch, d_model) < 1:
@@ -59,14 +56,13 @@ def trace(
         )
     if num_kv_heads is not None:
         chosen["num_kv_heads"] = num_kv_heads
-    generator = torch.Generator().manual_seed(seed)
     layer = build(design, d_model, num_heads, chosen).eval()
     note = Steps(lang, causal)
-    with torch.no_grad():
+    with seeded(seed), torch.no_grad():
         for key, parameter in layer.named_parameters():
             if "norm" not in key and key not in ("centres", "sharpness"):  # these have fixed values by design
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) / d_model**0.5)
-        x = torch.randn(batch, seq, d_model, generator=generator)
+                parameter.copy_(torch.randn(parameter.shape) / d_model**0.5)
+        x = torch.randn(batch, seq, d_model)
         expected = layer(x, mask=Causal() if causal else None)
         layer.steps(note("x", x, "b n d_model", "X", "the input: one vector per token", "输入：每个词元一个向量"), note)
     last = note.steps[-1]
@@ -87,15 +83,9 @@ def print_trace(steps: list[Step], console: Console) -> None:
         line = Text(f"{i:2}  ", style="dim") + Text(f"{step.formula:<20}", style="bold")
         console.print(line + Text(f" [{shape}]", style="cyan") + Text(f"  ({step.axes})", style="dim"))
         console.print(Text("    " + step.words, style="italic"))
-        for row in _numbers(step.tensor):
-            console.print(Text("      " + row), no_wrap=True, crop=True)
+        matrix = step.tensor.reshape(-1, *step.tensor.shape[-2:])[0]
+        more = " …" if matrix.shape[1] > MOST_COLS else ""
+        rows = [" ".join(f"{x:7.3f}" for x in row[:MOST_COLS].tolist()) + more for row in matrix[:MOST_ROWS]]
+        for row in rows + ["…"] * (len(matrix) > MOST_ROWS):
+            console.print(Text(f"      {row}"), no_wrap=True, crop=True)
         console.print()
-
-
-def _numbers(tensor: Tensor) -> list[str]:
-    while tensor.ndim > 2:
-        tensor = tensor[0]
-    rows = [" ".join(f"{x:7.3f}" for x in row[:MOST_COLS].tolist()) for row in tensor[:MOST_ROWS]]
-    if tensor.shape[1] > MOST_COLS:
-        rows = [row + " …" for row in rows]
-    return rows + ["…"] * (tensor.shape[0] > MOST_ROWS)

@@ -1,20 +1,20 @@
 """Every claim and equation of the source texts as executable code, with measurements and the verdict that follows.
 
-    evidence   checks, and how a verdict follows from them     claim      a claim, and how claims are run
-    samples    inputs and layers for measurements              registry   all claims, and the places that they cite
-    show       output as a table, Markdown and JSON            page       output as HTML with plots
-    every other file holds one group of claims: functions in NAME.py, what is claimed in NAME.toml
+    claim   a claim, its checks, and how a verdict follows     model   inputs, layers and a trained model
+    show    output as a table, Markdown, JSON and HTML         the other files: functions that measure claims
 
 To add a claim, write a function that returns checks (and curves), at least one of them a control, decorate it with
-`@claim` in the file of its group, and say in the TOML file beside it what is claimed: words in English and Chinese, its
-places in the texts, and what the control is. To add a group, add both files and a line in `registry.GROUPS`.
+`@claim`, and say in the TOML file of its group, in the same order, what is claimed: words in English and Chinese, its
+places in the texts, and what the control is. To add a group, add its file and a line in `claim.GROUPS`.
 """
 
-from headwise_textbook.claims.claim import Claim, Finding, run
-from headwise_textbook.claims.evidence import Verdict
-from headwise_textbook.claims.page import write_page
-from headwise_textbook.claims.registry import choose, located
-from headwise_textbook.claims.show import print_findings, to_json, to_markdown
+from collections.abc import Sequence
+
+from headwise.errors import unknown_name
+from headwise_textbook.claims import capacity, designs, formulas, sizes, training
+from headwise_textbook.claims.claim import Claim, Finding, Verdict, entries, run
+from headwise_textbook.claims.show import print_findings, to_json, to_markdown, write_page
+from headwise_textbook.texts import Place
 
 __all__ = [
     "Claim",
@@ -28,3 +28,37 @@ __all__ = [
     "to_markdown",
     "write_page",
 ]
+
+_MEASURED = {
+    x.id: x
+    for file in (formulas, sizes, designs, capacity, training)
+    for x in vars(file).values()
+    if isinstance(x, Claim)
+}
+
+
+def choose(only: Sequence[str] = (), *, slow: bool = False) -> list[Claim]:
+    """The claims with the given ids in that order; without ids, all quick claims, and with slow=True all.
+
+    Raises:
+        ConfigError: if an id is unknown.
+    """
+    every = {id: _MEASURED[id] for id in entries()}
+    for name in only:
+        if name not in every:
+            raise unknown_name(
+                "claim", name, every, listed="docs/claims.md lists all",
+                zh="docs/claims.zh.md 列出全部",
+            )  # fmt: skip
+    if only:
+        return [every[name] for name in dict.fromkeys(only)]
+    return [claim for claim in every.values() if slow or not claim.slow]
+
+
+def located() -> list[tuple[Place, Claim]]:
+    """Every place of the five texts that a claim cites, with the claim, in the order of the groups.
+
+    >>> [claim.id for place, claim in located() if "5.3.10" in place.equations]
+    ['block-diagonal']
+    """
+    return [(place, claim) for claim in choose(slow=True) for place in claim.places]

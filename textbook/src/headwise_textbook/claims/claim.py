@@ -1,51 +1,211 @@
-"""A claim: its statement, its source, the expected verdict, and the function that measures it."""
+"""A claim: its statement, its places, the expected verdict, and the function that measures it by checks.
 
+A check holds or fails, and one rule derives the verdict from all of them.
+
+>>> [check] = [equal(("heads", "头数"), 3, 4)]
+>>> check.held, check.text, check.text.zh
+(False, 'heads: 3, not 4', '头数：3，不是 4')
+>>> judge([check])
+<Verdict.FAILS: 'does not hold'>
+"""
+
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cache
-from pathlib import PurePosixPath
 from typing import Any
 
+from torch import Tensor
+
 from headwise.errors import ConfigError
-from headwise.wording import Bilingual, joined
-from headwise_textbook.claims.evidence import Check, Role, Verdict, judge
+from headwise.wording import Bilingual, in_language, joined
 from headwise_textbook.curves import Curve
-from headwise_textbook.data import read_toml
-from headwise_textbook.seeds import seeded
-from headwise_textbook.texts import Place, place, words
+from headwise_textbook.texts import Place, place, read_toml, words
+from headwise_textbook.trace import seeded
 
-Measure = Callable[[], Sequence[Check | Curve]]
-
-
+Words = str | tuple[str, str]  # one text for both languages, or English and Chinese
 QUICK_SECONDS, SLOW_SECONDS = 0.4, 15.0  # of a claim, the mean over all, measured on one core of an AMD Zen 4
+
+# The groups in the order of the texts; what the claims of one say is in a TOML file of its name.
+GROUPS = {
+    "definitions": Bilingual("What multi-head attention is", "多头注意力是什么"),
+    "scaling": Bilingual("Scores and their scale", "分数与缩放"),
+    "parameters": Bilingual("Parameters and sizes of heads", "参数与头的大小"),
+    "counts": Bilingual("What it costs", "计算量"),
+    "memory": Bilingual("What it keeps", "内存"),
+    "blocks": Bilingual("The block around the heads", "头所在的块"),
+    "forms": Bilingual("Mixtures, groups and mixing of heads", "混合、分组与跨头交互"),
+    "capacity": Bilingual("What heads can express", "头能表示什么"),
+    "functions": Bilingual("Kernels, freedom, approximation", "核、自由度与逼近"),
+    "tasks": Bilingual("What heads can be trained to do", "头能学会什么"),
+    "trainings": Bilingual("One head against several, trained", "单头与多头的训练对比"),
+    "places": Bilingual("Attention and convolution", "注意力与卷积"),
+    "learnt": Bilingual("What heads learn", "头学到什么"),
+    "demonstration": Bilingual("The demonstration", "演示"),
+    "printed": Bilingual("Formulas and listings as printed", "照印出来的公式与代码"),
+    "identities": Bilingual("Identities", "恒等式"),
+}
+
+
+class Verdict(Enum):
+    """The result of measuring a claim."""
+
+    HOLDS = "holds"
+    CONDITIONS = "holds under conditions"
+    FAILS = "does not hold"
+    MISLEADING = "faithful but misleading"
+    UNDECIDED = "undecided"
+
+    @property
+    def words(self) -> Bilingual:
+        """The verdict in both languages."""
+        return Bilingual(self.value, VERDICTS_IN_CHINESE[self.name])
+
+
+VERDICTS_IN_CHINESE = {
+    "HOLDS": "成立", "CONDITIONS": "有条件成立", "FAILS": "不成立", "MISLEADING": "属实但易误导", "UNDECIDED": "未定",
+}  # fmt: skip
+
+
+class Role(Enum):
+    """The purpose of a check."""
+
+    STATED = "stated"  # the claim within its intended conditions
+    BEYOND = "beyond its conditions"
+    SUGGESTED = "suggested"  # what the claim leads a reader to believe
+    CONTROL = "control"  # where the result must be another one, or a baseline: the measurement can fail
+
+
+@dataclass(frozen=True)
+class Check:
+    """A measured number and its expected value."""
+
+    what: Bilingual
+    value: float
+    relation: str  # "=", "≤" or "≥"
+    limit: float
+    tolerance: float = 0.0  # for "=", relative to the limit
+    role: Role = Role.STATED
+    instead: float | None = None  # of a control, the number of the claim's own case, which a control must reject
+
+    @property
+    def held(self) -> bool:
+        """Whether the number is as expected; of a control, also whether the claim's own number would not be."""
+        return self._takes(self.value) and (self.instead is None or not self._takes(self.instead))
+
+    @property
+    def text(self) -> Bilingual:
+        """The check as a short line, such as "heads: 3, not 4"."""
+        held, value, limit = self._takes(self.value), number(self.value), number(self.limit)
+        en = zh = ""
+        if self.relation == "=" and not held:
+            en = f", not {limit}"
+            zh = f"，不是 {limit}"
+        elif self.relation != "=":
+            sign = self.relation if held else {"≤": ">", "≥": "<"}[self.relation]
+            en = zh = f" {sign} {limit}"
+        if held and not self.held:
+            own = number(self.instead or 0.0)
+            en, zh = f"{en}, but so is {own}", f"{zh}，但 {own} 也是如此"
+        return Bilingual(f"{self.what}: {value}{en}", f"{self.what.zh}：{value}{zh}")
+
+    def _takes(self, value: float) -> bool:
+        if self.relation == "=":
+            return abs(value - self.limit) <= self.tolerance * abs(self.limit)
+        return value <= self.limit if self.relation == "≤" else value >= self.limit
+
+    def beyond(self) -> "Check":
+        """This check with the role BEYOND."""
+        return replace(self, role=Role.BEYOND)
+
+    def suggested(self) -> "Check":
+        """This check with the role SUGGESTED."""
+        return replace(self, role=Role.SUGGESTED)
+
+    def control(self, instead: float) -> "Check":
+        """This check with the role CONTROL. instead: the number that the claim's own case gave."""
+        return replace(self, role=Role.CONTROL, instead=float(instead))
+
+
+def both(words: Words) -> Bilingual:
+    """The words in both languages."""
+    return Bilingual(words, in_language(words, "zh")) if isinstance(words, str) else Bilingual(*words)
+
+
+def equal(what: Words, value: float, limit: float, tolerance: float = 0.0) -> Check:
+    """Check that `value` equals `limit` up to a relative tolerance."""
+    return Check(both(what), float(value), "=", float(limit), tolerance)
+
+
+def at_most(what: Words, value: float, limit: float) -> Check:
+    """Check that `value` is at most `limit`."""
+    return Check(both(what), float(value), "≤", float(limit))
+
+
+def at_least(what: Words, value: float, limit: float) -> Check:
+    """Check that `value` is at least `limit`."""
+    return Check(both(what), float(value), "≥", float(limit))
+
+
+def same(what: Words, one: Tensor, other: Tensor, tolerance: float = 1e-12) -> Check:
+    """Check that two tensors are equal: their `difference` is at most `tolerance`."""
+    return at_most(what, difference(one, other), tolerance)
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    """max |one − other| / max |other|, in float64; NaN if the shapes differ."""
+    if one.shape != other.shape:
+        return math.nan
+    gap = (one.detach().double() - other.detach().double()).abs().max()
+    return float(gap / other.detach().double().abs().max())
+
+
+def differs(what: Words, one: Tensor, other: Tensor, instead: float) -> Check:
+    """A control: two tensors differ by at least 0.01. instead: the difference in the claim's own case."""
+    return at_least(what, difference(one, other), 0.01).control(instead)
+
+
+def number(value: float) -> str:
+    """A number with three significant figures; whole numbers in full."""
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e9:
+        return f"{int(value):,}"
+    return f"{value:.3g}" if not 1e3 <= abs(value) < 1e9 else f"{value:,.0f}"
+
+
+def judge(checks: Iterable[Check]) -> Verdict:
+    """The verdict that follows from the checks; UNDECIDED also if a control fails or a number is not finite."""
+    found = list(checks)
+    of = {role: [check.held for check in found if check.role is role] for role in Role}
+    stated, beyond, suggested = of[Role.STATED], of[Role.BEYOND], of[Role.SUGGESTED]
+    finite = (math.isfinite(c.value) and (c.instead is None or math.isfinite(c.instead)) for c in found)
+    if not stated or not all(of[Role.CONTROL]) or not all(finite):
+        return Verdict.UNDECIDED
+    rest = beyond + suggested
+    if all(stated):
+        if all(rest):
+            return Verdict.HOLDS
+        if not any(rest) and not (beyond and suggested):
+            return Verdict.MISLEADING if suggested else Verdict.CONDITIONS
+        return Verdict.UNDECIDED
+    return Verdict.UNDECIDED if any(stated + rest) else Verdict.FAILS
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim, in our words.
-
-    Attributes:
-        statement: what is claimed. formula: the same in symbols.
-        places: where the five texts make it, each with what it says there. also: other literature, "" if there is none.
-        control: the case in which the measurement must give another result, or the baseline.
-        note: how it is measured, how an ambiguous sentence is read, and the reason for the verdict.
-        expected: the verdict that the measurement must give.
-        measure: returns the checks, at least one of them a control, and curves if there are any.
-        slow: whether the measurement takes more than a few seconds.
-
-    Raises ConfigError if there is no control, or neither a place nor literature.
-    """
+    """One claim, in our words. Raises ConfigError if there is no control, or neither a place nor literature."""
 
     statement: Bilingual
     formula: Bilingual
     places: tuple[Place, ...]
-    also: Bilingual
-    control: Bilingual
-    note: Bilingual
+    also: Bilingual  # literature beside the five texts
+    control: Bilingual  # the case in which the measurement must give another result, or the baseline
+    note: Bilingual  # how it is measured, how an ambiguous sentence is read, and the reason for the verdict
     expected: Verdict
-    measure: Measure = field(repr=False)
+    measure: Callable[[], Sequence[Check | Curve]] = field(repr=False)
     slow: bool = False
+    group: str = ""  # of GROUPS
 
     def __post_init__(self) -> None:
         if not self.control:
@@ -67,9 +227,8 @@ class Claim:
 
     @property
     def code(self) -> str:
-        """The file that measures it, such as "textbook/src/headwise_textbook/claims/counts.py"."""
-        module = self.measure.__module__.replace(".", "/")
-        return str(PurePosixPath("textbook/src") / f"{module}.py")
+        """The file that measures it, such as "textbook/src/headwise_textbook/claims/sizes.py"."""
+        return f"textbook/src/{self.measure.__module__.replace('.', '/')}.py"
 
     @property
     def function(self) -> str:
@@ -112,26 +271,24 @@ class Finding:
         return [check for check in self.checks if check.role is Role.CONTROL]
 
 
-def claim(measure: Measure) -> Claim:
-    """Decorate the function that measures a claim; its name becomes the claim's `id`.
-
-    What is claimed is the entry of that id in the TOML file beside the function's file. ConfigError if there is none.
-    """
-    package, _, group = measure.__module__.rpartition(".")
-    entry = dict(entries(package, group).get(measure.__name__.replace("_", "-"), {}))
-    if not entry:
-        raise ConfigError(f"claim {measure.__name__!r}: {group}.toml has no entry of it")
+def claim(measure: Callable[[], Sequence[Check | Curve]]) -> Claim:
+    """Decorate the function that measures a claim. What is claimed is its entry in a group's TOML file."""
+    group, given = entries().get(measure.__name__.replace("_", "-"), ("", {}))
+    if not group:
+        raise ConfigError(f"claim {measure.__name__!r}: no TOML file of a group has an entry of it")
+    entry = dict(given)
     said: dict[str, Any] = {
         name: words(entry.pop(name, "")) for name in ("statement", "formula", "also", "control", "note")
     }
     places, expected = tuple(map(place, entry.pop("at", ()))), Verdict(entry.pop("expected", "holds"))
-    return Claim(**said, places=places, expected=expected, measure=measure, **entry)
+    return Claim(**said, places=places, expected=expected, measure=measure, group=group, **entry)
 
 
 @cache
-def entries(package: str, group: str) -> dict[str, Any]:
-    """What the claims of a group say, by id."""
-    return read_toml(package, f"{group}.toml")
+def entries() -> dict[str, tuple[str, dict[str, Any]]]:
+    """The group of each claim and what it says, by id, in the order of the groups."""
+    read = {group: read_toml(__package__, f"{group}.toml") for group in GROUPS}
+    return {id: (group, entry) for group, entries in read.items() for id, entry in entries.items()}
 
 
 def expected_seconds(claims: Iterable[Claim]) -> float:
@@ -142,8 +299,7 @@ def expected_seconds(claims: Iterable[Claim]) -> float:
 def run(claims: Iterable[Claim], progress: Callable[[str, int, int], None] | None = None) -> list[Finding]:
     """Measure claims one after the other; ConfigError if a measurement returns no control.
 
-    Args:
-        progress: called with (id, claims done, claims in all) before each claim, and at the end.
+    progress is called with (id, claims done, claims in all) before each claim, and at the end.
     """
     wanted, found = list(claims), []
     for done, one in enumerate(wanted):

@@ -1,17 +1,93 @@
-"""The trained model for claims about trained heads: the decoder that comes with headwise."""
+"""What is measured: random inputs and small layers in float64, the same in every run, and a trained model."""
 
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from headwise import AttentionMap
+from headwise.kernels import use_kernel
 from headwise.lm import CharTokenizer, Decoder, load_pretrained
 from headwise.models import find_heads, record_heads, scale_heads
+from headwise.nn import DESIGNS, STANDARD
+from headwise_textbook.trace import seeded
 
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Independent standard normal numbers, float64."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def layer(design: str, d_model: int, num_heads: int, *, seed: int = 0, **options: Any) -> Any:
+    """A layer of a design with random weights, in eval mode. The type is `Any`: claims use the parts of one design."""
+    with seeded(seed):
+        module = DESIGNS[design].build(d_model, num_heads, **options).double().eval()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if not parameter.any():  # biases are initialised to zero, which would hide errors in them
+                    parameter.copy_(0.1 * torch.randn_like(parameter))
+    return module
+
+
+def multi_head() -> Any:
+    """The standard layer with three heads of four channels."""
+    return layer(STANDARD, 12, 3)
+
+
+def standard(d_model: int, num_heads: int, **options: Any) -> Any:
+    """The standard layer as constructed: float32, in training mode."""
+    return DESIGNS[STANDARD].build(d_model, num_heads, **options)
+
+
+def counted(run: Callable[[], Tensor]) -> int:
+    """FLOPs of matrix products, counted at run time with a kernel whose products PyTorch counts."""
+    with torch.no_grad(), use_kernel("torch_blocks"), FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def size_of(module: nn.Module) -> int:
+    """How many parameters a module has."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def rank(matrix: Tensor) -> int:
+    """The rank of a matrix: how many singular values are above 1e-10 of the largest."""
+    return int(torch.linalg.matrix_rank(matrix, rtol=1e-10))
+
+
+def adam(
+    parameters: Iterable[Tensor], loss: Callable[[], Tensor], steps: int, lr: float, *, last: float = 1.0
+) -> Iterator[float]:
+    """Minimise a loss with Adam; yields the loss of each step. The rate falls linearly from `lr` to `last · lr`."""
+    optimizer = torch.optim.Adam(parameters, lr=lr)
+    rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, last, steps)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        optimizer.step()
+        rate.step()
+        yield value.item()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run the block with one thread of PyTorch."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+# The decoder that comes with headwise, for claims about trained heads.
 # From chapter 120 of Water Margin, which the model has not been trained on.
 PASSAGE = (
     '当下上皇在马上观之不足，问戴宗道："此是何处，要寡人到此？"戴宗指着山上关路道："请陛下行去，到彼便知。"上'
@@ -24,18 +100,19 @@ PASSAGE = (
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained decoder and the results of its heads on the passage.
-
-    Attributes:
-        losses: nats per token, [n − 1]. maps: one per layer. heads: the heads' outputs of each layer, [n, h, d_v].
-    """
+    """A trained decoder and the results of its heads on the passage."""
 
     decoder: Decoder
     tokenizer: CharTokenizer
     ids: Tensor
-    losses: Tensor
-    maps: list[AttentionMap]
-    heads: list[Tensor]
+    losses: Tensor  # nats per token, [n − 1]
+    maps: list[AttentionMap]  # one per layer
+    heads: list[Tensor]  # the heads' outputs of each layer, [n, h, d_v]
+
+    @property
+    def every(self) -> list[tuple[int, int]]:
+        """Each head: its layer, and its number there."""
+        return [(i, head) for i in range(len(self.heads)) for head in range(self.decoder.config.num_heads)]
 
     def attention(self, layer: int) -> Any:
         """The attention of a layer."""
@@ -49,6 +126,13 @@ def trained() -> Trained:
     return observed(decoder, tokenizer)
 
 
+@cache
+def untrained() -> Trained:
+    """A decoder of the same sizes as it is before training, with its results on the passage."""
+    with seeded(0):
+        return observed(Decoder(trained().decoder.config).eval(), trained().tokenizer)
+
+
 @torch.no_grad()
 def observed(decoder: Decoder, tokenizer: CharTokenizer) -> Trained:
     """Run a decoder on the passage."""
@@ -60,8 +144,7 @@ def observed(decoder: Decoder, tokenizer: CharTokenizer) -> Trained:
 
 @torch.no_grad()
 def losses_without(model: Trained, removed: list[tuple[int, int]], ids: Tensor | None = None) -> Tensor:
-    """Nats per token, [n − 1], with the outputs of the heads (layer, head) set to zero. ids: another text than the
-    passage, [1, n]."""
+    """Nats per token, [n − 1], of the passage or other `ids` [1, n] with outputs of heads (layer, head) set to zero."""
     sites = find_heads(model.decoder)
     gates = [torch.ones(site.num_heads) for site in sites]
     for layer, head in removed:

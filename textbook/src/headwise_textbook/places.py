@@ -1,8 +1,12 @@
-"""From what a reader types, in English or Chinese, to places of the five texts.
+"""The places of the five texts, what shows each of them, and how they are found from what a reader types.
 
-A place is named by its text, its section, and the kind and number of a part of the section. A query is read the same
-way: full-width and Chinese digits, punctuation and case do not matter, and what is not given may be anything.
+Every section, equation, table, listing and figure is shown by a topic; sections.toml says by which line of its output,
+and what differs from the text. A query names a text, a section, and the kind and number of a part of the section, in
+English or Chinese: full-width and Chinese digits, punctuation and case do not matter, and what is not given may be
+anything.
 
+>>> [row.where for row in rows() if row.shown.topic == "splitting"][:2]
+['11.2.1', '11.2.1, figure 1']
 >>> [row.where for row in find("教程一 第２部分，代码 1").rows], [row.where for row in find("eq. (5.3.7)").rows]
 (['first tutorial part 2, listing 1'], ['§5.3.5, eq. (5.3.7)'])
 >>> [row.where for row in find("第十一章").rows], [row.where for row in find("concatenation").rows]
@@ -13,23 +17,170 @@ way: full-width and Chinese digits, punctuation and case do not matter, and what
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
 
 from headwise.errors import ConfigError
 from headwise.wording import Bilingual, in_language
-from headwise_textbook.guide.book import Row, rows
-from headwise_textbook.guide.registry import topics
-from headwise_textbook.guide.topic import Topic
-from headwise_textbook.texts import COUNTED, TEXTS
+from headwise_textbook.claims import Claim, located
+from headwise_textbook.texts import COUNTED, TEXTS, Section, Text, everything, read_toml, words
+from headwise_textbook.topics import Topic, cell, topics
 
+# Of the page: its title, the heads of the columns, two words and the lead.
+HEAD = {
+    "en": (
+        "Your book's section", "place", "what it is about", "command", "what came out", "as in the text?", "works",
+        "differs",
+        "Sections, equations, tables, listings and figures of five texts on multi-head attention, the command that "
+        "shows each, a line of what it prints, and whether that is what the text says. Verdicts of claims are in "
+        "parentheses ([claims](../../claims.md)). Made by `python scripts/guide.py`.",
+    ),
+    "zh": (
+        "书中章节与命令对照表", "位置", "内容", "命令", "结果", "与原文相符？", "相符", "不同",
+        "五篇关于多头注意力的文章：每一节、公式、表、代码与图，各有显示它的命令、输出中的一行，以及是否与原文相符。"
+        "括号中是论断检验的结论（[论断](../../claims.zh.md)）。由 `python scripts/guide.py` 生成。",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a place is shown."""
+
+    topic: str  # of the guide
+    line: str  # part of the line of its output that is this place's result
+    differs: Bilingual | None = None  # what differs from the text, and why; None if it works as the text says
+    command: str = ""  # another one than `tour`
+
+
+# By text, section, and for others than the section itself kind and number: an entry for every section, and for what is
+# shown by something else than its section.
+SHOWN: dict[tuple[str, ...], Shown] = {
+    (text, entry["section"], *((entry["kind"], entry["number"]) if "kind" in entry else ())): Shown(
+        entry["topic"], entry["line"], words(entry) if "en" in entry else None, entry.get("command", "")
+    )
+    for text, entries in read_toml(__package__, "sections.toml").items()
+    for entry in entries
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A section, equation, table, listing or figure, and how it is shown."""
+
+    text: Text
+    section: Section
+    kind: str
+    number: str
+    shown: Shown
+
+    @property
+    def claims(self) -> list[Claim]:
+        """The claims made there: for a section all of it, for others those that cite them."""
+        found = []
+        for place, claim in located():
+            if (place.text, place.section) != (self.text.id, self.section.number):
+                continue
+            cited = self.kind == "section" or (
+                self.number in place.equations
+                if self.kind == "equation"
+                else str(getattr(place, self.kind)) == self.number
+            )
+            if cited and claim not in found:
+                found.append(claim)
+        return found
+
+    @property
+    def where(self) -> Bilingual:
+        """The place in words, such as "11.7.1, table 1", which `headwise tour` finds."""
+        place = self.text.label(self.section.number)
+        if self.kind == "equation":
+            return Bilingual(f"{place}, eq. ({self.number})", f"{place.zh}，式 ({self.number})")
+        if self.kind in COUNTED:
+            word, chinese = COUNTED[self.kind]
+            return Bilingual(f"{place}, {word} {self.number}", f"{place.zh}，{chinese.format(self.number)}")
+        return place
+
+    @property
+    def command(self) -> Bilingual:
+        """The command that shows it."""
+        if self.shown.command:
+            return Bilingual(self.shown.command, self.shown.command)
+        short = f"({self.number})" if self.kind == "equation" and "." in self.number else ""
+        names = (place.removeprefix("§") for place in (short or self.where, short or self.where.zh))
+        return Bilingual(
+            *(f"headwise tour {x}" if re.fullmatch(r"[\w.]+", x) else f'headwise tour "{x}"' for x in names)
+        )
+
+
+def rows() -> Iterator[Row]:
+    """Every section, equation, table, listing and figure of the five texts. ConfigError if one is not shown."""
+    for text, section, kind, number in everything():
+        key = (text.id, section.number) if kind == "section" else (text.id, section.number, kind, number)
+        if key not in SHOWN:
+            raise ConfigError(f"{' '.join(key)}: not in sections.toml; expected the topic that shows it")
+        yield Row(text, section, kind, number, SHOWN[key])
+
+
+def notes_on(places: Iterable[Row]) -> list[tuple[Bilingual, Bilingual]]:
+    """Where places, or parts of sections among them, differ from what headwise shows: the place, and the difference."""
+    asked = list(places)
+    notes: dict[Bilingual, Bilingual] = {}
+    for row in rows():
+        inside = row in asked or any(one.kind == "section" and one.section is row.section for one in asked)
+        if inside and row.shown.differs is not None:
+            notes.setdefault(row.shown.differs, row.where)
+    return [(where, differs) for differs, where in notes.items()]
+
+
+def sections_of(topic: str) -> list[Bilingual]:
+    """The sections that a topic shows."""
+    return [
+        text.label(section.number)
+        for text in TEXTS.values()
+        for section in text.sections
+        if SHOWN[text.id, section.number].topic == topic
+    ]
+
+
+def result(row: Row, output: str) -> str:
+    """The line of a topic's output that is the result of a place. ConfigError if there is none."""
+    for line in output.splitlines():
+        if row.shown.line in line:
+            return " ".join(line.split())
+    raise ConfigError(f"{row.text.id} {row.where}: no line of topic {row.shown.topic!r} has {row.shown.line!r}")
+
+
+def table(outputs: dict[str, str], lang: str) -> str:
+    """The page of all places: the command, the result in what each topic prints, and whether it is as in the text."""
+    title, *head, works, differs, lead = HEAD[lang]
+    other = f"[{'English' if lang == 'zh' else '中文'}](../{'en' if lang == 'zh' else 'zh'}/sections.md)"
+    parts = [f"# {title}", f"[{'指南' if lang == 'zh' else 'The guide'}](index.md) · {other}", lead]
+    option = " --lang zh" if lang == "zh" else ""
+    for text in TEXTS.values():
+        lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+        for row in (row for row in rows() if row.text is text):
+            what = in_language(row.section.title, lang) if row.kind == "section" else ""
+            out = cell(result(row, outputs[row.shown.topic]))
+            colon, semicolon, brackets = ("：", "；", "（{}）") if lang == "zh" else (": ", "; ", " ({})")
+            verdicts = semicolon.join(f"{one.id}{colon}{in_language(one.expected.words, lang)}" for one in row.claims)
+            said = f"{differs}{colon}{cell(in_language(row.shown.differs, lang))}" if row.shown.differs else works
+            said += brackets.format(verdicts) if verdicts else ""
+            link = f"[`{in_language(row.command, lang)}{option}`]({row.shown.topic}.md)"
+            lines.append(f"| {in_language(row.where, lang)} | {what} | {link} | `{out}` | {said} |")
+        name = in_language(text.title, lang)
+        parts += [f"## {name[0].upper()}{name[1:]}", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+# Finding.
 DIGITS = {sign: str(value) for value, sign in enumerate("零一二三四五六七八九")} | {"〇": "0", "两": "2"}
 # What words of a query mean: a kind of part, or how the next number is to be read.
 WORDS: dict[str, str] = {
     word: meaning
-    for meaning, words in {
+    for meaning, said in {
         "equation": "equation equations eq eqs formula formulas formulae 式 公式 方程 等式",
         "table": "table tables tab 表 表格",
         "listing": "listing listings code 代码 程序 代码清单 清单",
@@ -41,7 +192,7 @@ WORDS: dict[str, str] = {
         "ordinal": "第",
         "nothing": "the no number and 个 张 幅 条 号 和 与",
     }.items()
-    for word in words.split()
+    for word in said.split()
 }
 _CHINESE_WORDS = sorted((word for word in WORDS if not word.isascii()), key=len, reverse=True)
 TOKEN = re.compile(rf"\d+(?:\.\d+)*|\(|[a-z]+|{'|'.join(_CHINESE_WORDS)}|[^\s)]")
@@ -73,18 +224,19 @@ class Wanted:
 
 
 def find(query: str) -> Found:
-    """The topic of that name or title, or all places that the words fit.
-
-    Raises:
-        ConfigError: naming the nearest places if there is none.
-    """
+    """The topic of that name or title, or all places that the words fit. ConfigError with the nearest if none does."""
     name = "_".join(query.lower().replace("-", " ").split())
     for topic in topics().values():
         if name == topic.name or (query.strip() and _compact(query) in _titles(topic.title)):
             return Found(topic)
     every = list(rows())
     named = [(text, rest.replace(" ", "")) for text, rest in _without_text(_normal(query))]
-    found = [row for row in every if row.kind == "section" and _is_title(named, row)]
+    found = [
+        row
+        for row in every
+        if row.kind == "section"
+        and any(text in ("", row.text.id) and rest in _titles(row.section.title) for text, rest in named)
+    ]
     # A number in parentheses is that of an equation, or else of a section.
     readings = [list(_readings(form)) for form in (_normal(query), _normal(query).replace("(", " "))]
     for fitting in (_fitting, _beginning, _counted):
@@ -129,12 +281,6 @@ def _compact(text: str) -> str:
 
 def _titles(title: Bilingual) -> tuple[str, str]:
     return _compact(title), _compact(title.zh)
-
-
-def _is_title(named: Sequence[tuple[str, str]], row: Row) -> bool:
-    """Whether a query is the title of a section. named: the text that it may name, and the rest."""
-    titles = _titles(row.section.title)
-    return any(text in ("", row.text.id) and rest in titles for text, rest in named)
 
 
 def _without_text(query: str) -> Iterator[tuple[str, str]]:

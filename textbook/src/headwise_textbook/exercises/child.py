@@ -1,4 +1,4 @@
-"""What runs a reader's function; and values as JSON, between it and `process`. Nothing is unpickled.
+"""What runs a reader's function; and values as JSON, between it and `grade`. Nothing is unpickled.
 
 Its source is given to `python -c`, as this folder does not exist where it runs. Standard input brings one JSON line for
 the file and its limits, then one for each call; standard output returns one JSON line for each. What the code prints

@@ -1,15 +1,11 @@
-"""Exercises, part one: what multi-head attention computes, and what it costs.
-
-Each function is our own solution; its task is in the pages of the guide.
-"""
+"""Exercises, part one: our solutions of what multi-head attention computes, and what it costs."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from headwise_textbook.guide.exercises.exercise import exercise
-from headwise_textbook.guide.grading.draw import Draw
+from headwise_textbook.exercises.exercise import Draw, exercise, normal
 
 
 # shapes
@@ -32,12 +28,7 @@ def multi_head(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, wo: Tensor, num_he
     return (p @ v).transpose(1, 2).flatten(2) @ wo
 
 
-@exercise(
-    lambda draw: (
-        draw.normal(b := draw.size(1, 3), n := draw.size(), h := draw.size(1, 4), d := draw.size()),
-        draw.normal(b, n, h, d),
-    )
-)
+@exercise(normal("b n h d", "b n h d", b=(1, 3), h=(1, 4)))
 def scores_without_transpose(q: Tensor, k: Tensor) -> Tensor:
     return q @ k.mT / q.shape[-1] ** 0.5
 
@@ -127,12 +118,7 @@ def padding_mask(lengths: Tensor, m: int) -> Tensor:
 
 
 # output_projection
-def _heads(draw: Draw) -> tuple[Tensor, Tensor]:
-    h, n, d_k, d = draw.size(1, 4), draw.size(), draw.size(1, 4), draw.size()
-    return draw.normal(h, n, d_k), draw.normal(h * d_k, d)
-
-
-@exercise(_heads)
+@exercise(normal("h n k", "h*k d", h=(1, 4), k=(1, 4)))
 def contributions(heads: Tensor, wo: Tensor) -> Tensor:
     return heads @ wo.unflatten(0, (heads.shape[0], -1))
 

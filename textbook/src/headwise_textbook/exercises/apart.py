@@ -42,8 +42,13 @@ def main() -> None:
         _in_namespaces(task, reported, asked, answers)
     _close(reported, asked, answers)
     if os.read(asks, 1):
-        with suppress(OSError):
-            _map_users(child)
+        with suppress(OSError):  # let the user be known there; root is nobody there before the program begins
+            for kind, own in (("uid", os.getuid()), ("gid", os.getgid())):
+                if os.getuid():
+                    with open(f"/proc/{child}/setgroups", "w") as file:
+                        file.write("deny")
+                with open(f"/proc/{child}/{kind}_map", "w") as file:
+                    file.write(f"{own} {own} 1\n" + ("" if os.getuid() else f"{NOBODY} {NOBODY} 1\n"))
         os.write(answered, b"!")
     said = _watched(child, parent, folder, reports)
     if said.get("why"):
@@ -83,7 +88,12 @@ def _in_namespaces(task: dict[str, Any], reported: int, asked: int, answers: int
     """Enter them and run the program there; report its status, or why it cannot run there."""
     said: dict[str, Any] = {}
     try:
-        libc = _libc()
+        if not sys.platform.startswith("linux"):
+            raise OSError(f"{sys.platform} has no namespaces")
+        libc = ctypes.CDLL(None, use_errno=True)
+        missing = [name for name in ("unshare", "pivot_root", "mount", "umount2") if not hasattr(libc, name)]
+        if missing:
+            raise OSError(f"the C library has no {missing[0]}")
         libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         _checked("unshare", libc.unshare(_USER | _MOUNT | _PID | _NET | _IPC))
         os.write(asked, b"?")
@@ -94,16 +104,6 @@ def _in_namespaces(task: dict[str, Any], reported: int, asked: int, answers: int
         said = {"why": str(error)}
     os.write(reported, json.dumps(said).encode())
     os._exit(0)
-
-
-def _map_users(child: int) -> None:
-    """Let the user be known in the namespace; root is nobody there before the program begins."""
-    for kind, own in (("uid", os.getuid()), ("gid", os.getgid())):
-        if os.getuid():
-            with open(f"/proc/{child}/setgroups", "w") as file:
-                file.write("deny")
-        with open(f"/proc/{child}/{kind}_map", "w") as file:
-            file.write(f"{own} {own} 1\n" + ("" if os.getuid() else f"{NOBODY} {NOBODY} 1\n"))
 
 
 def _new_root(libc: Any, task: dict[str, Any]) -> None:
@@ -172,16 +172,6 @@ def _first(libc: Any, task: dict[str, Any]) -> int:
     os.waitpid(first, 0)
     said = os.read(statuses, 4)
     return int(struct.unpack("i", said)[0]) if said else int(signal.SIGKILL)
-
-
-def _libc() -> Any:
-    if not sys.platform.startswith("linux"):
-        raise OSError(f"{sys.platform} has no namespaces")
-    libc = ctypes.CDLL(None, use_errno=True)
-    missing = [name for name in ("unshare", "pivot_root", "mount", "umount2") if not hasattr(libc, name)]
-    if missing:
-        raise OSError(f"the C library has no {missing[0]}")
-    return libc
 
 
 def _mount(libc: Any, source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:

@@ -1,13 +1,9 @@
-"""Exercises, part two: what heads are, and other forms of them.
-
-Each function is our own solution; its task is in the pages of the guide.
-"""
+"""Exercises, part two: our solutions of what heads are, and other forms of them."""
 
 import torch
 from torch import Tensor
 
-from headwise_textbook.guide.exercises.exercise import exercise
-from headwise_textbook.guide.grading.draw import Draw
+from headwise_textbook.exercises.exercise import Draw, exercise, normal
 
 
 # why_heads
@@ -82,23 +78,13 @@ def fits_one_head(scores: Tensor, d_k: int) -> bool:
 
 
 # mixing
-@exercise(
-    lambda draw: (
-        *(draw.normal(h, n, d) for h, n, d in [(draw.size(1, 4), draw.size(), draw.size(1, 4))] for _ in range(3)),
-    ),
-    tolerance=1e-3,
-)
+@exercise(normal("h n d", "h n d", "h n d", h=(1, 4), d=(1, 4)), tolerance=1e-3)
 def heads_attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     p = (torch.einsum("hnd,gnd->nhg", q, k) / q.shape[-1] ** 0.5).softmax(-1)
     return torch.einsum("nhg,gnd->hnd", p, v)
 
 
-@exercise(
-    lambda draw: (
-        draw.normal((g := draw.size(1, 3)) * draw.size(1, 3), draw.size(), draw.size(1, 4)),
-        draw.normal(g, g),
-    )
-)
+@exercise(normal("g*r n d", "g g", g=(1, 3), r=(1, 3), d=(1, 4)))
 def mix_groups(heads: Tensor, w: Tensor) -> Tensor:
     return torch.einsum("ab,gbnd->gand", w, heads.unflatten(0, (-1, w.shape[0]))).flatten(0, 1)
 
@@ -109,17 +95,12 @@ def folded(group: Tensor, first: Tensor) -> Tensor:
 
 
 # block_diagonal
-@exercise(lambda draw: (draw.normal(draw.size(1, 4), draw.size(1, 4), draw.size(1, 4)),))
+@exercise(normal("h a b", h=(1, 4), a=(1, 4), b=(1, 4)))
 def block_diag(blocks: Tensor) -> Tensor:
     return torch.block_diag(*blocks)
 
 
-@exercise(
-    lambda draw: (
-        draw.normal(draw.size(), (h := draw.size(1, 4)) * (a := draw.size(1, 4))),
-        draw.normal(h, a, draw.size(1, 4)),
-    )
-)
+@exercise(normal("n h*a", "h a b", h=(1, 4), a=(1, 4), b=(1, 4)))
 def grouped_linear(x: Tensor, blocks: Tensor) -> Tensor:
     h, a, _ = blocks.shape
     return torch.einsum("nha,hab->nhb", x.unflatten(-1, (h, a)), blocks).flatten(1)
@@ -138,27 +119,17 @@ def channels_read(w: Tensor, num_heads: int) -> Tensor:
 
 
 # contraction
-@exercise(
-    lambda draw: (
-        draw.normal(draw.size(1, 3), draw.size(), d := draw.size()),
-        draw.normal(draw.size(1, 4), draw.size(1, 4), d),
-    )
-)
+@exercise(normal("b n d", "h k d", b=(1, 3), h=(1, 4), k=(1, 4)))
 def queries(x: Tensor, w: Tensor) -> Tensor:
     return torch.einsum("bnd,hkd->bhnk", x, w)
 
 
-@exercise(
-    lambda draw: (
-        draw.normal(draw.size(1, 3), h := draw.size(1, 4), draw.size(), k := draw.size(1, 4)),
-        draw.normal(h, k, draw.size()),
-    )
-)
+@exercise(normal("b h n k", "h k d", b=(1, 3), h=(1, 4), k=(1, 4)))
 def output(heads: Tensor, wo: Tensor) -> Tensor:
     return torch.einsum("bhnk,hkd->bnd", heads, wo)
 
 
-@exercise(lambda draw: (draw.normal(draw.size(1, 4), draw.size(1, 4), draw.size()),))
+@exercise(normal("h k d", h=(1, 4), k=(1, 4)))
 def one_matrix(w: Tensor) -> Tensor:
     return w.flatten(0, 1).T
 
@@ -204,14 +175,7 @@ def sigmoid_heads(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (x[:, None] * a + b).sigmoid()
 
 
-@exercise(
-    lambda draw: (
-        draw.normal(d := draw.size()),
-        draw.normal(h := draw.size(1, 3), d, k := draw.size(1, 3)),
-        draw.normal(h, k, d),
-    ),
-    tolerance=1e-3,
-)
+@exercise(normal("d", "h d k", "h k d", h=(1, 3), k=(1, 3)), tolerance=1e-3)
 def single_token(x: Tensor, wv: Tensor, wo: Tensor) -> Tensor:
     return torch.einsum("d,hdk,hke->e", x, wv, wo)
 

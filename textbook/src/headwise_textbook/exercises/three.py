@@ -1,13 +1,9 @@
-"""Exercises, part three: what heads know and take, and what is done with them.
-
-Each function is our own solution; its task is in the pages of the guide.
-"""
+"""Exercises, part three: our solutions of what heads know and take, and what is done with them."""
 
 import torch
 from torch import Tensor, nn
 
-from headwise_textbook.guide.exercises.exercise import exercise
-from headwise_textbook.guide.grading.draw import Draw
+from headwise_textbook.exercises.exercise import Draw, exercise, normal
 
 
 # information
@@ -35,14 +31,7 @@ def circle_keys(n: int) -> Tensor:
 
 
 # kv_sharing
-@exercise(
-    lambda draw: (
-        draw.normal((g := draw.size(1, 3)) * draw.size(1, 3), n := draw.size(), d := draw.size(1, 5)),
-        draw.normal(g, n, d),
-        draw.normal(g, n, d),
-    ),
-    tolerance=1e-3,
-)
+@exercise(normal("g*r n d", "g n d", "g n d", g=(1, 3), r=(1, 3), d=(1, 5)), tolerance=1e-3)
 def grouped_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     repeat = q.shape[0] // k.shape[0]
     k, v = k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
@@ -74,9 +63,7 @@ def prune_head(
     return wq[:, kept], wk[:, kept], wv[:, kept], wo[kept]
 
 
-@exercise(
-    lambda draw: (draw.normal(draw.size(1, 4), n := draw.size(), d := draw.size()), draw.normal(n, d)), tolerance=1e-3
-)
+@exercise(normal("h n d", "n d", h=(1, 4)), tolerance=1e-3)
 def gate_importance(heads: Tensor, grad: Tensor) -> Tensor:
     return (heads * grad).sum((-2, -1)).abs()
 
@@ -101,11 +88,7 @@ def heads_to_remove(importance: Tensor, count: int) -> list[tuple[int, int]]:
 
 
 # residual
-def _tokens(draw: Draw) -> tuple[Tensor]:
-    return (draw.normal(draw.size(), draw.size(2, 8)),)
-
-
-@exercise(_tokens)
+@exercise(normal("n d", d=(2, 8)))
 def layer_norm(x: Tensor) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
@@ -208,16 +191,7 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, size: int) -> Tensor:
     return total / sums
 
 
-@exercise(
-    lambda draw: (
-        draw.normal(h := draw.size(1, 3), d := draw.size(1, 4)),
-        draw.normal(h, n := draw.size(), d),
-        draw.normal(h, n, d),
-        draw.normal(h, d),
-        draw.normal(h, d),
-    ),
-    tolerance=1e-3,
-)
+@exercise(normal("h d", "h n d", "h n d", "h d", "h d", h=(1, 3), d=(1, 4)), tolerance=1e-3)
 def decode_step(q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     k, v = torch.cat((k, new_k[:, None]), 1), torch.cat((v, new_v[:, None]), 1)
     p = (k @ q[..., None] / q.shape[-1] ** 0.5).softmax(1)

@@ -1,0 +1,455 @@
+"""What multi-head attention computes: its definition, the scale of its scores, and identities of its weights."""
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise import AttentionMap, attend
+from headwise.masks import Causal
+from headwise.nn import DESIGNS
+from headwise.wording import Bilingual
+from headwise_textbook.claims.claim import Check, at_least, at_most, claim, difference, differs, equal, same
+from headwise_textbook.claims.model import layer, multi_head, normal, trained
+from headwise_textbook.curves import Curve
+from headwise_textbook.trace import seeded
+
+# What multi-head attention is: the formula, the heads, and equivalent forms.
+
+
+@claim
+def attention_formula() -> list[Check]:
+    q, k, v = normal(2, 3, 11, 5, seed=1), normal(2, 3, 13, 5, seed=2), normal(2, 3, 13, 7, seed=3)
+    formula = formula_of(q, k, v)
+    outputs = {name: attend(q, k, v, kernel=name) for name in ("auto", "torch_blocks", "reference")}
+    plain = difference(torch.softmax(q @ k.mT, -1) @ v, outputs["auto"])
+    return [
+        *(same((f"error, kernel {name}", f"误差，内核 {name}"), out, formula) for name, out in outputs.items()),
+        at_least(("difference without the factor", "不缩放时的差异"), plain, 0.01).control(
+            difference(outputs["auto"], formula)),
+    ]  # fmt: skip
+
+
+@claim
+def multi_head_formula() -> list[Check]:
+    module, x = multi_head(), normal(2, 7, 12, seed=5)
+    w, y = module.per_head_weights(), module(x)
+    heads = [formula_of(x @ w["q"][i], x @ w["k"][i], x @ w["v"][i]) for i in range(3)]
+    formula, reversed_ = (torch.cat(order, -1) @ module.o_proj.weight.mT for order in (heads, heads[::-1]))
+    return [
+        same(("error of the layer", "本层的误差"), y, formula),
+        differs(("difference with the heads in reverse order", "各头倒序拼接时的差异"),
+                reversed_, y, difference(y, formula)),
+    ]  # fmt: skip
+
+
+@claim
+def splitting() -> list[Check]:
+    x = normal(2, 7, 12)
+    split = x.view(2, 7, 3, 4).transpose(1, 2)
+    columns = torch.stack([x[..., 4 * i : 4 * i + 4] for i in range(3)], 1)
+    others = int((split != columns).sum())
+    merged = int((split.transpose(1, 2).flatten(2) != x).sum())
+    return [
+        equal(("entries changed by splitting and merging", "切分再合并后改变的元素"), merged, 0),
+        equal(("entries of head i that are not its columns", "第 i 个头中不属于其列的元素"), others, 0),
+        equal(("copies made by the split", "切分产生的复制"), int(split.data_ptr() != x.data_ptr()), 0),
+        at_least(
+            ("entries of head i that are not its columns, without the transpose",
+             "不转置时，第 i 个头中不属于其列的元素"),
+            int((x.view(2, 3, 7, 4) != columns).sum()), 1,
+        ).control(others),
+    ]  # fmt: skip
+
+
+@claim
+def per_head_projection() -> list[Check]:
+    return _equals_multi_head("per_head")
+
+
+@claim
+def tensor_contraction() -> list[Check]:
+    return _equals_multi_head("contraction")
+
+
+@claim
+def output_sums_heads() -> list[Check]:
+    module, x = multi_head(), normal(2, 7, 12, seed=5)
+    y, concat = module(x, return_concat=True)
+    heads, w = concat.split(4, -1), module.per_head_weights()["o"]
+    total = sum((head @ one for head, one in zip(heads, w, strict=True)), torch.zeros(()))
+    mean = torch.stack(heads).mean(0) @ w.sum(0)
+    return [
+        same(("error of the sum", "求和的误差"), total, y),
+        differs(("difference of the averaged heads", "对各头取平均时的差异"), mean, y, difference(total, y)),
+    ]  # fmt: skip
+
+
+@claim
+def output_mixes_heads() -> list[Check]:
+    def blocks_in_output() -> Any:
+        module = multi_head()
+        with torch.no_grad():
+            module.o_proj.weight.mul_(torch.block_diag(*[torch.ones(4, 4)] * 3))
+        return module
+
+    before, after = _heads_in_channels(multi_head)
+    apart = _heads_in_channels(blocks_in_output)[1]
+    return [
+        equal(("heads in a channel of A, at most", "A 的一个通道中的头数，最多"), before, 1),
+        equal(("heads in a channel of A W_O", "A W_O 的一个通道中的头数"), after, 3),
+        equal(("heads in a channel after a block-diagonal W_O",
+               "W_O 分块对角时，一个通道中的头数"), apart, 1).control(after),
+    ]  # fmt: skip
+
+
+@claim
+def heads_have_no_order() -> list[Check]:
+    module, x, order = multi_head(), normal(2, 7, 12, seed=5), [2, 0, 1]
+    weights = {name: w.detach() for name, w in module.per_head_weights().items()}
+    moved = {name: w[order] for name, w in weights.items()}
+    y, kept = type(module).from_heads(**moved)(x), type(module).from_heads(**{**moved, "o": weights["o"]})(x)
+    return [
+        same(("error", "误差"), y, module(x)),
+        differs(("difference if W_O stays", "W_O 不动时的差异"), kept, module(x), difference(y, module(x))),
+    ]  # fmt: skip
+
+
+@claim
+def one_step_path() -> list[Check]:
+    module, x = multi_head(), normal(1, 7, 12, seed=5)
+    with seeded(0):
+        narrow = nn.Conv1d(12, 12, 3, padding=1).double()
+    reach = [_reached(partial(module, mask=mask), x) for mask in (None, Causal())]
+    local = _reached(lambda t: narrow(t.mT).mT, x)
+    return [
+        equal(("pairs (i, j) with ∂y_i/∂x_j ≠ 0", "∂y_i/∂x_j ≠ 0 的 (i, j) 对数"), int(reach[0].sum()), 49),
+        equal(("pairs under a causal mask",
+               "因果掩码下的对数"), int((reach[1] & torch.ones(7, 7).tril().bool()).sum()), 28),
+        equal(("pairs beyond the causal mask", "因果掩码之外的对数"), int(reach[1].triu(1).sum()), 0),
+        equal(("pairs that a convolution of width 3 reaches",
+               "宽度为 3 的卷积到达的对数"), int(local.sum()), 19).control(
+            int(reach[0].sum())),
+    ]  # fmt: skip
+
+
+def formula_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q kᵀ / √d_k) v by the definition."""
+    return torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v
+
+
+def _equals_multi_head(form: str) -> list[Check]:
+    module, x = multi_head(), normal(2, 7, 12, seed=5)
+    kind: Any = DESIGNS[form]
+    other, exchanged = kind.from_multi_head(module), multi_head()
+    with torch.no_grad():
+        exchanged.q_proj.weight.copy_(module.q_proj.weight.roll(4, 0))  # the queries of head i are those of head i − 1
+    outputs = []
+    for one in (module, other):
+        outputs.append(one(x))
+        outputs[-1].square().sum().backward()
+    # The gradients have the shapes of the form's parameters, so they are converted as weights are.
+    gradients = dict(_of_gradients(other).to_multi_head().named_parameters())
+    of_module = dict(_of_gradients(module).named_parameters())
+    letters = {name: name[0].upper() for name in of_module}
+    return [
+        same(("error of outputs", "输出的误差"), outputs[1], outputs[0]),
+        *(
+            same((f"of gradients of {letters[name]}", f"{letters[name]} 的梯度的误差"), gradients[name], parameter)
+            for name, parameter in of_module.items()
+        ),
+        differs(("difference with queries exchanged", "交换查询投影后的差异"),
+                kind.from_multi_head(exchanged)(x), outputs[0], difference(outputs[1], outputs[0])),
+    ]  # fmt: skip
+
+
+def _of_gradients(module: Any) -> Any:
+    """A copy of the module whose weights are its gradients."""
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        for into, parameter in zip(other.parameters(), module.parameters(), strict=True):
+            into.copy_(parameter.grad)
+    return other
+
+
+def _heads_in_channels(build: Callable[[], Any]) -> tuple[int, int]:
+    """The number of heads that a channel depends on: the largest for A, the smallest for A W_O."""
+    x = normal(1, 7, 12, seed=5)
+    y, concat = build()(x, return_concat=True)
+    before, after = [], []
+    for i in range(3):
+        other = build()
+        with torch.no_grad():
+            other.v_proj.weight[4 * i : 4 * i + 4] *= 2.0  # changes head i only
+        y_other, concat_other = other(x, return_concat=True)
+        before.append((concat != concat_other).flatten(0, -2).any(0))  # which channels differ
+        after.append((y != y_other).flatten(0, -2).any(0))
+    return int(torch.stack(before).sum(0).max()), int(torch.stack(after).sum(0).min())
+
+
+def _reached(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """For which pairs of tokens (i, j) ∂y_i/∂x_j does not vanish, [n, n]."""
+    jacobian: Any = torch.autograd.functional.jacobian(lambda t: layer(t)[0].sum(-1), x)
+    return jacobian[:, 0].abs().sum(-1) > 0
+
+
+# Why scores are divided by √d_k: measurements with and without the factor.
+SIZES = 1, 4, 16, 64, 256, 1024
+WITHOUT = Bilingual("without the factor", "不缩放")
+
+
+@claim
+def scaling_keeps_variance() -> list[Check | Curve]:
+    found, plain, scaled = [], {}, {}
+    for d in SIZES:
+        dots = (normal(20_000, d, seed=1) * normal(20_000, d, seed=2)).sum(-1)
+        plain[d], scaled[d] = float(dots.var()), float((dots / math.sqrt(d)).var())
+    for d in (16, 64, 1024):
+        found += [
+            equal((f"variance of q·k at d_k = {d}", f"d_k = {d} 时 q·k 的方差"), plain[d], d, 0.05),
+            equal(("scaled", "缩放后"), scaled[d], 1, 0.05),
+        ]
+    variances = []
+    for amap in trained().maps:
+        scores = (amap.q.double() @ amap.k.double().mT)[0] / math.sqrt(amap.q.shape[-1])  # [h, n, n]
+        variances.append(scores[:, torch.ones(scores.shape[1:]).tril().bool()].var(-1))  # over all causal pairs
+    least, most = float(torch.cat(variances).min()), float(torch.cat(variances).max())
+    return [
+        *found,
+        equal(("trained model, variance of scaled scores, smallest head",
+               "训练好的模型，缩放后分数的方差，最小的头"), least, 1, 0.05)
+        .beyond(),
+        equal(("largest head", "最大的头"), most, 1, 0.05).beyond(),
+        equal(("divided by d_k = 64", "除以 d_k = 64"), plain[64] / 64**2, 1 / 64, 0.05).control(scaled[64]),
+        Curve.of(Bilingual("Variance of the logits", "分数的方差"), "d_k", Bilingual("variance", "方差"), {
+            "q·k": plain, "q·k / √d_k": scaled}, {"d_k": {d: d for d in SIZES}}, log="xy"),
+    ]  # fmt: skip
+
+
+@claim
+def scaling_keeps_gradients() -> list[Check | Curve]:
+    plain, scaled = {}, {}
+    for d in SIZES:
+        dots = normal(200, d, seed=1) @ normal(64, d, seed=2).mT  # [queries, keys]
+        plain[d], scaled[d] = _slope(dots), _slope(dots / math.sqrt(d))
+    lines = {WITHOUT: plain, Bilingual("with 1/√d_k", "除以 √d_k"): scaled}
+    axis = Bilingual("mean ‖∂p/∂s‖", "‖∂p/∂s‖ 的平均")
+    return [
+        at_most(
+            ("gradient at d_k = 1024 relative to 16, without the factor", "不缩放时，d_k = 1024 的梯度与 16 时之比"),
+            plain[1024] / plain[16], 0.5,
+        ),
+        equal(("with it", "缩放时"), scaled[1024] / scaled[16], 1, 0.1),
+        equal(("gradient without the factor relative to that with it, d_k = 1", "d_k = 1 时，不缩放与缩放的梯度之比"),
+              plain[1] / scaled[1], 1, 0.01).control(plain[1024] / scaled[1024]),
+        Curve.of(Bilingual("Gradient of the softmax, 64 keys", "softmax 的梯度，64 个键"), "d_k", axis, lines, log="x"),
+    ]  # fmt: skip
+
+
+def _slope(scores: torch.Tensor) -> float:
+    """Mean Frobenius norm of ∂p/∂s over the rows of the scores."""
+    p = torch.softmax(scores, -1)
+    jacobian = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    return float(jacobian.flatten(1).norm(dim=-1).mean())
+
+
+# Identities that the library is based on: statistics of the weights computed without them. All in float64.
+ERROR = "error", "误差"
+
+
+@claim
+def entropy_without_weights() -> list[Check]:
+    q, k, _ = _qkv()
+    pk, amap = attend(q, k, k, return_map=True)
+    entropy = amap.lse - amap.rule.scale * (q * pk).sum(-1)
+    truth = torch.special.entr(_weights(q, k)).sum(-1)
+    return [
+        same(ERROR, entropy, truth),
+        differs(("error of the log-sum-exp alone", "只用 log-sum-exp 的误差"),
+                amap.lse, truth, difference(entropy, truth)),
+    ]  # fmt: skip
+
+
+@claim
+def effective_keys_from_lse() -> list[Check]:
+    q, k, v = _qkv()
+    scale = q.shape[-1] ** -0.5
+    once, twice = (attend(q, k, v, scale=c * scale, return_map=True)[1].lse for c in (1, 2))
+    found, truth = torch.exp(twice - 2 * once), _weights(q, k).square().sum(-1)
+    return [
+        same(ERROR, found, truth),
+        differs(("error of exp(LSE(2s) − LSE(s))", "exp(LSE(2s) − LSE(s)) 的误差"),
+                torch.exp(twice - once), truth, difference(found, truth)),
+    ]  # fmt: skip
+
+
+@claim
+def received_mass_gradient() -> list[Check]:
+    q, k, v = _qkv()
+    v.requires_grad_()
+    out, amap = attend(q, k, v, return_map=True)
+    out.sum().backward()
+    assert v.grad is not None
+    mass = _weights(q, k).sum(-2)
+    return [
+        same(("error of the gradient", "梯度的误差"), v.grad[..., 0], mass),
+        same(("of the map's own sum", "注意力图自身求和的误差"), amap.received(), mass),
+        differs(("error of sums over rows", "行和的误差"),
+                torch.ones_like(mass), mass, difference(v.grad[..., 0], mass)),
+    ]  # fmt: skip
+
+
+@claim
+def lse_bounds_maximum() -> list[Check]:
+    q, k, v = _qkv()
+    lse = attend(q, k, v, return_map=True)[1].lse
+    largest = (q @ k.mT * q.shape[-1] ** -0.5).amax(-1)
+    m = k.shape[2]
+    flat, peak = torch.zeros(m, dtype=torch.float64), torch.full((m,), -1e3, dtype=torch.float64)
+    peak[0] = math.log(m)
+    above = float((lse - math.log(m) - largest).max())
+    return [
+        at_least(("smallest LSE − max", "LSE − max 的最小值"), float((lse - largest).min()), 0.0),
+        at_most(("largest LSE − ln m − max", "LSE − ln m − max 的最大值"), above, 0.0),
+        equal(("two rows of LSE", "两行的 LSE"), float(peak.logsumexp(0)), float(flat.logsumexp(0)), 1e-12),
+        equal(("whose maxima differ by", "它们的最大值之差"), float(peak.max() - flat.max()), math.log(m), 1e-12),
+        at_least(("LSE − ln(m/2) − max of equal scores", "分数全相等时的 LSE − ln(m/2) − max"),
+                 float(flat.logsumexp(0)) - math.log(m / 2) - float(flat.max()), 0.1).control(above),
+    ]  # fmt: skip
+
+
+@claim
+def importance_from_gradient() -> list[Check]:
+    module, x, target = multi_head(), normal(2, 7, 12, seed=5), normal(2, 7, 12, seed=6)
+    gates = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    heads = module.attention(*module.project(x, x))[0]  # [b, h, n, d_v]
+    out = heads.detach().requires_grad_()
+    losses = [(module.output(module.merge(h, x)) - target).square().sum() for h in (heads * gates[:, None, None], out)]
+    (by_gate,), (by_head,) = torch.autograd.grad(losses[0], [gates]), torch.autograd.grad(losses[1], [out])
+    found, norms = (by_head * out).sum((0, 2, 3)).abs(), out.square().sum((0, 2, 3)).sqrt()
+    scaled = norms * by_gate.abs().max() / norms.max()
+    return [
+        same(ERROR, found, by_gate.abs()),
+        differs(("error of ‖O‖, scaled", "‖O‖（经缩放）的误差"),
+                scaled, by_gate.abs(), difference(found, by_gate.abs())),
+    ]  # fmt: skip
+
+
+@claim
+def key_blocks_merge_exactly() -> list[Check]:
+    q, k, v = _qkv()
+    parts = [attend(q, k[:, :, a:z], v[:, :, a:z], return_map=True) for a, z in ((0, 3), (3, 4), (4, 13))]
+    lse = torch.stack([amap.lse for _, amap in parts]).logsumexp(0)
+    merged = torch.stack([out * torch.exp(amap.lse - lse)[..., None] for out, amap in parts]).sum(0)
+    whole, mean = attend(q, k, v), torch.stack([out for out, _ in parts]).mean(0)
+    return [
+        same(ERROR, merged, whole),
+        differs(("error of the mean of the parts", "各部分取平均的误差"), mean, whole, difference(merged, whole)),
+    ]  # fmt: skip
+
+
+@claim
+def weights_are_an_operator() -> list[Check]:
+    q, k = normal(1, 1, 13, 5, seed=1), normal(1, 1, 13, 5, seed=2)
+    amap: AttentionMap = attend(q, k, k, return_map=True)[1]
+    p, x = _weights(q, k)[0, 0], normal(13, 3, seed=4)
+    rolled = x
+    for _ in range(4):
+        rolled = 0.5 * (amap @ rolled)[0, 0] + 0.5 * rolled
+    mean = 0.5 * (p + torch.eye(13, dtype=torch.float64))
+    block = normal(13, 13, seed=9)
+    for _ in range(60):
+        block = torch.linalg.qr(amap.T @ (amap @ block))[0][0, 0]  # subspace iteration
+    singular = torch.linalg.svdvals((amap @ block)[0, 0])
+    return [
+        same(("error of P X", "P X 的误差"), (amap @ x)[0, 0], p @ x),
+        same(("of Pᵀ X", "Pᵀ X 的误差"), (amap.T @ x)[0, 0], p.mT @ x),
+        same(("of four layers of rollout", "四层 rollout 的误差"), rolled, torch.linalg.matrix_power(mean, 4) @ x),
+        same(("of singular values", "奇异值的误差"), singular, torch.linalg.svdvals(p), 1e-9),
+        differs(("difference between Pᵀ X and P X", "Pᵀ X 与 P X 之差"),
+                (amap.T @ x)[0, 0], p @ x, difference((amap @ x)[0, 0], p @ x)),
+    ]  # fmt: skip
+
+
+@claim
+def torch_tells_lse() -> list[Check]:
+    q, k, _ = _qkv()
+    v = normal(*k.shape, seed=8)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    return [
+        same(("error of LSE", "LSE 的误差"), lse, scores.logsumexp(-1)),
+        same(("of the output", "输出的误差"), out, _weights(q, k) @ v),
+        differs(("error of LSE without the factor", "不缩放时 LSE 的误差"),
+                lse, (q @ k.mT).logsumexp(-1), difference(lse, scores.logsumexp(-1))),
+    ]  # fmt: skip
+
+
+@claim
+def key_bias_does_nothing() -> list[Check]:
+    module, x = layer("multi_head", 12, 3, bias=True), normal(2, 7, 12, seed=5)
+    before = module(x)
+    moved = {}
+    for name in ("k_proj", "q_proj"):
+        with torch.no_grad():
+            getattr(module, name).bias += 3.0 * normal(12, seed=6)
+        moved[name] = difference(module(x), before)
+    return [
+        at_most(("change by a key bias", "键偏置引起的改变"), moved["k_proj"], 1e-12),
+        at_least(("by a query bias", "查询偏置引起的改变"), moved["q_proj"], 0.01).control(moved["k_proj"]),
+    ]
+
+
+@claim
+def entropy_has_a_floor() -> list[Check | Curve]:
+    margins, reached = [], []
+    for t, sigma in (5, 1.0), (64, 4.0), (64, 12.0):
+        rows = normal(500, t, seed=t)
+        rows = sigma * rows / rows.norm(dim=-1, keepdim=True)
+        peak = torch.full((t,), -1.0, dtype=torch.float64)
+        peak[0] = t - 1
+        margins.append(float(_row_entropy(rows).min()) - _floor(t, sigma))
+        extreme = float(_row_entropy(sigma * peak / peak.norm()))
+        reached.append(abs(extreme - _floor(t, sigma)))
+        below = extreme - _floor(t, sigma / 2)
+    rows = normal(500, 64, seed=64)
+    rows = rows / rows.norm(dim=-1, keepdim=True)
+    entropies = {sigma: _row_entropy(sigma * rows) for sigma in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}
+    lines = {
+        Bilingual("mean of 500 random rows", "500 个随机行的平均"): {
+            at: float(x.mean()) for at, x in entropies.items()
+        },
+        Bilingual("least of them", "其中最小的"): {at: float(x.min()) for at, x in entropies.items()},
+    }
+    floor = {Bilingual("the bound", "界"): {sigma: _floor(64, sigma) for sigma in entropies}}
+    return [
+        at_least(("smallest entropy minus the bound, 1500 random rows",
+                  "最小的熵减去界，1500 个随机行"), min(margins), 0.0),
+        at_most(("distance of the extreme row from it", "极端的一行与界的距离"), max(reached), 1e-12),
+        at_most(("entropy of the extreme row minus the bound for σ/2",
+                 "极端一行的熵减去 σ/2 的界"), below, -0.01).control(
+            min(margins)),
+        Curve.of(Bilingual("Entropy of rows of 64 scores", "64 个分数的行的熵"),
+                 Bilingual("norm σ of the scores", "分数的范数 σ"), Bilingual("nats", "奈特"), lines, floor, log="x"),
+    ]  # fmt: skip
+
+
+def _qkv() -> tuple[Tensor, Tensor, Tensor]:
+    return 3.0 * normal(2, 3, 11, 5, seed=1), normal(2, 3, 13, 5, seed=2), normal(2, 3, 13, 7, seed=3)
+
+
+def _weights(q: Tensor, k: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
+
+
+def _row_entropy(scores: Tensor) -> Tensor:
+    return torch.special.entr(torch.softmax(scores, -1)).sum(-1)
+
+
+def _floor(t: int, sigma: float) -> float:
+    beta = math.exp(-sigma * math.sqrt(t / (t - 1)))
+    return math.log(1 + (t - 1) * beta) + sigma * math.sqrt(t * (t - 1)) * beta / (1 + (t - 1) * beta)
