@@ -401,7 +401,7 @@ def _of_folder(folder: Path) -> ModelConfig:
     from headwise.edit.folder import is_pruned, resize_as_saved  # these import PyTorch's compiler
     from headwise.lm.loading.huggingface import check_shapes, read_config as read_json
     from headwise.models import find_heads
-    from headwise.models.configuration.config import without_quantization
+    from headwise.models.configuration import without_quantization
     from headwise.models.configuration.sizes import build, model_config, with_unread
 
     c = read_json(folder, weights=False)
