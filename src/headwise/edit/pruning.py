@@ -1,4 +1,4 @@
-"""Structured head pruning: removes the rows and columns of heads; outputs equal those with the heads masked.
+"""Structured head pruning, and what can be removed: rows and columns of heads; outputs equal those with masked heads.
 
 >>> import torch, headwise as hw
 >>> layer = hw.MultiHeadAttention(64, 8)

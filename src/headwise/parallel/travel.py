@@ -1,4 +1,4 @@
-"""The keys and values of a ring: how far each piece is passed, while ranks compute with what they have.
+"""The keys and values of a ring: how far each piece is passed, and measures and images over what ranks have.
 
 The plan of a ring: keys and values are passed from each rank to the next, each piece only as far as it is needed. With
 hops(p) for the number of hops of a piece p, one call sends, in bytes over all ranks,

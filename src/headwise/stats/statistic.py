@@ -2,6 +2,7 @@
 
 Kernels return float32 (natural logarithms, weights before dropout, 0 for a fully masked query). Measures declare which
 statistics they can be computed from. A file of `headwise.stats` defines a statistic and the measures computed from it.
+Below are values of rows that follow from one statistic (`RowMeasure.row_value`), and counts of keys, O(n) from spans.
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""The scores of every head for one role or relation, and the labels that heads earn by them."""
+"""The roles by definition, the scores of every head for a role or relation, and the labels that heads earn by them."""
 
 import re
 import warnings
