@@ -18,7 +18,6 @@ from headwise.cli.doctor import (
     Examination,
     Native,
     Target,
-    Timing,
     examine,
     named,
     native_facts,
@@ -26,6 +25,7 @@ from headwise.cli.doctor import (
     reason,
 )
 from headwise.kernels import AUTOMATIC, KERNELS
+from headwise.kernels.cpu.passes import Timing
 from headwise.masks import Causal, Window
 from headwise.wording import in_language, speaking
 

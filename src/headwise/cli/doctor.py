@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from time import perf_counter
 
 import torch
 from rich.cells import cell_len
@@ -24,7 +23,7 @@ import headwise.kernels.cpu.library as compiled
 from headwise.errors import HeadwiseError, KernelError
 from headwise.kernels import AUTOMATIC, KERNELS, choose
 from headwise.kernels.call import Call
-from headwise.kernels.cpu import passes
+from headwise.kernels.cpu.passes import SHAPE, Timing, measure_targets
 from headwise.kernels.triton_gpu.check import CHECKS, Check
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
 from headwise.rule import Rule
@@ -36,9 +35,6 @@ AVX2 = ("avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 BF16 = (*AVX512, "avx512_bf16")
 NEEDS = dict(zip(compiled.TARGETS, ((), AVX2, AVX512, BF16, (*BF16, "amx_tile", "amx_bf16")), strict=True))
-SHAPE = (1, 8, 1024, 64)
-ROUNDS = 7
-TOLERANCE = 1.10  # the selected target is wrong if it takes more than this times as long as the fastest
 
 
 @dataclass(frozen=True)
@@ -74,25 +70,6 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Milliseconds of a forward call with q, k and v of `SHAPE` and no mask, by target: the minimum of `ROUNDS`."""
-
-    dtype: str
-    milliseconds: dict[str, float]
-    selected: str
-
-    @property
-    def fastest(self) -> str:
-        """The fastest target."""
-        return min(self.milliseconds, key=self.milliseconds.__getitem__)
-
-    @property
-    def wrong(self) -> bool:
-        """Whether another target is faster than the selected one by more than `TOLERANCE`."""
-        return self.milliseconds[self.selected] > TOLERANCE * self.milliseconds[self.fastest]
-
-
-@dataclass(frozen=True)
 class Examination:
     """The report of `headwise doctor`; `dataclasses.asdict` converts it to JSON. timings: None if not measured. checks:
     of the GPU kernels in this process; the typical calls on a GPU are checked."""
@@ -120,28 +97,6 @@ def examine(*, measure: bool = False) -> Examination:
         timings=measure_targets() if measure else None,
         checks=list(CHECKS.values()),
     )
-
-
-def measure_targets() -> list[Timing]:
-    """Time every target that runs on this CPU, alternately, in float32 and bfloat16; takes a few seconds. Other threads
-    must not call attention meanwhile. Returns [] if no library is loaded."""
-    found = compiled.library()
-    if found.handle is None:
-        return []
-    names = found.runnable()
-    timings = []
-    for dtype in (torch.float32, torch.bfloat16):
-        q = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).to(dtype)
-        call = Call(q, q, q, Rule(Everything(), SHAPE[-1] ** -0.5, Grid(*SHAPE[:3], SHAPE[2])))
-        shortest = dict.fromkeys(names, float("inf"))
-        for _ in range(ROUNDS):
-            for name in names:
-                with found.using(name):
-                    began = perf_counter()
-                    passes.forward(call)
-                    shortest[name] = min(shortest[name], 1e3 * (perf_counter() - began))
-        timings.append(Timing(str(dtype).removeprefix("torch."), shortest, str(found.target())))
-    return timings
 
 
 def _version(package: str) -> str | None:

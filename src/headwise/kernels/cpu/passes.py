@@ -1,5 +1,5 @@
 """Calls of the compiled library: output, log-sum-exp and row statistics in one pass over the keys; gradients; measures
-of rows.
+of rows; and how long a call takes on each target.
 
 The C++ code is in `native/`; each file begins with a description. It runs on `torch.get_num_threads()` of PyTorch's
 threads, and gives the same bits for any number of them.
@@ -7,8 +7,9 @@ threads, and gives the same bits for any number of them.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
 from headwise.kernels.quantized import QuantizedKV, Vectors, in_memory
 from headwise.lowering import Lowered
-from headwise.rule import without_masked_queries
+from headwise.masks import Everything, Grid
+from headwise.rule import Rule, without_masked_queries
 from headwise.stats import Compiled, Statistic
 from headwise.stats.statistic import Reduced, ToReduce
 
@@ -291,3 +293,49 @@ def empty(count: int, b: int, h: int) -> Reduced:
 
 def _fits(x: Tensor, lse: Tensor) -> bool:
     return type(x) is Tensor and x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() and x.shape == lse.shape
+
+
+SHAPE = (1, 8, 1024, 64)
+ROUNDS = 7
+TOLERANCE = 1.10  # the selected target is wrong if it takes more than this times as long as the fastest
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of a forward call with q, k and v of `SHAPE` and no mask, by target: the minimum of `ROUNDS`."""
+
+    dtype: str
+    milliseconds: dict[str, float]
+    selected: str
+
+    @property
+    def fastest(self) -> str:
+        """The fastest target."""
+        return min(self.milliseconds, key=self.milliseconds.__getitem__)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether another target is faster than the selected one by more than `TOLERANCE`."""
+        return self.milliseconds[self.selected] > TOLERANCE * self.milliseconds[self.fastest]
+
+
+def measure_targets() -> list[Timing]:
+    """Time every target that runs on this CPU, alternately, in float32 and bfloat16; takes a few seconds. Other threads
+    must not call attention meanwhile. Returns [] if no library is loaded."""
+    found = library()
+    if found.handle is None:
+        return []
+    names = found.runnable()
+    timings = []
+    for dtype in (torch.float32, torch.bfloat16):
+        q = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).to(dtype)
+        call = Call(q, q, q, Rule(Everything(), SHAPE[-1] ** -0.5, Grid(*SHAPE[:3], SHAPE[2])))
+        shortest = dict.fromkeys(names, float("inf"))
+        for _ in range(ROUNDS):
+            for name in names:
+                with found.using(name):
+                    began = perf_counter()
+                    forward(call)
+                    shortest[name] = min(shortest[name], 1e3 * (perf_counter() - began))
+        timings.append(Timing(str(dtype).removeprefix("torch."), shortest, str(found.target())))
+    return timings
