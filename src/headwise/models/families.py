@@ -239,7 +239,8 @@ class BertKind(OfStructure):
 
     name = "bert"
     about = "BERT-like models of transformers (query, key, value, output.dense)"
-    counts, widths = ("num_attention_heads",), ("all_head_size",)
+    counts = ("num_attention_heads",)
+    widths = ("all_head_size",)
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
         """As in `Kind`; module is the parent of both."""
@@ -269,7 +270,8 @@ class Gpt2Kind(OfStructure):
 
     name = "gpt2"
     about = "GPT-2-like models of transformers (c_attn, c_proj)"
-    counts, widths = ("num_heads",), ("split_size",)
+    counts = ("num_heads",)
+    widths = ("split_size",)
 
     def site(self, name: str, module: Any) -> HeadSite | None:
         packed, out = (_weight(getattr(module, x, None)) for x in ("c_attn", "c_proj"))
@@ -382,7 +384,8 @@ class BartKind(FourMapsKind):
     maps = ("q_proj", "k_proj", "v_proj", "out_proj")
     size = "head_dim"
     # `embed_dim` is the width that the code gives all heads together; GPT-J has `num_attention_heads`.
-    counts, widths = ("num_heads", "num_attention_heads"), ("embed_dim",)
+    counts = ("num_heads", "num_attention_heads")
+    widths = ("embed_dim",)
 
 
 class ViTKind(FourMapsKind):
@@ -408,7 +411,8 @@ class DistilBertKind(FourMapsKind):
     about = "DistilBERT of transformers (q_lin, k_lin, v_lin, out_lin)"
     maps = ("q_lin", "k_lin", "v_lin", "out_lin")
     size = "attention_head_size"
-    counts, widths = ("n_heads",), ("dim",)
+    counts = ("n_heads",)
+    widths = ("dim",)
 
 
 class T5Kind(FourMapsKind):
@@ -418,7 +422,8 @@ class T5Kind(FourMapsKind):
     about = "T5-like models of transformers (q, k, v, o, key_value_proj_dim)"
     maps = ("q", "k", "v", "o")
     size = "key_value_proj_dim"
-    counts, widths = ("n_heads",), ("inner_dim",)
+    counts = ("n_heads",)
+    widths = ("inner_dim",)
 
     def layout(self, site: HeadSite) -> Layout:
         """As in `Kind`; the letter of a relative bias is "bias"."""
