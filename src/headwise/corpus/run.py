@@ -92,10 +92,10 @@ def measure_corpus(
             check_choice(name, value, known)
     _on(device, lambda where: torch.empty(0, device=where))
     there, progress = Units(output.path), progress or ignored
-    with Ranks.among(ranks) as ranks:
-        sources = look(files, there, output, restart) if ranks.first else []
-        with there.opened() if ranks.first else nullcontext():
-            loaded = _placed(model, window, device, dtype, ranks)
+    with Ranks.among(ranks) as these:
+        sources = look(files, there, output, restart) if these.first else []
+        with there.opened() if these.first else nullcontext():
+            loaded = _placed(model, window, device, dtype, these)
             length = length_of(window, loaded, frame := Frame.of(loaded))
             options = Options(
                 names, length, _stride(stride, length - len(frame)), max_tokens, per, field,
@@ -104,8 +104,8 @@ def measure_corpus(
             )  # fmt: skip
             here = chosen(loaded, layers, heads)
             work = Work(loaded, options, sources, here, frame, step_for(length), batch)
-            begun = begin(work, there, output, restart, ranks, progress)
-            return begun if isinstance(begun, CorpusMeasures) else _measured(begun, there, output, ranks, progress)
+            begun = begin(work, there, output, restart, these, progress)
+            return begun if isinstance(begun, CorpusMeasures) else _measured(begun, there, output, these, progress)
 
 
 def _measured(begun: Begun, there: Units, output: Output, ranks: Ranks, progress: Progress) -> CorpusMeasures:

@@ -267,16 +267,16 @@ NOTHING = Tokens(torch.zeros(1, 0, dtype=torch.long), [[]], torch.zeros(1, 0, dt
 
 def checked_names(names: Sequence[str]) -> list[str]:
     """The names of the measures. ConfigError for an unknown one, with similar ones, and for one that is given twice."""
-    names = [names] if isinstance(names, str) else list(names)
-    measures_for(NOTHING, names)
-    if not names:
+    found = [names] if isinstance(names, str) else list(names)
+    measures_for(NOTHING, found)
+    if not found:
         raise ConfigError(
             "measures=(): give at least one; `headwise measures` lists all",
             "measures=()：至少给出一个；`headwise measures` 列出全部",
         )
-    if twice := {name for name in names if names.count(name) > 1}:
+    if twice := {name for name in found if found.count(name) > 1}:
         raise ConfigError(f"measures: {min(twice)!r} is given twice", f"measures：{min(twice)!r} 重复给出")
-    return names
+    return found
 
 
 def tokens_of(ids: Tensor, batch: Sequence[TextWindow]) -> Tokens:

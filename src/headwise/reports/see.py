@@ -162,16 +162,16 @@ def report_of(asked: Asked, progress: Progress) -> Report:
     if asked.sort is not None:  # which statistics there are depends on the model
         measures = wanted(known_of(loaded.read(text)), causal=loaded.causal)
         check_sort(asked.sort, [measure.name for measure in measures])
-    if isinstance(asked.sweep, Passages):
-        check_model(asked.sweep, loaded)
+    corpus = asked.sweep if isinstance(asked.sweep, Passages) else None  # `checked` has read it
+    if corpus is not None:
+        check_model(corpus, loaded)
     if asked.beside is not None:
         check_beside(loaded, asked.beside, asked.window)
     how: dict[str, Any] = {"cells": asked.cells, "window": asked.window, "progress": progress}
-    found = look_at(text, loaded, title=asked.title or _start(text), **how)
-    found = replace(found, corpus=asked.sweep)
-    return found if asked.beside is None else (
-        with_beside(found, asked.beside, loaded, title=_start(asked.beside), **how)
-    )  # fmt: skip
+    found = replace(look_at(text, loaded, title=asked.title or _start(text), **how), corpus=corpus)
+    if asked.beside is None:
+        return found
+    return with_beside(found, asked.beside, loaded, title=_start(asked.beside), **how)
 
 
 def show(
