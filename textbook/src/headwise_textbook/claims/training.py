@@ -141,8 +141,7 @@ def heads_have_kinds() -> list[Check]:
 
 @claim
 def heads_can_be_pruned() -> list[Check | Curve]:
-    model = trained()
-    every = model.every
+    model, every = trained(), trained().every
     harm = {head: losses_without(model, [head]) - model.losses for head in every}
     few, middle = len(every) // 8, len(model.losses) // 2
     halves = slice(None, middle), slice(middle, None)
@@ -295,8 +294,7 @@ def easier_to_train() -> list[Check | Curve]:
 
 @claim
 def heads_as_ensemble() -> list[Check]:
-    model = trained()
-    every = model.every
+    model, every = trained(), trained().every
     none, whole = float(losses_without(model, every).mean()), float(model.losses.mean())
     alone = [
         (none - float(losses_without(model, [x for x in every if x[1] != kept]).mean())) / (none - whole)
@@ -323,9 +321,11 @@ def heads_as_ensemble() -> list[Check]:
 def more_heads_more_robust() -> list[Check]:
     model = trained()
     least = sorted(model.every, key=lambda head: float((losses_without(model, [head]) - model.losses).mean()))[:8]
-    whole, without = (
-        _rise(lambda ids, gone=gone: losses_without(model, gone, ids)[None], model.ids) for gone in ([], least)
-    )
+
+    def losses(gone: list[tuple[int, int]], ids: Tensor) -> Tensor:
+        return losses_without(model, gone, ids)[None]
+
+    whole, without = (_rise(partial(losses, gone), model.ids) for gone in ([], least))
     twice = _rise(partial(losses_of, model.decoder), model.ids, share=0.2)
     one, four = (
         sum(_rise(partial(losses_of, pupil.decoder), held_out()) for pupil in pupils(h)) / len(SEEDS) for h in HEADS
