@@ -46,7 +46,7 @@ def peak_of(prepare: Callable[[], Prepared], threads: int, patience: float | Non
         context = multiprocessing.get_context("forkserver")
     except ValueError as error:
         raise Skip("this system cannot fork a process to measure it in") from error
-    context.set_forkserver_preload(["torch", "headwise.attention", "benchmarks.contestants"])
+    context.set_forkserver_preload(["torch", "headwise.map.attention", "benchmarks.contestants"])
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(there, prepare, threads))
     process.start()

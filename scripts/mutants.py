@@ -80,12 +80,12 @@ MUTANTS = [
             ('scatter_reduce(-1, place, stop, "amax")', 'scatter_reduce(-1, place, stop, "amin")'),
             ("stop = torch.minimum(left[..., :, None, 1]", "stop = torch.maximum(left[..., :, None, 1]"),
         ]),
-        ("rule.py", f"{KERNELS} {MAPS}", [
+        ("rule/__init__.py", f"{KERNELS} {MAPS}", [
             ("scores = raw_scores(q, k, scale / soft_cap, None, out).tanh_()", "scores = raw_scores(q, k, scale, None, out).tanh_()"),
             ("return scores if minus is None else scores.clamp_(max=0.0)", "return scores"),
             ("padded = torch.nn.functional.pad(x.flip(2), (0, r))", "padded = torch.nn.functional.pad(x, (0, r))"),
         ]),
-        ("rule.py", BLOCKS, [
+        ("rule/__init__.py", BLOCKS, [
             ("return -(sink_weight(sinks, lse) * delta).sum((0, 2))", "return (sink_weight(sinks, lse) * delta).sum((0, 2))"),
         ]),
         ("scores/base.py", f"{KERNELS} {MAPS}", [
@@ -137,13 +137,13 @@ MUTANTS = [
         ("stats/keys.py", BLOCKS, [
             ("return KeyWeights(self.weights[:, cols.start : cols.stop])", "return KeyWeights(self.weights[:, : cols.stop - cols.start])"),
         ]),
-        ("tiles.py", MEASURES, [
+        ("rule/tiles.py", MEASURES, [
             ("target = self.positions + offset - self.cols.start", "target = self.positions + offset"),
             ("edge = self.cols.stop - 1 if before else self.cols.start", "edge = self.cols.stop if before else self.cols.start"),
             ("self.rows.stop + shift, device=self.lse.device)", "self.rows.stop + shift, device=self.lse.device) - shift"),
             ("return self.allowed.sum(-1).to(self.lse)", "return self.allowed.any(-1).to(self.lse)"),
         ]),
-        ("pooling.py", MAPS, [
+        ("rule/pooling.py", MAPS, [
             ("return Squares(total / count.clamp_min(1), largest, count)", "return Squares(total / cell**2, largest, count)"),
             ("first = cols.start - (rows.stop - 1) + n - 1", "first = cols.start - rows.start + n - 1"),
             ("best, order = both.sort(dim=-1, descending=True, stable=True)", "best, order = both.flip(-1).sort(dim=-1, descending=True, stable=True)"),

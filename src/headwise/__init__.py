@@ -41,7 +41,7 @@ _NAMESPACES = (
     "wording",
 )
 _HOMES = {
-    "attention": ["attend"],
+    "map.attention": ["attend"],
     "cache": ["KVCache"],
     "errors": [
         "CheckpointError",
@@ -92,7 +92,6 @@ if TYPE_CHECKING:
         testing as testing,
         wording as wording,
     )
-    from headwise.attention import attend as attend
     from headwise.cache import KVCache as KVCache
     from headwise.errors import (
         CheckpointError as CheckpointError,
@@ -107,6 +106,7 @@ if TYPE_CHECKING:
     from headwise.kernels import use_kernel as use_kernel
     from headwise.lm.loading import load_model as load_model
     from headwise.map import AttentionMap as AttentionMap
+    from headwise.map.attention import attend as attend
     from headwise.masks import (
         Causal as Causal,
         Dense as Dense,

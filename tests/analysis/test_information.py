@@ -11,9 +11,9 @@ from torch import Tensor
 
 from headwise.analysis.information import COLUMNS, head_information, output_similarities
 from headwise.analysis.linear import effective_rank, map_spectrum, squared_weights, surplus
-from headwise.attention import attend
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Causal, Documents, Lengths, Mask, Window
 from headwise.scores import SinkLogits
 from headwise.table import HeadTable

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from headwise.analysis import attention_rollout as flow
 from headwise.analysis.attention_rollout import attention_flow, rollout
-from headwise.attention import attend
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Causal, Lengths, Mask
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from headwise.analysis import similarity
 from headwise.analysis.similarity import AMPLITUDES, ERROR, STEP, map_divergence
-from headwise.attention import attend
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Lengths, Mask, Window
 from headwise.scores import ALiBi, SinkLogits, SoftCap
 

@@ -11,7 +11,6 @@ from rich.console import Console
 
 import headwise.kernels.cpu.library as compiled
 from commands import forked
-from headwise.attention import attend
 from headwise.cli.doctor import (
     NEEDS,
     Choice,
@@ -26,6 +25,7 @@ from headwise.cli.doctor import (
 )
 from headwise.kernels import AUTOMATIC, KERNELS
 from headwise.kernels.cpu.passes import Timing
+from headwise.map.attention import attend
 from headwise.masks import Causal, Window
 from headwise.wording import in_language, speaking
 

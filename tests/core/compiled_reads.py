@@ -6,8 +6,8 @@ from torch import Tensor
 
 from headwise.kernels.cpu.kernel import CompiledReads
 from headwise.kernels.reads import Matrix
-from headwise.pooling import Squares
 from headwise.rule import Rule
+from headwise.rule.pooling import Squares
 
 READS = CompiledReads()
 

@@ -8,7 +8,7 @@ from torch.autograd.functional import jacobian
 
 import headwise as hw
 from headwise.errors import KernelError
-from headwise.events import listen
+from headwise.kernels.events import listen
 from headwise.kernels.reference import Reference
 from headwise.scores import Bias, SinkLogits
 

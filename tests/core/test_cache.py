@@ -10,11 +10,11 @@ from design_samples import CASES, design, given
 from hypothesis import given as for_all, settings, strategies as st
 
 import headwise as hw
-from headwise.attention import attend
 from headwise.cache import BudgetCache, Cache, ChosenCache, KVCache, RaggedCache, SlidingCache
 from headwise.costs import cache_bytes
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
 from headwise.lm.model import Decoder, DecoderConfig
+from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Grid, HeadWindows, Mask, Sinks, Span, State, Window
 from headwise.nn import SparseHeadMixture
 from headwise.nn.base import AttentionLayer

@@ -23,12 +23,12 @@ from headwise.errors import CheckpointError, ConfigError, KernelError, ShapeErro
 from headwise.interventions import Edit, Forbid, Scale
 from headwise.map import AttentionMap
 from headwise.masks import Grid, Span
+from headwise.rule.tiles import Tile
 from headwise.stats import Measure
 from headwise.stats.base import RowMeasure
 from headwise.stats.keys import ClassMass, DuplicateMass, InductionMass
 from headwise.stats.places import LocalMass, SinkMass
 from headwise.stats.registry import MEASURES
-from headwise.tiles import Tile
 
 IDS = torch.randint(5, (2, TOKENS), generator=torch.Generator().manual_seed(3))
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.attention import attend
 from headwise.cache import BudgetCache
 from headwise.errors import HeadwiseError
-from headwise.lowering import lower
+from headwise.map.attention import attend
 from headwise.masks import Causal, Grid, HeadWindows, Mask, Sinks, Window
 from headwise.rule import Rule
+from headwise.rule.lowering import lower
 
 WINDOWS = [[4, None, 4, 1], [None, 3, 3, None], [7, 5, 7, 7], [6, 6, 6, 6]]
 HEADS = 8
@@ -83,7 +83,7 @@ def test_a_step_reads_no_more_than_is_held(layer: hw.MultiHeadAttention, monkeyp
     cache, x = BudgetCache([4, None, 4, 1], 2), torch.randn(2, 20, 32).double()
     with torch.no_grad():
         layer(x[:, :19], mask=Causal(), cache=cache)
-        monkeypatch.setattr("headwise.attention.attend", counted)
+        monkeypatch.setattr("headwise.map.attention.attend", counted)
         layer(x[:, 19:], mask=Causal(), cache=cache)
     assert sorted(read) == [(1, 3), (1, 20), (2, 6)]
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import example, given as for_all, settings, strategies as st
 
-from headwise.attention import attend
 from headwise.cache import BudgetCache, KVCache, RaggedCache, SlidingCache
 from headwise.cache.base import Rows
 from headwise.cache.storage import Quantized, Room, Rounded
 from headwise.errors import DTypeError
 from headwise.kernels.quantized import QuantizedKV
+from headwise.map.attention import attend
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

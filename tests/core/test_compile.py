@@ -17,7 +17,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 
-from headwise.attention import attend
 from headwise.errors import KernelError, ShapeError
 from headwise.fields import inside
 from headwise.kernels import KERNELS, use_kernel
@@ -25,6 +24,7 @@ from headwise.kernels.cpu import kernel as compiled_kernel
 from headwise.kernels.graph import can_record, read, write
 from headwise.kernels.operators import attend as forward_operator, attend_backward
 from headwise.lm.model import Decoder, DecoderConfig
+from headwise.map.attention import attend
 from headwise.masks import Causal, Documents, Everything, Grid, HeadWindows, Lengths, Mask, Sinks, State, Window
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.registry import DESIGNS

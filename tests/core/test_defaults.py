@@ -9,8 +9,8 @@ import torch
 from samples import MASKS, SCORES, qkv
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Grid, Mask, Span, State
 from headwise.stats import MEASURES, ClassMass, DuplicateMass, InductionMass
 

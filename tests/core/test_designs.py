@@ -11,9 +11,9 @@ from design_samples import CASES, design, given
 from samples import MASKS
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.cache import KVCache
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
+from headwise.map.attention import attend
 from headwise.masks import Causal, Lengths, Mask
 from headwise.nn.layout import parameters_of
 from headwise.nn.registry import DESIGNS

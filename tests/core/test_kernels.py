@@ -7,10 +7,10 @@ from hypothesis import given, settings, strategies as st
 from samples import MASKS, dense_truth, kernels_here, qkv
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.errors import ConfigError, DeviceError, DTypeError, KernelError, ShapeError
 from headwise.kernels import use_kernel
 from headwise.kernels.cpu.library import library
+from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Lengths, Window
 from headwise.rule import KEY_BLOCK
 from headwise.scores import SoftCap

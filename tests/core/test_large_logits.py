@@ -13,8 +13,8 @@ from torch import Tensor
 import headwise as hw
 from headwise.kernels.reads import Matrix
 from headwise.map import AttentionMap
+from headwise.rule.tiles import Tile
 from headwise.stats import RowMeasure
-from headwise.tiles import Tile
 
 KERNELS = "cpu", "torch_blocks", "reference"
 whole_rows = Matrix._whole_rows

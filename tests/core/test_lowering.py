@@ -6,9 +6,9 @@ from hypothesis import given, settings, strategies as st
 from samples import MASKS, SCORES
 from torch import Tensor
 
-from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Dense, Documents, Everything, Grid, Lengths, Mask, Sinks, Window, spans
 from headwise.rule import Rule
+from headwise.rule.lowering import Lowered, lower
 from headwise.scores import ALiBi, Bias, SinkLogits, SoftCap
 
 

@@ -11,9 +11,9 @@ import torch
 from samples import MASKS, dense_truth, qkv
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.errors import CheckpointError, ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Causal, Window
 
 

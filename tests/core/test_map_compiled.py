@@ -5,11 +5,11 @@ import pytest
 import torch
 from samples import MASKS, SCORES, kernels_here, qkv
 
-from headwise import pooling
-from headwise.attention import attend
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Causal
-from headwise.pooling import Squares
+from headwise.rule import pooling
+from headwise.rule.pooling import Squares
 
 pytestmark = pytest.mark.skipif("cpu" not in kernels_here(), reason="the compiled kernel is not here")
 CELLS = (1, 3, 8, 16, 60)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from samples import MASKS, SCORES, dense_truth, kernels_here, qkv
 
-from headwise.attention import attend
 from headwise.errors import ConfigError, KernelError
 from headwise.kernels import KERNELS, use_kernel
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Mask, Window
 from headwise.stats import MEASURES, row_measure
 

@@ -7,8 +7,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from core.samples import qkv
 from headwise import KVCache, MultiHeadAttention, TransformerBlock
-from headwise.attention import attend
 from headwise.errors import DTypeError, ShapeError
+from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Lengths, Window
 from headwise.scores import ALiBi, Bias
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from samples import MASKS
 
-from headwise.attention import attend
 from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.map.attention import attend
 from headwise.masks import (
     Causal,
     Dense,

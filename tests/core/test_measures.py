@@ -7,10 +7,11 @@ import torch
 from samples import MASKS, dense_truth, qkv
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.errors import ConfigError, ShapeError
 from headwise.kernels import KERNELS
+from headwise.map.attention import attend
 from headwise.masks import Causal, Mask, Window
+from headwise.rule.tiles import Tile
 from headwise.scores import ALiBi, SinkLogits
 from headwise.stats import (
     GIVEN,
@@ -32,7 +33,6 @@ from headwise.stats import (
     row_measure,
     statistics_for,
 )
-from headwise.tiles import Tile
 
 Dense = tuple[Tensor, Tensor, Tensor]  # weights, allowed, scores: [b, h, n, m] float64
 IDS = torch.randint(7, (2, 1400), generator=torch.Generator().manual_seed(2))

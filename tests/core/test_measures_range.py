@@ -8,12 +8,12 @@ import torch
 from samples import qkv
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Causal
+from headwise.rule.tiles import stream
 from headwise.scores import Bias, Score, SinkLogits
 from headwise.stats import Measurements, measure
-from headwise.tiles import stream
 
 SINKS = [-30.0, -0.45, 0.0, 13.0, 16.0, 60.0, 300.0]
 LEVELS = [-40.0, 0.0, 40.0]

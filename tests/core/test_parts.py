@@ -11,10 +11,10 @@ from headwise.errors import CheckpointError
 from headwise.kernels import KERNELS
 from headwise.kernels.call import Call
 from headwise.kernels.gradients import run_kernel
-from headwise.lowering import Lowered, lower
 from headwise.map import AttentionMap
 from headwise.masks import Causal, Documents, Grid, Span, State, spans
 from headwise.rule import Rule
+from headwise.rule.lowering import Lowered, lower
 from headwise.stats import DISTANCE, DISTANCE_VARIANCE, LARGEST, RangeMass
 
 rectangles = st.builds(

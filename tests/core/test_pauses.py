@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import headwise as hw
-from headwise.events import within
 from headwise.kernels import torch_blocks
+from headwise.kernels.events import within
 
 MEASURES = ["entropy", "max_logit", "mean_distance", "local_mass", "sink_mass", "previous_mass", "self_mass"]
 MASKS = {

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from headwise import kernels
-from headwise.attention import attend
 from headwise.errors import ConfigError, DTypeError, KernelError, ShapeError
 from headwise.kernels import KERNELS, QuantizedKV, prepare, register, use_kernel
 from headwise.kernels.quantized import Vectors, decoded
+from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Everything, Grid, Mask, Span, State, Window, shows_whole_past
 from headwise.scores import SoftCap
 

@@ -9,11 +9,11 @@ from test_prepared_calls import SIZES, WAYS, _picked
 from torch import Tensor
 
 from headwise import stats
-from headwise.attention import attend
 from headwise.base.run import seeded
 from headwise.errors import ConfigError
 from headwise.kernels import prepare, use_kernel
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Grid, Mask, Span, Window
 from headwise.stats import Measure, SinkMass, resolve
 

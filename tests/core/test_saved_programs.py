@@ -24,7 +24,7 @@ import {first}
 import {second}
 folder = sys.argv[1]
 program, traced = torch.export.load(folder + "/program.pt2").module(), torch.jit.load(folder + "/traced.pt")
-assert "headwise.attention" not in sys.modules
+assert "headwise.map.attention" not in sys.modules
 inputs, expected, gradients = torch.load(folder + "/results.pt")
 assert torch.equal(traced(*inputs), expected)
 learned = [x.requires_grad_() for x in inputs]

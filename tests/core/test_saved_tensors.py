@@ -12,9 +12,9 @@ from samples import kernels_here, qkv
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.attention import attend
 from headwise.errors import KernelError
-from headwise.events import listen
+from headwise.kernels.events import listen
+from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Documents, Grid, Lengths, Mask, Span, State
 from headwise.scores import ALiBi, Bias, Score, SinkLogits, SoftCap
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings, strategies as st
 from samples import FORMULAS_OF_SCORES, MASKS, SCORES, kernels_here, qkv
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.cache import KVCache
 from headwise.errors import CheckpointError, ConfigError, DeviceError, DTypeError, KernelError, ShapeError
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Lengths, Mask
 from headwise.nn.multi_head import MultiHeadAttention
+from headwise.rule.tiles import stream
 from headwise.scores import ALiBi, Bias, Relative, RelativeBias, Score, SinkLogits, SoftCap, t5_bias
 from headwise.stats import MEASURES
-from headwise.tiles import stream
 
 ABLE = [name for name in kernels_here() if name != "torch_fused"]  # it refuses every score
 FEW = ("everything", "causal", "window and sinks", "nothing for some", "dense")

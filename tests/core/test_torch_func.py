@@ -9,8 +9,8 @@ from samples import MASKS, qkv
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from headwise.attention import attend
 from headwise.errors import KernelError
+from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Grid, Mask, Span, State, Window
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.scores import ALiBi, Bias, SinkLogits

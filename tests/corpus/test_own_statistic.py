@@ -21,9 +21,9 @@ from headwise.masks import Grid
 from headwise.reports.viewer.session import words_of
 from headwise.reports.views import print_report
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile
 from headwise.stats import Chinese, RangeMass, RowMeasure, Statistic, Tokens
 from headwise.stats.base import PLACES
-from headwise.tiles import Tile
 
 THIRD = RangeMass(0, 3, relative=False)
 

@@ -11,8 +11,8 @@ from headwise.kernels.call import Call
 from headwise.kernels.gradients import run_kernel
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.kernels.triton_gpu.launch import Problem, Wanted, backward, forward
-from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Everything, Lengths, Mask
+from headwise.rule.lowering import Lowered, lower
 from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits
 
 

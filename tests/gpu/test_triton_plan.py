@@ -7,9 +7,9 @@ from samples import MASKS
 from torch import Tensor
 
 from headwise.kernels.triton_gpu.plan import Plan, key_blocks, key_range, query_blocks
-from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Grid, Mask, Sinks, Window
 from headwise.rule import Rule
+from headwise.rule.lowering import Lowered, lower
 
 
 def spans_of(mask: Mask, b: int, n: int, m: int) -> tuple[Tensor, Tensor]:

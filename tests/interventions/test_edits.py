@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import headwise as hw
-from headwise import events
 from headwise.interventions import Edit, Forbid, Replace, Scale, Uniform
 from headwise.interventions.computing import attend_edited
 from headwise.interventions.edits import Placed
+from headwise.kernels import events
 
 B, H, H_KV, N, M, D = 2, 6, 3, 5, 11, 7
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from headwise.attention import attend
 from headwise.errors import ConfigError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import CharTokenizer
 from headwise.lm.watch_heads import frequent_characters, offset_mass, probe_repeats
+from headwise.map.attention import attend
 from headwise.masks import Causal
 
 TOKENIZER = CharTokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 40))))

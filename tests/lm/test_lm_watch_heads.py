@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from headwise.analysis.history import HeadHistory
-from headwise.attention import attend
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import MODEL_FILE, read
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import Corpus
 from headwise.lm.train import TRAINING_FILE, Outcome, TrainingStep, train
 from headwise.lm.watch_heads import HEADS_FILE, HeadWatcher
+from headwise.map.attention import attend
 from headwise.nn.registry import design_of, names
 
 SMALL: dict[str, Any] = {

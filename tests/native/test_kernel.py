@@ -9,10 +9,10 @@ from kernel_formula import LIMITS, Truth, error, run, truth
 from samples import MASKS, SCORES as ALL_SCORES, qkv
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.errors import KernelError
 from headwise.kernels import KERNELS
 from headwise.kernels.call import Call, Declined, Result
+from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Everything, Grid, Lengths, Window
 from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, SinkLogits, SoftCap

@@ -20,12 +20,12 @@ from samples import MASKS, qkv
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from headwise.attention import attend
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
-from headwise.lowering import Lowered, lower
+from headwise.map.attention import attend
 from headwise.masks import Causal, Grid, Mask
 from headwise.rule import Rule
+from headwise.rule.lowering import Lowered, lower
 from headwise.scores import ALiBi, Bias, SinkLogits, SoftCap
 from headwise.stats import (
     COLUMN_MASS,

@@ -12,7 +12,6 @@ from samples import MASKS, SCORES as ALL_SCORES, qkv
 from test_kernel_conduct import at_the_end, forks, guarded, in_child, wanted, write_wanted
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.cache import KVCache, SlidingCache
 from headwise.kernels import KERNELS
 from headwise.kernels.call import Call, Declined, Result
@@ -20,11 +19,12 @@ from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
 from headwise.kernels.gradients import run_kernel
 from headwise.kernels.quantized import QuantizedKV
-from headwise.lowering import Lowered, lower
+from headwise.map.attention import attend
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
 from headwise.nn.head_mixing import TalkingHeadsAttention
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.rule import Rule
+from headwise.rule.lowering import Lowered, lower
 from headwise.scores import Score
 from headwise.stats import (
     CONCENTRATION,

@@ -10,7 +10,7 @@ from kernel_formula import GRADIENT_LIMITS, LIMITS, error, run, truth
 from samples import MASKS, SCORES, qkv
 from torch import Tensor
 
-from headwise.attention import attend
+from headwise.map.attention import attend
 from headwise.masks import Causal, Lengths, Mask, Window
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 

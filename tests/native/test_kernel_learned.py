@@ -13,13 +13,13 @@ from test_kernel_conduct import at_the_end, forks, guarded, in_child
 from test_kernel_gradients import pattern
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.kernels import KERNELS
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
-from headwise.lowering import Lowered, lower
+from headwise.map.attention import attend
 from headwise.masks import Causal, Grid, Mask, Window
 from headwise.rule import Rule
+from headwise.rule.lowering import Lowered, lower
 from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits, SoftCap, t5_bias
 
 pytestmark = pytest.mark.usefixtures("target")

@@ -11,10 +11,10 @@ from large_logits import KINDS, made, off, vectors
 from samples import MASKS, SCORES as ALL_SCORES, qkv
 from torch import Tensor
 
-from headwise.attention import attend
+from headwise.map.attention import attend
 from headwise.masks import Causal, Grid, Mask, Span, Window
-from headwise.pooling import Squares, diagonal_means
 from headwise.rule import Rule
+from headwise.rule.pooling import Squares, diagonal_means
 from headwise.scores import Bias, Score
 
 # All but one that is refused.

@@ -22,12 +22,11 @@ from test_kernel_conduct import (
 )  # fmt: skip
 from torch import Tensor
 
-from headwise import lowering
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
-from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Dense, Grid, Span
-from headwise.rule import Rule
+from headwise.rule import Rule, lowering
+from headwise.rule.lowering import Lowered, lower
 from headwise.scores import ALiBi, Bias, SoftCap
 from headwise.stats import COLUMN_MASS, ENTROPY, RangeMass, SameLabel, TopKeys, TopWeights
 

@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.testing import assert_close
 
 import headwise as hw
-from headwise.spread import held_by
+from headwise.kernels.spread import held_by
 
 HEADS, SIZE, EXPLODES = 8, 6, 6
 IDS = torch.randint(0, 97, (2, 16), generator=torch.Generator().manual_seed(3))

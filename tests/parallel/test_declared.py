@@ -20,9 +20,9 @@ from headwise.masks import Everything, Grid, Span
 from headwise.parallel.layout import Rows, Way
 from headwise.parallel.travel import wanted_of_kernels
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile
 from headwise.scores import Bias, Relative, Score, SinkLogits
 from headwise.stats import CONCENTRATION, ENTROPY, MASS, SQUARES, Join, OfWeights, RowMeasure, Statistic
-from headwise.tiles import Tile
 
 B, H, H_KV, N, M, D, E = 2, 4, 2, 17, 29, 5, 3
 ROWS = (Span(0, 7), Span(7, 17))

@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from watched_models import MIXED_LAYERS, mixed, x
 
 import headwise as hw
-from headwise import events
-from headwise.kernels import named
+from headwise.kernels import events, named
 from headwise.publishing import AttentionCall, observe
 
 MEASURES = ("entropy", "max_logit")

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from watched_models import ids, mixed, transformers_model, x
 
 import headwise as hw
-from headwise.events import listen
 from headwise.kernels.cpu.library import library
+from headwise.kernels.events import listen
 from headwise.nn.registry import DESIGNS
 
 HEARING = ("cpu", "torch_blocks", "torch_fused", "reference")

@@ -8,7 +8,7 @@ import torch
 from watched_models import ids, mixed, transformers_model, x
 
 import headwise as hw
-from headwise import events
+from headwise.kernels import events
 from headwise.telemetry.watching import TrainingRecord
 
 

@@ -19,10 +19,10 @@ from headwise.nn.layout import Layout, Part, Resizing
 from headwise.nn.registry import CONTRACT, DESIGNS
 from headwise.reports.views import VIEWS, View
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile
 from headwise.scores import Relative, Score, Terms
 from headwise.stats import MASS, Compiled, Entropy, Join, OfWeights, RowMeasure, Statistic
 from headwise.testing import CheckFailed
-from headwise.tiles import Tile
 
 
 class FromTheStart(Mask):

@@ -17,9 +17,9 @@ from hypothesis import given, strategies as st
 from rich.console import Console
 
 from commands import Command
-from headwise.attention import attend
 from headwise.cache import KVCache
 from headwise.errors import ConfigError
+from headwise.map.attention import attend
 from headwise.nn.block_diagonal import BlockDiagonalAttention
 from headwise.nn.convolution import from_conv1d
 from headwise.nn.forms import PerHeadAttention

@@ -9,9 +9,9 @@ from tile_samples import close, dense, map_of, pooled
 import headwise as hw
 from headwise.kernels.cpu.library import library
 from headwise.masks import Causal, Dense, Documents, Everything, Lengths, Mask, Sinks, Span, Window
-from headwise.pooling import Squares
 from headwise.reports.viewer import tiles
 from headwise.reports.viewer.tiles import Unwanted, rectangle, tile_spans
+from headwise.rule.pooling import Squares
 from headwise.scores import ALiBi, Bias, SoftCap
 
 MASKS = {

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise import events
 from headwise.analysis.checks import Weights, checked_weights, counts, head_names, per_query_head
 from headwise.analysis.information import cosines, unit_size
 from headwise.analysis.linear import Factors, inner_products
 from headwise.analysis.similarity import HeadSimilarity, apart, symmetric
 from headwise.errors import ConfigError, DTypeError, ShapeError, check_choice
 from headwise.interventions import Arguments, Edit
+from headwise.kernels import events
 from headwise.models.attaching import Attachment, intervene, model_of
 from headwise.models.find import find_heads
 from headwise.models.site import HeadSite

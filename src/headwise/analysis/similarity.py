@@ -27,8 +27,8 @@ from headwise.errors import ConfigError, not_installed
 from headwise.map import AttentionMap
 from headwise.masks import Span, State
 from headwise.rule import score_tile
+from headwise.rule.tiles import COMPUTING, Scratch
 from headwise.table.show import Printed
-from headwise.tiles import COMPUTING, Scratch
 
 MOST_GROUPS = 64  # tried by `groups()` without arguments
 

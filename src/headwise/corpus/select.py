@@ -22,8 +22,8 @@ from headwise.lm.loading import LoadedModel
 from headwise.lm.loading.base import check_window
 from headwise.masks import Grid
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile
 from headwise.stats import GIVEN, Measure, RowMeasure, Statistic, Tokens, known, of_tokens
-from headwise.tiles import Tile
 from headwise.wording import in_language
 
 POOL = 16  # batches whose windows are sorted by length together

@@ -22,9 +22,9 @@ from headwise.errors import CheckpointError, unknown_name
 from headwise.map import AttentionMap
 from headwise.masks import Forbidden, Grid, Mask, Span, State, spans
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile
 from headwise.stats import GIVEN, MEASURES, MaxLogit, RowMeasure, Tokens, of_tokens
 from headwise.stats.statistic import allowed_keys, ranges
-from headwise.tiles import Tile
 
 MOST_TROUBLES = 8  # that are kept
 

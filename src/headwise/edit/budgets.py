@@ -20,8 +20,8 @@ from headwise.edit.pruning import aligned, change
 from headwise.errors import ConfigError, ShapeError, check_whole
 from headwise.map import AttentionMap
 from headwise.masks import HeadWindows, is_causal
+from headwise.rule.tiles import Tile
 from headwise.stats import RowMeasure
-from headwise.tiles import Tile
 from headwise.wording import Bilingual
 
 

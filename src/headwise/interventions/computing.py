@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise import events
-from headwise.arguments import rule_of
-from headwise.attention import attend_to, nonfinite_values
 from headwise.errors import ConfigError
 from headwise.fields import Section, same
 from headwise.interventions.edits import Arguments, Placed, kv_heads
+from headwise.kernels import events
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.map import AttentionMap
+from headwise.map.arguments import rule_of
+from headwise.map.attention import attend_to, nonfinite_values
 from headwise.masks import Grid, Mask, real_tokens
 from headwise.rule import Rule
 from headwise.scores import Score

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from headwise.errors import ConfigError, KernelError, check_choice
-from headwise.events import here, within
 from headwise.kernels import operators as operators  # declares those of saved programs
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
+from headwise.kernels.events import here, within
 from headwise.kernels.gradients import run_kernel, with_delta
 from headwise.kernels.kernel import CONTRACT, Kernel
 from headwise.kernels.quantized import QuantizedKV

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.events import OnDelta
+from headwise.kernels.events import OnDelta
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
-from headwise.lowering import Lowered, lower, lowered
 from headwise.rule import Rule
+from headwise.rule.lowering import Lowered, lower, lowered
 from headwise.stats import Statistic
 
 

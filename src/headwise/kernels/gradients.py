@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from headwise.errors import KernelError
-from headwise.events import OnDelta
 from headwise.kernels import operators
 from headwise.kernels.call import Call, Result
+from headwise.kernels.events import OnDelta
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Grid, Mask
 from headwise.masks.given import put_tensors, take_tensors

@@ -24,9 +24,9 @@ from headwise.errors import KernelError
 from headwise.kernels import KERNELS, named, operators, run
 from headwise.kernels.call import Call, traced
 from headwise.kernels.gradients import ONCE, REMEDY, PassBack, complete, entry, stacked
+from headwise.kernels.spread import check_local
 from headwise.masks import Dense, Everything, Grid, Mask, Span
 from headwise.rule import Rule, Terms, compute
-from headwise.spread import check_local
 
 
 def in_graph() -> bool:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.events import here
 from headwise.kernels import candidates
 from headwise.kernels.call import Call
+from headwise.kernels.events import here
 from headwise.kernels.kernel import Answer, Kernel, Prepared
 from headwise.kernels.quantized import Vectors, in_memory
 from headwise.masks import Mask, shows_whole_past

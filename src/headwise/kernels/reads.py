@@ -13,15 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise import pooling
 from headwise.base.run import Progress
 from headwise.kernels.call import Declined, traced
 from headwise.masks import Span
-from headwise.pooling import Squares
-from headwise.rule import Rule, grouped, grouped_t
+from headwise.rule import Rule, grouped, grouped_t, pooling
+from headwise.rule.pooling import Squares
+from headwise.rule.tiles import Scratch, Tile, log_sums, stream, weights_at
 from headwise.stats import Statistic
 from headwise.stats.statistic import Reduced, ToReduce
-from headwise.tiles import Scratch, Tile, log_sums, stream, weights_at
 
 LARGE = 2.0  # scores; of larger ones the rounding of the log-sum-exp shows in the sums of rows
 CANCELLING = 16.0  # terms of a score this many times larger than the scores leave too few of their digits in float32
@@ -214,11 +213,11 @@ class Reads:
         return of
 
     def tile_inputs(self, of: Matrix) -> Matrix:
-        """The matrix from which its `headwise.tiles.Tile`s are computed, in the dtype in which it computes."""
+        """The matrix from which its `headwise.rule.tiles.Tile`s are computed, in the dtype in which it computes."""
         raise Declined("it does not compute tiles, which measures require")
 
     def tiles(self, of: Matrix, progress: Progress | None = None) -> Iterator[Tile]:
-        """Yield the matrix tile by tile, as `headwise.tiles.stream` does."""
+        """Yield the matrix tile by tile, as `headwise.rule.tiles.stream` does."""
         return stream(*self.tile_inputs(of)[:4], progress=progress)
 
     def statistics(

@@ -6,16 +6,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headwise import pooling
 from headwise.base.run import Progress
 from headwise.kernels.call import Call, Result
 from headwise.kernels.reads import Matrix, Reads, in_float64
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.masks import Span, State
-from headwise.pooling import Squares
-from headwise.rule import Rule, Terms, diagonal_sums
+from headwise.rule import Rule, Terms, diagonal_sums, pooling
+from headwise.rule.pooling import Squares
+from headwise.rule.tiles import COMPUTING, Scratch, Tile
 from headwise.stats import Statistic
-from headwise.tiles import COMPUTING, Scratch, Tile
 
 
 class Reference:

@@ -34,9 +34,9 @@ from headwise.rule import (
     seen_nonfinite,
     without_masked_queries,
 )
+from headwise.rule.tiles import COMPUTING
 from headwise.scores import cell
 from headwise.stats import Statistic
-from headwise.tiles import COMPUTING
 
 
 class TorchBlocks:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headwise import pooling
 from headwise.base.read import write_tensors
 from headwise.base.run import Progress
 from headwise.errors import ConfigError, KernelError, ShapeError, check_whole
@@ -37,11 +36,11 @@ from headwise.map.index import TransposedMap, linear_operator, operand, reading,
 from headwise.map.unchanged import add_up, check_sums, noted
 from headwise.masks import Mask
 from headwise.masks.given import put_tensors, take_tensors
-from headwise.pooling import Squares
-from headwise.rule import Rule
+from headwise.rule import Rule, pooling
+from headwise.rule.pooling import Squares
+from headwise.rule.tiles import Tile
 from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
 from headwise.table.show import Shown
-from headwise.tiles import Tile
 from headwise.wording import scaled
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from headwise.kernels.quantized import Vectors
 from headwise.masks import Span, State
 from headwise.masks.given import take_tensors
 from headwise.rule import Rule
-from headwise.tiles import stream
+from headwise.rule.tiles import stream
 
 PROBES = 64  # keys of each head that are kept, evenly spaced
 PAIRS = 1 << 18  # weights of each head, at most, that are added up: those of the last queries if there are more

@@ -8,9 +8,9 @@ from weakref import WeakSet
 
 from torch import nn
 
-from headwise import events
 from headwise.errors import ConfigError, check_choice, warn
 from headwise.interventions.edits import Edit, Placed
+from headwise.kernels import events
 from headwise.models.adapters.huggingface.attention import always_weights
 from headwise.models.adapters.places import (
     Place,

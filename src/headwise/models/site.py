@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError, ShapeError, check_declared
+from headwise.kernels.spread import is_dtensor
 from headwise.models.hooks import Hook, called
 from headwise.nn.layout import Layout, Part, Resizing, no_layout
 from headwise.nn.owned import check_owned, eagerly
-from headwise.spread import is_dtensor
 from headwise.table.show import as_html, as_text
 
 Change = Callable[[Tensor], Tensor]  # of Concat(head_1 … head_h) [..., n, h·d_v], to the same shape

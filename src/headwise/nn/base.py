@@ -6,13 +6,13 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from headwise import events
-from headwise.arguments import check_mask, check_measures, of_argument
-from headwise.attention import attend_to
 from headwise.cache import Cache, KVCache, SlidingCache, remembered
 from headwise.cache.base import Mark, gap_of
 from headwise.costs.work import Counts
 from headwise.errors import ConfigError, ShapeError
+from headwise.kernels import events
+from headwise.map.arguments import check_mask, check_measures, of_argument
+from headwise.map.attention import attend_to
 from headwise.masks import Everything, Grid, Mask
 from headwise.nn.layout import (
     Coupling,

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwise.attention import attend_to
 from headwise.cache.kinds import ChosenCache
 from headwise.kernels.compiling import eager
 from headwise.kernels.graph import listed
+from headwise.map.attention import attend_to
 from headwise.masks import Everything, Grid
 from headwise.nn.base import ProjectedLayer, normed
 from headwise.nn.sparse_attention import Extras, Pairs, Picks, Result, SparseCall, buckets, heads_of

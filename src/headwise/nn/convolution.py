@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headwise.attention import attend_to
 from headwise.cache import Cache
 from headwise.costs.work import Counts, positive
 from headwise.errors import ConfigError, ShapeError
 from headwise.kernels.graph import has_no_numbers
+from headwise.map.attention import attend_to
 from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, check_input, flag, size

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from headwise.attention import attend_to, nonfinite_values
 from headwise.cache import BudgetCache, Cache
 from headwise.costs.work import Counts
 from headwise.errors import ConfigError, ShapeError
 from headwise.kernels.graph import has_derivatives, has_no_numbers, is_batched
 from headwise.map import AttentionMap
+from headwise.map.attention import attend_to, nonfinite_values
 from headwise.masks import Everything, Grid, Mask, Span
 from headwise.masks.grid import NO_GAP
 from headwise.nn.base import ProjectedLayer

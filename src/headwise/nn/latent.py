@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attention import attend_to
 from headwise.costs.work import Counts, divided, positive
 from headwise.errors import ConfigError, check_choice
+from headwise.map.attention import attend_to
 from headwise.nn.base import AttentionLayer, split
 from headwise.nn.forms import drawn
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, linear_parts, size

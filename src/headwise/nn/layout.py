@@ -20,10 +20,10 @@ from headwise.cache.base import of_heads
 from headwise.errors import ConfigError, DTypeError, unknown_option
 from headwise.fields import Section
 from headwise.kernels.quantized import QuantizedKV, Vectors
+from headwise.kernels.spread import check_local
 from headwise.masks import Grid, Mask
 from headwise.rule import check_dense
 from headwise.scores import Score, check_scores
-from headwise.spread import check_local
 
 # Arguments before the options in every constructor.
 _SIZES = frozenset({"self", "d_model", "num_heads"})

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.attention import attend_to, nonfinite
 from headwise.cache import Cache
 from headwise.fields import Array
 from headwise.kernels.compiling import eager
 from headwise.kernels.graph import listed
 from headwise.map import AttentionMap
+from headwise.map.attention import attend_to, nonfinite
 from headwise.masks import Everything, Grid, Mask, Span, State, spans
 from headwise.masks.grid import NO_GAP
 from headwise.nn.base import normed, split

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
+from headwise.kernels.spread import HELD
 from headwise.map import AttentionMap
 from headwise.nn.base import AttentionLayer
 from headwise.rule import Rule
-from headwise.spread import HELD
 from headwise.stats import Measurements
 from headwise.stats.base import side_by_side, tensors_of, with_tensors
 

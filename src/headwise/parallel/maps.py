@@ -8,18 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headwise import pooling
-from headwise.attention import nonfinite
 from headwise.errors import check_whole
 from headwise.kernels import check_name
 from headwise.kernels.graph import in_graph
 from headwise.map import AttentionMap
+from headwise.map.attention import nonfinite
 from headwise.map.unchanged import noted, remark_large
 from headwise.parallel.layout import Members, unshard
 from headwise.parallel.sequence_call import together
 from headwise.parallel.travel import Found, Plan, check_measures, measured, split, squares
-from headwise.pooling import Squares
-from headwise.rule import Rule
+from headwise.rule import Rule, pooling
+from headwise.rule.pooling import Squares
 from headwise.stats import Measure, Measurements, resolve
 from headwise.stats.base import tensors_of, with_tensors
 

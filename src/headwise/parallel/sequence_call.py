@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headwise.arguments import check_mask, rule_of
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.fields import Described, inside, write
+from headwise.kernels.spread import check_no_dtensor
+from headwise.map.arguments import check_mask, rule_of
 from headwise.masks import Mask
 from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths
 from headwise.parallel.travel import check_measures
 from headwise.rule import DTYPES, Rule
 from headwise.scores import Score, check_scores
-from headwise.spread import check_no_dtensor
 from headwise.stats import Measure, resolve
 
 Result = TypeVar("Result")

@@ -22,18 +22,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headwise.arguments import check_measures as check_given
 from headwise.errors import ConfigError
 from headwise.kernels import read
 from headwise.kernels.reads import Matrix
 from headwise.map import AttentionMap
+from headwise.map.arguments import check_measures as check_given
 from headwise.masks import Span, State
 from headwise.parallel.layout import Layout, Members, Way, reduce_together
-from headwise.pooling import Squares
 from headwise.rule import Rule, own_dtypes
+from headwise.rule.pooling import Squares
+from headwise.rule.tiles import Scratch, Tile
 from headwise.stats import Measure, Measurements, RowMeasure, Statistic, statistics_for
 from headwise.stats.base import RowState
-from headwise.tiles import Scratch, Tile
 
 
 @dataclass(frozen=True)

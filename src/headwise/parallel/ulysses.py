@@ -21,13 +21,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headwise.attention import nonfinite_values
 from headwise.errors import ShapeError
 from headwise.fields import Section
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
 from headwise.kernels.compiling import eager
 from headwise.map import AttentionMap
+from headwise.map.attention import nonfinite_values
 from headwise.masks import Mask
 from headwise.parallel.layout import Layout, Members, members
 from headwise.parallel.maps import UlyssesMap

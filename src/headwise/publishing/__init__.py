@@ -1,4 +1,4 @@
-"""An attention module computed, and its call published to the subscribers of `headwise.events`.
+"""An attention module computed, and its call published to the subscribers of `headwise.kernels.events`.
 
     >>> import torch, headwise as hw
     >>> layer = hw.MultiHeadAttention(16, 4)
@@ -22,17 +22,17 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from headwise import events
-from headwise.attention import attend_to
 from headwise.errors import ConfigError, held_warnings, warn
 from headwise.interventions.computing import attend_edited
 from headwise.interventions.edits import Placed
+from headwise.kernels import events
 from headwise.kernels.compiling import eager
 from headwise.kernels.graph import in_graph
+from headwise.kernels.spread import Held, held_as_declared, held_by
 from headwise.map import AttentionMap
+from headwise.map.attention import attend_to
 from headwise.masks import Mask, conjuncts
 from headwise.publishing.tokens import over_tokens, renamed, token_map
-from headwise.spread import Held, held_as_declared, held_by
 from headwise.stats import Measure, Measurements, resolve
 
 

@@ -15,9 +15,9 @@ from headwise.map import AttentionMap
 from headwise.masks import Grid, Mask, real_tokens
 from headwise.masks.base import kept
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile
 from headwise.stats import Measure, Measurements, RowMeasure, Statistic
 from headwise.stats.base import RowState
-from headwise.tiles import Tile
 
 
 class OverTokens(RowMeasure):

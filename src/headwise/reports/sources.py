@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError
-from headwise.events import crosses, module_name
+from headwise.kernels.events import crosses, module_name
 from headwise.lm.loading.characters import Pieces, pieces_of
 from headwise.map import AttentionMap
 from headwise.masks import Grid, Span, is_causal

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headwise.analysis.head_roles import Roles, roles
 from headwise.errors import ConfigError, ShapeError
-from headwise.events import module_name
+from headwise.kernels.events import module_name
 from headwise.map import AttentionMap
 from headwise.models import input_embedding
 from headwise.reports.data import Passage, Report

@@ -27,8 +27,8 @@ from torch import Tensor
 from headwise.errors import ConfigError, ShapeError, check_declared
 from headwise.masks import Grid
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile
 from headwise.stats.statistic import RowValue, Statistic, declares_value
-from headwise.tiles import Tile
 from headwise.wording import Bilingual, language_of
 
 UNITS = {

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile
 from headwise.stats.base import Measure, RowMeasure, RowState, with_tensors, words_of
 from headwise.stats.registry import resolve
 from headwise.stats.statistic import Reduce, Reduced, RowValue, Statistic, ToReduce, declares_value
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import html, text
-from headwise.tiles import Tile
 
 
 @dataclass(frozen=True)

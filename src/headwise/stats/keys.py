@@ -13,6 +13,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Grid, Span
 from headwise.masks.given import as_given
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile
 from headwise.stats.base import Chinese, Measure, RowMeasure, Tokens
 from headwise.stats.statistic import (
     MASS,
@@ -25,7 +26,6 @@ from headwise.stats.statistic import (
     ranges,
     same_label,
 )
-from headwise.tiles import Tile
 from headwise.wording import Bilingual
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from headwise.errors import ConfigError
 from headwise.masks import Span
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile, tops
 from headwise.stats.base import Chinese, RowMeasure
 from headwise.stats.keys import KeyWeights
 from headwise.stats.statistic import (
@@ -25,7 +26,6 @@ from headwise.stats.statistic import (
     ranges,
     sees_offset,
 )
-from headwise.tiles import Tile, tops
 from headwise.wording import Bilingual
 
 FARTHEST = 1 << 40  # no key is as far from any query; numbers near 2⁶³ would overflow

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from headwise.errors import check_declared
-from headwise.lowering import lowered
 from headwise.masks import Span
 from headwise.rule import Rule, sink_weight
+from headwise.rule.lowering import lowered
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 from headwise.errors import ConfigError
 from headwise.masks import Span
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile, tops
 from headwise.stats.base import Chinese, RowMeasure
 from headwise.stats.statistic import (
     INVERSE,
@@ -28,7 +29,6 @@ from headwise.stats.statistic import (
     learned_sink,
     ranges,
 )
-from headwise.tiles import Tile, tops
 from headwise.wording import Bilingual
 
 

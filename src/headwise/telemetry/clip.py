@@ -32,12 +32,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from headwise.errors import ConfigError
+from headwise.kernels.spread import is_dtensor
 from headwise.models import HeadSite, find_heads
 from headwise.nn.base import AttentionLayer
 from headwise.nn.layout import Part
 from headwise.nn.owned import check_maps, check_plain, copied, local, shared, sharers, tensors
 from headwise.parallel.heads_held import held_heads
-from headwise.spread import is_dtensor
 from headwise.table.show import as_html, as_text
 from headwise.telemetry.ledger import Layer
 from headwise.telemetry.ranks import Reduced

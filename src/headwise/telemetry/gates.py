@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from headwise.analysis.importance.losses import HeadImportance
 from headwise.errors import ConfigError, check_choice
-from headwise.events import in_backward, subscribe
 from headwise.kernels.compiling import eager
+from headwise.kernels.events import in_backward, subscribe
+from headwise.kernels.spread import Held
 from headwise.models.adapters.places import give_back, select, take_over
 from headwise.models.configuration import num_heads
 from headwise.models.recognise.frames import Calls, turn
 from headwise.models.recognise.publisher import FollowedForward, not_followed
 from headwise.nn.base import AttentionLayer
-from headwise.spread import Held
 from headwise.telemetry.chosen import Chosen, chosen, entrances, may_have_more
 
 Self = TypeVar("Self", bound="GateGradients")

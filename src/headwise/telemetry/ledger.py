@@ -11,9 +11,9 @@ from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError, check_whole, unknown_name
 from headwise.kernels.graph import has_no_numbers
+from headwise.kernels.spread import Held
 from headwise.masks import Grid
 from headwise.publishing import AttentionCall
-from headwise.spread import Held
 from headwise.stats import Measure, Measurements, describe
 from headwise.stats.base import RowState, tensors_of, with_tensors
 from headwise.stats.engine import Pooled, Pooling

@@ -28,7 +28,7 @@ from headwise.masks.grid import NO_GAP
 from headwise.models import find_heads
 from headwise.models.hooks import Hook
 from headwise.publishing import AttentionCall
-from headwise.tiles import scores_at
+from headwise.rule.tiles import scores_at
 
 _NAME = re.compile(r"blocks\.(\d+)\.attn\.(hook_\w+)")
 OF_MAPS = "hook_pattern", "hook_attn_scores", "hook_rot_q", "hook_rot_k"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
-from headwise.spread import is_dtensor, uneven
+from headwise.kernels.spread import is_dtensor, uneven
 from headwise.stats.base import side_by_side
 from headwise.table import HeadTable
 from headwise.telemetry.ledger import Layer, Running, Summary

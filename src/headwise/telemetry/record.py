@@ -15,9 +15,10 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise.base.files import write_text
 from headwise.errors import ConfigError, held_warnings, warn
-from headwise.events import call_name, here, in_backward
 from headwise.kernels.compiling import eager
+from headwise.kernels.events import call_name, here, in_backward
 from headwise.kernels.graph import outside_transforms, plain
+from headwise.kernels.spread import Held
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import give_back, proven, take_over
 from headwise.models.hooks import around
@@ -26,7 +27,6 @@ from headwise.models.recognise.publisher import FollowedForward, not_followed, n
 from headwise.models.recognise.tracked import Tracked
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
-from headwise.spread import Held
 from headwise.table import HeadTable
 from headwise.table.show import Shown
 from headwise.telemetry.alarms import Alarm, Alarms, spoiled

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from headwise import events
+from headwise.kernels import events
 from headwise.kernels.graph import plain
 from headwise.masks import sequences
 from headwise.models.adapters.places import computed

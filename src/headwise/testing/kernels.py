@@ -7,9 +7,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.errors import KernelError
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Causal, Everything, Lengths, Window
 from headwise.scores import ALiBi, Bias, Score, SinkLogits, SoftCap
 from headwise.testing.failed import check, require, require_close

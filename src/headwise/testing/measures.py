@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.attention import attend
 from headwise.kernels import run
 from headwise.kernels.call import Call
+from headwise.map.attention import attend
 from headwise.masks import Causal, Everything, Grid, Span, Window
 from headwise.parallel.layout import Rows, Way
 from headwise.rule import KEY_BLOCK, Rule

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from headwise.attention import attend
 from headwise.errors import KernelError
 from headwise.fields import Array, Section, inside, same, unregistered
 from headwise.kernels import KERNELS
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Causal, Everything, Grid, Mask, Span, State, spans
 from headwise.rule import Rule
 from headwise.scores import Score

@@ -17,9 +17,9 @@ from headwise.analysis.head_roles.score import LEFT
 from headwise.analysis.head_roles.tally import Sight, Tally, band, key_weights, match_counts, match_masses, stack, tally
 from headwise.map import AttentionMap
 from headwise.rule import Rule, compute
+from headwise.rule.tiles import Tile
 from headwise.stats import ClassMass, row_measure
 from headwise.stats.statistic import row_mass
-from headwise.tiles import Tile
 
 NEAR = 8  # distances up to this have a mean each; all farther pairs have one mean before the query, and one after it
 FLAT = 1e-4  # least mean of the largest excess of each row: below it, no pair is more similar than another

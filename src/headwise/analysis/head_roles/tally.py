@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwise.attention import attend
 from headwise.fields import Array
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.masks import Grid, Mask, Span, State, spans
 from headwise.publishing.tokens import token_queries
 from headwise.rule import TILE_ELEMENTS, Rule, compute

@@ -39,14 +39,14 @@ from headwise.kernels.cpu.passes import (
 from headwise.kernels.kernel import Answer, Mapped, Prepared
 from headwise.kernels.quantized import in_memory
 from headwise.kernels.reads import Matrix, Reads, TileReads
-from headwise.lowering import of_terms, requested
 from headwise.masks import Span
-from headwise.pooling import Squares
 from headwise.rule import Rule
+from headwise.rule.lowering import of_terms, requested
+from headwise.rule.pooling import Squares
+from headwise.rule.tiles import COMPUTING
 from headwise.stats import COLUMN_MASS, Measure, Measurements, Statistic, TopKeys, TopWeights, measure
 from headwise.stats.engine import Together, goes_together, places_of, value_of
 from headwise.stats.statistic import Reduced, ToReduce
-from headwise.tiles import COMPUTING
 
 LARGEST_PART = 1 << 18  # the most weights of a head that are computed at once to select columns from
 

@@ -20,9 +20,9 @@ from headwise.kernels.call import Call, Declined, traced
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
 from headwise.kernels.quantized import QuantizedKV, Vectors, in_memory
-from headwise.lowering import Lowered
 from headwise.masks import Everything, Grid
 from headwise.rule import Rule, without_masked_queries
+from headwise.rule.lowering import Lowered
 from headwise.stats import Compiled, Statistic
 from headwise.stats.statistic import Reduced, ToReduce
 

@@ -19,9 +19,9 @@ from headwise.kernels.compiling import eager
 from headwise.kernels.gradients import learns
 from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.triton_gpu.check import refusal
-from headwise.lowering import Lowered, requested
+from headwise.rule.lowering import Lowered, requested
+from headwise.rule.tiles import COMPUTING
 from headwise.stats import COLUMN_MASS, Statistic
-from headwise.tiles import COMPUTING
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256

@@ -21,9 +21,9 @@ from headwise.kernels.call import Call
 from headwise.kernels.reads import Matrix
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.kernels.triton_gpu import plan
-from headwise.lowering import Lowered
 from headwise.masks import Causal, Dense, Everything, Grid, Lengths, Mask, Sinks, Window
 from headwise.rule import Rule
+from headwise.rule.lowering import Lowered
 from headwise.scores import Terms
 from headwise.stats import (
     COLUMN_MASS,

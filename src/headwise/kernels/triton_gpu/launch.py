@@ -35,9 +35,9 @@ from headwise.kernels.triton_gpu.plan import (
     splits,
 )
 from headwise.kernels.triton_gpu.tile import COLUMNS, FORMULAS, KINDS, LSE, MASSES, SHARES
-from headwise.lowering import Lowered, of_terms, requested
 from headwise.masks import Grid
 from headwise.rule import sink_gradient
+from headwise.rule.lowering import Lowered, of_terms, requested
 from headwise.stats import Statistic
 
 LOG2E = math.log2(math.e)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError, ShapeError, TextError, whole_number
-from headwise.events import call_name
+from headwise.kernels.events import call_name
 from headwise.lm.texts import not_text
 from headwise.map import AttentionMap
 from headwise.models import HeadSite, find_heads, input_embedding, record_heads

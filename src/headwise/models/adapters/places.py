@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import ConfigError
-from headwise.events import here, in_backward, unproven
+from headwise.kernels.events import here, in_backward, unproven
 from headwise.kernels.graph import in_graph
 from headwise.models.adapters import huggingface, torch
 from headwise.models.adapters.huggingface.library import calls_interface, left_out

@@ -31,9 +31,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from headwise import events
-from headwise.arguments import both, of_additive, of_boolean, of_padding
 from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.kernels import events
+from headwise.map.arguments import both, of_additive, of_boolean, of_padding
 from headwise.masks import Causal, Lengths, Mask, Sinks, is_causal
 from headwise.models.adapters.weights import AttentionWeights
 from headwise.nn.layout import check_share

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headwise.attention import attend
 from headwise.fields import bits
 from headwise.map import AttentionMap
+from headwise.map.attention import attend
 from headwise.models.difference import Difference, difference, relative
 from headwise.models.recognise.axes import Axes, Dim, Plan, dimension, of_product
 from headwise.models.recognise.products import Contraction, Layout, whole

@@ -16,8 +16,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils.hooks import RemovableHandle
 
-from headwise.events import original
 from headwise.kernels.compiling import stance
+from headwise.kernels.events import original
 from headwise.models.hooks import around
 from headwise.models.recognise.chains import see
 from headwise.models.recognise.frames import modules_in_call, runs, user_line

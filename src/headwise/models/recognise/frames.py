@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.events import original
+from headwise.kernels.events import original
 
 _GENERATED = "<eval_with_key>"  # the file name of the code that torch.fx generates
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise.attention import attend_to
 from headwise.errors import ConfigError, warn
-from headwise.events import in_backward, subscribed, subscribers_of, within
 from headwise.kernels.call import sum_finite
+from headwise.kernels.events import in_backward, subscribed, subscribers_of, within
 from headwise.kernels.graph import is_batched
+from headwise.kernels.spread import held_by
 from headwise.map import AttentionMap
+from headwise.map.attention import attend_to
 from headwise.models.adapters.places import computed
 from headwise.models.difference import Difference
 from headwise.models.hooks import Hook, around
@@ -45,7 +46,6 @@ from headwise.models.recognise.tracked import (
 from headwise.models.replace.deferred import Deferred
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
-from headwise.spread import held_by
 
 
 def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:

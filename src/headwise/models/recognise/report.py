@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.events import call_name
+from headwise.kernels.events import call_name
 from headwise.map import AttentionMap
 from headwise.masks import Mask
 from headwise.scores import Score

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise import events
-from headwise.attention import attend_to
 from headwise.errors import ConfigError, warn
-from headwise.events import here as settings, in_backward, subscribers_of
+from headwise.kernels import events
+from headwise.kernels.events import here as settings, in_backward, subscribers_of
+from headwise.map.attention import attend_to
 from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import assembled, names
 from headwise.models.recognise.following import compile_with, following, not_in_one_graph, uncompiled

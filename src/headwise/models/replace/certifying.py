@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
-from headwise.events import within
+from headwise.kernels.events import within
 from headwise.map import AttentionMap
 from headwise.models.difference import Difference, difference
 from headwise.models.hooks import arguments

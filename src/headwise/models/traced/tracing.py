@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from headwise.events import within
+from headwise.kernels.events import within
 from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.following import Following, name_of

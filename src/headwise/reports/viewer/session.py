@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.events import within
+from headwise.kernels.events import within
 from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
 from headwise.reports.messages import message

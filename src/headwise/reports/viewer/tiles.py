@@ -20,8 +20,8 @@ from headwise.base.run import Progress
 from headwise.errors import ShapeError
 from headwise.map import AttentionMap
 from headwise.masks import Span, State
-from headwise.pooling import Squares
-from headwise.tiles import COMPUTING
+from headwise.rule.pooling import Squares
+from headwise.rule.tiles import COMPUTING
 
 HEADER = struct.Struct("<ffHHI")
 LARGEST_SIDE = (1 << 16) - 1

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from headwise.masks import Span
 from headwise.rule import Rule
+from headwise.rule.tiles import Tile
 from headwise.stats import MASS, Chinese, Compiled, RowMeasure, Statistic
 from headwise.stats.registry import register
-from headwise.tiles import Tile
 
 
 @dataclass(frozen=True)

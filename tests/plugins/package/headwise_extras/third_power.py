@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from headwise.rule.tiles import Tile
 from headwise.stats import RowMeasure
 from headwise.stats.base import Chinese
 from headwise.stats.registry import register
-from headwise.tiles import Tile
 
 
 @register

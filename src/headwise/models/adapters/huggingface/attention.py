@@ -12,10 +12,11 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from headwise import events
-from headwise.arguments import both, of_additive, of_boolean
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
+from headwise.kernels import events
+from headwise.kernels.spread import check_local, held_by
 from headwise.map import AttentionMap
+from headwise.map.arguments import both, of_additive, of_boolean
 from headwise.masks import Causal, Documents, Everything, Grid, Mask, Span, Window, is_causal as mask_is_causal
 from headwise.models.adapters.huggingface.library import Position, crosses, library, position_of
 from headwise.models.adapters.huggingface.masks import MaskTensor
@@ -24,7 +25,6 @@ from headwise.publishing import attended, left_to_own_code
 from headwise.publishing.tokens import renamed
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
-from headwise.spread import check_local, held_by
 from headwise.stats import LearnedSinkMass, Measure, Measurements, Statistic
 from headwise.stats.base import with_tensors
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwise.arguments import both, of_boolean, of_padding
+from headwise.map.arguments import both, of_boolean, of_padding
 from headwise.masks import Causal, Documents, Everything, Grid, Mask, Span, Window, is_causal
 from headwise.models.adapters.huggingface.library import Position, library
 from headwise.models.adapters.weights import LazyTensor

@@ -6,11 +6,9 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from headwise import events
-from headwise.arguments import check_measures, rule_of, torch_arguments
 from headwise.errors import ConfigError
 from headwise.fields import unregistered
-from headwise.kernels import named, run
+from headwise.kernels import events, named, run
 from headwise.kernels.call import Call
 from headwise.kernels.graph import (
     can_record,
@@ -25,11 +23,12 @@ from headwise.kernels.graph import (
 )
 from headwise.kernels.prepare import again, keep
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
+from headwise.kernels.spread import check_local
 from headwise.map import AttentionMap
+from headwise.map.arguments import check_measures, rule_of, torch_arguments
 from headwise.masks import Mask
 from headwise.rule import Rule
 from headwise.scores import Score
-from headwise.spread import check_local
 from headwise.stats import Measure, resolve, statistics_for
 
 Attended = Tensor | tuple[Tensor, AttentionMap]

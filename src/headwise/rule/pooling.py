@@ -11,10 +11,10 @@ from torch import Tensor
 
 from headwise.base.run import Progress
 from headwise.errors import ConfigError, ShapeError, check_whole
-from headwise.lowering import lowered
 from headwise.masks import Grid, Span
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
-from headwise.tiles import stream
+from headwise.rule.lowering import lowered
+from headwise.rule.tiles import stream
 
 
 class Squares(NamedTuple):
