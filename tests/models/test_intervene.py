@@ -166,7 +166,7 @@ def test_every_layer_of_designs_of_several_calls():
         if layer.coupling.at in ("scores", "heads"):
             with pytest.raises(hw.ConfigError, match=rf"the model \({design.__name__}\) cannot be edited: "):
                 hw.intervene(layer, Scale(1.0)).__enter__()
-            assert not hw.events.editing
+            assert not hw.kernels.events.editing
             continue
         with hw.intervene(layer, Scale(1.0)):
             torch.testing.assert_close(layer(x), before, msg=name)

@@ -186,7 +186,7 @@ def test_a_copy_made_between_forwards_is_not_watched(x):
         torch.testing.assert_close(twin(x), model(x))
     assert record.ledger.index == 2
     assert modes() == 0
-    assert hw.events.subscribers == ()
+    assert hw.kernels.events.subscribers == ()
 
 
 @pytest.mark.thorough

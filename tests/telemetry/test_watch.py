@@ -454,9 +454,9 @@ def test_a_copy_is_not_watched_whenever_it_is_made(forwards):
         assert record.ledger.index == forwards
         model(x())
     assert record.ledger.index == forwards + 1
-    assert hw.events.subscribers == ()
+    assert hw.kernels.events.subscribers == ()
     twin["model"](x())
-    assert hw.events.subscribers == ()
+    assert hw.kernels.events.subscribers == ()
     later = copy.deepcopy(record)  # with a model of its own
     with later:
         later.model(x())
