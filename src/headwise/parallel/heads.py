@@ -106,8 +106,8 @@ def own_randomness(module: nn.Module, mesh: DeviceMesh) -> None:
     def before(module: nn.Module, args: Any) -> None:
         if module.training:
             seed = int(torch.randint(1 << 40, (), device="cpu"))  # equal on all ranks
-            on_cpu = mesh.device_type == "cpu"
-            fork: Any = torch.random.fork_rng(**{"devices": []} if on_cpu else {"device_type": mesh.device_type})
+            on: dict[str, Any] = {"devices": []} if mesh.device_type == "cpu" else {"device_type": mesh.device_type}
+            fork = torch.random.fork_rng(**on)
             fork.__enter__()
             forks.append(fork)
             torch.manual_seed(seed + 1 + mesh.get_local_rank())
