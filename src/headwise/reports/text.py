@@ -156,8 +156,8 @@ def _seen(
         ids, pieces = sample(reading, size)
         found = subject.look(ids)
         shown = composed_passage(title, slid.means, slid.cell, slid.peaks, side_of(reading))
-        results = [{name: value[None] for name, value in layer.items()} for layer in slid.statistics]
-        return _Seen(results, shown, slid.loss, list(found.maps.values()), found, ids, pieces, slid.nonfinite)
+        means = [{name: value[None] for name, value in layer.items()} for layer in slid.statistics]
+        return _Seen(means, shown, slid.loss, list(found.maps.values()), found, ids, pieces, slid.nonfinite)
     progress("reading", 0, 1)
     found = subject.look(reading.ids)
     progress("reading", 1, 1)
