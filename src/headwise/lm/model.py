@@ -333,8 +333,8 @@ class Decoder(nn.Module):
                 own = [p for p in own if p.shape[0] != p.shape[-1] or not torch.equal(p, torch.eye(len(p)).to(p))]
                 for weight in own:
                     weight.mul_(math.sqrt(3.0))
-                for weight in (*block.attention.last_weights(), block.ff_out.weight):
-                    weight.mul_(1.0 / math.sqrt(2 * self.config.num_layers))
+                for last in (*block.attention.last_weights(), block.ff_out.weight):
+                    last.mul_(1.0 / math.sqrt(2 * self.config.num_layers))
 
 
 def _marked(caches: Sequence[Cache | None]) -> list[Mark]:
