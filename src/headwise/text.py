@@ -130,6 +130,21 @@ class _Shown(str):
         return self.shown
 
 
+def _package() -> str:
+    """The package that calls `tr` or `trn`."""
+    name: str = sys._getframe(2).f_globals.get("__name__", OURS)
+    return name.partition(".")[0]
+
+
+def _kept(value: Any) -> Any:
+    """A value as a text keeps it: numbers and text as they are, an error by its text, anything else as it looks."""
+    if isinstance(value, BaseException) and value.args and isinstance(value.args[0], Bilingual):
+        value = value.args[0]
+    if value is None or isinstance(value, str | Number):
+        return value
+    return _Shown(str(value), repr(value))
+
+
 def tr(template: str, /, *, sense: str = "", **values: Any) -> Message:
     """A text in English, to be shown in the reader's language.
 
@@ -146,7 +161,12 @@ def trn(one: str, many: str, /, *, count: int, sense: str = "", **values: Any) -
     return Message(one, {"count": count, **values}, sense, many, _package())
 
 
-def joined(parts: Iterable[str], separator: str = ", ") -> Message:
+COMMA = tr(", ")
+LIST = tr(", ", sense="list")
+BLANK = Bilingual(" ", "")  # between sentences
+
+
+def joined(parts: Iterable[str], separator: str = COMMA) -> Message:
     """Texts in one, with a separator between them, all in the language in which they are shown: `COMMA` between
     phrases, `LIST` between names, or another `tr(…)`."""
     return _Joined(tuple(parts), separator)
@@ -184,23 +204,3 @@ def entries(po: str) -> dict[tuple[str, str], str]:
             found[parts.get("msgctxt", ""), parts["msgid"]] = chinese
     found.pop(("", ""), None)  # the header
     return found
-
-
-def _package() -> str:
-    """The package that calls `tr` or `trn`."""
-    name: str = sys._getframe(2).f_globals.get("__name__", OURS)
-    return name.partition(".")[0]
-
-
-def _kept(value: Any) -> Any:
-    """A value as a text keeps it: numbers and text as they are, an error by its text, anything else as it looks."""
-    if isinstance(value, BaseException) and value.args and isinstance(value.args[0], Bilingual):
-        value = value.args[0]
-    if value is None or isinstance(value, str | Number):
-        return value
-    return _Shown(str(value), repr(value))
-
-
-COMMA = tr(", ")
-LIST = tr(", ", sense="list")
-BLANK = Bilingual(" ", "")  # between sentences
