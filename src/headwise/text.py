@@ -184,9 +184,11 @@ def looked_up(template: str, domain: str = OURS, sense: str = "") -> str | None:
 
 @cache
 def _catalogue(package: str) -> dict[tuple[str, str], str]:
-    """Sense and English → Chinese, of a package's .po; empty if it has none."""
+    """Sense and English → Chinese, of the .po of a package or a module alone; empty if it has none."""
     found: dict[tuple[str, str], str] = {}
-    for folder in getattr(sys.modules.get(package), "__path__", ()):
+    module = sys.modules.get(package)
+    beside = [Path(alone).parent] if (alone := getattr(module, "__file__", None)) else []
+    for folder in getattr(module, "__path__", beside):
         file = Path(folder, "locale", "zh", "LC_MESSAGES", f"{package}.po")
         if file.is_file():
             found |= entries(file.read_text(encoding="utf-8"))
