@@ -130,7 +130,7 @@ def unknown_name(argument: str, value: object, known: Iterable[str], *, listed: 
     """
     names = list(known)
     close, every = closest(value, names), list(map(repr, names))
-    meant = _meant(close) if close else tr("unknown; ") if listed else ""
+    meant = _meant(map(repr, close)) if close else tr("unknown; ") if listed else ""
     given = f"{argument}{' ' if argument.startswith('--') else '='}{value!r}"
     few = tr("{one} or {other}", one=every[0], other=every[1]) if len(every) == 2 else _one_of(every)
     fitting = listed or tr("expected {names}", names=few)
@@ -138,7 +138,7 @@ def unknown_name(argument: str, value: object, known: Iterable[str], *, listed: 
 
 
 def _meant(close: Iterable[str]) -> str:
-    return tr("did you mean {names}? ", names=joined(map(repr, close), tr(" or ")))
+    return tr("did you mean {names}? ", names=joined(close, tr(" or ")))
 
 
 def _one_of(names: Iterable[str]) -> str:

@@ -152,12 +152,21 @@ def tr(template: str, /, *, sense: str = "", **values: Any) -> Message:
         template: the English text, a literal, so that `scripts/messages.py` finds it; with values, as in `str.format`.
         sense: tells texts apart that are equal in English and differ in Chinese.
         values: what stands in the template; texts among them are shown in the same language.
+    Returns:
+        The text; `in_language` and its `zh` look it up.
     """
     return Message(template, values, sense, "", _package())
 
 
 def trn(one: str, many: str, /, *, count: int, sense: str = "", **values: Any) -> Message:
-    """The same with a form for a count of 1 and one for all others; `count` is a value of both."""
+    """A text as `tr` makes it, with a plural.
+
+    Args:
+        one, many: the template for a count of 1, and that for all others; literals.
+        count: a value of both. sense, values: as for `tr`.
+    Returns:
+        The text.
+    """
     return Message(one, {"count": count, **values}, sense, many, _package())
 
 
@@ -178,7 +187,13 @@ def in_language(text: str, lang: str) -> str:
 
 
 def looked_up(template: str, domain: str = OURS, sense: str = "") -> str | None:
-    """The Chinese of an English template in the catalogue of that package or in ours; None if neither has it."""
+    """The Chinese of an English template.
+
+    Args:
+        template: the English text. domain: the package whose catalogue is read before ours. sense: as for `tr`.
+    Returns:
+        The template in Chinese; None if neither catalogue has it.
+    """
     return _catalogue(domain).get((sense, template)) or _catalogue(OURS).get((sense, template))
 
 

@@ -9,7 +9,7 @@ Sentences that Python fills in are in `messages`; statistics, roles, designs and
 from headwise.stats import describe
 from headwise.stats.base import unit_of
 from headwise.table import HeadColumn
-from headwise.wording import Bilingual, check_language, in_language, tr
+from headwise.wording import LANGUAGES, Bilingual, check_language, in_language, tr
 
 PASSAGES = {
     "passages": tr("Strongest passages in the corpus"),
@@ -346,7 +346,10 @@ def words(lang: str, page: str) -> dict[str, str]:
     """The words of the page "report", "viewer" or "corpus", or of the "notebook", those of all included, in "en" or
     "zh"."""
     check_language(lang)
-    return {key: in_language(text, lang) for key, text in {**SHARED, **PAGES[page]}.items()}
+    shown = {key: in_language(text, lang) for key, text in {**SHARED, **PAGES[page]}.items()}
+    if page == "viewer":  # its button leads to the other one
+        shown["language"] = next(name for language, name in LANGUAGES.items() if language != lang)
+    return shown
 
 
 def label(name: str, lang: str, *, short: bool = False) -> str:

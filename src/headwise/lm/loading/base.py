@@ -52,6 +52,18 @@ def remarks_on_map(design: str) -> list[Message]:
     return [] if notes is None else [Message("{note}", {"note": notes}, code=f"map_of_{design}")]
 
 
+def remarks_on_tokens(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Message, ...]:
+    """Which tokens are not shown as the model reads them. unknown, sign: id and text of its token for all others."""
+    remarks = []
+    missing = 0 if unknown is None else ids.count(unknown)
+    if missing:
+        remarks.append(remark("unknown_tokens", count=missing, of=len(ids), sign=sign))
+    parts = sum(not piece for piece in pieces)
+    if parts:
+        remarks.append(remark("parts_of_characters", count=parts))
+    return tuple(remarks)
+
+
 BUFFERS = "embed_positions", "pos_encoding"  # tables [positions, width] that are not learned: of GPT-J, CodeGen; CTRL
 
 

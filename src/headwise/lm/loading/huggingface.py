@@ -40,14 +40,14 @@ from headwise.lm.loading.base import (
     checked_text,
     described,
     positions_of,
-    remark,
+    remarks_on_tokens,
 )
 from headwise.lm.loading.characters import BROKEN, by_decoding, by_offsets, pieces_of
 from headwise.models import HeadSite, attach, find_heads
 from headwise.models.adapters.huggingface.library import cache_argument, library
 from headwise.models.configuration import QUANTIZATION, num_layers, trained_context, two_stacks, width
 from headwise.stats import Measure
-from headwise.wording import Message, joined, scaled, tr
+from headwise.wording import joined, scaled, tr
 
 PICKLED = "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack"
 INDEX = WEIGHTS[1]
@@ -285,8 +285,7 @@ class TransformersModel(LoadedModel):
         size = scaled(sum(p.numel() for p in self.model.parameters()))
         d = width(config)
         wide = [] if d is None else [tr("hidden size {width}", width=d)]
-        parts = [type(self.model).__name__, described(self.heads), *wide, tr("{size} weights", size=size)]
-        self.about = joined(parts)
+        self.about = joined([type(self.model).__name__, described(self.heads), *wide, tr("{size} weights", size=size)])
 
     def read(self, text: str) -> TokenizedText:
         """Tokenize a text with the folder's tokenizer, including special tokens."""
@@ -309,7 +308,7 @@ class TransformersModel(LoadedModel):
             pieces, spans = by_offsets(whole, tokens, [tuple(span) for span in found["offset_mapping"]], special)
         else:
             pieces, spans = by_decoding(whole, tokens, special)
-        return TokenizedText(whole, torch.tensor(ids), pieces, spans, special, _remarks_on(ids, pieces, *unknown))
+        return TokenizedText(whole, torch.tensor(ids), pieces, spans, special, remarks_on_tokens(ids, pieces, *unknown))
 
     @property
     def loss_fn(self) -> LossFunction | None:
@@ -374,13 +373,12 @@ class TransformersModel(LoadedModel):
                 or NO_MEMORY in str(error)
             ):
                 raise
-            name, context = type(self.model).__name__, self.context
-            trained = "" if context is None else tr(", which was trained on {context:,}", context=context)
+            trained = "" if self.context is None else tr(", which was trained on {context:,}", context=self.context)
             raise TextError(
                 tr(
                     "{n:,} tokens at once are too many for {name}{trained}: {error}",
                     n=n,
-                    name=name,
+                    name=type(self.model).__name__,
                     trained=trained,
                     error=one_line(error),
                 )
@@ -440,29 +438,15 @@ class TransformersModel(LoadedModel):
 
     def _tried(self) -> Maps:
         """The maps of two tokens, which show the layers, the heads, and whether the model is causal."""
-        with theirs(self._folder, f"{type(self.model).__name__} cannot be run on token ids alone"):
+        name = type(self.model).__name__
+        with theirs(self._folder, f"{name} cannot be run on token ids alone"):
             last = self._vocabulary - 1
             maps, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
         if not maps:
             raise CheckpointError(
-                tr(
-                    "{folder!r}: {kind} has no attention that headwise can compute",
-                    folder=self._folder,
-                    kind=type(self.model).__name__,
-                )
+                tr("{folder!r}: {name} has no attention that headwise can compute", folder=self._folder, name=name)
             )
         return maps
-
-
-def _remarks_on(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Message, ...]:
-    remarks = []
-    missing = 0 if unknown is None else ids.count(unknown)
-    if missing:
-        remarks.append(remark("unknown_tokens", count=missing, of=len(ids), sign=sign))
-    parts = sum(not piece for piece in pieces)
-    if parts:
-        remarks.append(remark("parts_of_characters", count=parts))
-    return tuple(remarks)
 
 
 def _kind(config: Any) -> tuple[Any, bool, set[str]]:

@@ -179,8 +179,6 @@ def viewer_page(lang: str | None = None) -> str:
     if lang is not None:
         check_language(lang)
     table = {name: words(name, "viewer") for name in LANGUAGES}
-    for name, other in zip(LANGUAGES, reversed(LANGUAGES), strict=True):
-        table[name]["language"] = LANGUAGES[other]
     settings = {"lang": lang, "words": table, "colours": COLOURS}
     # The page contains the characters of its own words; the server sends the whole font for other texts.
     style = _font(*table["zh"].values()) + source("base.css") + _own("view.css")
