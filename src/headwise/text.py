@@ -11,7 +11,6 @@ it is, at first use. A text of a package is looked up in its own catalogue, then
 """
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -22,7 +21,6 @@ from typing import Any
 __all__ = ["BLANK", "COMMA", "LIST", "Bilingual", "Message", "in_language", "joined", "looked_up", "tr", "trn"]
 
 OURS = "headwise"
-_ENTRY = re.compile(r'^(msgctxt|msgid|msgid_plural|msgstr|msgstr\[0\]) ("(?:.*")(?:\n".*")*)$', re.MULTILINE)
 
 
 class Bilingual(str):
@@ -108,7 +106,7 @@ class _Joined(Message):
         return self.parts, self.separator
 
     @property
-    def zh(self) -> str:
+    def zh(self) -> str:  # type: ignore[override]
         """The parts and what stands between them in Chinese."""
         return in_language(self.separator, "zh").join(in_language(part, "zh") for part in self.parts)
 
@@ -140,7 +138,7 @@ def _kept(value: Any) -> Any:
     """A value as a text keeps it: numbers and text as they are, an error by its text, anything else as it looks."""
     if isinstance(value, BaseException) and value.args and isinstance(value.args[0], Bilingual):
         value = value.args[0]
-    if value is None or isinstance(value, str | Number):
+    if value is None or isinstance(value, (str, Number)):
         return value
     return _Shown(str(value), repr(value))
 
@@ -212,12 +210,17 @@ def _catalogue(package: str) -> dict[tuple[str, str], str]:
 
 def entries(po: str) -> dict[tuple[str, str], str]:
     """Sense and English → Chinese of a catalogue; entries that are fuzzy, obsolete or without Chinese are left out."""
-    found = {}
-    for block in re.split(r"\n\s*\n", po):
-        if "#, fuzzy" in block:
-            continue
-        parts = {key: "".join(map(json.loads, quoted.split("\n"))) for key, quoted in _ENTRY.findall(block)}
-        if chinese := parts.get("msgstr") or parts.get("msgstr[0]"):
-            found[parts.get("msgctxt", ""), parts["msgid"]] = chinese
-    found.pop(("", ""), None)  # the header
+    found: dict[tuple[str, str], str] = {}
+    part: dict[str, str] = {}
+    key = ""
+    for line in [*po.split("\n"), ""]:
+        if line.startswith(("msg", '"')):
+            key, _, quoted = line.partition(" ") if line.startswith("msg") else (key, "", line)
+            part[key] = part.get(key, "") + (json.loads(quoted) if "\\" in quoted else quoted[1:-1])
+        elif line.startswith("#,") and "fuzzy" in line:
+            part["fuzzy"] = line
+        elif not line.strip():
+            if (chinese := part.get("msgstr") or part.get("msgstr[0]")) and part.get("msgid") and "fuzzy" not in part:
+                found[part.get("msgctxt", ""), part["msgid"]] = chinese
+            part = {}
     return found
