@@ -33,7 +33,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: see test test-all test-rest check-new fuzz triton trl lint format docs bench native native-early native-if-possible sanitize wheel clean
+.PHONY: see test test-all test-rest check-new messages fuzz triton trl lint format docs bench native native-early native-if-possible sanitize wheel clean
 
 # The first picture does not wait for the compiler: it is computed by PyTorch's kernels.
 see: $(CAN_SEE)
@@ -62,6 +62,10 @@ check-new: native-if-possible
 	@test -n "$(filter $(KIND),$(KINDS))" || { echo 'KIND=$(KIND): expected one of $(KINDS)' >&2; exit 2; }
 	$(PYTEST) -m 'not slow and not bench and not wheel' tests/test_house.py tests/testing/test_registered.py \
 	  -k 'house or test_every_registered or test_$(KIND:family=kind)' $(ARGS)
+
+# The Chinese catalogues: texts that are new in the code, and none that is gone from it.
+messages: $(READY)
+	$(VENV)/bin/python scripts/messages.py $(ARGS)
 
 # Random calls and reads of maps, about a minute of them: a number of cases, as a time would end elsewhere on each machine.
 FUZZ ?= --cases 6000

@@ -11,6 +11,7 @@ from headwise.errors import ConfigError
 from headwise.nn.registry import DESIGNS
 from headwise.plan.compare import compare_designs
 from headwise.plan.show import markdown_table
+from headwise.wording import in_language
 
 PAGE = Path(__file__).parent.parent / "docs" / "designs.md"
 TITLES = {
@@ -27,7 +28,7 @@ def which(lang: str) -> str:
     rows = []
     for name, design in DESIGNS.items():
         notes = design.notes
-        words = (notes.summary.zh, notes.use.zh) if lang == "zh" else (notes.summary.en, notes.use.en)
+        words = in_language(notes.summary, lang), in_language(notes.use, lang)
         rows.append((f"`{name}`", f"`{design.__name__}`", *words, notes.source))
     return _table(TITLES[lang], rows)
 

@@ -100,7 +100,6 @@ KNOWN: dict[str, set[str]] = {
     "scores.cell": {"Returns", "cols", "rows"},
     "scores.check_scores": {"Raises ConfigError", "Raises DTypeError", "Returns", "device", "scores"},
     "scores.t5_bias": {"Raises ConfigError"},
-    "stats.Chinese": {"about", "label"},
     "stats.Words": {"range", "unit"},
     "stats.resolve": {"Raises ConfigError"},
     "telemetry.DeadHeadAlarm": {"margin", "then"},

@@ -6,8 +6,8 @@ A package names a function for each of its commands under the entry point group 
     count = "your_package.commands:count"
 
 `headwise count` imports the module and runs the function, whose arguments typer reads; its docstring is the help.
-`headwise --help` lists it without importing it. Names of headwise's own commands are taken. A module may have
-`CHINESE`, a table from its help texts to the same in Chinese.
+`headwise --help` lists it without importing it. Names of headwise's own commands are taken. Chinese help is
+in the catalogue of the package, `locale/zh/LC_MESSAGES/your_package.po`, under the English text.
 """
 
 from headwise.base.files import check_writable, taken

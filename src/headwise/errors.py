@@ -1,6 +1,5 @@
 """The exceptions of headwise; all are subclasses of `HeadwiseError` with a one-line message."""
 
-import errno
 import shlex
 import sys
 import warnings
@@ -10,6 +9,8 @@ from contextvars import ContextVar
 from difflib import get_close_matches
 from operator import index
 from typing import Any
+
+from headwise.text import LIST, in_language, joined, tr
 
 __all__ = [
     "CheckpointError",
@@ -28,13 +29,18 @@ class HeadwiseError(ValueError):
     """Base class of errors that a caller can fix; the message names the argument, its value and what was expected.
 
     Args:
-        message: in English, which `str(error)` is. zh: the same in Chinese, which the command line prints with
-            `--lang zh`; default: the English message.
+        message: in English, which `str(error)` is; a text of `headwise.wording.tr` has a Chinese version too, `zh`,
+            which the command line prints with `--lang zh`.
     """
 
-    def __init__(self, message: str = "", zh: str | None = None) -> None:
+    def __init__(self, message: str = "") -> None:
         super().__init__(message)
-        self.zh = message if zh is None else zh
+        self.message = message
+
+    @property
+    def zh(self) -> str:
+        """The message in Chinese; in English if it has none."""
+        return in_language(self.message, "zh")
 
 
 class ShapeError(HeadwiseError):
@@ -67,21 +73,18 @@ class CheckpointError(HeadwiseError):
 
 MOST = 2**63 - 1  # the largest whole number of tensors
 
-# What the system says most often, in Chinese.
-REASONS = {
-    errno.ENOENT: "没有这个文件或文件夹", errno.EACCES: "没有权限", errno.EPERM: "不允许此操作",
-    errno.EISDIR: "是文件夹",
-    errno.ENOTDIR: "路径中有一段不是文件夹", errno.EEXIST: "已存在", errno.ENOSPC: "磁盘已满",
-    errno.EROFS: "文件系统只读", errno.ENAMETOOLONG: "文件名太长", errno.EMFILE: "打开的文件太多",
-    errno.EADDRINUSE: "地址已被占用", errno.EIO: "读写出错",
-}  # fmt: skip
+# What the system says most often.
+REASONS = (
+    tr("No such file or directory"), tr("Permission denied"), tr("Operation not permitted"), tr("Is a directory"),
+    tr("Not a directory"), tr("File exists"), tr("No space left on device"), tr("Read-only file system"),
+    tr("File name too long"), tr("Too many open files"), tr("Address already in use"), tr("Input/output error"),
+)  # fmt: skip
 
 
-def reason(error: BaseException) -> tuple[str, str]:
-    """Why the system refused something, in English and in Chinese."""
-    number = getattr(error, "errno", None)
-    why = getattr(error, "strerror", None) or " ".join(str(error).split())
-    return why, REASONS.get(number or 0, getattr(why, "zh", why))
+def reason(error: BaseException) -> str:
+    """Why the system refused something, in its words."""
+    why: str = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return next((known for known in REASONS if known == why), why)
 
 
 _BETWEEN = ("headwise", "torch", "contextlib")
@@ -116,35 +119,45 @@ def closest(value: object, known: Iterable[str]) -> list[str]:
     return get_close_matches(str(value), list(known), n=3, cutoff=0.5)
 
 
-def unknown_name(argument: str, value: object, known: Iterable[str], *, listed: str = "", zh: str = "") -> ConfigError:
+def unknown_name(argument: str, value: object, known: Iterable[str], *, listed: str = "") -> ConfigError:
     """The error for a value that is none of the known names; the message gives the closest ones, if any, and all.
 
     Args:
         argument: its name, or that of an option. value: what came. known: the names that there are.
-        listed: where all names are listed, if they are too many for a message: a sentence that replaces them. zh: the
-            same in Chinese.
+        listed: where all names are listed, if they are too many for a message: a sentence that replaces them.
     Returns:
         The error, to be raised.
     """
     names = list(known)
-    close, every = list(map(repr, closest(value, names))), list(map(repr, names))
-    meant = f"did you mean {' or '.join(close)}? " if close else "unknown; " if listed else ""
-    chinese = f"是否要用 {' 或 '.join(close)}？" if close else "没有这个名称；" if listed else ""
+    close, every = closest(value, names), list(map(repr, names))
+    meant = _meant(map(repr, close)) if close else tr("unknown; ") if listed else ""
     given = f"{argument}{' ' if argument.startswith('--') else '='}{value!r}"
-    few = " or ".join(every) if len(every) == 2 else f"one of {', '.join(every)}"
-    fitting = zh or listed or f"应为 {'、'.join(every)} 之一"
-    return ConfigError(f"{given}: {meant}{listed or f'expected {few}'}", f"{given}：{chinese}{fitting}")
+    few = tr("{one} or {other}", one=every[0], other=every[1]) if len(every) == 2 else _one_of(every)
+    fitting = listed or tr("expected {names}", names=few)
+    return ConfigError(tr("{given}: {meant}{fitting}", given=given, meant=meant, fitting=fitting))
+
+
+def _meant(close: Iterable[str]) -> str:
+    return tr("did you mean {names}? ", names=joined(close, tr(" or ")))
+
+
+def _one_of(names: Iterable[str]) -> str:
+    return tr("one of {names}", names=joined(names, LIST))
 
 
 def unknown_option(option: str, value: object, owner: str, known: Iterable[str]) -> ConfigError:
     """The error for an option that its owner, a design for example, does not have; with the closest ones, if any."""
     names = list(known)
     close = closest(option, names)
-    meant = f"did you mean {' or '.join(close)}? " if close else ""
-    chinese = f"是否要用 {' 或 '.join(close)}？" if close else ""
     return ConfigError(
-        f"{option}={value!r}: {meant}{owner} supports {', '.join(names)}",
-        f"{option}={value!r}：{chinese}{owner} 支持 {'、'.join(names)}",
+        tr(
+            "{option}={value!r}: {meant}{owner} supports {names}",
+            option=option,
+            value=value,
+            meant=_meant(close) if close else "",
+            owner=owner,
+            names=joined(names, LIST),
+        )
     )
 
 
@@ -155,10 +168,10 @@ def check_choice(argument: str, value: object, known: Iterable[str]) -> None:
         raise unknown_name(argument, value, names)
 
 
-def not_installed(what: str, *packages: str, zh: str | None = None) -> ConfigError:
-    """The error for a feature, in Chinese `zh`, that requires packages which are not installed; it names the first."""
+def not_installed(what: str, *packages: str) -> ConfigError:
+    """The error for a feature that requires packages which are not installed; it names the first."""
     install = f"pip install {shlex.join(packages)}"
-    return ConfigError(f"{what} requires {packages[0]}: {install}", f"{zh or what} 需要 {packages[0]}：{install}")
+    return ConfigError(tr("{what} requires {package}: {install}", what=what, package=packages[0], install=install))
 
 
 def check_whole(owner: str, name: str, value: object, least: int) -> int:
@@ -169,10 +182,8 @@ def check_whole(owner: str, name: str, value: object, least: int) -> int:
         return number
     given = f"{owner}({name}={value!r})"  # not before: on Python 3.13, torch.compile cannot write a size of the graph
     if number is not None and number > MOST:
-        raise ConfigError(f"{given}: expected at most {MOST}", f"{given}：应不大于 {MOST}")
-    raise ConfigError(
-        f"{given}: expected a whole number, {name} >= {least}", f"{given}：应为整数，且 {name} >= {least}"
-    )
+        raise ConfigError(tr("{given}: expected at most {most}", given=given, most=MOST))
+    raise ConfigError(tr("{given}: expected a whole number, {name} >= {least}", given=given, name=name, least=least))
 
 
 def check_sequence(owner: str, name: str, value: Any, expected: str) -> list[Any]:

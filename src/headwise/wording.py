@@ -1,7 +1,8 @@
-"""Text that people read, in English and in Chinese, and amounts in words.
+"""Text that people read: the user's language, texts in it, and amounts in words.
 
->>> Bilingual("two heads", "两个头"), in_language(Bilingual("two heads", "两个头"), "zh")
-('two heads', '两个头')
+>>> with speaking("zh"):
+...     in_language(tr("{count} of {of} KV heads", count=3, of=32), language())
+'32 个键值头中的 3 个'
 
 Amounts have three significant figures and a decimal prefix; what is in a text is counted.
 
@@ -13,15 +14,18 @@ Amounts have three significant figures and a decimal prefix; what is in a text i
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from headwise.errors import ConfigError
+from headwise.text import BLANK, COMMA, LIST, Bilingual, Message, in_language, joined, looked_up, tr, trn
 
-__all__ = ["Bilingual", "Message", "breaks", "in_language", "joined", "language", "language_of"]
+__all__ = [
+    "BLANK", "COMMA", "LIST", "Bilingual", "Message", "breaks", "in_language", "joined", "language", "language_of",
+    "looked_up", "tr", "trn",
+]  # fmt: skip
 
-LANGUAGES = ("en", "zh")
+LANGUAGES = {"en": "English", "zh": "中文"}  # as each calls itself
 _WIDE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\u3000-\u303f“”‘’"
 _MARKS = "，。、；：？！）》」』”’"  # no line begins with one
 _OPENING = "（《「『“‘"  # no line ends with one
@@ -32,10 +36,7 @@ _chosen: list[str] = []  # by the command line; the last one counts
 def check_language(lang: str) -> None:
     """Raise ConfigError unless `lang` is "en" or "zh"."""
     if lang not in LANGUAGES:
-        raise ConfigError(
-            f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}",
-            f"lang={lang!r}：应为 {' 或 '.join(map(repr, LANGUAGES))}",
-        )
+        raise ConfigError(tr("lang={lang!r}: expected {map}", lang=lang, map=joined(map(repr, LANGUAGES), tr(" or "))))
 
 
 def language(environment: Mapping[str, str] | None = None) -> str:
@@ -55,8 +56,11 @@ def language(environment: Mapping[str, str] | None = None) -> str:
     if chosen := environment.get("HEADWISE_LANG"):
         if chosen not in LANGUAGES:
             raise ConfigError(
-                f"HEADWISE_LANG={chosen!r}: expected {' or '.join(map(repr, LANGUAGES))}",
-                f"HEADWISE_LANG={chosen!r}：应为 {' 或 '.join(map(repr, LANGUAGES))}",
+                tr(
+                    "HEADWISE_LANG={chosen!r}: expected {map}",
+                    chosen=chosen,
+                    map=joined(map(repr, LANGUAGES), tr(" or ")),
+                )
             )
         return chosen
     locale = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
@@ -83,66 +87,6 @@ def speaking(lang: str | None) -> Iterator[None]:
         yield
     finally:
         _chosen.pop()
-
-
-class Bilingual(str):
-    """An English string with its Chinese version in `zh`."""
-
-    zh: str
-
-    def __new__(cls, en: str, zh: str) -> "Bilingual":
-        """The string `en` with the attribute `zh`."""
-        made = super().__new__(cls, en)
-        made.zh = zh
-        return made
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return str(self), self.zh
-
-
-class Message(Bilingual):
-    """A sentence with a code that identifies it and the values in it.
-
-    code: the name of the sentence. en, zh: templates of `str.format`. values: what they are filled with.
-
-    >>> Message("many", "There are {count:,} heads.", "共有 {count:,} 个头。", count=1200).zh
-    '共有 1,200 个头。'
-    """
-
-    code: str
-    values: Mapping[str, int | float | str]
-
-    def __new__(cls, code: str, en: str, zh: str, /, **values: int | float | str) -> "Message":
-        """Format both templates with `values`, as str.format does; bilingual values appear in the same language."""
-        chinese = {name: in_language(x, "zh") if isinstance(x, str) else x for name, x in values.items()}
-        made = str.__new__(cls, en.format(**values))
-        made.zh, made.code, made.values = zh.format(**chinese), code, values
-        return made
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.code, *(part.replace("{", "{{").replace("}", "}}") for part in (str(self), self.zh))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: text, zh, code and values, which may be messages themselves."""
-        values = {name: x.to_dict() if isinstance(x, Message) else x for name, x in self.values.items()}
-        return {"text": str(self), "zh": self.zh, "code": self.code, "values": values}
-
-
-def in_language(text: str, lang: str) -> str:
-    """The text in that language if it has a version in it, otherwise the text itself."""
-    return text.zh if lang == "zh" and isinstance(text, Bilingual) else text
-
-
-def joined(parts: Iterable[str], en: str = ", ", zh: str = "，") -> Bilingual:
-    """Texts in one, separated by `en` in English and by `zh` in Chinese.
-
-    Args:
-        parts: the texts. en, zh: what stands between them.
-    Returns:
-        All of them in both languages.
-    """
-    every = list(parts)
-    return Bilingual(en.join(every), zh.join(in_language(part, "zh") for part in every))
 
 
 def breaks(text: str, width: int, fold: bool = False) -> list[int]:
@@ -175,7 +119,12 @@ def breaks(text: str, width: int, fold: bool = False) -> list[int]:
 
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
-COUNTED = {"character": "个字符", "token": "个词元", "window": "个窗口", "file": "个文件"}
+COUNTED = {
+    "character": trn("{count:,} character", "{count:,} characters", count=1),
+    "token": trn("{count:,} token", "{count:,} tokens", count=1),
+    "window": trn("{count:,} window", "{count:,} windows", count=1),
+    "file": trn("{count:,} file", "{count:,} files", count=1),
+}
 
 
 def scaled(value: float, unit: str = "") -> str:
@@ -194,6 +143,6 @@ def three_figures(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def counted(what: str, count: int) -> Bilingual:
+def counted(what: str, count: int) -> Message:
     """Format a number of characters, tokens, windows or files; what: one of COUNTED."""
-    return Bilingual(f"{count:,} {what}{'s' * (count != 1)}", f"{count:,} {COUNTED[what]}")
+    return COUNTED[what].filled(count=count)

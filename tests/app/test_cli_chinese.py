@@ -9,7 +9,7 @@ import pytest
 
 from commands import Command
 from headwise.cli.program import in_words
-from headwise.errors import ConfigError, TextError
+from headwise.errors import ConfigError, TextError, unknown_name
 
 WRONG = [
     ["see", "--file", "empty.txt"], ["see", "--file", "binary.txt"], ["see", "--file", "absent.txt"],
@@ -105,9 +105,10 @@ def test_an_unknown_option_in_the_words_of_each_version_of_typer_and_click(messa
 
 
 def test_an_error_keeps_its_chinese_and_has_the_english_text_otherwise():
-    made = ConfigError("heads=3: expected 1 or 2", "heads=3：应为 1 或 2")
+    made = unknown_name("heads", 3, "12")
     for one in (made, copy.copy(made), pickle.loads(pickle.dumps(made))):
-        assert (str(one), one.zh, type(one)) == ("heads=3: expected 1 or 2", "heads=3：应为 1 或 2", ConfigError)
+        assert (str(one), one.zh) == ("heads=3: expected '1' or '2'", "heads=3：应为 '1'、'2' 之一")
+        assert type(one) is ConfigError
     assert TextError("empty").zh == "empty"
 
 

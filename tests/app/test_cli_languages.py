@@ -12,11 +12,9 @@ from typer.main import get_command
 
 from commands import Command
 from headwise.cli import main
-from headwise.cli.chinese import HELP
 from headwise.cli.options import WORK, work
 from headwise.cli.program import Listed, app
-from headwise.wording import language, speaking
-from headwise_textbook.commands import CHINESE
+from headwise.wording import language, looked_up, speaking
 
 
 def every_command(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -50,13 +48,10 @@ def locale(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.thorough
 def test_every_help_has_chinese():
-    assert sorted({text for text in every_help() if text not in {**HELP, **CHINESE}}) == []
-    assert all(re.search("[一-鿿]", chinese) for chinese in [*HELP.values(), *CHINESE.values()])
-
-
-def test_chinese_help_names_the_same_options():
-    for english, chinese in {**HELP, **CHINESE}.items():
-        assert re.findall(r"--[a-z][\w-]*", english) == re.findall(r"--[a-z][\w-]*", chinese), english
+    chinese = {text: looked_up(text, "headwise_textbook") or "" for text in every_help()}
+    assert [text for text, shown in chinese.items() if not re.search("[一-鿿]", shown)] == []
+    for english, shown in chinese.items():  # it names the same options
+        assert re.findall(r"--[a-z][\w-]*", english) == re.findall(r"--[a-z][\w-]*", shown), english
 
 
 @pytest.mark.parametrize("command", [names for names, _ in every_command(get_command(app))], ids=" ".join)
@@ -123,7 +118,7 @@ def test_work_is_named_in_chinese():
         assert work("healing, loss 3.210") == "恢复训练, loss 3.210"
         assert work("another thing") == "another thing"
     assert work("reading") == "reading"
-    assert all(re.search("[一-鿿]", chinese) for chinese in WORK.values())
+    assert all(re.search("[一-鿿]", words.zh) for words in WORK)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -31,9 +31,12 @@ from headwise.nn.registry import (
     sizes_of,
     summary_of,
 )
-from headwise.nn.steps import Notes, Preset, Steps, Words
+from headwise.nn.steps import Notes, Preset, Steps
 from headwise.plan import compare_designs, listing, plan_design
+from headwise.wording import Bilingual
 from headwise_textbook.trace import trace
+
+ADDED = Bilingual("the heads are added up", "把各个头相加")
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "designs.md"
@@ -45,21 +48,21 @@ class Doubled(ProjectedLayer):
     """y = factor · (head_1 + … + head_h) W_O."""
 
     notes = Notes(
-        summary=Words("the sum of the heads, times a factor", "各头之和乘以一个系数"),
-        use=Words("a test needs a design", "测试需要一种设计时用"),
+        summary=Bilingual("the sum of the heads, times a factor", "各头之和乘以一个系数"),
+        use=Bilingual("a test needs a design", "测试需要一种设计时用"),
         source="this file",
         parameters="MHA's − (h − 1)·d_v·d",
         work="h − 1 fewer d_v·d a token",
         cache="MHA's",
         limits={"fewer than two heads": "there would be nothing to add"},
-        map=Words("The factor is not in the weights.", "系数不在权重之中。"),
-        compared=Words("a factor of 2", "系数为 2"),
+        map=Bilingual("The factor is not in the weights.", "系数不在权重之中。"),
+        compared=Bilingual("a factor of 2", "系数为 2"),
         form_of=None,
     )
     presets = (
         Preset(
             name="tripled",
-            summary=Words("The sum of the heads, times 3.", "各头之和乘以 3。"),
+            summary=Bilingual("The sum of the heads, times 3.", "各头之和乘以 3。"),
             given={"factor": 3},
             instead="doubled",
         ),
@@ -96,9 +99,9 @@ class Doubled(ProjectedLayer):
 
     def steps(self, x: Tensor, note: Steps) -> None:
         heads = note.attended(*note.projected(self, x))
-        added = note("added", heads.sum(1), "b n d_v", "A = Σ_i H_i", "the heads are added up", "把各个头相加")
+        added = note("added", heads.sum(1), "b n d_v", "A = Σ_i H_i", ADDED)
         y = self.factor * self.o_proj(added)
-        note("output_of_sum", y, "b n d_model", "Y = f · A W_O", "the output, times the factor", "输出乘以系数")
+        note("output_of_sum", y, "b n d_model", "Y = f · A W_O", "the output, times the factor")
 
 
 @pytest.fixture
@@ -213,8 +216,8 @@ def test_a_name_that_is_taken_is_refused(doubled: str) -> None:
     ("steps", "message"),
     [
         (lambda self, x, note: None, r"the last step of Wrong\.steps, 'x', is not y of the call: .*Expected steps\(x"),
-        (lambda self, x, note: note("y", x[:, :2], "b n d", "Y", "y", "y"), r"'y', is not y of the call: .*Expected"),
-        (lambda self, x, note: note("y", x, "b d", "Y", "y", "y"), r"note\('y'\): axes='b d' for a tensor of shape"),
+        (lambda self, x, note: note("y", x[:, :2], "b n d", "Y", "y"), r"'y', is not y of the call: .*Expected"),
+        (lambda self, x, note: note("y", x, "b d", "Y", "y"), r"note\('y'\): axes='b d' for a tensor of shape"),
     ],
     ids=["none", "shape", "axes"],
 )
@@ -228,7 +231,7 @@ def test_steps_that_are_not_those_of_the_call_are_named(
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("summary", None), ("use", Words("when", "")), ("source", ""), ("work", 3), ("limits", None)]
+    ("field", "value"), [("summary", None), ("use", ""), ("source", ""), ("work", 3), ("limits", None)]
 )
 def test_a_field_of_the_notes_that_is_empty_is_named(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"Notes: {field}=.*: expected "):
@@ -246,7 +249,7 @@ def test_no_field_of_the_notes_may_be_left_out() -> None:
 def test_notes_are_written_in_both_languages(name: str) -> None:
     notes = DESIGNS[name].notes
     for words in (notes.summary, notes.use, *([] if notes.map is None else [notes.map])):
-        assert words.en.isascii()
+        assert words.isascii()
         assert re.search(r"[一-鿿]", words.zh)
     assert notes.source
     assert notes.form_of in (None, *(other for other in DESIGNS if other != name))

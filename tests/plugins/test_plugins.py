@@ -113,7 +113,6 @@ def test_what_breaks_its_contract_is_named_with_the_line():
 ONE_COMMAND = '''
 from headwise.commands import Lang
 from headwise.wording import language
-CHINESE = {"Say a word.": "说一个词。"}
 def say(word: str, lang: Lang = None) -> None:
     """Say a word."""
     sys.stdout.write(f"{word}, {language()}")
@@ -129,6 +128,9 @@ def test_a_package_brings_commands_that_are_imported_when_they_are_called(tmp_pa
     lines = "[headwise.commands]\nsay = says:say\nshout = absent:shout\nsee = absent:see\n"
     (meta / "entry_points.txt").write_text(lines, encoding="utf-8")
     (tmp_path / "says.py").write_text(ONE_COMMAND, encoding="utf-8")
+    catalogue = tmp_path / "locale" / "zh" / "LC_MESSAGES" / "says.po"
+    catalogue.parent.mkdir(parents=True)
+    catalogue.write_text('msgid "Say a word."\nmsgstr "说一个词。"\n', encoding="utf-8")
     listed = run("-m", "headwise", "--help", folders=(tmp_path,))
     assert re.search(r"│ say +says +│", listed.stdout)
     assert re.search(r"│ shout +says +│", listed.stdout)  # nothing was imported

@@ -1,79 +1,23 @@
-"""Every word and message of the report, the viewer and loaded models in English and Chinese."""
+"""Texts in two languages: values, copies, plurals, what stands between them."""
 
 import copy
 import pickle
 import re
-from string import Formatter
 
 import pytest
 
 from headwise.analysis.head_roles import DEFINITIONS
-from headwise.cli.doctor import TERMS as DOCTOR
-from headwise.cli.options import SENTENCES as COMMANDS
-from headwise.compress.source import TERMS
-from headwise.corpus.printing import WORDS as SWEEPS
-from headwise.errors import ConfigError
-from headwise.lm.loading.base import SENTENCES, remarks_on_map
+from headwise.errors import CheckpointError, ConfigError
+from headwise.lm.loading.base import remarks_on_map
 from headwise.nn.registry import names
-from headwise.plan.tables import TERMS as PLANS
-from headwise.reports.messages import MESSAGES, message
-from headwise.reports.words import COLUMNS, NOTEBOOK, REPORT, SHARED, VIEWER, label, words
+from headwise.reports.messages import message
+from headwise.reports.words import NOTEBOOK, REPORT, SHARED, VIEWER, label, words
 from headwise.stats import describe, shown_in
-from headwise.wording import Bilingual, Message, check_language, in_language, joined
-
-TABLES = {
-    "shared": SHARED,
-    "report": REPORT,
-    "viewer": VIEWER,
-    "columns": COLUMNS,
-    "messages": MESSAGES,
-    "loading": SENTENCES,
-    "notebook": NOTEBOOK,
-    "commands": COMMANDS,
-    "changes": TERMS,
-    "sweeps": SWEEPS,
-    "plans": PLANS,
-    "doctor": DOCTOR,
-}
-# Names, signs and formulas, and the word for the other language.
-SAME = [
-    VIEWER["language"],
-    MESSAGES["failure"],
-    TERMS["error of W_Q W_Kᵀ"],
-    TERMS["how"],
-    TERMS["named_sizes"],
-    PLANS["input_of"],
-    PLANS["remark"],
-    DOCTOR["refusal"],
-    SWEEPS["model_of"],
-]
-
-
-def values_in(text: str) -> list[str]:
-    return sorted(name for _, name, _, _ in Formatter().parse(text) if name is not None)
-
-
-def wrong(english: str, chinese: str) -> bool:
-    edges = [english[edge].isspace() == chinese[edge].isspace() for edge in (0, -1)] if english and chinese else [False]
-    written = english.strip() != "" and (re.search("[一-鿿]", chinese) or (english, chinese) in SAME)
-    # Both begin and end with a blank or a line end, or neither.
-    return not (written and all(edges) and values_in(english) == values_in(chinese))
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_both_languages_have_the_same_values(table):
-    assert {key: both for key, both in TABLES[table].items() if wrong(*both)} == {}
-
-
-@pytest.mark.parametrize(
-    "both", [("a {x}", "甲{y}"), ("a ", "甲"), (" ", "甲 "), ("a", "b"), ("", "甲"), ("a {x}", "甲")]
-)
-def test_languages_that_differ_are_found(both):
-    assert wrong(*both)
+from headwise.wording import LIST, Bilingual, check_language, counted, in_language, joined, tr
 
 
 def test_no_word_is_in_two_tables():
-    assert not set(SHARED) & (set(REPORT) | set(VIEWER))
+    assert not set(SHARED) & (set(REPORT) | set(VIEWER) | set(NOTEBOOK))
     assert {key for key in set(REPORT) & set(VIEWER) if REPORT[key] == VIEWER[key]} == set()
 
 
@@ -95,9 +39,40 @@ def test_a_message_formats_its_values_in_each_language():
 
 
 def test_texts_are_copied_with_both_languages():
-    for text in (Bilingual("{a}", "{甲}"), Message("m", "{n} {{b}}", "{n} {{乙}}", n=3)):
+    inner = counted("token", 3)
+    texts = Bilingual("{a}", "{甲}"), inner, message("panel", zero="{b}", low=0.5, high=1), joined([inner, "x"], LIST)
+    for text in texts:
         for same in (copy.deepcopy(text), pickle.loads(pickle.dumps(text))):
             assert (type(same), str(same), same.zh, vars(same)) == (type(text), str(text), text.zh, vars(text))
+            assert same.zh != same
+
+
+def test_a_text_keeps_what_a_value_looks_like_and_not_the_value():
+    class Lost:
+        def __reduce__(self):
+            raise TypeError
+
+        def __repr__(self):
+            return "Lost()"
+
+    text = tr("{option}: expected {what} for {name}", option=Lost(), what=tr("a whole number"), name=[1, 2])
+    assert pickle.loads(pickle.dumps(text)).zh == text.zh == "Lost()：[1, 2] 应为整数"
+    assert tr("{lr!r}", lr="x") == "'x'"
+
+
+def test_an_error_in_an_error_is_shown_in_one_language():
+    inner = CheckpointError(tr("it is a folder"))
+    assert ConfigError(tr("{file}: cannot be written: {why}", file="x", why=inner)).zh == "x：无法写入：是文件夹"
+    assert ConfigError("plain").zh == "plain"
+
+
+def test_one_and_many():
+    assert [counted("file", n) for n in (0, 1, 2)] == ["0 files", "1 file", "2 files"]
+    assert [counted("file", n).zh for n in (0, 1, 2)] == ["0 个文件", "1 个文件", "2 个文件"]
+
+
+def test_a_text_that_no_catalogue_has_stays_english_with_values_in_chinese():
+    assert tr("{of} that nobody translated", of=tr("a whole number")).zh == "整数 that nobody translated"
 
 
 def test_text_without_chinese_is_shown_as_it_is():

@@ -21,7 +21,7 @@ from headwise.reports.views import VIEWS, View
 from headwise.rule import Rule
 from headwise.rule.tiles import Tile
 from headwise.scores import Relative, Score, Terms
-from headwise.stats import MASS, Compiled, Entropy, Join, OfWeights, RowMeasure, Statistic
+from headwise.stats import MASS, Compiled, Join, OfWeights, RowMeasure, Statistic
 from headwise.testing import CheckFailed
 
 
@@ -189,12 +189,6 @@ class OfTile(Spread):
         return one + other
 
 
-class Inherited(Entropy):
-    """An entropy of one's own, with the Chinese of another."""
-
-    name, source = "own_entropy", "this file"
-
-
 class WrongJoin(Join):
     """As if squares were masses."""
 
@@ -246,7 +240,6 @@ def squares(weights: Tensor, allowed: Tensor, scores: Tensor) -> Tensor:
     ("measure", "formula", "words"),
     [
         (OfTile(), spread, "keys in tiles of"),
-        (Inherited(), lambda p, *_: torch.special.entr(p).sum(-1).mean(-1), "chinese is that of a base class"),
         (Concentrated(), squares, "joined over three sets of keys"),
         (LastOfTwo(), spread, "merge"),
         (Spread(), squares, "kernel 'auto'"),

@@ -165,10 +165,10 @@ def test_a_claim_without_a_control_is_refused() -> None:
 
 
 def test_a_control_rejects_the_number_of_the_claims_own_case() -> None:
-    control = at_least(("error of another formula", "另一公式的误差"), 0.3, 0.01).control(1e-16)
+    control = at_least(Bilingual("error of another formula", "另一公式的误差"), 0.3, 0.01).control(1e-16)
     assert control.held
     assert not forced(control).held
-    vain = at_least(("error of another formula", "另一公式的误差"), 0.3, 0.01).control(0.2)
+    vain = at_least(Bilingual("error of another formula", "另一公式的误差"), 0.3, 0.01).control(0.2)
     assert not vain.held
     assert vain.text == "error of another formula: 0.3 ≥ 0.01, but so is 0.2"
     assert judge([YES, vain]) is Verdict.UNDECIDED

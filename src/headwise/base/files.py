@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from headwise.errors import CheckpointError, ConfigError, TextError, reason
-from headwise.wording import Bilingual
+from headwise.wording import tr
 
 try:
     import fcntl
@@ -132,8 +132,11 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of a folder, the system's own error is clear
         name = os.fspath(path)
         raise TextError(
-            f"{name!r} is a pipe or a device; expected a file. A text is piped into a command that takes - as its file",
-            f"{name!r} 是管道或设备；应为文件。若用管道传入文本，请以 - 作为文件名",
+            tr(
+                "{name!r} is a pipe or a device; expected a file. A text is piped into a command that takes - as its "
+                "file",
+                name=name,
+            )
         )
 
 
@@ -206,25 +209,15 @@ def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = 
     target = Path(path)
     try:
         if folder and target.is_file():
-            raise _refused(target, option, "it is a file; expected a folder", "是文件；应为文件夹")
+            raise _refused(target, option, tr("it is a file; expected a folder"))
         home, missing = _there(target if folder else target.parent)
         for name in [*missing, *([] if folder else [target.name])]:
             with suppress(FileNotFoundError):
                 os.lstat(home / name)  # raises for a name that is too long
         if missing and os.path.lexists(home / missing[0]):
-            raise _refused(
-                target,
-                option,
-                f"{str(home / missing[0])!r} is a link to nothing",
-                f"{str(home / missing[0])!r} 是失效的链接",
-            )
+            raise _refused(target, option, tr("{home!r} is a link to nothing", home=str(home / missing[0])))
         if not folder and target.exists() and not target.is_file():
-            raise _refused(
-                target,
-                option,
-                "it is a folder, a pipe or a device; expected a file name",
-                "是文件夹、管道或设备；应为文件名",
-            )
+            raise _refused(target, option, tr("it is a folder, a pipe or a device; expected a file name"))
         if not missing:
             sweep(home)
         handle, probe = tempfile.mkstemp(".headwise.tmp", ".probe.", home)
@@ -233,7 +226,7 @@ def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = 
     except (OSError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise _refused(target, option, *reason(error)) from None
+        raise _refused(target, option, reason(error)) from None
 
 
 @contextmanager
@@ -279,8 +272,7 @@ def check_apart(outputs: Iterable[tuple[str, Path | None]], others: Mapping[str,
         for other, files in there:
             if any(_is_same(path, file) for file in files):
                 raise ConfigError(
-                    f"{_named(path, option)}: is the file of {other}; expected another one",
-                    f"{_named(path, option)}：与 {other} 是同一个文件；应为另一个文件",
+                    tr("{named}: is the file of {other}; expected another one", named=_named(path, option), other=other)
                 )
         there.append((option, [path]))
 
@@ -296,9 +288,7 @@ def _there(folder: Path) -> tuple[Path, list[str]]:
     while True:
         try:
             if not stat.S_ISDIR(os.stat(folder).st_mode):
-                raise NotADirectoryError(
-                    0, Bilingual(f"{str(folder)!r} is not a folder", f"{str(folder)!r} 不是文件夹")
-                )
+                raise NotADirectoryError(0, tr("{folder!r} is not a folder", folder=str(folder)))
             return folder, missing[::-1]
         except FileNotFoundError:
             missing.append(folder.name)
@@ -320,16 +310,18 @@ def _locked(file: Path, home: Path, made: list[Path], target: Path, option: str)
         except FileNotFoundError:  # the folder was just removed by a run that ended
             continue
         except OSError as error:
-            raise _refused(target, option, *reason(error)) from None
+            raise _refused(target, option, reason(error)) from None
         got = lock(handle)
         if got is False:
             holder = os.read(handle, 100).decode("utf-8", "replace").strip()
             os.close(handle)
+            by = tr(" ({holder})", holder=holder) if holder else ""
             raise ConfigError(
-                f"{_named(target, option)}: another run{f' ({holder})' * bool(holder)} is writing it; wait "
-                f"until it ends, or give another name",
-                f"{_named(target, option)}：另一个运行{f'（{holder}）' * bool(holder)}正在写入；请等它结束，"
-                "或换一个名称",
+                tr(
+                    "{file}: another run{by} is writing it; wait until it ends, or give another name",
+                    file=_named(target, option),
+                    by=by,
+                )
             )
         if got is None or is_at(handle, file):
             with suppress(OSError):
@@ -380,7 +372,5 @@ def _named(path: Path, option: str) -> str:
     return f"{option} {str(path)!r}" if option.startswith("--") else f"{option}={str(path)!r}"
 
 
-def _refused(path: Path, option: str, why: str, zh: str) -> CheckpointError:
-    return CheckpointError(
-        f"{_named(path, option)}: cannot be written: {why}", f"{_named(path, option)}：无法写入：{zh}"
-    )
+def _refused(path: Path, option: str, why: str) -> CheckpointError:
+    return CheckpointError(tr("{file}: cannot be written: {why}", file=_named(path, option), why=why))

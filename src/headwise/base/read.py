@@ -28,7 +28,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from headwise.base.files import atomic_path, check_regular
 from headwise.errors import CheckpointError, HeadwiseError, reason
-from headwise.wording import in_language
+from headwise.wording import tr
 
 LARGEST = (1 << 63) - 1  # the largest whole number of a tensor
 LONGEST = 300  # characters of messages of other libraries
@@ -39,20 +39,17 @@ Read = TypeVar("Read")
 def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_out: str = "") -> Iterator[None]:
     """CheckpointError that names the file, `what` kind it is, and the `way_out`, if its contents are invalid; if it is
     `missing`, how to create it."""
-    more, chinese = f"; {way_out}" if way_out else "", f"；{in_language(way_out, 'zh')}" if way_out else ""
-    name, named = f"{what} {os.fspath(path)!r}", f"{in_language(what, 'zh')} {os.fspath(path)!r}"
+    named = tr("{what} {path!r}", what=what, path=os.fspath(path))
+    more = tr("; {way_out}", way_out=way_out) if way_out else ""
     try:
         check_regular(path)
         yield
     except FileNotFoundError:
-        more, chinese = (f"; {missing}", f"；{in_language(missing, 'zh')}") if missing else (more, chinese)
-        raise CheckpointError(f"{name} does not exist{more}", f"{named} 不存在{chinese}") from None
-    except OSError as error:
-        why, reasons = reason(error)
-        raise CheckpointError(f"{name} cannot be read: {why}{more}", f"{named} 无法读取：{reasons}{chinese}") from None
-    except HeadwiseError as error:
-        why, reasons = one_line(error), " ".join(error.zh.split())[:LONGEST]
-        raise CheckpointError(f"{name} cannot be read: {why}{more}", f"{named} 无法读取：{reasons}{chinese}") from None
+        more = tr("; {way_out}", way_out=missing) if missing else more
+        raise CheckpointError(tr("{file} does not exist{more}", file=named, more=more)) from None
+    except (OSError, HeadwiseError) as error:
+        why = reason(error) if isinstance(error, OSError) else one_line(error)
+        raise CheckpointError(tr("{file} cannot be read: {why}{more}", file=named, why=why, more=more)) from None
 
 
 @contextmanager
@@ -73,7 +70,7 @@ def text_of(path: str | os.PathLike[str]) -> str:
     try:
         return Path(path).read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"byte {error.start} is not UTF-8", f"第 {error.start} 个字节不是 UTF-8") from None
+        raise CheckpointError(tr("byte {start} is not UTF-8", start=error.start)) from None
 
 
 def parsed(text: str) -> Any:
@@ -81,12 +78,14 @@ def parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
-        raise CheckpointError(f"not JSON: {one_line(error)}", f"不是 JSON：{one_line(error)}") from None
+        raise CheckpointError(tr("not JSON: {error}", error=one_line(error))) from None
 
 
 def one_line(error: BaseException) -> str:
     """The message of an error as one line of limited length."""
     text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, HeadwiseError) and text == str(error) and len(text) <= LONGEST:
+        return error.message
     return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
@@ -280,9 +279,13 @@ def check_room(folder: str | os.PathLike[str], model: nn.Module, numbers: int) -
 def _unfilled(folder: str | os.PathLike[str], asked: str, held: str) -> CheckpointError:
     name = os.fspath(folder)
     return CheckpointError(
-        f"{name!r}: config.json describes a model of {asked} (weights: {held}); the files are incomplete or belong to "
-        f"another model",
-        f"{name!r}：config.json 描述的模型有 {asked}（权重：{held}）；文件不完整，或属于另一个模型",
+        tr(
+            "{name!r}: config.json describes a model of {asked} (weights: {held}); the files are incomplete or belong "
+            "to another model",
+            name=name,
+            asked=asked,
+            held=held,
+        )
     )
 
 
@@ -293,9 +296,12 @@ def check_folder(folder: Path) -> None:
             check_regular(path)
     if (folder / ADAPTER).exists():
         raise CheckpointError(
-            f"{str(folder)!r} contains an adapter ({ADAPTER}); merge it into its model and save the result, "
-            f"or remove the file",
-            f"{str(folder)!r} 中有适配器（{ADAPTER}）；请把它合并进模型再保存，或删除该文件",
+            tr(
+                "{folder!r} contains an adapter ({adapter}); merge it into its model and save the result, or remove "
+                "the file",
+                folder=str(folder),
+                adapter=ADAPTER,
+            )
         )
 
 
@@ -362,25 +368,23 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, ...]:
 
 def _read(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     if os.path.isdir(path):
-        raise CheckpointError("it is a folder", "是文件夹")
+        raise CheckpointError(tr("it is a folder"))
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             found = header.get("format")
             if found != form:
                 raise CheckpointError(
-                    f"it is not of the format {form}; its header says {found!r}",
-                    f"格式不是 {form}；文件头写的是 {found!r}",
+                    tr("it is not of the format {form}; its header says {found!r}", form=form, found=found)
                 )
             # Copies, because the tensors of safetensors are mapped to the file and change with it.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:
-        raise CheckpointError(f"it is truncated or damaged: {error}", f"被截断或已损坏：{error}") from None
+        raise CheckpointError(tr("it is truncated or damaged: {error}", error=error)) from None
     written = header.pop(CHECKSUM, None)
     if written is None or written != _checksum(tensors, header):
         raise CheckpointError(
-            f"it is damaged: its contents do not match the {CHECKSUM} in its header",
-            f"已损坏：内容与文件头中的 {CHECKSUM} 不符",
+            tr("it is damaged: its contents do not match the {checksum} in its header", checksum=CHECKSUM)
         )
     return tensors, header
 

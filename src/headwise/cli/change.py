@@ -16,6 +16,7 @@ from rich.console import Console
 from headwise.base.files import check_apart, taken, write_text
 from headwise.cli.options import Lang, Model, check_file, is_stream, progress_bar, read_from, said, say
 from headwise.errors import ConfigError
+from headwise.wording import tr
 
 if TYPE_CHECKING:
     from headwise.compress import Source, Texts
@@ -45,8 +46,7 @@ def opened(
 
     if out is None and not dry_run:
         raise ConfigError(
-            "--out is missing: give a folder for the new checkpoint, or --dry-run to see the plan only",
-            "缺少 --out：请给出存放新检查点的文件夹，或用 --dry-run 只看计划",
+            tr("--out is missing: give a folder for the new checkpoint, or --dry-run to see the plan only")
         )
     check_healing(options["heal"], options["lr"])
     check_windows(context, windows)
@@ -126,10 +126,7 @@ def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
     answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
     if not answer:
         console.print()
-        raise ConfigError(
-            "no answer on standard input, so nothing was written; use --yes to skip the question",
-            "标准输入没有回答，因此没有写入任何文件；加 --yes 可跳过提问",
-        )
+        raise ConfigError(tr("no answer on standard input, so nothing was written; use --yes to skip the question"))
     if answer.strip().lower() in ("y", "yes"):
         return True
     say(console, "nothing_written")
@@ -205,8 +202,7 @@ def prune(
     check_options(by or "ablation", orders, penalty, gate_steps)
     if heads is not None and (by is not None or png is not None):
         raise ConfigError(
-            "--heads cannot be combined with --by or --png: the heads are given, so no curve is computed",
-            "--heads 不能与 --by 或 --png 同用：已指定要移除的头，不计算曲线",
+            tr("--heads cannot be combined with --by or --png: the heads are given, so no curve is computed")
         )
     check_file("--json", json, "pruned.json")
     _check_answer(file, yes=yes or dry_run)
@@ -233,10 +229,11 @@ def prune(
         if not plan.heads:
             save_json(json, plan.to_dict())
             raise ConfigError(
-                f"--max-loss {max_loss}: no head can be removed within this limit: removing the least important head "
-                f"already exceeds it; give a larger limit, or --remove N",
-                f"--max-loss {max_loss}：在此限度内一个头也不能移除：移除最不重要的头就已超出；请放宽限度，或用 "
-                "--remove N",
+                tr(
+                    "--max-loss {max_loss}: no head can be removed within this limit: removing the least important "
+                    "head already exceeds it; give a larger limit, or --remove N",
+                    max_loss=max_loss,
+                )
             )
         change = {"prune": [list(head) for head in plan.heads], "by": plan.by}
         carry_out(job, plan, plan.apply, change, "pruned", yes=yes, dry_run=dry_run, json=json)
@@ -328,8 +325,10 @@ def budget(
         job = replace(job, finished=finished)
         if not (dry_run or finished) and target.exists() and (not force or target.resolve() == source.file.resolve()):
             raise ConfigError(
-                f"--out {str(target)!r}: already exists; give another name, or --force to overwrite a budget",
-                f"--out {str(target)!r}：已存在；请换一个名称，或加 --force 覆盖",
+                tr(
+                    "--out {target!r}: already exists; give another name, or --force to overwrite a budget",
+                    target=str(target),
+                )
             )
         if is_done(job, json):
             return
@@ -355,10 +354,7 @@ def budget(
 def _check_answer(file: Path, *, yes: bool) -> None:
     """Raise if the text comes from standard input, which then cannot also answer the question whether to write."""
     if is_stream(file) and not yes:
-        raise ConfigError(
-            "--file '-': standard input holds the text and cannot confirm; add --yes, or --dry-run",
-            "--file '-'：标准输入用于文本，不能再用来确认；请加 --yes 或 --dry-run",
-        )
+        raise ConfigError(tr("--file '-': standard input holds the text and cannot confirm; add --yes, or --dry-run"))
 
 
 def _check_apart(outputs: dict[str, Path | None], file: Path, model: Path | None, out: Path | None = None) -> None:
@@ -377,7 +373,7 @@ def _share(option: str, text: str | None) -> float | None:
         return float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
         raise ConfigError(
-            f"{option} {text!r}: expected a share such as 0.25 or 25%", f"{option} {text!r}：应为比例，例如 0.25 或 25%"
+            tr("{option} {text!r}: expected a share such as 0.25 or 25%", option=option, text=text)
         ) from None
 
 
@@ -385,7 +381,4 @@ def _lengths(text: str | None) -> list[int]:
     try:
         return [int(word) for word in (text or "").split(",") if word.strip()]
     except ValueError:
-        raise ConfigError(
-            f"--lengths {text!r}: expected numbers of tokens, such as 1024,4096",
-            f"--lengths {text!r}：应为词元数，例如 1024,4096",
-        ) from None
+        raise ConfigError(tr("--lengths {text!r}: expected numbers of tokens, such as 1024,4096", text=text)) from None

@@ -27,7 +27,7 @@ from headwise.kernels.cpu.passes import SHAPE, Timing, measure_targets
 from headwise.kernels.triton_gpu.check import CHECKS, Check
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
 from headwise.rule import Rule
-from headwise.wording import Bilingual, Message, in_language, joined, language
+from headwise.wording import LIST, Message, in_language, joined, language, tr
 
 PACKAGES = ("headwise", "torch", "numpy", "safetensors", "triton", "transformers", "scipy", "matplotlib")
 # Instructions that each target uses, as named in Linux's /proc/cpuinfo; CMakeLists.txt has the compiler's names.
@@ -181,96 +181,85 @@ def _call(
     return Call(q, k, k, Rule(mask, 0.125, Grid(1, 12, n, m)), dropout_p)
 
 
-TERMS: dict[str, tuple[str, str]] = {
+TERMS = {
     # Facts, as `headwise.cli.doctor` names them.
-    "system": ("system", "系统"),
-    "CPU": ("CPU", "CPU 型号"),
-    "CPU cores": ("CPU cores", "CPU 核数"),
-    "threads": ("threads", "线程数"),
-    "PyTorch's vectors": ("PyTorch's vectors", "PyTorch 的向量指令"),
-    "PyTorch's BLAS": ("PyTorch's BLAS", "PyTorch 的 BLAS 库"),
-    "GPU": ("GPU", "GPU 型号"),
-    "environment": ("environment", "环境变量"),
-    "compiled kernels": ("compiled kernels", "编译内核"),
-    "not loaded": ("not loaded", "未加载"),
-    "ABI version": ("ABI version", "ABI 版本"),
-    "targets": ("targets", "指令集"),
-    "target in use": ("target in use", "所用指令集"),
-    "not_target": ("not {target}", "未用 {target}"),
-    "kernels": ("kernels", "内核"),
-    "no call runs": ("no call runs", "任何调用都无法运行"),
+    "system": tr("system"),
+    "CPU": tr("CPU"),
+    "CPU cores": tr("CPU cores"),
+    "threads": tr("threads"),
+    "PyTorch's vectors": tr("PyTorch's vectors"),
+    "PyTorch's BLAS": tr("PyTorch's BLAS"),
+    "GPU": tr("GPU"),
+    "environment": tr("environment"),
+    "compiled kernels": tr("compiled kernels"),
+    "not loaded": tr("not loaded"),
+    "ABI version": tr("ABI version"),
+    "targets": tr("targets"),
+    "target in use": tr("target in use"),
+    "not_target": tr("not {target}"),
+    "kernels": tr("kernels"),
+    "no call runs": tr("no call runs"),
     # Values of facts.
-    "not installed": ("not installed", "未安装"),
-    "none": ("none", "无"),
-    "kernels_of": (
-        "auto tries {automatic}; available by name only: {named}", "auto 依次尝试 {automatic}；只能指名使用：{named}"
-    ),
-    "not compiled": (
-        "not compiled: built for another processor or with an older compiler",
-        "未编译：构建时针对其他处理器，或编译器较旧",
-    ),
-    "lacking": ("the CPU lacks {flags}", "CPU 不支持 {flags}"),
-    "disabled": ("disabled by HEADWISE_TARGET", "被 HEADWISE_TARGET 禁用"),
-    "slower": (
-        "{used} is faster on this CPU; HEADWISE_TARGET={target} selects it all the same",
-        "{used} 在此 CPU 上更快；仍可用 HEADWISE_TARGET={target} 选用",
-    ),
+    "not installed": tr("not installed"),
+    "none": tr("none"),
+    "kernels_of": tr("auto tries {automatic}; available by name only: {named}"),
+    "not compiled": tr("not compiled: built for another processor or with an older compiler"),
+    "lacking": tr("the CPU lacks {flags}"),
+    "disabled": tr("disabled by HEADWISE_TARGET"),
+    "slower": tr("{used} is faster on this CPU; HEADWISE_TARGET={target} selects it all the same"),
     # Tables.
-    "call": ("call", "调用"),
-    "selected": ("selected", "选用"),
-    "why not the others": ("why not the others", "未选其他内核的原因"),
-    "refusal": ("{kernel}: {why}", "{kernel}：{why}"),
-    "1024 tokens, float32": ("1024 tokens, float32", "1024 个词元，float32"),
-    "causal, float32": ("causal, float32", "因果，float32"),
-    "causal, bfloat16": ("causal, bfloat16", "因果，bfloat16"),
-    "causal, with gradients": ("causal, with gradients", "因果，求梯度"),
-    "causal, with gradients and dropout": ("causal, with gradients and dropout", "因果，求梯度并用 dropout"),
-    "causal, sliding window of 128": ("causal, sliding window of 128", "因果，滑动窗口 128"),
-    "padded sequences": ("padded sequences", "带填充的序列"),
-    "one decoding step, 3 KV heads": ("one decoding step, 3 KV heads", "一步解码，3 个键值头"),
-    "causal, bfloat16, on the GPU": ("causal, bfloat16, on the GPU", "因果，bfloat16，在 GPU 上"),
-    "check": ("checks of triton_gpu, against torch_blocks", "triton_gpu 与 torch_blocks 的核对"),
-    "passed": ("passed", "通过"),
-    "decoding": ("decoding", "解码"),
-    "shared KV heads": ("shared KV heads", "共享键值头"),
-    "mask": ("mask", "掩码"),
-    "several ranges": ("several ranges", "多个区间"),
-    "ranges of each entry": ("ranges of each entry", "逐条区间"),
-    "boolean mask": ("boolean mask", "布尔掩码"),
-    "soft cap": ("soft cap", "软上限"),
-    "distances": ("distances", "距离偏置"),
-    "bias": ("bias", "偏置"),
-    "sinks": ("sinks", "汇聚项"),
-    "statistics": ("statistics", "统计量"),
-    "gradients": ("gradients", "梯度"),
-    "timing": ("{dtype}, {shape}, forward", "{dtype}，{shape}，前向"),
-    "ms": ("ms", "毫秒"),
-    "not_fastest": (
+    "call": tr("call"),
+    "selected": tr("selected"),
+    "why not the others": tr("why not the others"),
+    "refusal": tr("{kernel}: {why}"),
+    "1024 tokens, float32": tr("1024 tokens, float32"),
+    "causal, float32": tr("causal, float32"),
+    "causal, bfloat16": tr("causal, bfloat16"),
+    "causal, with gradients": tr("causal, with gradients"),
+    "causal, with gradients and dropout": tr("causal, with gradients and dropout"),
+    "causal, sliding window of 128": tr("causal, sliding window of 128"),
+    "padded sequences": tr("padded sequences"),
+    "one decoding step, 3 KV heads": tr("one decoding step, 3 KV heads"),
+    "causal, bfloat16, on the GPU": tr("causal, bfloat16, on the GPU"),
+    "check": tr("checks of triton_gpu, against torch_blocks"),
+    "passed": tr("passed"),
+    "decoding": tr("decoding"),
+    "shared KV heads": tr("shared KV heads"),
+    "mask": tr("mask"),
+    "several ranges": tr("several ranges"),
+    "ranges of each entry": tr("ranges of each entry"),
+    "boolean mask": tr("boolean mask"),
+    "soft cap": tr("soft cap"),
+    "distances": tr("distances"),
+    "bias": tr("bias"),
+    "sinks": tr("sinks"),
+    "statistics": tr("statistics"),
+    "gradients": tr("gradients"),
+    "timing": tr("{dtype}, {shape}, forward"),
+    "ms": tr("ms"),
+    "not_fastest": tr(
         "The selected target is not the fastest here: set HEADWISE_TARGET={fastest} for {dtype}, and please report "
-        "this output.",
-        "选用的指令集在这里不是最快的：对 {dtype} 请设置 HEADWISE_TARGET={fastest}，并请报告此输出。",
+        "this output."
     ),
-}  # fmt: skip
-# How the reasons of kernels begin; what follows is a name or a number.
-REASONS: dict[str, str] = {
-    "Triton is not installed": "未安装 Triton",
-    "it does not support dropout": "不支持 dropout",
-    "it does not support the scores ": "不支持此分数项：",
-    "it supports no mask but Causal(), got ": "除 Causal() 外不支持其他掩码，实际为 ",
-    "it requires tensors on the CPU, got ": "要求张量在 CPU 上，实际在 ",
-    "it requires an NVIDIA GPU (or TRITON_INTERPRET=1, for tests), got ": (
-        "需要 NVIDIA GPU（测试时可设 TRITON_INTERPRET=1），实际为 "
-    ),
-    "it requires an NVIDIA GPU, got an AMD GPU": "需要 NVIDIA GPU，实际为 AMD GPU",
-    "it computes in float32, got ": "以 float32 计算，实际为 ",
-    "there are no queries or no keys": "没有查询或没有键",
-    "its check on ": "核对未通过：",
 }
+# How the reasons of kernels begin; what follows is a name or a number.
+REASONS = (
+    tr("Triton is not installed"),
+    tr("it does not support dropout"),
+    tr("it does not support the scores "),
+    tr("it supports no mask but Causal(), got "),
+    tr("it requires tensors on the CPU, got "),
+    tr("it requires an NVIDIA GPU (or TRITON_INTERPRET=1, for tests), got "),
+    tr("it requires an NVIDIA GPU, got an AMD GPU"),
+    tr("it computes in float32, got "),
+    tr("there are no queries or no keys"),
+    tr("its check on "),
+)
 
 
 def term(code: str, /, **values: int | float | str) -> Message:
     """One of TERMS with its values."""
-    return Message(code, *TERMS[code], **values)
+    return TERMS[code].filled(code, **values)
 
 
 def named(name: str) -> str:
@@ -281,7 +270,7 @@ def named(name: str) -> str:
 def reason(text: str) -> str:
     """Why a kernel does not support a call, in both languages; as it is if it has no Chinese version."""
     begins = next((words for words in REASONS if text.startswith(words)), None)
-    return text if begins is None else Bilingual(text, REASONS[begins] + text.removeprefix(begins))
+    return text if begins is None else joined([begins, text.removeprefix(begins)], "")
 
 
 def print_examination(found: Examination, console: Console) -> None:
@@ -290,7 +279,7 @@ def print_examination(found: Examination, console: Console) -> None:
     facts: dict[str, str] = {name: version or term("not installed") for name, version in found.versions.items()}
     facts |= {named(name): term("none") if value is None else str(value) for name, value in found.machine.items()}
     facts |= native_facts(found.native)
-    order, rest = joined(found.automatic, ", then ", "、"), joined(found.named, zh="、")
+    order, rest = joined(found.automatic, tr(", then ")), joined(found.named, LIST)
     facts[term("kernels")] = term("kernels_of", automatic=order, named=rest)
     # A setting in the environment that no kernel supports affects every call, and is printed once.
     errors = {choice.refusals.get("auto") for choice in found.choices if choice.picked is None}
@@ -333,7 +322,7 @@ def _check_table(checks: Sequence[Check], lang: str) -> Table:
     table.add_column(in_language(term("ms"), lang), justify="right")
     table.add_column("", overflow="fold")
     for check in checks:
-        kind = joined([check.device, *map(named, check.kind.split(", "))], zh="，")
+        kind = joined([check.device, *map(named, check.kind.split(", "))])
         result = term("passed") if check.reason is None else reason(check.reason)
         table.add_row(in_language(kind, lang), f"{check.milliseconds:.0f}", Text(in_language(result, lang)))
     return table
@@ -367,7 +356,7 @@ def native_facts(native: Native) -> dict[str, str]:
         if not target.compiled:
             why = term("not compiled")
         elif target.lacking:
-            why = term("lacking", flags=joined(target.lacking, zh="、"))
+            why = term("lacking", flags=joined(target.lacking, LIST))
         elif target.refusal:
             why = reason(target.refusal)
         elif native.forced:

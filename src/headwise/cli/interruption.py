@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.wording import Bilingual, in_language, language
+from headwise.wording import in_language, language, tr
 
 CODE = 130  # 128 + SIGINT, as shells have it
-INTERRUPTED = Bilingual("Interrupted.", "已中断。")
+INTERRUPTED = tr("Interrupted.")
 _came: list[int] = []
 _lost: list[int] = []  # those of which Python ignored the exception, and which come again
 

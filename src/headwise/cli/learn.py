@@ -26,7 +26,7 @@ from headwise.cli.options import (
     typed,
 )
 from headwise.errors import ConfigError
-from headwise.wording import language
+from headwise.wording import tr
 
 
 def train(
@@ -76,15 +76,17 @@ def train(
     console = Console()
     if experiment is not None:
         raise ConfigError(
-            f"--experiment {experiment}: is a command of its own: headwise reconstruct FILE --out DIR",
-            f"--experiment {experiment}：现在是单独的命令：headwise reconstruct FILE --out DIR",
+            tr(
+                "--experiment {experiment}: is a command of its own: headwise reconstruct FILE --out DIR",
+                experiment=experiment,
+            )
         )
     from headwise.lm.train import Resumed, train as run
     from headwise.nn.registry import read_options
     from headwise.table.show import duration
 
     def resumed(since: Resumed) -> None:
-        ago = duration(since.seconds, language())
+        ago = duration(since.seconds)
         if since.step >= since.steps:
             say(console, "finished_run", path=out, ago=ago)
         else:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from headwise.cli.options import Lang, check_file, say
 from headwise.errors import ConfigError
-from headwise.wording import language
+from headwise.wording import language, tr
 
 if TYPE_CHECKING:
     from headwise.costs import Machine, Work
@@ -51,13 +51,13 @@ class _Plans(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not set(args) & set(self.commands) and (line := line_of_today(args)):
-            raise ConfigError(f"each kind of plan is a command: give `{line}`", f"每种规划是一个子命令：请用 `{line}`")
+            raise ConfigError(tr("each kind of plan is a command: give `{line}`", line=line))
         return super().parse_args(ctx, args or ["--help"])
 
 
 def _one_form(context: typer.Context, wanted: bool) -> bool:
     if wanted and (context.params.get("json") or context.params.get("markdown")):
-        raise ConfigError("give --json or --markdown, not both", "--json 与 --markdown 只能给出其一")
+        raise ConfigError(tr("give --json or --markdown, not both"))
     return wanted
 
 
@@ -157,7 +157,7 @@ def layer(
     given = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     sizes: dict[str, Any] = {name: size for name, size in given.items() if size is not None}
     if "num_heads" not in sizes_of(design) and sizes.pop("num_heads", 1) != 1:
-        raise ConfigError(f"{design} has one head; leave out --num-heads", f"{design} 只有一个头；请去掉 --num-heads")
+        raise ConfigError(tr("{design} has one head; leave out --num-heads", design=design))
     sizes |= typed(design, options or [])
     work = _work(seq, batch, causal, window, sinks, materialised=materialised, dtype=dtype, cache=cache)
     machine = _machine(peak, bandwidth, measure, dtype)
@@ -235,9 +235,7 @@ def _work(seq: int, batch: int, causal: bool, window: int | None, sinks: int, **
     from headwise.costs import Work
 
     if window is not None and not causal:
-        raise ConfigError(
-            "--window requires causal attention; leave out --full", "--window 需要因果注意力；请去掉 --full"
-        )
+        raise ConfigError(tr("--window requires causal attention; leave out --full"))
     return Work(batch, seq, seq, causal=causal, window=window, sinks=sinks, **stored)
 
 
@@ -247,12 +245,12 @@ def _machine(peak: float | None, bandwidth: float | None, measure: bool, dtype: 
 
     if measure:
         if peak is not None or bandwidth is not None:
-            raise ConfigError("--measure excludes --peak and --bandwidth", "--measure 不能与 --peak、--bandwidth 同用")
+            raise ConfigError(tr("--measure excludes --peak and --bandwidth"))
         return measured_machine(dtype)
     if peak is None and bandwidth is None:
         return None
     if peak is None or bandwidth is None:
-        raise ConfigError("--peak and --bandwidth must be given together", "--peak 与 --bandwidth 必须同时给出")
+        raise ConfigError(tr("--peak and --bandwidth must be given together"))
     return Machine(peak, bandwidth)
 
 
@@ -266,8 +264,7 @@ def typed(design: str, assigned: Sequence[str]) -> Mapping[str, Any]:
         if bool in kinds and value in (0, 1):
             found[name] = bool(value)
         elif type(value) not in kinds and not (float in kinds and type(value) is int):
-            yes = bool in kinds
-            what, zh = ("true or false", " true 或 false") if yes else ("a whole number", "整数")
-            text = f"--set '{name}={value}'"
-            raise ConfigError(f"{text}: expected {what} for {name}", f"{text}：{name} 应为{zh}")
+            what = tr("true or false") if bool in kinds else tr("a whole number")
+            option = f"--set '{name}={value}'"
+            raise ConfigError(tr("{option}: expected {what} for {name}", option=option, what=what, name=name))
     return found

@@ -28,85 +28,89 @@ from headwise.cli.plan import plan
 from headwise.cli.see import measures, see, view
 from headwise.errors import HeadwiseError, not_installed, reason
 from headwise.plugins import commands, imported, load
-from headwise.wording import language
+from headwise.wording import in_language, joined, language, tr
 
-# Parts of typer's messages, in the order in which they are replaced.
-IN_CHINESE = {
-    r"^No such option(?:: (\S+)| '([^']*)'\.?)": r"没有选项 \1\2",
-    r"^No such command ('[^']*')": r"没有命令 \1",
-    r"^Missing argument ": "缺少参数 ",
-    r"^Missing option ": "缺少选项 ",
-    r"^Missing command$": "缺少命令",
-    r"^Got unexpected extra argument(?:s|\(s\))? \((.*)\)$": r"多余的参数：\1",
-    r"^Option (\S+) requires an argument$": r"选项 \1 需要一个值",
-    r"^Option (\S+) does not take a value$": r"选项 \1 不带值",
-    r"^Invalid value for ('[^']*'): ": r"\1 的值无效：",
-    r"(\S+) is not a valid int(eger)?( range)?\b": r"\1 不是整数",
-    r"(\S+) is not a valid float( range)?\b": r"\1 不是数",
-    r"Input should be a valid integer.*": "应为整数",
-    r"Input should be a valid number.*": "应为数",
-    r"Input should be greater than or equal to (\S+)": r"应不小于 \1",
-    r"Input should be less than or equal to (\S+)": r"应不大于 \1",
-    r"(\S+) is not in the range (\S+)": r"\1 不在范围 \2 之内",
-    r",? ?\(Possible options: (.+)\)": r"；相近的有 \1",
-    r"[.;,]? ?\(?Did you mean (?:one of: )?([^?]+)\?\)?": r"；是否要用 \1？",
+# Parts of typer's messages, in the order in which they are replaced, and what replaces them in another language.
+OF_TYPER = {
+    r"^No such option(?:: (\S+)| '([^']*)'\.?)": tr(r"no such option: \1\2"),
+    r"^No such command ('[^']*')": tr(r"no such command: \1"),
+    r"^Missing argument ": tr("missing argument "),
+    r"^Missing option ": tr("missing option "),
+    r"^Missing command$": tr("missing command"),
+    r"^Got unexpected extra argument(?:s|\(s\))? \((.*)\)$": tr(r"unexpected extra arguments: \1"),
+    r"^Option (\S+) requires an argument$": tr(r"option \1 requires an argument"),
+    r"^Option (\S+) does not take a value$": tr(r"option \1 does not take a value"),
+    r"^Invalid value for ('[^']*'): ": tr(r"invalid value for \1: "),
+    r"(\S+) is not a valid int(eger)?( range)?\b": tr(r"\1 is not a whole number"),
+    r"(\S+) is not a valid float( range)?\b": tr(r"\1 is not a number"),
+    r"Input should be a valid integer.*": tr("expected a whole number"),
+    r"Input should be a valid number.*": tr("expected a number"),
+    r"Input should be greater than or equal to (\S+)": tr(r"expected at least \1"),
+    r"Input should be less than or equal to (\S+)": tr(r"expected at most \1"),
+    r"(\S+) is not in the range (\S+)": tr(r"\1 is not in the range \2"),
+    r",? ?\(Possible options: (.+)\)": tr(r"; similar ones: \1"),
+    r"[.;,]? ?\(?Did you mean (?:one of: )?([^?]+)\?\)?": tr(r"; did you mean \1?"),
 }
+OR_GIVE = tr("; or give ")  # before an argument, at the end of a message
 
 
 def in_words(error: Exception, arguments: Sequence[str], options: Collection[str], lang: str) -> str | None:
     """The message of an error that the user can mend; None for others. arguments: of the command line. options: those
     of the command."""
     if isinstance(error, HeadwiseError):
-        return _with_options(error.zh if lang == "zh" else str(error), options)
+        return _with_options(in_language(error.message, lang), options, in_language(OR_GIVE, lang))
     if isinstance(error, OSError):
         return _of_system(error, arguments, lang)
     return _of_typer(error, lang) if hasattr(error, "format_message") else None
 
 
-def _with_options(message: str, options: Collection[str]) -> str:
+def _with_options(message: str, options: Collection[str], or_give: str) -> str:
     """A way out that names an argument of Python names the command's option instead, or the one of the design."""
 
     def option(found: re.Match[str]) -> str:
         name = f"--{found[2].replace('_', '-')}"
         return found[1] + (name if name in options else f"--set {found[2]}=…" if "--set" in options else found[2])
 
-    return re.sub(r"(; or give |；或给出 )(\w+)$", option, message)
+    return re.sub(rf"({re.escape(or_give)})(\w+)$", option, message)
 
 
 def _of_typer(error: Any, lang: str) -> str:
     """An argument error of typer, of any version, in the form of our own errors."""
     message = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    if lang == "zh":
-        for english, chinese in IN_CHINESE.items():
-            message = re.sub(english, chinese, message)
-        end = "" if message.endswith("？") else "；"
-        return message if context is None else f"{message}{end}{context.command_path} -h 列出全部选项"
-    return message if context is None else f"{message}; {context.command_path} -h lists the options"
+    if lang != "en":
+        for english, words in OF_TYPER.items():
+            message = re.sub(english, in_language(words, lang), message)
+    if context is None:
+        return message
+    hint = in_language(tr("; {command} -h lists the options", command=context.command_path), lang)
+    return message + (hint[1:] if message.endswith("？") else hint)
 
 
 def _of_system(error: OSError, arguments: Sequence[str], lang: str) -> str:
     """An error of the system, such as a missing file, with the argument that names the file."""
-    why = reason(error)[lang == "zh"]
+    why = in_language(reason(error), lang)
     if not error.filename:
         return why
     name = str(error.filename)
     option = next((given for given, value in pairwise(arguments) if value == name), "")
     option = next((given[: -len(name) - 1] for given in arguments if given.endswith(f"={name}")), option)
     if name not in arguments and not option:
-        return f"{why}: {name!r}" if lang == "en" else f"{why}：{name!r}"
+        return in_language(joined([why, repr(name)], tr(": ")), lang)
     argument = option if option.startswith("-") else "FILE"
-    return f"{argument} {name!r}: {why}" if lang == "en" else f"{argument} {name!r}：{why}"
+    return in_language(joined([f"{argument} {name!r}", why], tr(": ")), lang)
 
 
 PACKAGE = "headwise-textbook"
 # Its commands, with the first paragraph of their help.
 OF_TEXTBOOK = {
-    "trace": "Print every step of an attention design with shapes and numbers.",
-    "claims": "Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected.",
-    "tour": "Walk through a topic of multi-head attention: formula, code with its output, claims, exercises.",
-    "check": "Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result.",
-    "reconstruct": "Train attention to rebuild its own embeddings, with and without a mask, as tutorials do.",
+    "trace": tr("Print every step of an attention design with shapes and numbers."),
+    "claims": tr("Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected."),
+    "tour": tr("Walk through a topic of multi-head attention: formula, code with its output, claims, exercises."),
+    "check": tr(
+        "Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result."
+    ),
+    "reconstruct": tr("Train attention to rebuild its own embeddings, with and without a mask, as tutorials do."),
 }
 
 
@@ -128,7 +132,7 @@ class Listed(TyperCommand):
             if language() == "zh":
                 from headwise.cli.chinese import translate_command
 
-                translate_command(self.real, getattr(sys.modules[function.__module__], "CHINESE", {}))
+                translate_command(self.real, function.__module__.partition(".")[0])
         return self.real
 
 
@@ -325,7 +329,7 @@ def _language() -> str:
 
 
 def _fail(message: str) -> None:
-    error = SENTENCES["error"][_language() == "zh"]
+    error = in_language(SENTENCES["error"], _language())
     Console(stderr=True).print(f"[bold red]{error}[/bold red] ", end="")
     Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(message)
     sys.exit(2)

@@ -29,6 +29,7 @@ from headwise.cli.options import (
     written,
 )
 from headwise.errors import ConfigError
+from headwise.wording import COMMA, tr
 
 WIDE = 110  # terminal columns from which on all columns of the list of measures fit side by side
 
@@ -80,14 +81,11 @@ def see(
 
     lang = language()
     if text is not None and file is not None:
-        raise ConfigError("give a text or --file, not both", "文本与 --file 只能给出其一")
+        raise ConfigError(tr("give a text or --file, not both"))
     asked = Asked(model=model, cells=cells, window=window, sweep=sweep, sort=sort, lang=lang).checked()
     check_file("--out", out, "report.html", stream=True)
     if open_page and is_stream(out):
-        raise ConfigError(
-            "--open: the report goes to standard output; give --out a file, or --no-open",
-            "--open：报告写到了标准输出；请给 --out 一个文件名，或用 --no-open",
-        )
+        raise ConfigError(tr("--open: the report goes to standard output; give --out a file, or --no-open"))
     if png is not None:
         figure_class()  # raises where matplotlib is missing
         check_writable(png, "--png", folder=True)
@@ -154,8 +152,7 @@ def _views(given: Sequence[str]) -> list[tuple[str, str]]:
         view = view_of(name)
         if not path:
             raise ConfigError(
-                f"--view {name}: expected NAME=PATH, for example --view {name}=report-{name}",
-                f"--view {name}：应为 名称=路径，例如 --view {name}=report-{name}",
+                tr("--view {name}: expected NAME=PATH, for example --view {name}=report-{name}", name=name)
             )
         check_writable(path, "--view", folder=view.folder)
         found.append((name, path))
@@ -170,22 +167,18 @@ def _beside(given: str | None, *, taken: bool) -> str | None:
         return None
     if given == STREAM:
         if taken:
-            raise ConfigError(
-                "--beside '-': standard input is the first text already; give one of them as a file",
-                "--beside '-'：标准输入已是第一段文本；请把其中一段放进文件",
-            )
+            raise ConfigError(tr("--beside '-': standard input is the first text already; give one of them as a file"))
         return stdin_text("--beside")
     if os.path.isdir(given):
-        raise ConfigError(
-            f"--beside {given!r}: is a folder; expected a text, or a file with one",
-            f"--beside {given!r}：是文件夹；应为文本，或含有文本的文件",
-        )
+        raise ConfigError(tr("--beside {given!r}: is a folder; expected a text, or a file with one", given=given))
     if os.path.isfile(given):
         return read_text(given)
     if re.fullmatch(r"\S*[\w/\\]\.(txt|md|csv|json|html?|py)", given):
         raise ConfigError(
-            f"--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -",
-            f"--beside {given!r}：没有这个文件；要与这段文字本身比较，请用管道传给 --beside -",
+            tr(
+                "--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -",
+                given=given,
+            )
         )
     return typed(given, "--beside")
 
@@ -207,7 +200,7 @@ def measures(lang: Lang = None) -> None:
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for column in (name, unit, span) if wide else (name,):
         table.add_column(column, no_wrap=True)
-    comma, semicolon = ("，", "；") if lang == "zh" else (", ", "; ")
+    comma, semicolon = in_language(COMMA, lang), in_language(tr("; "), lang)
     for column in (about, source) if wide else (semicolon.join((about, f"{unit}{comma}{span}", source)),):
         table.add_column(column, overflow="fold")
     kinds: dict[str, Any] = {**MEASURES, **GIVEN}

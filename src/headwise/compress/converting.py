@@ -23,17 +23,15 @@ from headwise.lm.model import Decoder, mean_loss
 from headwise.lm.train import heldout_loss
 from headwise.models import find_heads
 from headwise.plan.tables import Column, Plan, Table, Value
-from headwise.wording import Bilingual, joined
+from headwise.wording import joined, tr
 
 
 def check_healing(steps: int, lr: float) -> None:
     """Raise ConfigError for options of `healed` that are out of range."""
     if steps < 0:
-        raise ConfigError(
-            f"--heal {steps}: expected a number of steps, or 0 for none", f"--heal {steps}：应为步数，0 表示不训练"
-        )
+        raise ConfigError(tr("--heal {steps}: expected a number of steps, or 0 for none", steps=steps))
     if not 0.0 < lr < math.inf:
-        raise ConfigError(f"--lr {lr}: expected a finite number above 0", f"--lr {lr}：应为大于 0 的有限数")
+        raise ConfigError(tr("--lr {lr}: expected a finite number above 0", lr=lr))
 
 
 def healed(decoder: Decoder, texts: Texts, steps: int, lr: float, progress: Progress, *, seed: int = 0) -> Decoder:
@@ -112,9 +110,7 @@ def check_conversion(num_kv_heads: int, method: str) -> None:
     """Raise ConfigError for options of `plan_conversion` that are invalid for any model."""
     check_choice("--method", method, WHAT)
     if num_kv_heads < 1:
-        raise ConfigError(
-            f"--num-kv-heads {num_kv_heads}: expected at least 1", f"--num-kv-heads {num_kv_heads}：应不小于 1"
-        )
+        raise ConfigError(tr("--num-kv-heads {num_kv_heads}: expected at least 1", num_kv_heads=num_kv_heads))
 
 
 def plan_conversion(
@@ -124,8 +120,11 @@ def plan_conversion(
     check_conversion(num_kv_heads, method)
     if all(site.num_kv_heads == num_kv_heads for site in find_heads(source.decoder)):
         raise ConfigError(
-            f"--num-kv-heads {num_kv_heads}: each layer has {num_kv_heads} KV heads already; expected a proper divisor",
-            f"--num-kv-heads {num_kv_heads}：每层已经是 {num_kv_heads} 个键值头；应为更小的约数",
+            tr(
+                "--num-kv-heads {num_kv_heads}: each layer has {num_kv_heads} KV heads already; expected a proper "
+                "divisor",
+                num_kv_heads=num_kv_heads,
+            )
         )
     merged = merge_kv(source.decoder, num_kv_heads, method, copy=True)
     assert isinstance(merged.model, Decoder)
@@ -137,8 +136,8 @@ def plan_conversion(
 
 
 FORMAT = "headwise-budget-1"
-BUDGET = Bilingual("budget", "预算")
-MAKES_ONE = Bilingual("`headwise budget --file TEXT` makes one", "`headwise budget --file 文本` 可制作一个")
+BUDGET = tr("budget")
+MAKES_ONE = tr("`headwise budget --file TEXT` makes one")
 
 
 def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, Any] | None = None) -> None:
@@ -160,8 +159,7 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
         content = Entry(parsed(text_of(path)))
         if content.word("format") != FORMAT:
             raise CheckpointError(
-                f"expected the format {FORMAT}, got {content.word('format')!r}",
-                f"格式应为 {FORMAT}，实际是 {content.word('format')!r}",
+                tr("expected the format {format}, got {format2!r}", format=FORMAT, format2=content.word("format"))
             )
         layers = content.entries("layers")
         found = Budget(
@@ -249,7 +247,7 @@ class Budgeting:
             (
                 str(i), term("of", count=sum(window is not None for window in layer), of=len(layer)), float(kept.min()),
                 float(kept.mean()), joined(
-                    (term("all") if window is None else str(window) for window in layer), " ", " "
+                    (term("all") if window is None else str(window) for window in layer), ' '
                 ),
             )
             for i, (layer, kept) in enumerate(zip(self.found.windows, self.found.kept, strict=True))
@@ -279,8 +277,12 @@ def plan_budget(
     check_budget(window, sinks, threshold, lengths)
     if window + sinks >= texts.context:
         raise ConfigError(
-            f"--window {window}, --sinks {sinks}: expected together less than the context of {texts.context} tokens",
-            f"--window {window}、--sinks {sinks}：两者之和应小于 {texts.context} 个词元的上下文",
+            tr(
+                "--window {window}, --sinks {sinks}: expected together less than the context of {context} tokens",
+                window=window,
+                sinks=sinks,
+                context=texts.context,
+            )
         )
     decoder = source.decoder
     sites = find_heads(decoder)
@@ -305,16 +307,11 @@ def check_budget(window: int, sinks: int, threshold: float, lengths: Sequence[in
     """Raise ConfigError for options of `plan_budget` that are invalid for any model and text."""
     if any(n < 1 for n in lengths):
         raise ConfigError(
-            f"--lengths: got {min(lengths)}; expected numbers of tokens of at least 1",
-            f"--lengths：得到 {min(lengths)}；词元数应不小于 1",
+            tr("--lengths: got {lengths}; expected numbers of tokens of at least 1", lengths=min(lengths))
         )
     if window < 1 or sinks < 0:
         raise ConfigError(
-            f"--window {window}, --sinks {sinks}: expected at least 1 and 0",
-            f"--window {window}、--sinks {sinks}：应分别不小于 1 与 0",
+            tr("--window {window}, --sinks {sinks}: expected at least 1 and 0", window=window, sinks=sinks)
         )
     if not 0.0 < threshold <= 1.0:
-        raise ConfigError(
-            f"--threshold {threshold}: expected more than 0 and at most 1",
-            f"--threshold {threshold}：应大于 0 且不超过 1",
-        )
+        raise ConfigError(tr("--threshold {threshold}: expected more than 0 and at most 1", threshold=threshold))

@@ -28,7 +28,7 @@ from headwise.models import HeadSite, find_heads
 from headwise.plan.tables import Column, Plan, Table, Value
 from headwise.stats.base import unit_of
 from headwise.table import HeadColumn
-from headwise.wording import joined
+from headwise.wording import LIST, joined, tr
 
 METHODS = {by: term(by) for by in ("ablation", "gradient", "taylor", "gates")}
 Unit = tuple[Head, ...]  # heads that are removed together
@@ -68,12 +68,9 @@ def check_ranking(by: str, penalty: float, steps: int) -> None:
     """Raise ConfigError for an unknown method, and for options of learned gates that are out of range."""
     check_choice("--by", by, METHODS)
     if not 0.0 <= penalty < math.inf:
-        raise ConfigError(
-            f"--penalty {penalty}: expected a finite number of at least 0",
-            f"--penalty {penalty}：应为不小于 0 的有限数",
-        )
+        raise ConfigError(tr("--penalty {penalty}: expected a finite number of at least 0", penalty=penalty))
     if steps < 1:
-        raise ConfigError(f"--gate-steps {steps}: expected at least 1", f"--gate-steps {steps}：应不小于 1")
+        raise ConfigError(tr("--gate-steps {steps}: expected at least 1", steps=steps))
 
 
 def units_of(site: HeadSite, layer: int) -> list[Unit]:
@@ -106,10 +103,7 @@ def parsed_heads(text: str) -> list[Head]:
     for word in (word.strip() for word in text.split(",")):
         layer, point, head = word.partition(".")
         if not (point and layer.isdecimal() and head.isdecimal()):
-            raise ConfigError(
-                f"--heads {word!r}: expected LAYER.HEAD, counted from 0, such as 0.1,3.5",
-                f"--heads {word!r}：应为“层.头”，从 0 数起，例如 0.1,3.5",
-            )
+            raise ConfigError(tr("--heads {word!r}: expected LAYER.HEAD, counted from 0, such as 0.1,3.5", word=word))
         found.append((int(layer), int(head)))
     return found
 
@@ -121,23 +115,35 @@ def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
         word = f"{at[0]}.{at[1]}"
         if at[0] >= len(sites):
             raise ConfigError(
-                f"--heads {word}: there is no layer {at[0]}; expected 0 to {len(sites) - 1}",
-                f"--heads {word}：没有第 {at[0]} 层；应为 0 到 {len(sites) - 1}",
+                tr(
+                    "--heads {word}: there is no layer {at}; expected 0 to {last}",
+                    word=word,
+                    at=at[0],
+                    last=len(sites) - 1,
+                )
             )
         if at[1] >= sites[at[0]].num_heads:
             most = sites[at[0]].num_heads - 1
             raise ConfigError(
-                f"--heads {word}: layer {at[0]} has no head {at[1]}; expected 0 to {most}",
-                f"--heads {word}：第 {at[0]} 层没有头 {at[1]}；应为 0 到 {most}",
+                tr(
+                    "--heads {word}: layer {at} has no head {at2}; expected 0 to {most}",
+                    word=word,
+                    at=at[0],
+                    at2=at[1],
+                    most=most,
+                )
             )
         if at in found:
-            raise ConfigError(f"--heads {word}: is given twice", f"--heads {word}：重复给出")
+            raise ConfigError(tr("--heads {word}: is given twice", word=word))
         found.append(at)
     for layer_number, site in enumerate(sites):
         if sum(layer == layer_number for layer, _ in found) == site.num_heads:
             raise ConfigError(
-                f"--heads: all {site.num_heads} heads of layer {layer_number} would be removed; keep at least one",
-                f"--heads：第 {layer_number} 层的全部 {site.num_heads} 个头都会被移除；至少保留一个",
+                tr(
+                    "--heads: all {num_heads} heads of layer {layer_number} would be removed; keep at least one",
+                    num_heads=site.num_heads,
+                    layer_number=layer_number,
+                )
             )
     return found
 
@@ -168,23 +174,21 @@ class Choice:
     def __post_init__(self) -> None:
         given = [f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None]
         if len(given) != 1:
+            options = joined(given, tr(" and ", sense="options")) if given else tr("nothing", sense="options")
             raise ConfigError(
-                f"{' and '.join(given) or 'nothing'} given; expected one of --heads, --remove, --share and --max-loss",
-                f"给出了{'与'.join(given) or '零个选项'}；应给出 --heads、--remove、--share、--max-loss 之一",
+                tr("{options} given; expected one of --heads, --remove, --share and --max-loss", options=options)
             )
         if self.heads is not None:
             parsed_heads(self.heads)
         if self.remove is not None and self.remove < 1:
-            raise ConfigError(f"--remove {self.remove}: expected at least 1", f"--remove {self.remove}：应不小于 1")
+            raise ConfigError(tr("--remove {remove}: expected at least 1", remove=self.remove))
         if self.share is not None and not 0.0 < self.share < 1.0:
             raise ConfigError(
-                f"--share {self.share:g}: expected more than 0 and less than 1, or 0 % and 100 %",
-                f"--share {self.share:g}：应大于 0 且小于 1，或介于 0 % 与 100 % 之间",
+                tr("--share {share:g}: expected more than 0 and less than 1, or 0 % and 100 %", share=self.share)
             )
         if self.max_loss is not None and not (self.max_loss > 0.0 and math.isfinite(self.max_loss)):
             raise ConfigError(
-                f"--max-loss {self.max_loss:g}: expected more than 0, such as 1% or 0.01",
-                f"--max-loss {self.max_loss:g}：应大于 0，例如 1% 或 0.01",
+                tr("--max-loss {max_loss:g}: expected more than 0, such as 1% or 0.01", max_loss=self.max_loss)
             )
 
 
@@ -286,7 +290,7 @@ class Pruning:
         curve = self.curve
         notes: list[str] = []
         if skipped := self._skipped():
-            names = joined((f"{layer}.{head}" for layer, head in skipped), ", ", "、")
+            names = joined((f"{layer}.{head}" for layer, head in skipped), LIST)
             notes.append(term("skipped_note", names=names))
         chance, count = curve.random, len(curve.random)
         if self.order is None:
@@ -337,10 +341,13 @@ def plan_pruning(
     wanted = None if wanted is None else max((count for count in counts if count <= wanted), default=0)
     if wanted == 0:
         raise ConfigError(
-            f"--share {choice.share or 0:g}, --remove {choice.remove or 0}: heads that share a KV head are "
-            f"removed together, {counts[0]} at a time; expected at least one such group",
-            f"--share {choice.share or 0:g}、--remove {choice.remove or 0}：共享键值头的头一起移除，每次 "
-            f"{counts[0]} 个；至少应为这样的一组",
+            tr(
+                "--share {share:g}, --remove {remove}: heads that share a KV head are removed together, {counts} at a "
+                "time; expected at least one such group",
+                share=choice.share or 0,
+                remove=choice.remove or 0,
+                counts=counts[0],
+            )
         )
     if len(counts) > MOST_POINTS:  # evenly spaced, the last included
         counts = [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]
@@ -365,10 +372,7 @@ def check_options(by: str, orders: int, penalty: float, gate_steps: int) -> None
     """Raise ConfigError for options of `plan_pruning` that are invalid for any model and text."""
     check_ranking(by, penalty, gate_steps)
     if orders < 1:
-        raise ConfigError(
-            f"--orders {orders}: expected at least 1 random order to compare with",
-            f"--orders {orders}：至少需要 1 种随机顺序用于对照",
-        )
+        raise ConfigError(tr("--orders {orders}: expected at least 1 random order to compare with", orders=orders))
 
 
 def curve_rows(curve: PruningCurve) -> list[tuple[Value, ...]]:
@@ -394,14 +398,18 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
     most = sum(site.num_heads - _unit(site) for site in sites)
     if count > most:
         raise ConfigError(
-            f"--remove {count}: of {total} heads in {len(sites)} layers at most {most} can be removed, as "
-            f"each layer keeps one",
-            f"--remove {count}：{len(sites)} 层的 {total} 个头中最多可移除 {most} 个，每层保留一个",
+            tr(
+                "--remove {count}: of {total} heads in {count2} layers at most {most} can be removed, as each layer "
+                "keeps one",
+                count=count,
+                total=total,
+                count2=len(sites),
+                most=most,
+            )
         )
     if count < 1:
         raise ConfigError(
-            f"--share {choice.share:g}: of {total} heads this is none; expected at least 1",
-            f"--share {choice.share:g}：{total} 个头的这个比例不足一个；至少应为 1 个",
+            tr("--share {share:g}: of {total} heads this is none; expected at least 1", share=choice.share, total=total)
         )
     return count
 

@@ -30,7 +30,7 @@ from headwise.base.read import Entry, each, number, parsed, reading, text_of, wh
 from headwise.corpus.select import Head, TextWindow
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.loading import LoadedModel
-from headwise.wording import Bilingual, in_language
+from headwise.wording import tr
 
 FORMAT = "headwise-passages-1"
 ROUNDING = 1e-9  # of means of equal strengths
@@ -185,11 +185,8 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
         """
         file = Path(path)
         file = file if file.suffix.lower() == ".json" else passages_path(file)
-        again = Bilingual(
-            "headwise measure writes it, unless with --passages 0",
-            "它由 headwise measure 写出（除非加了 --passages 0）",
-        )
-        with reading(file, Bilingual("passages", "段落文件"), missing=again, way_out=again):
+        again = tr("headwise measure writes it, unless with --passages 0")
+        with reading(file, tr("passages"), missing=again, way_out=again):
             whole_file = Entry(parsed(text_of(file)))
             if whole_file.word("format") != FORMAT:
                 raise CheckpointError(f"it is not of the format {FORMAT}")
@@ -224,11 +221,12 @@ def check_model(passages: Passages, loaded: LoadedModel) -> None:
     """Raise ConfigError unless passages were measured with the weights of this model."""
     if passages.model["sha256"] != weights_print(loaded):
         raise ConfigError(
-            f"sweep: its passages are of {passages.model.get('name', 'another model')!r}, whose weights differ from "
-            f"those of {loaded.name!r}; give the sweep of this model, or --model the model of the sweep",
-            f"sweep：其中的段落属于 {passages.model.get('name', '另一个模型')!r}，"
-            f"其权重与 {in_language(loaded.name, 'zh')!r} 不同；"
-            f"请给出此模型的测量结果，或用 --model 给出测量时的模型",
+            tr(
+                "sweep: its passages are of {of!r}, whose weights differ from those of {name!r}; give the sweep of "
+                "this model, or --model the model of the sweep",
+                of=passages.model.get("name", tr("another model")),
+                name=loaded.name,
+            )
         )
 
 

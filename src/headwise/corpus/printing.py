@@ -8,41 +8,36 @@ from rich.text import Text
 
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import check_choice
-from headwise.stats.base import UNITS
+from headwise.stats.base import unit_of
 from headwise.table.show import as_text, duration, numbers
-from headwise.wording import Message, counted, in_language, joined, language
+from headwise.wording import LIST, counted, in_language, joined, language, tr
 
 SHOWN = 12  # heads
 _WIDE = "\ue000"  # a sign that no text has
-WORDS: dict[str, tuple[str, str]] = {
-    "model": ("model", "模型"),
-    "model_of": ("{name}: {about}", "{name}：{about}"),
-    "corpus": ("corpus", "语料"),
-    "kernel": ("kernel", "计算内核"),
-    "table": ("table", "表格"),
-    "took": (", in {time}", "，用时 {time}"),
-    "corpus_of": (
-        "{files}, {tokens} in {windows}{took}",
-        "{files}，{windows}中的 {tokens}{took}",
+WORDS = {
+    "model": tr("model"),
+    "model_of": tr("{name}: {about}"),
+    "corpus": tr("corpus"),
+    "kernel": tr("kernel"),
+    "table": tr("table"),
+    "took": tr(", in {time}"),
+    "corpus_of": tr("{files}, {tokens} in {windows}{took}"),
+    "table_of": tr("{path}: {heads:,} heads × {measures} measures"),
+    "measure": tr("measure"),
+    "unit": tr("unit"),
+    "mean of heads": tr("mean of heads"),
+    "least": tr("least"),
+    "largest": tr("largest"),
+    "head": tr("head"),
+    "layer": tr("layer"),
+    "more_heads": tr("{count:,} more heads"),
+    "both": tr("{one} and {other}"),
+    "also": tr("The table also contains {rest}."),
+    "nonfinite": tr(
+        "NaN or infinity: up to {rows:,} queries of a head, in {windows:,} windows that were left out for it."
     ),
-    "table_of": ("{path}: {heads:,} heads × {measures} measures", "{path}：{heads:,} 个头 × {measures} 个统计量"),
-    "measure": ("measure", "统计量"),
-    "unit": ("unit", "单位"),
-    "mean of heads": ("mean of heads", "各头平均"),
-    "least": ("least", "最小"),
-    "largest": ("largest", "最大"),
-    "head": ("head", "头"),
-    "layer": ("layer", "层"),
-    "more_heads": ("{count:,} more heads", "另外 {count:,} 个头"),
-    "both": ("{one} and {other}", "{one}，以及 {other}"),
-    "also": ("The table also contains {rest}.", "表格中还有：{rest}。"),
-    "nonfinite": (
-        "NaN or infinity: up to {rows:,} queries of a head, in {windows:,} windows that were left out for it.",
-        "出现 NaN 或无穷大：一个头至多有 {rows:,} 个查询，为此略去了 {windows:,} 个窗口。",
-    ),
-    "nonfinite_values": (
-        "NaN or infinity among the values of a head; its weights are finite, and nothing was left out.",
-        "一个头的值中出现 NaN 或无穷大；其权重均为有限值，没有略去任何窗口。",
+    "nonfinite_values": tr(
+        "NaN or infinity among the values of a head; its weights are finite, and nothing was left out."
     ),
 }
 
@@ -59,7 +54,7 @@ def print_measures(
     """Print facts, a line a measure, and a line each for the first heads, with as many measures as fit. sort: the
     measure to sort by, largest first; by layer and head if None."""
     about, total, lang = found.about, found.total, language()
-    took = "" if seconds is None else _said("took", time=duration(seconds, lang))
+    took = "" if seconds is None else _said("took", time=duration(seconds))
     model = about["model"] | about["model"].get("zh", {}) if lang == "zh" else about["model"]
     counts = {"files": len(about["files"]), "tokens": total.tokens, "windows": total.windows}
     corpus = _said("corpus_of", **{name: counted(name[:-1], n) for name, n in counts.items()}, took=took)
@@ -75,8 +70,7 @@ def print_measures(
         console.print(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(value), soft_wrap=True)
     console.print()
     header, rows = found.overview()
-    units = UNITS if lang == "zh" else {}
-    rows = [[name, units.get(unit, unit), *cells] for name, unit, *cells in rows]
+    rows = [[name, in_language(unit_of(unit), lang), *cells] for name, unit, *cells in rows]
     _print_table(console, _aligned([_said(name) for name in header], rows, words=2))
     console.print()
     table = found.table if sort is None else found.table.sort(sort)
@@ -87,7 +81,7 @@ def print_measures(
     _print_table(console, _aligned([head[i] for i in fits], [[row[i] for i in fits] for row in body]))
     rest = [_said("more_heads", count=len(found.heads) - SHOWN)] if len(found.heads) > SHOWN else []
     hidden = [name for i, name in enumerate(head) if i not in fits]
-    rest += [in_language(joined(hidden, ", ", "、"), lang)] if hidden else []
+    rest += [in_language(joined(hidden, LIST), lang)] if hidden else []
     if rest:
         console.print(
             Text(
@@ -100,7 +94,7 @@ def print_measures(
 
 def _said(code: str, /, **values: int | str) -> str:
     """One of WORDS in the user's language."""
-    return in_language(Message(code, *WORDS[code], **values), language())
+    return in_language(WORDS[code].filled(code, **values), language())
 
 
 def _aligned(head: list[str], body: list[list[str]], words: int = 0) -> str:

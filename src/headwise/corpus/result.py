@@ -23,6 +23,7 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.files import arrow, csv_row
 from headwise.table.show import as_text
+from headwise.wording import LIST, joined, tr
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 Columns = Mapping[str, list[Any]]
@@ -41,11 +42,14 @@ class Output:
         target = Path(path)
         if target.suffix.lower() not in SUFFIXES:
             raise ConfigError(
-                f"out={str(path)!r}: expected a name that ends in {', '.join(SUFFIXES)}",
-                f"out={str(path)!r}：文件名应以 {'、'.join(SUFFIXES)} 结尾",
+                tr(
+                    "out={path!r}: expected a name that ends in {suffixes}",
+                    path=str(path),
+                    suffixes=joined(SUFFIXES, LIST),
+                )
             )
         if os.path.isdir(target):
-            raise ConfigError(f"out={str(path)!r}: is a folder", f"out={str(path)!r}：是文件夹")
+            raise ConfigError(tr("out={path!r}: is a folder", path=str(path)))
         if target.suffix.lower() == ".parquet":
             arrow()
         return cls(target, target.suffix.lower()[1:])

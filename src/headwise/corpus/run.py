@@ -18,6 +18,7 @@ from headwise.corpus.work import Options, Ranks, Work
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.stats import shown_in
+from headwise.wording import tr
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PER = ("all", "file")
@@ -184,8 +185,11 @@ def _stride(stride: int | None, room: int) -> int:
     """room: the tokens of the text in a window."""
     if stride is not None and stride > room:
         raise ConfigError(
-            f"stride={stride}: a window has {room} tokens of the text; expected at most as many",
-            f"stride={stride}：一个窗口有文本的 {room} 个词元；应不超过此数",
+            tr(
+                "stride={stride}: a window has {room} tokens of the text; expected at most as many",
+                stride=stride,
+                room=room,
+            )
         )
     return room if stride is None else stride
 
@@ -194,8 +198,12 @@ def _check(least: int, **numbers: int | None) -> None:
     for name, number in numbers.items():
         if number is not None and (type(number) is not int or number < least):
             raise ConfigError(
-                f"{name}={number!r}: expected a whole number of at least {least}",
-                f"{name}={number!r}：应为不小于 {least} 的整数",
+                tr(
+                    "{name}={number!r}: expected a whole number of at least {least}",
+                    name=name,
+                    number=number,
+                    least=least,
+                )
             )
 
 

@@ -24,7 +24,7 @@ from headwise.masks import Grid
 from headwise.rule import Rule
 from headwise.rule.tiles import Tile
 from headwise.stats import GIVEN, Measure, RowMeasure, Statistic, Tokens, known, of_tokens
-from headwise.wording import in_language
+from headwise.wording import LIST, joined, tr
 
 POOL = 16  # batches whose windows are sorted by length together
 
@@ -78,14 +78,16 @@ def length_of(window: int | None, loaded: LoadedModel, frame: Frame) -> int:
     length = window if window is not None else loaded.context or loaded.limit
     if length is None:
         raise ConfigError(
-            f"window: {loaded.name} does not specify its training length; give --window N, in tokens",
-            f"window：{in_language(loaded.name, 'zh')} 未给出训练长度；请用 --window N 指定词元数",
+            tr("window: {name} does not specify its training length; give --window N, in tokens", name=loaded.name)
         )
     check_window(length, loaded.limit, loaded.name)
     if length <= len(frame):
         raise ConfigError(
-            f"window={length}: {len(frame)} special tokens are added to every window; expected a larger window",
-            f"window={length}：每个窗口都要加上 {len(frame)} 个特殊词元；窗口应更大",
+            tr(
+                "window={length}: {count} special tokens are added to every window; expected a larger window",
+                length=length,
+                count=len(frame),
+            )
         )
     return length
 
@@ -145,7 +147,7 @@ def empty(*shape: int, like: Tensor | None = None) -> Tensor:
     return numbers if like is None else numbers.to(like.device)
 
 
-def joined(one: Tensor, other: Tensor) -> Tensor:
+def merged(one: Tensor, other: Tensor) -> Tensor:
     """Merge two sets of moments [..., 5, h]. Source: Chan, Golub & LeVeque 1983, eq. 2.1."""
     n1, mean1, squares1, least1, largest1 = one.unbind(-2)
     n2, mean2, squares2, least2, largest2 = other.unbind(-2)
@@ -230,7 +232,7 @@ class OfRows(Varied):
         self._add(state, value, lse != -torch.inf if counted is None else counted)
 
     def _add(self, state: State, value: Tensor, counted: Tensor) -> None:
-        state.numbers = joined(state.numbers, of_values(value, counted.expand_as(value)))
+        state.numbers = merged(state.numbers, of_values(value, counted.expand_as(value)))
 
 
 class OfWindows(Varied):
@@ -270,12 +272,9 @@ def checked_names(names: Sequence[str]) -> list[str]:
     found = [names] if isinstance(names, str) else list(names)
     measures_for(NOTHING, found)
     if not found:
-        raise ConfigError(
-            "measures=(): give at least one; `headwise measures` lists all",
-            "measures=()：至少给出一个；`headwise measures` 列出全部",
-        )
+        raise ConfigError(tr("measures=(): give at least one; `headwise measures` lists all"))
     if twice := {name for name in found if found.count(name) > 1}:
-        raise ConfigError(f"measures: {min(twice)!r} is given twice", f"measures：{min(twice)!r} 重复给出")
+        raise ConfigError(tr("measures: {twice!r} is given twice", twice=min(twice)))
     return found
 
 
@@ -298,13 +297,17 @@ def _made(name: str, tokens: Tokens) -> Measure:
     if known(name) is not None and of_tokens(name, NOTHING) is None:
         possible = [other for other in GIVEN if of_tokens(other, NOTHING) is not None]
         raise ConfigError(
-            f"measures: {name!r} requires {GIVEN[name].requires}; a corpus supports {', '.join(possible)}",
-            f"measures：{name!r} 需要 {GIVEN[name].requires}；语料支持 {'、'.join(possible)}",
+            tr(
+                "measures: {name!r} requires {requires}; a corpus supports {possible}",
+                name=name,
+                requires=GIVEN[name].requires,
+                possible=joined(possible, LIST),
+            )
         )
     try:
         found = of_tokens(name, tokens)
     except ConfigError as error:
-        raise ConfigError(f"measures: {error}", f"measures：{error.zh}") from None
+        raise ConfigError(tr("measures: {error}", error=error)) from None
     assert found is not None
     return found
 
@@ -325,8 +328,13 @@ def chosen(loaded: LoadedModel, layers: Sequence[int] | None, heads: Sequence[in
         for number in wanted or ():
             if not 0 <= number < there:
                 raise ConfigError(
-                    f"{what}: {number} does not exist in {loaded.name}; expected 0 to {there - 1}",
-                    f"{what}：{in_language(loaded.name, 'zh')} 没有 {number}；应为 0 到 {there - 1}",
+                    tr(
+                        "{what}: {number} does not exist in {name}; expected 0 to {last}",
+                        what=what,
+                        number=number,
+                        name=loaded.name,
+                        last=there - 1,
+                    )
                 )
     kept = [
         Head(i, name, head)
@@ -336,7 +344,11 @@ def chosen(loaded: LoadedModel, layers: Sequence[int] | None, heads: Sequence[in
     ]
     if not kept:
         raise ConfigError(
-            f"layers={layers}, heads={heads}: selects no head of {loaded.name}",
-            f"layers={layers}、heads={heads}：没有选中 {in_language(loaded.name, 'zh')} 的任何头",
+            tr(
+                "layers={layers}, heads={heads}: selects no head of {name}",
+                layers=layers,
+                heads=heads,
+                name=loaded.name,
+            )
         )
     return kept

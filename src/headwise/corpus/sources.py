@@ -20,6 +20,7 @@ from headwise.base.read import one_line, parsed
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.lm.texts import decoded, not_utf8, nul
 from headwise.table.files import arrow
+from headwise.wording import LIST, joined, tr
 
 BLOCK = 1 << 22  # bytes read at once
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -52,9 +53,7 @@ class Print:
 def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
     """The given files, each once: files, folders (all texts in them, by name) and patterns such as `news/**/*.txt`."""
     if not given:
-        raise ConfigError(
-            "files=(): give at least one file, folder or pattern", "files=()：至少给出一个文件、文件夹或通配模式"
-        )
+        raise ConfigError(tr("files=(): give at least one file, folder or pattern"))
     paths = dict.fromkeys(path for one in given for path in _paths(os.fspath(one)))
     seen: set[str] = set()
     found: list[Source] = []
@@ -65,10 +64,7 @@ def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
             found.append(_source(path))
     if not any(source.size for source in found):
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise TextError(
-            f"the corpus is empty: {found[0].path!r}{more} of 0 bytes",
-            f"语料是空的：{found[0].path!r}{more}，共 0 字节",
-        )
+        raise TextError(tr("the corpus is empty: {path!r}{more} of 0 bytes", path=found[0].path, more=more))
     return found
 
 
@@ -136,8 +132,7 @@ def _paths(given: str) -> list[str]:
         found = [path for path in files if Path(path).suffix.lower() in known]
         if not found:
             raise TextError(
-                f"{given!r}: the folder contains no text files ({', '.join(known)})",
-                f"{given!r}：文件夹中没有文本文件（{', '.join(known)}）",
+                tr("{given!r}: the folder contains no text files ({known})", given=given, known=", ".join(known))
             )
         return found
     if os.path.exists(given):
@@ -146,27 +141,22 @@ def _paths(given: str) -> list[str]:
         found = sorted(path for path in glob.glob(given, recursive=True) if os.path.isfile(path))
         if found:
             return found
-        raise TextError(f"{given!r}: no file with this name", f"{given!r}：没有匹配的文件")
-    raise TextError(f"{given!r} does not exist", f"{given!r} 不存在")
+        raise TextError(tr("{given!r}: no file with this name", given=given))
+    raise TextError(tr("{given!r} does not exist", given=given))
 
 
 def _source(path: str) -> Source:
     if not os.path.isfile(path):
         raise TextError(
-            f"{path!r} is a pipe or a device; give a file: a corpus is read with random access",
-            f"{path!r} 是管道或设备；应为文件：语料需要随机读取",
+            tr("{path!r} is a pipe or a device; give a file: a corpus is read with random access", path=path)
         )
     suffix = Path(path).suffix.lower()
     if suffix in PACKED:
         raise TextError(
-            f"{path!r} is compressed; decompress it first: a corpus is read with random access",
-            f"{path!r} 是压缩文件；请先解压：语料需要随机读取",
+            tr("{path!r} is compressed; decompress it first: a corpus is read with random access", path=path)
         )
     if suffix == ".json":
-        raise TextError(
-            f"{path!r}: expected JSON lines (.jsonl), one object per line, or a text",
-            f"{path!r}：应为 JSON Lines（.jsonl，每行一个对象）或文本",
-        )
+        raise TextError(tr("{path!r}: expected JSON lines (.jsonl), one object per line, or a text", path=path))
     kind = FORMATS.get(suffix, "text")
     if kind == "parquet":
         return Source(path, kind, os.path.getsize(path), row_groups(path))
@@ -190,14 +180,17 @@ def check_column(path: str, field: str) -> None:
         schema = pyarrow.parquet.ParquetFile(path).schema_arrow
     if field not in schema.names:
         raise TextError(
-            f"{path!r} has no column {field!r}; it has {', '.join(schema.names)}: give --field",
-            f"{path!r} 没有列 {field!r}；现有 {'、'.join(schema.names)}：请给出 --field",
+            tr(
+                "{path!r} has no column {field!r}; it has {names}: give --field",
+                path=path,
+                field=field,
+                names=joined(schema.names, LIST),
+            )
         )
     kind = schema.field(field).type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
         raise TextError(
-            f"{path!r}: column {field!r} contains {kind}, expected strings",
-            f"{path!r}：列 {field!r} 的类型是 {kind}，应为字符串",
+            tr("{path!r}: column {field!r} contains {kind}, expected strings", path=path, field=field, kind=kind)
         )
 
 
@@ -227,10 +220,7 @@ def _reading(path: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (arrow().ArrowException, OSError, ValueError, OverflowError) as error:
-        raise TextError(
-            f"{path!r} is not a valid Parquet file: {one_line(error)}",
-            f"{path!r} 不是有效的 Parquet 文件：{one_line(error)}",
-        ) from None
+        raise TextError(tr("{path!r} is not a valid Parquet file: {error}", path=path, error=one_line(error))) from None
 
 
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can contain them
@@ -304,20 +294,34 @@ def _text(line: str, path: str, where: str, field: str) -> str:
         raise TextError(f"{path!r}, line at {where}: {error}") from None
     if not isinstance(entry, dict):
         raise TextError(
-            f"{path!r}, line at {where}: expected a JSON object, got {type(entry).__name__}",
-            f"{path!r}，{where} 处的行：应为 JSON 对象，实际是 {type(entry).__name__}",
+            tr(
+                "{path!r}, line at {where}: expected a JSON object, got {kind}",
+                path=path,
+                where=where,
+                kind=type(entry).__name__,
+            )
         )
     if field not in entry:
         known = ", ".join(map(repr, list(entry)[:8])) or "nothing"
         raise TextError(
-            f"{path!r}, line at {where}: no field {field!r}; it has {known}: give --field",
-            f"{path!r}，{where} 处的行：没有字段 {field!r}；现有 {known}：请给出 --field",
+            tr(
+                "{path!r}, line at {where}: no field {field!r}; it has {known}: give --field",
+                path=path,
+                where=where,
+                field=field,
+                known=known,
+            )
         )
     found = entry[field]
     if found is not None and not isinstance(found, str):
         raise TextError(
-            f"{path!r}, line at {where}: field {field!r} is {type(found).__name__}, expected a string",
-            f"{path!r}，{where} 处的行：字段 {field!r} 是 {type(found).__name__}，应为字符串",
+            tr(
+                "{path!r}, line at {where}: field {field!r} is {kind}, expected a string",
+                path=path,
+                where=where,
+                field=field,
+                kind=type(found).__name__,
+            )
         )
     if found and HALVES.search(found):
         raise TextError(

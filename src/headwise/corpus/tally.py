@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headwise.base.read import Entry, whole, word
-from headwise.corpus.select import FIELDS, NOTHING, Head, OfRows, OfWindows, empty, joined
+from headwise.corpus.select import FIELDS, NOTHING, Head, OfRows, OfWindows, empty, merged
 from headwise.errors import CheckpointError, unknown_name
 from headwise.map import AttentionMap
 from headwise.masks import Forbidden, Grid, Mask, Span, State, spans
@@ -97,7 +97,7 @@ class Tally:
 
     def add(self, other: "Tally") -> None:
         """Add another tally."""
-        self.numbers = joined(self.numbers, other.numbers)
+        self.numbers = merged(self.numbers, other.numbers)
         self.lost = self.lost + other.lost
         self.windows += other.windows
         self.tokens += other.tokens

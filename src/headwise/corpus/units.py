@@ -38,7 +38,7 @@ from headwise.corpus.sources import (
 from headwise.corpus.tally import Tally, unit_of
 from headwise.corpus.work import Options, Ranks, Work
 from headwise.errors import CheckpointError, ConfigError, TextError
-from headwise.wording import Bilingual, in_language
+from headwise.wording import in_language, joined, tr
 
 FORMAT = "headwise-measure-4"
 
@@ -111,7 +111,7 @@ class Units:
 
     def settings(self) -> Settings:
         """The settings of the sweep. CheckpointError if they are damaged, or of another version."""
-        way_out = Bilingual("--restart measures again", "--restart 重新测量")
+        way_out = tr("--restart measures again")
         with reading(self._manifest, "manifest", way_out=way_out):
             return Settings.of(_read(self._manifest))
 
@@ -188,12 +188,12 @@ def _read(path: Path) -> Entry:
         raise _of_another_version()
     content = {name: found.raw(name) for name in found if name not in ("format", CHECKSUM)}
     if found.word(CHECKSUM) != _checksum(content):
-        raise CheckpointError("it is damaged: its contents do not match its checksum", "已损坏：内容与校验和不符")
+        raise CheckpointError(tr("it is damaged: its contents do not match its checksum"))
     return Entry(content)
 
 
 def _of_another_version() -> CheckpointError:
-    return CheckpointError("it was written by another version of headwise", "由另一版本的 headwise 写出")
+    return CheckpointError(tr("it was written by another version of headwise"))
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
@@ -255,8 +255,10 @@ def finish(begun: Begun, there: Units, output: Output, progress: Progress) -> Co
     work, settings = begun.work, asdict(begun.settings)
     if changed := _changes(settings):
         raise TextError(
-            f"the corpus changed while it was being measured: {'; '.join(changed)}; use --restart to measure again",
-            f"测量期间语料发生了变化：{'；'.join(changed)}；加 --restart 重新测量",
+            tr(
+                "the corpus changed while it was being measured: {changed}; use --restart to measure again",
+                changed=joined(changed, tr("; ")),
+            )
         )
     sums, hows, collected = work.nothing(), [], work.no_passages()
     for number in range(len(begun.units)):
@@ -268,10 +270,7 @@ def finish(begun: Begun, there: Units, output: Output, progress: Progress) -> Co
         collected.add(passages)
     if not sums.windows:
         there.remove()
-        raise TextError(
-            "the corpus is empty: the model's tokenizer produced no tokens from its files",
-            "语料是空的：模型的分词器没有从这些文件得到词元",
-        )
+        raise TextError(tr("the corpus is empty: the model's tokenizer produced no tokens from its files"))
     about = {
         "model": settings["model"], "options": settings["options"], "how": hows, "kernels": sorted(sums.kernels),
         "files": settings["files"], "windows": sums.windows, "tokens": sums.tokens, "units": len(begun.units),
@@ -297,8 +296,7 @@ def _finished(there: Units, output: Output, restart: bool) -> bool:
 
 def _exists(output: Output) -> ConfigError:
     return ConfigError(
-        f"{str(output.path)!r} already exists; give another --out, or --restart to measure again",
-        f"{str(output.path)!r} 已存在；请给另一个 --out，或加 --restart 重新测量",
+        tr("{path!r} already exists; give another --out, or --restart to measure again", path=str(output.path))
     )
 
 

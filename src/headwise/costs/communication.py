@@ -24,6 +24,7 @@ from itertools import pairwise
 
 from headwise.costs.work import LSE_BYTES, Counts, Work, positive
 from headwise.errors import ConfigError, check_choice
+from headwise.wording import tr
 
 SUM_BYTES = 4  # gradients of keys and values are accumulated in float32 in a ring
 BACKWARD = 2.5  # FLOPs of blockwise attention's backward pass, in forward passes, if d_k = d_v
@@ -77,13 +78,15 @@ def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
         raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if h % heads:
         raise ConfigError(
-            f"head-parallel: num_heads={h} cannot be divided evenly between {heads} devices",
-            f"按头并行：num_heads={h} 无法平均分给 {heads} 个设备",
+            tr("head-parallel: num_heads={h} cannot be divided evenly between {heads} devices", h=h, heads=heads)
         )
     if h_kv % heads and heads % h_kv:
         raise ConfigError(
-            f"head-parallel: num_kv_heads={h_kv} and {heads} devices: one has to divide the other",
-            f"按头并行：num_kv_heads={h_kv} 与 {heads} 个设备须有一个能整除另一个",
+            tr(
+                "head-parallel: num_kv_heads={h_kv} and {heads} devices: one has to divide the other",
+                h_kv=h_kv,
+                heads=heads,
+            )
         )
     around, size = devices // heads, work.size
     tokens, others = work.batch * work.queries // around, work.batch * work.keys // around
@@ -128,8 +131,7 @@ def hybrid(counts: Counts, work: Work, devices: int, heads: int) -> Way:
         raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if counts.heads < heads:
         raise ConfigError(
-            f"Ulysses: num_heads={counts.heads} is too small for {heads} devices",
-            f"Ulysses：num_heads={counts.heads} 少于 {heads} 个设备",
+            tr("Ulysses: num_heads={heads} is too small for {heads2} devices", heads=counts.heads, heads2=heads)
         )
     return _hybrid(counts, work, heads, devices // heads, "zigzag")
 

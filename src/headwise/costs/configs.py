@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headwise.errors import unknown_name
+from headwise.wording import tr
 
 STATE_BYTES = 4  # float32, whatever the dtype of the model is
 
@@ -254,9 +255,7 @@ def find(name: str) -> ModelConfig:
         return CONFIGS[key]
     letters = key.replace("-", "")
     near = [known for known in CONFIGS if letters and known.replace("-", "").startswith(letters)]
-    raise unknown_name(
-        "config", name, near or CONFIGS, listed="`headwise plan list` lists all", zh="`headwise plan list` 列出全部"
-    )
+    raise unknown_name("config", name, near or CONFIGS, listed=tr("`headwise plan list` lists all"))
 
 
 def _heads(heads: int, kv_heads: int | None = None, head_dim: int | None = None, **more: int | str) -> tuple:

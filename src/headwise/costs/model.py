@@ -28,6 +28,7 @@ from headwise.costs.work import (
     score_bytes,
 )
 from headwise.errors import ConfigError
+from headwise.wording import tr
 
 NORMS = {"layer": 2, "rms": 1, "none": 0}  # parameters of a norm per channel
 
@@ -63,13 +64,16 @@ def source_tokens(config: ModelConfig, load: Load) -> int:
     name = config.name
     if not config.decoder_layers:
         raise ConfigError(
-            f"source={load.source}: {name} is not an encoder-decoder; leave it out",
-            f"source={load.source}：{name} 不是编码器-解码器模型；请去掉",
+            tr("source={source}: {name} is not an encoder-decoder; leave it out", source=load.source, name=name)
         )
     if config.source_tokens and load.source != config.source_tokens:
         raise ConfigError(
-            f"source={load.source}: the encoder of {name} always has {config.source_tokens} positions; leave it out",
-            f"source={load.source}：{name} 的编码器总有 {config.source_tokens} 个位置；请去掉",
+            tr(
+                "source={source}: the encoder of {name} always has {source_tokens} positions; leave it out",
+                source=load.source,
+                name=name,
+                source_tokens=config.source_tokens,
+            )
         )
     return load.source
 
@@ -128,10 +132,7 @@ def pass_stages(config: ModelConfig, attentions: Attentions, load: Load, *, logi
 def step_stages(config: ModelConfig, attentions: Attentions, load: Load) -> list[Stage]:
     """One decoding step: the last of `tokens` tokens in each text, which attends to its own key too."""
     if not decodes(config):
-        raise ConfigError(
-            f"config={config.name!r}: an encoder without a decoder does not generate text",
-            f"config={config.name!r}：没有解码器的编码器不生成文本",
-        )
+        raise ConfigError(tr("config={name!r}: an encoder without a decoder does not generate text", name=config.name))
     c = config
     own = [(load.work(1, _seen(c, load, window), causal=True), every) for window, every in _decoding(c, attentions)]
     source = load.work(1, source_tokens(c, load), causal=False, projected=0, cross=True)

@@ -22,17 +22,14 @@ from headwise.map import AttentionMap
 from headwise.masks import HeadWindows, is_causal
 from headwise.rule.tiles import Tile
 from headwise.stats import RowMeasure
-from headwise.wording import Bilingual
+from headwise.wording import tr
 
 
 class OutsideMass(RowMeasure):
     """Σ p_ij over keys that are neither among the first `sinks` nor less than `window` before the query."""
 
     name, unit, range = "outside_mass", "mass", "0 to 1"
-    source = Bilingual(
-        "the mass that a short cache loses: Xiao et al. 2023, 2309.17453",
-        "短缓存失去的权重：Xiao et al. 2023, 2309.17453",
-    )
+    source = tr("the mass that a short cache loses: Xiao et al. 2023, 2309.17453")
 
     def __init__(self, window: int, sinks: int) -> None:
         self.window, self.sinks = window, sinks

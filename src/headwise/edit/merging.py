@@ -24,6 +24,7 @@ from headwise.models import KINDS, HeadSite, find_heads
 from headwise.models.configuration.sizes import update_config
 from headwise.models.site import pick_heads, put
 from headwise.nn.owned import copied
+from headwise.wording import tr
 
 METHODS = ("mean", "first", "cluster", "svd")
 Groups = Sequence[Sequence[int]]
@@ -161,8 +162,12 @@ def _checked_count(site: HeadSite, count: object) -> int:
     found = whole_number(count)
     if found is None or found < 1 or site.num_kv_heads % found:
         raise ConfigError(
-            f"num_kv_heads={count!r}: {site.place} has {site.num_kv_heads} KV heads; expected a divisor of that",
-            f"num_kv_heads={count!r}：{site.place} 有 {site.num_kv_heads} 个键值头；应为其约数",
+            tr(
+                "num_kv_heads={count!r}: {place} has {num_kv_heads} KV heads; expected a divisor of that",
+                count=count,
+                place=site.place,
+                num_kv_heads=site.num_kv_heads,
+            )
         )
     return found
 

@@ -25,6 +25,7 @@ from headwise.kernels.torch_blocks import TorchBlocks, in_blocks
 from headwise.kernels.torch_fused import TorchFused
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.rule import own_dtypes
+from headwise.wording import Message, tr
 
 __all__ = ["KERNELS", "Kernel", "QuantizedKV", "register", "use_kernel"]
 
@@ -105,14 +106,14 @@ def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any,
             return getattr(KERNELS[candidate].reads.suited(of), what)(of, *given), candidate
         except Declined as reason:
             refusals[candidate] = str(reason)
-    en, zh = _way_out(
-        kernel,
-        "map.using('auto') returns the same map for any kernel that supports this",
-        "map.using('auto') 返回同一个注意力图，可用任何支持此操作的内核读取",
-    )
+    else_ = tr("map.using('auto') returns the same map for any kernel that supports this")
     raise KernelError(
-        f"kernel={name!r} cannot read this map: {refusals[name]}; {en}",
-        f"内核 {name!r} 无法读取这个注意力图：{refusals[name]}；{zh}",
+        tr(
+            "kernel={name!r} cannot read this map: {why}; {way_out}",
+            name=name,
+            why=refusals[name],
+            way_out=_way_out(kernel, else_),
+        )
     )
 
 
@@ -138,9 +139,13 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
         if not reason:
             yield kernel, refusals
             reason = refusals[name]
-        en, zh = _way_out(given, "use kernel='auto'", "请使用 kernel='auto'")
         raise KernelError(
-            f"kernel={name!r} does not support this call: {reason}; {en}", f"内核 {name!r} 不支持此调用：{reason}；{zh}"
+            tr(
+                "kernel={name!r} does not support this call: {why}; {way_out}",
+                name=name,
+                why=reason,
+                way_out=_way_out(given, tr("use kernel='auto'")),
+            )
         )
     for candidate in _order(call):
         if reason := KERNELS[candidate].refuse(call):
@@ -150,16 +155,13 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
     raise KernelError("no kernel supports this call: " + "; ".join(f"{k}: {why}" for k, why in refusals.items()))
 
 
-def _way_out(given: str, en: str, zh: str) -> tuple[str, str]:
-    """What a caller can do about a kernel that refuses, in English and Chinese: `en` and `zh` if `given` names it."""
+def _way_out(given: str, named: Message) -> Message:
+    """What a caller can do about a kernel that refuses: `named` if `given` names it."""
     if given != "auto":
-        return en, zh
+        return named
     if (name := here().kernel) is not None:
-        return (
-            f"use_kernel({name!r}) is active: leave its block",
-            f"use_kernel({name!r}) 正在生效：请在该语句块之外执行",
-        )
-    return f"it is selected by the environment variable {FORCED}: unset it", f"它由环境变量 {FORCED} 指定：请取消该变量"
+        return tr("use_kernel({name!r}) is active: leave its block", name=name)
+    return tr("it is selected by the environment variable {name}: unset it", name=FORCED)
 
 
 def _order(call: Call) -> Sequence[str]:

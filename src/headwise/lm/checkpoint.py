@@ -17,12 +17,12 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import CharTokenizer
 from headwise.nn.owned import check_state
-from headwise.wording import Bilingual
+from headwise.wording import tr
 
 MODEL_FILE = "model.safetensors"
 FORMAT = "headwise-decoder-2"
-WHAT = Bilingual("checkpoint", "检查点")
-MAKES_ONE = Bilingual("`headwise train FILE --out DIR` makes one", "`headwise train 文件 --out 文件夹` 可训练一个")
+WHAT = tr("checkpoint")
+MAKES_ONE = tr("`headwise train FILE --out DIR` makes one")
 
 
 def save_model(
@@ -67,8 +67,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenize
     file = path / MODEL_FILE if path.is_dir() else path
     if file != path and (path / "config.json").is_file():
         raise CheckpointError(
-            f"{str(path)!r} is a model of transformers; expected a checkpoint of headwise",
-            f"{str(path)!r} 是 transformers 的模型；应为 headwise 的检查点",
+            tr("{path!r} is a model of transformers; expected a checkpoint of headwise", path=str(path))
         )
     tensors, header = read(file)
     config, tokenizer, info = unpack(header, file)
@@ -112,8 +111,11 @@ def unpack(
         tokenizer = CharTokenizer.from_json(text.word("tokenizer"))
         if tokenizer.vocab_size > config.vocab_size:
             raise CheckpointError(
-                f"{tokenizer.vocab_size} tokens, but embeddings for {config.vocab_size}",
-                f"词表有 {tokenizer.vocab_size} 个词元，嵌入却有 {config.vocab_size} 个",
+                tr(
+                    "{vocab_size} tokens, but embeddings for {vocab_size2}",
+                    vocab_size=tokenizer.vocab_size,
+                    vocab_size2=config.vocab_size,
+                )
             )
         return config, tokenizer, Entry(parsed(text.word("info")), "info").plain()
 
@@ -122,25 +124,27 @@ def _check_sizes(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError if these are not the weights of such a decoder, before memory is allocated for it."""
     if config.num_layers > len(tensors):
         raise CheckpointError(
-            f"{config.num_layers} layers in the configuration, but {len(tensors)} tensors in the file",
-            f"配置中有 {config.num_layers} 层，文件中却有 {len(tensors)} 个张量",
+            tr(
+                "{num_layers} layers in the configuration, but {count} tensors in the file",
+                num_layers=config.num_layers,
+                count=len(tensors),
+            )
         )
     try:
         with torch.device("meta"):
             expected = {name: tuple(x.shape) for name, x in Decoder(config).state_dict().items()}
     except (RuntimeError, OverflowError) as error:  # raised by PyTorch for impossible sizes
-        raise CheckpointError(f"invalid sizes: {one_line(error)}", f"尺寸无效：{one_line(error)}") from None
+        raise CheckpointError(tr("invalid sizes: {error}", error=one_line(error))) from None
     for name, shape in expected.items():
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != shape:
+            if found is None:
+                raise CheckpointError(tr("{name} is missing; the sizes require {shape}", name=name, shape=shape))
             raise CheckpointError(
-                f"{name} is {'missing' if found is None else found}; the sizes require {shape}",
-                f"{name} {'缺失' if found is None else f'是 {found}'}；按尺寸应为 {shape}",
+                tr("{name} is {found}; the sizes require {shape}", name=name, found=found, shape=shape)
             )
     if strange := next((name for name in tensors if name not in expected), None):
-        raise CheckpointError(
-            f"{strange} is not a weight of a decoder of these sizes", f"{strange} 不是这种尺寸的解码器的权重"
-        )
+        raise CheckpointError(tr("{strange} is not a weight of a decoder of these sizes", strange=strange))
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, each of its parameter's size
@@ -163,7 +167,7 @@ def training_state(
     parameters: Sequence[Tensor],
 ) -> TrainingState:  # fmt: skip
     """The state in a file for a model of this `state_dict` and an optimizer of these parameters, or CheckpointError."""
-    with reading(path, WHAT, way_out=Bilingual("--fresh trains anew", "--fresh 重新训练")):
+    with reading(path, WHAT, way_out=tr("--fresh trains anew")):
         entry = Entry(dict(info), "info")
         log = entry.entries("log")
         for one in log:

@@ -23,6 +23,7 @@ from headwise.nn.layout import check_cache
 from headwise.nn.registry import STANDARD, build, design_of, options_of
 from headwise.parallel.heads_held import held_heads
 from headwise.stats import Measure
+from headwise.wording import LIST, joined, tr
 
 ROWS = 1024  # tokens whose logits are stored at a time; they fit in the CPU's cache
 
@@ -124,10 +125,7 @@ class DecoderConfig:
         if self.num_kv_heads is not None:
             _check_size("", "num_kv_heads", self.num_kv_heads)
         if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(
-                f"dropout={self.dropout!r}: expected 0 <= dropout < 1",
-                f"dropout={self.dropout!r}：应满足 0 <= dropout < 1",
-            )
+            raise ConfigError(tr("dropout={dropout!r}: expected 0 <= dropout < 1", dropout=self.dropout))
         if not isinstance(self.design, str):
             raise ConfigError(f"design={self.design!r}: expected the name of a head design")
         if not isinstance(self.options, Mapping):
@@ -151,8 +149,13 @@ class DecoderConfig:
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(
-                    f"{where}: {name!r} is not an option of {self.design}; expected one of {', '.join(known)}",
-                    f"{where}：{name!r} 不是 {self.design} 的选项；应为 {'、'.join(known)} 之一",
+                    tr(
+                        "{where}: {name!r} is not an option of {design}; expected one of {known}",
+                        where=where,
+                        name=name,
+                        design=self.design,
+                        known=joined(known, LIST),
+                    )
                 )
             if not isinstance(value, bool | int | float | str | None):
                 raise ConfigError(f"{where}: {name}={value!r}: expected a number, a string or None")
@@ -175,7 +178,7 @@ class DecoderConfig:
         if unknown:
             raise ConfigError(f"config: unknown key {unknown[0]!r}; expected {', '.join(known)}")
         if "vocab_size" not in values:
-            raise ConfigError("config: vocab_size is missing", "config：缺少 vocab_size")
+            raise ConfigError(tr("config: vocab_size is missing"))
         return cls(**values)
 
     def attention(self, layer: int = 0) -> AttentionLayer:
@@ -186,8 +189,11 @@ class DecoderConfig:
         design, options = design_of(self.design), {**self.options, **own}
         if not design.takes_mask:
             raise ConfigError(
-                f"design={self.design!r}: a decoder requires a causal mask, which {design.__name__} does not support",
-                f"design={self.design!r}：解码器需要因果掩码，{design.__name__} 不支持",
+                tr(
+                    "design={design!r}: a decoder requires a causal mask, which {kind} does not support",
+                    design=self.design,
+                    kind=design.__name__,
+                )
             )
         if num_kv_heads is not None:
             options["num_kv_heads"] = num_kv_heads
@@ -355,8 +361,13 @@ def _marked(caches: Sequence[Cache | None]) -> list[Mark]:
 def _check_size(where: str, name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
         raise ConfigError(
-            f"{where}{name}={value!r}: expected a whole number, 1 to {LARGEST}",
-            f"{where}{name}={value!r}：应为 1 到 {LARGEST} 的整数",
+            tr(
+                "{where}{name}={value!r}: expected a whole number, 1 to {largest}",
+                where=where,
+                name=name,
+                value=value,
+                largest=LARGEST,
+            )
         )
 
 
@@ -385,11 +396,14 @@ def write(
     context = decoder.config.context
     if budget is not None and budget.sinks and len(tokenizer.encode(prompt)) + length > context:
         raise ConfigError(
-            f"length={length}: with the prompt that is more than the context of {context} tokens, and the budget's "
-            f"first {budget.sinks} tokens would be further back than the model was trained for; give a shorter "
-            f"length, or make the budget with --sinks 0",
-            f"length={length}：加上开头的文本超过了 {context} 个词元的上下文，预算保留的前 {budget.sinks} "
-            "个词元会比训练时更远；请减小 length，或用 --sinks 0 重新制作预算",
+            tr(
+                "length={length}: with the prompt that is more than the context of {context} tokens, and the budget's "
+                "first {sinks} tokens would be further back than the model was trained for; give a shorter length, or "
+                "make the budget with --sinks 0",
+                length=length,
+                context=context,
+                sinks=budget.sinks,
+            )
         )
     caches = _caches(decoder.eval(), budget)
     generator = torch.Generator()
@@ -418,17 +432,15 @@ def write(
 def check_sampling(prompt: str, length: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Raise as `write` does for these arguments, which do not depend on the model."""
     if not prompt:
-        raise TextError(
-            "prompt: is empty; give at least one character to begin with", "prompt：是空的；至少给出一个字符作为开头"
-        )
+        raise TextError(tr("prompt: is empty; give at least one character to begin with"))
     if length < 0:
-        raise ConfigError(f"length={length}: expected at least 0", f"length={length}：应不小于 0")
+        raise ConfigError(tr("length={length}: expected at least 0", length=length))
     if not temperature >= 0:
-        raise ConfigError(f"temperature={temperature}: expected 0 or more", f"temperature={temperature}：应不小于 0")
+        raise ConfigError(tr("temperature={temperature}: expected 0 or more", temperature=temperature))
     if top_k is not None and top_k < 1:
-        raise ConfigError(f"top_k={top_k}: expected at least 1", f"top_k={top_k}：应不小于 1")
+        raise ConfigError(tr("top_k={top_k}: expected at least 1", top_k=top_k))
     if top_p is not None and not 0 < top_p <= 1:
-        raise ConfigError(f"top_p={top_p}: expected 0 < top_p <= 1", f"top_p={top_p}：应满足 0 < top_p <= 1")
+        raise ConfigError(tr("top_p={top_p}: expected 0 < top_p <= 1", top_p=top_p))
 
 
 def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
@@ -439,8 +451,7 @@ def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
     expected, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in find_heads(decoder)]
     if expected != has:
         raise ConfigError(
-            f"budget: was made for layers of {expected} KV heads; this model has {has}",
-            f"budget：是为每层 {expected} 个键值头制作的；此模型有 {has} 个",
+            tr("budget: was made for layers of {expected} KV heads; this model has {has}", expected=expected, has=has)
         )
     return [
         BudgetCache([context if w is None else min(w, context) for w in windows], budget.sinks)

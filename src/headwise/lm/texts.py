@@ -18,6 +18,7 @@ from headwise.base.files import check_regular
 from headwise.base.read import Entry, parsed
 from headwise.base.run import step_seed
 from headwise.errors import ConfigError, TextError
+from headwise.wording import tr
 
 MARK = b"\xef\xbb\xbf"  # a byte order mark, which some editors write
 
@@ -28,7 +29,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     data = Path(path).read_bytes()
     text = decoded(data, path)
     if not text:
-        raise TextError(f"{os.fspath(path)!r} is empty", f"{os.fspath(path)!r} 是空文件")
+        raise TextError(tr("{path!r} is empty", path=os.fspath(path)))
     return text
 
 
@@ -49,27 +50,32 @@ def not_utf8(path: str | os.PathLike[str], byte: int, offset: int) -> TextError:
     """The error for a byte that is not UTF-8, at an offset of the file."""
     encoding = "UTF-16" if offset == 0 and byte in (0xFE, 0xFF) else "GB18030"  # these begin a byte order mark
     return TextError(
-        f"{os.fspath(path)!r} is not UTF-8: byte 0x{byte:02x} at offset {offset}; convert it, for example with "
-        f"iconv -f {encoding} -t UTF-8",
-        f"{os.fspath(path)!r} 不是 UTF-8：偏移 {offset} 处的字节是 0x{byte:02x}；请先转换，例如用 iconv -f "
-        f"{encoding} -t UTF-8",
+        tr(
+            "{path!r} is not UTF-8: byte 0x{byte:02x} at offset {offset}; convert it, for example with iconv -f "
+            "{encoding} -t UTF-8",
+            path=os.fspath(path),
+            byte=byte,
+            offset=offset,
+            encoding=encoding,
+        )
     )
 
 
 def nul(path: str | os.PathLike[str], offset: int) -> TextError:
     """The error for a NUL byte, which UTF-16 and binary files contain, at an offset of the file."""
     return TextError(
-        f"{os.fspath(path)!r} is not text: NUL byte at offset {offset}; expected UTF-8",
-        f"{os.fspath(path)!r} 不是文本：偏移 {offset} 处有空字节（NUL）；应为 UTF-8 文本",
+        tr("{path!r} is not text: NUL byte at offset {offset}; expected UTF-8", path=os.fspath(path), offset=offset)
     )
 
 
 def not_text(text: str, error: UnicodeEncodeError) -> TextError:
     """The error for half of a surrogate pair, which cannot be encoded."""
     return TextError(
-        f"text: character {error.start} is half of a surrogate pair (U+{ord(text[error.start]):04X}), which is not "
-        f"valid text",
-        f"text：第 {error.start} 个字符是半个代理对（U+{ord(text[error.start]):04X}），不是有效文本",
+        tr(
+            "text: character {start} is half of a surrogate pair (U+{sign:04X}), which is not valid text",
+            start=error.start,
+            sign=ord(text[error.start]),
+        )
     )
 
 
@@ -194,16 +200,20 @@ class Corpus:
         """Read the files; without a tokenizer, the vocabulary is made from the training parts. A share `byte_rate` of
         the characters is encoded as bytes, whose tokens would otherwise never be trained."""
         if not files:
-            raise ConfigError("train: no files given", "train：没有给出文件")
+            raise ConfigError(tr("train: no files given"))
         texts = [read_text(file) for file in files]
         cuts = [len(text) - int(len(text) * HELD_OUT) for text in texts]
         for file, text, cut in zip(files, texts, cuts, strict=True):
             if min(cut, len(text) - cut) <= context:
                 raise TextError(
-                    f"{os.fspath(file)!r} has {len(text)} characters; holding out 5 %, a context of {context} needs "
-                    f"at least {(context + 1) * 20}: give a longer text or a smaller --context",
-                    f"{os.fspath(file)!r} 有 {len(text)} 个字符；留出 5 % 后，{context} 的上下文至少需要 "
-                    f"{(context + 1) * 20} 个字符：请给更长的文本，或减小 --context",
+                    tr(
+                        "{file!r} has {count} characters; holding out 5 %, a context of {context} needs at least "
+                        "{context2}: give a longer text or a smaller --context",
+                        file=os.fspath(file),
+                        count=len(text),
+                        context=context,
+                        context2=(context + 1) * 20,
+                    )
                 )
         if tokenizer is None:
             tokenizer = CharTokenizer.from_text("".join(t[:cut] for t, cut in zip(texts, cuts, strict=True)))

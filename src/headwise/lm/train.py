@@ -24,6 +24,7 @@ from headwise.lm.checkpoint import MODEL_FILE, header_of, load_checkpoint, read,
 from headwise.lm.model import Decoder, DecoderConfig, mean_loss
 from headwise.lm.texts import BYTES, Corpus
 from headwise.lm.watch_heads import HeadWatcher
+from headwise.wording import tr
 
 
 def share_at(step: int, shares: list[tuple[int, float]]) -> float:
@@ -40,14 +41,15 @@ def read_shares(value: float | str) -> list[tuple[int, float]]:
             found.append((int(start) if start else 0, float(share)))
         except ValueError:
             raise ConfigError(
-                f"repeat_share={value!r}: expected a share such as 0.04, or 0.04,0.4@2000 to change it at step 2000",
-                f"repeat_share={value!r}：应为比例，例如 0.04；或 0.04,0.4@2000，表示第 2000 步起改变",
+                tr(
+                    "repeat_share={value!r}: expected a share such as 0.04, or 0.04,0.4@2000 to change it at step 2000",
+                    value=value,
+                )
             ) from None
     starts = [start for start, _ in found]
     if starts[0] != 0 or starts != sorted(set(starts)) or not all(0.0 <= share <= 1.0 for _, share in found):
         raise ConfigError(
-            f"repeat_share={value}: expected shares from 0 to 1, the first from step 0, steps ascending",
-            f"repeat_share={value}：比例应在 0 到 1 之间，第一个从第 0 步开始，步数递增",
+            tr("repeat_share={value}: expected shares from 0 to 1, the first from step 0, steps ascending", value=value)
         )
     return found
 
@@ -142,9 +144,12 @@ class Run:
         if not same or differ:
             what = ", ".join(differ) or "the model's sizes or its vocabulary"
             raise CheckpointError(
-                f"{str(path)!r} contains a run with different settings ({what}); use the same settings, "
-                f"another --out, or --fresh to overwrite it",
-                f"{str(path)!r} 中的训练设置不同（{what}）；请用相同的设置、另一个 --out，或加 --fresh 覆盖",
+                tr(
+                    "{path!r} contains a run with different settings ({what}); use the same settings, another --out, "
+                    "or --fresh to overwrite it",
+                    path=str(path),
+                    what=what,
+                )
             )
         return info
 
@@ -213,14 +218,17 @@ def train(
     check_choice("precision", precision, ("bfloat16", "float32"))
     if not save_seconds >= 0:
         raise ConfigError(
-            f"save_seconds={save_seconds}: expected a number of seconds of at least 0",
-            f"save_seconds={save_seconds}：应为不小于 0 的秒数",
+            tr("save_seconds={save_seconds}: expected a number of seconds of at least 0", save_seconds=save_seconds)
         )
     shares = read_shares(repeat_share)
     if lr <= 0 or weight_decay < 0 or warmup < 0:
         raise ConfigError(
-            f"lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0",
-            f"lr={lr}、weight_decay={weight_decay}、warmup={warmup}：应有 lr > 0，其余不小于 0",
+            tr(
+                "lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0",
+                lr=lr,
+                weight_decay=weight_decay,
+                warmup=warmup,
+            )
         )
     sizes = d_model, num_layers, num_heads, num_kv_heads, d_ff, context, dropout, design, dict(options or {}), order
     if init is None:
@@ -312,8 +320,12 @@ def _step(run: Run, batch: Tensor, lr: float, seed: int, precision: str) -> floa
     value = loss.item()
     if not math.isfinite(value):
         raise ConfigError(
-            f"the loss became {value} at step {run.step}; start again with a smaller --lr than {lr:g}",
-            f"第 {run.step} 步的损失变成了 {value}；请用比 {lr:g} 更小的 --lr 重新训练",
+            tr(
+                "the loss became {value} at step {step}; start again with a smaller --lr than {lr:g}",
+                value=value,
+                step=run.step,
+                lr=lr,
+            )
         )
     return value
 

@@ -24,6 +24,7 @@ from headwise.masks import Span, State
 from headwise.masks.given import take_tensors
 from headwise.rule import Rule
 from headwise.rule.tiles import stream
+from headwise.wording import tr
 
 PROBES = 64  # keys of each head that are kept, evenly spaced
 PAIRS = 1 << 18  # weights of each head, at most, that are added up: those of the last queries if there are more
@@ -31,8 +32,8 @@ FIRST_PAIRS = 1 << 13  # the same before the first read, if no change is known
 LARGE = 1e4  # logits of float32 above this are reported
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 CALLED = {
-    "q": ("q", "q"), "k": ("k", "k"), "mask": ("a tensor of its mask", "掩码的张量"),
-    "score": ("a tensor of its scores", "分数项的张量"), "any": ("one of its inputs", "某个输入"),
+    "q": "q", "k": "k", "mask": tr("a tensor of its mask"), "score": tr("a tensor of its scores"),
+    "any": tr("one of its inputs"),
 }  # fmt: skip
 
 
@@ -172,10 +173,11 @@ def _probes(x: Tensor) -> Tensor:
 
 
 def _changed(name: str, keep: str) -> ConfigError:
-    en, zh = CALLED[name]
     return ConfigError(
-        f"this attention map cannot be read any more: {en}, or a tensor that shares its memory, was changed in place "
-        f"since. A map refers to its inputs without a copy: read it before, or keep {keep}",
-        f"这个注意力图已无法读取：{zh}（或与其共享内存的张量）之后被就地修改。注意力图引用其输入而不复制："
-        f"请在修改之前读取，或保留 {keep}",
+        tr(
+            "this attention map cannot be read any more: {what}, or a tensor that shares its memory, was changed in "
+            "place since. A map refers to its inputs without a copy: read it before, or keep {keep}",
+            what=CALLED[name],
+            keep=keep,
+        )
     )

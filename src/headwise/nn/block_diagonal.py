@@ -14,7 +14,8 @@ from headwise.nn.forms import drawn
 from headwise.nn.layout import INDEPENDENT, Coupling, Layout, Part, Resizing, size
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.owned import check_copied
-from headwise.nn.steps import Notes, Steps, Words
+from headwise.nn.steps import Notes, Steps
+from headwise.wording import tr
 
 
 class BlockDiagonalAttention(AttentionLayer):
@@ -40,11 +41,8 @@ class BlockDiagonalAttention(AttentionLayer):
     )
     outside_attend = ""
     notes = Notes(
-        summary=Words("each head reads only its own slice of the channels", "每个头只读取自己的一段通道"),
-        use=Words(
-            "you want small projections, or to show that this is *not* multi-head attention",
-            "需要小的投影，或想说明它*不是*多头注意力时用",
-        ),
+        summary=tr("each head reads only its own slice of the channels"),
+        use=tr("you want small projections, or to show that this is *not* multi-head attention"),
         source="a grouped linear map",
         parameters="d·(2·d_k + d_v) + h·d_v·d",
         work="Q, K and V: 1/h of them",
@@ -64,8 +62,12 @@ class BlockDiagonalAttention(AttentionLayer):
         for name, width in (("d_model", d_model), ("context_dim", self.context_dim)):
             if width % num_heads:
                 raise ShapeError(
-                    f"{name}={width} is not divisible by num_heads={num_heads}, so there are no equal slices",
-                    f"{name}={width} 不能被 num_heads={num_heads} 整除，因此没有等宽的切片",
+                    tr(
+                        "{name}={width} is not divisible by num_heads={num_heads}, so there are no equal slices",
+                        name=name,
+                        width=width,
+                        num_heads=num_heads,
+                    )
                 )
         x_slice, c_slice = d_model // num_heads, self.context_dim // num_heads
         self.w_q = drawn(num_heads, x_slice, self.head_dim, inputs=x_slice)
@@ -102,16 +104,13 @@ class BlockDiagonalAttention(AttentionLayer):
     def steps(self, x: Tensor, note: Steps) -> None:
         parts = note(
             "slices", x.unflatten(-1, (self.num_heads, -1)), "b n h d_model/h", "X = [X_1 … X_h]",
-            "each head reads only its own slice of the channels", "每个头只读取自己的一段通道",
-        )  # fmt: skip
+            tr("each head reads only its own slice of the channels"))  # fmt: skip
         q = torch.einsum("bnhe,hea->bhna", parts, self.w_q)
         k = torch.einsum("bnhe,hea->bhna", parts, self.w_k)
         v = torch.einsum("bnhe,hec->bhnc", parts, self.w_v)
-        note(
-            "q_slice", q, "b h n d_k", "Q_i = X_i W_i^Q", "queries of a head, from its slice", "由各自的通道段算出查询"
-        )
-        note("k_slice", k, "b h n d_k", "K_i = X_i W_i^K", "keys of a head, from its slice", "由各自的通道段算出键")
-        note("v_slice", v, "b h n d_v", "V_i = X_i W_i^V", "values of a head, from its slice", "由各自的通道段算出值")
+        note("q_slice", q, "b h n d_k", "Q_i = X_i W_i^Q", tr("queries of a head, from its slice"))
+        note("k_slice", k, "b h n d_k", "K_i = X_i W_i^K", tr("keys of a head, from its slice"))
+        note("v_slice", v, "b h n d_v", "V_i = X_i W_i^V", tr("values of a head, from its slice"))
         note.output(self, note.attended(*note.apply_rope(self, q, k), v))
 
     def to_multi_head(self) -> MultiHeadAttention:
@@ -151,10 +150,8 @@ class GroupedMLPAttention(ProjectedLayer):
     resizing = Resizing()
     outside_attend = ""
     notes = Notes(
-        summary=Words(
-            "dense maps within groups of heads, and an MLP over the groups", "组内各头由稠密矩阵混合，组间由 MLP 混合"
-        ),
-        use=Words("heads should interact nonlinearly before the output", "希望各头在输出之前非线性地相互作用时用"),
+        summary=tr("dense maps within groups of heads, and an MLP over the groups"),
+        use=tr("heads should interact nonlinearly before the output"),
         source="groups of heads and an MLP instead of W_O",
         parameters="MHA's without W_O, + (h·d_v)²/g + (h·d_v + 1)·w + (w + 1)·d",
         work="one more for each parameter",
@@ -207,8 +204,7 @@ class GroupedMLPAttention(ProjectedLayer):
         positive(num_groups=groups, hidden=hidden)
         if num_heads % groups:
             raise ShapeError(
-                f"num_heads={num_heads} is not divisible by num_groups={groups}",
-                f"num_heads={num_heads} 不能被 num_groups={groups} 整除",
+                tr("num_heads={num_heads} is not divisible by num_groups={groups}", num_heads=num_heads, groups=groups)
             )
         output = full.concat**2 // groups + full.concat * hidden + hidden * d_model
         parameters = full.parameters - full.output + output + hidden + d_model
@@ -217,9 +213,9 @@ class GroupedMLPAttention(ProjectedLayer):
     def steps(self, x: Tensor, note: Steps) -> None:
         concat = note.side_by_side(note.back(note.attended(*note.projected(self, x))))
         groups = torch.einsum("bngi,gio->bngo", concat.unflatten(-1, (self.num_groups, -1)), self.w_groups)
-        note("groups", groups, "b n g h/g·d_v", "G_j = A_j W_j", "the heads of a group are mixed by a dense map",
-             "组内各头由稠密矩阵混合")  # fmt: skip
+        note("groups", groups, "b n g h/g·d_v", "G_j = A_j W_j",
+             tr("the heads of a group are mixed by a dense map"))  # fmt: skip
         hidden = nn.functional.gelu(self.mlp_in(groups.flatten(2)))
-        note("hidden", hidden, "b n hidden", "GELU(G W_1 + b_1)", "the groups are mixed by an MLP", "组间由 MLP 混合")
-        note("output_mlp", self.mlp_out(hidden), "b n d_model", "Y = (…) W_2 + b_2", "the second map of the MLP",
-             "MLP 的第二层")  # fmt: skip
+        note("hidden", hidden, "b n hidden", "GELU(G W_1 + b_1)", tr("the groups are mixed by an MLP"))
+        note("output_mlp", self.mlp_out(hidden), "b n d_model", "Y = (…) W_2 + b_2",
+             tr("the second map of the MLP"))  # fmt: skip

@@ -17,8 +17,9 @@ from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, check_input, flag, size
 from headwise.nn.owned import check_copied
-from headwise.nn.steps import Notes, Steps, Words
+from headwise.nn.steps import Notes, Steps
 from headwise.scores import Score
+from headwise.wording import tr
 
 Pad = tuple[int, int]  # zeros before and after the input, along one axis
 
@@ -60,20 +61,15 @@ class ConvolutionAttention(AttentionLayer):
         "context": "a position is meaningful in its own sequence only",
     }
     notes = Notes(
-        summary=Words(
-            "a convolution as attention: one head per position of the kernel", "以注意力实现卷积：核的每个位置一个头"
-        ),
-        use=Words(
-            "you want to show that heads can express a convolution; not to compute one",
-            "想说明多头可以表达卷积时用；不适合用来计算卷积",
-        ),
+        summary=tr("a convolution as attention: one head per position of the kernel"),
+        use=tr("you want to show that heads can express a convolution; not to compute one"),
         source="Cordonnier et al. 2020, 1911.03584",
         parameters="h·d·d_out + h·(axes + 1)",
         work="a pair: h·(2·axes·log₂ n + d), about",
         cache="none",
         limits={},
         map=None,
-        compared=Words("a kernel of h positions", "卷积核含 h 个位置"),
+        compared=tr("a kernel of h positions"),
         form_of=None,
     )
 
@@ -165,21 +161,20 @@ class ConvolutionAttention(AttentionLayer):
         """As in `AttentionLayer`, along one axis: logits from distances, without the position codes of the call."""
         (before, after), (reach,) = self.padding[0], self.reach
         padded = nn.functional.pad(x, (0, 0, before, after))
-        note("padded", padded, "b m d_model", "X̃ = pad X", "zeros around the input, as in a convolution",
-             "像卷积那样在两端补零")  # fmt: skip
+        note("padded", padded, "b m d_model", "X̃ = pad X",
+             tr("zeros around the input, as in a convolution"))  # fmt: skip
         m = padded.shape[1]
         places = torch.arange(m)
         delta = places[None, None, :] - places[None, : m - reach, None] - self.centres[:, :1, None]
-        note("distances", delta, "h n m", "δ = s − t − Δ_i", "the distance of each key from the position of the head",
-             "每个键到该头所关注位置的距离")  # fmt: skip
+        note("distances", delta, "h n m", "δ = s − t − Δ_i",
+             tr("the distance of each key from the position of the head"))  # fmt: skip
         frequencies = math.ceil(math.log2(max(2, m))) + 2
         r = torch.stack([torch.cos(math.pi * delta / 2**f) for f in range(frequencies)]).sum(0)
         scores = self.sharpness[:, None, None] * r
-        note("scores_place", scores, "h n m", "S = α_i Σ_f cos(π δ / 2^f)", "largest where the distance is 0",
-             "距离为 0 处最大")  # fmt: skip
+        note("scores_place", scores, "h n m", "S = α_i Σ_f cos(π δ / 2^f)",
+             tr("largest where the distance is 0"))  # fmt: skip
         heads = note.weights(scores) @ padded[:, None]
-        note("heads_place", heads, "b h n d_model", "H = P X̃", "each head: the input at its position",
-             "每个头：其所关注位置上的输入")  # fmt: skip
+        note("heads_place", heads, "b h n d_model", "H = P X̃", tr("each head: the input at its position"))
         note.output(self, heads, "b n out")
 
     def check(

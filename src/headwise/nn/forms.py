@@ -12,7 +12,8 @@ from headwise.nn.base import AttentionLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, flag, size
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.owned import check_copied
-from headwise.nn.steps import Notes, Steps, Words
+from headwise.nn.steps import Notes, Steps
+from headwise.wording import tr
 
 Form = TypeVar("Form", bound="MultiHeadForm")
 
@@ -114,11 +115,8 @@ class PerHeadAttention(MultiHeadForm):
     outside_attend = ""
     layout = MultiHeadForm.layout
     notes = Notes(
-        summary=Words("multi-head attention with one matrix per head", "每个头一个矩阵的多头注意力"),
-        use=Words(
-            "you want to read or change the matrix of one head; slower, as it computes h small products",
-            "要查看或修改某个头的矩阵时用；较慢，因为要做 h 次小乘积",
-        ),
+        summary=tr("multi-head attention with one matrix per head"),
+        use=tr("you want to read or change the matrix of one head; slower, as it computes h small products"),
         source="Vaswani et al. 2017, 1706.03762, §3.2.2",
         parameters="MHA's",
         work="the same",
@@ -159,15 +157,15 @@ class PerHeadAttention(MultiHeadForm):
         q = shifted(torch.stack([x @ w for w in self.w_q], 1), self.b_q)
         k = shifted(torch.stack([x @ w for w in self.w_k], 1), self.b_k)
         v = shifted(torch.stack([x @ w for w in self.w_v], 1), self.b_v)
-        note("q_each", q, "b h n d_k", "Q_i = X W_i^Q", "each head's queries, with a matrix of its own",
-             "每个头用自己的矩阵算出查询")  # fmt: skip
-        note("k_each", k, "b h_kv n d_k", "K_i = X W_i^K", "each head's keys", "每个头的键")
-        note("v_each", v, "b h_kv n d_v", "V_i = X W_i^V", "each head's values", "每个头的值")
+        note("q_each", q, "b h n d_k", "Q_i = X W_i^Q",
+             tr("each head's queries, with a matrix of its own"))  # fmt: skip
+        note("k_each", k, "b h_kv n d_k", "K_i = X W_i^K", tr("each head's keys"))
+        note("v_each", v, "b h_kv n d_v", "V_i = X W_i^V", tr("each head's values"))
         heads = note.attended(*note.apply_rope(self, q, k), v)
         terms = torch.stack([heads[:, i] @ w for i, w in enumerate(self.w_o)], 1)
-        note("terms", terms, "b h n d_model", "head_i W_i^O", "what each head contributes to y", "每个头对输出的贡献")
+        note("terms", terms, "b h n d_model", "head_i W_i^O", tr("what each head contributes to y"))
         y = terms.sum(1) + (0 if self.b_o is None else self.b_o)
-        note("output_sum", y, "b n d_model", "Y = Σ_i head_i W_i^O", "the heads are added up", "把各个头相加")
+        note("output_sum", y, "b n d_model", "Y = Σ_i head_i W_i^O", tr("the heads are added up"))
 
     def matrices(self) -> dict[str, Sequence[Tensor]]:
         """As in `MultiHeadForm`: the lists themselves."""
@@ -193,8 +191,8 @@ class SingleHeadAttention(MultiHeadAttention):
     outside_attend = ""
     layout = MultiHeadAttention.layout
     notes = Notes(
-        summary=Words("one head as wide as the model", "一个与模型同宽的头"),
-        use=Words("you want a baseline with one head", "需要单头基线时用"),
+        summary=tr("one head as wide as the model"),
+        use=tr("you want a baseline with one head"),
         source="Vaswani et al. 2017, 1706.03762, table 3 (A)",
         parameters="4·d²",
         work="the same; one softmax a pair instead of h",
@@ -251,11 +249,8 @@ class ContractionAttention(MultiHeadForm):
     outside_attend = ""
     layout = MultiHeadForm.layout
     notes = Notes(
-        summary=Words("multi-head attention with the head as an index of tensors", "头是张量下标的多头注意力"),
-        use=Words(
-            "you prefer index notation: one rank-three tensor for all heads",
-            "偏好下标记法时用：所有头共用一个三阶张量",
-        ),
+        summary=tr("multi-head attention with the head as an index of tensors"),
+        use=tr("you prefer index notation: one rank-three tensor for all heads"),
         source="Vaswani et al. 2017, 1706.03762, §3.2.2, in index notation",
         parameters="MHA's",
         work="the same",
@@ -298,18 +293,21 @@ class ContractionAttention(MultiHeadForm):
         v = shifted(torch.einsum("bme,hce->bhmc", x, self.w_v), self.b_v)
         note(
             "q_contracted", q, "b h n a", "Q_bhna = Σ_e X_bne W^Q_hae",
-            "one contraction for all heads: the head is an index of the weights",
-            "一次张量收缩得到所有头：头是权重的一个下标",
-        )  # fmt: skip
-        note("k_contracted", k, "b h_kv m a", "K_bhma = Σ_e X_bme W^K_hae", "the same for the keys", "对键做同样的收缩")
-        note("v_contracted", v, "b h_kv m c", "V_bhmc = Σ_e X_bme W^V_hce", "the same for the values",
-             "对值做同样的收缩")  # fmt: skip
+            tr("one contraction for all heads: the head is an index of the weights"))  # fmt: skip
+        note(
+            "k_contracted",
+            k,
+            "b h_kv m a",
+            "K_bhma = Σ_e X_bme W^K_hae",
+            tr("the same for the keys", sense="contraction"),
+        )
+        note("v_contracted", v, "b h_kv m c", "V_bhmc = Σ_e X_bme W^V_hce",
+             tr("the same for the values", sense="contraction"))  # fmt: skip
         heads = note.attended(*note.apply_rope(self, q, k), v)
         y = torch.einsum("bhnc,hec->bne", heads, self.w_o)
         note(
             "output_contracted", y + (0 if self.b_o is None else self.b_o), "b n e",
-            "Y_bne = Σ_h Σ_c H_bhnc W^O_hec", "over heads and channels at once", "同时对头与通道求和",
-        )  # fmt: skip
+            "Y_bne = Σ_h Σ_c H_bhnc W^O_hec", tr("over heads and channels at once"))  # fmt: skip
 
     def matrices(self) -> dict[str, Sequence[Tensor]]:
         weights = {"q": self.w_q, "k": self.w_k, "v": self.w_v, "o": self.w_o}

@@ -11,7 +11,8 @@ from headwise.errors import check_choice
 from headwise.nn.base import ProjectedLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Resizing, linear_parts
 from headwise.nn.multi_head import MultiHeadAttention, copy_projections
-from headwise.nn.steps import Notes, Steps, Words
+from headwise.nn.steps import Notes, Steps
+from headwise.wording import tr
 
 
 @dataclass(frozen=True)
@@ -93,22 +94,14 @@ class GatedAttention(ProjectedLayer):
     resizing = Resizing()
     outside_attend = ""
     notes = Notes(
-        summary=Words(
-            "a sigmoid gate on every head's output, read from the query's token", "每个头的输出乘以由查询词元算出的门"
-        ),
-        use=Words(
-            "a token may need nothing from a head and would attend to a sink instead",
-            "词元可能不需要某个头、否则会去关注注意力汇时用",
-        ),
+        summary=tr("a sigmoid gate on every head's output, read from the query's token"),
+        use=tr("a token may need nothing from a head and would attend to a sink instead"),
         source="Qiu et al. 2025, 2505.06708",
         parameters="MHA's + (d + 1)·h, or (d + 1)·h·d_v",
         work="one more for each parameter",
         cache="MHA's",
         limits={},
-        map=Words(
-            "Weights are those before the gate, which may silence a head for a token.",
-            "显示的是门控之前的权重；门控可以使某个头对某个词元不起作用。",
-        ),
+        map=tr("Weights are those before the gate, which may silence a head for a token."),
         compared=None,
         form_of=None,
     )
@@ -153,10 +146,8 @@ class GatedAttention(ProjectedLayer):
         heads = note.attended(*note.projected(self, x))
         gate = torch.sigmoid(self.gate_proj(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         axes = "b h n 1" if self.gate == "head" else "b h n d_v"
-        note(
-            "gate", gate, axes, "σ(X W_G + b)", "the share of each head that the token keeps", "词元对每个头的取用比例"
-        )
-        heads = note("gated", heads * gate, "b h n d_v", "H ← H ⊙ gate", "each head times its gate", "每个头乘以它的门")
+        note("gate", gate, axes, "σ(X W_G + b)", tr("the share of each head that the token keeps"))
+        heads = note("gated", heads * gate, "b h n d_v", "H ← H ⊙ gate", tr("each head times its gate"))
         note.output(self, heads)
 
     @classmethod

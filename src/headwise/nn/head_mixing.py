@@ -20,9 +20,10 @@ from headwise.masks.grid import NO_GAP
 from headwise.nn.base import ProjectedLayer
 from headwise.nn.layout import Coupling, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.steps import Notes, Steps, Words
+from headwise.nn.steps import Notes, Steps
 from headwise.rule import TILE_ELEMENTS, Rule, compute, grouped, own_dtypes, raw_scores, seen_nonfinite
 from headwise.scores import Score
+from headwise.wording import tr
 
 
 class HeadMixingAttention(ProjectedLayer):
@@ -49,17 +50,14 @@ class HeadMixingAttention(ProjectedLayer):
     resizing = Resizing()
     outside_attend = ""
     notes = Notes(
-        summary=Words("the heads of a token attend to one another", "同一词元的各头互相注意"),
-        use=Words("the heads of a token should attend to one another", "希望同一词元的各头互相注意时用"),
+        summary=tr("the heads of a token attend to one another"),
+        use=tr("the heads of a token should attend to one another"),
         source="an attention along the head axis, after 2003.02436",
         parameters="MHA's + 3·d_v² + h²",
         work="a token: 3·h·d_v² + 5·h²·d_v more",
         cache="MHA's",
         limits={},
-        map=Words(
-            "Weights are those over the text; afterwards the heads of each token attend to one another.",
-            "显示的是对文本的权重；之后同一词元的各头之间还会做一次注意力。",
-        ),
+        map=tr("Weights are those over the text; afterwards the heads of each token attend to one another."),
         compared=None,
         form_of=None,
     )
@@ -105,19 +103,17 @@ class HeadMixingAttention(ProjectedLayer):
         heads = note.back(note.attended(*note.projected(self, x)))
         q, k, v = (self.head_map @ u(heads) for u in (self.u_q, self.u_k, self.u_v))
         note(
-            "q_over_heads", q, "b n h d_v", "Q' = M H U^Q", "queries over the heads of a token",
-            "头维度上的查询：每个头作为一个查询",
-        )  # fmt: skip
-        note("k_over_heads", k, "b n h d_v", "K' = M H U^K", "keys over the heads", "头维度上的键")
-        note("v_over_heads", v, "b n h d_v", "V' = M H U^V", "values over the heads", "头维度上的值")
+            "q_over_heads", q, "b n h d_v", "Q' = M H U^Q", tr("queries over the heads of a token"))  # fmt: skip
+        note("k_over_heads", k, "b n h d_v", "K' = M H U^K", tr("keys over the heads"))
+        note("v_over_heads", v, "b n h d_v", "V' = M H U^V", tr("values over the heads"))
         scores = q @ k.mT / self.value_dim**0.5
-        note("scores_over_heads", scores, "b n h h", "S' = Q' K'ᵀ / √d_v", "how well the heads of a token match",
-             "同一词元各头的匹配程度")  # fmt: skip
+        note("scores_over_heads", scores, "b n h h", "S' = Q' K'ᵀ / √d_v",
+             tr("how well the heads of a token match"))  # fmt: skip
         weights = scores.softmax(-1)
-        note("weights_over_heads", weights, "b n h h", "P' = softmax(S')", "weights over the heads", "头维度上的权重")
+        note("weights_over_heads", weights, "b n h h", "P' = softmax(S')", tr("weights over the heads"))
         mixed = weights @ v
-        note("mixed", mixed, "b n h d_v", "H ← P' V'", "each head: the weighted sum of the heads it attends to",
-             "每个头：所关注的各头的加权和")  # fmt: skip
+        note("mixed", mixed, "b n h d_v", "H ← P' V'",
+             tr("each head: the weighted sum of the heads it attends to"))  # fmt: skip
         note.projected_out(self, note.side_by_side(mixed))
 
     @torch.no_grad()
@@ -159,20 +155,14 @@ class TalkingHeadsAttention(ProjectedLayer):
         "score": "a bias differs in meaning before and after the heads are mixed"
     }
     notes = Notes(
-        summary=Words("learned maps over heads before and after the softmax", "softmax 前后各有一个头间的可学习映射"),
-        use=Words(
-            "heads should share scores and weights; for short texts, as no fused kernel supports it",
-            "希望各头共享分数与权重时用；适合短文本，因为没有融合内核能计算它",
-        ),
+        summary=tr("learned maps over heads before and after the softmax"),
+        use=tr("heads should share scores and weights; for short texts, as no fused kernel supports it"),
         source="Shazeer et al. 2020, 2003.02436",
         parameters="MHA's + 2·h²",
         work="a pair: 2·h² more",
         cache="MHA's",
         limits={},
-        map=Words(
-            "Weights are those of the softmax; the heads are mixed once more before they reach the values.",
-            "显示的是 softmax 权重；在与值相乘之前，各头的权重还会再混合一次。",
-        ),
+        map=tr("Weights are those of the softmax; the heads are mixed once more before they reach the values."),
         compared=None,
         form_of=None,
     )
@@ -206,17 +196,13 @@ class TalkingHeadsAttention(ProjectedLayer):
         q, k, v = note.projected(self, x)
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         logits = torch.einsum("bhnm,hj->bjnm", note.scores(q, k), self.logits_mix)
-        note(
-            "talk_logits", logits, "b h n m", "L_j = Σ_l S_l P_lj", "the heads' scores are mixed", "各头的分数相互混合"
-        )
+        note("talk_logits", logits, "b h n m", "L_j = Σ_l S_l P_lj", tr("the heads' scores are mixed"))
         softmax = note.weights(logits, scores_as="L", weights_as="W")
         mixed = torch.einsum("bhnm,hj->bjnm", softmax, self.weights_mix)
-        note(
-            "talk_weights", mixed, "b h n m", "U_i = Σ_j W_j R_ji", "the heads' weights are mixed", "各头的权重相互混合"
-        )
+        note("talk_weights", mixed, "b h n m", "U_i = Σ_j W_j R_ji", tr("the heads' weights are mixed"))
         heads = mixed @ v
-        note("heads", heads, "b h n d_v", "H = U V", "each head: the sum of the values, weighted by the mix",
-             "每个头：按混合权重对值求和")  # fmt: skip
+        note("heads", heads, "b h n d_v", "H = U V",
+             tr("each head: the sum of the values, weighted by the mix"))  # fmt: skip
         note.output(self, heads)
 
     def check(

@@ -12,7 +12,8 @@ from headwise.map.attention import attend_to
 from headwise.nn.base import AttentionLayer, split
 from headwise.nn.forms import drawn
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, linear_parts, size
-from headwise.nn.steps import Notes, Rotary, Steps, Words
+from headwise.nn.steps import Notes, Rotary, Steps
+from headwise.wording import tr
 
 
 class LatentAttention(AttentionLayer):
@@ -48,8 +49,8 @@ class LatentAttention(AttentionLayer):
     outside_attend = "keys and values are computed from the latent inside the attention, in one of two forms"
     refused_options = frozenset({"num_kv_heads", "rotary"})
     notes = Notes(
-        summary=Words("keys and values of all heads from one small latent", "所有头的键和值来自一个低维潜向量"),
-        use=Words("you need many heads with a small cache", "需要许多头而缓存要小时用"),
+        summary=tr("keys and values of all heads from one small latent"),
+        use=tr("you need many heads with a small cache"),
         source="DeepSeek-AI 2024, 2405.04434, §2.1",
         parameters="d·(d_c + d_r) + h·d_c·(d_k + d_v) + h·(d_k + d_r)·d + h·d_v·d",
         work="a pair: h·(d_k + d_r + d_v), or h·(2·d_c + d_r) on the latents themselves",
@@ -222,47 +223,36 @@ class LatentAttention(AttentionLayer):
         source, letter = x, "X"
         if self.q_down is not None:
             source, letter = _normed(self.q_down(x), self.q_norm), "C_Q"
-            note("q_latent", source, "b n d_q", "C_Q = X W_DQ", "a small latent for the queries", "查询的低维潜向量")
+            note("q_latent", source, "b n d_q", "C_Q = X W_DQ", tr("a small latent for the queries"))
         q = note(
             "q_joined", split(self.q_proj(source), self.num_heads), "b h n d_h+d_R",
-            f"Q_i = {letter} [W_i^Q ; W_i^QR]", "queries: content, then position", "查询：先内容，后位置",
-        )  # fmt: skip
+            f"Q_i = {letter} [W_i^Q ; W_i^QR]", tr("queries: content, then position"))  # fmt: skip
         down = self.kv_down(x)
         c, k_r = _normed(down[..., :d_c], self.kv_norm), down[..., d_c:]
-        note(
-            "latent", c, "b n d_c", "C = X W_DKV", "one small latent for keys and values, which is cached",
-            "键与值共用的潜向量，缓存的就是它",
-        )  # fmt: skip
+        note("latent", c, "b n d_c", "C = X W_DKV", tr("one small latent for keys and values, which is cached"))
         if self.rotary is not None:
-            note("k_rope", k_r, "b n d_R", "K_R = X W_KR", "one rotary key shared by all heads",
-                 "所有头共用的旋转位置键")  # fmt: skip
+            note("k_rope", k_r, "b n d_R", "K_R = X W_KR", tr("one rotary key shared by all heads"))
             k_r = self.rotary(k_r)
-            note("k_rope_rotated", k_r, "b n d_R", "rope(K_R)", "rotary positions are applied to this key",
-                 "对该键施加旋转位置编码")  # fmt: skip
+            note("k_rope_rotated", k_r, "b n d_R", "rope(K_R)",
+                 tr("rotary positions are applied to this key"))  # fmt: skip
             q = torch.cat((q[..., :d_h], self.rotary(q[..., d_h:])), -1)
             note("q_joined_rotated", q, "b h n d_h+d_R", "[Q_i ; rope(Q_i^R)]",
-                 "rotary positions are applied to the position part of the queries",
-                 "对查询的位置部分同样施加旋转位置编码")  # fmt: skip
+                 tr("rotary positions are applied to the position part of the queries"))  # fmt: skip
         k, v = torch.einsum("bmc,hdc->bhmd", c, self.k_up), torch.einsum("bmc,hvc->bhmv", c, self.v_up)
-        note("k_up", k, "b h m d_h", "K_i = C W_i^UK", "the keys of each head, from the latent",
-             "由潜向量得到每个头的键")  # fmt: skip
-        note("v_up", v, "b h m d_v", "V_i = C W_i^UV", "the values of each head, from the latent",
-             "由潜向量得到每个头的值")  # fmt: skip
+        note("k_up", k, "b h m d_h", "K_i = C W_i^UK", tr("the keys of each head, from the latent"))
+        note("v_up", v, "b h m d_v", "V_i = C W_i^UV", tr("the values of each head, from the latent"))
         if d_r:
             k = torch.cat((k, k_r[:, None].expand(-1, self.num_heads, -1, -1)), -1)
-            note("k_joined", k, "b h m d_h+d_R", "[K_i ; K_R]", "content key and rotary key, concatenated",
-                 "内容键与旋转位置键拼接")  # fmt: skip
+            note("k_joined", k, "b h m d_h+d_R", "[K_i ; K_R]",
+                 tr("content key and rotary key, concatenated"))  # fmt: skip
         scores = note(
             "scores_latent", q @ k.mT * (d_h + d_r) ** -0.5, "b h n m", "S = Q Kᵀ / √(d_h + d_R)",
-            "how well each query matches each key", "每个查询与每个键的匹配程度",
-        )  # fmt: skip
+            tr("how well each query matches each key"))  # fmt: skip
         queries = torch.einsum("bhnd,hdc->bhnc", q[..., :d_h], self.k_up)
         absorbed = (queries @ c[:, None].mT + q[..., d_h:] @ k_r[:, None].mT) * (d_h + d_r) ** -0.5
         note(
             "absorbed", absorbed, "b h n m", "(Q_i W_i^UKᵀ) Cᵀ",
-            "the same scores from the latent alone, with W^UK applied to the queries, as in decoding",
-            "将 W^UK 并入查询，仅用潜向量即得到同样的分数；解码时采用这种形式",
-        )  # fmt: skip
+            tr("the same scores from the latent alone, with W^UK applied to the queries, as in decoding"))  # fmt: skip
         note.output(self, note.heads(note.weights(scores), v))
 
     def extra_repr(self) -> str:

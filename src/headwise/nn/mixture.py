@@ -18,13 +18,13 @@ from headwise.nn.gated_output import Gates, choose_heads
 from headwise.nn.layout import Coupling, Layout, Resizing, size
 from headwise.nn.multi_head import MultiHeadAttention, copy_projections
 from headwise.nn.sparse_attention import SparseCall, by_sequence, by_token, without_data
-from headwise.nn.steps import Notes, Steps, Words
+from headwise.nn.steps import Notes, Steps
 from headwise.rule import own_dtypes
 from headwise.scores import Score
+from headwise.wording import tr
 
-UNCHOSEN = Words(
-    "A row without weights is a token that did not select the head; the gate's weight on a head is not shown.",
-    "没有权重的行表示该词元未选此头；门控对头的权重不在图中。",
+UNCHOSEN = tr(
+    "A row without weights is a token that did not select the head; the gate's weight on a head is not shown."
 )
 
 
@@ -69,11 +69,8 @@ class SparseHeadMixture(ProjectedLayer):
         "score": "a bias is laid out for all queries and heads, and only some are computed"
     }
     notes = Notes(
-        summary=Words("a gate selects a few of many heads", "门控从众多头中选出少数几个"),
-        use=Words(
-            "a few of many heads suffice for each token or sequence",
-            "每个词元或每个序列只需许多头中的几个时用",
-        ),
+        summary=tr("a gate selects a few of many heads"),
+        use=tr("a few of many heads suffice for each token or sequence"),
         source="sparse gates: Shazeer et al. 2017, 1701.06538; heads as experts: Zhang et al. 2022, 2210.05144",
         parameters="MHA's + d·(h − s)",
         work='queries, attention, output: (s + k)/h of them; with `keys="chosen"` also keys and values',
@@ -261,7 +258,7 @@ class SparseHeadMixture(ProjectedLayer):
         if self.per == "sequence":
             tokens = "b 1"
             read = note("pooled", x.mean(1, keepdim=True), "b 1 d_model", "x̄ = mean X",
-                        "the gate reads the mean of the sequence", "门控读取整个序列的平均")  # fmt: skip
+                        tr("the gate reads the mean of the sequence"))  # fmt: skip
         probabilities, chosen = self._noted_choice(read, tokens, note)
         routed = probabilities * chosen[..., self.shared_heads :]
         if self.renormalise:
@@ -272,19 +269,19 @@ class SparseHeadMixture(ProjectedLayer):
     def _noted_choice(self, read: Tensor, tokens: str, note: Steps) -> tuple[Tensor, Tensor]:
         """Return the probabilities of the routed heads, and which of all heads are selected."""
         logits = self.gate(read)
-        note("gate_logits", logits, f"{tokens} h_routed", "G = X W_G", "one number per head that may be selected",
-             "每个可选的头一个分数")  # fmt: skip
+        note("gate_logits", logits, f"{tokens} h_routed", "G = X W_G",
+             tr("one number per head that may be selected"))  # fmt: skip
         probabilities = logits.softmax(-1)
-        note("probabilities", probabilities, f"{tokens} h_routed", "softmax(G)", "as probabilities", "归一化为概率")
+        note("probabilities", probabilities, f"{tokens} h_routed", "softmax(G)", tr("as probabilities"))
         chosen = self._choice(probabilities).to(probabilities.dtype)
-        note("chosen", chosen, f"{tokens} h", "TopK", "1 where the head is selected; the others are not computed",
-             "被选中的头为 1；其余的头不参与计算")  # fmt: skip
+        note("chosen", chosen, f"{tokens} h", "TopK",
+             tr("1 where the head is selected; the others are not computed"))  # fmt: skip
         return probabilities, chosen
 
     def _noted_heads(self, x: Tensor, gates: Tensor, tokens: str, note: Steps) -> None:
         """Note all heads; the call computes the selected ones only."""
-        note("gates", gates, f"{tokens} h", "g", "the weight of each head, 0 where it was not selected",
-             "每个头的权重，未被选中为 0")  # fmt: skip
+        note("gates", gates, f"{tokens} h", "g",
+             tr("the weight of each head, 0 where it was not selected"))  # fmt: skip
         q, k, v = note.projected(self, x)
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         scores = note.scores(q, k)
@@ -292,10 +289,9 @@ class SparseHeadMixture(ProjectedLayer):
             has = (gates > 0).mT[:, :, None, :]  # [b, h, 1, m]
             own = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)  # rows of other tokens are not computed
             scores = note("among_chosen", scores.masked_fill(~(has | own), -torch.inf), "b h n m",
-                          "S ← S + mask", "in each head, only tokens that selected it are keys",
-                          "每个头中只有选中该头的词元可作为键")  # fmt: skip
+                          "S ← S + mask", tr("in each head, only tokens that selected it are keys"))  # fmt: skip
         heads = note.heads(note.weights(scores), v) * gates.mT[..., None]
-        note("weighted", heads, "b h n d_v", "H_i ← g_i H_i", "each head times its weight", "每个头乘以它的权重")
+        note("weighted", heads, "b h n d_v", "H_i ← g_i H_i", tr("each head times its weight"))
         note.output(self, heads)
 
     def check(
@@ -370,10 +366,9 @@ class MixtureOfHeads(SparseHeadMixture):
     refused_options = frozenset({"top_p", "threshold"})
     layout = SparseHeadMixture.layout
     notes = Notes(
-        summary=Words("heads that all tokens share and heads that each token selects", "共享头与由词元选择的头"),
-        use=Words(
-            "a few of many heads suffice beside some that are always active; it can be converted from a trained module",
-            "除共享头外每个词元只需几个头时用；可由训练好的模块转换而来",
+        summary=tr("heads that all tokens share and heads that each token selects"),
+        use=tr(
+            "a few of many heads suffice beside some that are always active; it can be converted from a trained module"
         ),
         source="Jin et al. 2024, 2410.11842",
         parameters="MHA's + d·(h + 2)",
@@ -440,10 +435,9 @@ class MixtureOfHeads(SparseHeadMixture):
         """As in `AttentionLayer`, computed for all heads."""
         probabilities, chosen = self._noted_choice(x, "b n", note)
         shared, alpha = self.shared_gate(x).softmax(-1), self.balance(x).softmax(-1)
-        note("shared", shared, "b n h_shared", "softmax(X W_s)", "weights of the shared heads",
-             "共享头的权重")  # fmt: skip
-        note("balance", alpha, "b n 2", "α = softmax(X W_h)", "the shares of the shared and of the selected heads",
-             "共享头与被选头各占的比例")  # fmt: skip
+        note("shared", shared, "b n h_shared", "softmax(X W_s)", tr("weights of the shared heads"))
+        note("balance", alpha, "b n 2", "α = softmax(X W_h)",
+             tr("the shares of the shared and of the selected heads"))  # fmt: skip
         routed = probabilities * chosen[..., self.shared_heads :]
         if self.scaled:
             shared = 2 * self.shared_heads * shared

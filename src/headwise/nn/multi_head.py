@@ -11,7 +11,8 @@ from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.nn.base import ProjectedLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.owned import check_copied
-from headwise.nn.steps import Notes, Preset, Steps, Words
+from headwise.nn.steps import Notes, Preset, Steps
+from headwise.wording import tr
 
 
 class MultiHeadAttention(ProjectedLayer):
@@ -42,11 +43,8 @@ class MultiHeadAttention(ProjectedLayer):
     resizing = Resizing(merges=True)
     outside_attend = ""
     notes = Notes(
-        summary=Words("every head attends with queries, keys and values of its own", "每个头各有自己的查询、键和值"),
-        use=Words(
-            "the default; `num_kv_heads` makes it GQA, or MQA with 1, for long texts and large batches",
-            "默认选择；用 `num_kv_heads` 得到 GQA，取 1 则为 MQA，适合长文本与大批量",
-        ),
+        summary=tr("every head attends with queries, keys and values of its own"),
+        use=tr("the default; `num_kv_heads` makes it GQA, or MQA with 1, for long texts and large batches"),
         source="Vaswani et al. 2017, 1706.03762; MQA: Shazeer 2019, 1911.02150; GQA: Ainslie et al. 2023, 2305.13245",
         parameters="d·h·d_k + d·h_kv·(d_k + d_v) + h·d_v·d",
         work="a token: one for each parameter; a pair: h·(d_k + d_v)",
@@ -59,19 +57,15 @@ class MultiHeadAttention(ProjectedLayer):
     presets = (
         Preset(
             name="mqa",
-            summary=Words(
-                "All heads share one key and value head (Shazeer 2019, 1911.02150): the cache is h times smaller.",
-                "所有头共用一个键值头（Shazeer 2019, 1911.02150）：缓存缩小到 1/h。",
+            summary=tr(
+                "All heads share one key and value head (Shazeer 2019, 1911.02150): the cache is h times smaller."
             ),
             given={"num_kv_heads": 1},
             instead="gqa",
         ),
         Preset(
             name="gqa",
-            summary=Words(
-                "h / h_kv heads share each key and value head (Ainslie et al. 2023, 2305.13245).",
-                "每 h / h_kv 个头共用一个键值头（Ainslie et al. 2023, 2305.13245）。",
-            ),
+            summary=tr("h / h_kv heads share each key and value head (Ainslie et al. 2023, 2305.13245)."),
             needs={"num_kv_heads": "a divisor of num_heads"},
         ),
     )
@@ -129,9 +123,7 @@ class MultiHeadAttention(ProjectedLayer):
         kv = h if num_kv_heads is None else num_kv_heads
         positive(d_model=d, num_heads=h, num_kv_heads=kv, head_dim=d_k, value_dim=d_v)
         if h % kv:
-            raise ShapeError(
-                f"num_heads={h} is not divisible by num_kv_heads={kv}", f"num_heads={h} 不能被 num_kv_heads={kv} 整除"
-            )
+            raise ShapeError(tr("num_heads={h} is not divisible by num_kv_heads={kv}", h=h, kv=kv))
         letters = bias if isinstance(bias, str) else "qkvo" if bias else ""
         of_keys, of_values = (0, 0) if shared_kv else (kv * d_k, 0 if values_of_keys else kv * d_v)
         biases = {"q": h * d_k, "k": of_keys, "v": of_values, "o": d}

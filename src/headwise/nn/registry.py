@@ -27,7 +27,7 @@ from headwise.nn.layout import Coupling, Resizing, check_option, parameters_of
 from headwise.nn.mixture import MixtureOfHeads, SparseHeadMixture
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.steps import Notes, Preset
-from headwise.wording import Bilingual
+from headwise.wording import LIST, Bilingual, in_language, joined, tr
 
 # What a design defines, each in its own class body: what it inherits describes another design.
 CONTRACT = {
@@ -97,9 +97,9 @@ STANDARD = "multi_head"
 
 # Types of options that a file or a command line can give; others are available in Python only.
 EXPECTED = {
-    int: Bilingual("a whole number", "整数"), int | None: Bilingual("a whole number", "整数"),
-    float: Bilingual("a number", "数"), float | None: Bilingual("a number", "数"),
-    bool: Bilingual("true or false", "true 或 false"), str: Bilingual("a word", "一个词"),
+    int: tr("a whole number"), int | None: tr("a whole number"),
+    float: tr("a number"), float | None: tr("a number"),
+    bool: tr("true or false"), str: tr("a word"),
 }  # fmt: skip
 
 
@@ -163,14 +163,18 @@ def _filled(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with those of the preset."""
     for option, what in preset.needs.items():
         if given.get(option) is None:
-            raise ConfigError(
-                f"{option}: {preset.name} requires it, {what}", f"{option}：{preset.name} 需要此选项，{what}"
-            )
+            raise ConfigError(tr("{option}: {name} requires it, {what}", option=option, name=preset.name, what=what))
     for option, value in preset.given.items():
         if given.get(option) not in (None, value):
             raise ConfigError(
-                f"{option}={given[option]}: {preset.name} has {value}; see {preset.instead} for other values",
-                f"{option}={given[option]}：{preset.name} 的值是 {value}；其他值请用 {preset.instead}",
+                tr(
+                    "{option}={given}: {name} has {value}; see {instead} for other values",
+                    option=option,
+                    given=given[option],
+                    name=preset.name,
+                    value=value,
+                    instead=preset.instead,
+                )
             )
     return {**given, **preset.given}
 
@@ -187,7 +191,7 @@ def _check_type(option: str, value: Any, kind: Any) -> None:
     is_flag = isinstance(value, bool) and kind is not bool  # Python's own booleans are numbers too
     if is_flag or not isinstance(value, accepted):
         raise ConfigError(
-            f"{option}={value!r}: expected {EXPECTED[kind]}", f"{option}={value!r}：应为{EXPECTED[kind].zh}"
+            tr("{option}={value!r}: expected {expected}", option=option, value=value, expected=EXPECTED[kind])
         )
 
 
@@ -201,10 +205,7 @@ def read_options(assigned: Iterable[str]) -> dict[str, Any]:
     for text in assigned:
         name, sign, value = (part.strip() for part in text.partition("="))
         if not (sign and name and value):
-            raise ConfigError(
-                f"--set {text!r}: expected NAME=VALUE, for example latent_dim=512",
-                f"--set {text!r}：应为 名称=值，例如 latent_dim=512",
-            )
+            raise ConfigError(tr("--set {text!r}: expected NAME=VALUE, for example latent_dim=512", text=text))
         found[name.replace("-", "_")] = _value(value)
     return found
 
@@ -242,8 +243,12 @@ def counts_of(design: str, sizes: Mapping[str, Any]) -> Counts:
     missing = [name for name, needed in taken.items() if needed and name not in sizes]
     if missing:
         raise ConfigError(
-            f"{design} requires {' and '.join(missing)}; it supports {', '.join(taken)}",
-            f"{design} 需要 {'、'.join(missing)}；它支持 {'、'.join(taken)}",
+            tr(
+                "{design} requires {missing}; it supports {taken}",
+                design=design,
+                missing=joined(missing, tr(" and ")),
+                taken=joined(taken, LIST),
+            )
         )
     return design_of(design).costs(**sizes, **({} if preset is None else preset.given))
 
@@ -272,6 +277,6 @@ def attentions_of(config: ModelConfig) -> Attentions:
 def summary_of(design: str) -> Bilingual:
     """Return the description of a design for `headwise plan`: one paragraph with its formula or its source."""
     preset = preset_of(design)
-    text = (design_of(design).costs.__doc__ or "") if preset is None else preset.summary.en
+    text = (design_of(design).costs.__doc__ or "") if preset is None else preset.summary
     words = design_of(design).notes.summary if preset is None else preset.summary
-    return Bilingual(" ".join(text.partition("\n\n")[0].split()), words.zh)
+    return Bilingual(" ".join(text.partition("\n\n")[0].split()), in_language(words, "zh"))

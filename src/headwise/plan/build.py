@@ -43,7 +43,7 @@ from headwise.errors import ConfigError
 from headwise.nn.registry import attentions_of, counts_of, names, sizes_of, summary_of
 from headwise.plan.compare import spread
 from headwise.plan.tables import Column, Plan, Table, Value, masked, named, term, written
-from headwise.wording import Bilingual, joined, scaled
+from headwise.wording import BLANK, Bilingual, joined, scaled, tr
 
 if TYPE_CHECKING:
     from headwise.models import HeadSite
@@ -68,8 +68,11 @@ def plan_model(
     """
     if load.cache is not None and not decodes(config):
         raise ConfigError(
-            f"cache={load.cache!r}: {config.name} is an encoder, which has no cache; leave it out",
-            f"cache={load.cache!r}：{config.name} 是编码器，没有缓存；请去掉",
+            tr(
+                "cache={cache!r}: {name} is an encoder, which has no cache; leave it out",
+                cache=load.cache,
+                name=config.name,
+            )
         )
     attentions = attentions_of(config)
     total = sum(parameter_parts(config, attentions).values())
@@ -89,7 +92,7 @@ def plan_model(
     if config.quantized:
         warnings.append(term("quantized", method=config.quantized, dtype=dtype))
     if warnings:
-        facts.append((term("warning"), joined(warnings, "; ", "；")))
+        facts.append((term("warning"), joined(warnings, tr("; "))))
     tables = [_parameters(config, attentions, total), _model_memory(config, attentions, total, load)]
     if config.layer_sizes or config.layer_windows or config.attended:
         tables.insert(1, layers_table(config, attentions))
@@ -113,10 +116,7 @@ def plan_design(
     decoding step and no cache."""
     counts = counts_of(design, sizes)
     if work.causal and not counts.masked:
-        raise ConfigError(
-            f"causal=True: {design} does not support masks; add --full",
-            f"causal=True：{design} 不支持掩码；请加 --full",
-        )
+        raise ConfigError(tr("causal=True: {design} does not support masks; add --full", design=design))
     n, stored = work.queries, term("materialised" if work.materialised else "blockwise")
     tokens = term("tokens", n=n)
     rest = joined([masked(work), stored, work.dtype])
@@ -334,7 +334,7 @@ def layers_table(config: ModelConfig, attentions: Attentions) -> Table:
         kind = "chunk_note" if config.chunked else "window_note" if config.causal else "near_note"
         notes.append(term(kind))
     columns = COLUMNS + WINDOWS if windowed else COLUMNS
-    return Table("layers", term("layers_title"), columns, tuple(rows), note=joined(notes, " ", ""))
+    return Table("layers", term("layers_title"), columns, tuple(rows), note=joined(notes, BLANK))
 
 
 def kv_heads(sizes: Mapping[str, int | str], counts: Counts) -> Value:
@@ -412,8 +412,7 @@ def _of_folder(folder: Path) -> ModelConfig:
             model = build(c)
     except ConfigError as error:
         raise ConfigError(
-            f"{str(folder)!r}: {error}; `headwise plan layer` plans a layer of any sizes",
-            f"{str(folder)!r}：{error.zh}；任意大小的一层可用 `headwise plan layer` 规划",
+            tr("{folder!r}: {error}; `headwise plan layer` plans a layer of any sizes", folder=str(folder), error=error)
         ) from None
     if is_pruned(folder):
         resize_as_saved(model, folder)
@@ -447,10 +446,13 @@ def _checked(config: ModelConfig, path: Path) -> ModelConfig:
     counted = sum(parameter_parts(config, attentions_of(config)).values())
     if counted != config.published:
         raise ConfigError(
-            f"{str(path)!r}: the model has {config.published:,} parameters, and one of these sizes {counted:,}: it has "
-            f"parts that are not understood; `headwise plan layer` plans a layer",
-            f"{str(path)!r}：模型有 {config.published:,} 个参数，而按这些大小应有 {counted:,} 个：其中有尚不支持的"
-            "部分；单独一层可用 `headwise plan layer` 规划",
+            tr(
+                "{path!r}: the model has {published:,} parameters, and one of these sizes {counted:,}: it has parts "
+                "that are not understood; `headwise plan layer` plans a layer",
+                path=str(path),
+                published=config.published,
+                counted=counted,
+            )
         )
     return config
 

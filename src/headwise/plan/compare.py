@@ -27,7 +27,7 @@ from headwise.errors import ConfigError
 from headwise.kernels.cpu.library import library
 from headwise.nn.registry import counts_of, design_of, names, sizes_of
 from headwise.plan.tables import Column, Plan, Table, Value, masked, named, term, written
-from headwise.wording import Bilingual, joined
+from headwise.wording import BLANK, joined, tr
 
 DESIGNS = (
     Column(term("design")), Column(term("parameters"), "count"),
@@ -46,15 +46,15 @@ def compare_designs(d_model: int, num_heads: int, work: Work, *, num_kv_heads: i
     """
     shared = num_heads // gcd(num_heads, 4) if num_kv_heads is None else num_kv_heads
     rows = tuple(_design(name, d_model, num_heads, shared, work) for name in names())
-    grouped = joined((name for name in names() if sizes_of(name).get("num_kv_heads")), " and ", "、")
+    grouped = joined((name for name in names() if sizes_of(name).get("num_kv_heads")), tr(" and "))
     notes = [term("compare_note", n=work.queries, grouped=grouped, shared=written(shared, "count"))]
     for name in names():
         design = design_of(name)
-        remarks = [] if (own := design.notes.compared) is None else [Bilingual(*own)]
+        remarks = [] if (own := design.notes.compared) is None else [own]
         remarks += [] if design.takes_mask else [term("no_masks")]
         if remarks:
             notes.append(term("remark", name=name, remarks=joined(remarks)))
-    table = Table("comparison", term("comparison_title"), DESIGNS, rows, note=joined(notes, " ", ""))
+    table = Table("comparison", term("comparison_title"), DESIGNS, rows, note=joined(notes, BLANK))
     size = term("input_of", batch=work.batch, tokens=term("tokens", n=work.queries), rest=masked(work))
     title = term("compare_title", d_model=d_model, h=num_heads)
     return Plan(title, ((term("input"), size),), (table,), (term("compare_meaning"),))
@@ -91,17 +91,13 @@ def trade_off(d_model: int, work: Work) -> Plan:
     """
     if d_model < 2:
         raise ConfigError(
-            f"d_model={d_model}: expected at least 2, as one dimension cannot be divided",
-            f"d_model={d_model}：应不小于 2，一维无法再分",
+            tr("d_model={d_model}: expected at least 2, as one dimension cannot be divided", d_model=d_model)
         )
     rows: list[tuple[Value, ...]] = []
     while d_model % (heads := 2 ** len(rows)) == 0:
         rows.append(_heads(d_model, heads, work))
     if len(rows) == 1:
-        raise ConfigError(
-            f"d_model={d_model}: is odd, so no power of two above 1 divides it",
-            f"d_model={d_model}：是奇数，没有大于 1 的 2 的幂能整除它",
-        )
+        raise ConfigError(tr("d_model={d_model}: is odd, so no power of two above 1 divides it", d_model=d_model))
     table = Table("trade_off", term("vary_table_title"), HEADS, tuple(rows), note=term("vary_note"))
     rest = joined([masked(work), work.dtype])
     size = term("input_of", batch=work.batch, tokens=term("tokens", n=work.queries), rest=rest)
@@ -149,10 +145,10 @@ def spread(
     """The plan with the table of `spread_table`; without devices, the plan itself."""
     for name, value in (("devices", devices), ("link", link)):
         if value is not None and not value > 0:
-            raise ConfigError(f"{name}={value}: expected more than 0", f"{name}={value}：应大于 0")
+            raise ConfigError(tr("{name}={value}: expected more than 0", name=name, value=value))
     if devices is None:
         if link is not None:
-            raise ConfigError(f"link={link:g}: requires devices", f"link={link:g}：需要 devices")
+            raise ConfigError(tr("link={link:g}: requires devices", link=link))
         return plan
     if reason := _inseparable(design):
         known = [name for name in names() if not _inseparable(name)]
@@ -191,7 +187,7 @@ def spread_table(layers: Layers, devices: int, *, link: float | None = None, mac
         try:
             found.append([(make(counts, work, devices), counts, work, k) for (counts, work), k in layers.items()])
         except ConfigError as error:
-            refused[name] = Bilingual(f"{error}.", f"{error.zh}。")
+            refused[name] = tr("{error}.", error=error)
     found.sort(key=lambda every: -sum(k * way.step for way, _, _, k in every))
     rows: list[tuple[Value, ...]] = []
     for every in found:
@@ -224,7 +220,7 @@ def spread_table(layers: Layers, devices: int, *, link: float | None = None, mac
     count = sum(layers.values())
     code = "layer_devices_title" if count == 1 else "devices_title"
     title = term(code, layers=count, devices=devices)
-    note = joined([*refused.values(), joined(notes, " ", "")], "\n", "\n")
+    note = joined([*refused.values(), joined(notes, BLANK)], "\n")
     return Table("devices", title, columns, tuple(rows), note=note)
 
 

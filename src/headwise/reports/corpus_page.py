@@ -87,8 +87,8 @@ def _statistics(found: CorpusMeasures, lang: str) -> list[dict[str, Any]]:
         each = [found.passages[head.layer, head.head].contrast for head in found.heads]
         values = [value if abs(value) > ROUNDING else 0.0 for value in each]
         columns.append({
-            "name": "contrast", "label": CORPUS["contrast"][lang == "zh"], "unit": unit(found.passages.unit, lang),
-            "description": CORPUS["contrast_about"][lang == "zh"], "values": _numbers(values),
+            "name": "contrast", "label": in_language(CORPUS["contrast"], lang), "unit": unit(found.passages.unit, lang),
+            "description": in_language(CORPUS["contrast_about"], lang), "values": _numbers(values),
         })  # fmt: skip
     for name, at in (("layer", 0), ("head", 1)):
         places = [float((head.layer, head.head)[at]) for head in found.heads]
@@ -132,7 +132,7 @@ def print_passages(passages: Passages, console: Console) -> None:
     if not places:
         return
     lang = language()
-    title = TERMINAL["distinctive"][lang == "zh"].format(by=in_language(by_name(passages.by), lang))
+    title = in_language(TERMINAL["distinctive"], lang).format(by=in_language(by_name(passages.by), lang))
     console.print()
     console.print(Text(title, style="bold"), soft_wrap=True)
     for layer, head in places:
@@ -172,7 +172,7 @@ def _plain(text: str) -> str:
 def _where(where: str, lang: str) -> str:
     """ "byte 4,096" or "row 3" of a file, in that language."""
     kind, _, number = where.partition(" ")
-    return PLACES[kind][lang == "zh"].format(at=number) if kind in PLACES else where
+    return in_language(PLACES[kind], lang).format(at=number) if kind in PLACES else where
 
 
 MISSING = "#f1efe8"  # no such head, or no value

@@ -12,6 +12,7 @@ from headwise.base.files import atomic_path
 from headwise.errors import not_installed
 from headwise.reports.colours import FAMILY, covered, font_path, stops
 from headwise.reports.data import Passage, colour_top, halves, reduced, visible
+from headwise.wording import tr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +26,7 @@ def figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise not_installed("writing pictures", "matplotlib", zh="绘图") from None
+        raise not_installed(tr("writing pictures"), "matplotlib") from None
     return Figure
 
 

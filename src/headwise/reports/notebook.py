@@ -221,7 +221,7 @@ def _layer(layer: AttentionLayer, lang: str) -> str:
     table = words(lang, "notebook")
     parts = [f"<p><b>{escape(_title(layer))}</b></p>"]
     if (notes := getattr(layer, "notes", None)) is not None:
-        summary = notes.summary.zh if lang == "zh" else notes.summary.en
+        summary = in_language(notes.summary, lang)
         parts.append(f"<p>{escape(summary)} <small>{escape(notes.source)}</small></p>")
     if (steps := _steps(layer, lang)) is not None:
         head = [table[name] for name in ("step", "formula", "shape", "meaning")]

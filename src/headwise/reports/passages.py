@@ -19,7 +19,7 @@ from headwise.reports.data import Passage
 from headwise.reports.messages import message
 from headwise.reports.sources import Places, decoded
 from headwise.telemetry.lens import SIZE, Picture
-from headwise.wording import Bilingual, in_language, joined
+from headwise.wording import Bilingual, joined
 
 REDUCES = "mean", "max"
 CLOSERS = "”’」』\"'"  # belong to the sentence that they end
@@ -259,7 +259,7 @@ def pattern(found: Roles, head: int) -> str:
 
 
 def _scored(word: str, score: float) -> Bilingual:
-    return Bilingual(f"{word} {score:.2f}", f"{in_language(word, 'zh')} {score:.2f}")
+    return joined([word, f"{score:.2f}"], " ")
 
 
 def _each(found: Sequence[Roles], places: Places, words: Callable[[Roles, int], T], nothing: T) -> list[list[T]]:

@@ -37,7 +37,7 @@ from headwise.reports.figure import (
 )
 from headwise.reports.messages import message, said
 from headwise.reports.words import words
-from headwise.wording import in_language, joined, language_of
+from headwise.wording import COMMA, in_language, joined, language_of, tr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +90,7 @@ def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str 
     axes.set_ylabel(text["query_axis"], color=MUTED, fontproperties=font(10))
     pattern = in_language(report.patterns[layer][head], lang)
     name = text["head_name"].format(layer=layer, head=head)
-    title = in_language(joined([name, pattern], ": ", "："), lang) if pattern else name
+    title = in_language(joined([name, pattern], tr(": ")), lang) if pattern else name
     axes.set_title(drawable(title), loc="left", pad=10, color=INK, fontproperties=font(12))
     if size <= WITH_VALUES and passage.cell == 1:
         numbers(axes, image, weights, inches / size, passage.causal)
@@ -100,7 +100,7 @@ def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str 
 def overview(report: Report, passage: Passage, lang: str | None = None) -> "Figure":
     """All heads, layer by head, each on its own scale; beneath each its strongest pattern."""
     lang = language_of(lang)
-    text, between = words(lang, "report"), "，" if lang == "zh" else ","
+    text, between = words(lang, "report"), in_language(COMMA, lang).strip()
     layers, heads = report.shown_in(passage), report.shape[1]
     maps = shown(passage)
     size = 1.5 * heads + 0.5, 1.75 * len(layers) + 0.7

@@ -27,17 +27,13 @@ from headwise.reports.sources import inputs_of
 from headwise.reports.text import CELLS, check_beside, known_of, look_at, with_beside
 from headwise.reports.watched import of_maps, report as report
 from headwise.telemetry import Record, watch
-from headwise.wording import Bilingual, in_language, language_of
+from headwise.wording import in_language, language_of, tr
 
 # Of the held-out parts of the embedded model's training: The Taming of the Shrew, and chapter 119 of Water Margin.
-SAMPLE = Bilingual(
-    "KATHARINA:\nI know it is the moon.\n\n"
-    "PETRUCHIO:\nNay, then you lie: it is the blessed sun.\n\n"
-    "KATHARINA:\nThen, God be bless'd, it is the blessed sun:\nBut sun it is not, when you say it is not;\n"
-    "And the moon changes even as your mind.",
-    "是夜月白风清，水天共碧，二人正在僧房里，睡至半夜，忽听得江上潮声雷响。鲁智深是关西汉子，不曾省得浙江潮信，只道是战鼓响，"
-    "贼人生发，跳将起来，摸了禅杖，大喝着，便抢出来。众僧吃了一惊，都来问道：“师父何为如此？赶出何处去？”"
-    "鲁智深道：“洒家听得战鼓响，待要出去杀。”众僧都笑将起来道：“师父错听了！不是战鼓响，乃是钱塘江潮信响。”",
+SAMPLE = tr(
+    "KATHARINA:\nI know it is the moon.\n\nPETRUCHIO:\nNay, then you lie: it is the blessed sun.\n\nKATHARINA:\nThen, "
+    "God be bless'd, it is the blessed sun:\nBut sun it is not, when you say it is not;\nAnd the moon changes even as "
+    "your mind."
 )
 
 
@@ -137,8 +133,7 @@ class Asked:
                 raise ConfigError("beside: requires a loaded model; for an nn.Module, give both texts as one batch")
             if sweep is not None:
                 raise ConfigError(
-                    "sweep: requires a loaded model, whose weights are compared with those of the sweep",
-                    "sweep：需要已加载的模型，以便与测量时的权重比较",
+                    tr("sweep: requires a loaded model, whose weights are compared with those of the sweep")
                 )
             if self.window is not None:
                 raise ConfigError(
@@ -249,7 +244,7 @@ def _of_module(text: Any, model: nn.Module, tokenizer: Any, title: str, cells: i
         )
     tokens = text.get("input_ids") if isinstance(text, Mapping) else text
     if isinstance(tokens, Tensor) and not tokens.numel():
-        raise TextError("the text is empty; give at least one token", "文本是空的；至少给出一个词元")
+        raise TextError(tr("the text is empty; give at least one token"))
     with torch.no_grad(), watch(model, maps="lazy") as record:
         model(**text) if isinstance(text, Mapping) else model(torch.atleast_2d(text))
     named = tokenizer if isinstance(tokens, Tensor) else None

@@ -42,7 +42,7 @@ from headwise.reports.passages import Side, composed_passage, passage, patterns,
 from headwise.reports.sources import Places
 from headwise.stats import Measure, Tokens, of_tokens
 from headwise.table.show import duration
-from headwise.wording import counted, in_language, joined
+from headwise.wording import counted, joined, tr
 
 CAUTIONS = ("untrained_length",)  # remarks that belong into the head of a report
 MARGIN = 0.5  # nats above the held-out losses, beyond which a text is of another kind
@@ -104,7 +104,7 @@ def look_at(
 def check_beside(subject: LoadedModel, text: str, window: int | None) -> None:
     """Raise TextError or ConfigError for a second text that the model cannot read, before the first one is read."""
     if not text:
-        raise TextError("beside: the second text is empty", "beside：第二段文本是空的")
+        raise TextError(tr("beside: the second text is empty"))
     check_length(subject, text)
     size_for(subject, len(subject.read(text)), window)
 
@@ -208,10 +208,7 @@ def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | Non
     causal model was trained on, 0 for the whole text."""
     window = whole_window(window)
     if window is not None and window != 0 and window < 8:
-        raise ConfigError(
-            f"window={window}: expected at least 8 tokens, or 0 to read the text whole",
-            f"window={window}：应不少于 8 个词元，或用 0 表示整体读入",
-        )
+        raise ConfigError(tr("window={window}: expected at least 8 tokens, or 0 to read the text whole", window=window))
     if window == 0 or (window is None and (subject.context is None or not subject.causal)):
         return None
     size = subject.context if window is None else window
@@ -222,10 +219,12 @@ def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | Non
         return None
     if not subject.causal:
         raise ConfigError(
-            f"window={window}: {subject.name} is not causal, so a window would hide keys from its tokens; leave it "
-            f"out, or use headwise measure",
-            f"window={window}：{in_language(subject.name, 'zh')} 不是因果模型，分窗口会隐藏一部分键；"
-            "请去掉此选项，或用 headwise measure",
+            tr(
+                "window={window}: {name} is not causal, so a window would hide keys from its tokens; leave it out, or "
+                "use headwise measure",
+                window=window,
+                name=subject.name,
+            )
         )
     return size
 
@@ -234,8 +233,11 @@ def windows_of(tokens: int, size: int, lead: int) -> list[Window]:
     """Windows of `size` tokens over a longer text that begins with `lead` special tokens."""
     if size - lead < 2:
         raise ConfigError(
-            f"window={size}: expected at least {lead + 2}, two more than the special tokens at the start",
-            f"window={size}：应不小于 {lead + 2}，即比开头的特殊词元多两个",
+            tr(
+                "window={size}: expected at least {lead}, two more than the special tokens at the start",
+                size=size,
+                lead=lead + 2,
+            )
         )
     length = size - lead
     found = [Window(lead, size, 0)]
@@ -258,11 +260,14 @@ def check_length(subject: LoadedModel, text: str) -> None:
     subject.look(head.ids[:size])
     seconds = (time.monotonic() - begun) * SLOWER * 2 * tokens / size
     raise TextError(
-        f"the text has about {tokens:,} tokens and would take about {duration(seconds, 'en')}; see reads at most "
-        f"{MOST:,}. `headwise view` opens the beginning of a long text at once (--max-tokens), and `headwise measure` "
-        f"measures a corpus of any size",
-        f"文本约有 {tokens:,} 个词元，约需 {duration(seconds, 'zh')}；see 最多读入 {MOST:,} 个。`headwise view` "
-        "可立即打开长文本的开头（--max-tokens），`headwise measure` 可测量任意规模的语料",
+        tr(
+            "the text has about {tokens:,} tokens and would take about {time}; see reads at most {most:,}. `headwise "
+            "view` opens the beginning of a long text at once (--max-tokens), and `headwise measure` measures a "
+            "corpus of any size",
+            tokens=tokens,
+            time=duration(seconds),
+            most=MOST,
+        )
     )
 
 

@@ -30,7 +30,7 @@ from headwise.reports.page import write_report
 from headwise.reports.pictures import write_pngs
 from headwise.reports.words import label, words
 from headwise.stats import known
-from headwise.wording import in_language, language_of
+from headwise.wording import COMMA, LIST, Bilingual, in_language, joined, language_of, tr
 
 
 class View(ABC):
@@ -76,10 +76,8 @@ def register(view: View) -> View:
 def view_of(name: str) -> View:
     """The view of that name; ConfigError with the known views if there is none."""
     if name not in VIEWS:
-        known = "; ".join(f"{view.name}: {view.about}" for view in VIEWS.values())
-        raise ConfigError(
-            f"view={name!r}: no such view. Known: {known}", f"view={name!r}：没有这种视图。现有：{'；'.join(VIEWS)}"
-        )
+        known = joined((Bilingual(f"{one.name}: {one.about}", one.name) for one in VIEWS.values()), tr("; "))
+        raise ConfigError(tr("view={name!r}: no such view. Known: {known}", name=name, known=known))
     return VIEWS[name]
 
 
@@ -134,7 +132,7 @@ def print_report(report: Report, console: Console, *, sort: str | None = None, l
     table, missing = _fitting(report, console, sort, lang)
     console.print(table)
     if missing:
-        names = "、".join(label(name, lang) for name in missing) if lang == "zh" else ", ".join(missing)
+        names = in_language(LIST, lang).join(label(name, lang) if lang == "zh" else name for name in missing)
         console.print(Text(in_language(message("not_shown", names=names), lang), style="dim"))
     if report.notes:
         console.print()
@@ -174,7 +172,7 @@ def _width(table: Table, console: Console) -> int:
 
 def _table(report: Report, kept: list[str], patterns: int, sort: str | None, lang: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    page, between = words(lang, "report"), "，" if lang == "zh" else ", "
+    page, between = words(lang, "report"), in_language(COMMA, lang)
     table.add_column(page["layer"].lower(), justify="right")
     table.add_column(page["head"].lower(), justify="right")
     for name in kept:

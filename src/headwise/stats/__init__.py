@@ -12,7 +12,7 @@ range and source. `register` makes a class of measures known by its name.
 True
 """
 
-from headwise.stats.base import Chinese, Measure, RowMeasure, Tokens, Words, row_measure
+from headwise.stats.base import Measure, RowMeasure, Tokens, Words, row_measure
 from headwise.stats.engine import Measurements, measure, statistics_for
 from headwise.stats.keys import (
     COLUMN_MASS,
@@ -70,7 +70,6 @@ __all__ = [
     "MASS",
     "MEASURES",
     "SQUARES",
-    "Chinese",
     "ClassMass",
     "Compiled",
     "DistanceVariance",

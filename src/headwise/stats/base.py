@@ -29,27 +29,21 @@ from headwise.masks import Grid
 from headwise.rule import Rule
 from headwise.rule.tiles import Tile
 from headwise.stats.statistic import RowValue, Statistic, declares_value
-from headwise.wording import Bilingual, language_of
+from headwise.wording import Message, in_language, language_of, tr
 
-UNITS = {
-    "nats": "奈特", "share": "比例", "keys": "个键", "logit": "分数", "tokens": "个词元", "tokens²": "词元²",
-    "mass": "权重", "probability": "概率", "loss": "损失",
-}  # fmt: skip
-RANGES = {"any": "任意", "0 to 1": "0 至 1", "≥ 0": "≥ 0"}
-
-
-def unit_of(unit: str) -> Bilingual:
-    """A unit in both languages."""
-    return Bilingual(unit, UNITS.get(unit, unit))
+UNITS = (
+    tr("nats", sense="unit"), tr("share", sense="unit"), tr("keys", sense="unit"), tr("logit", sense="unit"),
+    tr("tokens", sense="unit"), tr("tokens²", sense="unit"), tr("mass", sense="unit"),
+    tr("probability", sense="unit"), tr("loss", sense="unit"), tr("cosine", sense="unit"),
+)  # fmt: skip
 
 
-class Chinese(NamedTuple):
-    """A measure in Chinese; its unit and range only where `UNITS` and `RANGES` lack them."""
+SENTENCE_END = re.compile(r"(?<=[.:;])\s|(?<=[。；：])")
 
-    label: str
-    about: str
-    unit: str = ""
-    range: str = ""
+
+def unit_of(unit: str) -> Message:
+    """A unit, to be shown in the reader's language: one of UNITS, or of a catalogue."""
+    return Message(unit, sense="unit")
 
 
 class Words(NamedTuple):
@@ -68,23 +62,27 @@ class Words(NamedTuple):
     range: str
 
 
-def words_of(measure: Any, lang: str) -> Words:
-    """The words of a measure or its class in "en" or "zh"; name and description are English where it has no Chinese."""
+def texts_of(measure: Any) -> tuple[Message, Message, Message, Message]:
+    """Label, description, unit and range of a measure, or of a class of measures, in the catalogue of its package; the
+    description is the first paragraph of the docstring."""
     kind = measure if isinstance(measure, type) else type(measure)
-    text = re.sub(r"\s+", " ", (kind.__doc__ or "").split("\n\n")[0]).strip()
-    summary = re.split(r"(?<=[.:;])\s", text, maxsplit=1)[0].rstrip(":;")
+    package = kind.__module__.partition(".")[0]
     label = measure.label or measure.name.replace("_", " ")
-    english = Words(label, measure.short or label, text, summary, measure.unit, measure.range)
-    if lang != "zh":
-        return english
-    unit, range = UNITS.get(measure.unit, measure.unit), RANGES.get(measure.range, measure.range)
-    chinese: Chinese | None = measure.chinese
-    if chinese is None:
-        return english._replace(unit=unit, range=range)
-    summary = re.split(r"(?<=[。；：])", chinese.about, maxsplit=1)[0].rstrip("；：")
-    return Words(
-        chinese.label, chinese.label, chinese.about, summary, chinese.unit or unit, chinese.range or range
-    )  # fmt: skip
+    about = re.sub(r"\s+", " ", (kind.__doc__ or "").split("\n\n")[0]).strip()
+    return (
+        Message(label, sense="measure", domain=package),
+        Message(about, domain=package),
+        Message(measure.unit, sense="unit", domain=package),
+        Message(measure.range, sense="range", domain=package),
+    )
+
+
+def words_of(measure: Any, lang: str) -> Words:
+    """The words of a measure or its class in "en" or "zh"."""
+    label, about, unit, range = (in_language(words, lang) for words in texts_of(measure))
+    short = measure.short if lang == "en" and measure.short else label
+    summary = SENTENCE_END.split(about, maxsplit=1)[0].rstrip(":;：；")
+    return Words(label, short, about, summary, unit, range)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +110,6 @@ class Measure(ABC):
 
     Attributes:
         label: its name in words, if that is not the name with blanks; short: the same for a narrow column.
-        chinese: its label, description, unit and range in Chinese, for reports. Without it, reports in Chinese show
-            the English ones; every measure of headwise itself has it.
         shown: where it is shown without being named, one of `PLACES`, and its place in the order there.
         dispensable: how soon a table leaves it out for want of room: the largest first, 0 last.
         placed: whether it depends on the distance of queries and keys; cross attention, where there is no such
@@ -129,7 +125,6 @@ class Measure(ABC):
     source: str
     label: ClassVar[str] = ""
     short: ClassVar[str] = ""
-    chinese: ClassVar[Chinese | None] = None
     shown: ClassVar[Mapping[str, int]] = {}
     dispensable: ClassVar[int] = 0
     placed: ClassVar[bool] = True

@@ -14,7 +14,7 @@ from headwise.masks import Grid, Span
 from headwise.masks.given import as_given
 from headwise.rule import Rule
 from headwise.rule.tiles import Tile
-from headwise.stats.base import Chinese, Measure, RowMeasure, Tokens
+from headwise.stats.base import Measure, RowMeasure, Tokens
 from headwise.stats.statistic import (
     MASS,
     SAME,
@@ -26,7 +26,7 @@ from headwise.stats.statistic import (
     ranges,
     same_label,
 )
-from headwise.wording import Bilingual
+from headwise.wording import tr
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +62,7 @@ class ClassMass(RowMeasure):
     """
 
     name, unit, range = "class_mass", "mass", "0 to 1"
-    source = Bilingual(
-        "Clark et al. 2019, 1906.04341 §3.2 (separators and punctuation)",
-        "Clark et al. 2019, 1906.04341 §3.2（分隔符与标点）",
-    )
-    chinese: ClassVar[Chinese | None] = Chinese("词类权重", "一类词元之键上的 Σ p_ij，对查询取平均。")
+    source = tr("Clark et al. 2019, 1906.04341 §3.2 (separators and punctuation)")
     placed = False
     requires = "ClassMass(members) with a boolean [m] or [b, m], or ClassMass.of_tokens(tokens, 'punctuation')"
 
@@ -122,7 +118,6 @@ class OfPieces(ClassMass, abstract=True):
     """A class of tokens that their text determines: `belongs` returns whether a piece is in it. Special tokens
     are in none."""
 
-    chinese: ClassVar[Chinese | None] = None
     requires = "the text of the tokens"
 
     @staticmethod
@@ -143,7 +138,6 @@ class PunctuationMass(OfPieces):
 
     name = "punctuation_mass"
     requires = "ClassMass.of_tokens(tokens, 'punctuation'), with the text of each token"
-    chinese = Chinese("标点权重", "标点符号上的权重，对查询取平均。")
     short, dispensable = "punct.", 2
     shown: ClassVar[Mapping[str, int]] = {"report": 13}
 
@@ -158,7 +152,6 @@ class SeparatorMass(OfPieces):
 
     name = "separator_mass"
     requires = "ClassMass.of_tokens(tokens, 'separator'), with the text of each token"
-    chinese = Chinese("分隔符权重", "空白等分隔符上的权重，对查询取平均。")
 
     @staticmethod
     def belongs(piece: str) -> bool:
@@ -170,7 +163,6 @@ class SpecialMass(ClassMass):
 
     name = "special_mass"
     requires = "SpecialMass(members) with a boolean [m] or [b, m], True for special tokens"
-    chinese = Chinese("特殊词元权重", "[CLS]、[SEP]、<s> 等特殊词元上的权重，对查询取平均。")
     short = "special"
     shown: ClassVar[Mapping[str, int]] = {"report": 14}
 
@@ -308,10 +300,7 @@ class DuplicateMass(_Match):
     """Weight on earlier places of the query's own token, per query that has one (duplicate-token heads)."""
 
     name, shift = "duplicate_mass", 0
-    source = Bilingual(
-        "Wang et al. 2022, 2211.00593 (duplicate token heads)", "Wang et al. 2022, 2211.00593（重复词元头）"
-    )
-    chinese = Chinese("重复词元权重", "此前相同词元处的权重，对有这样的键的查询取平均（重复词元头）。")
+    source = tr("Wang et al. 2022, 2211.00593 (duplicate token heads)")
     requires = "DuplicateMass(ids) with integer tokens [m] or [b, m]"
 
 
@@ -323,8 +312,7 @@ class InductionMass(_Match):
     """
 
     name, shift = "induction_mass", 1
-    source = Bilingual("Olsson et al. 2022, 2209.11895 (prefix matching)", "Olsson et al. 2022, 2209.11895（前缀匹配）")
-    chinese = Chinese("归纳权重", "此前相同词元之后的那个词元上的权重，对有这样的键的查询取平均（归纳头）。")
+    source = tr("Olsson et al. 2022, 2209.11895 (prefix matching)")
     requires = "InductionMass(ids) with integer tokens [m] or [b, m]"
 
 
@@ -366,8 +354,7 @@ class ReceivedMass(Measure):
     """
 
     name, unit, range = "received_mass", "mass", "0 to 1"
-    source = Bilingual("Gu et al. 2024, 2410.10781 (sink metric)", "Gu et al. 2024, 2410.10781（汇聚的度量）")
-    chinese = Chinese("所受最大权重", "max_j (Σ_i p_ij / 可见 j 的查询数)：得到最多的那个键所受的平均权重。")
+    source = tr("Gu et al. 2024, 2410.10781 (sink metric)")
     short, dispensable, placed = "received", 7, False
     shown: ClassVar[Mapping[str, int]] = {"report": 12}
 

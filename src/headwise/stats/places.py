@@ -12,7 +12,7 @@ from headwise.errors import ConfigError
 from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.rule.tiles import Tile, tops
-from headwise.stats.base import Chinese, RowMeasure
+from headwise.stats.base import RowMeasure
 from headwise.stats.keys import KeyWeights
 from headwise.stats.statistic import (
     MASS,
@@ -26,7 +26,7 @@ from headwise.stats.statistic import (
     ranges,
     sees_offset,
 )
-from headwise.wording import Bilingual
+from headwise.wording import tr
 
 FARTHEST = 1 << 40  # no key is as far from any query; numbers near 2⁶³ would overflow
 
@@ -79,11 +79,7 @@ class LocalMass(RowMeasure):
     """Σ p_ij over |i − j| ≤ radius, mean over queries; radius = 8 unless given, as `LocalMass(radius=32)`."""
 
     name, unit, range = "local_mass", "mass", "0 to 1"
-    source = Bilingual(
-        "weight that a window of that size would keep (cf. Beltagy et al. 2020, 2004.05150)",
-        "这样大小的窗口能保留的权重（参见 Beltagy et al. 2020, 2004.05150）",
-    )
-    chinese = Chinese("邻近权重", "|i − j| ≤ 8 之内的 Σ p_ij，对查询取平均。")
+    source = tr("weight that a window of that size would keep (cf. Beltagy et al. 2020, 2004.05150)")
     short, dispensable, placed = "local", 5, True
     shown: ClassVar[Mapping[str, int]] = {"report": 7, "viewer": 6}
 
@@ -113,11 +109,6 @@ class SinkMass(RowMeasure):
 
     name, unit, range = "sink_mass", "mass", "0 to 1"
     source = "Xiao et al. 2023, 2309.17453"
-    chinese = Chinese(
-        "首词元权重",
-        "对查询所在序列第一个词元的 p_ij，对查询取平均：注意力汇聚（sink）。"
-        "序列的开头由掩码得知：在填充之后，拼接的文档则各有开头。",
-    )
     short, placed, of_first = "first", False, True
     shown: ClassVar[Mapping[str, int]] = {"report": 8, "viewer": 7, "watch": 5, "corpus": 5}
 
@@ -193,7 +184,7 @@ class _Diagonal(RowMeasure, abstract=True):
     offset: int
     blank = True  # a key that a query may not see has no weight
     unit, range = "mass", "0 to 1"
-    source = Bilingual("Voita et al. 2019, 1905.09418 (positional heads)", "Voita et al. 2019, 1905.09418（位置头）")
+    source = tr("Voita et al. 2019, 1905.09418 (positional heads)")
     placed = True
 
     def row_value(self, rule: Rule) -> RowValue | None:
@@ -223,7 +214,6 @@ class PreviousMass(_Diagonal):
     """p_{i,i−1}, mean over the queries that may see their previous key."""
 
     name, offset = "previous_mass", -1
-    chinese = Chinese("前一词元权重", "p_{i,i−1}，对能看到前一个键的查询取平均。")
     short = "previous"
     shown: ClassVar[Mapping[str, int]] = {"report": 9, "viewer": 8, "corpus": 7}
 
@@ -232,7 +222,6 @@ class SelfMass(_Diagonal):
     """p_{i,i}, mean over the queries that may see their own key."""
 
     name, offset = "self_mass", 0
-    chinese = Chinese("自身权重", "p_{i,i}，对能看到自身的查询取平均。")
     short, dispensable = "self", 1
     shown: ClassVar[Mapping[str, int]] = {"report": 10, "viewer": 9, "corpus": 8}
 
@@ -241,7 +230,6 @@ class NextMass(_Diagonal):
     """p_{i,i+1}, mean over the queries that may see their next key (none under a causal mask: 0)."""
 
     name, offset = "next_mass", 1
-    chinese = Chinese("后一词元权重", "p_{i,i+1}，对能看到后一个键的查询取平均（因果掩码下没有这样的查询：0）。")
     short, ahead = "next", True
     shown: ClassVar[Mapping[str, int]] = {"report": 11}
 
@@ -275,10 +263,7 @@ class MeanDistance(RowMeasure):
     """Σ_j p_ij·|i − j| in tokens, mean over queries (positions on the key axis)."""
 
     name, unit, range = "mean_distance", "tokens", "0 to keys − 1"
-    source = Bilingual(
-        "Vig & Belinkov 2019, 1906.04284 (attention distance)", "Vig & Belinkov 2019, 1906.04284（注意力距离）"
-    )
-    chinese = Chinese("平均距离", "Σ_j p_ij·|i − j|，以词元计，对查询取平均（位置沿键轴计）。", range="0 至键数 − 1")
+    source = tr("Vig & Belinkov 2019, 1906.04284 (attention distance)")
     short, placed = "distance", True
     shown: ClassVar[Mapping[str, int]] = {"report": 6, "viewer": 5, "watch": 6, "corpus": 6}
 
@@ -311,10 +296,7 @@ class DistanceVariance(RowMeasure):
     """
 
     name, unit, range = "distance_variance", "tokens²", "≥ 0"
-    source = Bilingual("second central moment of the attention distance", "注意力距离的二阶中心矩")
-    chinese = Chinese(
-        "距离方差", "Σ_j p_ij·(|i − j| − 平均距离)² / Σ_j p_ij，以词元² 计，对查询取平均；距离固定的头为 0。"
-    )
+    source = tr("second central moment of the attention distance")
     placed = True
 
     def partial(self, tile: Tile) -> Tensor:

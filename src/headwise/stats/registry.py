@@ -26,7 +26,7 @@ from headwise.stats.weights import (
     Top1Mass,
     TopKMass,
 )
-from headwise.wording import language_of
+from headwise.wording import language_of, tr
 
 MEASURES: dict[str, Callable[[], Measure]] = {}
 # Known by name, but in need of something that only the caller has: the tokens.
@@ -41,8 +41,7 @@ def register(kind: Kind) -> Kind:
 
     Raises:
         ConfigError: if it is no class of measures, if another one has the name, if its docstring, unit, range or source
-            is empty, or if `shown` names another place than those of `PLACES`. Measures of headwise itself also have
-            `chinese`.
+            is empty, or if `shown` names another place than those of `PLACES`.
     """
     if not (isinstance(kind, type) and issubclass(kind, Measure)):
         raise ConfigError(f"register(kind): expected a class of Measure, got {kind!r}")
@@ -50,8 +49,6 @@ def register(kind: Kind) -> Kind:
         raise ConfigError(f"register({kind.__name__}): there is another measure {kind.name!r}; give it another name")
     given = {name: getattr(kind, name) for name in ("name", "unit", "range", "source")} | {"docstring": kind.__doc__}
     missing = [name for name, value in given.items() if not (isinstance(value, str) and value.strip())]
-    if kind.__module__.startswith("headwise.") and kind.chinese is None:
-        missing.append("chinese")
     if missing:
         raise ConfigError(f"register({kind.__name__}): expected words in {', '.join(missing)}, which reports show")
     if unknown := [place for place in kind.shown if place not in PLACES]:
@@ -117,9 +114,7 @@ def of_tokens(name: str, tokens: Tokens) -> Measure | None:
 
 
 def _unknown(name: object) -> ConfigError:
-    return unknown_name(
-        "measure", name, [*MEASURES, *GIVEN], listed="`headwise measures` lists all", zh="`headwise measures` 列出全部"
-    )
+    return unknown_name("measure", name, [*MEASURES, *GIVEN], listed=tr("`headwise measures` lists all"))
 
 
 def known(name: str) -> Any:

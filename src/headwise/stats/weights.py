@@ -12,7 +12,7 @@ from headwise.errors import ConfigError
 from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.rule.tiles import Tile, tops
-from headwise.stats.base import Chinese, RowMeasure
+from headwise.stats.base import RowMeasure
 from headwise.stats.statistic import (
     INVERSE,
     LOG_SUM,
@@ -29,7 +29,7 @@ from headwise.stats.statistic import (
     learned_sink,
     ranges,
 )
-from headwise.wording import Bilingual
+from headwise.wording import tr
 
 
 class _ChainRule(Join):
@@ -50,10 +50,6 @@ class Entropy(RowMeasure):
 
     name, unit, range = "entropy", "nats", "0 to ln(keys)"
     source = "Clark et al. 2019, 1906.04341 §3.3"
-    chinese = Chinese(
-        "熵", "H_i = −Σ_j p_ij ln p_ij，以奈特计，对查询取平均；0 表示只关注一个键，ln m 表示均匀关注所有键。",
-        range="0 至 ln(键数)",
-    )  # fmt: skip
     placed = False
     shown: ClassVar[Mapping[str, int]] = {"report": 1, "viewer": 1, "watch": 2, "corpus": 2}
 
@@ -68,8 +64,7 @@ class NormalizedEntropy(RowMeasure):
     """H_i / ln(keys that query i may see), mean over the queries that may see at least two."""
 
     name, unit, range = "normalized_entropy", "share", "0 to 1"
-    source = Bilingual("entropy over its maximum, ln of the allowed keys", "熵除以其最大值，即可见键数的对数")
-    chinese = Chinese("归一化熵", "H_i / ln(查询 i 可见的键数)，对至少可见两个键的查询取平均。")
+    source = tr("entropy over its maximum, ln of the allowed keys")
     short, dispensable, placed = "norm.", 6, False
     shown: ClassVar[Mapping[str, int]] = {"report": 2, "viewer": 2}
 
@@ -120,10 +115,7 @@ class EffectiveKeys(RowMeasure):
     """
 
     name, unit, range = "effective_keys", "keys", "1 to keys"
-    source = Bilingual("inverse Simpson index; Hill number of order 2", "逆辛普森指数；二阶 Hill 数")
-    chinese = Chinese(
-        "有效键数", "(Σ_j p_ij)² / Σ_j p_ij²，对查询取平均：权重分给多少个键（逆参与率）。", range="1 至键数"
-    )
+    source = tr("inverse Simpson index; Hill number of order 2")
     short, placed = "keys", False
     shown: ClassVar[Mapping[str, int]] = {"report": 3, "viewer": 3, "watch": 3, "corpus": 3}
 
@@ -152,8 +144,7 @@ class SquaredWeights(RowMeasure):
     """Σ_j p_ij², mean over queries; over all rows these sum to ‖P‖²_F."""
 
     name, unit, range = "squared_weights", "probability", "0 to 1"
-    source = Bilingual("‖P‖²_F by rows", "‖P‖²_F 按行计")
-    chinese = Chinese("权重平方和", "Σ_j p_ij²，对查询取平均；各行之和为 ‖P‖²_F。")
+    source = tr("‖P‖²_F by rows")
     placed = False
 
     def partial(self, tile: Tile) -> Tensor:
@@ -186,7 +177,6 @@ class MaxLogit(RowMeasure):
 
     name, unit, range = "max_logit", "logit", "any"
     source = "Kimi K2, 2507.20534"
-    chinese = Chinese("最大分数", "softmax 之前的最大分数 max_ij S_ij，已乘缩放、已加掩码。")
     short, dispensable, placed = "logit", 3, False
     shown: ClassVar[Mapping[str, int]] = {"report": 5, "viewer": 4, "watch": 1, "corpus": 1}
     reduce: ClassVar[str] = "max"
@@ -211,8 +201,7 @@ class Top1Mass(RowMeasure):
     """max_j p_ij, mean over queries: the head's confidence (Voita et al. 2019, 1905.09418 §3)."""
 
     name, unit, range = "top1_mass", "mass", "0 to 1"
-    source = Bilingual("Voita et al. 2019, 1905.09418 (confidence)", "Voita et al. 2019, 1905.09418（置信度）")
-    chinese = Chinese("最大权重", "max_j p_ij，对查询取平均：注意力头的置信度。")
+    source = tr("Voita et al. 2019, 1905.09418 (confidence)")
     short, dispensable, placed = "top 1", 4, False
     shown: ClassVar[Mapping[str, int]] = {"report": 4, "watch": 4, "corpus": 4}
 
@@ -274,11 +263,7 @@ class TopKMass(RowMeasure):
     """Σ of the k largest p_ij of a row, mean over queries; k = 8 unless given, as `TopKMass(k=32)`."""
 
     name, unit, range = "topk_mass", "mass", "0 to 1"
-    source = Bilingual(
-        "weight that a cache of k keys a query could keep (cf. H2O, 2306.14048)",
-        "每个查询缓存 k 个键时能保留的权重（参见 H2O, 2306.14048）",
-    )
-    chinese = Chinese("前 k 大权重之和", "一行中最大的 k 个 p_ij 之和，对查询取平均；k 缺省为 8。")
+    source = tr("weight that a cache of k keys a query could keep (cf. H2O, 2306.14048)")
     placed = False
 
     def __init__(self, k: int = 8) -> None:
@@ -311,7 +296,6 @@ class LogSumExp(RowMeasure):
 
     name, unit, range = "logsumexp", "logit", "any"
     source = "Milakov & Gimelshein 2018, 1805.02867"
-    chinese = Chinese("对数和指数", "LSE_i = ln Σ_j exp S_ij，对查询取平均；它界定最大分数：LSE − ln m ≤ max ≤ LSE。")
     placed = False
 
     def partial(self, tile: Tile) -> Tensor:
@@ -331,10 +315,7 @@ class LearnedSinkMass(RowMeasure):
     """1 − Σ_j p_ij, mean over queries: what a learned sink (`SinkLogits`) takes of each row; 0 without one."""
 
     name, unit, range = "learned_sink_mass", "mass", "0 to 1"
-    source = Bilingual(
-        "gpt-oss, 2508.10925 (learned logit in the denominator)", "gpt-oss, 2508.10925（分母中的可学习分数）"
-    )
-    chinese = Chinese("可学习汇聚的权重", "1 − Σ_j p_ij，对查询取平均：可学习的 sink 从每行取走的权重；没有则为 0。")
+    source = tr("gpt-oss, 2508.10925 (learned logit in the denominator)")
     placed = False
 
     def partial(self, tile: Tile) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.table.columns import HeadColumn
-from headwise.wording import language
+from headwise.wording import Message, language, tr
 
 DRAWN_IN = "headwise.reports.notebook"  # its modules call `register`; it imports much, so only when it is needed
 Draw = Callable[[Any, str], str]
@@ -98,13 +98,15 @@ def plain(x: np.ndarray) -> Any:
     return values.tolist()
 
 
-def duration(seconds: float, lang: str) -> str:
-    """A duration: 1.5 s, 2 min 12 s, 3 h 4 min; in Chinese 1.5 秒, 2 分 12 秒, 3 小时 4 分."""
+def duration(seconds: float) -> Message:
+    """A duration: 1.5 s, 2 min 12 s, 3 h 4 min."""
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    if lang == "zh":
-        return f"{hours} 小时 {minutes} 分" if hours else f"{minutes} 分 {left} 秒" if minutes else f"{seconds:.1f} 秒"
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{seconds:.1f} s"
+    if hours:
+        return tr("{hours} h {minutes} min", hours=hours, minutes=minutes)
+    if minutes:
+        return tr("{minutes} min {seconds} s", minutes=minutes, seconds=left)
+    return tr("{seconds:.1f} s", seconds=seconds)
 
 
 def text(

@@ -60,8 +60,6 @@ def check_measure(measure: Measure | Callable[[int, int], Measure], formula: For
 def _check_words(measure: Measure) -> None:
     kind = type(measure)
     require(bool((kind.__doc__ or "").strip()), measure.name, "no docstring, which reports show as its description")
-    inherited = measure.chinese is not None and "chinese" not in vars(kind)
-    require(not inherited, measure.name, f"chinese is that of a base class of {kind.__name__}; give its own, or None")
     for lang in ("en", "zh"):
         words = measure.words(lang)
         require(all((words.label, words.about, words.summary)), measure.name, f"no label or description in {lang!r}")

@@ -22,35 +22,9 @@ from headwise.commands import (
     written,
 )
 from headwise.errors import ConfigError
-from headwise.wording import Bilingual, in_language, language
+from headwise.wording import in_language, language, tr
 
 MOST_SECONDS = 600.0
-# The help in Chinese; what is not here, headwise has.
-CHINESE = {
-    "Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result.\n\n"
-    "The code runs in a process of its own, with limits, without network, and cannot change your files.":
-        "批改练习：在随机输入上运行你的函数，显示结果错误的最小输入。\n\n"
-        "代码在单独的进程中运行，资源有限制，没有网络，不能改动你的文件。",
-    "An attention design, for example latent.": "注意力设计，例如 latent。",
-    "An option of the design: --set latent_dim=4; repeatable.": "设计的选项：--set latent_dim=4；可重复。",
-    "Causal or full attention.": "因果注意力或完全注意力。",
-    "A topic, or a section of your book, such as 11.2.1 or 5.3.4; default: a list.":
-        "主题名，或书中的章节号，如 11.2.1、5.3.4；默认列出全部。",
-    "An exercise of the guide, or a topic; default: a list of all.": "指南中的练习或主题；默认列出全部。",
-    "Your code, or - for standard input; default: print the task.": "你的代码；- 表示标准输入；默认打印题目。",
-    "CPU time that the code may take.": "代码可用的 CPU 时间（秒）。",
-    "Of the random inputs.": "随机输入的种子。",
-    "Test only these claims: --only ID,ID; repeatable.": "只检验这些论断：--only ID,ID；可重复。",
-    "Include the slow claims.": "包括耗时较长的论断。",
-    "Print Markdown, as in docs/claims.md.": "打印 Markdown，与 docs/claims.md 相同。",
-    "Also write an HTML page with plots to this file; - is standard output.":
-        "同时把带图的 HTML 页面写入此文件；- 表示标准输出。",
-    "UTF-8 text, a sentence or paragraph on a line; - is standard input.":
-        "UTF-8 文本，每行一个句子或段落；- 表示标准输入。",
-    "Folder for the report.": "存放报告的文件夹。",
-    "Characters of the longest sentence; longer lines are split.": "最长句子的字符数；更长的行会被切分。",
-    "Also write a PNG for each sentence and head to this folder.": "同时把每个句子、每个头的 PNG 写入此文件夹。",
-}  # fmt: skip
 
 
 def trace(
@@ -90,9 +64,9 @@ def claims(
 ) -> None:
     """Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected."""
     if as_json and markdown:
-        raise ConfigError("give --json or --markdown, not both", "--json 与 --markdown 只能给出其一")
+        raise ConfigError(tr("give --json or --markdown, not both"))
     if only and every:
-        raise ConfigError("give --only or --all, not both", "--only 与 --all 只能给出其一")
+        raise ConfigError(tr("give --only or --all, not both"))
     check_file("--html", html, "claims.html", stream=not (as_json or markdown))
     from headwise_textbook.claims import choose, print_findings, run, to_json, to_markdown, write_page
     from headwise_textbook.claims.claim import expected_seconds
@@ -100,10 +74,9 @@ def claims(
     speech = language()
     wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)
     if (seconds := expected_seconds(wanted)) >= Estimate.LONG:
-        time = duration(seconds, speech)
-        said = Bilingual(
-            f"{len(wanted)} claims take about {time} on an idle machine; --only ID tests one.",
-            f"检验 {len(wanted)} 条论断在空闲的机器上约需 {time}；--only 编号 只检验其中一条。",
+        time = duration(seconds)
+        said = tr(
+            "{count} claims take about {time} on an idle machine; --only ID tests one.", count=len(wanted), time=time
         )
         _say(Console(stderr=True), said)
     with progress_bar() as progress:
@@ -118,10 +91,7 @@ def claims(
             write_page(found, page, lang=speech)
         if not (as_json or markdown or is_stream(html)):
             named = f"[bold]{escape(str(html))}[/bold]"
-            said = Bilingual(
-                f"\nWrote the page with plots to {named}; open it in a browser.",
-                f"\n带图的页面已写入 {named}，请用浏览器打开。",
-            )
+            said = tr("\nWrote the page with plots to {named}; open it in a browser.", named=named)
             _say(Console(), said)
     if not all(finding.agrees for finding in found):
         raise typer.Exit(1)
@@ -172,9 +142,9 @@ def check(
 
     if not 0.1 <= seconds <= MOST_SECONDS:
         given = f"--seconds {seconds:g}"
-        raise ConfigError(f"{given}: expected 0.1 to {MOST_SECONDS:g}", f"{given}：应为 0.1 到 {MOST_SECONDS:g}")
+        raise ConfigError(tr("{given}: expected 0.1 to {most_seconds:g}", given=given, most_seconds=MOST_SECONDS))
     if not 0 <= seed < 2**32:
-        raise ConfigError(f"--seed {seed}: expected 0 to 2³² − 1", f"--seed {seed}：应为 0 到 2³² − 1")
+        raise ConfigError(tr("--seed {seed}: expected 0 to 2³² − 1", seed=seed))
     console = Console(highlight=False, markup=False)
     if exercise is None:
         print_exercises(console, language())
@@ -219,21 +189,16 @@ def reconstruct(
         with progress_bar() as progress:
             report = rebuild(text, length=MOST_CHARACTERS if length is None else length, seed=seed, progress=progress)
         write_report(report, page, lang=language())
-        facts = (
-            Bilingual(f"{fact}: {value}", f"{in_language(fact, 'zh')}：{in_language(value, 'zh')}")
-            for fact, value in report.facts
-        )
+        facts = (tr("{fact}: {value}", fact=fact, value=value) for fact, value in report.facts)
         named = f"[bold]{escape(str(page))}[/bold]"
-        wrote = Bilingual(
-            f"Wrote the report to {named}; open it in a browser.", f"报告已写入 {named}，请用浏览器打开。"
-        )
+        wrote = tr("Wrote the report to {named}; open it in a browser.", named=named)
         for line in (*facts, *report.notes, wrote):
             _say(console, line)
         if png is not None:
             with progress_bar() as progress:
                 pictures = write_panels(report, png, views=(2, 0, 1), progress=progress, lang=language())
             named, count = f"[bold]{escape(str(png))}[/bold]", len(pictures)
-            _say(console, Bilingual(f"Wrote {count} heat maps to {named}.", f"{count} 张热图已写入 {named}。"))
+            _say(console, tr("Wrote {count} heat maps to {named}.", count=count, named=named))
 
 
 def _say(console: Console, line: str) -> None:

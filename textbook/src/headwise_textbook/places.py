@@ -23,26 +23,21 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from headwise.errors import ConfigError
-from headwise.wording import Bilingual, in_language
+from headwise.wording import Bilingual, in_language, joined, tr
 from headwise_textbook.claims import Claim, located
 from headwise_textbook.texts import COUNTED, TEXTS, Section, Text, everything, read_toml, words
 from headwise_textbook.topics import Topic, cell, topics
 
 # Of the page: its title, the heads of the columns, two words and the lead.
-HEAD = {
-    "en": (
-        "Your book's section", "place", "what it is about", "command", "what came out", "as in the text?", "works",
-        "differs",
+HEAD = (
+    tr("Your book's section"), tr("place"), tr("what it is about"), tr("command"), tr("what came out"),
+    tr("as in the text?"), tr("works"), tr("differs"),
+    tr(
         "Sections, equations, tables, listings and figures of five texts on multi-head attention, the command that "
         "shows each, a line of what it prints, and whether that is what the text says. Verdicts of claims are in "
-        "parentheses ([claims](../../claims.md)). Made by `python scripts/guide.py`.",
+        "parentheses ([claims](../../claims.md)). Made by `python scripts/guide.py`."
     ),
-    "zh": (
-        "书中章节与命令对照表", "位置", "内容", "命令", "结果", "与原文相符？", "相符", "不同",
-        "五篇关于多头注意力的文章：每一节、公式、表、代码与图，各有显示它的命令、输出中的一行，以及是否与原文相符。"
-        "括号中是论断检验的结论（[论断](../../claims.zh.md)）。由 `python scripts/guide.py` 生成。",
-    ),
-}  # fmt: skip
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,10 +92,9 @@ class Row:
         """The place in words, such as "11.7.1, table 1", which `headwise tour` finds."""
         place = self.text.label(self.section.number)
         if self.kind == "equation":
-            return Bilingual(f"{place}, eq. ({self.number})", f"{place.zh}，式 ({self.number})")
+            return tr("{place}, eq. ({number})", place=place, number=self.number)
         if self.kind in COUNTED:
-            word, chinese = COUNTED[self.kind]
-            return Bilingual(f"{place}, {word} {self.number}", f"{place.zh}，{chinese.format(self.number)}")
+            return joined([place, COUNTED[self.kind].filled(number=self.number)])
         return place
 
     @property
@@ -155,9 +149,13 @@ def result(row: Row, output: str) -> str:
 
 def table(outputs: dict[str, str], lang: str) -> str:
     """The page of all places: the command, the result in what each topic prints, and whether it is as in the text."""
-    title, *head, works, differs, lead = HEAD[lang]
-    other = f"[{'English' if lang == 'zh' else '中文'}](../{'en' if lang == 'zh' else 'zh'}/sections.md)"
-    parts = [f"# {title}", f"[{'指南' if lang == 'zh' else 'The guide'}](index.md) · {other}", lead]
+    title, *head, works, differs, lead = (in_language(words, lang) for words in HEAD)
+    name, folder = ("English", "en") if lang == "zh" else ("中文", "zh")
+    parts = [
+        f"# {title}",
+        f"[{in_language(tr('The guide'), lang)}](index.md) · [{name}](../{folder}/sections.md)",
+        lead,
+    ]
     option = " --lang zh" if lang == "zh" else ""
     for text in TEXTS.values():
         lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
@@ -244,12 +242,8 @@ def find(query: str) -> Found:
             fit = [] if found else [row for one in wanted for row in fitting(one, every)]
             found = found or [row for row in every if row in fit]
     if not found:
-        near = _nearest(query, readings[0], every)
-        chinese = "；".join(in_language(one, "zh") for one in near)
-        raise ConfigError(
-            f"section {query!r}: unknown; the nearest are {'; '.join(near)}",
-            f"章节 {query!r}：没有这一处；最接近的是 {chinese}",
-        )
+        near = joined(_nearest(query, readings[0], every), tr("; "))
+        raise ConfigError(tr("section {query!r}: unknown; the nearest are {near}", query=query, near=near))
     return Found(rows=tuple(found))
 
 

@@ -16,7 +16,7 @@ from headwise.masks import Lengths, Mask
 from headwise.nn import DESIGNS, STANDARD
 from headwise.reports import Passage, Report
 from headwise.table import HeadColumn, HeadTable
-from headwise.wording import Bilingual
+from headwise.wording import tr
 from headwise_textbook.trace import seeded
 
 EMBEDDING, HEADS, EPOCHS, DROPOUT, RATE = 32, 4, 200, 0.1, 1e-3
@@ -27,9 +27,9 @@ PADDING = "·"
 END = re.compile(r"""(?<=[。！？!?…])(?![。！？!?…”’」』"'])|(?<=\.)(?=\s)""")
 PAUSES = frozenset("，、；：,;:")
 VIEWS = (
-    Bilingual("as in tutorials: padding is attended to", "如教程所示：关注填充"),
-    Bilingual("padding masked", "屏蔽填充"),
-    Bilingual("as in tutorials, in training mode: after dropout", "如教程所示，训练模式：经过 dropout"),
+    tr("as in tutorials: padding is attended to"),
+    tr("padding masked"),
+    tr("as in tutorials, in training mode: after dropout"),
 )
 
 
@@ -69,14 +69,16 @@ def reconstruct(
     """
     if not 1 <= length <= MOST_LENGTH:
         raise ConfigError(
-            f"length={length}: expected 1 to {MOST_LENGTH} characters; longer lines are split",
-            f"length={length}：应为 1 到 {MOST_LENGTH} 个字符；更长的行会被切分",
+            tr(
+                "length={length}: expected 1 to {most_length} characters; longer lines are split",
+                length=length,
+                most_length=MOST_LENGTH,
+            )
         )
     text = sentences_in(read_text(file), length)
     if not text.used:
         raise TextError(
-            f"{os.fspath(file)!r} contains only white space; expected one sentence or paragraph on a line",
-            f"{os.fspath(file)!r} 只有空白；应每行一个句子或段落",
+            tr("{file!r} contains only white space; expected one sentence or paragraph on a line", file=os.fspath(file))
         )
     ids, lengths = numbered(text.used), torch.tensor([len(sentence) for sentence in text.used])
     runs = []
@@ -146,25 +148,32 @@ def sentences_in(text: str, length: int) -> Sentences:
             found += parts
     notes: list[str] = []
     if paragraphs:
-        notes.append(Bilingual(
-            f"{paragraphs} of {len(lines)} lines have more than {length} characters and were split into sentences; "
-            f"--length keeps lines of up to {MOST_LENGTH} characters whole.",
-            f"{len(lines)} 行中有 {paragraphs} 行超过 {length} 个字符，已按标点拆成句子；--length 可保留至多 "
-            f"{MOST_LENGTH} 个字符的整行。",
-        ))  # fmt: skip
+        notes.append(
+            tr(
+                "{paragraphs} of {count} lines have more than {length} characters and were split into sentences; "
+                "--length keeps lines of up to {most_length} characters whole.",
+                paragraphs=paragraphs,
+                count=len(lines),
+                length=length,
+                most_length=MOST_LENGTH,
+            )
+        )
     if cut:
-        notes.append(Bilingual(
-            f"{cut} sentences have more than {length} characters and were cut at commas, or every {length} characters.",
-            f"{cut} 个句子超过 {length} 个字符，已在逗号处或每 {length} 个字符处切开。",
-        ))  # fmt: skip
+        notes.append(tr("{cut} sentences have more than {length} characters and were cut at commas, or every {length} "
+                        "characters.", cut=cut, length=length))  # fmt: skip
     used, left = found[:MOST_SENTENCES], found[MOST_SENTENCES:]
     if left:
         characters = sum(map(len, left))
-        notes.append(Bilingual(
-            f"Left out: the last {len(left)} of {len(found)} sentences ({characters:,} characters); "
-            f"at most {MOST_SENTENCES} are used.",
-            f"未使用：{len(found)} 句中的最后 {len(left)} 句（{characters:,} 个字符）；最多使用 {MOST_SENTENCES} 句。",
-        ))  # fmt: skip
+        notes.append(
+            tr(
+                "Left out: the last {count} of {count2} sentences ({characters:,} characters); at most "
+                "{most_sentences} are used.",
+                count=len(left),
+                count2=len(found),
+                characters=characters,
+                most_sentences=MOST_SENTENCES,
+            )
+        )
     return Sentences(used, notes)
 
 
@@ -207,18 +216,16 @@ def _report(text: Sentences, lengths: Tensor, runs: list[Trained]) -> Report:
     own = ((diagonals * real).sum((1, 3)) / real.sum()).numpy()
     statistics = HeadTable(
         {
-            "padding_mass": HeadColumn(shares, unit="mass", description=Bilingual(
-                "Mean weight of real characters on padding.", "实际字符落在填充上的平均权重。"
-            )),
-            "self_mass": HeadColumn(own, unit="mass", description=Bilingual(
-                "Mean weight of real characters on themselves.", "实际字符落在自身上的平均权重。"
-            )),
+            "padding_mass": HeadColumn(
+                shares, unit="mass", description=tr("Mean weight of real characters on padding.")
+            ),
+            "self_mass": HeadColumn(own, unit="mass", description=tr("Mean weight of real characters on themselves.")),
         },
         layers=VIEWS,
-    )  # fmt: skip
+    )
     patterns: list[list[str]] = [
         [
-            Bilingual(f"padding {pad:.2f}, itself {itself:.2f}", f"填充 {pad:.2f}，自身 {itself:.2f}")
+            tr("padding {pad:.2f}, itself {itself:.2f}", pad=pad, itself=itself)
             for pad, itself in zip(*rows, strict=True)
         ]
         for rows in zip(shares, own, strict=True)
@@ -226,23 +233,14 @@ def _report(text: Sentences, lengths: Tensor, runs: list[Trained]) -> Report:
     padded = 1 - float(lengths.float().mean()) / width
     taken = [f"{share.mean():.1%}" for share in shares]
     facts: list[tuple[str, str]] = [
-        (Bilingual("sentences", "句子"), str(len(sentences))),
-        (
-            Bilingual("length", "长度"),
-            Bilingual(
-                f"{width} characters, padding {padded:.0%} of the places",
-                f"{width} 个字符，填充占全部位置的 {padded:.0%}",
-            ),
-        ),
-        (Bilingual("loss, faithful (layer 0)", "损失，如教程所示（第 0 层）"), falls[0]),
-        (Bilingual("loss, masked (layer 1)", "损失，屏蔽填充（第 1 层）"), falls[1]),
-        (
-            Bilingual("mass on padding", "填充上的权重"),
-            Bilingual(f"faithful {taken[0]}, masked {taken[1]}", f"如教程所示 {taken[0]}，屏蔽后 {taken[1]}"),
-        ),
+        (tr("sentences"), str(len(sentences))),
+        (tr("length"), tr("{width} characters, padding {padded:.0%} of the places", width=width, padded=padded)),
+        (tr("loss, faithful (layer 0)"), falls[0]),
+        (tr("loss, masked (layer 1)"), falls[1]),
+        (tr("mass on padding"), tr("faithful {taken}, masked {taken2}", taken=taken[0], taken2=taken[1])),
     ]
     return Report(
-        Bilingual("Rebuilding embeddings: faithful and masked", "重建嵌入：如教程所示与屏蔽填充"),
+        tr("Rebuilding embeddings: faithful and masked"),
         passages, statistics, patterns, facts, [*text.notes, *_notes(faithful.dropped, lengths, taken[0])],
     )  # fmt: skip
 
@@ -251,25 +249,23 @@ def _notes(dropped: Tensor, lengths: Tensor, taken: str) -> list[str]:
     rows = dropped.movedim(1, 2)[torch.arange(dropped.shape[-1]) < lengths[:, None]]  # of real characters
     zero, low, high = float((rows == 0).float().mean()), float(rows.sum(-1).min()), float(rows.sum(-1).max())
     return [
-        Bilingual(
+        tr(
             "Layer 0 is the demonstration as in tutorials: padding is attended to and counts in the loss. Layer 1 "
-            "excludes padding from both.",
-            "第 0 层是教程中的做法：填充被关注，也计入损失；第 1 层在两处都排除填充。",
+            "excludes padding from both."
         ),
-        Bilingual(
-            f"Layer 2 shows what the pictures of tutorials show: the weights of layer 0 in training mode, after "
-            f"dropout {DROPOUT}. {zero:.1%} of the cells are exactly 0 at random, the others are divided by "
-            f"{1 - DROPOUT}, and rows sum to {low:.2f} to {high:.2f} instead of 1: the holes are random.",
-            f"第 2 层即教程的图片：第 0 层的权重在训练模式下经过概率为 {DROPOUT} 的 dropout。{zero:.1%} 的格子随机"
-            f"变为 0，其余除以 {1 - DROPOUT}，每行之和为 {low:.2f} 至 {high:.2f} 而不是 1；哪些格子为 0 是随机的。",
+        tr(
+            "Layer 2 shows what the pictures of tutorials show: the weights of layer 0 in training mode, after "
+            "dropout {dropout}. {zero:.1%} of the cells are exactly 0 at random, the others are divided by "
+            "{dropout2}, and rows sum to {low:.2f} to {high:.2f} instead of 1: the holes are random.",
+            dropout=DROPOUT,
+            zero=zero,
+            dropout2=1 - DROPOUT,
+            low=low,
+            high=high,
         ),
-        Bilingual(
-            f"Without a mask, padding takes {taken} of the weight of the real characters; with it, none.",
-            f"不加掩码时，填充占去实际字符权重的 {taken}；加掩码后为零。",
-        ),
-        Bilingual(
+        tr("Without a mask, padding takes {taken} of the weight of the real characters; with it, none.", taken=taken),
+        tr(
             "The target is the embedding itself, which changes during training: a falling loss says little about "
-            "language.",
-            "目标就是嵌入本身，训练中随之改变：损失下降并不说明学到了语言。",
+            "language."
         ),
     ]

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from headwise.errors import ConfigError, unknown_name
-from headwise.wording import Bilingual, joined
+from headwise.wording import LIST, Bilingual, joined, tr, trn
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -101,23 +101,21 @@ class Place:
         en, zh = text.named.format(self.section), text.named.zh.format(self.section)
         parts = [Bilingual(f"{text.title} {en}", f"{text.title.zh} {zh}")]
         if self.equations:
-            word = "eq." if len(self.equations) == 1 else "eqs."
-            parts.append(
-                Bilingual(f"{word} {', '.join(self.equations)}", f"式 {'、'.join(f'({n})' for n in self.equations)}")
-            )
-        for kind, (en, zh) in COUNTED.items():
+            numbers = joined((Bilingual(n, f"({n})") for n in self.equations), LIST)
+            parts.append(trn("eq. {numbers}", "eqs. {numbers}", count=len(self.equations), numbers=numbers))
+        for kind, words in COUNTED.items():
             if number := getattr(self, kind):
-                parts.append(Bilingual(f"{en} {number}", zh.format(number)))
+                parts.append(words.filled(number=number))
         return joined(parts)
 
 
 # kind → words for one of it
 COUNTED = {
-    "paragraph": ("paragraph", "第 {} 段"),
-    "item": ("item", "第 {} 项"),
-    "table": ("table", "表 {}"),
-    "listing": ("listing", "代码 {}"),
-    "figure": ("figure", "图 {}"),
+    "paragraph": tr("paragraph {number}"),
+    "item": tr("item {number}"),
+    "table": tr("table {number}"),
+    "listing": tr("listing {number}"),
+    "figure": tr("figure {number}"),
 }
 
 

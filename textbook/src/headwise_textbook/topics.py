@@ -25,7 +25,7 @@ from importlib.resources import files
 from typing import Any
 
 from headwise.errors import ConfigError, unknown_name
-from headwise.wording import Bilingual, in_language
+from headwise.wording import Bilingual, in_language, tr
 from headwise_textbook.claims import choose
 from headwise_textbook.exercises import SOLUTIONS, Exercise
 from headwise_textbook.trace import seeded
@@ -34,9 +34,9 @@ LANGUAGES = ("en", "zh")
 EXERCISES = 3  # of a topic
 COLUMNS = 100
 WORDS = {
-    "topic": Bilingual("topic", "主题"),
-    "claims": Bilingual("What the claim check says", "论断检验的结果"),
-    "exercises": Bilingual("Exercises", "练习"),
+    "topic": tr("topic"),
+    "claims": tr("What the claim check says"),
+    "exercises": tr("Exercises"),
 }
 _LISTED = re.compile(r"^\| (\d+) \| \[.*\]\((\w+)\.md\) \| `(.*)` \|$", re.MULTILINE)
 _OUTPUT = re.compile(r"(<!-- output of )(\w+)( -->\n```text\n)(.*?)(\n?```\n)", re.DOTALL)
@@ -117,9 +117,7 @@ def find_exercise(name: str) -> Exercise:
     """The exercise of that name, with hyphens or underscores. ConfigError with the closest names if there is none."""
     written = name.replace("_", "-")
     if written not in exercises():
-        raise unknown_name(
-            "exercise", name, exercises(), listed="`headwise check` lists all", zh="`headwise check` 列出全部"
-        )
+        raise unknown_name("exercise", name, exercises(), listed=tr("`headwise check` lists all"))
     return exercises()[written]
 
 

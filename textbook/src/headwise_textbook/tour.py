@@ -37,33 +37,27 @@ from rich.syntax import Syntax
 from rich.table import Column, Table
 from rich.text import Text
 
-from headwise.wording import Bilingual, breaks, in_language, joined
+from headwise.wording import Bilingual, breaks, in_language, joined, tr
 from headwise_textbook.exercises import Exercise
 from headwise_textbook.places import Row, notes_on, result, sections_of
 from headwise_textbook.topics import COLUMNS, WORDS, Topic, claims_of, output, topics
 
-SECTIONS = Bilingual("in textbooks", "教材章节")
+SECTIONS = tr("in textbooks")
 MOST_PLACES = 4  # of which the line of the output is repeated
 FITTING = 80  # terminal columns from which on the tables of commands have their rows in one line
 WIDE = 110  # terminal columns from which on the sections have a column of their own
-TOPICS = Bilingual("name", "名称")
-SHOW = Bilingual(
-    "headwise tour NAME runs a topic; headwise tour 11.2.1 or 5.3.4 finds the one for a section of your book.",
-    "headwise tour 名称 运行一个主题；headwise tour 11.2.1 或 5.3.4 找到与书中某一节对应的主题。",
-)
-GRADE = Bilingual(
-    "headwise check split-heads prints a task; headwise check split-heads answer.py grades your function.",
-    "headwise check split-heads --lang zh 打印题目；headwise check split-heads answer.py --lang zh 批改你的函数。",
-)
-PLACE = Bilingual("place", "位置")
-WHAT = Bilingual("what it is about", "内容")
-CHOOSE = Bilingual("{count} places fit; name one of them: {command}", "有 {count} 处符合；请指定其中一处：{command}")
+TOPICS = tr("name")
+SHOW = tr("headwise tour NAME runs a topic; headwise tour 11.2.1 or 5.3.4 finds the one for a section of your book.")
+GRADE = tr("headwise check split-heads prints a task; headwise check split-heads answer.py grades your function.")
+PLACE = tr("place")
+WHAT = tr("what it is about")
+CHOOSE = tr("{count} places fit; name one of them: {command}")
 
 
 def print_topics(console: Console, lang: str) -> None:
     """All topics with their formulas and the sections of textbooks that they belong to."""
     wide = console.width >= WIDE
-    heads = (TOPICS, WORDS["topic"], SECTIONS) if wide else (TOPICS, joined((WORDS["topic"], SECTIONS), "; ", "；"))
+    heads = (TOPICS, WORDS["topic"], SECTIONS) if wide else (TOPICS, joined((WORDS["topic"], SECTIONS), tr("; ")))
     every = list(topics().values())
     used = max(cell_len(topic.name) for topic in every) + 2
     used += max(cell_len(in_language(topic.title, lang)) for topic in every) + 2 if wide else 0

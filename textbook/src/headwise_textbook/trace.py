@@ -11,7 +11,7 @@ from rich.text import Text
 from headwise.errors import ConfigError
 from headwise.masks import Causal
 from headwise.nn import CONTRACT, STANDARD, Step, Steps, build
-from headwise.wording import language_of
+from headwise.wording import language_of, tr
 
 MOST_ROWS, MOST_COLS = 6, 8  # printed of each matrix
 
@@ -45,14 +45,17 @@ def trace(
     lang = language_of(lang)
     if min(seq, batch, d_model) < 1:
         raise ConfigError(
-            f"seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each",
-            f"seq={seq}、batch={batch}、d_model={d_model}：都应不小于 1",
+            tr(
+                "seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each",
+                seq=seq,
+                batch=batch,
+                d_model=d_model,
+            )
         )
     chosen = dict(options or {})
     if chosen.get("context_dim") not in (None, d_model) or chosen.get("out_dim") not in (None, d_model):
         raise ConfigError(
-            "options: trace supports self attention from d_model to d_model only; leave out the other widths",
-            "options：trace 只支持从 d_model 到 d_model 的自注意力；请去掉其他宽度",
+            tr("options: trace supports self attention from d_model to d_model only; leave out the other widths")
         )
     if num_kv_heads is not None:
         chosen["num_kv_heads"] = num_kv_heads
@@ -64,7 +67,7 @@ def trace(
                 parameter.copy_(torch.randn(parameter.shape) / d_model**0.5)
         x = torch.randn(batch, seq, d_model)
         expected = layer(x, mask=Causal() if causal else None)
-        layer.steps(note("x", x, "b n d_model", "X", "the input: one vector per token", "输入：每个词元一个向量"), note)
+        layer.steps(note("x", x, "b n d_model", "X", tr("the input: one vector per token")), note)
     last = note.steps[-1]
     try:
         torch.testing.assert_close(last.tensor, expected, rtol=1e-4, atol=1e-5)

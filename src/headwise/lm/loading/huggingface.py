@@ -40,21 +40,18 @@ from headwise.lm.loading.base import (
     checked_text,
     described,
     positions_of,
-    remark,
+    remarks_on_tokens,
 )
 from headwise.lm.loading.characters import BROKEN, by_decoding, by_offsets, pieces_of
 from headwise.models import HeadSite, attach, find_heads
 from headwise.models.adapters.huggingface.library import cache_argument, library
 from headwise.models.configuration import QUANTIZATION, num_layers, trained_context, two_stacks, width
 from headwise.stats import Measure
-from headwise.wording import Bilingual, Message, scaled
+from headwise.wording import joined, scaled, tr
 
 PICKLED = "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack"
 INDEX = WEIGHTS[1]
-UNEXPRESSED = Bilingual(
-    "models with heads removed are saved by headwise.edit.save_pruned",
-    "移除过头的模型须用 headwise.edit.save_pruned 保存",
-)
+UNEXPRESSED = tr("models with heads removed are saved by headwise.edit.save_pruned")
 TOKENIZER = ("*token*", "vocab*", "merges.txt", "*.model")  # files of a tokenizer
 
 
@@ -80,8 +77,12 @@ def check_weights(folder: Path, config: Any) -> list[int]:
     layers = num_layers(config) or 0
     if layers > len(sizes):
         raise CheckpointError(
-            f"{str(folder)!r}: {layers} layers in config.json, but {len(sizes)} weights",
-            f"{str(folder)!r}：config.json 中有 {layers} 层，权重却有 {len(sizes)} 个",
+            tr(
+                "{folder!r}: {layers} layers in config.json, but {count} weights",
+                folder=str(folder),
+                layers=layers,
+                count=len(sizes),
+            )
         )
     return sizes
 
@@ -103,10 +104,16 @@ def check_shapes(folder: Path, model: Any) -> None:
         name, shape = wrong[0]
         expected = built[name.removeprefix(inner)]
         raise CheckpointError(
-            f"{str(folder)!r}: {len(wrong)} weights have another shape than config.json gives, for example {name} "
-            f"{shape} instead of {expected}; {UNEXPRESSED}",
-            f"{str(folder)!r}：{len(wrong)} 个权重的形状与 config.json 不符，例如 {name} 为 {shape}，应为 {expected}；"
-            f"{UNEXPRESSED.zh}",
+            tr(
+                "{folder!r}: {count} weights have another shape than config.json gives, for example {name} {shape} "
+                "instead of {expected}; {unexpressed}",
+                folder=str(folder),
+                count=len(wrong),
+                name=name,
+                shape=shape,
+                expected=expected,
+                unexpressed=UNEXPRESSED,
+            )
         )
 
 
@@ -119,27 +126,34 @@ def _files(folder: Path) -> list[str]:
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise CheckpointError(
-                    f"{str(index)!r} refers to {name!r}, which is not a safetensors file in this folder",
-                    f"{str(index)!r} 指向 {name!r}，它不是此文件夹中的 safetensors 文件",
+                    tr(
+                        "{index!r} refers to {name!r}, which is not a safetensors file in this folder",
+                        index=str(index),
+                        name=name,
+                    )
                 )
             if not (folder / name).is_file():
                 raise CheckpointError(
-                    f"{str(folder)!r}: {name}, listed in {INDEX}, is missing",
-                    f"{str(folder)!r}：{INDEX} 中列出的 {name} 不存在",
+                    tr("{folder!r}: {name}, listed in {index}, is missing", folder=str(folder), name=name, index=INDEX)
                 )
         return names
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
         raise CheckpointError(
-            f"{str(folder)!r} has its weights in {pickled[0]} only, and headwise does not read pickled "
-            f"files because they can run code. If you trust the file, load it elsewhere and write "
-            f"model.safetensors with model.save_pretrained(…)",
-            f"{str(folder)!r} 的权重只有 {pickled[0]}，而 pickle 文件可能运行代码，headwise 不读取。"
-            "若信任该文件，请在别处加载，再用 model.save_pretrained(…) 写出 model.safetensors",
+            tr(
+                "{folder!r} has its weights in {pickled} only, and headwise does not read pickled files because they "
+                "can run code. If you trust the file, load it elsewhere and write model.safetensors with "
+                "model.save_pretrained(…)",
+                folder=str(folder),
+                pickled=pickled[0],
+            )
         )
     raise CheckpointError(
-        f"{str(folder)!r} has no weights: expected model.safetensors, or {INDEX} and its parts",
-        f"{str(folder)!r} 没有权重：应有 model.safetensors，或 {INDEX} 及其各部分",
+        tr(
+            "{folder!r} has no weights: expected model.safetensors, or {index} and its parts",
+            folder=str(folder),
+            index=INDEX,
+        )
     )
 
 
@@ -151,8 +165,7 @@ def _sizes(path: Path) -> list[int]:
                 return [prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118  # no mapping
         except SafetensorError as error:
             raise CheckpointError(
-                f"truncated or damaged, so the model cannot be loaded: {error}",
-                f"被截断或已损坏，无法加载模型：{error}",
+                tr("truncated or damaged, so the model cannot be loaded: {error}", error=error)
             ) from None
 
 
@@ -160,7 +173,7 @@ def _parts(index: Path) -> set[str]:
     with reading(index, "index"):
         parts = Entry(parsed(text_of(index))).named("weight_map", word)
         if not parts:
-            raise CheckpointError("weight_map lists no files", "weight_map 中没有列出文件")
+            raise CheckpointError(tr("weight_map lists no files"))
         return set(parts.values())
 
 
@@ -181,10 +194,12 @@ def read_config(folder: Path, *, weights: bool = True) -> Any:
         check_config(values, path, unused=unused)
         if "auto_map" in values and str(values.get("model_type")) not in auto.CONFIG_MAPPING:
             raise CheckpointError(
-                f"{str(path)!r}: auto_map={values['auto_map']!r} refers to custom code for a model that "
-                f"this version of transformers does not support; headwise does not run code from model folders",
-                f"{str(path)!r}：auto_map={values['auto_map']!r} 指向自定义代码，此版本的 transformers "
-                "不支持该模型；headwise 不运行模型文件夹中的代码",
+                tr(
+                    "{path!r}: auto_map={auto_map!r} refers to custom code for a model that this version of "
+                    "transformers does not support; headwise does not run code from model folders",
+                    path=str(path),
+                    auto_map=values["auto_map"],
+                )
             )
     unknown = "its config.json cannot be read, or its model is unknown to this version of transformers"
     with theirs(folder, unknown), quiet():
@@ -197,10 +212,11 @@ def read_tokenizer(folder: Path) -> Any:
     """Load the tokenizer. CheckpointError if there is none."""
     auto = library("models.auto")
     missing = CheckpointError(
-        f"{str(folder)!r}: no tokenizer found, such as tokenizer.json or vocab.txt; save one with "
-        f"tokenizer.save_pretrained(…). In Python, hw.show(model, text=ids) requires none",
-        f"{str(folder)!r}：没有分词器，例如 tokenizer.json 或 vocab.txt；可用 tokenizer.save_pretrained(…) "
-        "保存一个。在 Python 中，hw.show(model, text=ids) 不需要分词器",
+        tr(
+            "{folder!r}: no tokenizer found, such as tokenizer.json or vocab.txt; save one with "
+            "tokenizer.save_pretrained(…). In Python, hw.show(model, text=ids) requires none",
+            folder=str(folder),
+        )
     )
     path = folder / "tokenizer_config.json"
     if path.is_file():
@@ -240,10 +256,12 @@ class TransformersModel(LoadedModel):
         config = read_config(folder)
         if two_stacks(config):
             raise CheckpointError(
-                f"{str(folder)!r} is an encoder-decoder model ({config.model_type}), which takes two texts; use "
-                f"headwise.watch for such models",
-                f"{str(folder)!r} 是编码器-解码器模型（{config.model_type}），需要两段文本；"
-                "此类模型请用 headwise.watch",
+                tr(
+                    "{folder!r} is an encoder-decoder model ({model_type}), which takes two texts; use headwise.watch "
+                    "for such models",
+                    folder=str(folder),
+                    model_type=config.model_type,
+                )
             )
         sizes = check_weights(folder, config)
         self._tokenizer = read_tokenizer(folder)
@@ -266,9 +284,8 @@ class TransformersModel(LoadedModel):
         self._predicts = self._predicts and self.causal
         size = scaled(sum(p.numel() for p in self.model.parameters()))
         d = width(config)
-        wide = ("", "") if d is None else (f", hidden size {d}", f"，隐藏维度 {d}")
-        name, heads = type(self.model).__name__, described(self.heads)
-        self.about = Bilingual(f"{name}, {heads}{wide[0]}, {size} weights", f"{name}，{heads.zh}{wide[1]}，{size} 参数")
+        wide = [] if d is None else [tr("hidden size {width}", width=d)]
+        self.about = joined([type(self.model).__name__, described(self.heads), *wide, tr("{size} weights", size=size)])
 
     def read(self, text: str) -> TokenizedText:
         """Tokenize a text with the folder's tokenizer, including special tokens."""
@@ -285,16 +302,13 @@ class TransformersModel(LoadedModel):
             shown = pieces_of(tokenizer, ids, special)
             unknown = tokenizer.unk_token_id, str(tokenizer.unk_token)
         if not ids:
-            raise TextError(
-                "text: the tokenizer produces no tokens; give a text with letters",
-                "text：分词器没有产生词元；请给出含有文字的文本",
-            )
+            raise TextError(tr("text: the tokenizer produces no tokens; give a text with letters"))
         tokens = [piece.removeprefix(" ") for piece in shown.texts] if shown.joins else shown.texts
         if fast:
             pieces, spans = by_offsets(whole, tokens, [tuple(span) for span in found["offset_mapping"]], special)
         else:
             pieces, spans = by_decoding(whole, tokens, special)
-        return TokenizedText(whole, torch.tensor(ids), pieces, spans, special, _remarks_on(ids, pieces, *unknown))
+        return TokenizedText(whole, torch.tensor(ids), pieces, spans, special, remarks_on_tokens(ids, pieces, *unknown))
 
     @property
     def loss_fn(self) -> LossFunction | None:
@@ -359,13 +373,15 @@ class TransformersModel(LoadedModel):
                 or NO_MEMORY in str(error)
             ):
                 raise
-            name, context = type(self.model).__name__, self.context
-            trained = (
-                ("", "") if context is None else (f", which was trained on {context:,}", f"，其训练长度为 {context:,}")
-            )
+            trained = "" if self.context is None else tr(", which was trained on {context:,}", context=self.context)
             raise TextError(
-                f"{n:,} tokens at once are too many for {name}{trained[0]}: {one_line(error)}",
-                f"{name} 一次读不了 {n:,} 个词元{trained[1]}：{one_line(error)}",
+                tr(
+                    "{n:,} tokens at once are too many for {name}{trained}: {error}",
+                    n=n,
+                    name=type(self.model).__name__,
+                    trained=trained,
+                    error=one_line(error),
+                )
             ) from error
 
     def _long_loss(self, ids: Tensor) -> float:
@@ -412,33 +428,25 @@ class TransformersModel(LoadedModel):
     def _depends_on_length(self) -> CheckpointError:
         name = type(self.model).__name__
         return CheckpointError(
-            f"{self._folder!r}: {name} computes its attention by itself, in other ways for texts of other lengths; "
-            f"hw.watch(model) records what is recognised",
-            f"{self._folder!r}：{name} 自行计算注意力，且计算方式随文本长度而变；hw.watch(model) 会记录能识别的部分",
+            tr(
+                "{folder!r}: {name} computes its attention by itself, in other ways for texts of other lengths; "
+                "hw.watch(model) records what is recognised",
+                folder=self._folder,
+                name=name,
+            )
         )
 
     def _tried(self) -> Maps:
         """The maps of two tokens, which show the layers, the heads, and whether the model is causal."""
-        with theirs(self._folder, f"{type(self.model).__name__} cannot be run on token ids alone"):
+        name = type(self.model).__name__
+        with theirs(self._folder, f"{name} cannot be run on token ids alone"):
             last = self._vocabulary - 1
             maps, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
         if not maps:
             raise CheckpointError(
-                f"{self._folder!r}: {type(self.model).__name__} has no attention that headwise can compute",
-                f"{self._folder!r}：{type(self.model).__name__} 没有 headwise 能计算的注意力",
+                tr("{folder!r}: {name} has no attention that headwise can compute", folder=self._folder, name=name)
             )
         return maps
-
-
-def _remarks_on(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Message, ...]:
-    remarks = []
-    missing = 0 if unknown is None else ids.count(unknown)
-    if missing:
-        remarks.append(remark("unknown_tokens", count=missing, of=len(ids), sign=sign))
-    parts = sum(not piece for piece in pieces)
-    if parts:
-        remarks.append(remark("parts_of_characters", count=parts))
-    return tuple(remarks)
 
 
 def _kind(config: Any) -> tuple[Any, bool, set[str]]:
@@ -466,13 +474,17 @@ def _load(folder: Path, config: Any) -> tuple[Any, bool]:
     if missing or info["mismatched_keys"]:
         wrong = missing or sorted(str(key[0]) for key in info["mismatched_keys"])
         name = type(model).__name__
-        en, zh = ("are missing", "缺失") if missing else ("have another shape", "形状不符")
-        en_hint, zh_hint = ("", "") if missing else (f"; {UNEXPRESSED}", f"；{UNEXPRESSED.zh}")
         raise CheckpointError(
-            f"{str(folder)!r}: {len(wrong)} weights of {name} {en} in the files, for example {wrong[0]}; the files are "
-            f"incomplete or belong to another model{en_hint}",
-            f"{str(folder)!r}：文件中 {name} 的 {len(wrong)} 个权重{zh}，例如 {wrong[0]}；文件不完整，或属于另一个模型"
-            f"{zh_hint}",
+            tr(
+                "{folder!r}: {count} weights of {name} {fault} in the files, for example {example}; the files are "
+                "incomplete or belong to another model{hint}",
+                folder=str(folder),
+                count=len(wrong),
+                name=name,
+                fault=tr("are missing") if missing else tr("have another shape"),
+                example=wrong[0],
+                hint="" if missing else tr("; {way_out}", way_out=UNEXPRESSED),
+            )
         )
     return model.eval(), headed
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headwise.errors import ConfigError
+from headwise.wording import tr
 
 QUANTIZATION = "quantization_config"
 
@@ -112,8 +113,12 @@ def by_type(config: Any, layers: int) -> list[int | None]:
             sizes[kind] = getattr(config, name, None)
             if not sizes[kind]:
                 raise ConfigError(
-                    f"{name}={sizes[kind]}: expected at least 1, as layer_types has {kind}",
-                    f"{name}={sizes[kind]}：layer_types 中有 {kind}，应不小于 1",
+                    tr(
+                        "{name}={sizes}: expected at least 1, as layer_types has {kind}",
+                        name=name,
+                        sizes=sizes[kind],
+                        kind=kind,
+                    )
                 )
     return [sizes.get(kind) for kind in types_of(config, layers)]
 
@@ -122,9 +127,7 @@ def types_of(config: Any, layers: int) -> list[str]:
     """`layer_types`; ConfigError if they are not those of all layers."""
     found: list[str] = list(config.layer_types or ())
     if len(found) != layers:
-        raise ConfigError(
-            f"layer_types: {len(found)} of {layers} layers", f"layer_types：{layers} 层中有 {len(found)} 项"
-        )
+        raise ConfigError(tr("layer_types: {count} of {layers} layers", count=len(found), layers=layers))
     return found
 
 
@@ -153,8 +156,12 @@ def _kinds(config: Any) -> set[str]:
 
 def _refuse(config: Any, name: str, value: object) -> None:
     raise ConfigError(
-        f"{name}={value}: not supported for model_type={config.model_type!r}",
-        f"model_type={config.model_type!r} 不支持 {name}={value}",
+        tr(
+            "{name}={value}: not supported for model_type={model_type!r}",
+            name=name,
+            value=value,
+            model_type=config.model_type,
+        )
     )
 
 
@@ -184,6 +191,10 @@ def require(c: Any, **values: Any) -> None:
         found = getattr(c, name, value)
         if found != value:
             raise ConfigError(
-                f"{name}={found!r}: not supported for model_type={c.model_type!r}",
-                f"model_type={c.model_type!r} 不支持 {name}={found!r}",
+                tr(
+                    "{name}={found!r}: not supported for model_type={model_type!r}",
+                    name=name,
+                    found=found,
+                    model_type=c.model_type,
+                )
             )

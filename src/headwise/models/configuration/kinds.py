@@ -18,6 +18,7 @@ from headwise.models.configuration import (
     to_both_sides,
     types_of,
 )
+from headwise.wording import tr
 
 BOTH = "qkvo"
 
@@ -97,10 +98,14 @@ def _require_pairs(c: Any) -> None:
     channels = int(rotated(c) * width)
     if channels % 2:
         raise ConfigError(
-            f"partial_rotary_factor={rotated(c)}: rotates {channels} of {width} channels of a head; expected an even "
-            f"number for model_type={c.model_type!r}",
-            f"partial_rotary_factor={rotated(c)}：旋转每个头 {width} 个通道中的 {channels} 个；"
-            f"model_type={c.model_type!r} 时应为偶数",
+            tr(
+                "partial_rotary_factor={rotated}: rotates {channels} of {width} channels of a head; expected an even "
+                "number for model_type={model_type!r}",
+                rotated=rotated(c),
+                channels=channels,
+                width=width,
+                model_type=c.model_type,
+            )
         )
 
 
@@ -161,8 +166,7 @@ def _with(c: Any, layer: Recurrence, found: Options) -> Options:
     attended = tuple(i for i, kind in enumerate(kinds) if kind in (FULL, HYBRID))
     if not attended:
         raise ConfigError(
-            f"layer_types: no layer of model_type={c.model_type!r} has attention",
-            f"layer_types：model_type={c.model_type!r} 没有带注意力的层",
+            tr("layer_types: no layer of model_type={model_type!r} has attention", model_type=c.model_type)
         )
     recurrent = (layer,) * sum(kind != FULL for kind in kinds)
     return {**found, "recurrent": recurrent, "attended": attended if len(attended) < len(kinds) else ()}
@@ -238,8 +242,11 @@ def _gemma3n(c: Any) -> Options:
     widths = set(c.intermediate_size)
     if len(widths) > 1:
         raise ConfigError(
-            f"intermediate_size={c.intermediate_size}: expected the same in all layers for model_type={c.model_type!r}",
-            f"intermediate_size={c.intermediate_size}：model_type={c.model_type!r} 的各层应相同",
+            tr(
+                "intermediate_size={intermediate_size}: expected the same in all layers for model_type={model_type!r}",
+                intermediate_size=c.intermediate_size,
+                model_type=c.model_type,
+            )
         )
     d, layers, streams, rank, own = (
         c.hidden_size, c.num_hidden_layers, c.altup_num_inputs, c.laurel_rank, c.hidden_size_per_layer_input,
@@ -268,10 +275,14 @@ def _sharing_modes(c: Any) -> list[str | None]:
     except ValueError:
         shared, layers = c.num_kv_shared_layers, c.num_hidden_layers
         raise ConfigError(
-            f"num_kv_shared_layers={shared}: of {layers} layers, expected one before them of each type in "
-            f"layer_types={c.layer_types} for model_type={c.model_type!r}",
-            f"num_kv_shared_layers={shared}：共 {layers} 层；model_type={c.model_type!r} 时，在它们之前，"
-            f"layer_types={c.layer_types} 中的每种类型应至少有一层",
+            tr(
+                "num_kv_shared_layers={shared}: of {layers} layers, expected one before them of each type in "
+                "layer_types={layer_types} for model_type={model_type!r}",
+                shared=shared,
+                layers=layers,
+                layer_types=c.layer_types,
+                model_type=c.model_type,
+            )
         ) from None
     return found
 

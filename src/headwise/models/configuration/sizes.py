@@ -25,6 +25,7 @@ from headwise.models.configuration import (
 )
 from headwise.models.configuration.kinds import AUTO, FAMILIES, PARTS, PREFIXED
 from headwise.models.find import find_heads
+from headwise.wording import tr
 
 IMAGES = "AutoModelForImageTextToText"
 WITH_IMAGES = (  # models with a part for texts, whose own model type is in FAMILIES or PARTS, and parts for images
@@ -40,14 +41,14 @@ def model_config(config: Any, name: str, source: str) -> ModelConfig:
     ConfigError for a model type that is not in `FAMILIES`, and for values that are not supported."""
     c, family = text_part(config), _family(config)
     if getattr(c, "is_heterogeneous", False) and not family.per_layer:
-        raise ConfigError("per_layer_config: not supported", "不支持 per_layer_config")
+        raise ConfigError(tr("per_layer_config: not supported"))
     require(c, **family.needs)
     found = family.sizes(c)
     heads, decoder_heads = found.pop("heads", {}), found.pop("decoder_heads", {})
     layer_heads = found.pop("layer_heads", None)
     both = num_layers(c) or 0
     if both < 1:
-        raise ConfigError("has no layers", "没有任何层")
+        raise ConfigError(tr("has no layers"))
     layers = both - found.get("decoder_layers", 0)
     own = _without_nothing({"num_heads": num_heads(c), **heads})
     whole = ModelConfig(
@@ -92,15 +93,21 @@ def _family(config: Any) -> Family:
         family = known.get(kind) if outer in WITH_IMAGES else None
     if family is None:
         kinds = ", ".join(dict.fromkeys(getattr(text, "layer_types", None) or ()))
-        layers = (f" (layer_types: {kinds})", f"（layer_types：{kinds}）") if kinds else ("", "")
+        layers = tr(" (layer_types: {kinds})", kinds=kinds) if kinds else ""
         raise ConfigError(
-            f"model_type={outer!r}{layers[0]}: not supported; `headwise plan list` lists those that are",
-            f"model_type={outer!r}{layers[1]}：不支持；`headwise plan list` 列出支持的类型",
+            tr(
+                "model_type={outer!r}{layers}: not supported; `headwise plan list` lists those that are",
+                outer=outer,
+                layers=layers,
+            )
         )
     if two_stacks(config) != (family.auto in AUTO):
         raise ConfigError(
-            f"is_encoder_decoder={two_stacks(config)}: not supported for model_type={kind!r}",
-            f"model_type={kind!r} 不支持 is_encoder_decoder={two_stacks(config)}",
+            tr(
+                "is_encoder_decoder={two_stacks}: not supported for model_type={kind!r}",
+                two_stacks=two_stacks(config),
+                kind=kind,
+            )
         )
     return family
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from headwise.errors import ConfigError, not_installed, reason
 from headwise.lm.loading import LoadedModel
 from headwise.reports.viewer.session import MAX_TOKENS, Session
+from headwise.wording import tr
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -69,7 +70,7 @@ def check_serving(port: int) -> None:
 
         import headwise.reports.viewer.app  # noqa: F401
     except ImportError:
-        raise not_installed("the viewer", "starlette", "uvicorn", zh="查看器") from None
+        raise not_installed(tr("the viewer"), "starlette", "uvicorn") from None
     bind(port).close()
 
 
@@ -89,10 +90,7 @@ def made_server(app: "ASGIApp") -> "Server":
 def bind(port: int) -> socket.socket:
     """A socket on 127.0.0.1. ConfigError if the port is in use or not permitted."""
     if not 0 <= port <= 65535:
-        raise ConfigError(
-            f"--port {port}: expected 0 to 65535; 0 selects a free port",
-            f"--port {port}：应为 0 到 65535；0 表示自动选取空闲端口",
-        )
+        raise ConfigError(tr("--port {port}: expected 0 to 65535; 0 selects a free port", port=port))
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if os.name == "posix":  # reuses a port at once; on Windows it would let two servers share it
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -100,15 +98,9 @@ def bind(port: int) -> socket.socket:
         made.bind((HOST, port))
     except OSError as error:
         made.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"--port {port}: is used by another program; leave --port out to use a free port",
-                f"--port {port}：已被其他程序占用；不给 --port 则使用空闲端口",
-            ) from None
-        raise ConfigError(
-            f"--port {port}: {error.strerror}; leave --port out to use a free port",
-            f"--port {port}：{reason(error)[1]}；不给 --port 则使用空闲端口",
-        ) from None
+        used = error.errno == errno.EADDRINUSE
+        why = tr("is used by another program") if used else reason(error)
+        raise ConfigError(tr("--port {port}: {why}; leave --port out to use a free port", port=port, why=why)) from None
     return made
 
 

@@ -40,7 +40,7 @@ from headwise.reports.viewer.requests import Kept, Refusal, Workers, error_body,
 from headwise.reports.viewer.session import Session, Text, TooLong
 from headwise.reports.viewer.tiles import Unwanted, Wanted, rectangle, tile_spans
 from headwise.reports.words import words
-from headwise.wording import LANGUAGES, check_language, in_language
+from headwise.wording import LANGUAGES, check_language, in_language, tr
 
 ARRIVAL = 20.0  # seconds for a request to arrive, head and body
 MOST = 100  # connections; a browser opens six
@@ -95,7 +95,7 @@ class Connection(H11Protocol):
 
 
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-OPEN_ANOTHER = "headwise：请打开 headwise view 启动时打印的地址，其中含有令牌。"
+OPEN_ANOTHER = tr("headwise: open the address that headwise view printed; it contains the token.")
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -161,7 +161,7 @@ class Guard:
 def _answer(refusal: str, headers: Headers) -> Response:
     """The refusal as plain text for a browser, otherwise as JSON."""
     if "text/html" in headers.get("accept", ""):
-        return PlainTextResponse(f"headwise: {refusal}.\n\n{OPEN_ANOTHER}\n", 403)
+        return PlainTextResponse(f"headwise: {refusal}.\n\n{OPEN_ANOTHER.zh}\n", 403)
     return JSONResponse(error_body(message("not_allowed", sentence=refusal)), 403)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from headwise.base.files import atomic_path
 from headwise.reports.data import Report
 from headwise.reports.views import View, register
+from headwise.wording import in_language, tr
 
 STEP, GAP = 16, 40
 
@@ -26,8 +27,8 @@ class Arcs(View):
         ]
         for row, (layer, head) in enumerate(report.heads):
             base = (row + 1) * height - GAP // 2
-            word = "第 {} 层第 {} 头" if lang == "zh" else "layer {} head {}"
-            drawn.append(f'<text x="0" y="{base}">{word.format(layer, head)}</text>')
+            word = in_language(tr("layer {layer} head {head}", layer=layer, head=head), lang)
+            drawn.append(f'<text x="0" y="{base}">{word}</text>')
             for query, weights in enumerate(passage.maps[layer, head]):
                 key = int(weights.argmax())
                 x, y = STEP * (6 + query), STEP * (6 + key)

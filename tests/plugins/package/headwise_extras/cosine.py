@@ -11,7 +11,8 @@ from headwise.nn.base import ProjectedLayer
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.registry import DESIGNS
-from headwise.nn.steps import Notes, Steps, Words
+from headwise.nn.steps import Notes, Steps
+from headwise.wording import tr
 
 
 class CosineAttention(ProjectedLayer):
@@ -30,11 +31,8 @@ class CosineAttention(ProjectedLayer):
     resizing = Resizing()
     outside_attend = ""
     notes = Notes(
-        summary=Words(
-            "scores are the cosine of query and key times a learned number a head",
-            "分数为查询与键的余弦乘以每个头的可学习系数",
-        ),
-        use=Words("scores of plain attention grow too large in training", "普通注意力的分数在训练中变得过大时用"),
+        summary=tr("scores are the cosine of query and key times a learned number a head"),
+        use=tr("scores of plain attention grow too large in training"),
         source="Henry et al. 2020, 2010.04245",
         parameters="MHA's + h",
         work="MHA's",
@@ -78,10 +76,10 @@ class CosineAttention(ProjectedLayer):
         """As in `AttentionLayer`."""
         q, k, v = note.projected(self, x)
         q, k = (nn.functional.normalize(z, dim=-1) for z in (q, k))
-        note("q_unit", q, "b h n d_k", "Q / |Q|", "each query with length 1", "每个查询归一到长度 1")
-        note("k_unit", k, "b h_kv n d_k", "K / |K|", "each key with length 1", "每个键归一到长度 1")
+        note("q_unit", q, "b h n d_k", "Q / |Q|", tr("each query with length 1"))
+        note("k_unit", k, "b h_kv n d_k", "K / |K|", tr("each key with length 1"))
         q = q * self.temperature[:, None, None] * self.head_dim**0.5
-        note("q_scaled", q, "b h n d_k", "τ √d_k Q", "queries times the temperature", "查询乘以温度")
+        note("q_scaled", q, "b h n d_k", "τ √d_k Q", tr("queries times the temperature"))
         note.output(self, note.attended(q, k, v))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.rule.tiles import Tile
-from headwise.stats import MASS, Chinese, Compiled, RowMeasure, Statistic
+from headwise.stats import MASS, Compiled, RowMeasure, Statistic
 from headwise.stats.registry import register
 
 
@@ -45,7 +45,6 @@ class KeyIndex(RowMeasure):
 
     name, unit, range = "key_index", "keys", "0 to keys − 1"
     source = "this package"
-    chinese = Chinese("键的下标", "Σ_j p_ij·j，对查询取平均。", range="0 至键数 − 1")
     placed = False
 
     def partial(self, tile: Tile) -> Tensor:

@@ -4,7 +4,6 @@ from torch import Tensor
 
 from headwise.rule.tiles import Tile
 from headwise.stats import RowMeasure
-from headwise.stats.base import Chinese
 from headwise.stats.registry import register
 
 
@@ -17,7 +16,6 @@ class ThirdPower(RowMeasure):
 
     name, unit, range = "third_power", "1", "0 to 1"
     source = "Rényi 1961"
-    chinese = Chinese("权重立方和", "Σ_j p_ij³，对查询取平均。")
     short, dispensable, placed = "p³", 9, False
     shown = {"report": 20}
 

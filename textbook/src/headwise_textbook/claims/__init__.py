@@ -11,6 +11,7 @@ places in the texts, and what the control is. To add a group, add its file and a
 from collections.abc import Sequence
 
 from headwise.errors import unknown_name
+from headwise.wording import tr
 from headwise_textbook.claims import capacity, designs, formulas, sizes, training
 from headwise_textbook.claims.claim import Claim, Finding, Verdict, entries, run
 from headwise_textbook.claims.show import print_findings, to_json, to_markdown, write_page
@@ -46,10 +47,7 @@ def choose(only: Sequence[str] = (), *, slow: bool = False) -> list[Claim]:
     every = {id: _MEASURED[id] for id in entries()}
     for name in only:
         if name not in every:
-            raise unknown_name(
-                "claim", name, every, listed="docs/claims.md lists all",
-                zh="docs/claims.zh.md 列出全部",
-            )  # fmt: skip
+            raise unknown_name("claim", name, every, listed=tr("docs/claims.md lists all"))
     if only:
         return [every[name] for name in dict.fromkeys(only)]
     return [claim for claim in every.values() if slow or not claim.slow]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise import AttentionMap, attend
-from headwise.wording import Bilingual
+from headwise.wording import tr
 from headwise_textbook.claims.claim import Check, at_least, at_most, claim, difference, differs, equal, same
 from headwise_textbook.claims.model import Trained, adam, layer, multi_head, normal, rank, standard, trained
 from headwise_textbook.curves import Curve
@@ -16,7 +16,7 @@ from headwise_textbook.trace import seeded
 
 # What one head can express, and what only several heads can.
 KEYS = 4096
-MEASURED = Bilingual("measured", "实测")
+MEASURED = tr("measured")
 
 
 @claim
@@ -24,11 +24,8 @@ def d_k_bounds_rank() -> list[Check]:
     ranks = {d: rank(normal(61, d, seed=1) @ normal(61, d, seed=2).mT) for d in (1, 2, 5)}
     weights = torch.softmax(normal(61, 61), -1)
     return [
-        *(
-            equal((f"rank of 61×61 scores, d_k = {d}", f"61×61 分数的秩，d_k = {d}"), found, d)
-            for d, found in ranks.items()
-        ),
-        equal(("rank of a softmax of 61×61 numbers", "61×61 个数的 softmax 的秩"), rank(weights), 61).control(ranks[5]),
+        *(equal(tr("rank of 61×61 scores, d_k = {d}", d=d), found, d) for d, found in ranks.items()),
+        equal(tr("rank of a softmax of 61×61 numbers"), rank(weights), 61).control(ranks[5]),
     ]
 
 
@@ -43,15 +40,15 @@ def d_k_bounds_information() -> list[Check | Curve]:
     entropies = {n: float(_circle(n).measure("entropy")["entropy"]) for n in (4, 16, 64, 256, 1024, KEYS)}
     measured = {n: math.log2(n) - entropy / math.log(2) for n, entropy in entropies.items()}
     claimed = {
-        Bilingual("as claimed: d_k", "如所述：d_k"): dict.fromkeys(measured, 2.0),
-        Bilingual("log2 n, the maximum", "log2 n，最大值"): {n: math.log2(n) for n in measured},
+        tr("as claimed: d_k"): dict.fromkeys(measured, 2.0),
+        tr("log2 n, the maximum"): {n: math.log2(n) for n in measured},
     }
-    title = Bilingual("Information in the pattern of a head with d_k = 2", "d_k = 2 的头，其注意力图中的信息")
+    title = tr("Information in the pattern of a head with d_k = 2")
     return [
-        at_most(("bits in the output of a head with d_k = 2", "d_k = 2 的头，其输出中的位数"), bits, 2.0),
-        at_most(("bits in its pattern, per row", "其注意力图中每行的位数"), measured[KEYS], 2.0),
-        at_most(("bits in the signs of the output", "输出的符号中的位数"), signs, 2.0).control(bits),
-        Curve.of(title, Bilingual("keys n", "键数 n"), Bilingual("bits", "位"), {MEASURED: measured}, claimed, log="x"),
+        at_most(tr("bits in the output of a head with d_k = 2"), bits, 2.0),
+        at_most(tr("bits in its pattern, per row"), measured[KEYS], 2.0),
+        at_most(tr("bits in the signs of the output"), signs, 2.0).control(bits),
+        Curve.of(title, tr("keys n"), tr("bits"), {MEASURED: measured}, claimed, log="x"),
     ]  # fmt: skip
 
 
@@ -70,24 +67,18 @@ def head_output_is_limited() -> list[Check | Curve]:
     shares = torch.cat(energy)  # [layers · h, …]
     size = (1, 2, 4, 8, 16, d_v)
     lines = {
-        Bilingual("mean of all heads", "所有头的平均"): {r: float(shares[:, r - 1].mean()) for r in size},
-        Bilingual("the head with the fewest directions", "方向最少的头"): {
-            r: float(shares[:, r - 1].max()) for r in size
-        },
-        Bilingual("the head with the most directions", "方向最多的头"): {
-            r: float(shares[:, r - 1].min()) for r in size
-        },
+        tr("mean of all heads"): {r: float(shares[:, r - 1].mean()) for r in size},
+        tr("the head with the fewest directions"): {r: float(shares[:, r - 1].max()) for r in size},
+        tr("the head with the most directions"): {r: float(shares[:, r - 1].min()) for r in size},
     }
-    title = Bilingual(f"Output of trained heads, {d_v} directions each", f"训练好的头的输出，各 {d_v} 个方向")
+    title = tr("Output of trained heads, {d_v} directions each", d_v=d_v)
     return [
-        at_most((f"largest rank of the output of a trained head, of {whole} dimensions",
-                 f"训练好的头的输出的最大秩，共 {whole} 维"),
+        at_most(tr("largest rank of the output of a trained head, of {whole} dimensions", whole=whole),
                 max(ranks), d_v),
-        at_most(("tokens of 4096 distinguished with d_v = 1",
-                 "d_v = 1 时 4096 个词元中能区分的个数"), _distinguished(KEYS), 2).beyond(),
-        at_least(("rank of the layer's output relative to that of a head", "整层输出的秩与一个头之比"),
+        at_most(tr("tokens of 4096 distinguished with d_v = 1"), _distinguished(KEYS), 2).beyond(),
+        at_least(tr("rank of the layer's output relative to that of a head"),
                  _rank_of_sum(model) / d_v, 2.0).control(max(ranks) / d_v),
-        Curve.of(title, Bilingual("directions", "方向数"), Bilingual("share of energy", "能量比例"), lines, log="x"),
+        Curve.of(title, tr("directions"), tr("share of energy"), lines, log="x"),
     ]  # fmt: skip
 
 
@@ -97,21 +88,18 @@ def one_head_every_pattern() -> list[Check | Curve]:
     p = torch.softmax(2.0 * normal(n, n), -1)
     low = torch.softmax(normal(n, 2, seed=1) @ normal(n, 2, seed=2).mT, -1)
     errors = {d: _pattern_error(p, d) for d in range(1, n + 1)}
-    lines = {Bilingual("closest scores of that rank", "该秩下最接近的分数"): errors}
+    lines = {tr("closest scores of that rank"): errors}
     centred = p.log() - p.log().mean(-1, keepdim=True)
-    title = Bilingual(
-        "Error of a matrix P made with scores of rank d_k, n = 17", "用秩为 d_k 的分数实现 P 的误差，n = 17"
-    )
+    title = tr("Error of a matrix P made with scores of rank d_k, n = 17")
     # Scores that give P differ from ln P by a constant a row, so centred they are `centred`: no lower rank will do.
     return [
-        at_most(("n = 17, d_k = 17: error of P", "n = 17，d_k = 17：P 的误差"), errors[n], 1e-10),
-        at_least(("d_k = 15: error with the closest scores of that rank",
-                  "d_k = 15：该秩下最接近的分数的误差"), errors[n - 2], 1e-3),
-        at_least(("lowest rank of scores that give P", "能给出 P 的分数的最低秩"), rank(centred), n - 1),
-        at_least(("d_k = 16: error of P", "d_k = 16：P 的误差"), errors[n - 1], 1e-3).beyond(),
-        at_most(("d_k = 2: error of a P whose logarithms have rank 2", "d_k = 2：对数的秩为 2 的 P 的误差"),
+        at_most(tr("n = 17, d_k = 17: error of P"), errors[n], 1e-10),
+        at_least(tr("d_k = 15: error with the closest scores of that rank"), errors[n - 2], 1e-3),
+        at_least(tr("lowest rank of scores that give P"), rank(centred), n - 1),
+        at_least(tr("d_k = 16: error of P"), errors[n - 1], 1e-3).beyond(),
+        at_most(tr("d_k = 2: error of a P whose logarithms have rank 2"),
                 _pattern_error(low, 2), 1e-10).control(errors[2]),
-        Curve.of(title, "d_k", Bilingual("largest error", "最大误差"), lines, log="y"),
+        Curve.of(title, "d_k", tr("largest error"), lines, log="y"),
     ]  # fmt: skip
 
 
@@ -125,13 +113,11 @@ def many_heads_beat_one() -> list[Check]:
     one, other = (torch.softmax(normal(n, n, seed=s), -1) for s in (7, 8))  # two heads with W^V W^O = 1, one with 2
     merged = difference(2 * _attended((one + other) / 2, x), _attended(one, x) + _attended(other, x))
     left = {h: _one_large_head_missed(h) for h in (1, 4)}
-    what = {h: (f"{h} × d_k = {4 // h} trained on one head of d_k = 4, share missed",
-                f"{h} 个 d_k = {4 // h} 的头去学一个 d_k = 4 的头，未学到的比例") for h in left}  # fmt: skip
+    what = {h: tr("{h} × d_k = {h2} trained on one head of d_k = 4, share missed", h=h, h2=4 // h) for h in left}
     return [
-        same(("two heads, error on x_{i−1} − x_{i+1}", "两个头对 x_{i−1} − x_{i+1} 的误差"), two, target, 1e-10),
-        at_least(("best single head, share missed", "最优单头未实现的比例"), _one_head_misses(x, target), 0.2),
-        at_least(("heads with one W^V W^O, share that one head misses",
-                  "W^V W^O 相同的头，一个头未实现的比例"), merged, 1e-6)
+        same(tr("two heads, error on x_{i−1} − x_{i+1}"), two, target, 1e-10),
+        at_least(tr("best single head, share missed"), _one_head_misses(x, target), 0.2),
+        at_least(tr("heads with one W^V W^O, share that one head misses"), merged, 1e-6)
         .beyond(),
         at_most(what[4], left[4], 0.01).beyond(),
         at_most(what[1], left[1], 0.01).control(left[4]),
@@ -151,13 +137,13 @@ def basis_functions() -> list[Check | Curve]:
         left[heads] = float((of @ torch.linalg.lstsq(of, out).solution - out).norm() / out.norm())
     error = difference(phi @ fit, out)
     return [
-        at_most(("error of the fit", "拟合的误差"), error, 1e-10),
-        same(("W_O found, error", "求得的 W_O 的误差"), fit, module.o_proj.weight.mT, 1e-8),
-        differs(("missed by a fit on X itself", "对 X 本身拟合未得到的"), x.flatten(0, 1) @ of_x, out, error),
-        at_least(("missed by a fit on two of the heads", "对两个头拟合未得到的"), left[2], 0.01).control(left[3]),
-        Curve.of(Bilingual("Output of three heads fitted by least squares", "对三个头的输出做最小二乘"),
-                 Bilingual("heads available to the fit", "可用的头数"), Bilingual("share missed", "未得到的比例"), {
-            Bilingual("linear in the heads", "对头线性"): left}, log="y"),
+        at_most(tr("error of the fit"), error, 1e-10),
+        same(tr("W_O found, error"), fit, module.o_proj.weight.mT, 1e-8),
+        differs(tr("missed by a fit on X itself"), x.flatten(0, 1) @ of_x, out, error),
+        at_least(tr("missed by a fit on two of the heads"), left[2], 0.01).control(left[3]),
+        Curve.of(tr("Output of three heads fitted by least squares"),
+                 tr("heads available to the fit"), tr("share missed"), {
+            tr("linear in the heads"): left}, log="y"),
     ]  # fmt: skip
 
 
@@ -226,19 +212,17 @@ def head_is_a_kernel() -> list[Check]:
     kappa, alike = (torch.exp(x @ w_q @ (x @ one).mT / 2.0) for one in (w_k, w_q))
     skew, least = difference(kappa.mT, kappa), _least_eigenvalue(kappa)
     return [
-        at_most(("difference between κ(x, y) and κ(y, x)", "κ(x, y) 与 κ(y, x) 之差"), skew, 1e-12),
-        at_least(("least eigenvalue of the symmetric part, relative to the largest",
-                  "对称部分的最小特征值与最大之比"), least, -1e-12),
-        at_most(("the difference with W_Q = W_K",
-                 "W_Q = W_K 时的差"), difference(alike.mT, alike), 1e-12).control(skew),
-        at_least(("the least eigenvalue with W_Q = W_K", "W_Q = W_K 时的最小特征值"), _least_eigenvalue(alike), -1e-12)
+        at_most(tr("difference between κ(x, y) and κ(y, x)"), skew, 1e-12),
+        at_least(tr("least eigenvalue of the symmetric part, relative to the largest"), least, -1e-12),
+        at_most(tr("the difference with W_Q = W_K"), difference(alike.mT, alike), 1e-12).control(skew),
+        at_least(tr("the least eigenvalue with W_Q = W_K"), _least_eigenvalue(alike), -1e-12)
         .control(least),
     ]  # fmt: skip
 
 
 @claim
 def degrees_of_freedom() -> list[Check | Curve]:
-    n, half = 7, Bilingual("n, as claimed", "n，如所述")
+    n, half = 7, tr("n, as claimed")
 
     def one_number_a_row(numbers: Tensor) -> Tensor:
         """Each row has a free weight on its own token and shares the rest equally."""
@@ -249,14 +233,13 @@ def degrees_of_freedom() -> list[Check | Curve]:
     free = {m: _freedom(lambda scores: torch.softmax(scores, -1), normal(m, m)) for m in sizes}
     low = {m: _freedom(lambda qk: torch.softmax(qk[0] @ qk[1].mT / math.sqrt(2), -1), normal(2, m, 2)) for m in sizes}
     one = _freedom(one_number_a_row, normal(n))
-    lines = {Bilingual("free scores", "自由的分数"): free, Bilingual("scores of rank 2", "秩为 2 的分数"): low}
+    lines = {tr("free scores"): free, tr("scores of rank 2"): low}
     return [
-        equal(("degrees of freedom of P, n = 7", "P 的自由度，n = 7"), free[n], n),
-        equal(("with d_k = 2", "d_k = 2 时"), low[n], n),
-        equal(("of a P with one free number in each row", "每行一个自由数的 P"), one, n).control(free[n]),
-        Curve.of(Bilingual("Degrees of freedom of a head's weights", "一个头的权重的自由度"), Bilingual("tokens n",
-                                                                                              "词元数 n"),
-                 Bilingual("rank of the Jacobian", "雅可比矩阵的秩"), lines, {half: {m: m for m in sizes}}),
+        equal(tr("degrees of freedom of P, n = 7"), free[n], n),
+        equal(tr("with d_k = 2"), low[n], n),
+        equal(tr("of a P with one free number in each row"), one, n).control(free[n]),
+        Curve.of(tr("Degrees of freedom of a head's weights"), tr("tokens n"),
+                 tr("rank of the Jacobian"), lines, {half: {m: m for m in sizes}}),
     ]  # fmt: skip
 
 
@@ -267,12 +250,10 @@ def approximates_everything() -> list[Check]:
     network = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
     able = _missed(network, 1, lambda x: x.square() - 1)
     return [
-        at_most(("share of y = x² − 1 missed, n = 1, better of 1 and 8 heads",
-                 "n = 1 时 y = x² − 1 未学到的比例，1 个与 8 个头中较好的"),
+        at_most(tr("share of y = x² − 1 missed, n = 1, better of 1 and 8 heads"),
                 min(square.values()), 0.1),
-        at_most(("share of y = (x_1, 0) missed, n = 2", "n = 2 时 y = (x_1, 0) 未学到的比例"), first, 0.1),
-        at_most(("share of y = x² − 1 missed by a network with 64 hidden units",
-                 "64 个隐单元的网络未学到的 y = x² − 1 的比例"),
+        at_most(tr("share of y = (x_1, 0) missed, n = 2"), first, 0.1),
+        at_most(tr("share of y = x² − 1 missed by a network with 64 hidden units"),
                 able, 0.1).control(min(square.values())),
     ]  # fmt: skip
 
@@ -304,18 +285,18 @@ def _missed(module: torch.nn.Module, n: int, target: Callable[[Tensor], Tensor])
 
 # What heads can be trained to do: with too few heads, with heads that are too small, and with enough heads.
 STEPS = 300
-MISSED = Bilingual("share of the target missed", "目标中未学到的比例")
+MISSED = tr("share of the target missed")
 
 
 @claim
 def low_rank_bottleneck() -> list[Check | Curve]:
     missed = {d: _copying_missed(d) for d in (1, 2, 3, 4, 12)}
     return [
-        at_least(("d_k = 1: share of the target missed", "d_k = 1：目标中未学到的比例"), missed[1], 0.5),
-        at_least(("d_k = 4, still below n = 12", "d_k = 4，仍小于 n = 12"), missed[4], 0.5).beyond(),
+        at_least(tr("d_k = 1: share of the target missed"), missed[1], 0.5),
+        at_least(tr("d_k = 4, still below n = 12"), missed[4], 0.5).beyond(),
         at_most("d_k = 12", missed[12], 0.05).control(missed[1]),
-        Curve.of(Bilingual("A head trained to copy one of 12 tokens", "训练一个头复制 12 个词元之一"), "d_k", MISSED, {
-            Bilingual("after 400 steps", "400 步之后"): missed}, log="y"),
+        Curve.of(tr("A head trained to copy one of 12 tokens"), "d_k", MISSED, {
+            tr("after 400 steps"): missed}, log="y"),
     ]  # fmt: skip
 
 
@@ -325,17 +306,16 @@ def more_heads_learn_more() -> list[Check | Curve]:
     steps = (*range(0, STEPS, 25), STEPS)
     ends = {h: way[-1] for h, way in missed.items()}
     ways = {f"h = {h}, d_k = {32 // h}": {t: missed[h][t] for t in steps} for h in (1, 2, 4, 32)}
-    title = Bilingual("Trained on y_i = x_π(i) − x_σ(i), d_model = 32", "以 y_i = x_π(i) − x_σ(i) 训练，d_model = 32")
+    title = tr("Trained on y_i = x_π(i) − x_σ(i), d_model = 32")
     return [
-        at_least(("h = 1, d_k = 32: share missed", "h = 1，d_k = 32：未学到的比例"), ends[1], 0.4),
+        at_least(tr("h = 1, d_k = 32: share missed"), ends[1], 0.4),
         at_most("h = 2, d_k = 16", ends[2], 0.03),
         at_most("h = 4, d_k = 8", ends[4], 0.03),
         at_most("h = 32, d_k = 1", ends[32], 0.03).beyond(),
-        at_most(("one head on y_i = x_π(i)",
-                 "一个头，目标 y_i = x_π(i)"), _trained_missed(1, patterns=1)[-1], 0.03).control(ends[1]),
-        Curve.of(title, Bilingual("heads h", "头数 h"), MISSED, {
-            Bilingual(f"after {STEPS} steps", f"{STEPS} 步之后"): ends}, log="xy"),
-        Curve.of(Bilingual("The same in training", "训练过程"), Bilingual("step", "步"), MISSED, ways, log="y"),
+        at_most(tr("one head on y_i = x_π(i)"), _trained_missed(1, patterns=1)[-1], 0.03).control(ends[1]),
+        Curve.of(title, tr("heads h"), MISSED, {
+            tr("after {steps} steps", steps=STEPS): ends}, log="xy"),
+        Curve.of(tr("The same in training"), tr("step"), MISSED, ways, log="y"),
     ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 A check holds or fails, and one rule derives the verdict from all of them.
 
->>> [check] = [equal(("heads", "头数"), 3, 4)]
+>>> [check] = [equal(Bilingual("heads", "头数"), 3, 4)]
 >>> check.held, check.text, check.text.zh
 (False, 'heads: 3, not 4', '头数：3，不是 4')
 >>> judge([check])
@@ -20,32 +20,31 @@ from typing import Any
 from torch import Tensor
 
 from headwise.errors import ConfigError
-from headwise.wording import Bilingual, in_language, joined
+from headwise.wording import Bilingual, joined, tr
 from headwise_textbook.curves import Curve
 from headwise_textbook.texts import Place, place, read_toml, words
 from headwise_textbook.trace import seeded
 
-Words = str | tuple[str, str]  # one text for both languages, or English and Chinese
 QUICK_SECONDS, SLOW_SECONDS = 0.4, 15.0  # of a claim, the mean over all, measured on one core of an AMD Zen 4
 
 # The groups in the order of the texts; what the claims of one say is in a TOML file of its name.
 GROUPS = {
-    "definitions": Bilingual("What multi-head attention is", "多头注意力是什么"),
-    "scaling": Bilingual("Scores and their scale", "分数与缩放"),
-    "parameters": Bilingual("Parameters and sizes of heads", "参数与头的大小"),
-    "counts": Bilingual("What it costs", "计算量"),
-    "memory": Bilingual("What it keeps", "内存"),
-    "blocks": Bilingual("The block around the heads", "头所在的块"),
-    "forms": Bilingual("Mixtures, groups and mixing of heads", "混合、分组与跨头交互"),
-    "capacity": Bilingual("What heads can express", "头能表示什么"),
-    "functions": Bilingual("Kernels, freedom, approximation", "核、自由度与逼近"),
-    "tasks": Bilingual("What heads can be trained to do", "头能学会什么"),
-    "trainings": Bilingual("One head against several, trained", "单头与多头的训练对比"),
-    "places": Bilingual("Attention and convolution", "注意力与卷积"),
-    "learnt": Bilingual("What heads learn", "头学到什么"),
-    "demonstration": Bilingual("The demonstration", "演示"),
-    "printed": Bilingual("Formulas and listings as printed", "照印出来的公式与代码"),
-    "identities": Bilingual("Identities", "恒等式"),
+    "definitions": tr("What multi-head attention is"),
+    "scaling": tr("Scores and their scale"),
+    "parameters": tr("Parameters and sizes of heads"),
+    "counts": tr("What it costs"),
+    "memory": tr("What it keeps"),
+    "blocks": tr("The block around the heads"),
+    "forms": tr("Mixtures, groups and mixing of heads"),
+    "capacity": tr("What heads can express"),
+    "functions": tr("Kernels, freedom, approximation"),
+    "tasks": tr("What heads can be trained to do"),
+    "trainings": tr("One head against several, trained"),
+    "places": tr("Attention and convolution"),
+    "learnt": tr("What heads learn"),
+    "demonstration": tr("The demonstration"),
+    "printed": tr("Formulas and listings as printed"),
+    "identities": tr("Identities"),
 }
 
 
@@ -61,12 +60,13 @@ class Verdict(Enum):
     @property
     def words(self) -> Bilingual:
         """The verdict in both languages."""
-        return Bilingual(self.value, VERDICTS_IN_CHINESE[self.name])
+        return next(words for words in VERDICTS if words == self.value)
 
 
-VERDICTS_IN_CHINESE = {
-    "HOLDS": "成立", "CONDITIONS": "有条件成立", "FAILS": "不成立", "MISLEADING": "属实但易误导", "UNDECIDED": "未定",
-}  # fmt: skip
+VERDICTS = (
+    tr("holds", sense="verdict"), tr("holds under conditions", sense="verdict"), tr("does not hold", sense="verdict"),
+    tr("faithful but misleading", sense="verdict"), tr("undecided", sense="verdict"),
+)  # fmt: skip
 
 
 class Role(Enum):
@@ -99,17 +99,15 @@ class Check:
     def text(self) -> Bilingual:
         """The check as a short line, such as "heads: 3, not 4"."""
         held, value, limit = self._takes(self.value), number(self.value), number(self.limit)
-        en = zh = ""
+        parts: list[str] = [self.what, tr(": "), value]
         if self.relation == "=" and not held:
-            en = f", not {limit}"
-            zh = f"，不是 {limit}"
+            parts.append(tr(", not {limit}", limit=limit))
         elif self.relation != "=":
             sign = self.relation if held else {"≤": ">", "≥": "<"}[self.relation]
-            en = zh = f" {sign} {limit}"
+            parts.append(f" {sign} {limit}")
         if held and not self.held:
-            own = number(self.instead or 0.0)
-            en, zh = f"{en}, but so is {own}", f"{zh}，但 {own} 也是如此"
-        return Bilingual(f"{self.what}: {value}{en}", f"{self.what.zh}：{value}{zh}")
+            parts.append(tr(", but so is {own}", own=number(self.instead or 0.0)))
+        return joined(parts, "")
 
     def _takes(self, value: float) -> bool:
         if self.relation == "=":
@@ -129,27 +127,27 @@ class Check:
         return replace(self, role=Role.CONTROL, instead=float(instead))
 
 
-def both(words: Words) -> Bilingual:
-    """The words in both languages."""
-    return Bilingual(words, in_language(words, "zh")) if isinstance(words, str) else Bilingual(*words)
+def both(words: str) -> Bilingual:
+    """The words in both languages, which may be the same."""
+    return words if isinstance(words, Bilingual) else Bilingual(words, words)
 
 
-def equal(what: Words, value: float, limit: float, tolerance: float = 0.0) -> Check:
+def equal(what: str, value: float, limit: float, tolerance: float = 0.0) -> Check:
     """Check that `value` equals `limit` up to a relative tolerance."""
     return Check(both(what), float(value), "=", float(limit), tolerance)
 
 
-def at_most(what: Words, value: float, limit: float) -> Check:
+def at_most(what: str, value: float, limit: float) -> Check:
     """Check that `value` is at most `limit`."""
     return Check(both(what), float(value), "≤", float(limit))
 
 
-def at_least(what: Words, value: float, limit: float) -> Check:
+def at_least(what: str, value: float, limit: float) -> Check:
     """Check that `value` is at least `limit`."""
     return Check(both(what), float(value), "≥", float(limit))
 
 
-def same(what: Words, one: Tensor, other: Tensor, tolerance: float = 1e-12) -> Check:
+def same(what: str, one: Tensor, other: Tensor, tolerance: float = 1e-12) -> Check:
     """Check that two tensors are equal: their `difference` is at most `tolerance`."""
     return at_most(what, difference(one, other), tolerance)
 
@@ -162,7 +160,7 @@ def difference(one: Tensor, other: Tensor) -> float:
     return float(gap / other.detach().double().abs().max())
 
 
-def differs(what: Words, one: Tensor, other: Tensor, instead: float) -> Check:
+def differs(what: str, one: Tensor, other: Tensor, instead: float) -> Check:
     """A control: two tensors differ by at least 0.01. instead: the difference in the claim's own case."""
     return at_least(what, difference(one, other), 0.01).control(instead)
 
@@ -218,7 +216,7 @@ class Claim:
     @property
     def source(self) -> Bilingual:
         """All places and the literature in one line."""
-        return joined([*(place.where for place in self.places), *([self.also] if self.also else [])], "; ", "；")
+        return joined([*(place.where for place in self.places), *([self.also] if self.also else [])], tr("; "))
 
     @property
     def id(self) -> str:

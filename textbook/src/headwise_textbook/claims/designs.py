@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from headwise import attend
 from headwise.masks import Causal
 from headwise.nn import DESIGNS, AttentionLayer, from_conv1d, from_conv2d
-from headwise.wording import Bilingual
+from headwise.wording import tr
 from headwise_textbook.claims.claim import Check, at_least, at_most, claim, difference, differs, equal, same
 from headwise_textbook.claims.formulas import formula_of
 from headwise_textbook.claims.model import counted, layer, multi_head, normal, size_of, standard, trained
@@ -22,20 +22,20 @@ from headwise_textbook.trace import seeded
 def residual_norm() -> list[Check | Curve]:
     depths = 1, 3, 6, 12, 24
     cases = {
-        Bilingual("residual and LayerNorm", "残差与层归一化"): (True, True),
-        Bilingual("residual only", "只有残差"): (True, False),
-        Bilingual("LayerNorm only", "只有层归一化"): (False, True),
-        Bilingual("neither", "两者都没有"): (False, False),
+        tr("residual and LayerNorm"): (True, True),
+        tr("residual only"): (True, False),
+        tr("LayerNorm only"): (False, True),
+        tr("neither"): (False, False),
     }
     left = {what: {depth: _gradient_left(depth, *case) for depth in depths} for what, case in cases.items()}
     both, residual, norm, neither = (line[24] for line in left.values())
     return [
-        at_least(("gradient after 24 layers with both", "两者都有，24 层之后的梯度"), both, 0.1),
-        at_least(("with the residual connection only", "只有残差"), residual, 0.1),
-        at_least(("with LayerNorm only", "只有层归一化"), norm, 0.1),
-        at_most(("with neither", "两者都没有"), neither, 1e-6).control(both),
-        Curve.of(Bilingual("Gradient at the input of a stack of attention layers", "多层注意力输入处的梯度"),
-                 Bilingual("layers", "层数"), Bilingual("relative to the output's", "与输出处之比"), left, log="xy"),
+        at_least(tr("gradient after 24 layers with both"), both, 0.1),
+        at_least(tr("with the residual connection only"), residual, 0.1),
+        at_least(tr("with LayerNorm only"), norm, 0.1),
+        at_most(tr("with neither"), neither, 1e-6).control(both),
+        Curve.of(tr("Gradient at the input of a stack of attention layers"),
+                 tr("layers"), tr("relative to the output's"), left, log="xy"),
     ]  # fmt: skip
 
 
@@ -45,9 +45,9 @@ def normalised_tokens() -> list[Check]:
     y, before = norm(x + module(x)).detach(), (x + module(norm(x))).detach()
     deviation = float((y.var(-1, unbiased=False) - 1).abs().max())
     return [
-        at_most(("largest |mean| of a token", "词元均值的最大绝对值"), float(y.mean(-1).abs().max()), 1e-12),
-        at_most(("largest |variance − 1|", "|方差 − 1| 的最大值"), deviation, 1e-12),
-        at_least(("pre-norm: largest |variance − 1|", "前置归一化：|方差 − 1| 的最大值"),
+        at_most(tr("largest |mean| of a token"), float(y.mean(-1).abs().max()), 1e-12),
+        at_most(tr("largest |variance − 1|"), deviation, 1e-12),
+        at_least(tr("pre-norm: largest |variance − 1|"),
                  float((before.var(-1) - 1).abs().max()), 10.0).control(deviation),
     ]  # fmt: skip
 
@@ -58,12 +58,11 @@ def block_diagonal() -> list[Check]:
     standard, sliced = layer("multi_head", d, h), layer("block_diagonal", d, h)
     x, fed, weights = normal(2, 7, d, seed=5), _heads_fed(standard), standard.q_proj.weight.numel()
     return [
-        equal(("heads that an input dimension feeds", "一个输入维度供给的头数"), fed, 1),
-        equal(("weights of Q", "Q 的权重数"), weights, d * d // h),
-        equal(("heads fed in the block-diagonal layer", "分块对角层中供给的头数"), _heads_fed(sliced), 1).control(fed),
-        equal(("weights of its Q", "其 Q 的权重数"), sliced.w_q.numel(), d * d // h).control(weights),
-        same(("its own error as a multi-head layer with zeros",
-              "把它写成带零的多头层时的误差"), sliced.to_multi_head()(x), sliced(x))
+        equal(tr("heads that an input dimension feeds"), fed, 1),
+        equal(tr("weights of Q"), weights, d * d // h),
+        equal(tr("heads fed in the block-diagonal layer"), _heads_fed(sliced), 1).control(fed),
+        equal(tr("weights of its Q"), sliced.w_q.numel(), d * d // h).control(weights),
+        same(tr("its own error as a multi-head layer with zeros"), sliced.to_multi_head()(x), sliced(x))
         .control(difference(standard(x), sliced(x))),
     ]  # fmt: skip
 
@@ -79,10 +78,9 @@ def output_replaces() -> list[Check]:
     alike = float(nn.functional.cosine_similarity(after, embedded, dim=-1).mean())
     remaining = difference(after, added)
     return [
-        at_most(("difference between the tokens after attention and its output",
-                 "注意力之后的词元与其输出之差"), remaining, 1e-6),
-        at_most(("their mean cosine with the embeddings", "它们与嵌入的平均余弦"), alike, 0.1),
-        at_most(("the same difference without a residual connection", "没有残差连接时的同一差值"),
+        at_most(tr("difference between the tokens after attention and its output"), remaining, 1e-6),
+        at_most(tr("their mean cosine with the embeddings"), alike, 0.1),
+        at_most(tr("the same difference without a residual connection"),
                 difference(module(x), module.output(module.merge(module.attention(*module.project(x, x))[0], x))), 1e-6)
         .control(remaining),
     ]  # fmt: skip
@@ -127,18 +125,14 @@ def sparse_heads() -> list[Check]:
     required = 3 / 12 * (projections + attention) + _heads_required() * projections
     once, every = (_share_of_flops(per, top_k) for per, top_k in (("sequence", 3), ("sequence", 12)))
     return [
-        same(("error, written out over all heads",
-              "误差，与对所有头写出的和相比"), y, module.o_proj(weighted.transpose(1, 2).flatten(2))),
-        equal(("heads used per token", "每个词元所用的头数"), float(gates.chosen.sum(-1).double().mean()), 2),
-        at_most(("FLOPs with 3 of 12 heads for the whole input, relative to all",
-                 "整个输入共用 12 选 3 时，与全部头的 FLOP 数之比"),
+        same(tr("error, written out over all heads"), y, module.o_proj(weighted.transpose(1, 2).flatten(2))),
+        equal(tr("heads used per token"), float(gates.chosen.sum(-1).double().mean()), 2),
+        at_most(tr("FLOPs with 3 of 12 heads for the whole input, relative to all"),
                 once, 0.26),
-        at_most(("FLOPs that exact outputs require if each token selects 3 of 12",
-                 "每个词元各自 12 选 3 时，精确输出所需的 FLOP 数之比"),
+        at_most(tr("FLOPs that exact outputs require if each token selects 3 of 12"),
                 required / (2 * projections + attention), 0.26).beyond(),
-        at_most(("share of heads whose keys some token requires",
-                 "至少被一个词元用到其键的头的比例"), _heads_required(), 0.26).beyond(),
-        at_least(("FLOPs with 12 of 12 heads", "12 选 12 时的 FLOP 数之比"), every, 1.0).control(once),
+        at_most(tr("share of heads whose keys some token requires"), _heads_required(), 0.26).beyond(),
+        at_least(tr("FLOPs with 12 of 12 heads"), every, 1.0).control(once),
     ]  # fmt: skip
 
 
@@ -153,9 +147,9 @@ def heads_as_experts() -> list[Check]:
     concat = dense(x, return_concat=True)[1].unflatten(-1, (6, 2))
     tilted = concat * torch.linspace(0.5, 1.5, 6, dtype=torch.float64)[:, None]
     return [
-        same(("constant gate: error of h times the mixture", "恒定门控：h 倍混合的误差"), mixture, y),
-        same(("a gate that reads tokens: the same error", "读取词元的门控：同样的误差"), open_gate, y).beyond(),
-        differs(("difference with weights from ½/h to 1½/h", "权重取 ½/h 到 1½/h 时的差异"),
+        same(tr("constant gate: error of h times the mixture"), mixture, y),
+        same(tr("a gate that reads tokens: the same error"), open_gate, y).beyond(),
+        differs(tr("difference with weights from ½/h to 1½/h"),
                 dense.o_proj(tilted.flatten(-2)), y, difference(mixture, y)),
     ]  # fmt: skip
 
@@ -170,12 +164,10 @@ def grouped_heads() -> list[Check]:
     dense = layer("multi_head", 12, 6).o_proj.weight != 0
     crossing = int(dense[:6, 6:].sum() + dense[6:, :6].sum())
     return [
-        same(("error", "误差"), y, _mlp(module, groups)),
-        equal(("share of channels read within a group", "组内被读取的通道比例"), float(within.double().mean()), 1),
-        equal(("channels read between groups before the MLP", "MLP 之前跨组读取的通道数"), int(between.sum()), 0),
-        equal(("channels that a W_O reads between groups", "W_O 跨组读取的通道数"), crossing, 72).control(
-            int(between.sum())
-        ),
+        same(tr("error"), y, _mlp(module, groups)),
+        equal(tr("share of channels read within a group"), float(within.double().mean()), 1),
+        equal(tr("channels read between groups before the MLP"), int(between.sum()), 0),
+        equal(tr("channels that a W_O reads between groups"), crossing, 72).control(int(between.sum())),
     ]
 
 
@@ -191,13 +183,11 @@ def group_maps_fold() -> list[Check]:
     with torch.device("meta"):
         sizes = [size_of(module) for module in (_of_gpt_2("grouped_mlp", num_groups=2), _of_gpt_2("multi_head"))]
     return [
-        at_least(("difference of the best W_O instead of the MLP", "以最优的 W_O 代替 MLP 时的差异"), curved, 1e-6),
-        at_least(("difference after folding the maps of the groups into the MLP",
-                  "把组内矩阵并入 MLP 之后的差异"), folded, 1e-6).beyond(),
-        at_most(("parameters relative to multi-head, d = 768, h = 12, g = 2",
-                 "参数量与多头之比，d = 768、h = 12、g = 2"),
+        at_least(tr("difference of the best W_O instead of the MLP"), curved, 1e-6),
+        at_least(tr("difference after folding the maps of the groups into the MLP"), folded, 1e-6).beyond(),
+        at_most(tr("parameters relative to multi-head, d = 768, h = 12, g = 2"),
                 sizes[0] / sizes[1], 1.0).beyond(),
-        at_most(("difference of the best W_O instead of a linear MLP", "以最优的 W_O 代替线性的 MLP 时的差异"),
+        at_most(tr("difference of the best W_O instead of a linear MLP"),
                 straight, 1e-6).control(curved),
     ]  # fmt: skip
 
@@ -221,16 +211,16 @@ def head_mixing() -> list[Check]:
     y, affected = module(x), int((moved[0, 3].abs().amax(-1) > 0).sum())
     apart = difference(module.o_proj(along.flatten(2)), y)
     return [
-        same(("error", "误差"), y, module.o_proj(mixed.flatten(2))),
+        same(tr("error"), y, module.o_proj(mixed.flatten(2))),
         equal(
-            ("heads affected by head 1 of token 3", "词元 3 的头 1 所影响的头数"),
+            tr("heads affected by head 1 of token 3"),
             int((moved[0, 3].abs().amax(-1) > 0).sum()),
             3,
         ),
-        at_most(("its effect on other tokens", "它对其他词元的影响"), others, 1e-14),
-        at_most(("difference of the reading along the tokens", "读作沿词元时的差异"), apart, 1e-12).beyond(),
+        at_most(tr("its effect on other tokens"), others, 1e-14),
+        at_most(tr("difference of the reading along the tokens"), apart, 1e-12).beyond(),
         equal(
-            ("heads affected before the second attention", "第二次注意力之前所影响的头数"),
+            tr("heads affected before the second attention"),
             int((_bump(first)[0, 3].abs().amax(-1) > 0).sum()),
             1,
         ).control(affected),
@@ -280,9 +270,9 @@ def attention_is_convolution() -> list[Check]:
     sharp, blunt = (module(x.mT).mT for module in (from_conv1d(one), from_conv1d(one, sharpness=0.5)))
     plane = from_conv2d(two)(image.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     return [
-        same(("error, 1-d, dilation 2", "误差，一维，空洞 2"), sharp, one(x), 1e-10),
-        same(("error, 2-d, 3×5", "误差，二维，3×5"), plane, two(image), 1e-10),
-        at_least(("error with blunt heads", "头不够尖锐时的误差"), difference(blunt, one(x)), 0.1).control(
+        same(tr("error, 1-d, dilation 2"), sharp, one(x), 1e-10),
+        same(tr("error, 2-d, 3×5"), plane, two(image), 1e-10),
+        at_least(tr("error with blunt heads"), difference(blunt, one(x)), 0.1).control(
             difference(sharp, one(x))),
     ]  # fmt: skip
 
@@ -300,17 +290,16 @@ def convolution_is_a_limit() -> list[Check | Curve]:
     found = []
     for alpha in (5, 10, 20):
         error = errors[alpha]
-        what = f"error · e^α at α = {alpha}", f"α = {alpha} 时的误差 · e^α"
+        what = tr("error · e^α at α = {alpha}", alpha=alpha)
         found.append(at_most(what, error * math.exp(alpha), 10))
         found.append(at_least(what, error * math.exp(alpha), 0.5).control(errors[40] * math.exp(alpha)))
-    lines = {Bilingual("nine heads", "九个头"): errors}
+    lines = {tr("nine heads"): errors}
     bound = {"4·e^{−α}": {alpha: 4 * math.exp(-alpha) for alpha in errors}}
     return [
         *found,
-        at_most(("error at α = 40", "α = 40 时的误差"), errors[40], 1e-12),
-        Curve.of(Bilingual("Attention as a 3×3 convolution", "用注意力实现 3×3 卷积"), Bilingual("sharpness α",
-                                                                                         "锐度 α"),
-                 Bilingual("largest error", "最大误差"), lines, bound, log="y"),
+        at_most(tr("error at α = 40"), errors[40], 1e-12),
+        Curve.of(tr("Attention as a 3×3 convolution"), tr("sharpness α"),
+                 tr("largest error"), lines, bound, log="y"),
     ]  # fmt: skip
 
 
@@ -339,10 +328,10 @@ def row_stacking() -> list[Check]:
     rows, transposed, columns = torch.cat(list(w), 0), torch.cat([one.mT for one in w], 0), torch.cat(list(w), 1)
     error = difference(x @ transposed, queries)
     return [
-        equal(("rows of the stack, printed as h·d_k", "堆叠后的行数，印作 h·d_k"), len(rows), 3 * 4),
-        equal(("columns of the stack, printed as d_model", "堆叠后的列数，印作 d_model"), rows.shape[1], 12),
-        at_most(("error of X W_all with the blocks transposed", "各块转置后 X W_all 的误差"), error, 1e-12),
-        same(("error with the blocks side by side", "左右并排时的误差"), x @ columns, queries).control(error),
+        equal(tr("rows of the stack, printed as h·d_k"), len(rows), 3 * 4),
+        equal(tr("columns of the stack, printed as d_model"), rows.shape[1], 12),
+        at_most(tr("error of X W_all with the blocks transposed"), error, 1e-12),
+        same(tr("error with the blocks side by side"), x @ columns, queries).control(error),
     ]  # fmt: skip
 
 
@@ -357,9 +346,8 @@ def projects_twice() -> list[Check]:
     split = [formula_of(*(t[..., 4 * i : 4 * i + 4] for t in (q, k, v))) for i in range(3)]
     error = difference(literal, module(x))
     return [
-        at_most(("error of the formula taken literally", "照字面计算的误差"), error, 1e-12),
-        same(("error with splitting and attention only",
-              "只做切分与注意力时的误差"), torch.cat(split, -1) @ w_o, module(x))
+        at_most(tr("error of the formula taken literally"), error, 1e-12),
+        same(tr("error with splitting and attention only"), torch.cat(split, -1) @ w_o, module(x))
         .control(error),
     ]  # fmt: skip
 
@@ -374,9 +362,9 @@ def sparse_sum_size() -> list[Check]:
     mapped: Tensor = (weighted @ w).sum(1)
     rank = int(torch.linalg.matrix_rank(printed.detach().flatten(0, 1)))
     return [
-        equal(("channels of the sum, of d_model = 12", "和的通道数，d_model = 12"), printed.shape[-1], 12),
-        at_least(("directions in the sum, of d_model = 12", "和中的方向数，d_model = 12"), rank, 12),
-        equal(("channels with W_i^O", "有 W_i^O 时的通道数"), mapped.shape[-1], 12).control(printed.shape[-1]),
+        equal(tr("channels of the sum, of d_model = 12"), printed.shape[-1], 12),
+        at_least(tr("directions in the sum, of d_model = 12"), rank, 12),
+        equal(tr("channels with W_i^O"), mapped.shape[-1], 12).control(printed.shape[-1]),
     ]  # fmt: skip
 
 
@@ -388,10 +376,10 @@ def listing_transposes() -> list[Check]:
     scores = q @ k.transpose(-2, -1)
     printed, meant = (_tokens_read(x, w, transposed) for transposed in (False, True))
     return [
-        equal(("second axis of the scores, claimed to be the heads", "分数的第二轴，据称是头"), scores.shape[1], 8),
-        equal(("rows of the scores, claimed to be the tokens", "分数的行数，据称是词元"), scores.shape[2], 10),
-        equal(("pairs of tokens that read one another", "相互读取的词元对数"), printed, 100),
-        equal(("with the transposes", "加上转置"), meant, 100).control(printed),
+        equal(tr("second axis of the scores, claimed to be the heads"), scores.shape[1], 8),
+        equal(tr("rows of the scores, claimed to be the tokens"), scores.shape[2], 10),
+        equal(tr("pairs of tokens that read one another"), printed, 100),
+        equal(tr("with the transposes"), meant, 100).control(printed),
     ]
 
 

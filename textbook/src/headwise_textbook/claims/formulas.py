@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise import AttentionMap, attend
 from headwise.masks import Causal
 from headwise.nn import DESIGNS
-from headwise.wording import Bilingual
+from headwise.wording import tr
 from headwise_textbook.claims.claim import Check, at_least, at_most, claim, difference, differs, equal, same
 from headwise_textbook.claims.model import layer, multi_head, normal, trained
 from headwise_textbook.curves import Curve
@@ -28,8 +28,8 @@ def attention_formula() -> list[Check]:
     outputs = {name: attend(q, k, v, kernel=name) for name in ("auto", "torch_blocks", "reference")}
     plain = difference(torch.softmax(q @ k.mT, -1) @ v, outputs["auto"])
     return [
-        *(same((f"error, kernel {name}", f"误差，内核 {name}"), out, formula) for name, out in outputs.items()),
-        at_least(("difference without the factor", "不缩放时的差异"), plain, 0.01).control(
+        *(same(tr("error, kernel {name}", name=name), out, formula) for name, out in outputs.items()),
+        at_least(tr("difference without the factor"), plain, 0.01).control(
             difference(outputs["auto"], formula)),
     ]  # fmt: skip
 
@@ -41,8 +41,8 @@ def multi_head_formula() -> list[Check]:
     heads = [formula_of(x @ w["q"][i], x @ w["k"][i], x @ w["v"][i]) for i in range(3)]
     formula, reversed_ = (torch.cat(order, -1) @ module.o_proj.weight.mT for order in (heads, heads[::-1]))
     return [
-        same(("error of the layer", "本层的误差"), y, formula),
-        differs(("difference with the heads in reverse order", "各头倒序拼接时的差异"),
+        same(tr("error of the layer"), y, formula),
+        differs(tr("difference with the heads in reverse order"),
                 reversed_, y, difference(y, formula)),
     ]  # fmt: skip
 
@@ -55,12 +55,11 @@ def splitting() -> list[Check]:
     others = int((split != columns).sum())
     merged = int((split.transpose(1, 2).flatten(2) != x).sum())
     return [
-        equal(("entries changed by splitting and merging", "切分再合并后改变的元素"), merged, 0),
-        equal(("entries of head i that are not its columns", "第 i 个头中不属于其列的元素"), others, 0),
-        equal(("copies made by the split", "切分产生的复制"), int(split.data_ptr() != x.data_ptr()), 0),
+        equal(tr("entries changed by splitting and merging"), merged, 0),
+        equal(tr("entries of head i that are not its columns"), others, 0),
+        equal(tr("copies made by the split"), int(split.data_ptr() != x.data_ptr()), 0),
         at_least(
-            ("entries of head i that are not its columns, without the transpose",
-             "不转置时，第 i 个头中不属于其列的元素"),
+            tr("entries of head i that are not its columns, without the transpose"),
             int((x.view(2, 3, 7, 4) != columns).sum()), 1,
         ).control(others),
     ]  # fmt: skip
@@ -84,8 +83,8 @@ def output_sums_heads() -> list[Check]:
     total = sum((head @ one for head, one in zip(heads, w, strict=True)), torch.zeros(()))
     mean = torch.stack(heads).mean(0) @ w.sum(0)
     return [
-        same(("error of the sum", "求和的误差"), total, y),
-        differs(("difference of the averaged heads", "对各头取平均时的差异"), mean, y, difference(total, y)),
+        same(tr("error of the sum"), total, y),
+        differs(tr("difference of the averaged heads"), mean, y, difference(total, y)),
     ]  # fmt: skip
 
 
@@ -100,10 +99,9 @@ def output_mixes_heads() -> list[Check]:
     before, after = _heads_in_channels(multi_head)
     apart = _heads_in_channels(blocks_in_output)[1]
     return [
-        equal(("heads in a channel of A, at most", "A 的一个通道中的头数，最多"), before, 1),
-        equal(("heads in a channel of A W_O", "A W_O 的一个通道中的头数"), after, 3),
-        equal(("heads in a channel after a block-diagonal W_O",
-               "W_O 分块对角时，一个通道中的头数"), apart, 1).control(after),
+        equal(tr("heads in a channel of A, at most"), before, 1),
+        equal(tr("heads in a channel of A W_O"), after, 3),
+        equal(tr("heads in a channel after a block-diagonal W_O"), apart, 1).control(after),
     ]  # fmt: skip
 
 
@@ -114,8 +112,8 @@ def heads_have_no_order() -> list[Check]:
     moved = {name: w[order] for name, w in weights.items()}
     y, kept = type(module).from_heads(**moved)(x), type(module).from_heads(**{**moved, "o": weights["o"]})(x)
     return [
-        same(("error", "误差"), y, module(x)),
-        differs(("difference if W_O stays", "W_O 不动时的差异"), kept, module(x), difference(y, module(x))),
+        same(tr("error"), y, module(x)),
+        differs(tr("difference if W_O stays"), kept, module(x), difference(y, module(x))),
     ]  # fmt: skip
 
 
@@ -127,12 +125,10 @@ def one_step_path() -> list[Check]:
     reach = [_reached(partial(module, mask=mask), x) for mask in (None, Causal())]
     local = _reached(lambda t: narrow(t.mT).mT, x)
     return [
-        equal(("pairs (i, j) with ∂y_i/∂x_j ≠ 0", "∂y_i/∂x_j ≠ 0 的 (i, j) 对数"), int(reach[0].sum()), 49),
-        equal(("pairs under a causal mask",
-               "因果掩码下的对数"), int((reach[1] & torch.ones(7, 7).tril().bool()).sum()), 28),
-        equal(("pairs beyond the causal mask", "因果掩码之外的对数"), int(reach[1].triu(1).sum()), 0),
-        equal(("pairs that a convolution of width 3 reaches",
-               "宽度为 3 的卷积到达的对数"), int(local.sum()), 19).control(
+        equal(tr("pairs (i, j) with ∂y_i/∂x_j ≠ 0"), int(reach[0].sum()), 49),
+        equal(tr("pairs under a causal mask"), int((reach[1] & torch.ones(7, 7).tril().bool()).sum()), 28),
+        equal(tr("pairs beyond the causal mask"), int(reach[1].triu(1).sum()), 0),
+        equal(tr("pairs that a convolution of width 3 reaches"), int(local.sum()), 19).control(
             int(reach[0].sum())),
     ]  # fmt: skip
 
@@ -157,12 +153,12 @@ def _equals_multi_head(form: str) -> list[Check]:
     of_module = dict(_of_gradients(module).named_parameters())
     letters = {name: name[0].upper() for name in of_module}
     return [
-        same(("error of outputs", "输出的误差"), outputs[1], outputs[0]),
+        same(tr("error of outputs"), outputs[1], outputs[0]),
         *(
-            same((f"of gradients of {letters[name]}", f"{letters[name]} 的梯度的误差"), gradients[name], parameter)
+            same(tr("of gradients of {letters}", letters=letters[name]), gradients[name], parameter)
             for name, parameter in of_module.items()
         ),
-        differs(("difference with queries exchanged", "交换查询投影后的差异"),
+        differs(tr("difference with queries exchanged"),
                 kind.from_multi_head(exchanged)(x), outputs[0], difference(outputs[1], outputs[0])),
     ]  # fmt: skip
 
@@ -199,7 +195,7 @@ def _reached(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 # Why scores are divided by √d_k: measurements with and without the factor.
 SIZES = 1, 4, 16, 64, 256, 1024
-WITHOUT = Bilingual("without the factor", "不缩放")
+WITHOUT = tr("without the factor")
 
 
 @claim
@@ -210,8 +206,8 @@ def scaling_keeps_variance() -> list[Check | Curve]:
         plain[d], scaled[d] = float(dots.var()), float((dots / math.sqrt(d)).var())
     for d in (16, 64, 1024):
         found += [
-            equal((f"variance of q·k at d_k = {d}", f"d_k = {d} 时 q·k 的方差"), plain[d], d, 0.05),
-            equal(("scaled", "缩放后"), scaled[d], 1, 0.05),
+            equal(tr("variance of q·k at d_k = {d}", d=d), plain[d], d, 0.05),
+            equal(tr("scaled"), scaled[d], 1, 0.05),
         ]
     variances = []
     for amap in trained().maps:
@@ -220,12 +216,11 @@ def scaling_keeps_variance() -> list[Check | Curve]:
     least, most = float(torch.cat(variances).min()), float(torch.cat(variances).max())
     return [
         *found,
-        equal(("trained model, variance of scaled scores, smallest head",
-               "训练好的模型，缩放后分数的方差，最小的头"), least, 1, 0.05)
+        equal(tr("trained model, variance of scaled scores, smallest head"), least, 1, 0.05)
         .beyond(),
-        equal(("largest head", "最大的头"), most, 1, 0.05).beyond(),
-        equal(("divided by d_k = 64", "除以 d_k = 64"), plain[64] / 64**2, 1 / 64, 0.05).control(scaled[64]),
-        Curve.of(Bilingual("Variance of the logits", "分数的方差"), "d_k", Bilingual("variance", "方差"), {
+        equal(tr("largest head"), most, 1, 0.05).beyond(),
+        equal(tr("divided by d_k = 64"), plain[64] / 64**2, 1 / 64, 0.05).control(scaled[64]),
+        Curve.of(tr("Variance of the logits"), "d_k", tr("variance"), {
             "q·k": plain, "q·k / √d_k": scaled}, {"d_k": {d: d for d in SIZES}}, log="xy"),
     ]  # fmt: skip
 
@@ -236,17 +231,17 @@ def scaling_keeps_gradients() -> list[Check | Curve]:
     for d in SIZES:
         dots = normal(200, d, seed=1) @ normal(64, d, seed=2).mT  # [queries, keys]
         plain[d], scaled[d] = _slope(dots), _slope(dots / math.sqrt(d))
-    lines = {WITHOUT: plain, Bilingual("with 1/√d_k", "除以 √d_k"): scaled}
-    axis = Bilingual("mean ‖∂p/∂s‖", "‖∂p/∂s‖ 的平均")
+    lines = {WITHOUT: plain, tr("with 1/√d_k"): scaled}
+    axis = tr("mean ‖∂p/∂s‖")
     return [
         at_most(
-            ("gradient at d_k = 1024 relative to 16, without the factor", "不缩放时，d_k = 1024 的梯度与 16 时之比"),
+            tr("gradient at d_k = 1024 relative to 16, without the factor"),
             plain[1024] / plain[16], 0.5,
         ),
-        equal(("with it", "缩放时"), scaled[1024] / scaled[16], 1, 0.1),
-        equal(("gradient without the factor relative to that with it, d_k = 1", "d_k = 1 时，不缩放与缩放的梯度之比"),
+        equal(tr("with it"), scaled[1024] / scaled[16], 1, 0.1),
+        equal(tr("gradient without the factor relative to that with it, d_k = 1"),
               plain[1] / scaled[1], 1, 0.01).control(plain[1024] / scaled[1024]),
-        Curve.of(Bilingual("Gradient of the softmax, 64 keys", "softmax 的梯度，64 个键"), "d_k", axis, lines, log="x"),
+        Curve.of(tr("Gradient of the softmax, 64 keys"), "d_k", axis, lines, log="x"),
     ]  # fmt: skip
 
 
@@ -258,7 +253,7 @@ def _slope(scores: torch.Tensor) -> float:
 
 
 # Identities that the library is based on: statistics of the weights computed without them. All in float64.
-ERROR = "error", "误差"
+ERROR = tr("error")
 
 
 @claim
@@ -269,7 +264,7 @@ def entropy_without_weights() -> list[Check]:
     truth = torch.special.entr(_weights(q, k)).sum(-1)
     return [
         same(ERROR, entropy, truth),
-        differs(("error of the log-sum-exp alone", "只用 log-sum-exp 的误差"),
+        differs(tr("error of the log-sum-exp alone"),
                 amap.lse, truth, difference(entropy, truth)),
     ]  # fmt: skip
 
@@ -282,7 +277,7 @@ def effective_keys_from_lse() -> list[Check]:
     found, truth = torch.exp(twice - 2 * once), _weights(q, k).square().sum(-1)
     return [
         same(ERROR, found, truth),
-        differs(("error of exp(LSE(2s) − LSE(s))", "exp(LSE(2s) − LSE(s)) 的误差"),
+        differs(tr("error of exp(LSE(2s) − LSE(s))"),
                 torch.exp(twice - once), truth, difference(found, truth)),
     ]  # fmt: skip
 
@@ -296,9 +291,9 @@ def received_mass_gradient() -> list[Check]:
     assert v.grad is not None
     mass = _weights(q, k).sum(-2)
     return [
-        same(("error of the gradient", "梯度的误差"), v.grad[..., 0], mass),
-        same(("of the map's own sum", "注意力图自身求和的误差"), amap.received(), mass),
-        differs(("error of sums over rows", "行和的误差"),
+        same(tr("error of the gradient"), v.grad[..., 0], mass),
+        same(tr("of the map's own sum"), amap.received(), mass),
+        differs(tr("error of sums over rows"),
                 torch.ones_like(mass), mass, difference(v.grad[..., 0], mass)),
     ]  # fmt: skip
 
@@ -313,11 +308,11 @@ def lse_bounds_maximum() -> list[Check]:
     peak[0] = math.log(m)
     above = float((lse - math.log(m) - largest).max())
     return [
-        at_least(("smallest LSE − max", "LSE − max 的最小值"), float((lse - largest).min()), 0.0),
-        at_most(("largest LSE − ln m − max", "LSE − ln m − max 的最大值"), above, 0.0),
-        equal(("two rows of LSE", "两行的 LSE"), float(peak.logsumexp(0)), float(flat.logsumexp(0)), 1e-12),
-        equal(("whose maxima differ by", "它们的最大值之差"), float(peak.max() - flat.max()), math.log(m), 1e-12),
-        at_least(("LSE − ln(m/2) − max of equal scores", "分数全相等时的 LSE − ln(m/2) − max"),
+        at_least(tr("smallest LSE − max"), float((lse - largest).min()), 0.0),
+        at_most(tr("largest LSE − ln m − max"), above, 0.0),
+        equal(tr("two rows of LSE"), float(peak.logsumexp(0)), float(flat.logsumexp(0)), 1e-12),
+        equal(tr("whose maxima differ by"), float(peak.max() - flat.max()), math.log(m), 1e-12),
+        at_least(tr("LSE − ln(m/2) − max of equal scores"),
                  float(flat.logsumexp(0)) - math.log(m / 2) - float(flat.max()), 0.1).control(above),
     ]  # fmt: skip
 
@@ -334,7 +329,7 @@ def importance_from_gradient() -> list[Check]:
     scaled = norms * by_gate.abs().max() / norms.max()
     return [
         same(ERROR, found, by_gate.abs()),
-        differs(("error of ‖O‖, scaled", "‖O‖（经缩放）的误差"),
+        differs(tr("error of ‖O‖, scaled"),
                 scaled, by_gate.abs(), difference(found, by_gate.abs())),
     ]  # fmt: skip
 
@@ -348,7 +343,7 @@ def key_blocks_merge_exactly() -> list[Check]:
     whole, mean = attend(q, k, v), torch.stack([out for out, _ in parts]).mean(0)
     return [
         same(ERROR, merged, whole),
-        differs(("error of the mean of the parts", "各部分取平均的误差"), mean, whole, difference(merged, whole)),
+        differs(tr("error of the mean of the parts"), mean, whole, difference(merged, whole)),
     ]  # fmt: skip
 
 
@@ -366,11 +361,11 @@ def weights_are_an_operator() -> list[Check]:
         block = torch.linalg.qr(amap.T @ (amap @ block))[0][0, 0]  # subspace iteration
     singular = torch.linalg.svdvals((amap @ block)[0, 0])
     return [
-        same(("error of P X", "P X 的误差"), (amap @ x)[0, 0], p @ x),
-        same(("of Pᵀ X", "Pᵀ X 的误差"), (amap.T @ x)[0, 0], p.mT @ x),
-        same(("of four layers of rollout", "四层 rollout 的误差"), rolled, torch.linalg.matrix_power(mean, 4) @ x),
-        same(("of singular values", "奇异值的误差"), singular, torch.linalg.svdvals(p), 1e-9),
-        differs(("difference between Pᵀ X and P X", "Pᵀ X 与 P X 之差"),
+        same(tr("error of P X"), (amap @ x)[0, 0], p @ x),
+        same(tr("of Pᵀ X"), (amap.T @ x)[0, 0], p.mT @ x),
+        same(tr("of four layers of rollout"), rolled, torch.linalg.matrix_power(mean, 4) @ x),
+        same(tr("of singular values"), singular, torch.linalg.svdvals(p), 1e-9),
+        differs(tr("difference between Pᵀ X and P X"),
                 (amap.T @ x)[0, 0], p @ x, difference((amap @ x)[0, 0], p @ x)),
     ]  # fmt: skip
 
@@ -382,9 +377,9 @@ def torch_tells_lse() -> list[Check]:
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
     scores = q @ k.mT * q.shape[-1] ** -0.5
     return [
-        same(("error of LSE", "LSE 的误差"), lse, scores.logsumexp(-1)),
-        same(("of the output", "输出的误差"), out, _weights(q, k) @ v),
-        differs(("error of LSE without the factor", "不缩放时 LSE 的误差"),
+        same(tr("error of LSE"), lse, scores.logsumexp(-1)),
+        same(tr("of the output"), out, _weights(q, k) @ v),
+        differs(tr("error of LSE without the factor"),
                 lse, (q @ k.mT).logsumexp(-1), difference(lse, scores.logsumexp(-1))),
     ]  # fmt: skip
 
@@ -399,8 +394,8 @@ def key_bias_does_nothing() -> list[Check]:
             getattr(module, name).bias += 3.0 * normal(12, seed=6)
         moved[name] = difference(module(x), before)
     return [
-        at_most(("change by a key bias", "键偏置引起的改变"), moved["k_proj"], 1e-12),
-        at_least(("by a query bias", "查询偏置引起的改变"), moved["q_proj"], 0.01).control(moved["k_proj"]),
+        at_most(tr("change by a key bias"), moved["k_proj"], 1e-12),
+        at_least(tr("by a query bias"), moved["q_proj"], 0.01).control(moved["k_proj"]),
     ]
 
 
@@ -420,21 +415,17 @@ def entropy_has_a_floor() -> list[Check | Curve]:
     rows = rows / rows.norm(dim=-1, keepdim=True)
     entropies = {sigma: _row_entropy(sigma * rows) for sigma in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}
     lines = {
-        Bilingual("mean of 500 random rows", "500 个随机行的平均"): {
-            at: float(x.mean()) for at, x in entropies.items()
-        },
-        Bilingual("least of them", "其中最小的"): {at: float(x.min()) for at, x in entropies.items()},
+        tr("mean of 500 random rows"): {at: float(x.mean()) for at, x in entropies.items()},
+        tr("least of them"): {at: float(x.min()) for at, x in entropies.items()},
     }
-    floor = {Bilingual("the bound", "界"): {sigma: _floor(64, sigma) for sigma in entropies}}
+    floor = {tr("the bound"): {sigma: _floor(64, sigma) for sigma in entropies}}
     return [
-        at_least(("smallest entropy minus the bound, 1500 random rows",
-                  "最小的熵减去界，1500 个随机行"), min(margins), 0.0),
-        at_most(("distance of the extreme row from it", "极端的一行与界的距离"), max(reached), 1e-12),
-        at_most(("entropy of the extreme row minus the bound for σ/2",
-                 "极端一行的熵减去 σ/2 的界"), below, -0.01).control(
+        at_least(tr("smallest entropy minus the bound, 1500 random rows"), min(margins), 0.0),
+        at_most(tr("distance of the extreme row from it"), max(reached), 1e-12),
+        at_most(tr("entropy of the extreme row minus the bound for σ/2"), below, -0.01).control(
             min(margins)),
-        Curve.of(Bilingual("Entropy of rows of 64 scores", "64 个分数的行的熵"),
-                 Bilingual("norm σ of the scores", "分数的范数 σ"), Bilingual("nats", "奈特"), lines, floor, log="x"),
+        Curve.of(tr("Entropy of rows of 64 scores"),
+                 tr("norm σ of the scores"), tr("nats"), lines, floor, log="x"),
     ]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ import headwise
 from headwise.base import write_text
 from headwise.errors import ConfigError
 from headwise.reports import font_face
-from headwise.wording import Bilingual, in_language, joined, language_of
+from headwise.wording import BLANK, Bilingual, in_language, joined, language_of, tr, trn
 from headwise_textbook.claims.claim import GROUPS, Check, Claim, Finding, Role, Verdict
 from headwise_textbook.curves import Curve, legend, svg
 
@@ -44,34 +44,29 @@ PLURALS = {
     Verdict.FAILS: ("does not hold", "do not hold"), Verdict.MISLEADING: ("is misleading", "are misleading"),
     Verdict.UNDECIDED: ("is undecided", "are undecided"),
 }  # fmt: skip
-CLAIM, MEASURED = Bilingual("claim", "论断"), Bilingual("measured", "实测")
-VERDICT, EXPECTED = Bilingual("verdict", "结论"), Bilingual("expected", "预期")
-CONTROL = Bilingual("control", "对照")
+CLAIM, MEASURED = tr("claim"), tr("measured")
+VERDICT, EXPECTED = tr("verdict"), tr("expected")
+CONTROL = tr("control")
 MARK = "⇄"  # of a control
 COLON = {"en": ": ", "zh": "："}
 # Of the page.
-LEAD = Bilingual(
+LEAD = tr(
     "Textbooks and tutorials on multi-head attention make many claims. Here each one is run, on random numbers, on "
     "small layers or on the trained model that comes with headwise, and judged by what was measured. ✓ it is so, ✗ it "
     "is not: the verdict follows from these checks. ⇄ marks controls: the same measurement where the result must be "
-    "another one, or on a baseline. Dashed lines were not measured: they are what was claimed, or what a formula says. "
-    "Errors are the largest difference over the largest entry, in float64 unless stated otherwise.",
-    "关于多头注意力，教科书和教程提出了许多论断。这里逐条实测：用随机数、小型的层，或 headwise 内置的训练好的模型，再"
-    "依测得的数值判断。"
-    "✓ 相符，✗ 不符，结论由这些检验得出。⇄ 标出对照：在结果必须不同的情形下、或在基线上做同样的测量。虚线不是测得的，"
-    "而是所述的或公式给出的。"
-    "误差为最大差值与最大元素之比；除另有说明外，用 float64 计算。",
+    "another one, or on a baseline. Dashed lines were not measured: they are what was claimed, or what a formula "
+    "says. Errors are the largest difference over the largest entry, in float64 unless stated otherwise."
 )
-TITLE = Bilingual("What the texts claim, measured", "书中的论断，逐条实测")
-COLUMNS = (CLAIM, VERDICT, MEASURED, Bilingual("formula", "公式"), Bilingual("what was run", "怎样测量"))
+TITLE = tr("What the texts claim, measured")
+COLUMNS = (CLAIM, VERDICT, MEASURED, tr("formula"), tr("what was run"))
 THEMES = {
-    "auto": Bilingual("as the system", "跟随系统"), "light": Bilingual("light", "浅色"),
-    "dark": Bilingual("dark", "深色"),
+    "auto": tr("as the system"), "light": tr("light"),
+    "dark": tr("dark"),
 }  # fmt: skip
-SHOW, COLOURS = Bilingual("show", "显示"), Bilingual("colours", "配色")
+SHOW, COLOURS = tr("show"), tr("colours")
 LANGUAGE = {"en": "en", "zh": "zh-Hans"}
-PLOT, NUMBERS = Bilingual("plot", "图"), Bilingual("numbers", "数值")
-FOOT = Bilingual("Written by {}; verdicts and plots are from one run.", "由 {} 生成；结论与图出自同一次运行。")
+PLOT, NUMBERS = tr("plot"), tr("numbers")
+FOOT = tr("Written by {}; verdicts and plots are from one run.")
 
 
 def print_findings(findings: Sequence[Finding], console: Console, *, skipped: int = 0, lang: str | None = None) -> None:
@@ -132,7 +127,7 @@ def _mark(check: Check) -> str:
 
 def _control(claim: Claim, lang: str) -> str:
     """The sentence that says what the controls of a claim are."""
-    return in_language(Bilingual(f"{CONTROL}: {claim.control}.", f"{CONTROL.zh}：{claim.control.zh}。"), lang)
+    return in_language(tr("{control}: {control2}.", control=CONTROL, control2=claim.control), lang)
 
 
 def _sources(claim: Claim, lang: str) -> list[tuple[str, str]]:
@@ -152,21 +147,22 @@ def by_group(findings: Sequence[Finding]) -> dict[Bilingual, list[Finding]]:
 def summary(findings: Sequence[Finding], skipped: int = 0) -> list[Bilingual]:
     """A summary of the findings in sentences."""
     count = Counter(finding.verdict for finding in findings)
-    parts = joined(
-        Bilingual(f"{count[v]} {PLURALS[v][count[v] != 1]}", f"{count[v]} 条{v.words.zh}") for v in Verdict if count[v]
-    )
-    seconds, claims = sum(finding.seconds for finding in findings), "claim" if len(findings) == 1 else "claims"
-    lines = [
-        Bilingual(
-            f"{len(findings)} {claims} in {seconds:.0f} s: {parts}.",
-            f"{len(findings)} 条论断，用时 {seconds:.0f} 秒：{parts.zh}。",
+    verdicts = {v: Bilingual(PLURALS[v][count[v] != 1], in_language(v.words, "zh")) for v in Verdict if count[v]}
+    parts = joined(tr("{count} {verdict}", count=count[v], verdict=words) for v, words in verdicts.items())
+    lines: list[Bilingual] = [
+        trn(
+            "{count} claim in {seconds:.0f} s: {parts}.",
+            "{count} claims in {seconds:.0f} s: {parts}.",
+            count=len(findings),
+            seconds=sum(finding.seconds for finding in findings),
+            parts=parts,
         )
     ]
     if wrong := ", ".join(finding.claim.id for finding in findings if not finding.agrees):
-        lines.append(Bilingual(f"Not as expected: {wrong}.", f"与预期不符：{wrong}。"))
+        lines.append(tr("Not as expected: {wrong}.", wrong=wrong))
     if skipped:
         all_ = "headwise claims --all"
-        lines.append(Bilingual(f"{skipped} more take longer: {all_}.", f"另有 {skipped} 条用时较长：{all_}。"))
+        lines.append(tr("{skipped} more take longer: {all}.", skipped=skipped, all=all_))
     return lines
 
 
@@ -196,11 +192,11 @@ def to_markdown(findings: Sequence[Finding], lang: str | None = None) -> str:
     """The findings as Markdown, as in docs/claims.md: an introduction, a summary, and a table for each group."""
     lang = language_of(lang)
     lines = [files(__package__).joinpath(f"introduction.{lang}.md").read_text(encoding="utf-8").rstrip("\n"), ""]
-    lines += [in_language(joined(summary(findings), " ", ""), lang), ""]
+    lines += [in_language(joined(summary(findings), BLANK), lang), ""]
     heads = [in_language(name, lang) for name in (CLAIM, VERDICT, MEASURED)]
     for title, part in by_group(findings).items():
         code = part[0].claim.code
-        where = Bilingual(f"Measured in [`{code}`](../{code}).", f"测量代码：[`{code}`](../{code})。")
+        where = tr("Measured in [`{code}`](../{code}).", code=code)
         lines += [f"## {in_language(title, lang)}", "", in_language(where, lang), ""]
         lines += [_cells(heads), "| --- | --- | --- |"]
         lines += [_row(finding, lang) for finding in part]
@@ -224,7 +220,7 @@ def _row(finding: Finding, lang: str) -> str:
 
 def _numbers(name: str, curve: Curve, lang: str) -> list[str]:
     """A curve as a small Markdown table."""
-    named = in_language(Bilingual(f" (<code>{name}</code>)", f"（<code>{name}</code>）"), lang)
+    named = in_language(tr(" (<code>{name}</code>)", name=name), lang)
     lines = [f"<details><summary>{escape(curve.title)}{named}</summary>", ""]
     lines += [_cells([f"{curve.x_name}", *(f"{x:,.6g}" for x in curve.x)]), _cells(["---"] * (1 + len(curve.x)))]
     rows = [(in_language(joined([curve.y_name, line.name]), lang), line.y) for line in curve.lines]
@@ -261,7 +257,7 @@ def to_html(findings: Sequence[Finding], lang: str | None = None) -> str:
         "{display:none}\n"
         for v in kinds
     )  # fmt: skip
-    all_ = Bilingual(f"all {len(findings)}", f"全部 {len(findings)}")
+    all_ = tr("all {count}", count=len(findings))
     choices = [("all", in_language(all_, lang))]
     choices += [(v.name.lower(), f"{in_language(v.words, lang)} {count[v]}") for v in kinds]
     themes = [(name, in_language(words, lang)) for name, words in THEMES.items()]
@@ -303,10 +299,8 @@ def _facts(lang: str) -> str:
     machine, used = f"{platform.system()} {platform.machine()}", f"{torch.__version__}, {vectors}"
     facts = {
         MEASURED: datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        Bilingual("machine", "机器"): Bilingual(
-            f"{machine}, {os.cpu_count()} cores", f"{machine}，{os.cpu_count()} 核"
-        ),
-        "torch": Bilingual(f"{used}, {threads} thread{'s' * (threads != 1)}", f"{used}，{threads} 线程"),
+        tr("machine"): tr("{machine}, {cpu_count} cores", machine=machine, cpu_count=os.cpu_count()),
+        "torch": trn("{used}, {count} thread", "{used}, {count} threads", count=threads, used=used),
         "headwise": headwise.__version__,
         "Python": platform.python_version(),
     }

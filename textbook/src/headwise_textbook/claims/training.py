@@ -18,7 +18,7 @@ from headwise.cache import KVCache
 from headwise.lm import Decoder, DecoderConfig
 from headwise.masks import Dense, Mask
 from headwise.stats import ClassMass
-from headwise.wording import Bilingual
+from headwise.wording import joined, tr, trn
 from headwise_textbook.claims.claim import Check, at_least, at_most, claim, equal
 from headwise_textbook.claims.model import (
     PASSAGE,
@@ -40,24 +40,22 @@ from headwise_textbook.trace import seeded
 @claim
 def equal_heads_stay_equal() -> list[Check | Curve]:
     apart = {
-        Bilingual("equal at the start", "起点相同"): _apart_in_training(0.0),
-        Bilingual("noise of 1e-06 at the start", "起点相差 1e-06"): _apart_in_training(1e-6),
-        Bilingual("noise of 0.001 at the start", "起点相差 0.001"): _apart_in_training(1e-3),
-        Bilingual("equal, minibatches of 4", "起点相同，小批量 4"): _apart_in_training(0.0, batch=4),
-        Bilingual("equal, dropout 0.1", "起点相同，dropout 0.1"): _apart_in_training(0.0, dropout=0.1),
+        tr("equal at the start"): _apart_in_training(0.0),
+        tr("noise of 1e-06 at the start"): _apart_in_training(1e-6),
+        tr("noise of 0.001 at the start"): _apart_in_training(1e-3),
+        tr("equal, minibatches of 4"): _apart_in_training(0.0, batch=4),
+        tr("equal, dropout 0.1"): _apart_in_training(0.0, dropout=0.1),
     }
     steps = (*range(0, 300, 15), 300)
     lines = {name: {t: way[t] for t in steps} for name, way in apart.items()}
     same, noisy, _, batches, dropped = (way[-1] for way in apart.values())
     return [
-        at_most(("distance of equal heads after training", "相同的头训练后的距离"), same, 1e-9),
-        at_least(("after noise of 1e-6 at the start, relative to it",
-                  "起点相差 1e-6 时，训练后的距离与之比"), noisy / 1e-6, 1000),
-        at_least(("distance of equal heads after training on minibatches",
-                  "相同的头用小批量训练后的距离"), batches, 1e-3).beyond(),
-        at_least(("after training with dropout", "用 dropout 训练后"), dropped, 1e-3).control(batches),
-        Curve.of(Bilingual("Two heads in training", "训练中的两个头"), Bilingual("step", "步"),
-                 Bilingual("relative distance", "相对距离"), lines, log="y"),
+        at_most(tr("distance of equal heads after training"), same, 1e-9),
+        at_least(tr("after noise of 1e-6 at the start, relative to it"), noisy / 1e-6, 1000),
+        at_least(tr("distance of equal heads after training on minibatches"), batches, 1e-3).beyond(),
+        at_least(tr("after training with dropout"), dropped, 1e-3).control(batches),
+        Curve.of(tr("Two heads in training"), tr("step"),
+                 tr("relative distance"), lines, log="y"),
     ]  # fmt: skip
 
 
@@ -71,13 +69,12 @@ def heads_have_subspaces() -> list[Check]:
         torch.cat([trained().attention(0).per_head_weights()["q"][0].detach().double()] * config.num_heads, 1)
     )
     return [
-        equal(("smallest rank of a head's W^Q", "一个头的 W^Q 的最小秩"), least, size),
-        equal(("smallest rank of a layer's", "一层的最小秩"), joint, config.d_model),
-        at_least(("the same ranks, above those of matrices as initialised", "同样的秩，比随机初始化的矩阵高出"),
+        equal(tr("smallest rank of a head's W^Q"), least, size),
+        equal(tr("smallest rank of a layer's"), joint, config.d_model),
+        at_least(tr("the same ranks, above those of matrices as initialised"),
                  least - least_fresh + joint - joint_fresh, 1).suggested(),
-        at_most(("largest cosine between directions of two heads",
-                 "两个头的方向之间的最大余弦"), overlap, 0.1).suggested(),
-        equal(("joint rank of equal heads", "相同的头合起来的秩"), copies, size).control(joint),
+        at_most(tr("largest cosine between directions of two heads"), overlap, 0.1).suggested(),
+        equal(tr("joint rank of equal heads"), copies, size).control(joint),
     ]  # fmt: skip
 
 
@@ -98,20 +95,18 @@ def outputs_are_dissimilar() -> list[Check | Curve]:
     at_first = [_cosine(heads.double()) for heads in fresh.heads]
     mean_fresh = sum(at_first) / len(at_first)
     lines = {
-        Bilingual("trained", "训练后"): dict(enumerate(before, 1)),
-        Bilingual("before training", "训练前"): dict(enumerate(at_first, 1)),
-        Bilingual("trained, in other bases", "训练后，换一组基"): dict(enumerate(after, 1)),
+        tr("trained"): dict(enumerate(before, 1)),
+        tr("before training"): dict(enumerate(at_first, 1)),
+        tr("trained, in other bases"): dict(enumerate(after, 1)),
     }
     return [
-        at_most(("mean |ρ| of two heads of a layer", "同层两个头的 |ρ| 平均"), mean, 0.1),
-        at_least(("before training, relative to that", "训练前，与之比"), mean_fresh / mean, 1.2),
-        at_most(("change of the output in other bases", "换基后输出的改变"), max(changes), 1e-12),
-        at_most(("mean |ρ| for the same layer in other bases",
-                 "换基后同一层的 |ρ| 平均"), mean_turned, 0.1).suggested(),
-        at_least(("change of the output with V turned alone",
-                  "只旋转 V 时输出的改变"), min(half), 0.01).control(max(changes)),
-        Curve.of(Bilingual("Cosine of two heads' outputs, mean of all pairs", "两个头输出的余弦，所有配对的平均"),
-                 Bilingual("layer", "层"), Bilingual("mean |ρ|", "|ρ| 平均"), lines),
+        at_most(tr("mean |ρ| of two heads of a layer"), mean, 0.1),
+        at_least(tr("before training, relative to that"), mean_fresh / mean, 1.2),
+        at_most(tr("change of the output in other bases"), max(changes), 1e-12),
+        at_most(tr("mean |ρ| for the same layer in other bases"), mean_turned, 0.1).suggested(),
+        at_least(tr("change of the output with V turned alone"), min(half), 0.01).control(max(changes)),
+        Curve.of(tr("Cosine of two heads' outputs, mean of all pairs"),
+                 tr("layer"), tr("mean |ρ|"), lines),
     ]  # fmt: skip
 
 
@@ -127,15 +122,14 @@ def heads_have_kinds() -> list[Check]:
     lift = {when: float(one.induction.lift.max()) for when, one in (("now", probe), ("before", before))}
     signs = {when: float(one.max()) / share for when, one in (("now", to_signs), ("before", signs_before))}
     return [
-        at_least(("previous character, weight of the best head", "前一个字，最强的头的权重"), best["now"], 0.9),
-        at_least(("after an equal one (induction), relative to chance", "相同的字之后（归纳），与随机之比"),
+        at_least(tr("previous character, weight of the best head"), best["now"], 0.9),
+        at_least(tr("after an equal one (induction), relative to chance"),
                  lift["now"], 10),
-        at_least(("punctuation, relative to its share of the text", "标点，与其在文中的比例之比"), signs["now"], 2),
-        at_least(("share of heads of any of these kinds",
-                  "属于任一种的头的比例"), float(kinds.double().mean()), 0.5).beyond(),
-        at_most(("previous character before training", "训练前，前一个字"), best["before"], 0.5).control(best["now"]),
-        at_most(("induction before training", "训练前，归纳"), lift["before"], 5).control(lift["now"]),
-        at_most(("punctuation before training", "训练前，标点"), signs["before"], 1.8).control(signs["now"]),
+        at_least(tr("punctuation, relative to its share of the text"), signs["now"], 2),
+        at_least(tr("share of heads of any of these kinds"), float(kinds.double().mean()), 0.5).beyond(),
+        at_most(tr("previous character before training"), best["before"], 0.5).control(best["now"]),
+        at_most(tr("induction before training"), lift["before"], 5).control(lift["now"]),
+        at_most(tr("punctuation before training"), signs["before"], 1.8).control(signs["now"]),
     ]  # fmt: skip
 
 
@@ -147,9 +141,8 @@ def heads_can_be_pruned() -> list[Check | Curve]:
     halves = slice(None, middle), slice(middle, None)
     counts = sorted({0, 1, 2, few, *range(2 * few, len(every), few), len(every)})
     least, layers, most = (
-        Bilingual("least important first", "先去掉最不重要的"), Bilingual("in the order of the layers", "按层的次序"),
-        Bilingual("most important first", "先去掉最重要的"),
-    )  # fmt: skip
+        tr("least important first"), tr("in the order of the layers"),
+        tr("most important first"))  # fmt: skip
     lost: dict[str, dict[int, float]] = {order: {} for order in (least, layers, most)}
     for count in counts:
         both = dict.fromkeys(lost, 0.0)
@@ -161,16 +154,17 @@ def heads_can_be_pruned() -> list[Check | Curve]:
             lost[name][count] = total / 2
     return [
         at_most(
-            (f"relative loss increase without the {few} least important of {len(every)} heads",
-             f"去掉 {len(every)} 个头中最不重要的 {few} 个，损失的相对增加"), lost[least][few], 0.05),
-        at_most((f"without the {few} most important", f"去掉最重要的 {few} 个"), lost[most][few], 0.05).beyond(),
-        at_most(("without all", "全部去掉"), _lost(losses_without(model, every), model.losses), 0.05).beyond(),
-        at_least((f"without the {7 * few} least important", f"去掉最不重要的 {7 * few} 个"), lost[least][7 * few], 0.05)
-        .control(lost[least][few]),
-        Curve.of(Bilingual("Heads removed from the trained model", "从训练好的模型中去掉头"), Bilingual("heads removed",
-                                                                                             "去掉的头数"),
-                 Bilingual("relative loss increase", "损失的相对增加"), lost),
-    ]  # fmt: skip
+            tr("relative loss increase without the {few} least important of {count} heads", few=few, count=len(every)),
+            lost[least][few],
+            0.05,
+        ),
+        at_most(tr("without the {few} most important", few=few), lost[most][few], 0.05).beyond(),
+        at_most(tr("without all"), _lost(losses_without(model, every), model.losses), 0.05).beyond(),
+        at_least(tr("without the {few} least important", few=7 * few), lost[least][7 * few], 0.05).control(
+            lost[least][few]
+        ),
+        Curve.of(tr("Heads removed from the trained model"), tr("heads removed"), tr("relative loss increase"), lost),
+    ]
 
 
 def _subspaces(decoder: Decoder) -> tuple[int, int, float]:
@@ -256,15 +250,12 @@ def multi_head_is_better() -> list[Check]:
     better = [b.held_out < a.held_out for a, b in product(one, four)]
     without = float(losses_of(four[0].decoder, held_out(), scale=0.0).mean()) - four[0].held_out
     return [
-        at_least(("BLEU of 8 heads minus one, as published",
-                  "公布的 BLEU，8 个头减单头"), PUBLISHED_BLEU[8] - PUBLISHED_BLEU[1], 0.5),
-        at_least(("held-out loss of one head minus four heads, mean of 3 seeds",
-                  "未见文本上的损失，1 个头减 4 个头，3 个种子平均"),
+        at_least(tr("BLEU of 8 heads minus one, as published"), PUBLISHED_BLEU[8] - PUBLISHED_BLEU[1], 0.5),
+        at_least(tr("held-out loss of one head minus four heads, mean of 3 seeds"),
                  sum(gain) / len(gain), 0.02).beyond(),
-        at_least(("share of 9 pairs of trainings in which four heads are better", "9 对训练中 4 个头较好的比例"),
+        at_least(tr("share of 9 pairs of trainings in which four heads are better"),
                  sum(better) / len(better), 0.5).beyond(),
-        at_least(("loss without any head minus that with all",
-                  "去掉所有头的损失减去保留时的"), without, 0.1).control(sum(gain) / len(gain)),
+        at_least(tr("loss without any head minus that with all"), without, 0.1).control(sum(gain) / len(gain)),
     ]  # fmt: skip
 
 
@@ -275,20 +266,18 @@ def easier_to_train() -> list[Check | Curve]:
     ends = [pupil.near(STEPS) for pupil in one]
     at = range(20, STEPS + 1, 20)
     lines = {
-        Bilingual(f"{h} head{'s' * (h > 1)}, mean of 3", f"{h} 个头，3 次平均"): {
+        trn("{count} head, mean of 3", "{count} heads, mean of 3", count=h): {
             t: sum(pupil.near(t) for pupil in pupils(h)) / len(SEEDS) for t in at
         }
         for h in HEADS
     }
     return [
-        at_least(("training loss of one head minus four heads, halfway, mean of 3",
-                  "训练损失，1 个头减 4 个头，中途，3 次平均"),
+        at_least(tr("training loss of one head minus four heads, halfway, mean of 3"),
                  sum(half) / len(half), 0.02),
-        at_least(("at the end, smallest of 3", "结束时，3 次中最小"), min(end), 0.02),
-        at_most(("largest difference between single-head trainings",
-                 "单头训练之间的最大差别"), max(ends) - min(ends), 0.02).control(min(end)),
-        Curve.of(Bilingual("Training loss, d_model = 64", "训练损失，d_model = 64"), Bilingual("step", "步"),
-                 Bilingual("nats per character", "奈特每字符"), lines),
+        at_least(tr("at the end, smallest of 3"), min(end), 0.02),
+        at_most(tr("largest difference between single-head trainings"), max(ends) - min(ends), 0.02).control(min(end)),
+        Curve.of(tr("Training loss, d_model = 64"), tr("step"),
+                 tr("nats per character"), lines),
     ]  # fmt: skip
 
 
@@ -308,11 +297,9 @@ def heads_as_ensemble() -> list[Check]:
     together = -float(chances.gather(-1, seen[..., None]).log().mean())
     member = (base - sum(one.held_out for one in members) / len(SEEDS)) / (base - together)
     return [
-        at_least(("share of the gain with one head per layer, mean of 8",
-                  "每层只留一个头所得收益的比例，8 种平均"), sum(alone) / len(alone), 0.5),
-        at_least(("the best of 8", "8 种中最好的"), max(alone), 0.5),
-        at_least(("share of the gain of an ensemble of three models with one of them",
-                  "三个模型的集成中，单个成员所得收益的比例"),
+        at_least(tr("share of the gain with one head per layer, mean of 8"), sum(alone) / len(alone), 0.5),
+        at_least(tr("the best of 8"), max(alone), 0.5),
+        at_least(tr("share of the gain of an ensemble of three models with one of them"),
                  member, 0.5).control(sum(alone) / len(alone)),
     ]  # fmt: skip
 
@@ -331,14 +318,11 @@ def more_heads_more_robust() -> list[Check]:
         sum(_rise(partial(losses_of, pupil.decoder), held_out()) for pupil in pupils(h)) / len(SEEDS) for h in HEADS
     )
     return [
-        at_least(("increase of the loss without 8 of 32 heads relative to all",
-                  "去掉 32 个头中的 8 个，损失增加量与保留全部之比"),
+        at_least(tr("increase of the loss without 8 of 32 heads relative to all"),
                  without / whole, 1.2),
-        at_least(("increase with one head relative to four heads, mean of 3 trainings",
-                  "1 个头与 4 个头的损失增加量之比，3 次训练平均"),
+        at_least(tr("increase with one head relative to four heads, mean of 3 trainings"),
                  one / four, 1.2),
-        at_least(("increase with a fifth instead of a tenth replaced",
-                  "替换五分之一与十分之一的损失增加量之比"), twice / whole, 1.2)
+        at_least(tr("increase with a fifth instead of a tenth replaced"), twice / whole, 1.2)
         .control(max(without / whole, one / four)),
     ]  # fmt: skip
 
@@ -437,24 +421,20 @@ def demo_learns_attention() -> list[Check | Curve]:
     left, alone = losses[-1] / losses[0], to_itself[-1] / to_itself[0]
     epochs = (*range(0, EPOCHS, 10), EPOCHS - 1)
     lines = {
-        Bilingual("as described", "如所述"): {at + 1: losses[at] for at in epochs},
-        Bilingual("each character attends only to itself", "每个字只关注自己"): {
-            at + 1: to_itself[at] for at in epochs
-        },
+        tr("as described"): {at + 1: losses[at] for at in epochs},
+        tr("each character attends only to itself"): {at + 1: to_itself[at] for at in epochs},
     }
     on_padding = float(padding[0].mean())
     return [
-        at_most(("remaining share of the loss", "损失剩余的比例"), last / first, 0.5),
-        at_most(("remaining share of the loss, trained here", "损失剩余的比例，在此训练"), left, 0.5),
-        at_most(("weight of characters on padding", "字落在填充上的权重"), on_padding, 0.01).suggested(),
-        at_most(("relative change of the target", "目标的相对变化"), moved, 0.01).suggested(),
-        at_least(("loss if each character attends only to itself, relative to that",
-                  "每个字只关注自己时的损失，与之比"),
+        at_most(tr("remaining share of the loss"), last / first, 0.5),
+        at_most(tr("remaining share of the loss, trained here"), left, 0.5),
+        at_most(tr("weight of characters on padding"), on_padding, 0.01).suggested(),
+        at_most(tr("relative change of the target"), moved, 0.01).suggested(),
+        at_least(tr("loss if each character attends only to itself, relative to that"),
                  alone / left, 1.0).suggested(),
-        at_most(("weight on padding if it is masked",
-                 "屏蔽填充后落在其上的权重"), float(padding[1].max()), 0.0).control(on_padding),
-        Curve.of(Bilingual("Loss of the demonstration", "演示的损失"), Bilingual("epoch", "轮"),
-                 Bilingual("mean squared error", "均方误差"), lines),
+        at_most(tr("weight on padding if it is masked"), float(padding[1].max()), 0.0).control(on_padding),
+        Curve.of(tr("Loss of the demonstration"), tr("epoch"),
+                 tr("mean squared error"), lines),
     ]  # fmt: skip
 
 
@@ -471,12 +451,12 @@ def phrases_attend() -> list[Check]:
         maps = model.decoder(torch.from_numpy(model.tokenizer.encode(text))[None], return_maps=True)[1]
     back = torch.stack([amap.to_dense()[0][:, at + 1, at] for amap in maps for at in places])
     known = len(text) * float(back.unflatten(0, (len(maps), len(places))).mean(1).max())
+    pairs = [tr("{one} and {other}", one=one, other=other) for one, other in PAIRS]
+    backwards = [f"{other} → {one}" for one, other in PAIRS]
     return [
-        at_least(("天 and 子, mean weight relative to uniform",
-                  "天与子，平均权重与均匀之比"), float(mean[:2].mean()), 2),
-        at_least(("鳳 and 閣", "鳳与閣"), float(mean[2:].mean()), 2),
-        at_least(("子 → 天 and 閣 → 鳳 in the best head of the language model",
-                  "子 → 天、閣 → 鳳，语言模型中最强的头"), known, 2)
+        at_least(tr("{pair}, mean weight relative to uniform", pair=pairs[0]), float(mean[:2].mean()), 2),
+        at_least(pairs[1], float(mean[2:].mean()), 2),
+        at_least(tr("{pairs} in the best head of the language model", pairs=joined(backwards, tr(" and "))), known, 2)
         .control(float(mean.mean())),
     ]  # fmt: skip
 

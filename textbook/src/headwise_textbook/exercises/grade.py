@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import headwise
-from headwise.wording import Bilingual, Message
+from headwise.wording import Bilingual, Message, in_language, joined, tr
 from headwise_textbook.exercises import child
 from headwise_textbook.exercises.child import decoded, encoded
 from headwise_textbook.exercises.exercise import Draw, Exercise
@@ -45,11 +45,15 @@ HEADWISE = Path(headwise.__file__).parents[1]  # the folder that has it
 ANSWERS = Path(__file__).parents[1]  # headwise_textbook
 KEPT = ("PATH", "LANG", "LANGUAGE", "SYSTEMROOT")  # of the environment, which may hold secrets
 # Parts of the messages of the other process, in which nothing else is in English.
-IN_CHINESE = {
-    r"^line (\d+): ": r"第 \1 行：",
-    "^returned a value of type (.+); expected numbers, lists or tensors": r"返回值的类型是 \1；应为数、列表或张量",
-    "^returned a value that is nested too deeply": "返回值嵌套过深",
-    "^returned a value that is too large for the memory limit": "返回值太大，超出内存限制",
+OF_THE_OTHER = {
+    r"^line (\d+): ": tr(r"line \1: "),
+    "^returned a value of type (.+); expected numbers, lists or tensors": tr(
+        r"returned a value of type \1; expected numbers, lists or tensors"
+    ),
+    "^returned a value that is nested too deeply": tr("returned a value that is nested too deeply"),
+    "^returned a value that is too large for the memory limit": tr(
+        "returned a value that is too large for the memory limit"
+    ),
 }
 
 
@@ -146,42 +150,34 @@ def _smaller(exercise: Exercise, sandbox: "Sandbox", seed: int, draw: Draw, foun
 
 def _raised(error: str) -> Message:
     chinese = error
-    for en, zh in IN_CHINESE.items():
-        chinese = re.sub(en, zh, chinese)
-    return Message("code-raised", "{error}", "{error}", error=Bilingual(error, chinese))
+    for english, words in OF_THE_OTHER.items():
+        chinese = re.sub(english, in_language(words, "zh"), chinese)
+    return joined([Bilingual(error, chinese)])
 
 
 def lines(result: Grade, exercise: Exercise) -> list[Bilingual]:
     """The result as lines of text; the first one says whether the exercise is solved."""
     name, case, out = exercise.name, result.counterexample, list[Bilingual]()
     if result.stopped is not None:
-        out.append(Bilingual(f"✗ {name}: {result.stopped}", f"✗ {name}：{result.stopped.zh}"))
+        out.append(tr("✗ {name}: {stopped}", name=name, stopped=result.stopped))
     elif case is not None:
         out += [
-            Bilingual(f"✗ {name}: {case.why}", f"✗ {name}：{case.why.zh}"),
-            Bilingual("  the smallest input found:", "  找到的最小输入："),
+            tr("✗ {name}: {why}", name=name, why=case.why),
+            tr("  the smallest input found:"),
             *(Bilingual(*(f"    {argument} = {value}",) * 2) for argument, value in case.arguments),
         ]
         if case.theirs is not None:
-            out.append(Bilingual(f"  yours: {case.theirs}", f"  你的结果：{case.theirs}"))
-        out.append(Bilingual(f"  ours:  {case.ours}", f"  参考结果：{case.ours}"))
+            out.append(tr("  yours: {theirs}", theirs=case.theirs))
+        out.append(tr("  ours:  {ours}", ours=case.ours))
     else:
-        out.append(
-            Bilingual(
-                f"✓ {name}: agrees with ours on {result.cases} random inputs",
-                f"✓ {name}：在 {result.cases} 组随机输入上与参考实现一致",
-            )
-        )
+        out.append(tr("✓ {name}: agrees with ours on {cases} random inputs", name=name, cases=result.cases))
     said = " ".join(result.printed[:PRINTS].split())
     if said and not result.passed:  # it may help to find out why
         more = "…" if len(result.printed) > PRINTS else ""
-        out.append(Bilingual(f"  it printed: {said}{more}", f"  它打印了：{said}{more}"))
+        out.append(tr("  it printed: {said}{more}", said=said, more=more))
     if why := result.together:
         out.append(
-            Bilingual(
-                f"  the code was limited in time and memory, but not kept from your files and network: {why}",
-                f"  代码的时间和内存有限制，但未与文件和网络隔离：{why}",
-            )
+            tr("  the code was limited in time and memory, but not kept from your files and network: {why}", why=why)
         )
     return out
 
@@ -199,8 +195,7 @@ def difference(theirs: Any, ours: Any, tolerance: float) -> Message | None:
     if mine is None or other is None:
         return _kind(theirs, ours)
     if mine.shape != other.shape:
-        return Message(
-            "shapes-differ", "the shape is {theirs}, expected {ours}", "形状是 {theirs}，应为 {ours}",
+        return tr("the shape is {theirs}, expected {ours}",
             theirs=str(list(other.shape)), ours=str(list(mine.shape)),
         )  # fmt: skip
     exact = all(not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool) for x in (mine, other))
@@ -209,9 +204,7 @@ def difference(theirs: Any, ours: Any, tolerance: float) -> Message | None:
     if not wrong.any():
         return None
     at = wrong.nonzero()[0].tolist()
-    return Message(
-        "numbers-differ", "{count} of {all} numbers differ, first at {at}: {theirs}, expected {ours}",
-        "{all} 个数中有 {count} 个不同，第一处在 {at}：是 {theirs}，应为 {ours}",
+    return tr("{count} of {all} numbers differ, first at {at}: {theirs}, expected {ours}",
         count=int(wrong.sum()), all=wrong.numel(), at=str(at), theirs=described(other[tuple(at)].item()),
         ours=described(mine[tuple(at)].item()),
     )  # fmt: skip
@@ -223,21 +216,17 @@ def _listed(theirs: Any, ours: Any, tolerance: float) -> Message | None:
     if not isinstance(theirs, tuple | list):
         return _kind(theirs, ours)
     if len(theirs) != len(ours):
-        return Message(
-            "lengths-differ", "{theirs} values, expected {ours}", "有 {theirs} 个值，应为 {ours} 个",
+        return tr("{theirs} values, expected {ours}",
             theirs=len(theirs), ours=len(ours),
         )  # fmt: skip
     for place, (one, other) in enumerate(zip(theirs, ours, strict=True)):
         if found := difference(one, other, tolerance):
-            return Message(
-                "value-differs", "value {place}: {found}", "第 {place} 个值：{found}", place=place, found=found
-            )
+            return tr("value {place}: {found}", place=place, found=found)
     return None
 
 
 def _kind(theirs: Any, ours: Any) -> Message:
-    return Message(
-        "kinds-differ", "{theirs}, expected {ours}", "是 {theirs}，应为 {ours}", theirs=described(theirs),
+    return tr("{theirs}, expected {ours}", theirs=described(theirs),
         ours=described(ours),
     )  # fmt: skip
 
@@ -320,10 +309,7 @@ class Sandbox:
             begun = self._reply(self._left())
             if "defined" in begun:
                 raise Stopped(
-                    Message(
-                        "no-function",
-                        "{file} defines no function {name}; it defines: {defined}",
-                        "{file} 没有定义函数 {name}；其中定义了：{defined}",
+                    tr("{file} defines no function {name}; it defines: {defined}",
                         file=file, name=function, defined=", ".join(begun["defined"]) or "-",
                     )
                 )  # fmt: skip
@@ -344,7 +330,7 @@ class Sandbox:
         except RecursionError:
             raise Raised(child.TOO_DEEP) from None
         except (KeyError, ValueError, TypeError):
-            raise _stopped("wrote to the channel of its results", "向结果通道写入了内容") from None
+            raise _stopped(tr("wrote to the channel of its results")) from None
 
     def __enter__(self) -> "Sandbox":
         return self
@@ -391,7 +377,7 @@ class Sandbox:
         until = time.monotonic() + seconds
         while True:
             if self._flooded.is_set():
-                raise _stopped(f"printed more than {PRINTED >> 20} MiB", f"打印了超过 {PRINTED >> 20} MiB 的内容")
+                raise _stopped(tr("printed more than {printed} MiB", printed=PRINTED >> 20))
             try:
                 line = self._lines.get(timeout=min(0.1, max(0.0, until - time.monotonic())))
                 break
@@ -408,17 +394,17 @@ class Sandbox:
         except ValueError:
             reply = None
         if not isinstance(reply, dict):
-            raise _stopped("wrote to the channel of its results", "向结果通道写入了内容")
+            raise _stopped(tr("wrote to the channel of its results"))
         return reply
 
     def _ended(self, code: int | None) -> Stopped:
         """Why the process has ended by itself with that code, or is to be ended."""
         if code is None or code == -getattr(signal, "SIGXCPU", 0) or (code == -9 and self._left() <= 0):
-            return _stopped(f"took longer than {self._seconds:g} seconds", f"运行超过 {self._seconds:g} 秒")
+            return _stopped(tr("took longer than {seconds:g} seconds", seconds=self._seconds))
         if code < 0:
             name = signal.Signals(-code).name
-            return _stopped(f"was ended by {name}", f"被信号 {name} 终止")
-        return _stopped(f"ended the process with code {code}", f"以代码 {code} 结束了进程")
+            return _stopped(tr("was ended by {name}", name=name))
+        return _stopped(tr("ended the process with code {code}", code=code))
 
     def _read_replies(self, pipe: IO[bytes]) -> None:
         with suppress(ValueError, OSError):
@@ -451,5 +437,5 @@ def _started(folder: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True, **pipes)  # type: ignore[call-overload]
 
 
-def _stopped(en: str, zh: str) -> Stopped:
-    return Stopped(Message("code-stopped", "the code {en}", "代码{zh}", en=en, zh=zh))
+def _stopped(how: Message) -> Stopped:
+    return Stopped(tr("the code {how}", how=how))
