@@ -157,14 +157,14 @@ def _(subject: Subject) -> Any:
     return (after / before - gammas).abs().max() > 1e-4, after.max() > 1.0001 * clipped.tau
 
 
-@action("models.taps.scale_heads")
+@action("models.site.scale_heads")
 def _(subject: Subject) -> Any:
     sites = subject.sites
     with hw.models.scale_heads(sites, [torch.tensor([0.0, 1.0, 2.0])] * len(sites)):
         return out(subject.model)
 
 
-@action("models.taps.record_heads")
+@action("models.site.record_heads")
 def _(subject: Subject) -> Any:
     with hw.models.record_heads(subject.sites) as heads:
         out(subject.model)
