@@ -198,7 +198,7 @@ class Varied(Measure):
 
     def merge(self, one: State, other: State) -> State:
         entries = torch.cat((one.numbers, other.numbers)).split(1)
-        return State(reduce(joined, entries))
+        return State(reduce(merged, entries))
 
     def finish(self, state: State) -> Tensor:
         at = FIELDS.index("largest" if self.largest else "mean")
