@@ -12,6 +12,7 @@ import headwise.nn
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.nn.registry import DESIGNS
 from headwise.nn.steps import Step
+from headwise.wording import tr
 from headwise_textbook.trace import print_trace, trace
 
 # Every design, plain and with what adds steps.
@@ -72,9 +73,15 @@ def test_weights_are_shares_of_what_may_be_seen(design: str, options: dict[str, 
 def written() -> set[tuple[str, str, str]]:
     """Name, English and Chinese of every step in the source of the designs, whether any case reaches it or not."""
     files = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(*headwise.nn.__path__).glob("*.py")]
-    calls = [node for tree in files for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) == 6]
+    calls = [node for tree in files for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) == 5]
     notes = [call.args for call in calls if getattr(call.func, "id", "") in {"note", "self"}]
-    return {tuple(ast.literal_eval(args[i]) for i in (0, 4, 5)) for args in notes}
+    found = set()
+    for args in notes:
+        made = args[4]
+        sense = {one.arg: ast.literal_eval(one.value) for one in made.keywords if one.arg == "sense"}
+        words = tr(ast.literal_eval(made.args[0]), **sense)
+        found.add((ast.literal_eval(args[0]), words, words.zh))
+    return found
 
 
 @pytest.mark.thorough

@@ -404,7 +404,7 @@ PARAGRAPHS = (
     "話說當時史進道：「卻怎生是好？」朱武等三個頭領跪下答道：「哥哥，你是乾淨的人，休為我等連累了大郎。可把索來綁縛"
     "我三個，出去請賞，免得負累了你不好看。」",
 )
-PAIRS = "天子", "鳳閣"
+PAIRS = ("天", "子"), ("鳳", "閣")
 SENTENCES = [part for part in PASSAGE.replace("？", "。").replace("！", "。").split("。") if len(part) > 4][:6]
 
 
@@ -441,7 +441,7 @@ def demo_learns_attention() -> list[Check | Curve]:
 @claim
 def phrases_attend() -> list[Check]:
     text, found = PARAGRAPHS[0], []
-    places = [text.index(pair) for pair in PAIRS]
+    places = [text.index("".join(pair)) for pair in PAIRS]
     for seed in range(3):
         weights = len(text) * _weights_after(seed)  # relative to uniform, [heads, n, n]
         found.append(torch.stack([weights[:, i, j] for at in places for i, j in ((at, at + 1), (at + 1, at))]))
