@@ -4,9 +4,9 @@
     python scripts/messages.py your_package     # that of an installed package of your own
     python scripts/messages.py --check          # write nothing; list what is missing or wrong, exit 1
 
-Texts are literals in `tr` and `trn`, the help of commands, and the words of measures. A new text has no Chinese yet;
-one that was changed keeps the Chinese of the most similar old one, marked `#, fuzzy`: it is shown in English until the
-mark is removed.
+Texts are literals in `tr`, `trn` and errors with values, the help of commands, and the words of measures. A new text
+has no Chinese yet; one that was changed keeps the Chinese of the most similar old one, marked `#, fuzzy`: it is shown
+in English until the mark is removed.
 """
 
 import argparse
@@ -101,17 +101,18 @@ def texts(package: str) -> list[Entry]:
 
 
 def in_source(source: str, where: str) -> Iterator[Entry]:
-    """The texts in calls of `tr` and `trn`. SystemExit if one is no literal, or has other values than its template."""
+    """The texts of `tr`, `trn` and errors with values. SystemExit if one is no literal, or has other values."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
-        if not isinstance(call.func, ast.Name) or call.func.id not in ("tr", "trn"):
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        if name not in ("tr", "trn") and not (name.endswith("Error") and call.keywords):
             continue
-        forms = call.args[: 2 if call.func.id == "trn" else 1]
+        forms = call.args[: 2 if name == "trn" else 1]
         literals = [form.value for form in forms if isinstance(form, ast.Constant) and isinstance(form.value, str)]
         given = {word.arg: word.value for word in call.keywords}
         sense = given.pop("sense", ast.Constant(""))
-        if len(literals) != (2 if call.func.id == "trn" else 1) or not isinstance(sense, ast.Constant) or None in given:
-            sys.exit(f"{where}:{call.lineno}: expected literals in {call.func.id}(…)")
+        if len(literals) != (2 if name == "trn" else 1) or not isinstance(sense, ast.Constant) or None in given:
+            sys.exit(f"{where}:{call.lineno}: expected literals in {name}(…)")
         for literal in literals if given else ():
             if (names := names_in(literal)) - {"count"} != set(given) - {"count"}:
                 sys.exit(f"{where}:{call.lineno}: {literal!r} has {sorted(names)}, and is given {sorted(given)}")

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from operator import index
 from typing import Any
 
-from headwise.text import LIST, in_language, joined, tr
+from headwise.text import LIST, Message, caller, in_language, joined, tr
 
 __all__ = [
     "CheckpointError",
@@ -29,13 +29,14 @@ class HeadwiseError(ValueError):
     """Base class of errors that a caller can fix; the message names the argument, its value and what was expected.
 
     Args:
-        message: in English, which `str(error)` is; a text of `headwise.wording.tr` has a Chinese version too, `zh`,
-            which the command line prints with `--lang zh`.
+        message: in English, which `str(error)` is. With values, a template as `headwise.wording.tr` takes it; such a
+            message, or a text of `tr`, has a Chinese version, `zh`, which the command line prints with `--lang zh`.
+        values: what stands in the template.
     """
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, message: str = "", /, **values: Any) -> None:
+        self.message = Message(message, values, domain=caller()) if values else message
+        super().__init__(self.message)
 
     @property
     def zh(self) -> str:
@@ -134,7 +135,7 @@ def unknown_name(argument: str, value: object, known: Iterable[str], *, listed: 
     given = f"{argument}{' ' if argument.startswith('--') else '='}{value!r}"
     few = tr("{one} or {other}", one=every[0], other=every[1]) if len(every) == 2 else _one_of(every)
     fitting = listed or tr("expected {names}", names=few)
-    return ConfigError(tr("{given}: {meant}{fitting}", given=given, meant=meant, fitting=fitting))
+    return ConfigError("{given}: {meant}{fitting}", given=given, meant=meant, fitting=fitting)
 
 
 def _meant(close: Iterable[str]) -> str:
@@ -150,14 +151,12 @@ def unknown_option(option: str, value: object, owner: str, known: Iterable[str])
     names = list(known)
     close = closest(option, names)
     return ConfigError(
-        tr(
-            "{option}={value!r}: {meant}{owner} supports {names}",
-            option=option,
-            value=value,
-            meant=_meant(close) if close else "",
-            owner=owner,
-            names=joined(names, LIST),
-        )
+        "{option}={value!r}: {meant}{owner} supports {names}",
+        option=option,
+        value=value,
+        meant=_meant(close) if close else "",
+        owner=owner,
+        names=joined(names, LIST),
     )
 
 
@@ -171,7 +170,7 @@ def check_choice(argument: str, value: object, known: Iterable[str]) -> None:
 def not_installed(what: str, *packages: str) -> ConfigError:
     """The error for a feature that requires packages which are not installed; it names the first."""
     install = f"pip install {shlex.join(packages)}"
-    return ConfigError(tr("{what} requires {package}: {install}", what=what, package=packages[0], install=install))
+    return ConfigError("{what} requires {package}: {install}", what=what, package=packages[0], install=install)
 
 
 def check_whole(owner: str, name: str, value: object, least: int) -> int:
@@ -182,8 +181,8 @@ def check_whole(owner: str, name: str, value: object, least: int) -> int:
         return number
     given = f"{owner}({name}={value!r})"  # not before: on Python 3.13, torch.compile cannot write a size of the graph
     if number is not None and number > MOST:
-        raise ConfigError(tr("{given}: expected at most {most}", given=given, most=MOST))
-    raise ConfigError(tr("{given}: expected a whole number, {name} >= {least}", given=given, name=name, least=least))
+        raise ConfigError("{given}: expected at most {most}", given=given, most=MOST)
+    raise ConfigError("{given}: expected a whole number, {name} >= {least}", given=given, name=name, least=least)
 
 
 def check_sequence(owner: str, name: str, value: Any, expected: str) -> list[Any]:

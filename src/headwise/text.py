@@ -128,8 +128,8 @@ class _Shown(str):
         return self.shown
 
 
-def _package() -> str:
-    """The package that calls `tr` or `trn`."""
+def caller() -> str:
+    """The package of the code that calls the function that calls this."""
     name: str = sys._getframe(2).f_globals.get("__name__", OURS)
     return name.partition(".")[0]
 
@@ -153,7 +153,7 @@ def tr(template: str, /, *, sense: str = "", **values: Any) -> Message:
     Returns:
         The text; `in_language` and its `zh` look it up.
     """
-    return Message(template, values, sense, "", _package())
+    return Message(template, values, sense, "", caller())
 
 
 def trn(one: str, many: str, /, *, count: int, sense: str = "", **values: Any) -> Message:
@@ -165,7 +165,7 @@ def trn(one: str, many: str, /, *, count: int, sense: str = "", **values: Any) -
     Returns:
         The text.
     """
-    return Message(one, {"count": count, **values}, sense, many, _package())
+    return Message(one, {"count": count, **values}, sense, many, caller())
 
 
 COMMA = tr(", ")

@@ -132,11 +132,8 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of a folder, the system's own error is clear
         name = os.fspath(path)
         raise TextError(
-            tr(
-                "{name!r} is a pipe or a device; expected a file. A text is piped into a command that takes - as its "
-                "file",
-                name=name,
-            )
+            "{name!r} is a pipe or a device; expected a file. A text is piped into a command that takes - as its file",
+            name=name,
         )
 
 
@@ -272,7 +269,7 @@ def check_apart(outputs: Iterable[tuple[str, Path | None]], others: Mapping[str,
         for other, files in there:
             if any(_is_same(path, file) for file in files):
                 raise ConfigError(
-                    tr("{named}: is the file of {other}; expected another one", named=_named(path, option), other=other)
+                    "{named}: is the file of {other}; expected another one", named=_named(path, option), other=other
                 )
         there.append((option, [path]))
 
@@ -317,11 +314,9 @@ def _locked(file: Path, home: Path, made: list[Path], target: Path, option: str)
             os.close(handle)
             by = tr(" ({holder})", holder=holder) if holder else ""
             raise ConfigError(
-                tr(
-                    "{file}: another run{by} is writing it; wait until it ends, or give another name",
-                    file=_named(target, option),
-                    by=by,
-                )
+                "{file}: another run{by} is writing it; wait until it ends, or give another name",
+                file=_named(target, option),
+                by=by,
             )
         if got is None or is_at(handle, file):
             with suppress(OSError):
@@ -373,4 +368,4 @@ def _named(path: Path, option: str) -> str:
 
 
 def _refused(path: Path, option: str, why: str) -> CheckpointError:
-    return CheckpointError(tr("{file}: cannot be written: {why}", file=_named(path, option), why=why))
+    return CheckpointError("{file}: cannot be written: {why}", file=_named(path, option), why=why)

@@ -46,10 +46,10 @@ def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_o
         yield
     except FileNotFoundError:
         more = tr("; {way_out}", way_out=missing) if missing else more
-        raise CheckpointError(tr("{file} does not exist{more}", file=named, more=more)) from None
+        raise CheckpointError("{file} does not exist{more}", file=named, more=more) from None
     except (OSError, HeadwiseError) as error:
         why = reason(error) if isinstance(error, OSError) else one_line(error)
-        raise CheckpointError(tr("{file} cannot be read: {why}{more}", file=named, why=why, more=more)) from None
+        raise CheckpointError("{file} cannot be read: {why}{more}", file=named, why=why, more=more) from None
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def text_of(path: str | os.PathLike[str]) -> str:
     try:
         return Path(path).read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise CheckpointError(tr("byte {start} is not UTF-8", start=error.start)) from None
+        raise CheckpointError("byte {start} is not UTF-8", start=error.start) from None
 
 
 def parsed(text: str) -> Any:
@@ -78,7 +78,7 @@ def parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
-        raise CheckpointError(tr("not JSON: {error}", error=one_line(error))) from None
+        raise CheckpointError("not JSON: {error}", error=one_line(error)) from None
 
 
 def one_line(error: BaseException) -> str:
@@ -279,13 +279,11 @@ def check_room(folder: str | os.PathLike[str], model: nn.Module, numbers: int) -
 def _unfilled(folder: str | os.PathLike[str], asked: str, held: str) -> CheckpointError:
     name = os.fspath(folder)
     return CheckpointError(
-        tr(
-            "{name!r}: config.json describes a model of {asked} (weights: {held}); the files are incomplete or belong "
-            "to another model",
-            name=name,
-            asked=asked,
-            held=held,
-        )
+        "{name!r}: config.json describes a model of {asked} (weights: {held}); the files are incomplete or belong to "
+        "another model",
+        name=name,
+        asked=asked,
+        held=held,
     )
 
 
@@ -296,12 +294,10 @@ def check_folder(folder: Path) -> None:
             check_regular(path)
     if (folder / ADAPTER).exists():
         raise CheckpointError(
-            tr(
-                "{folder!r} contains an adapter ({adapter}); merge it into its model and save the result, or remove "
-                "the file",
-                folder=str(folder),
-                adapter=ADAPTER,
-            )
+            "{folder!r} contains an adapter ({adapter}); merge it into its model and save the result, or remove the "
+            "file",
+            folder=str(folder),
+            adapter=ADAPTER,
         )
 
 
@@ -375,16 +371,16 @@ def _read(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Tensor], d
             found = header.get("format")
             if found != form:
                 raise CheckpointError(
-                    tr("it is not of the format {form}; its header says {found!r}", form=form, found=found)
+                    "it is not of the format {form}; its header says {found!r}", form=form, found=found
                 )
             # Copies, because the tensors of safetensors are mapped to the file and change with it.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:
-        raise CheckpointError(tr("it is truncated or damaged: {error}", error=error)) from None
+        raise CheckpointError("it is truncated or damaged: {error}", error=error) from None
     written = header.pop(CHECKSUM, None)
     if written is None or written != _checksum(tensors, header):
         raise CheckpointError(
-            tr("it is damaged: its contents do not match the {checksum} in its header", checksum=CHECKSUM)
+            "it is damaged: its contents do not match the {checksum} in its header", checksum=CHECKSUM
         )
     return tensors, header
 

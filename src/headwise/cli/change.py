@@ -229,11 +229,9 @@ def prune(
         if not plan.heads:
             save_json(json, plan.to_dict())
             raise ConfigError(
-                tr(
-                    "--max-loss {max_loss}: no head can be removed within this limit: removing the least important "
-                    "head already exceeds it; give a larger limit, or --remove N",
-                    max_loss=max_loss,
-                )
+                "--max-loss {max_loss}: no head can be removed within this limit: removing the least important head "
+                "already exceeds it; give a larger limit, or --remove N",
+                max_loss=max_loss,
             )
         change = {"prune": [list(head) for head in plan.heads], "by": plan.by}
         carry_out(job, plan, plan.apply, change, "pruned", yes=yes, dry_run=dry_run, json=json)
@@ -325,10 +323,8 @@ def budget(
         job = replace(job, finished=finished)
         if not (dry_run or finished) and target.exists() and (not force or target.resolve() == source.file.resolve()):
             raise ConfigError(
-                tr(
-                    "--out {target!r}: already exists; give another name, or --force to overwrite a budget",
-                    target=str(target),
-                )
+                "--out {target!r}: already exists; give another name, or --force to overwrite a budget",
+                target=str(target),
             )
         if is_done(job, json):
             return
@@ -372,13 +368,11 @@ def _share(option: str, text: str | None) -> float | None:
     try:
         return float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
-        raise ConfigError(
-            tr("{option} {text!r}: expected a share such as 0.25 or 25%", option=option, text=text)
-        ) from None
+        raise ConfigError("{option} {text!r}: expected a share such as 0.25 or 25%", option=option, text=text) from None
 
 
 def _lengths(text: str | None) -> list[int]:
     try:
         return [int(word) for word in (text or "").split(",") if word.strip()]
     except ValueError:
-        raise ConfigError(tr("--lengths {text!r}: expected numbers of tokens, such as 1024,4096", text=text)) from None
+        raise ConfigError("--lengths {text!r}: expected numbers of tokens, such as 1024,4096", text=text) from None

@@ -26,7 +26,6 @@ from headwise.cli.options import (
     typed,
 )
 from headwise.errors import ConfigError
-from headwise.wording import tr
 
 
 def train(
@@ -76,10 +75,8 @@ def train(
     console = Console()
     if experiment is not None:
         raise ConfigError(
-            tr(
-                "--experiment {experiment}: is a command of its own: headwise reconstruct FILE --out DIR",
-                experiment=experiment,
-            )
+            "--experiment {experiment}: is a command of its own: headwise reconstruct FILE --out DIR",
+            experiment=experiment,
         )
     from headwise.lm.train import Resumed, train as run
     from headwise.nn.registry import read_options

@@ -14,7 +14,6 @@ from rich.console import Console
 from headwise.cli.interruption import CODE, check_interrupted, is_first, is_interruption
 from headwise.cli.options import AnyModel, Lang, check_file, is_stream, progress_bar, say
 from headwise.errors import ConfigError, HeadwiseError
-from headwise.wording import tr
 
 
 def measure(
@@ -64,10 +63,7 @@ def measure(
     for option, given in (("--file", files), ("--out", [out])):
         if any(map(is_stream, given)):
             raise ConfigError(
-                tr(
-                    "{option} '-': a run that can be resumed reads and writes files; expected a file name",
-                    option=option,
-                )
+                "{option} '-': a run that can be resumed reads and writes files; expected a file name", option=option
             )
     ranks = Ranks.joined()
     atexit.register(ranks.leave)  # after all messages have been printed
@@ -173,6 +169,6 @@ def _numbers(name: str, given: str | None) -> list[int] | None:
     for part in given.split(","):
         first, _, last = part.strip().partition("-")
         if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
-            raise ConfigError(tr("--{name} {given!r}: expected numbers such as 0,4-7", name=name, given=given))
+            raise ConfigError("--{name} {given!r}: expected numbers such as 0,4-7", name=name, given=given)
         found += range(int(first), int(last or first) + 1)
     return found

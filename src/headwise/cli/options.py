@@ -133,15 +133,12 @@ def stdin_bytes(option: str) -> bytes:
     """All of standard input. TextError naming the option if it is closed or empty."""
     if sys.stdin is None or sys.stdin.closed:
         raise TextError(
-            tr(
-                "{option} '-': standard input is closed; give a file name, or pipe a text into the command",
-                option=option,
-            )
+            "{option} '-': standard input is closed; give a file name, or pipe a text into the command", option=option
         )
     buffer = getattr(sys.stdin, "buffer", None)
     data: bytes = sys.stdin.read().encode() if buffer is None else buffer.read()
     if not data:
-        raise TextError(tr("{option} '-': standard input is empty", option=option))
+        raise TextError("{option} '-': standard input is empty", option=option)
     return data
 
 
@@ -287,20 +284,16 @@ def check_file(option: str, path: Path | None, example: str, *, stream: bool = F
         return
     if is_stream(path):
         raise ConfigError(
-            tr(
-                "{option} '-': this output cannot go to standard output; expected a file, such as {example}",
-                option=option,
-                example=example,
-            )
+            "{option} '-': this output cannot go to standard output; expected a file, such as {example}",
+            option=option,
+            example=example,
         )
     if os.path.isdir(path):
         raise ConfigError(
-            tr(
-                "{option} {path!r}: is a folder; expected a file name, such as {example}",
-                option=option,
-                path=str(path),
-                example=example,
-            )
+            "{option} {path!r}: is a folder; expected a file name, such as {example}",
+            option=option,
+            path=str(path),
+            example=example,
         )
     check_writable(path, option)
 

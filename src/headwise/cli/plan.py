@@ -51,7 +51,7 @@ class _Plans(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not set(args) & set(self.commands) and (line := line_of_today(args)):
-            raise ConfigError(tr("each kind of plan is a command: give `{line}`", line=line))
+            raise ConfigError("each kind of plan is a command: give `{line}`", line=line)
         return super().parse_args(ctx, args or ["--help"])
 
 
@@ -157,7 +157,7 @@ def layer(
     given = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     sizes: dict[str, Any] = {name: size for name, size in given.items() if size is not None}
     if "num_heads" not in sizes_of(design) and sizes.pop("num_heads", 1) != 1:
-        raise ConfigError(tr("{design} has one head; leave out --num-heads", design=design))
+        raise ConfigError("{design} has one head; leave out --num-heads", design=design)
     sizes |= typed(design, options or [])
     work = _work(seq, batch, causal, window, sinks, materialised=materialised, dtype=dtype, cache=cache)
     machine = _machine(peak, bandwidth, measure, dtype)
@@ -266,5 +266,5 @@ def typed(design: str, assigned: Sequence[str]) -> Mapping[str, Any]:
         elif type(value) not in kinds and not (float in kinds and type(value) is int):
             what = tr("true or false") if bool in kinds else tr("a whole number")
             option = f"--set '{name}={value}'"
-            raise ConfigError(tr("{option}: expected {what} for {name}", option=option, what=what, name=name))
+            raise ConfigError("{option}: expected {what} for {name}", option=option, what=what, name=name)
     return found

@@ -151,9 +151,7 @@ def _views(given: Sequence[str]) -> list[tuple[str, str]]:
     for name, _, path in (view.partition("=") for view in given):
         view = view_of(name)
         if not path:
-            raise ConfigError(
-                tr("--view {name}: expected NAME=PATH, for example --view {name}=report-{name}", name=name)
-            )
+            raise ConfigError("--view {name}: expected NAME=PATH, for example --view {name}=report-{name}", name=name)
         check_writable(path, "--view", folder=view.folder)
         found.append((name, path))
     return found
@@ -170,15 +168,13 @@ def _beside(given: str | None, *, taken: bool) -> str | None:
             raise ConfigError(tr("--beside '-': standard input is the first text already; give one of them as a file"))
         return stdin_text("--beside")
     if os.path.isdir(given):
-        raise ConfigError(tr("--beside {given!r}: is a folder; expected a text, or a file with one", given=given))
+        raise ConfigError("--beside {given!r}: is a folder; expected a text, or a file with one", given=given)
     if os.path.isfile(given):
         return read_text(given)
     if re.fullmatch(r"\S*[\w/\\]\.(txt|md|csv|json|html?|py)", given):
         raise ConfigError(
-            tr(
-                "--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -",
-                given=given,
-            )
+            "--beside {given!r}: there is no such file; to compare with these words, pipe them into --beside -",
+            given=given,
         )
     return typed(given, "--beside")
 

@@ -29,9 +29,9 @@ from headwise.wording import joined, tr
 def check_healing(steps: int, lr: float) -> None:
     """Raise ConfigError for options of `healed` that are out of range."""
     if steps < 0:
-        raise ConfigError(tr("--heal {steps}: expected a number of steps, or 0 for none", steps=steps))
+        raise ConfigError("--heal {steps}: expected a number of steps, or 0 for none", steps=steps)
     if not 0.0 < lr < math.inf:
-        raise ConfigError(tr("--lr {lr}: expected a finite number above 0", lr=lr))
+        raise ConfigError("--lr {lr}: expected a finite number above 0", lr=lr)
 
 
 def healed(decoder: Decoder, texts: Texts, steps: int, lr: float, progress: Progress, *, seed: int = 0) -> Decoder:
@@ -110,7 +110,7 @@ def check_conversion(num_kv_heads: int, method: str) -> None:
     """Raise ConfigError for options of `plan_conversion` that are invalid for any model."""
     check_choice("--method", method, WHAT)
     if num_kv_heads < 1:
-        raise ConfigError(tr("--num-kv-heads {num_kv_heads}: expected at least 1", num_kv_heads=num_kv_heads))
+        raise ConfigError("--num-kv-heads {num_kv_heads}: expected at least 1", num_kv_heads=num_kv_heads)
 
 
 def plan_conversion(
@@ -120,11 +120,8 @@ def plan_conversion(
     check_conversion(num_kv_heads, method)
     if all(site.num_kv_heads == num_kv_heads for site in find_heads(source.decoder)):
         raise ConfigError(
-            tr(
-                "--num-kv-heads {num_kv_heads}: each layer has {num_kv_heads} KV heads already; expected a proper "
-                "divisor",
-                num_kv_heads=num_kv_heads,
-            )
+            "--num-kv-heads {num_kv_heads}: each layer has {num_kv_heads} KV heads already; expected a proper divisor",
+            num_kv_heads=num_kv_heads,
         )
     merged = merge_kv(source.decoder, num_kv_heads, method, copy=True)
     assert isinstance(merged.model, Decoder)
@@ -159,7 +156,7 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
         content = Entry(parsed(text_of(path)))
         if content.word("format") != FORMAT:
             raise CheckpointError(
-                tr("expected the format {format}, got {format2!r}", format=FORMAT, format2=content.word("format"))
+                "expected the format {format}, got {format2!r}", format=FORMAT, format2=content.word("format")
             )
         layers = content.entries("layers")
         found = Budget(
@@ -277,12 +274,10 @@ def plan_budget(
     check_budget(window, sinks, threshold, lengths)
     if window + sinks >= texts.context:
         raise ConfigError(
-            tr(
-                "--window {window}, --sinks {sinks}: expected together less than the context of {context} tokens",
-                window=window,
-                sinks=sinks,
-                context=texts.context,
-            )
+            "--window {window}, --sinks {sinks}: expected together less than the context of {context} tokens",
+            window=window,
+            sinks=sinks,
+            context=texts.context,
         )
     decoder = source.decoder
     sites = find_heads(decoder)
@@ -306,12 +301,8 @@ def plan_budget(
 def check_budget(window: int, sinks: int, threshold: float, lengths: Sequence[int]) -> None:
     """Raise ConfigError for options of `plan_budget` that are invalid for any model and text."""
     if any(n < 1 for n in lengths):
-        raise ConfigError(
-            tr("--lengths: got {lengths}; expected numbers of tokens of at least 1", lengths=min(lengths))
-        )
+        raise ConfigError("--lengths: got {lengths}; expected numbers of tokens of at least 1", lengths=min(lengths))
     if window < 1 or sinks < 0:
-        raise ConfigError(
-            tr("--window {window}, --sinks {sinks}: expected at least 1 and 0", window=window, sinks=sinks)
-        )
+        raise ConfigError("--window {window}, --sinks {sinks}: expected at least 1 and 0", window=window, sinks=sinks)
     if not 0.0 < threshold <= 1.0:
-        raise ConfigError(tr("--threshold {threshold}: expected more than 0 and at most 1", threshold=threshold))
+        raise ConfigError("--threshold {threshold}: expected more than 0 and at most 1", threshold=threshold)

@@ -68,9 +68,9 @@ def check_ranking(by: str, penalty: float, steps: int) -> None:
     """Raise ConfigError for an unknown method, and for options of learned gates that are out of range."""
     check_choice("--by", by, METHODS)
     if not 0.0 <= penalty < math.inf:
-        raise ConfigError(tr("--penalty {penalty}: expected a finite number of at least 0", penalty=penalty))
+        raise ConfigError("--penalty {penalty}: expected a finite number of at least 0", penalty=penalty)
     if steps < 1:
-        raise ConfigError(tr("--gate-steps {steps}: expected at least 1", steps=steps))
+        raise ConfigError("--gate-steps {steps}: expected at least 1", steps=steps)
 
 
 def units_of(site: HeadSite, layer: int) -> list[Unit]:
@@ -103,7 +103,7 @@ def parsed_heads(text: str) -> list[Head]:
     for word in (word.strip() for word in text.split(",")):
         layer, point, head = word.partition(".")
         if not (point and layer.isdecimal() and head.isdecimal()):
-            raise ConfigError(tr("--heads {word!r}: expected LAYER.HEAD, counted from 0, such as 0.1,3.5", word=word))
+            raise ConfigError("--heads {word!r}: expected LAYER.HEAD, counted from 0, such as 0.1,3.5", word=word)
         found.append((int(layer), int(head)))
     return found
 
@@ -115,35 +115,26 @@ def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
         word = f"{at[0]}.{at[1]}"
         if at[0] >= len(sites):
             raise ConfigError(
-                tr(
-                    "--heads {word}: there is no layer {at}; expected 0 to {last}",
-                    word=word,
-                    at=at[0],
-                    last=len(sites) - 1,
-                )
+                "--heads {word}: there is no layer {at}; expected 0 to {last}", word=word, at=at[0], last=len(sites) - 1
             )
         if at[1] >= sites[at[0]].num_heads:
             most = sites[at[0]].num_heads - 1
             raise ConfigError(
-                tr(
-                    "--heads {word}: layer {at} has no head {at2}; expected 0 to {most}",
-                    word=word,
-                    at=at[0],
-                    at2=at[1],
-                    most=most,
-                )
+                "--heads {word}: layer {at} has no head {at2}; expected 0 to {most}",
+                word=word,
+                at=at[0],
+                at2=at[1],
+                most=most,
             )
         if at in found:
-            raise ConfigError(tr("--heads {word}: is given twice", word=word))
+            raise ConfigError("--heads {word}: is given twice", word=word)
         found.append(at)
     for layer_number, site in enumerate(sites):
         if sum(layer == layer_number for layer, _ in found) == site.num_heads:
             raise ConfigError(
-                tr(
-                    "--heads: all {num_heads} heads of layer {layer_number} would be removed; keep at least one",
-                    num_heads=site.num_heads,
-                    layer_number=layer_number,
-                )
+                "--heads: all {num_heads} heads of layer {layer_number} would be removed; keep at least one",
+                num_heads=site.num_heads,
+                layer_number=layer_number,
             )
     return found
 
@@ -176,19 +167,19 @@ class Choice:
         if len(given) != 1:
             options = joined(given, tr(" and ", sense="options")) if given else tr("nothing", sense="options")
             raise ConfigError(
-                tr("{options} given; expected one of --heads, --remove, --share and --max-loss", options=options)
+                "{options} given; expected one of --heads, --remove, --share and --max-loss", options=options
             )
         if self.heads is not None:
             parsed_heads(self.heads)
         if self.remove is not None and self.remove < 1:
-            raise ConfigError(tr("--remove {remove}: expected at least 1", remove=self.remove))
+            raise ConfigError("--remove {remove}: expected at least 1", remove=self.remove)
         if self.share is not None and not 0.0 < self.share < 1.0:
             raise ConfigError(
-                tr("--share {share:g}: expected more than 0 and less than 1, or 0 % and 100 %", share=self.share)
+                "--share {share:g}: expected more than 0 and less than 1, or 0 % and 100 %", share=self.share
             )
         if self.max_loss is not None and not (self.max_loss > 0.0 and math.isfinite(self.max_loss)):
             raise ConfigError(
-                tr("--max-loss {max_loss:g}: expected more than 0, such as 1% or 0.01", max_loss=self.max_loss)
+                "--max-loss {max_loss:g}: expected more than 0, such as 1% or 0.01", max_loss=self.max_loss
             )
 
 
@@ -341,13 +332,11 @@ def plan_pruning(
     wanted = None if wanted is None else max((count for count in counts if count <= wanted), default=0)
     if wanted == 0:
         raise ConfigError(
-            tr(
-                "--share {share:g}, --remove {remove}: heads that share a KV head are removed together, {counts} at a "
-                "time; expected at least one such group",
-                share=choice.share or 0,
-                remove=choice.remove or 0,
-                counts=counts[0],
-            )
+            "--share {share:g}, --remove {remove}: heads that share a KV head are removed together, {counts} at a "
+            "time; expected at least one such group",
+            share=choice.share or 0,
+            remove=choice.remove or 0,
+            counts=counts[0],
         )
     if len(counts) > MOST_POINTS:  # evenly spaced, the last included
         counts = [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]
@@ -372,7 +361,7 @@ def check_options(by: str, orders: int, penalty: float, gate_steps: int) -> None
     """Raise ConfigError for options of `plan_pruning` that are invalid for any model and text."""
     check_ranking(by, penalty, gate_steps)
     if orders < 1:
-        raise ConfigError(tr("--orders {orders}: expected at least 1 random order to compare with", orders=orders))
+        raise ConfigError("--orders {orders}: expected at least 1 random order to compare with", orders=orders)
 
 
 def curve_rows(curve: PruningCurve) -> list[tuple[Value, ...]]:
@@ -398,18 +387,16 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
     most = sum(site.num_heads - _unit(site) for site in sites)
     if count > most:
         raise ConfigError(
-            tr(
-                "--remove {count}: of {total} heads in {count2} layers at most {most} can be removed, as each layer "
-                "keeps one",
-                count=count,
-                total=total,
-                count2=len(sites),
-                most=most,
-            )
+            "--remove {count}: of {total} heads in {count2} layers at most {most} can be removed, as each layer keeps "
+            "one",
+            count=count,
+            total=total,
+            count2=len(sites),
+            most=most,
         )
     if count < 1:
         raise ConfigError(
-            tr("--share {share:g}: of {total} heads this is none; expected at least 1", share=choice.share, total=total)
+            "--share {share:g}: of {total} heads this is none; expected at least 1", share=choice.share, total=total
         )
     return count
 

@@ -184,11 +184,9 @@ def open_source(model: str | os.PathLike[str] | None) -> Source:
     path = folder_of(model)
     if path.is_dir() and (path / "config.json").is_file():
         raise CheckpointError(
-            tr(
-                "--model {path!r}: is a model of transformers; expected a checkpoint of headwise. In Python, "
-                "hw.edit.prune, hw.edit.merge_kv and hw.edit.save_pruned change models of transformers",
-                path=str(path),
-            )
+            "--model {path!r}: is a model of transformers; expected a checkpoint of headwise. In Python, "
+            "hw.edit.prune, hw.edit.merge_kv and hw.edit.save_pruned change models of transformers",
+            path=str(path),
         )
     return _opened(str(path), path / MODEL_FILE if path.is_dir() else path)
 
@@ -197,18 +195,16 @@ def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = F
     """CheckpointError if the folder `out` is the source's, no folder, or not empty beside temporary files of runs."""
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
-        raise CheckpointError(tr("--out {folder!r}: is a file; expected a new folder", folder=str(folder)))
+        raise CheckpointError("--out {folder!r}: is a file; expected a new folder", folder=str(folder))
     if folder.resolve() in (source.file.resolve().parent, source.file.parent.resolve()):  # of a link, both folders
         raise CheckpointError(
-            tr(
-                "--out {folder!r}: contains {name}, and the source is never overwritten; expected another folder",
-                folder=str(folder),
-                name=source.name,
-            )
+            "--out {folder!r}: contains {name}, and the source is never overwritten; expected another folder",
+            folder=str(folder),
+            name=source.name,
         )
     if not force and folder.is_dir() and contents(folder):
         raise CheckpointError(
-            tr("--out {folder!r}: is not empty; expected a new folder, or give --force", folder=str(folder))
+            "--out {folder!r}: is not empty; expected a new folder, or give --force", folder=str(folder)
         )
 
 
@@ -297,7 +293,7 @@ def check_windows(context: int | None, windows: int) -> None:
     """Raise ConfigError for sizes that are out of range. context: None for that of the model."""
     for name, value, least in (("--context", context, 2), ("--windows", windows, 1)):
         if value is not None and value < least:
-            raise ConfigError(tr("{name} {value}: expected at least {least}", name=name, value=value, least=least))
+            raise ConfigError("{name} {value}: expected at least {least}", name=name, value=value, least=least)
 
 
 def split_text(
@@ -310,14 +306,12 @@ def split_text(
     held = corpus.heldout_windows(context)[0]
     if len(held) < 2:
         raise TextError(
-            tr(
-                "{file!r}: its last {held_out:.0%} hold {count} window of {context} tokens; expected at least 2, one "
-                "to predict and one to evaluate: give a longer text, or a smaller --context",
-                file=os.fspath(file),
-                held_out=HELD_OUT,
-                count=len(held),
-                context=context,
-            )
+            "{file!r}: its last {held_out:.0%} hold {count} window of {context} tokens; expected at least 2, one to "
+            "predict and one to evaluate: give a longer text, or a smaller --context",
+            file=os.fspath(file),
+            held_out=HELD_OUT,
+            count=len(held),
+            context=context,
         )
     decide = corpus.batch(windows, context, seed=0, step=0)
     parts = [decide, _evenly(held[0::2], windows), _evenly(held[1::2], 4 * windows)]

@@ -221,12 +221,10 @@ def check_model(passages: Passages, loaded: LoadedModel) -> None:
     """Raise ConfigError unless passages were measured with the weights of this model."""
     if passages.model["sha256"] != weights_print(loaded):
         raise ConfigError(
-            tr(
-                "sweep: its passages are of {of!r}, whose weights differ from those of {name!r}; give the sweep of "
-                "this model, or --model the model of the sweep",
-                of=passages.model.get("name", tr("another model")),
-                name=loaded.name,
-            )
+            "sweep: its passages are of {of!r}, whose weights differ from those of {name!r}; give the sweep of this "
+            "model, or --model the model of the sweep",
+            of=passages.model.get("name", tr("another model")),
+            name=loaded.name,
         )
 
 

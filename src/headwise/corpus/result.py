@@ -23,7 +23,7 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.files import arrow, csv_row
 from headwise.table.show import as_text
-from headwise.wording import LIST, joined, tr
+from headwise.wording import LIST, joined
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 Columns = Mapping[str, list[Any]]
@@ -42,14 +42,10 @@ class Output:
         target = Path(path)
         if target.suffix.lower() not in SUFFIXES:
             raise ConfigError(
-                tr(
-                    "out={path!r}: expected a name that ends in {suffixes}",
-                    path=str(path),
-                    suffixes=joined(SUFFIXES, LIST),
-                )
+                "out={path!r}: expected a name that ends in {suffixes}", path=str(path), suffixes=joined(SUFFIXES, LIST)
             )
         if os.path.isdir(target):
-            raise ConfigError(tr("out={path!r}: is a folder", path=str(path)))
+            raise ConfigError("out={path!r}: is a folder", path=str(path))
         if target.suffix.lower() == ".parquet":
             arrow()
         return cls(target, target.suffix.lower()[1:])

@@ -18,7 +18,6 @@ from headwise.corpus.work import Options, Ranks, Work
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.stats import shown_in
-from headwise.wording import tr
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PER = ("all", "file")
@@ -185,11 +184,9 @@ def _stride(stride: int | None, room: int) -> int:
     """room: the tokens of the text in a window."""
     if stride is not None and stride > room:
         raise ConfigError(
-            tr(
-                "stride={stride}: a window has {room} tokens of the text; expected at most as many",
-                stride=stride,
-                room=room,
-            )
+            "stride={stride}: a window has {room} tokens of the text; expected at most as many",
+            stride=stride,
+            room=room,
         )
     return room if stride is None else stride
 
@@ -198,12 +195,7 @@ def _check(least: int, **numbers: int | None) -> None:
     for name, number in numbers.items():
         if number is not None and (type(number) is not int or number < least):
             raise ConfigError(
-                tr(
-                    "{name}={number!r}: expected a whole number of at least {least}",
-                    name=name,
-                    number=number,
-                    least=least,
-                )
+                "{name}={number!r}: expected a whole number of at least {least}", name=name, number=number, least=least
             )
 
 

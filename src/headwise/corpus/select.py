@@ -78,16 +78,14 @@ def length_of(window: int | None, loaded: LoadedModel, frame: Frame) -> int:
     length = window if window is not None else loaded.context or loaded.limit
     if length is None:
         raise ConfigError(
-            tr("window: {name} does not specify its training length; give --window N, in tokens", name=loaded.name)
+            "window: {name} does not specify its training length; give --window N, in tokens", name=loaded.name
         )
     check_window(length, loaded.limit, loaded.name)
     if length <= len(frame):
         raise ConfigError(
-            tr(
-                "window={length}: {count} special tokens are added to every window; expected a larger window",
-                length=length,
-                count=len(frame),
-            )
+            "window={length}: {count} special tokens are added to every window; expected a larger window",
+            length=length,
+            count=len(frame),
         )
     return length
 
@@ -274,7 +272,7 @@ def checked_names(names: Sequence[str]) -> list[str]:
     if not found:
         raise ConfigError(tr("measures=(): give at least one; `headwise measures` lists all"))
     if twice := {name for name in found if found.count(name) > 1}:
-        raise ConfigError(tr("measures: {twice!r} is given twice", twice=min(twice)))
+        raise ConfigError("measures: {twice!r} is given twice", twice=min(twice))
     return found
 
 
@@ -297,17 +295,15 @@ def _made(name: str, tokens: Tokens) -> Measure:
     if known(name) is not None and of_tokens(name, NOTHING) is None:
         possible = [other for other in GIVEN if of_tokens(other, NOTHING) is not None]
         raise ConfigError(
-            tr(
-                "measures: {name!r} requires {requires}; a corpus supports {possible}",
-                name=name,
-                requires=GIVEN[name].requires,
-                possible=joined(possible, LIST),
-            )
+            "measures: {name!r} requires {requires}; a corpus supports {possible}",
+            name=name,
+            requires=GIVEN[name].requires,
+            possible=joined(possible, LIST),
         )
     try:
         found = of_tokens(name, tokens)
     except ConfigError as error:
-        raise ConfigError(tr("measures: {error}", error=error)) from None
+        raise ConfigError("measures: {error}", error=error) from None
     assert found is not None
     return found
 
@@ -328,13 +324,11 @@ def chosen(loaded: LoadedModel, layers: Sequence[int] | None, heads: Sequence[in
         for number in wanted or ():
             if not 0 <= number < there:
                 raise ConfigError(
-                    tr(
-                        "{what}: {number} does not exist in {name}; expected 0 to {last}",
-                        what=what,
-                        number=number,
-                        name=loaded.name,
-                        last=there - 1,
-                    )
+                    "{what}: {number} does not exist in {name}; expected 0 to {last}",
+                    what=what,
+                    number=number,
+                    name=loaded.name,
+                    last=there - 1,
                 )
     kept = [
         Head(i, name, head)
@@ -344,11 +338,6 @@ def chosen(loaded: LoadedModel, layers: Sequence[int] | None, heads: Sequence[in
     ]
     if not kept:
         raise ConfigError(
-            tr(
-                "layers={layers}, heads={heads}: selects no head of {name}",
-                layers=layers,
-                heads=heads,
-                name=loaded.name,
-            )
+            "layers={layers}, heads={heads}: selects no head of {name}", layers=layers, heads=heads, name=loaded.name
         )
     return kept

@@ -64,7 +64,7 @@ def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
             found.append(_source(path))
     if not any(source.size for source in found):
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise TextError(tr("the corpus is empty: {path!r}{more} of 0 bytes", path=found[0].path, more=more))
+        raise TextError("the corpus is empty: {path!r}{more} of 0 bytes", path=found[0].path, more=more)
     return found
 
 
@@ -132,7 +132,7 @@ def _paths(given: str) -> list[str]:
         found = [path for path in files if Path(path).suffix.lower() in known]
         if not found:
             raise TextError(
-                tr("{given!r}: the folder contains no text files ({known})", given=given, known=", ".join(known))
+                "{given!r}: the folder contains no text files ({known})", given=given, known=", ".join(known)
             )
         return found
     if os.path.exists(given):
@@ -141,22 +141,18 @@ def _paths(given: str) -> list[str]:
         found = sorted(path for path in glob.glob(given, recursive=True) if os.path.isfile(path))
         if found:
             return found
-        raise TextError(tr("{given!r}: no file with this name", given=given))
-    raise TextError(tr("{given!r} does not exist", given=given))
+        raise TextError("{given!r}: no file with this name", given=given)
+    raise TextError("{given!r} does not exist", given=given)
 
 
 def _source(path: str) -> Source:
     if not os.path.isfile(path):
-        raise TextError(
-            tr("{path!r} is a pipe or a device; give a file: a corpus is read with random access", path=path)
-        )
+        raise TextError("{path!r} is a pipe or a device; give a file: a corpus is read with random access", path=path)
     suffix = Path(path).suffix.lower()
     if suffix in PACKED:
-        raise TextError(
-            tr("{path!r} is compressed; decompress it first: a corpus is read with random access", path=path)
-        )
+        raise TextError("{path!r} is compressed; decompress it first: a corpus is read with random access", path=path)
     if suffix == ".json":
-        raise TextError(tr("{path!r}: expected JSON lines (.jsonl), one object per line, or a text", path=path))
+        raise TextError("{path!r}: expected JSON lines (.jsonl), one object per line, or a text", path=path)
     kind = FORMATS.get(suffix, "text")
     if kind == "parquet":
         return Source(path, kind, os.path.getsize(path), row_groups(path))
@@ -180,17 +176,15 @@ def check_column(path: str, field: str) -> None:
         schema = pyarrow.parquet.ParquetFile(path).schema_arrow
     if field not in schema.names:
         raise TextError(
-            tr(
-                "{path!r} has no column {field!r}; it has {names}: give --field",
-                path=path,
-                field=field,
-                names=joined(schema.names, LIST),
-            )
+            "{path!r} has no column {field!r}; it has {names}: give --field",
+            path=path,
+            field=field,
+            names=joined(schema.names, LIST),
         )
     kind = schema.field(field).type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
         raise TextError(
-            tr("{path!r}: column {field!r} contains {kind}, expected strings", path=path, field=field, kind=kind)
+            "{path!r}: column {field!r} contains {kind}, expected strings", path=path, field=field, kind=kind
         )
 
 
@@ -220,7 +214,7 @@ def _reading(path: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (arrow().ArrowException, OSError, ValueError, OverflowError) as error:
-        raise TextError(tr("{path!r} is not a valid Parquet file: {error}", path=path, error=one_line(error))) from None
+        raise TextError("{path!r} is not a valid Parquet file: {error}", path=path, error=one_line(error)) from None
 
 
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can contain them
@@ -294,34 +288,28 @@ def _text(line: str, path: str, where: str, field: str) -> str:
         raise TextError(f"{path!r}, line at {where}: {error}") from None
     if not isinstance(entry, dict):
         raise TextError(
-            tr(
-                "{path!r}, line at {where}: expected a JSON object, got {kind}",
-                path=path,
-                where=where,
-                kind=type(entry).__name__,
-            )
+            "{path!r}, line at {where}: expected a JSON object, got {kind}",
+            path=path,
+            where=where,
+            kind=type(entry).__name__,
         )
     if field not in entry:
         known = ", ".join(map(repr, list(entry)[:8])) or "nothing"
         raise TextError(
-            tr(
-                "{path!r}, line at {where}: no field {field!r}; it has {known}: give --field",
-                path=path,
-                where=where,
-                field=field,
-                known=known,
-            )
+            "{path!r}, line at {where}: no field {field!r}; it has {known}: give --field",
+            path=path,
+            where=where,
+            field=field,
+            known=known,
         )
     found = entry[field]
     if found is not None and not isinstance(found, str):
         raise TextError(
-            tr(
-                "{path!r}, line at {where}: field {field!r} is {kind}, expected a string",
-                path=path,
-                where=where,
-                field=field,
-                kind=type(found).__name__,
-            )
+            "{path!r}, line at {where}: field {field!r} is {kind}, expected a string",
+            path=path,
+            where=where,
+            field=field,
+            kind=type(found).__name__,
         )
     if found and HALVES.search(found):
         raise TextError(

@@ -255,10 +255,8 @@ def finish(begun: Begun, there: Units, output: Output, progress: Progress) -> Co
     work, settings = begun.work, asdict(begun.settings)
     if changed := _changes(settings):
         raise TextError(
-            tr(
-                "the corpus changed while it was being measured: {changed}; use --restart to measure again",
-                changed=joined(changed, tr("; ")),
-            )
+            "the corpus changed while it was being measured: {changed}; use --restart to measure again",
+            changed=joined(changed, tr("; ")),
         )
     sums, hows, collected = work.nothing(), [], work.no_passages()
     for number in range(len(begun.units)):
@@ -296,7 +294,7 @@ def _finished(there: Units, output: Output, restart: bool) -> bool:
 
 def _exists(output: Output) -> ConfigError:
     return ConfigError(
-        tr("{path!r} already exists; give another --out, or --restart to measure again", path=str(output.path))
+        "{path!r} already exists; give another --out, or --restart to measure again", path=str(output.path)
     )
 
 

@@ -27,7 +27,6 @@ from headwise.errors import ConfigError, HeadwiseError, TextError
 from headwise.lm.loading import LoadedModel
 from headwise.lm.loading.base import Maps
 from headwise.stats import Tokens
-from headwise.wording import tr
 
 ALL = -1  # in place of a file's number: all files
 Advance = Callable[[float, int], None]  # called with the bytes and tokens done since the last call
@@ -140,12 +139,10 @@ class Work:
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
                 raise ConfigError(
-                    tr(
-                        "batch={batch}: out of memory with windows of {length} tokens; the same command with a "
-                        "smaller --batch resumes",
-                        batch=self.batch,
-                        length=length,
-                    )
+                    "batch={batch}: out of memory with windows of {length} tokens; the same command with a smaller "
+                    "--batch resumes",
+                    batch=self.batch,
+                    length=length,
                 ) from None
             raise
 

@@ -24,7 +24,6 @@ from itertools import pairwise
 
 from headwise.costs.work import LSE_BYTES, Counts, Work, positive
 from headwise.errors import ConfigError, check_choice
-from headwise.wording import tr
 
 SUM_BYTES = 4  # gradients of keys and values are accumulated in float32 in a ring
 BACKWARD = 2.5  # FLOPs of blockwise attention's backward pass, in forward passes, if d_k = d_v
@@ -78,15 +77,13 @@ def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
         raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if h % heads:
         raise ConfigError(
-            tr("head-parallel: num_heads={h} cannot be divided evenly between {heads} devices", h=h, heads=heads)
+            "head-parallel: num_heads={h} cannot be divided evenly between {heads} devices", h=h, heads=heads
         )
     if h_kv % heads and heads % h_kv:
         raise ConfigError(
-            tr(
-                "head-parallel: num_kv_heads={h_kv} and {heads} devices: one has to divide the other",
-                h_kv=h_kv,
-                heads=heads,
-            )
+            "head-parallel: num_kv_heads={h_kv} and {heads} devices: one has to divide the other",
+            h_kv=h_kv,
+            heads=heads,
         )
     around, size = devices // heads, work.size
     tokens, others = work.batch * work.queries // around, work.batch * work.keys // around
@@ -131,7 +128,7 @@ def hybrid(counts: Counts, work: Work, devices: int, heads: int) -> Way:
         raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if counts.heads < heads:
         raise ConfigError(
-            tr("Ulysses: num_heads={heads} is too small for {heads2} devices", heads=counts.heads, heads2=heads)
+            "Ulysses: num_heads={heads} is too small for {heads2} devices", heads=counts.heads, heads2=heads
         )
     return _hybrid(counts, work, heads, devices // heads, "zigzag")
 

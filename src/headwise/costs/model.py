@@ -28,7 +28,6 @@ from headwise.costs.work import (
     score_bytes,
 )
 from headwise.errors import ConfigError
-from headwise.wording import tr
 
 NORMS = {"layer": 2, "rms": 1, "none": 0}  # parameters of a norm per channel
 
@@ -64,16 +63,14 @@ def source_tokens(config: ModelConfig, load: Load) -> int:
     name = config.name
     if not config.decoder_layers:
         raise ConfigError(
-            tr("source={source}: {name} is not an encoder-decoder; leave it out", source=load.source, name=name)
+            "source={source}: {name} is not an encoder-decoder; leave it out", source=load.source, name=name
         )
     if config.source_tokens and load.source != config.source_tokens:
         raise ConfigError(
-            tr(
-                "source={source}: the encoder of {name} always has {source_tokens} positions; leave it out",
-                source=load.source,
-                name=name,
-                source_tokens=config.source_tokens,
-            )
+            "source={source}: the encoder of {name} always has {source_tokens} positions; leave it out",
+            source=load.source,
+            name=name,
+            source_tokens=config.source_tokens,
         )
     return load.source
 
@@ -132,7 +129,7 @@ def pass_stages(config: ModelConfig, attentions: Attentions, load: Load, *, logi
 def step_stages(config: ModelConfig, attentions: Attentions, load: Load) -> list[Stage]:
     """One decoding step: the last of `tokens` tokens in each text, which attends to its own key too."""
     if not decodes(config):
-        raise ConfigError(tr("config={name!r}: an encoder without a decoder does not generate text", name=config.name))
+        raise ConfigError("config={name!r}: an encoder without a decoder does not generate text", name=config.name)
     c = config
     own = [(load.work(1, _seen(c, load, window), causal=True), every) for window, every in _decoding(c, attentions)]
     source = load.work(1, source_tokens(c, load), causal=False, projected=0, cross=True)

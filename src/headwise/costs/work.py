@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headwise.errors import ConfigError, ShapeError, check_choice
-from headwise.wording import tr
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CACHE_BYTES = {**BYTES, "int8": 1}
@@ -51,7 +50,7 @@ class Work:
     def __post_init__(self) -> None:
         for name in ("batch", "queries", "keys"):
             if getattr(self, name) < 1:
-                raise ConfigError(tr("{name}={value}: expected at least 1", name=name, value=getattr(self, name)))
+                raise ConfigError("{name}={value}: expected at least 1", name=name, value=getattr(self, name))
         if self.causal and self.queries > self.keys:
             raise ConfigError(
                 f"queries={self.queries}, keys={self.keys}: causal attention requires queries <= keys, as "
@@ -64,11 +63,11 @@ class Work:
                 f"queries = keys"
             )
         if self.window is not None and self.window < 1:
-            raise ConfigError(tr("window={window}: expected at least 1", window=self.window))
+            raise ConfigError("window={window}: expected at least 1", window=self.window)
         windowed = self.causal and self.window is not None
         if self.sinks < 0 or (self.sinks and not windowed):
             raise ConfigError(
-                tr("sinks={sinks}: expected at least 0, and causal attention with a window", sinks=self.sinks)
+                "sinks={sinks}: expected at least 0, and causal attention with a window", sinks=self.sinks
             )
         if self.chunked and (not windowed or self.sinks):
             raise ConfigError("chunked=True: expected causal attention with a window, and no sinks")
@@ -253,11 +252,9 @@ def divided(d_model: int, num_heads: int) -> int:
     positive(d_model=d_model, num_heads=num_heads)
     if d_model % num_heads:
         raise ShapeError(
-            tr(
-                "d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim",
-                d_model=d_model,
-                num_heads=num_heads,
-            )
+            "d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim",
+            d_model=d_model,
+            num_heads=num_heads,
         )
     return d_model // num_heads
 
@@ -266,7 +263,7 @@ def positive(*, least: int = 1, **sizes: int) -> None:
     """Raise for the first size below `least`."""
     for name, size in sizes.items():
         if size < least:
-            raise ConfigError(tr("{name}={size}: expected at least {least}", name=name, size=size, least=least))
+            raise ConfigError("{name}={size}: expected at least {least}", name=name, size=size, least=least)
 
 
 LSE_BYTES = SCALE_BYTES = 4  # float32
@@ -306,7 +303,7 @@ class Machine:
         for name in ("peak", "bandwidth"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
-                    tr("{name}={value}: expected a finite number above 0", name=name, value=getattr(self, name))
+                    "{name}={value}: expected a finite number above 0", name=name, value=getattr(self, name)
                 )
 
     @property

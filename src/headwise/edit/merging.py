@@ -24,7 +24,6 @@ from headwise.models import KINDS, HeadSite, find_heads
 from headwise.models.configuration.sizes import update_config
 from headwise.models.site import pick_heads, put
 from headwise.nn.owned import copied
-from headwise.wording import tr
 
 METHODS = ("mean", "first", "cluster", "svd")
 Groups = Sequence[Sequence[int]]
@@ -162,12 +161,10 @@ def _checked_count(site: HeadSite, count: object) -> int:
     found = whole_number(count)
     if found is None or found < 1 or site.num_kv_heads % found:
         raise ConfigError(
-            tr(
-                "num_kv_heads={count!r}: {place} has {num_kv_heads} KV heads; expected a divisor of that",
-                count=count,
-                place=site.place,
-                num_kv_heads=site.num_kv_heads,
-            )
+            "num_kv_heads={count!r}: {place} has {num_kv_heads} KV heads; expected a divisor of that",
+            count=count,
+            place=site.place,
+            num_kv_heads=site.num_kv_heads,
         )
     return found
 

@@ -23,7 +23,6 @@ from headwise.models.configuration.sizes import update_config
 from headwise.models.site import Order, pick_heads
 from headwise.nn.owned import check_maps, check_plain, check_unshared, copied, sharers, tensors
 from headwise.table.show import as_text
-from headwise.wording import tr
 
 Value = TypeVar("Value")
 
@@ -307,13 +306,11 @@ def _plan(site: HeadSite, removed: tuple[int, ...]) -> Cut:
     counts = [sum(head // group == j for head in kept) for j in range(site.num_kv_heads)]
     if len({count for count in counts if count}) > 1:
         raise ConfigError(
-            tr(
-                "heads: {place}: {group} query heads share a KV head, and {counts} of them would remain; expected the "
-                "same number in every remaining group: remove whole groups, or equally many from each",
-                place=site.place,
-                group=group,
-                counts=counts,
-            )
+            "heads: {place}: {group} query heads share a KV head, and {counts} of them would remain; expected the "
+            "same number in every remaining group: remove whole groups, or equally many from each",
+            place=site.place,
+            group=group,
+            counts=counts,
         )
     kept_kv = tuple(j for j, count in enumerate(counts) if count)
     return Cut(site.place, removed, tuple(kept), kept_kv, site.num_heads, site.num_kv_heads)

@@ -108,12 +108,10 @@ def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any,
             refusals[candidate] = str(reason)
     else_ = tr("map.using('auto') returns the same map for any kernel that supports this")
     raise KernelError(
-        tr(
-            "kernel={name!r} cannot read this map: {why}; {way_out}",
-            name=name,
-            why=refusals[name],
-            way_out=_way_out(kernel, else_),
-        )
+        "kernel={name!r} cannot read this map: {why}; {way_out}",
+        name=name,
+        why=refusals[name],
+        way_out=_way_out(kernel, else_),
     )
 
 
@@ -140,12 +138,10 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
             yield kernel, refusals
             reason = refusals[name]
         raise KernelError(
-            tr(
-                "kernel={name!r} does not support this call: {why}; {way_out}",
-                name=name,
-                why=reason,
-                way_out=_way_out(given, tr("use kernel='auto'")),
-            )
+            "kernel={name!r} does not support this call: {why}; {way_out}",
+            name=name,
+            why=reason,
+            way_out=_way_out(given, tr("use kernel='auto'")),
         )
     for candidate in _order(call):
         if reason := KERNELS[candidate].refuse(call):

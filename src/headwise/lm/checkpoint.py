@@ -66,9 +66,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenize
     path = folder_of(path)
     file = path / MODEL_FILE if path.is_dir() else path
     if file != path and (path / "config.json").is_file():
-        raise CheckpointError(
-            tr("{path!r} is a model of transformers; expected a checkpoint of headwise", path=str(path))
-        )
+        raise CheckpointError("{path!r} is a model of transformers; expected a checkpoint of headwise", path=str(path))
     tensors, header = read(file)
     config, tokenizer, info = unpack(header, file)
     with reading(file, WHAT):
@@ -111,11 +109,9 @@ def unpack(
         tokenizer = CharTokenizer.from_json(text.word("tokenizer"))
         if tokenizer.vocab_size > config.vocab_size:
             raise CheckpointError(
-                tr(
-                    "{vocab_size} tokens, but embeddings for {vocab_size2}",
-                    vocab_size=tokenizer.vocab_size,
-                    vocab_size2=config.vocab_size,
-                )
+                "{vocab_size} tokens, but embeddings for {vocab_size2}",
+                vocab_size=tokenizer.vocab_size,
+                vocab_size2=config.vocab_size,
             )
         return config, tokenizer, Entry(parsed(text.word("info")), "info").plain()
 
@@ -124,27 +120,23 @@ def _check_sizes(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError if these are not the weights of such a decoder, before memory is allocated for it."""
     if config.num_layers > len(tensors):
         raise CheckpointError(
-            tr(
-                "{num_layers} layers in the configuration, but {count} tensors in the file",
-                num_layers=config.num_layers,
-                count=len(tensors),
-            )
+            "{num_layers} layers in the configuration, but {count} tensors in the file",
+            num_layers=config.num_layers,
+            count=len(tensors),
         )
     try:
         with torch.device("meta"):
             expected = {name: tuple(x.shape) for name, x in Decoder(config).state_dict().items()}
     except (RuntimeError, OverflowError) as error:  # raised by PyTorch for impossible sizes
-        raise CheckpointError(tr("invalid sizes: {error}", error=one_line(error))) from None
+        raise CheckpointError("invalid sizes: {error}", error=one_line(error)) from None
     for name, shape in expected.items():
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != shape:
             if found is None:
-                raise CheckpointError(tr("{name} is missing; the sizes require {shape}", name=name, shape=shape))
-            raise CheckpointError(
-                tr("{name} is {found}; the sizes require {shape}", name=name, found=found, shape=shape)
-            )
+                raise CheckpointError("{name} is missing; the sizes require {shape}", name=name, shape=shape)
+            raise CheckpointError("{name} is {found}; the sizes require {shape}", name=name, found=found, shape=shape)
     if strange := next((name for name in tensors if name not in expected), None):
-        raise CheckpointError(tr("{strange} is not a weight of a decoder of these sizes", strange=strange))
+        raise CheckpointError("{strange} is not a weight of a decoder of these sizes", strange=strange)
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, each of its parameter's size

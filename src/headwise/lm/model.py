@@ -125,7 +125,7 @@ class DecoderConfig:
         if self.num_kv_heads is not None:
             _check_size("", "num_kv_heads", self.num_kv_heads)
         if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(tr("dropout={dropout!r}: expected 0 <= dropout < 1", dropout=self.dropout))
+            raise ConfigError("dropout={dropout!r}: expected 0 <= dropout < 1", dropout=self.dropout)
         if not isinstance(self.design, str):
             raise ConfigError(f"design={self.design!r}: expected the name of a head design")
         if not isinstance(self.options, Mapping):
@@ -149,13 +149,11 @@ class DecoderConfig:
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(
-                    tr(
-                        "{where}: {name!r} is not an option of {design}; expected one of {known}",
-                        where=where,
-                        name=name,
-                        design=self.design,
-                        known=joined(known, LIST),
-                    )
+                    "{where}: {name!r} is not an option of {design}; expected one of {known}",
+                    where=where,
+                    name=name,
+                    design=self.design,
+                    known=joined(known, LIST),
                 )
             if not isinstance(value, bool | int | float | str | None):
                 raise ConfigError(f"{where}: {name}={value!r}: expected a number, a string or None")
@@ -189,11 +187,9 @@ class DecoderConfig:
         design, options = design_of(self.design), {**self.options, **own}
         if not design.takes_mask:
             raise ConfigError(
-                tr(
-                    "design={design!r}: a decoder requires a causal mask, which {kind} does not support",
-                    design=self.design,
-                    kind=design.__name__,
-                )
+                "design={design!r}: a decoder requires a causal mask, which {kind} does not support",
+                design=self.design,
+                kind=design.__name__,
             )
         if num_kv_heads is not None:
             options["num_kv_heads"] = num_kv_heads
@@ -361,13 +357,11 @@ def _marked(caches: Sequence[Cache | None]) -> list[Mark]:
 def _check_size(where: str, name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
         raise ConfigError(
-            tr(
-                "{where}{name}={value!r}: expected a whole number, 1 to {largest}",
-                where=where,
-                name=name,
-                value=value,
-                largest=LARGEST,
-            )
+            "{where}{name}={value!r}: expected a whole number, 1 to {largest}",
+            where=where,
+            name=name,
+            value=value,
+            largest=LARGEST,
         )
 
 
@@ -396,14 +390,12 @@ def write(
     context = decoder.config.context
     if budget is not None and budget.sinks and len(tokenizer.encode(prompt)) + length > context:
         raise ConfigError(
-            tr(
-                "length={length}: with the prompt that is more than the context of {context} tokens, and the budget's "
-                "first {sinks} tokens would be further back than the model was trained for; give a shorter length, or "
-                "make the budget with --sinks 0",
-                length=length,
-                context=context,
-                sinks=budget.sinks,
-            )
+            "length={length}: with the prompt that is more than the context of {context} tokens, and the budget's "
+            "first {sinks} tokens would be further back than the model was trained for; give a shorter length, or "
+            "make the budget with --sinks 0",
+            length=length,
+            context=context,
+            sinks=budget.sinks,
         )
     caches = _caches(decoder.eval(), budget)
     generator = torch.Generator()
@@ -434,13 +426,13 @@ def check_sampling(prompt: str, length: int, temperature: float, top_k: int | No
     if not prompt:
         raise TextError(tr("prompt: is empty; give at least one character to begin with"))
     if length < 0:
-        raise ConfigError(tr("length={length}: expected at least 0", length=length))
+        raise ConfigError("length={length}: expected at least 0", length=length)
     if not temperature >= 0:
-        raise ConfigError(tr("temperature={temperature}: expected 0 or more", temperature=temperature))
+        raise ConfigError("temperature={temperature}: expected 0 or more", temperature=temperature)
     if top_k is not None and top_k < 1:
-        raise ConfigError(tr("top_k={top_k}: expected at least 1", top_k=top_k))
+        raise ConfigError("top_k={top_k}: expected at least 1", top_k=top_k)
     if top_p is not None and not 0 < top_p <= 1:
-        raise ConfigError(tr("top_p={top_p}: expected 0 < top_p <= 1", top_p=top_p))
+        raise ConfigError("top_p={top_p}: expected 0 < top_p <= 1", top_p=top_p)
 
 
 def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
@@ -451,7 +443,7 @@ def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
     expected, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in find_heads(decoder)]
     if expected != has:
         raise ConfigError(
-            tr("budget: was made for layers of {expected} KV heads; this model has {has}", expected=expected, has=has)
+            "budget: was made for layers of {expected} KV heads; this model has {has}", expected=expected, has=has
         )
     return [
         BudgetCache([context if w is None else min(w, context) for w in windows], budget.sinks)

@@ -29,7 +29,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     data = Path(path).read_bytes()
     text = decoded(data, path)
     if not text:
-        raise TextError(tr("{path!r} is empty", path=os.fspath(path)))
+        raise TextError("{path!r} is empty", path=os.fspath(path))
     return text
 
 
@@ -50,32 +50,28 @@ def not_utf8(path: str | os.PathLike[str], byte: int, offset: int) -> TextError:
     """The error for a byte that is not UTF-8, at an offset of the file."""
     encoding = "UTF-16" if offset == 0 and byte in (0xFE, 0xFF) else "GB18030"  # these begin a byte order mark
     return TextError(
-        tr(
-            "{path!r} is not UTF-8: byte 0x{byte:02x} at offset {offset}; convert it, for example with iconv -f "
-            "{encoding} -t UTF-8",
-            path=os.fspath(path),
-            byte=byte,
-            offset=offset,
-            encoding=encoding,
-        )
+        "{path!r} is not UTF-8: byte 0x{byte:02x} at offset {offset}; convert it, for example with iconv -f "
+        "{encoding} -t UTF-8",
+        path=os.fspath(path),
+        byte=byte,
+        offset=offset,
+        encoding=encoding,
     )
 
 
 def nul(path: str | os.PathLike[str], offset: int) -> TextError:
     """The error for a NUL byte, which UTF-16 and binary files contain, at an offset of the file."""
     return TextError(
-        tr("{path!r} is not text: NUL byte at offset {offset}; expected UTF-8", path=os.fspath(path), offset=offset)
+        "{path!r} is not text: NUL byte at offset {offset}; expected UTF-8", path=os.fspath(path), offset=offset
     )
 
 
 def not_text(text: str, error: UnicodeEncodeError) -> TextError:
     """The error for half of a surrogate pair, which cannot be encoded."""
     return TextError(
-        tr(
-            "text: character {start} is half of a surrogate pair (U+{sign:04X}), which is not valid text",
-            start=error.start,
-            sign=ord(text[error.start]),
-        )
+        "text: character {start} is half of a surrogate pair (U+{sign:04X}), which is not valid text",
+        start=error.start,
+        sign=ord(text[error.start]),
     )
 
 
@@ -206,14 +202,12 @@ class Corpus:
         for file, text, cut in zip(files, texts, cuts, strict=True):
             if min(cut, len(text) - cut) <= context:
                 raise TextError(
-                    tr(
-                        "{file!r} has {count} characters; holding out 5 %, a context of {context} needs at least "
-                        "{context2}: give a longer text or a smaller --context",
-                        file=os.fspath(file),
-                        count=len(text),
-                        context=context,
-                        context2=(context + 1) * 20,
-                    )
+                    "{file!r} has {count} characters; holding out 5 %, a context of {context} needs at least "
+                    "{context2}: give a longer text or a smaller --context",
+                    file=os.fspath(file),
+                    count=len(text),
+                    context=context,
+                    context2=(context + 1) * 20,
                 )
         if tokenizer is None:
             tokenizer = CharTokenizer.from_text("".join(t[:cut] for t, cut in zip(texts, cuts, strict=True)))

@@ -24,7 +24,6 @@ from headwise.lm.checkpoint import MODEL_FILE, header_of, load_checkpoint, read,
 from headwise.lm.model import Decoder, DecoderConfig, mean_loss
 from headwise.lm.texts import BYTES, Corpus
 from headwise.lm.watch_heads import HeadWatcher
-from headwise.wording import tr
 
 
 def share_at(step: int, shares: list[tuple[int, float]]) -> float:
@@ -41,15 +40,13 @@ def read_shares(value: float | str) -> list[tuple[int, float]]:
             found.append((int(start) if start else 0, float(share)))
         except ValueError:
             raise ConfigError(
-                tr(
-                    "repeat_share={value!r}: expected a share such as 0.04, or 0.04,0.4@2000 to change it at step 2000",
-                    value=value,
-                )
+                "repeat_share={value!r}: expected a share such as 0.04, or 0.04,0.4@2000 to change it at step 2000",
+                value=value,
             ) from None
     starts = [start for start, _ in found]
     if starts[0] != 0 or starts != sorted(set(starts)) or not all(0.0 <= share <= 1.0 for _, share in found):
         raise ConfigError(
-            tr("repeat_share={value}: expected shares from 0 to 1, the first from step 0, steps ascending", value=value)
+            "repeat_share={value}: expected shares from 0 to 1, the first from step 0, steps ascending", value=value
         )
     return found
 
@@ -144,12 +141,10 @@ class Run:
         if not same or differ:
             what = ", ".join(differ) or "the model's sizes or its vocabulary"
             raise CheckpointError(
-                tr(
-                    "{path!r} contains a run with different settings ({what}); use the same settings, another --out, "
-                    "or --fresh to overwrite it",
-                    path=str(path),
-                    what=what,
-                )
+                "{path!r} contains a run with different settings ({what}); use the same settings, another --out, or "
+                "--fresh to overwrite it",
+                path=str(path),
+                what=what,
             )
         return info
 
@@ -218,17 +213,15 @@ def train(
     check_choice("precision", precision, ("bfloat16", "float32"))
     if not save_seconds >= 0:
         raise ConfigError(
-            tr("save_seconds={save_seconds}: expected a number of seconds of at least 0", save_seconds=save_seconds)
+            "save_seconds={save_seconds}: expected a number of seconds of at least 0", save_seconds=save_seconds
         )
     shares = read_shares(repeat_share)
     if lr <= 0 or weight_decay < 0 or warmup < 0:
         raise ConfigError(
-            tr(
-                "lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0",
-                lr=lr,
-                weight_decay=weight_decay,
-                warmup=warmup,
-            )
+            "lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0",
+            lr=lr,
+            weight_decay=weight_decay,
+            warmup=warmup,
         )
     sizes = d_model, num_layers, num_heads, num_kv_heads, d_ff, context, dropout, design, dict(options or {}), order
     if init is None:
@@ -320,12 +313,10 @@ def _step(run: Run, batch: Tensor, lr: float, seed: int, precision: str) -> floa
     value = loss.item()
     if not math.isfinite(value):
         raise ConfigError(
-            tr(
-                "the loss became {value} at step {step}; start again with a smaller --lr than {lr:g}",
-                value=value,
-                step=run.step,
-                lr=lr,
-            )
+            "the loss became {value} at step {step}; start again with a smaller --lr than {lr:g}",
+            value=value,
+            step=run.step,
+            lr=lr,
         )
     return value
 

@@ -174,10 +174,8 @@ def _probes(x: Tensor) -> Tensor:
 
 def _changed(name: str, keep: str) -> ConfigError:
     return ConfigError(
-        tr(
-            "this attention map cannot be read any more: {what}, or a tensor that shares its memory, was changed in "
-            "place since. A map refers to its inputs without a copy: read it before, or keep {keep}",
-            what=CALLED[name],
-            keep=keep,
-        )
+        "this attention map cannot be read any more: {what}, or a tensor that shares its memory, was changed in place "
+        "since. A map refers to its inputs without a copy: read it before, or keep {keep}",
+        what=CALLED[name],
+        keep=keep,
     )

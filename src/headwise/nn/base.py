@@ -36,7 +36,6 @@ from headwise.scores import Score
 from headwise.scores.base import listed
 from headwise.stats import Measure
 from headwise.table.show import Shown
-from headwise.wording import tr
 
 Design = TypeVar("Design", bound="AttentionLayer")
 
@@ -101,11 +100,9 @@ class AttentionLayer(Shown, nn.Module):
         if head_dim is None:
             if d_model % num_heads:
                 raise ShapeError(
-                    tr(
-                        "d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim",
-                        d_model=d_model,
-                        num_heads=num_heads,
-                    )
+                    "d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim",
+                    d_model=d_model,
+                    num_heads=num_heads,
                 )
             head_dim = d_model // num_heads
         head_dim = size("head_dim", head_dim)
@@ -114,11 +111,9 @@ class AttentionLayer(Shown, nn.Module):
         num_kv_heads = num_heads if num_kv_heads is None else size("num_kv_heads", num_kv_heads)
         if num_heads % num_kv_heads:
             raise ShapeError(
-                tr(
-                    "num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}",
-                    num_heads=num_heads,
-                    num_kv_heads=num_kv_heads,
-                )
+                "num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}",
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
             )
         if flag("rotary", rotary) and context_dim != d_model:
             raise ConfigError("rotary=True: requires self attention, as a context has positions of its own")

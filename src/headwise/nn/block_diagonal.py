@@ -62,12 +62,10 @@ class BlockDiagonalAttention(AttentionLayer):
         for name, width in (("d_model", d_model), ("context_dim", self.context_dim)):
             if width % num_heads:
                 raise ShapeError(
-                    tr(
-                        "{name}={width} is not divisible by num_heads={num_heads}, so there are no equal slices",
-                        name=name,
-                        width=width,
-                        num_heads=num_heads,
-                    )
+                    "{name}={width} is not divisible by num_heads={num_heads}, so there are no equal slices",
+                    name=name,
+                    width=width,
+                    num_heads=num_heads,
                 )
         x_slice, c_slice = d_model // num_heads, self.context_dim // num_heads
         self.w_q = drawn(num_heads, x_slice, self.head_dim, inputs=x_slice)
@@ -204,7 +202,7 @@ class GroupedMLPAttention(ProjectedLayer):
         positive(num_groups=groups, hidden=hidden)
         if num_heads % groups:
             raise ShapeError(
-                tr("num_heads={num_heads} is not divisible by num_groups={groups}", num_heads=num_heads, groups=groups)
+                "num_heads={num_heads} is not divisible by num_groups={groups}", num_heads=num_heads, groups=groups
             )
         output = full.concat**2 // groups + full.concat * hidden + hidden * d_model
         parameters = full.parameters - full.output + output + hidden + d_model

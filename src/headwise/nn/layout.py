@@ -24,7 +24,6 @@ from headwise.kernels.spread import check_local
 from headwise.masks import Grid, Mask
 from headwise.rule import check_dense
 from headwise.scores import Score, check_scores
-from headwise.wording import tr
 
 # Arguments before the options in every constructor.
 _SIZES = frozenset({"self", "d_model", "num_heads"})
@@ -38,7 +37,7 @@ def size(name: str, value: object, least: int = 1) -> int:
         number = None
     if number is None or number < least:
         raise ConfigError(
-            tr("{name}={value!r}: expected a whole number of at least {least}", name=name, value=value, least=least)
+            "{name}={value!r}: expected a whole number of at least {least}", name=name, value=value, least=least
         )
     return number
 

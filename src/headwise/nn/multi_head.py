@@ -123,7 +123,7 @@ class MultiHeadAttention(ProjectedLayer):
         kv = h if num_kv_heads is None else num_kv_heads
         positive(d_model=d, num_heads=h, num_kv_heads=kv, head_dim=d_k, value_dim=d_v)
         if h % kv:
-            raise ShapeError(tr("num_heads={h} is not divisible by num_kv_heads={kv}", h=h, kv=kv))
+            raise ShapeError("num_heads={h} is not divisible by num_kv_heads={kv}", h=h, kv=kv)
         letters = bias if isinstance(bias, str) else "qkvo" if bias else ""
         of_keys, of_values = (0, 0) if shared_kv else (kv * d_k, 0 if values_of_keys else kv * d_v)
         biases = {"q": h * d_k, "k": of_keys, "v": of_values, "o": d}

@@ -163,18 +163,16 @@ def _filled(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with those of the preset."""
     for option, what in preset.needs.items():
         if given.get(option) is None:
-            raise ConfigError(tr("{option}: {name} requires it, {what}", option=option, name=preset.name, what=what))
+            raise ConfigError("{option}: {name} requires it, {what}", option=option, name=preset.name, what=what)
     for option, value in preset.given.items():
         if given.get(option) not in (None, value):
             raise ConfigError(
-                tr(
-                    "{option}={given}: {name} has {value}; see {instead} for other values",
-                    option=option,
-                    given=given[option],
-                    name=preset.name,
-                    value=value,
-                    instead=preset.instead,
-                )
+                "{option}={given}: {name} has {value}; see {instead} for other values",
+                option=option,
+                given=given[option],
+                name=preset.name,
+                value=value,
+                instead=preset.instead,
             )
     return {**given, **preset.given}
 
@@ -191,7 +189,7 @@ def _check_type(option: str, value: Any, kind: Any) -> None:
     is_flag = isinstance(value, bool) and kind is not bool  # Python's own booleans are numbers too
     if is_flag or not isinstance(value, accepted):
         raise ConfigError(
-            tr("{option}={value!r}: expected {expected}", option=option, value=value, expected=EXPECTED[kind])
+            "{option}={value!r}: expected {expected}", option=option, value=value, expected=EXPECTED[kind]
         )
 
 
@@ -205,7 +203,7 @@ def read_options(assigned: Iterable[str]) -> dict[str, Any]:
     for text in assigned:
         name, sign, value = (part.strip() for part in text.partition("="))
         if not (sign and name and value):
-            raise ConfigError(tr("--set {text!r}: expected NAME=VALUE, for example latent_dim=512", text=text))
+            raise ConfigError("--set {text!r}: expected NAME=VALUE, for example latent_dim=512", text=text)
         found[name.replace("-", "_")] = _value(value)
     return found
 
@@ -243,12 +241,10 @@ def counts_of(design: str, sizes: Mapping[str, Any]) -> Counts:
     missing = [name for name, needed in taken.items() if needed and name not in sizes]
     if missing:
         raise ConfigError(
-            tr(
-                "{design} requires {missing}; it supports {taken}",
-                design=design,
-                missing=joined(missing, tr(" and ")),
-                taken=joined(taken, LIST),
-            )
+            "{design} requires {missing}; it supports {taken}",
+            design=design,
+            missing=joined(missing, tr(" and ")),
+            taken=joined(taken, LIST),
         )
     return design_of(design).costs(**sizes, **({} if preset is None else preset.given))
 

@@ -68,11 +68,9 @@ def plan_model(
     """
     if load.cache is not None and not decodes(config):
         raise ConfigError(
-            tr(
-                "cache={cache!r}: {name} is an encoder, which has no cache; leave it out",
-                cache=load.cache,
-                name=config.name,
-            )
+            "cache={cache!r}: {name} is an encoder, which has no cache; leave it out",
+            cache=load.cache,
+            name=config.name,
         )
     attentions = attentions_of(config)
     total = sum(parameter_parts(config, attentions).values())
@@ -116,7 +114,7 @@ def plan_design(
     decoding step and no cache."""
     counts = counts_of(design, sizes)
     if work.causal and not counts.masked:
-        raise ConfigError(tr("causal=True: {design} does not support masks; add --full", design=design))
+        raise ConfigError("causal=True: {design} does not support masks; add --full", design=design)
     n, stored = work.queries, term("materialised" if work.materialised else "blockwise")
     tokens = term("tokens", n=n)
     rest = joined([masked(work), stored, work.dtype])
@@ -412,7 +410,7 @@ def _of_folder(folder: Path) -> ModelConfig:
             model = build(c)
     except ConfigError as error:
         raise ConfigError(
-            tr("{folder!r}: {error}; `headwise plan layer` plans a layer of any sizes", folder=str(folder), error=error)
+            "{folder!r}: {error}; `headwise plan layer` plans a layer of any sizes", folder=str(folder), error=error
         ) from None
     if is_pruned(folder):
         resize_as_saved(model, folder)
@@ -446,13 +444,11 @@ def _checked(config: ModelConfig, path: Path) -> ModelConfig:
     counted = sum(parameter_parts(config, attentions_of(config)).values())
     if counted != config.published:
         raise ConfigError(
-            tr(
-                "{path!r}: the model has {published:,} parameters, and one of these sizes {counted:,}: it has parts "
-                "that are not understood; `headwise plan layer` plans a layer",
-                path=str(path),
-                published=config.published,
-                counted=counted,
-            )
+            "{path!r}: the model has {published:,} parameters, and one of these sizes {counted:,}: it has parts that "
+            "are not understood; `headwise plan layer` plans a layer",
+            path=str(path),
+            published=config.published,
+            counted=counted,
         )
     return config
 

@@ -90,14 +90,12 @@ def trade_off(d_model: int, work: Work) -> Plan:
         ConfigError: if no h above 1 divides d_model.
     """
     if d_model < 2:
-        raise ConfigError(
-            tr("d_model={d_model}: expected at least 2, as one dimension cannot be divided", d_model=d_model)
-        )
+        raise ConfigError("d_model={d_model}: expected at least 2, as one dimension cannot be divided", d_model=d_model)
     rows: list[tuple[Value, ...]] = []
     while d_model % (heads := 2 ** len(rows)) == 0:
         rows.append(_heads(d_model, heads, work))
     if len(rows) == 1:
-        raise ConfigError(tr("d_model={d_model}: is odd, so no power of two above 1 divides it", d_model=d_model))
+        raise ConfigError("d_model={d_model}: is odd, so no power of two above 1 divides it", d_model=d_model)
     table = Table("trade_off", term("vary_table_title"), HEADS, tuple(rows), note=term("vary_note"))
     rest = joined([masked(work), work.dtype])
     size = term("input_of", batch=work.batch, tokens=term("tokens", n=work.queries), rest=rest)
@@ -145,10 +143,10 @@ def spread(
     """The plan with the table of `spread_table`; without devices, the plan itself."""
     for name, value in (("devices", devices), ("link", link)):
         if value is not None and not value > 0:
-            raise ConfigError(tr("{name}={value}: expected more than 0", name=name, value=value))
+            raise ConfigError("{name}={value}: expected more than 0", name=name, value=value)
     if devices is None:
         if link is not None:
-            raise ConfigError(tr("link={link:g}: requires devices", link=link))
+            raise ConfigError("link={link:g}: requires devices", link=link)
         return plan
     if reason := _inseparable(design):
         known = [name for name in names() if not _inseparable(name)]

@@ -208,7 +208,7 @@ def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | Non
     causal model was trained on, 0 for the whole text."""
     window = whole_window(window)
     if window is not None and window != 0 and window < 8:
-        raise ConfigError(tr("window={window}: expected at least 8 tokens, or 0 to read the text whole", window=window))
+        raise ConfigError("window={window}: expected at least 8 tokens, or 0 to read the text whole", window=window)
     if window == 0 or (window is None and (subject.context is None or not subject.causal)):
         return None
     size = subject.context if window is None else window
@@ -219,12 +219,10 @@ def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | Non
         return None
     if not subject.causal:
         raise ConfigError(
-            tr(
-                "window={window}: {name} is not causal, so a window would hide keys from its tokens; leave it out, or "
-                "use headwise measure",
-                window=window,
-                name=subject.name,
-            )
+            "window={window}: {name} is not causal, so a window would hide keys from its tokens; leave it out, or use "
+            "headwise measure",
+            window=window,
+            name=subject.name,
         )
     return size
 
@@ -233,11 +231,9 @@ def windows_of(tokens: int, size: int, lead: int) -> list[Window]:
     """Windows of `size` tokens over a longer text that begins with `lead` special tokens."""
     if size - lead < 2:
         raise ConfigError(
-            tr(
-                "window={size}: expected at least {lead}, two more than the special tokens at the start",
-                size=size,
-                lead=lead + 2,
-            )
+            "window={size}: expected at least {lead}, two more than the special tokens at the start",
+            size=size,
+            lead=lead + 2,
         )
     length = size - lead
     found = [Window(lead, size, 0)]
@@ -260,14 +256,12 @@ def check_length(subject: LoadedModel, text: str) -> None:
     subject.look(head.ids[:size])
     seconds = (time.monotonic() - begun) * SLOWER * 2 * tokens / size
     raise TextError(
-        tr(
-            "the text has about {tokens:,} tokens and would take about {time}; see reads at most {most:,}. `headwise "
-            "view` opens the beginning of a long text at once (--max-tokens), and `headwise measure` measures a "
-            "corpus of any size",
-            tokens=tokens,
-            time=duration(seconds),
-            most=MOST,
-        )
+        "the text has about {tokens:,} tokens and would take about {time}; see reads at most {most:,}. `headwise "
+        "view` opens the beginning of a long text at once (--max-tokens), and `headwise measure` measures a corpus of "
+        "any size",
+        tokens=tokens,
+        time=duration(seconds),
+        most=MOST,
     )
 
 

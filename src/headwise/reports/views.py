@@ -77,7 +77,7 @@ def view_of(name: str) -> View:
     """The view of that name; ConfigError with the known views if there is none."""
     if name not in VIEWS:
         known = joined((Bilingual(f"{one.name}: {one.about}", one.name) for one in VIEWS.values()), tr("; "))
-        raise ConfigError(tr("view={name!r}: no such view. Known: {known}", name=name, known=known))
+        raise ConfigError("view={name!r}: no such view. Known: {known}", name=name, known=known)
     return VIEWS[name]
 
 

@@ -142,9 +142,9 @@ def check(
 
     if not 0.1 <= seconds <= MOST_SECONDS:
         given = f"--seconds {seconds:g}"
-        raise ConfigError(tr("{given}: expected 0.1 to {most_seconds:g}", given=given, most_seconds=MOST_SECONDS))
+        raise ConfigError("{given}: expected 0.1 to {most_seconds:g}", given=given, most_seconds=MOST_SECONDS)
     if not 0 <= seed < 2**32:
-        raise ConfigError(tr("--seed {seed}: expected 0 to 2³² − 1", seed=seed))
+        raise ConfigError("--seed {seed}: expected 0 to 2³² − 1", seed=seed)
     console = Console(highlight=False, markup=False)
     if exercise is None:
         print_exercises(console, language())

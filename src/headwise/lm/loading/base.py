@@ -91,7 +91,7 @@ def whole_window(window: object) -> int | None:
     """The tokens of a window as an integer of Python, or None; raises ConfigError for anything else."""
     number = None if window is None else whole_number(window)
     if number is None and window is not None:
-        raise ConfigError(tr("window={window!r}: expected a whole number of tokens", window=window))
+        raise ConfigError("window={window!r}: expected a whole number of tokens", window=window)
     return number
 
 
@@ -99,12 +99,10 @@ def check_window(window: int, limit: int | None, name: str) -> None:
     """Raise ConfigError if windows have more tokens than a model has positions."""
     if limit is not None and window > limit:
         raise ConfigError(
-            tr(
-                "window={window}: {name} has {limit:,} positions; expected at most as many",
-                window=window,
-                name=name,
-                limit=limit,
-            )
+            "window={window}: {name} has {limit:,} positions; expected at most as many",
+            window=window,
+            name=name,
+            limit=limit,
         )
 
 
@@ -330,13 +328,11 @@ class LoadedModel(ABC):
         n = ids.shape[1]
         if self.limit is not None and n > self.limit:
             raise TextError(
-                tr(
-                    "the text has {n:,} tokens, but {name} has {limit:,} positions, which is its maximum; give a "
-                    "shorter text, or measure it in windows with `headwise measure`",
-                    n=n,
-                    name=self.name,
-                    limit=self.limit,
-                )
+                "the text has {n:,} tokens, but {name} has {limit:,} positions, which is its maximum; give a shorter "
+                "text, or measure it in windows with `headwise measure`",
+                n=n,
+                name=self.name,
+                limit=self.limit,
             )
         size = self._vocabulary
         if int(ids.min()) < 0 or int(ids.max()) >= size:

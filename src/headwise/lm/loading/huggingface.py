@@ -77,12 +77,10 @@ def check_weights(folder: Path, config: Any) -> list[int]:
     layers = num_layers(config) or 0
     if layers > len(sizes):
         raise CheckpointError(
-            tr(
-                "{folder!r}: {layers} layers in config.json, but {count} weights",
-                folder=str(folder),
-                layers=layers,
-                count=len(sizes),
-            )
+            "{folder!r}: {layers} layers in config.json, but {count} weights",
+            folder=str(folder),
+            layers=layers,
+            count=len(sizes),
         )
     return sizes
 
@@ -104,16 +102,14 @@ def check_shapes(folder: Path, model: Any) -> None:
         name, shape = wrong[0]
         expected = built[name.removeprefix(inner)]
         raise CheckpointError(
-            tr(
-                "{folder!r}: {count} weights have another shape than config.json gives, for example {name} {shape} "
-                "instead of {expected}; {unexpressed}",
-                folder=str(folder),
-                count=len(wrong),
-                name=name,
-                shape=shape,
-                expected=expected,
-                unexpressed=UNEXPRESSED,
-            )
+            "{folder!r}: {count} weights have another shape than config.json gives, for example {name} {shape} "
+            "instead of {expected}; {unexpressed}",
+            folder=str(folder),
+            count=len(wrong),
+            name=name,
+            shape=shape,
+            expected=expected,
+            unexpressed=UNEXPRESSED,
         )
 
 
@@ -126,34 +122,28 @@ def _files(folder: Path) -> list[str]:
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise CheckpointError(
-                    tr(
-                        "{index!r} refers to {name!r}, which is not a safetensors file in this folder",
-                        index=str(index),
-                        name=name,
-                    )
+                    "{index!r} refers to {name!r}, which is not a safetensors file in this folder",
+                    index=str(index),
+                    name=name,
                 )
             if not (folder / name).is_file():
                 raise CheckpointError(
-                    tr("{folder!r}: {name}, listed in {index}, is missing", folder=str(folder), name=name, index=INDEX)
+                    "{folder!r}: {name}, listed in {index}, is missing", folder=str(folder), name=name, index=INDEX
                 )
         return names
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
         raise CheckpointError(
-            tr(
-                "{folder!r} has its weights in {pickled} only, and headwise does not read pickled files because they "
-                "can run code. If you trust the file, load it elsewhere and write model.safetensors with "
-                "model.save_pretrained(…)",
-                folder=str(folder),
-                pickled=pickled[0],
-            )
+            "{folder!r} has its weights in {pickled} only, and headwise does not read pickled files because they can "
+            "run code. If you trust the file, load it elsewhere and write model.safetensors with "
+            "model.save_pretrained(…)",
+            folder=str(folder),
+            pickled=pickled[0],
         )
     raise CheckpointError(
-        tr(
-            "{folder!r} has no weights: expected model.safetensors, or {index} and its parts",
-            folder=str(folder),
-            index=INDEX,
-        )
+        "{folder!r} has no weights: expected model.safetensors, or {index} and its parts",
+        folder=str(folder),
+        index=INDEX,
     )
 
 
@@ -164,9 +154,7 @@ def _sizes(path: Path) -> list[int]:
             with safe_open(path, framework="pt") as file:
                 return [prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118  # no mapping
         except SafetensorError as error:
-            raise CheckpointError(
-                tr("truncated or damaged, so the model cannot be loaded: {error}", error=error)
-            ) from None
+            raise CheckpointError("truncated or damaged, so the model cannot be loaded: {error}", error=error) from None
 
 
 def _parts(index: Path) -> set[str]:
@@ -194,12 +182,10 @@ def read_config(folder: Path, *, weights: bool = True) -> Any:
         check_config(values, path, unused=unused)
         if "auto_map" in values and str(values.get("model_type")) not in auto.CONFIG_MAPPING:
             raise CheckpointError(
-                tr(
-                    "{path!r}: auto_map={auto_map!r} refers to custom code for a model that this version of "
-                    "transformers does not support; headwise does not run code from model folders",
-                    path=str(path),
-                    auto_map=values["auto_map"],
-                )
+                "{path!r}: auto_map={auto_map!r} refers to custom code for a model that this version of transformers "
+                "does not support; headwise does not run code from model folders",
+                path=str(path),
+                auto_map=values["auto_map"],
             )
     unknown = "its config.json cannot be read, or its model is unknown to this version of transformers"
     with theirs(folder, unknown), quiet():
@@ -212,11 +198,9 @@ def read_tokenizer(folder: Path) -> Any:
     """Load the tokenizer. CheckpointError if there is none."""
     auto = library("models.auto")
     missing = CheckpointError(
-        tr(
-            "{folder!r}: no tokenizer found, such as tokenizer.json or vocab.txt; save one with "
-            "tokenizer.save_pretrained(…). In Python, hw.show(model, text=ids) requires none",
-            folder=str(folder),
-        )
+        "{folder!r}: no tokenizer found, such as tokenizer.json or vocab.txt; save one with "
+        "tokenizer.save_pretrained(…). In Python, hw.show(model, text=ids) requires none",
+        folder=str(folder),
     )
     path = folder / "tokenizer_config.json"
     if path.is_file():
@@ -256,12 +240,10 @@ class TransformersModel(LoadedModel):
         config = read_config(folder)
         if two_stacks(config):
             raise CheckpointError(
-                tr(
-                    "{folder!r} is an encoder-decoder model ({model_type}), which takes two texts; use headwise.watch "
-                    "for such models",
-                    folder=str(folder),
-                    model_type=config.model_type,
-                )
+                "{folder!r} is an encoder-decoder model ({model_type}), which takes two texts; use headwise.watch for "
+                "such models",
+                folder=str(folder),
+                model_type=config.model_type,
             )
         sizes = check_weights(folder, config)
         self._tokenizer = read_tokenizer(folder)
@@ -375,13 +357,11 @@ class TransformersModel(LoadedModel):
                 raise
             trained = "" if self.context is None else tr(", which was trained on {context:,}", context=self.context)
             raise TextError(
-                tr(
-                    "{n:,} tokens at once are too many for {name}{trained}: {error}",
-                    n=n,
-                    name=type(self.model).__name__,
-                    trained=trained,
-                    error=one_line(error),
-                )
+                "{n:,} tokens at once are too many for {name}{trained}: {error}",
+                n=n,
+                name=type(self.model).__name__,
+                trained=trained,
+                error=one_line(error),
             ) from error
 
     def _long_loss(self, ids: Tensor) -> float:
@@ -428,12 +408,10 @@ class TransformersModel(LoadedModel):
     def _depends_on_length(self) -> CheckpointError:
         name = type(self.model).__name__
         return CheckpointError(
-            tr(
-                "{folder!r}: {name} computes its attention by itself, in other ways for texts of other lengths; "
-                "hw.watch(model) records what is recognised",
-                folder=self._folder,
-                name=name,
-            )
+            "{folder!r}: {name} computes its attention by itself, in other ways for texts of other lengths; "
+            "hw.watch(model) records what is recognised",
+            folder=self._folder,
+            name=name,
         )
 
     def _tried(self) -> Maps:
@@ -444,7 +422,7 @@ class TransformersModel(LoadedModel):
             maps, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
         if not maps:
             raise CheckpointError(
-                tr("{folder!r}: {name} has no attention that headwise can compute", folder=self._folder, name=name)
+                "{folder!r}: {name} has no attention that headwise can compute", folder=self._folder, name=name
             )
         return maps
 
@@ -475,16 +453,14 @@ def _load(folder: Path, config: Any) -> tuple[Any, bool]:
         wrong = missing or sorted(str(key[0]) for key in info["mismatched_keys"])
         name = type(model).__name__
         raise CheckpointError(
-            tr(
-                "{folder!r}: {count} weights of {name} {fault} in the files, for example {example}; the files are "
-                "incomplete or belong to another model{hint}",
-                folder=str(folder),
-                count=len(wrong),
-                name=name,
-                fault=tr("are missing") if missing else tr("have another shape"),
-                example=wrong[0],
-                hint="" if missing else tr("; {way_out}", way_out=UNEXPRESSED),
-            )
+            "{folder!r}: {count} weights of {name} {fault} in the files, for example {example}; the files are "
+            "incomplete or belong to another model{hint}",
+            folder=str(folder),
+            count=len(wrong),
+            name=name,
+            fault=tr("are missing") if missing else tr("have another shape"),
+            example=wrong[0],
+            hint="" if missing else tr("; {way_out}", way_out=UNEXPRESSED),
         )
     return model.eval(), headed
 

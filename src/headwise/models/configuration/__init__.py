@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headwise.errors import ConfigError
-from headwise.wording import tr
 
 QUANTIZATION = "quantization_config"
 
@@ -113,12 +112,10 @@ def by_type(config: Any, layers: int) -> list[int | None]:
             sizes[kind] = getattr(config, name, None)
             if not sizes[kind]:
                 raise ConfigError(
-                    tr(
-                        "{name}={sizes}: expected at least 1, as layer_types has {kind}",
-                        name=name,
-                        sizes=sizes[kind],
-                        kind=kind,
-                    )
+                    "{name}={sizes}: expected at least 1, as layer_types has {kind}",
+                    name=name,
+                    sizes=sizes[kind],
+                    kind=kind,
                 )
     return [sizes.get(kind) for kind in types_of(config, layers)]
 
@@ -127,7 +124,7 @@ def types_of(config: Any, layers: int) -> list[str]:
     """`layer_types`; ConfigError if they are not those of all layers."""
     found: list[str] = list(config.layer_types or ())
     if len(found) != layers:
-        raise ConfigError(tr("layer_types: {count} of {layers} layers", count=len(found), layers=layers))
+        raise ConfigError("layer_types: {count} of {layers} layers", count=len(found), layers=layers)
     return found
 
 
@@ -156,12 +153,10 @@ def _kinds(config: Any) -> set[str]:
 
 def _refuse(config: Any, name: str, value: object) -> None:
     raise ConfigError(
-        tr(
-            "{name}={value}: not supported for model_type={model_type!r}",
-            name=name,
-            value=value,
-            model_type=config.model_type,
-        )
+        "{name}={value}: not supported for model_type={model_type!r}",
+        name=name,
+        value=value,
+        model_type=config.model_type,
     )
 
 
@@ -191,10 +186,8 @@ def require(c: Any, **values: Any) -> None:
         found = getattr(c, name, value)
         if found != value:
             raise ConfigError(
-                tr(
-                    "{name}={found!r}: not supported for model_type={model_type!r}",
-                    name=name,
-                    found=found,
-                    model_type=c.model_type,
-                )
+                "{name}={found!r}: not supported for model_type={model_type!r}",
+                name=name,
+                found=found,
+                model_type=c.model_type,
             )

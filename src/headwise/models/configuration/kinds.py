@@ -18,7 +18,6 @@ from headwise.models.configuration import (
     to_both_sides,
     types_of,
 )
-from headwise.wording import tr
 
 BOTH = "qkvo"
 
@@ -98,14 +97,12 @@ def _require_pairs(c: Any) -> None:
     channels = int(rotated(c) * width)
     if channels % 2:
         raise ConfigError(
-            tr(
-                "partial_rotary_factor={rotated}: rotates {channels} of {width} channels of a head; expected an even "
-                "number for model_type={model_type!r}",
-                rotated=rotated(c),
-                channels=channels,
-                width=width,
-                model_type=c.model_type,
-            )
+            "partial_rotary_factor={rotated}: rotates {channels} of {width} channels of a head; expected an even "
+            "number for model_type={model_type!r}",
+            rotated=rotated(c),
+            channels=channels,
+            width=width,
+            model_type=c.model_type,
         )
 
 
@@ -165,9 +162,7 @@ def _with(c: Any, layer: Recurrence, found: Options) -> Options:
     kinds = types_of(c, c.num_hidden_layers)
     attended = tuple(i for i, kind in enumerate(kinds) if kind in (FULL, HYBRID))
     if not attended:
-        raise ConfigError(
-            tr("layer_types: no layer of model_type={model_type!r} has attention", model_type=c.model_type)
-        )
+        raise ConfigError("layer_types: no layer of model_type={model_type!r} has attention", model_type=c.model_type)
     recurrent = (layer,) * sum(kind != FULL for kind in kinds)
     return {**found, "recurrent": recurrent, "attended": attended if len(attended) < len(kinds) else ()}
 
@@ -242,11 +237,9 @@ def _gemma3n(c: Any) -> Options:
     widths = set(c.intermediate_size)
     if len(widths) > 1:
         raise ConfigError(
-            tr(
-                "intermediate_size={intermediate_size}: expected the same in all layers for model_type={model_type!r}",
-                intermediate_size=c.intermediate_size,
-                model_type=c.model_type,
-            )
+            "intermediate_size={intermediate_size}: expected the same in all layers for model_type={model_type!r}",
+            intermediate_size=c.intermediate_size,
+            model_type=c.model_type,
         )
     d, layers, streams, rank, own = (
         c.hidden_size, c.num_hidden_layers, c.altup_num_inputs, c.laurel_rank, c.hidden_size_per_layer_input,
@@ -275,14 +268,12 @@ def _sharing_modes(c: Any) -> list[str | None]:
     except ValueError:
         shared, layers = c.num_kv_shared_layers, c.num_hidden_layers
         raise ConfigError(
-            tr(
-                "num_kv_shared_layers={shared}: of {layers} layers, expected one before them of each type in "
-                "layer_types={layer_types} for model_type={model_type!r}",
-                shared=shared,
-                layers=layers,
-                layer_types=c.layer_types,
-                model_type=c.model_type,
-            )
+            "num_kv_shared_layers={shared}: of {layers} layers, expected one before them of each type in "
+            "layer_types={layer_types} for model_type={model_type!r}",
+            shared=shared,
+            layers=layers,
+            layer_types=c.layer_types,
+            model_type=c.model_type,
         ) from None
     return found
 

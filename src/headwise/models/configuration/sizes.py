@@ -95,19 +95,15 @@ def _family(config: Any) -> Family:
         kinds = ", ".join(dict.fromkeys(getattr(text, "layer_types", None) or ()))
         layers = tr(" (layer_types: {kinds})", kinds=kinds) if kinds else ""
         raise ConfigError(
-            tr(
-                "model_type={outer!r}{layers}: not supported; `headwise plan list` lists those that are",
-                outer=outer,
-                layers=layers,
-            )
+            "model_type={outer!r}{layers}: not supported; `headwise plan list` lists those that are",
+            outer=outer,
+            layers=layers,
         )
     if two_stacks(config) != (family.auto in AUTO):
         raise ConfigError(
-            tr(
-                "is_encoder_decoder={two_stacks}: not supported for model_type={kind!r}",
-                two_stacks=two_stacks(config),
-                kind=kind,
-            )
+            "is_encoder_decoder={two_stacks}: not supported for model_type={kind!r}",
+            two_stacks=two_stacks(config),
+            kind=kind,
         )
     return family
 

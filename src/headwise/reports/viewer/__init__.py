@@ -90,7 +90,7 @@ def made_server(app: "ASGIApp") -> "Server":
 def bind(port: int) -> socket.socket:
     """A socket on 127.0.0.1. ConfigError if the port is in use or not permitted."""
     if not 0 <= port <= 65535:
-        raise ConfigError(tr("--port {port}: expected 0 to 65535; 0 selects a free port", port=port))
+        raise ConfigError("--port {port}: expected 0 to 65535; 0 selects a free port", port=port)
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if os.name == "posix":  # reuses a port at once; on Windows it would let two servers share it
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -100,7 +100,7 @@ def bind(port: int) -> socket.socket:
         made.close()
         used = error.errno == errno.EADDRINUSE
         why = tr("is used by another program") if used else reason(error)
-        raise ConfigError(tr("--port {port}: {why}; leave --port out to use a free port", port=port, why=why)) from None
+        raise ConfigError("--port {port}: {why}; leave --port out to use a free port", port=port, why=why) from None
     return made
 
 
