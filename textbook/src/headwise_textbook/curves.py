@@ -16,14 +16,16 @@ from itertools import pairwise
 from typing import Any
 
 from headwise.errors import ConfigError
-from headwise.wording import Bilingual, in_language
+from headwise.wording import Bilingual, Message, in_language
 
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 12, 46  # room for the numbers along the axes
 COLOURS = 6  # classes line-0 … line-5
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-Lines = Mapping[str, Mapping[Any, float]] | Mapping[Bilingual, Mapping[Any, float]]  # name → x → y
+Lines = (
+    Mapping[str, Mapping[Any, float]] | Mapping[Bilingual, Mapping[Any, float]] | Mapping[Message, Mapping[Any, float]]
+)  # name → x → y
 
 
 @dataclass(frozen=True)

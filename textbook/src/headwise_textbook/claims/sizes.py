@@ -34,7 +34,7 @@ PUBLISHED, IN_THE_CHAPTER = read_toml("headwise_textbook", "sizes.toml").values(
 @claim
 def four_d_squared() -> list[Check | Curve]:
     d, target = 48, 4 * 48**2
-    others: dict[tuple[str, str], dict[str, Any]] = {
+    others: dict[str, dict[str, Any]] = {
         tr("with bias"): {"bias": True},
         tr("two KV heads for eight"): {"num_kv_heads": 2},
         tr("head_dim 16 instead of 6"): {"head_dim": 16},
