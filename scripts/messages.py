@@ -4,9 +4,9 @@
     python scripts/messages.py your_package     # that of an installed package of your own
     python scripts/messages.py --check          # write nothing; list what is missing or wrong, exit 1
 
-Texts are literals in `tr`, `trn` and errors with values, the help of commands, and the words of measures. A new text has no Chinese yet;
-one that was changed keeps the Chinese of the most similar old one, marked `#, fuzzy`: it is shown in English until the
-mark is removed.
+Texts are literals in `tr`, `trn` and errors with values, the help of commands, and the words of measures. A new text
+has no Chinese yet; one that was changed keeps the Chinese of the most similar old one, marked `#, fuzzy`: it is shown
+in English until the mark is removed.
 """
 
 import argparse

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
 
 import headwise as hw
-from headwise.corpus.select import OfRows, OfWindows, empty, merged, of_values, varied
+from headwise.corpus.select import OfRows, OfWindows, empty, merged as together, of_values, varied
 from headwise.masks import Grid
 from headwise.stats import MEASURES
 
@@ -20,7 +20,7 @@ def test_parts_give_what_all_values_give(parts):
     for part in parts:
         value = torch.tensor(part, dtype=torch.float64)[None, None]
         if part:
-            total = merged(total, of_values(value, torch.ones_like(value, dtype=torch.bool))[0])
+            total = together(total, of_values(value, torch.ones_like(value, dtype=torch.bool))[0])
     every = np.concatenate([np.asarray(part, np.float64) for part in parts])
     count, mean, squares, least, largest = total[:, 0].tolist()
     assert count == len(every)
@@ -36,8 +36,8 @@ def test_parts_give_what_all_values_give(parts):
 def test_nothing_changes_nothing():
     value = torch.randn(1, 3, 7, dtype=torch.float64)
     some = of_values(value, torch.ones(1, 3, 7, dtype=torch.bool))[0]
-    assert torch.equal(merged(some, empty(3)), some)
-    assert torch.equal(merged(empty(3), some), some)
+    assert torch.equal(together(some, empty(3)), some)
+    assert torch.equal(together(empty(3), some), some)
 
 
 def test_values_that_do_not_count_leave_no_trace():
@@ -91,5 +91,5 @@ def test_merged_states_are_those_of_the_whole_batch():
         merged = measure.merge(measure.start(Grid(1, 2, 17, 17), amap.lse), whole)
         one_by_one = empty(2)
         for entry in whole.numbers:
-            one_by_one = merged(one_by_one, entry)
+            one_by_one = together(one_by_one, entry)
         assert torch.equal(merged.numbers[0], one_by_one)

@@ -451,8 +451,8 @@ def phrases_attend() -> list[Check]:
         maps = model.decoder(torch.from_numpy(model.tokenizer.encode(text))[None], return_maps=True)[1]
     back = torch.stack([amap.to_dense()[0][:, at + 1, at] for amap in maps for at in places])
     known = len(text) * float(back.unflatten(0, (len(maps), len(places))).mean(1).max())
-    pairs = [tr("{one} and {other}", one=one, other=other) for one, other in PAIRS]
-    backwards = [f"{other} → {one}" for one, other in PAIRS]
+    pairs = [tr("{one} and {other}", one=pair[0], other=pair[1]) for pair in PAIRS]
+    backwards = [f"{pair[1]} → {pair[0]}" for pair in PAIRS]
     return [
         at_least(tr("{pair}, mean weight relative to uniform", pair=pairs[0]), float(mean[:2].mean()), 2),
         at_least(pairs[1], float(mean[2:].mean()), 2),
