@@ -76,15 +76,23 @@ class AheadMass(RowMeasure):
 
 @dataclass(frozen=True)
 class Budget:
-    """The tokens that each KV head keeps: the last of its window for each layer, or None for all. Prints as a table."""
+    """The number of tokens that each head keeps. It prints as a table.
+
+    Attributes:
+        windows: for each layer, one entry per KV head: the number of last tokens, or None for all.
+        kept: for each layer [h], the mean attention mass of each query head on the window and the sinks, over the
+            queries with other visible keys.
+        sinks: number of first tokens that every head keeps. window, threshold: the arguments of `budget`.
+        widths: for each layer, the sizes of a key and of a value. tokens: the length of the longest text.
+    """
 
     windows: tuple[tuple[int | None, ...], ...]
-    kept: tuple[Tensor, ...]  # for each layer [h], the mean mass of each query head on window and sinks
-    window: int  # argument of `budget`
-    sinks: int  # number of first tokens that every head keeps
-    threshold: float  # argument of `budget`
-    widths: tuple[tuple[int, int], ...]  # for each layer, the sizes of a key and of a value
-    tokens: int  # the length of the longest text
+    kept: tuple[Tensor, ...]
+    window: int
+    sinks: int
+    threshold: float
+    widths: tuple[tuple[int, int], ...]
+    tokens: int
 
     def caches(self, *, stored: str | None = None) -> list[BudgetCache]:
         """New caches, one per layer, for `layer(x, cache=…)` and `Decoder`, which mask dropped tokens. They are no

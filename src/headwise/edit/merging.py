@@ -31,13 +31,20 @@ Groups = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Merge:
-    """The KV heads that were merged in one module. Errors are those expected for isotropic inputs: 0 is exact."""
+    """The KV heads that were merged in one module.
+
+    Attributes:
+        groups: KV heads by their previous numbers that were merged to one, in the new order.
+        queries: query heads by their previous numbers, in the new order.
+        lost_scores, lost_values: relative Frobenius error of the matrices W_Q W_Kᵀ and W_V W_O of all heads (0 is
+            exact, and it can exceed 1): the expected error for isotropic inputs.
+    """
 
     module: str
-    groups: tuple[tuple[int, ...], ...]  # KV heads by their previous numbers that were merged to one, in the new order
-    queries: tuple[int, ...]  # query heads by their previous numbers, in the new order
-    lost_scores: float  # relative Frobenius error of the matrices W_Q W_Kᵀ of all heads; it can exceed 1
-    lost_values: float  # of W_V W_O
+    groups: tuple[tuple[int, ...], ...]
+    queries: tuple[int, ...]
+    lost_scores: float
+    lost_values: float
 
 
 @dataclass(frozen=True)

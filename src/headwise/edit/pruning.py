@@ -144,14 +144,20 @@ Heads = Mapping[str | int, Iterable[int]] | Iterable[int] | Iterable[tuple[int, 
 
 @dataclass(frozen=True)
 class Cut:
-    """The heads that were removed from one module."""
+    """The heads that were removed from one module.
+
+    Attributes:
+        removed, kept: query heads by their previous numbers; head i is now what kept[i] was.
+        kept_kv: the KV heads that are kept.
+        num_heads, num_kv_heads: before pruning.
+    """
 
     module: str
-    removed: tuple[int, ...]  # query heads by their previous numbers
-    kept: tuple[int, ...]  # head i is now what kept[i] was
-    kept_kv: tuple[int, ...]  # the KV heads that are kept
-    num_heads: int  # before pruning
-    num_kv_heads: int  # before pruning
+    removed: tuple[int, ...]
+    kept: tuple[int, ...]
+    kept_kv: tuple[int, ...]
+    num_heads: int
+    num_kv_heads: int
 
 
 @dataclass(frozen=True)

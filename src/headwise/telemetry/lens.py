@@ -198,12 +198,17 @@ SIZE = 64
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A map downsampled to at most 64 × 64 cells, each a square of weights."""
+    """A map downsampled to at most 64 × 64 cells, each a square of weights.
 
-    mean: Tensor  # of each square, [b, h, rows, columns]
-    largest: Tensor  # of each square, [b, h, rows, columns]
-    shape: tuple[int, int, int, int]  # (b, h, n, m) of the map
-    gap: Span = NO_GAP  # the tokens that are not among its keys, as of `Grid`
+    Attributes:
+        mean, largest: of each square, [b, h, rows, columns].
+        shape: (b, h, n, m) of the map. gap: the tokens that are not among its keys, as of `Grid`.
+    """
+
+    mean: Tensor
+    largest: Tensor
+    shape: tuple[int, int, int, int]
+    gap: Span = NO_GAP
 
     def __repr__(self) -> str:
         b, h, n, m = self.shape

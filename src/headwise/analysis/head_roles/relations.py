@@ -23,12 +23,17 @@ COLUMNS = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence with its tree."""
+    """A sentence with its tree.
 
-    words: tuple[str, ...]  # the forms
-    heads: tuple[int, ...]  # of each word, the index of its head in `words`, −1 for the root
-    relations: tuple[str, ...]  # of each word to its head, such as "nsubj" or "nmod:poss"
-    line: int = 1  # its first line in the file, from 1
+    Attributes:
+        words: the forms. heads: of each word, the index of its head in `words`, −1 for the root.
+        relations: of each word to its head, such as "nsubj" or "nmod:poss"; line: its first line in the file, from 1.
+    """
+
+    words: tuple[str, ...]
+    heads: tuple[int, ...]
+    relations: tuple[str, ...]
+    line: int = 1
 
 
 def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:

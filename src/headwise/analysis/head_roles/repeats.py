@@ -27,13 +27,20 @@ VERSION = "repeat-1"  # of the definitions below; scores of different versions d
 
 @dataclass(frozen=True)
 class HeadScores:
-    """Attention mass on certain keys per eligible query."""
+    """Attention mass on certain keys per eligible query.
+
+    Attributes:
+        mass: [layers, heads], mean over eligible queries and sequences; 0 to 1.
+        spread: [layers, heads], standard deviation over the sequences (0 for one sequence).
+        coverage: share of all queries that are eligible, that is, have such a key.
+        uniform: the score of a head with equal weights on all keys in sight.
+    """
 
     name: str
-    mass: np.ndarray  # [layers, heads], mean over eligible queries and sequences; 0 to 1
-    spread: np.ndarray  # [layers, heads], standard deviation over the sequences (0 for one)
-    coverage: float  # share of all queries that are eligible, that is, have such a key
-    uniform: float  # the score of a head with equal weights on all keys in sight
+    mass: np.ndarray
+    spread: np.ndarray
+    coverage: float
+    uniform: float
 
     @property
     def lift(self) -> np.ndarray:
@@ -43,17 +50,30 @@ class HeadScores:
 
 @dataclass(frozen=True, repr=False)
 class RepeatProbe(Tabled):
-    """Scores of every head on repeated random tokens, and the losses of the model. Prints itself as a table."""
+    """Scores of every head on repeated random tokens, and the losses of the model. Prints itself as a table.
 
-    induction: HeadScores  # on the tokens that followed earlier occurrences of the query's token
-    previous: HeadScores  # on the key before the query's
-    duplicate: HeadScores  # on earlier occurrences of the query's token
-    olsson: np.ndarray  # mean over matching pairs, [layers, heads]; 0.5 is perfect for 25 tokens four times
-    tl_mul: np.ndarray  # weight on these pairs over all weight, as TransformerLens's "mul"; perfect: the coverage
-    copying: np.ndarray | None  # [layers, heads], as in `copying`; None unless requested
-    losses: np.ndarray  # nats a token within each copy [copies, sequences], without the first token of each
-    length: int  # tokens of one copy
-    version: str = VERSION  # of the definitions
+    Attributes:
+        induction: on the tokens that followed earlier occurrences of the query's token; previous: on the key before
+            the query's; duplicate: on earlier occurrences of the query's token.
+        olsson: mean over all pairs that match for induction, [layers, heads]; a perfect head has 0.5 on a start token
+            and 25 tokens repeated four times. tl_mul: weight on these pairs over all weight, as TransformerLens
+            computes with "mul"; a perfect head has the coverage.
+        copying: [layers, heads], chance is 0.5 and perfect 1: the share of the vocabulary whose logits are raised less
+            than that of the token whose value the head reads; None unless requested from `probe_induction`.
+        losses: nats a token within each copy [copies, sequences], without the first token of each copy, which cannot
+            be predicted.
+        length: tokens of one copy. version: of the definitions.
+    """
+
+    induction: HeadScores
+    previous: HeadScores
+    duplicate: HeadScores
+    olsson: np.ndarray
+    tl_mul: np.ndarray
+    copying: np.ndarray | None
+    losses: np.ndarray
+    length: int
+    version: str = VERSION
 
     @property
     def first_loss(self) -> np.ndarray:

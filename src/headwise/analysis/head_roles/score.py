@@ -220,14 +220,21 @@ LISTED = 8  # heads that are printed
 
 @dataclass(frozen=True)
 class Label:
-    """A role that a head plays on this input."""
+    """A role that a head plays on this input.
 
-    text: str  # as printed, such as "offset −3"; Chinese too for a defined role
-    role: str  # its name in `Roles`
-    score: float  # of the head
-    threshold: float  # required
-    confidence: float  # share of the draws of a block bootstrap that reach the threshold
-    source: str  # of the threshold
+    Attributes:
+        text: as printed, such as "offset −3", which has a Chinese version for a defined role; role: its name in
+            `Roles`.
+        score, threshold: of the head, and required; confidence: share of the draws of a block bootstrap that reach the
+            threshold; source: of the threshold.
+    """
+
+    text: str
+    role: str
+    score: float
+    threshold: float
+    confidence: float
+    source: str
 
     def __str__(self) -> str:
         return f"{self.text} {self.score:.2f}"

@@ -186,14 +186,22 @@ def pruning_curve(
 
 @dataclass(frozen=True, repr=False)
 class Agreement(Printed):
-    """Spearman's ρ between methods, over heads."""
+    """Spearman's ρ between methods, over heads.
 
-    methods: tuple[str, ...]  # k names
-    heads: int  # the number of ranked heads
-    rho: np.ndarray  # [k, k]; NaN where a method gives all heads one value
-    low: np.ndarray  # [k, k], bootstrap interval over heads with the given confidence
+    Attributes:
+        methods: k names. heads: the number of ranked heads.
+        rho: [k, k]; NaN where a method gives all heads one value.
+        low, high: [k, k], bootstrap interval over heads with the given confidence.
+        p: [k, k], share of random permutations of the heads with at least this |ρ|, including the identity; 0 on the
+            diagonal.
+    """
+
+    methods: tuple[str, ...]
+    heads: int
+    rho: np.ndarray
+    low: np.ndarray
     high: np.ndarray
-    p: np.ndarray  # [k, k], share of permutations of the heads with at least this |ρ|; 0 on the diagonal
+    p: np.ndarray
     confidence: float
 
     def to_dict(self) -> dict[str, Any]:

@@ -219,13 +219,20 @@ class HardConcrete:
 
 @dataclass(frozen=True, repr=False)
 class LearnedGates(Printed):
-    """The gates of all heads after training."""
+    """The gates of all heads after training.
 
-    table: HeadTable  # "open", P(z ≠ 0) of each head; "log_alpha", the parameters; "gate", the settled gate, 0 to 1
-    penalty: float  # λ, the price of an open head
-    history: np.ndarray  # [steps, 2]: loss of a batch with the drawn gates, expected number of open heads
-    whole: np.ndarray  # [batches], loss with all heads
-    without: np.ndarray  # [batches], loss with the closed heads masked and the others unchanged
+    Attributes:
+        table: "open", P(z ≠ 0) of each head; "log_alpha", the parameters; "gate", the settled gate, 0 to 1.
+        penalty: λ, the price of an open head.
+        history: [steps, 2]: loss of the step's batch with the drawn gates, and the expected number of open heads.
+        whole, without: [batches], loss with all heads, and with the closed ones masked and the others unchanged.
+    """
+
+    table: HeadTable
+    penalty: float
+    history: np.ndarray
+    whole: np.ndarray
+    without: np.ndarray
 
     def kept(self, at_least: float = KEPT) -> list[Head]:
         """(layer, head) of the heads that are open with at least this probability."""
