@@ -1,4 +1,4 @@
-// The definition of a score, row by row: soft cap, biases and mask, as in src/headwise/rule.py.
+// The definition of a score, row by row: soft cap, biases and mask, as in src/headwise/rule/__init__.py.
 
 // Call is headwise_forward_call or headwise_backward_call, whose common members have the same names.
 template <typename Call> INLINE const int32_t* spans_of(const Call& call, int64_t batch, int64_t query) {

@@ -1,5 +1,6 @@
 """The exceptions of headwise; all are subclasses of `HeadwiseError` with a one-line message."""
 
+import errno
 import shlex
 import sys
 import warnings
@@ -10,7 +11,7 @@ from difflib import get_close_matches
 from operator import index
 from typing import Any
 
-from headwise.text import LIST, Message, caller, in_language, joined, tr
+from headwise.text import LIST, Bilingual, Message, caller, in_language, joined, tr
 
 __all__ = [
     "CheckpointError",
@@ -75,17 +76,21 @@ class CheckpointError(HeadwiseError):
 MOST = 2**63 - 1  # the largest whole number of tensors
 
 # What the system says most often.
-REASONS = (
-    tr("No such file or directory"), tr("Permission denied"), tr("Operation not permitted"), tr("Is a directory"),
-    tr("Not a directory"), tr("File exists"), tr("No space left on device"), tr("Read-only file system"),
-    tr("File name too long"), tr("Too many open files"), tr("Address already in use"), tr("Input/output error"),
-)  # fmt: skip
+REASONS = {
+    errno.ENOENT: tr("No such file or directory"), errno.EACCES: tr("Permission denied"),
+    errno.EPERM: tr("Operation not permitted"), errno.EISDIR: tr("Is a directory"),
+    errno.ENOTDIR: tr("Not a directory"), errno.EEXIST: tr("File exists"),
+    errno.ENOSPC: tr("No space left on device"), errno.EROFS: tr("Read-only file system"),
+    errno.ENAMETOOLONG: tr("File name too long"), errno.EMFILE: tr("Too many open files"),
+    errno.EADDRINUSE: tr("Address already in use"), errno.EIO: tr("Input/output error"),
+}  # fmt: skip
 
 
 def reason(error: BaseException) -> str:
     """Why the system refused something, in its words."""
     why: str = getattr(error, "strerror", None) or " ".join(str(error).split())
-    return next((known for known in REASONS if known == why), why)
+    known = REASONS.get(getattr(error, "errno", None) or 0)
+    return why if known is None else Bilingual(why, known.zh)
 
 
 _BETWEEN = ("headwise", "torch", "contextlib")

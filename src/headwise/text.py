@@ -78,7 +78,10 @@ class Message(Bilingual):
             return str(self)
         chinese = {name: in_language(x, "zh") if isinstance(x, str) else x for name, x in self.values.items()}
         form = found or (self.many if self.many and chinese["count"] != 1 else self.template)
-        return form.format(**chinese) if chinese else form
+        try:
+            return form.format(**chinese) if chinese else form
+        except (LookupError, ValueError):  # a catalogue of others may name what the text has not
+            return str(self)
 
     def filled(self, code: str = "", /, **values: Any) -> "Message":
         """The text of this template with values; code: its name in a table."""
@@ -216,7 +219,10 @@ def entries(po: str) -> dict[tuple[str, str], str]:
     for line in [*po.split("\n"), ""]:
         if line.startswith(("msg", '"')):
             key, _, quoted = line.partition(" ") if line.startswith("msg") else (key, "", line)
-            part[key] = part.get(key, "") + (json.loads(quoted) if "\\" in quoted else quoted[1:-1])
+            try:
+                part[key] = part.get(key, "") + (json.loads(quoted) if "\\" in quoted else quoted[1:-1])
+            except ValueError:
+                part["fuzzy"] = line
         elif line.startswith("#,") and "fuzzy" in line:
             part["fuzzy"] = line
         elif not line.strip():

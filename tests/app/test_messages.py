@@ -90,3 +90,16 @@ def test_a_changed_text_keeps_the_chinese_of_the_old_one_to_be_looked_at(message
     old = messages.Entry("", "one head of the layer", chinese="一个头")
     [new] = messages.merged([messages.Entry("", "one head of this layer")], [old])
     assert (new.chinese, new.fuzzy) == ("一个头", True)
+
+
+def test_a_broken_catalogue_of_others_leaves_the_text_in_english(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "strange.py").write_text(
+        "from headwise.wording import tr\ntext = tr('{a} is bad', a=3)\nother = tr('worse')"
+    )
+    folder = tmp_path / "locale" / "zh" / "LC_MESSAGES"
+    folder.mkdir(parents=True)
+    po = 'msgid "{a} is bad"\nmsgstr "{b} 不好"\n\nmsgid "worse"\nmsgstr "更\\坏"\n'
+    (folder / "strange.po").write_text(po, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    strange = importlib.import_module("strange")
+    assert (strange.text.zh, strange.other.zh) == ("3 is bad", "worse")

@@ -146,7 +146,7 @@ class Packed(AttentionLayer):
     def steps(self, x: Tensor, note: Steps) -> None:
         """As in `AttentionLayer`."""
         concat = note.side_by_side(note.back(note.attended(*self.project(x, x))))
-        note("y", self.out(concat), "b n d_model", "Y = A W_O", "the output", "输出")
+        note("y", self.out(concat), "b n d_model", "Y = A W_O", "the output")
 
     def layout(self) -> Layout:
         """As in `AttentionLayer`."""

@@ -281,3 +281,12 @@ def test_heads_that_are_none_are_told(model_folder, corpus, tmp_path):
     for none in ({"layers": []}, {"heads": []}):
         with pytest.raises(ConfigError, match=r"selects no head of"):
             measure_corpus(model_folder, corpus, tmp_path / "out.csv", **OPTIONS, **none)
+
+
+def test_units_without_settings_belong_to_no_sweep(model_folder, corpus, tmp_path):
+    out, alone = tmp_path / "out.csv", tmp_path / "alone.csv"
+    begun(model_folder, corpus, out)
+    (Units(out).folder / "manifest.json").unlink()
+    for path in (out, alone):
+        measure_corpus(model_folder, corpus, path, **{**OPTIONS, "window": WINDOW // 2})
+    assert out.read_bytes() == alone.read_bytes()

@@ -92,7 +92,7 @@ def test_it_writes_and_is_seen(name: str, options: dict[str, Any]) -> None:
     assert (name in facts["model"]) == (name != "multi_head")
     assert f"2 layers × {heads} head" in facts["model"]
     remark = design_of(name).notes.map
-    assert [note for note in report.notes[1:] if "head" in note] == ([] if remark is None else [remark.en])
+    assert [note for note in report.notes[1:] if "head" in note] == ([] if remark is None else [remark])
 
 
 @every

@@ -1,5 +1,6 @@
 """`attach`: one verb for every kind of model, undone exactly."""
 
+import copy
 import gc
 import weakref
 
@@ -154,3 +155,27 @@ def test_attentions_requested_by_the_configuration():
         ours = model(ids).attentions
     assert not any(weights.made for weights in ours)
     torch.testing.assert_close(ours[1] + 0, theirs[1].detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_that_ignores_the_setting_is_recognised_and_left_as_it_is() -> None:
+    from transformers import LlamaConfig, LlamaModel
+
+    class Stubborn(LlamaModel):
+        def set_attn_implementation(self, *args: object, **kwargs: object) -> None:
+            """Take none."""
+
+    torch.manual_seed(0)
+    model = Stubborn(LlamaConfig(vocab_size=23, hidden_size=16, intermediate_size=19, num_attention_heads=2,
+                                 num_hidden_layers=1, attn_implementation="eager"))  # fmt: skip
+    model.config = copy.deepcopy(model.config)  # that of the model is not that of its layers
+    before, ids = state(model), torch.arange(7)[None]
+    with hw.watch(model) as record:
+        model(ids)
+    assert "1 of 1 steps" in repr(record)
+    with pytest.raises(ConfigError, match="did not take attn_implementation"):
+        hw.attach(model)
+    gates = hw.telemetry.gate_gradients(model)
+    with gates:
+        model(ids).last_hidden_state.sum().backward()
+    assert not gates.active
+    assert state(model) == before

@@ -298,7 +298,7 @@ def seven(d_model: int, num_heads: int, **options: Any) -> Any:
 
 def twice(self: Any, x: Tensor, note: Any) -> None:
     hw.MultiHeadAttention.steps(self, x, note)
-    note(note.steps[0].name, note.steps[-1].tensor, note.steps[-1].axes, "Y", "again", "再次")
+    note(note.steps[0].name, note.steps[-1].tensor, note.steps[-1].axes, "Y", "again")
 
 
 @pytest.mark.thorough

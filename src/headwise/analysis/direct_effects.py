@@ -83,11 +83,12 @@ def direct_effects(
     with _Stream(model, sites).followed() as stream, record_heads(sites) as outputs:
         run()
         outputs = [out[0].float() for out in outputs]  # [h, n, d_v]
-    projections = [site.weights() for site in sites]
-    for site, found_here in zip(sites, projections, strict=True):
-        if "o" not in found_here:
+    weights = []
+    for site in sites:
+        output = site.weights().get("o")
+        if output is None:
             raise ConfigError(f"{site.name}: has no output projection of each head")
-    weights = [found_here["o"].float() for found_here in projections]
+        weights.append(output.float())
     paths = stream.paths(outputs, weights)
     last = stream.norm()
     words = unembedding.float()

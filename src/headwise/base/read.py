@@ -28,7 +28,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from headwise.base.files import atomic_path, check_regular
 from headwise.errors import CheckpointError, HeadwiseError, reason
-from headwise.wording import tr
+from headwise.wording import Bilingual, tr
 
 LARGEST = (1 << 63) - 1  # the largest whole number of a tensor
 LONGEST = 300  # characters of messages of other libraries
@@ -83,10 +83,13 @@ def parsed(text: str) -> Any:
 
 def one_line(error: BaseException) -> str:
     """The message of an error as one line of limited length."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, HeadwiseError) and text == str(error) and len(text) <= LONGEST:
-        return error.message
-    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
+
+    def cut(text: str) -> str:
+        text = " ".join(text.split())
+        return text if len(text) <= LONGEST else text[:LONGEST] + "…"
+
+    text = cut(str(error)) or type(error).__name__
+    return Bilingual(text, cut(error.zh)) if isinstance(error, HeadwiseError) else text
 
 
 class Entry:

@@ -102,11 +102,13 @@ class Units:
                     shutil.rmtree(self.folder, ignore_errors=True)
 
     def clean(self, restart: bool) -> None:
-        """Remove temporary files of killed runs; with `restart`, everything."""
+        """Remove temporary files of killed runs; with `restart`, or without settings for the units, everything."""
         sweep(self.folder)
+        if self.begun and not restart:
+            return
         with self._writing():
             for path in self.folder.iterdir():
-                if restart and path.suffix in (".safetensors", ".json"):
+                if path.suffix in (".safetensors", ".json"):
                     path.unlink()
 
     def settings(self) -> Settings:

@@ -220,8 +220,8 @@ class RowMeasure(Measure, abstract=True):
         return lse != -torch.inf
 
     def row_value(self, rule: Rule) -> RowValue | None:
-        """The value of a row as one of the functions in `rows.py`, which compiled code reduces over the rows; None if
-        it has no such form. A measure with a `row_value` has `needs`, and `from_rows` if partials are values."""
+        """The value of a row as one of the functions in `statistic.py`, which compiled code reduces over the rows; None
+        if it has no such form. A measure with a `row_value` has `needs`, and `from_rows` if partials are values."""
         return None
 
     def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:

@@ -101,8 +101,8 @@ class GateGradients:
     def start(self: Self) -> Self:
         """Accumulate from now on, in addition to the gradients so far."""
         if not self.active:
-            self.active = True
             take_over(self._what.targets)
+            self.active = True
             self._open.callback(give_back, self._what.targets)
             modules = {module: name for name, module in self._modules.items()}
             self._open.enter_context(subscribe(on_delta=self._add, modules=modules))

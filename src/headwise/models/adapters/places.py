@@ -68,7 +68,7 @@ def take_over(targets: Sequence[nn.Module], *, adopt: bool = False) -> None:
             if not _ours(target):
                 try:
                     family.convert(target)
-                except ConfigError:  # a part did not take the setting, which only shows then
+                except BaseException:
                     give_back(targets[:i])
                     raise
                 _converted.add(target)

@@ -57,7 +57,7 @@ def refusal(model: nn.Module) -> str:
     """Why a transformers model cannot be converted, as far as that is known before; "" if nothing is."""
     try:
         parts = _parts(model)
-        install()
+        library("masking_utils")
     except ConfigError as error:  # transformers is too old
         return str(error)
     if alone := [part for part in parts if not part._can_set_attn_implementation()]:
@@ -66,11 +66,23 @@ def refusal(model: nn.Module) -> str:
             f"attn_implementation, so headwise cannot compute it"
         )
     if any(map(calls_interface, model.modules())):
-        return ""
+        return _untaken(model)
     others = left(model)
     return f"{type(model).__name__} " + (
         f"computes its attention by itself: {_listed(others)}" if others else "has no attention"
     )
+
+
+def _untaken(model: Any) -> str:
+    """Which parts would not take the setting. A method of the model's own says it only when it is called."""
+    if type(model).set_attn_implementation is library("modeling_utils").PreTrainedModel.set_attn_implementation:
+        return ""
+    try:
+        _switch(model)
+    except ConfigError as error:
+        return str(error)
+    restore(model)
+    return ""
 
 
 def _parts(model: nn.Module) -> list[Any]:
@@ -82,20 +94,28 @@ def convert(model: Any) -> None:
     """Convert a transformers model with all its parts to headwise, in place; ConfigError if that is refused."""
     if why := refusal(model):
         raise ConfigError(why)
+    _switch(model)
+
+
+def _switch(model: Any) -> None:
+    install()
     parts = _parts(model)
     attention = [module for module in model.modules() if calls_interface(module)]
     own = [module.config for module in attention]
     before = [(config, config._attn_implementation_internal) for config in _configs(own, model, parts)]
     for module in attention:
         module.__dict__[FORMER] = module.config._attn_implementation_internal
-    model.set_attn_implementation(NAME)
-    for config in own:  # some modules have a copy of their model's configuration
-        config._attn_implementation_internal = NAME
     object.__setattr__(model, _BEFORE, before)
-    stayed = sorted({type(part).__name__ for part in parts if part.config._attn_implementation != NAME})
-    if stayed:
+    try:
+        model.set_attn_implementation(NAME)
+        for config in own:  # some modules have a copy of their model's configuration
+            config._attn_implementation_internal = NAME
+        stayed = sorted({type(part).__name__ for part in parts if part.config._attn_implementation != NAME})
+        if stayed:
+            raise ConfigError(f"{', '.join(stayed)} did not take attn_implementation='headwise'")
+    except BaseException:
         restore(model)
-        raise ConfigError(f"{', '.join(stayed)} did not take attn_implementation='headwise'")
+        raise
 
 
 def restore(model: Any) -> None:
