@@ -214,7 +214,6 @@ def test_a_decoder_reads_prompts_of_different_length() -> None:
         torch.testing.assert_close(logits[i : i + 1, 8 - length :], decoder(ids[i : i + 1, 8 - length :]))
 
 
-@pytest.mark.thorough
 @for_all(
     st.lists(st.one_of(st.none(), st.integers(1, 12)), min_size=1, max_size=4), st.integers(0, 5), st.integers(1, 11),
     st.integers(0, 9), st.data(),

@@ -237,7 +237,6 @@ def t5_bucket(relative: Tensor, bidirectional: bool, buckets: int, longest: int)
     return result + torch.where(relative < exact, relative, large)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("buckets", "longest"), [(32, 128), (10, 11), (64, 700), (6, 1000)])
 def test_bias_is_that_of_t5(bidirectional: bool, buckets: int, longest: int) -> None:
