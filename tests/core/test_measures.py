@@ -203,7 +203,6 @@ def test_measures_beside_a_learned_sink_are_their_formulas(name: str, kernel: st
     torch.testing.assert_close(amap.measure(ready(name, 53))[name].double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])  # torch_blocks gives tiles, and no statistics
 @pytest.mark.parametrize("mask", ["everything", "causal", "window and sinks"])
 def test_measures_over_many_tiles(mask: str, kernel: str) -> None:
