@@ -344,7 +344,7 @@ def test_files_are_small_and_have_a_purpose():
 # only fall.
 CEILINGS = {
     "analysis": (5875, 21), "base": (879, 4), "cache": (1146, 4), "cli": (2636, 11),
-    "compress": (1296, 5), "corpus": (2829, 10), "costs": (1479, 5), "edit": (1372, 6),
+    "compress": (1280, 5), "corpus": (2829, 10), "costs": (1479, 5), "edit": (1372, 6),
     "headwise": (1198, 8), "interventions": (586, 3), "kernels": (5693, 28), "lm": (2905, 10),
     "map": (1346, 6), "masks": (1473, 7), "models": (10562, 38), "nn": (4553, 17),
     "parallel": (2326, 10), "plan": (1165, 5), "publishing": (513, 2), "reports": (6429, 25),

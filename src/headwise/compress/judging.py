@@ -73,23 +73,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One attention of a model, or something close to it, beside `attend`.
-
-    Attributes:
-        name: the module's qualified name; name#2, name#3, … from its second call on.
-        same: whether it is the same function, so that `attach` computes it, unless a remark says that it keeps a
-            function of another package.
-        function: the call of `attend` that it is, or is closest to; "" if there is none.
-        reason: what is different, if it is not the same.
-        difference: the largest relative difference between a row of its result and that of `function`; ∞ where one of
-            both is NaN, NaN if both are everywhere; None if there is no such call. allowed: the largest that rounding
-            explains.
-        gradients: the largest relative difference of the gradients of queries, keys and values, in the Frobenius norm;
-            None if they were not compared: with dropout, or where gradients are not recorded; NaN if they are NaN.
-        remarks: what is unusual, though it may be intended: another scale, an inverted mask, fully masked queries,
-            rows that are NaN or infinite on both sides, which were not compared.
-        line: `file:line` of the code.
-    """
+    """Models compared with the first of them."""
 
     models: tuple[Judged, ...]
     note: str
