@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from samples import MASKS, SCORES, qkv
 from torch import Tensor
-from triton_here import DEVICE, mostly_slow, slow
+from triton_here import DEVICE, mostly_slow, moved, slow
 
 import headwise as hw
 from headwise.cli.doctor import examine, print_examination
@@ -182,7 +182,7 @@ def test_threads_check_a_kind_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_right_kernels_pass(name: str, score: str, n: int, dtype: torch.dtype) -> None:
     """With every mask and score, all statistics, and gradients."""
     given = [x.to(DEVICE) for x in qkv(h=3, h_kv=1, n=n, dtype=dtype)]
-    scores = () if score == "none" else SCORES[score](2, 3, n, 53)
+    scores = () if score == "none" else moved(SCORES[score](2, 3, n, 53))
     measures = ["entropy", "max_logit", "sink_mass", "mean_distance", "received"]
     measures = [one for one in measures if one in hw.stats.MEASURES]
     for gradients in (False, True):

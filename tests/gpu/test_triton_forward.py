@@ -231,5 +231,5 @@ def test_dropout_repeats_with_its_seed_and_has_its_share() -> None:
     ],
 )
 def test_refusals_say_why(call: object, words: str | None) -> None:
-    reason = TritonGPU().refuse(call(*qkv()))  # type: ignore[operator]
+    reason = TritonGPU().refuse(call(*(x.to(DEVICE) for x in qkv())))  # type: ignore[operator]
     assert reason is None if words is None else words in str(reason)

@@ -5,7 +5,7 @@ import torch
 from formula import error, output, rule, weights
 from samples import MASKS, SCORES, qkv
 from torch import Tensor
-from triton_here import DEVICE, mostly_slow, slow
+from triton_here import DEVICE, mostly_slow, moved, same, slow
 
 from headwise.kernels.call import Call
 from headwise.kernels.gradients import run_kernel
@@ -28,18 +28,18 @@ def parameters(score: tuple[Score, ...]) -> list[Tensor]:
 def gradients(inputs: list[Tensor], mask: Mask, score: tuple[Score, ...] = ()) -> tuple[list[Tensor], list[Tensor]]:
     """Of q, k, v and the scores' parameters: the kernel's and the formula's, for one random output gradient."""
     q, k, v = (x.to(DEVICE).detach().requires_grad_() for x in inputs)
-    leaves = parameters(score)
-    call = Call(q, k, v, rule(q, k, mask, score))
+    there = moved(score)
+    call = Call(q, k, v, rule(q, k, mask, there))
     if reason := TritonGPU().refuse(call):
         assert "would have shape" in reason  # two biases that are small apart and large as one
         pytest.skip(reason)
     out = run_kernel(TritonGPU(), call).out
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
-    got = torch.autograd.grad(out, [q, k, v, *leaves], grad.to(out), allow_unused=True)
+    got = torch.autograd.grad(out, [q, k, v, *parameters(there)], grad.to(out), allow_unused=True)
     exact = [x.double().requires_grad_() for x in inputs]
     p, _ = weights(exact[0], exact[1], mask, score)
     grad = grad.to(out.dtype).double()
-    expected = torch.autograd.grad(output(p, exact[2]), [*exact, *leaves], grad, allow_unused=True)
+    expected = torch.autograd.grad(output(p, exact[2]), [*exact, *parameters(score)], grad, allow_unused=True)
     return [x.cpu() for x in got if x is not None], [x for x in expected if x is not None]
 
 
@@ -157,4 +157,4 @@ def test_strides_of_the_output_gradient() -> None:
         if strange:
             grad = grad.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0)
         found.append(torch.autograd.grad(out, (q, k, v), grad))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(same(a, b) for a, b in zip(*found, strict=True))

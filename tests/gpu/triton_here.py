@@ -6,10 +6,13 @@ In the interpreter all tests together take many minutes, so each feature has a f
 
 import os
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 import pytest
 import torch
+
+from headwise.scores import Score
 
 pytest.importorskip("triton", reason="the GPU kernel is written in Triton")
 
@@ -29,6 +32,24 @@ def mostly_slow(names: Iterable[str], *quick: str) -> list[Any]:
     found = list(names)
     assert set(quick) <= set(found)
     return [name if name in quick else slow(name) for name in found]
+
+
+def moved(score: tuple[Score, ...]) -> tuple[Score, ...]:
+    """Copies of the scores with tensors of their own on the device."""
+    copies = tuple(copy(part) for part in score)
+    for part in copies:
+        for name, x in vars(part).items():
+            if isinstance(x, torch.Tensor):
+                object.__setattr__(part, name, x.detach().to(DEVICE).requires_grad_(x.requires_grad))
+    return copies
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two ways to compute one thing agree: in each bit in the interpreter; on a GPU sums of other kernels have
+    another order."""
+    if DEVICE == "cpu":
+        return torch.equal(a, b)
+    return torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def _patch_once() -> None:

@@ -29,7 +29,7 @@ def _step(
     queries, acc, top, total, tilt, squares, origin, first, second, masses,
     k, kj, kd, v, vj, vd, block, i, position, row, i_first, i_last,
     factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
-    batch, table, mass_count, weights, n, m,
+    batch, table, weights, n, m,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr,
@@ -72,7 +72,7 @@ def _step(
     if G > 0:
         masses = block_masses(
             masses * decay[:, None], e, position, i_first, i_last, j, block * BN, block * BN + BN - 1, m,
-            batch, table, mass_count, weights, G, WEIGHTED,
+            batch, table, weights, G, WEIGHTED,
         )  # fmt: skip
     total = total * decay + here
     if DROP:
@@ -86,7 +86,7 @@ def _visit(
     visits, visit_count, floor, ceiling, queries, acc, top, total, tilt, squares, origin, first, second, masses,
     k, kj, kd, v, vj, vd, i, position, row, i_first, i_last,
     factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
-    batch, table, mass_count, weights, n, m,
+    batch, table, weights, n, m,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr,
@@ -101,7 +101,7 @@ def _visit(
                 queries, acc, top, total, tilt, squares, origin, first, second, masses,
                 k, kj, kd, v, vj, vd, block, i, position, row, i_first, i_last,
                 factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
-                batch, table, mass_count, weights, n, m, D, DP, DV, DVP, BM, BN,
+                batch, table, weights, n, m, D, DP, DV, DVP, BM, BN,
                 HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, MASKED,
             )  # fmt: skip
     return acc, top, total, tilt, squares, origin, first, second, masses
@@ -221,7 +221,7 @@ def attend_kernel(
         full, full_count, floor, ceiling, queries, acc, top, total, tilt, squares, origin, first, second, masses,
         k, kj, kd, v, vj, vd, i[:, None], position, row[:, None], i_first, i_last,
         factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
-        batch, table, mass_count, weights, n, m, D, DP, DV, DVP, BM, BN,
+        batch, table, weights, n, m, D, DP, DV, DVP, BM, BN,
         HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, False,
     )  # fmt: skip
     mixed += batch * mixed_b + walk * mixed_count * 2
@@ -229,7 +229,7 @@ def attend_kernel(
         mixed, mixed_count, floor, ceiling, queries, acc, top, total, tilt, squares, origin, first, second, masses,
         k, kj, kd, v, vj, vd, i[:, None], position, row[:, None], i_first, i_last,
         factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
-        batch, table, mass_count, weights, n, m, D, DP, DV, DVP, BM, BN,
+        batch, table, weights, n, m, D, DP, DV, DVP, BM, BN,
         HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, True,
     )  # fmt: skip
     if SPLIT:

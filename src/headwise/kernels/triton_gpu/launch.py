@@ -2,9 +2,10 @@
 # mypy: disable-error-code="import-not-found"
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from headwise.kernels.triton_gpu.plan import (
     key_blocks,
     key_range,
     padded,
+    placed,
     query_blocks,
     splits,
 )
@@ -74,14 +76,32 @@ class Problem:
         given = any(x is not None for x in (self.dense, self.relative, self.bias))
         return given or self.soft_cap > 0 or self.drop > 0
 
+    def placed(self, *key: Any, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What is computed from the spans and the key, on the device."""
+        return placed(self.spans, self.q.device, (self.sizes[4], self.dense is not None, *key), make)
+
     def keys_of(self, rows: int, cols: int) -> Plan:
         """The plan of the blocks of keys for blocks of `rows` queries."""
+        return Plan(*self.placed("keys", rows, cols, make=lambda: self._keys_of(rows, cols)))
+
+    def queries_of(self, rows: int, cols: int) -> Plan:
+        """The plan of the blocks of queries for blocks of `cols` keys."""
+        count = -(-self.sizes[4] // cols)
+        return Plan(*self.placed("queries", rows, cols, make=lambda: query_blocks(self._keys_of(rows, cols), count)))
+
+    def _keys_of(self, rows: int, cols: int) -> Plan:
         return key_blocks(self.spans, self.sizes[4], rows, cols, masked=self.dense is not None)
+
+    def range_of(self, rows: int) -> Tensor:
+        """First key and last key + 1 of each block of `rows` queries."""
+        (found,) = self.placed("range", rows, make=lambda: (key_range(self.spans, self.sizes[4], rows),))
+        return found
 
     @property
     def backward_size(self) -> Blocks:
         """Tiles of the backward passes and of the sweep over columns."""
-        return backward_blocks(self.q.shape[-1], self.v.shape[-1], self.q.dtype, extras=self.extras)
+        shared = shared_memory(self.q.device)
+        return backward_blocks(self.q.shape[-1], self.v.shape[-1], self.q.dtype, extras=self.extras, shared=shared)
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -93,7 +113,7 @@ class Problem:
     def score_inputs(self) -> tuple[Any, ...]:
         """Kernel arguments for the rule."""
         cap, dense, bias, relative = self.soft_cap, self.dense, self.bias, self.relative
-        spans = self.spans.to(self.q.device)
+        (spans,) = self.placed("spans", make=lambda: (self.spans,))
         return (
             self.scale / cap if cap else self.scale * LOG2E, cap * LOG2E, relative, stride(relative, 0),
             bias, *(stride(bias, axis) for axis in range(4)),
@@ -140,6 +160,15 @@ def options(size: Blocks, *, busy: bool = False) -> dict[str, Any]:
     # Contraction to fused multiply-adds is requested explicitly: Triton's default is about to change.
     warps = max(size.warps, 8) if busy else size.warps
     return {"num_warps": warps, "num_stages": size.stages, "enable_fp_fusion": True}
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """The most bytes of shared memory of a block; 0 without a GPU."""
+    if device.type != "cuda":
+        return 0
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 def on(x: Tensor) -> AbstractContextManager[object]:
@@ -207,12 +236,16 @@ def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
     q, v = problem.q, problem.v
     d_v = v.shape[-1]
     fold = n <= DECODE_QUERIES
-    size = (decode_blocks if fold else forward_blocks)(q.shape[-1], d_v, q.dtype, extras=problem.extras)
+    of = q.shape[-1], d_v, q.dtype
+    if fold:
+        size = decode_blocks(*of, extras=problem.extras)
+    else:
+        size = forward_blocks(*of, extras=problem.extras, shared=shared_memory(q.device))
     row_blocks = -(-(h // h_kv * n) // size.rows) if fold else -(-n // size.rows)
     programs = row_blocks * b * (h_kv if fold else h)
     parts = splits(m, programs) if fold else 1
     cols = -(-m // size.cols)
-    plan = problem.keys_of(n if fold else size.rows, size.cols).to(q.device)
+    plan = problem.keys_of(n if fold else size.rows, size.cols)
     mass_count = len(wanted.table)
     g = 1 << (mass_count - 1).bit_length() if mass_count else 0
     rows = b * h * n
@@ -220,7 +253,8 @@ def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
     results = torch.zeros(SHARES + mass_count, b, h, n, dtype=torch.float32, device=q.device)
     partial = results.new_empty(parts if parts > 1 else 0, MASSES + g, rows)
     partial_out = results.new_empty(parts if parts > 1 else 0, rows, d_v)
-    table = torch.tensor(wanted.table, dtype=torch.int32, device=q.device)
+    entries = (*wanted.table, *[(-1, 0, 0, 0)] * (g - mass_count))
+    (table,) = problem.placed(*entries, make=lambda: (torch.tensor(entries, dtype=torch.int32, device="cpu"),))
     weights = torch.cat([x.to(q.device) for x in wanted.weights]).contiguous() if wanted.weights else None
     flags: dict[str, Any] = {
         "HAS_SINKS": problem.sinks is not None,
@@ -247,7 +281,7 @@ def columns(problem: Problem, lse: Tensor) -> Tensor:
     """The weight that each key receives, Σ_i p_ij: float32 [b, h, m]."""
     b, h, _, _, m = problem.sizes
     size = problem.backward_size
-    plan = query_blocks(problem.keys_of(size.rows, size.cols), -(-m // size.cols)).to(lse.device)
+    plan = problem.queries_of(size.rows, size.cols)
     received = torch.empty(b, h, m, dtype=torch.float32, device=lse.device)
     col_blocks = -(-m // size.cols)
     constants = problem.constants(size)
@@ -286,8 +320,7 @@ def backward(
     size = problem.backward_size
     plan = problem.keys_of(size.rows, size.cols)
     rows, cols = -(-n // size.rows), -(-m // size.cols)
-    back = query_blocks(plan, cols).to(q.device)
-    plan = plan.to(q.device)
+    back = problem.queries_of(size.rows, size.cols)
     delta = torch.empty(b, h, n, dtype=torch.float32, device=q.device)
     dq = torch.empty(b, h, n, d, dtype=q.dtype, device=q.device)
     dk = torch.empty(b, h_kv, m, d, dtype=q.dtype, device=q.device)
@@ -318,7 +351,7 @@ def _relative_gradient(
     height = size.rows
     bands = -(-(n + m - 1) // height) + 1
     parts = torch.empty(h, bands, 2 * height, dtype=torch.float32, device=problem.q.device)
-    seen = key_range(problem.spans, m, height).to(problem.q.device)
+    seen = problem.range_of(height)
     flags = {name: value for name, value in flags.items() if name != "BN"}
     relative_gradient_kernel[(h * bands,)](
         *common, seen, stride(seen, 0), *given, parts, b, -(-n // height), bands, **flags
@@ -341,7 +374,7 @@ def _bias_gradient(
     rows, cols = -(-n // size.rows), -(-m // size.cols)
     row_blocks, row_steps = (1, rows) if own_n == 1 else (rows, 1)
     col_blocks, col_steps = (1, cols) if own_m == 1 else (cols, 1)
-    seen = key_range(problem.spans, m, size.rows).to(problem.q.device)
+    seen = problem.range_of(size.rows)
     bias_gradient_kernel[(own_b * own_h * row_blocks * col_blocks,)](
         *common, seen, stride(seen, 0), *given, result, *result.stride(), b // own_b, h // own_h,
         row_steps, col_steps, row_blocks, col_blocks, ALL_ROWS=own_n == 1, ALL_COLS=own_m == 1, **flags,

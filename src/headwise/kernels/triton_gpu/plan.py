@@ -5,10 +5,13 @@ query: for each range, a block of queries visits the blocks of keys from the ear
 inside the range of every query need no mask. Both sets are intervals, so a plan has O(n) numbers.
 """
 
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 DECODE_QUERIES = 16  # the most queries that count as decoding: they share the keys of their group, and keys are split
 SPLIT_KEYS = 512  # the fewest keys per split
@@ -24,25 +27,35 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def forward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blocks:
+LARGE_SHARED = 200 << 10  # bytes of shared memory of a block: 9.0 and 10.0 have 227 KB, 8.0 has 163, others have 99
+
+
+def forward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool, shared: int = 0) -> Blocks:
     """Tiles of the forward pass, by head size and dtype. `extras`: with a bias, a table, a boolean mask, a soft cap or
-    dropout, which need more registers and shared memory."""
+    dropout, which need more registers and shared memory. shared: bytes of shared memory of a block; more of it holds
+    more stages of the pipeline, which change no result."""
     wide = max(d, d_v)
     if dtype == torch.float32:  # no tensor cores: exact products
         return Blocks(64, 32, 4, 2) if wide <= 64 else Blocks(32, 32, 4, 1) if wide <= 128 else Blocks(16, 32, 4, 1)
     if extras:
         return Blocks(64, 32, 4, 2) if wide <= 128 else Blocks(32, 32, 4, 1)
-    return Blocks(128, 64, 4, 3) if wide <= 64 else Blocks(128, 64, 8, 2) if wide <= 128 else Blocks(64, 32, 4, 2)
+    if wide <= 64:
+        return Blocks(128, 64, 4, 3)
+    return Blocks(128, 64, 8, 3 if shared >= LARGE_SHARED else 2) if wide <= 128 else Blocks(64, 32, 4, 2)
 
 
-def backward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blocks:
-    """Tiles of the backward passes and of the sweep over columns."""
+def backward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool, shared: int = 0) -> Blocks:
+    """Tiles of the backward passes and of the sweep over columns; shared as for `forward_blocks`. Tensor cores of 9.0
+    need 64 rows and columns, for which other GPUs have too few registers at head sizes above 64."""
     wide = max(d, d_v)
     if dtype == torch.float32:
         return Blocks(32, 32, 4, 1) if wide <= 128 else Blocks(16, 16, 4, 1)
     if extras:
         return Blocks(32, 32, 4, 1)
-    return Blocks(64, 64, 4, 2) if wide <= 64 else Blocks(64, 32, 4, 2) if wide <= 128 else Blocks(32, 32, 4, 1)
+    large = shared >= LARGE_SHARED
+    if wide <= 64:
+        return Blocks(64, 64, 4, 3 if large else 2)
+    return Blocks(64, 64 if large else 32, 4, 2) if wide <= 128 else Blocks(32, 32, 4, 1)
 
 
 def decode_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blocks:
@@ -63,24 +76,45 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-_CELLS = 1 << 22  # the most cells of the blocks × blocks table in memory at once
-
-
 class Plan(NamedTuple):
     """Half-open intervals of blocks without and with a mask, each int32 [b or 1, blocks, count, 2]."""
 
     full: Tensor
     mixed: Tensor
 
-    def to(self, device: torch.device) -> "Plan":
-        """Move the plan to a device."""
-        return Plan(self.full.to(device), self.mixed.to(device))
+
+_placed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by the spans, which calls with the same mask share
+_captured: list[object] = []  # graphs of CUDA read these whenever they are replayed
+
+
+def placed(
+    spans: Tensor, device: torch.device, key: Hashable, make: Callable[[], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """What `make` computes on the CPU, on a device. It is kept as long as the spans are, since all layers of a model
+    and all its steps walk over the same blocks; key: of all else that it depends on."""
+    kept = _placed.setdefault(spans, {})
+    if (found := kept.get((device, key))) is None:
+        found = kept[device, key] = tuple(x.to(device) for x in make())
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            _captured.append(found)
+        else:
+            for x in found:
+                x.record_stream(torch.cuda.current_stream(device))
+    return found
 
 
 def key_blocks(spans: Tensor, m: int, rows: int, cols: int, *, masked: bool) -> Plan:
     """The blocks of `cols` keys that each block of `rows` queries attends to. spans: int32 [b or 1, n, K, 2], of
     `Lowered`; masked: whether another mask applies as well, so that every block needs a mask."""
     b, n, count, _ = spans.shape
+    if b == n == count == 1 and not masked:  # a decoding step: each has another number of keys
+        start, stop = spans.flatten().tolist()
+        low, high = start // cols, -(-stop // cols)
+        inner_low = min(-(-start // cols), high)
+        inner_high = max(stop // cols, inner_low)
+        parts = [x for x in ((low, inner_low), (inner_high, high)) if x[1] > x[0]]
+        return Plan(_blocks([(inner_low, inner_high)]), _blocks(parts or [(low, low)]))
     at = torch.arange(-(-n // rows) * rows, device="cpu").clamp_(max=n - 1)
     ranges = spans.long()[:, at].view(b, -1, rows, count, 2)
     start, stop = ranges.unbind(-1)  # [b, blocks, rows, K]
@@ -131,20 +165,23 @@ def key_range(spans: Tensor, m: int, rows: int) -> Tensor:
 
 def _extent(intervals: Tensor, key_count: int) -> tuple[Tensor, Tensor, Tensor]:
     """First and last + 1 of the rows whose intervals contain a column, and their number: [b, key_count] each."""
-    b, blocks, count, _ = intervals.shape
-    column = torch.arange(key_count, device="cpu")
-    first = torch.full((b, key_count), blocks, device="cpu")
-    last = torch.zeros(b, key_count, dtype=torch.long, device="cpu")
-    number = torch.zeros(b, key_count, dtype=torch.long, device="cpu")
-    step = max(1, _CELLS // max(1, b * count * key_count))
-    for begin in range(0, blocks, step):
-        part = intervals[:, begin : begin + step, :, :, None].long()  # [b, r, count, 2, 1]
-        inside = ((column >= part[..., 0, :]) & (column < part[..., 1, :])).any(2)  # [b, r, key_count]
-        row = torch.arange(begin, begin + inside.shape[1], device="cpu")[:, None]
-        first = torch.minimum(first, torch.where(inside, row, blocks).amin(1))
-        last = torch.maximum(last, torch.where(inside, row + 1, 0).amax(1))
-        number += inside.sum(1)
-    return torch.minimum(first, last), last, number
+    b, blocks = intervals.shape[:2]
+    first, last = np.full((b, key_count), blocks), np.zeros((b, key_count), np.int64)
+    change = np.zeros((b, key_count + 1), np.int64)
+    for batch, rows in enumerate(intervals.tolist()):
+        visited = [(row, low, high) for row, ranges in enumerate(rows) for low, high in ranges if high > low]
+        for row, low, high in visited:
+            last[batch, low:high] = row + 1
+            change[batch, low] += 1
+            change[batch, high] -= 1
+        for row, low, high in reversed(visited):
+            first[batch, low:high] = row
+    number = change.cumsum(1)[:, :-1]
+    return torch.from_numpy(np.minimum(first, last)), torch.from_numpy(last), torch.from_numpy(number)
+
+
+def _blocks(intervals: list[tuple[int, int]]) -> Tensor:
+    return torch.tensor([[intervals]], dtype=torch.int32, device="cpu")
 
 
 def _trim(intervals: Tensor) -> Tensor:

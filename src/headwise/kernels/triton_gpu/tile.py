@@ -190,13 +190,13 @@ def block_moments(e, total, position, j, middle):
 
 @triton.jit
 def block_masses(
-    masses, e, position, i_first, i_last, j, j_first, j_last, m, batch, table, mass_count, weights,
+    masses, e, position, i_first, i_last, j, j_first, j_last, m, batch, table, weights,
     G: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """Add one block's share to `masses` [rows, G], one column per row of the table, int32 [mass_count, 4]: a kind of
-    `KINDS` and its arguments. weights: float32, rows of m, used if WEIGHTED."""
+    """Add one block's share to `masses` [rows, G], one column per row of the table, int32 [G, 4]: a kind of `KINDS`, or
+    −1 for none, and its arguments. weights: float32, rows of m, used if WEIGHTED."""
     column = tl.arange(0, G)[None, :]
-    for r in range(mass_count):
+    for r in tl.static_range(G):  # a loop in the loop over blocks would keep it from being pipelined
         at = table + r * 4
         kind, a, b, c = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
         # Keys [a, b), relative to the position of the query if c is 1.

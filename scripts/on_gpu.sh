@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# All that only a GPU can show, in at most nine minutes: which kernels run, the tests on the GPU, times beside PyTorch's.
+#
+#     bash scripts/on_gpu.sh [FOLDER]     # writes doctor.txt, tests.txt, gpu.txt and gpu.json there, by default gpu/
+#
+# It runs in the Python that has PyTorch with CUDA, Triton, pytest, pytest-xdist and hypothesis; headwise need not be
+# installed. What fails is printed at once, so that nothing is lost if the machine is taken away. TESTS and TIMES set, in seconds,
+# how long the tests and the benchmark may take. The exit status is 1 if a test failed or a result was wrong.
+set -u -o pipefail
+cd "$(dirname "$0")/.."
+folder=${1:-gpu} python=${PYTHON:-python3}
+mkdir -p "$folder"
+export PYTHONPATH="$PWD/src:$PWD/textbook/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+
+"$python" -c 'import torch, triton; print(torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__)' || exit 1
+"$python" -c 'from headwise.cli import main; main()' doctor > "$folder/doctor.txt" 2>&1 || echo "doctor failed: see doctor.txt"
+tail -n 4 "$folder/doctor.txt"
+
+# As a keyboard would end it, so that pytest still says what failed.
+timeout -s INT -k 20 "${TESTS:-240}" "$python" -m pytest tests/gpu -m "${MARKS:-}" -n "${WORKERS:-$(nproc)}" -p no:cacheprovider \
+  -W default --tb=short ${ARGS:-} > "$folder/tests.txt" 2>&1
+tests=$?
+grep -E '^(FAILED|ERROR)|passed|failed|KeyboardInterrupt' "$folder/tests.txt" | tail -n 60
+
+"$python" -m benchmarks.gpu --seconds "${TIMES:-150}" --json "$folder/gpu.json" 2>&1 | tee "$folder/gpu.txt"
+times=$?
+exit $((tests > 0 || times > 0))
