@@ -56,7 +56,7 @@ MUTANTS = [
             ("(distance < self.left) & (distance >= -self.right)", "(distance < self.left) & (distance > -self.right)"),
             ("if nearest >= self.left or farthest < -self.right:", "if nearest >= self.left - 1 or farthest < -self.right:"),
             ("State.FULL if farthest < self.left and nearest", "State.FULL if farthest <= self.left and nearest"),
-            ("return spans.one(position - self.left + 1,", "return spans.one(position - self.left,"),
+            ("return spans.one(position - left + 1,", "return spans.one(position - left,"),
             ("return (cols < self.count)", "return (cols <= self.count)"),
             ("return State.FULL if cols.stop <= self.count", "return State.FULL if cols.stop <= self.count + 1"),
         ]),
@@ -89,11 +89,11 @@ MUTANTS = [
             ("return -(sink_weight(sinks, lse) * delta).sum((0, 2))", "return (sink_weight(sinks, lse) * delta).sum((0, 2))"),
         ]),
         ("scores/base.py", f"{KERNELS} {MAPS}", [
-            ("_all(torch.add, [one.relative for one in given])", "_all(lambda one, other: other, [one.relative for one in given])"),
+            ("_all(torch.add, [_split(one, split) for one in given])", "_all(lambda one, other: other, [_split(one, split) for one in given])"),
             ("_all(torch.logaddexp, [one.sinks", "_all(torch.maximum, [one.sinks"),
         ]),
         ("scores/kinds.py", SCORES, [
-            ("first = 1 - grid.n - grid.shift", "first = 1 - grid.n"),
+            ("first, rows = 1 - grid.n - grid.shift, max", "first, rows = 1 - grid.n, max"),
             ("return -self.slopes.to(offset.device, dtype)[:, None] * offset.abs()", "return -self.slopes.to(offset.device, dtype)[:, None] * -offset"),
             ("(offset - self.first).clamp(0, values.shape[1] - 1)", "(offset - self.first).clamp(0, values.shape[1] - 2)"),
             ("slopes += [2.0 ** (-4.0 * i / power) for i in range(1, 2 * power, 2)]", "slopes += [2.0 ** (-4.0 * i / power) for i in range(2, 2 * power, 2)]"),
@@ -130,17 +130,17 @@ MUTANTS = [
         ("stats/places.py", f"{BLOCKS} {MEASURES}", [
             ("self._range = RangeMass(-radius, radius + 1, relative=True)", "self._range = RangeMass(-radius, radius, relative=True)"),
             ("near = (tile.positions[:, None] - tile.keys).abs() <= self.radius", "near = (tile.positions[:, None] - tile.keys).abs() < self.radius"),
-            ("inside = self.count - tile.cols.start", "inside = self.count"),
+            ("inside = self.count - tile.tokens.start", "inside = self.count"),
             ("return total[..., 1] > 0", "return total[..., 1] >= 0"),
-            ("min(max(end - cols.start, 0), size)", "min(max(end, 0), size)"),
+            ("min(max(end - cols.start, 0), cols.size)", "min(max(end, 0), cols.size)"),
         ]),
         ("stats/keys.py", BLOCKS, [
             ("return KeyWeights(self.weights[:, cols.start : cols.stop])", "return KeyWeights(self.weights[:, : cols.stop - cols.start])"),
         ]),
         ("rule/tiles.py", MEASURES, [
-            ("target = self.positions + offset - self.cols.start", "target = self.positions + offset"),
-            ("edge = self.cols.stop - 1 if before else self.cols.start", "edge = self.cols.stop if before else self.cols.start"),
-            ("self.rows.stop + shift, device=self.lse.device)", "self.rows.stop + shift, device=self.lse.device) - shift"),
+            ("target = self.positions + offset - self.tokens.start", "target = self.positions + offset"),
+            ("edge = tokens.stop - 1 if before else tokens.start", "edge = tokens.stop if before else tokens.start"),
+            ("self.rows.stop + first, device=self.lse.device)", "self.rows.stop + first, device=self.lse.device) - first"),
             ("return self.allowed.sum(-1).to(self.lse)", "return self.allowed.any(-1).to(self.lse)"),
         ]),
         ("rule/pooling.py", MAPS, [
@@ -150,7 +150,7 @@ MUTANTS = [
         ]),
         ("parallel/layout.py", BLOCKS, [
             ("base = both.masked_fill(both == -torch.inf, 0.0)", "base = both"),
-            ("self.relative[:, self.terms.strip(rows, cols)] += relative", "self.relative[:, self.terms.strip(rows, cols)] = relative"),
+            ("self.relative[:, where] += part", "self.relative[:, where] = part"),
         ]),
         ("parallel/layout.py", "parallel/test_sequence_parallel.py", [
             ("self._chunk(2 * self.ranks - 1 - rank, 2 * self.ranks)", "self._chunk(self.ranks + rank, 2 * self.ranks)"),
@@ -161,18 +161,18 @@ MUTANTS = [
         ]),
         ("cache/kinds.py", CACHES, [
             ("rows.cut(self.sinks, self.window - 1)", "rows.cut(self.sinks, self.window)"),
-            ("return None if n == 1 else", "return None if n <= 2 else"),
-            ("Window(self.window) | Sinks(self.sinks) if self.sinks", "Window(self.window) if self.sinks"),
+            ("if n == 1:\n            return None\n        near", "if n <= 2:\n            return None\n        near"),
+            ("near | Sinks(self.sinks) if self.sinks", "near if self.sinks"),
         ]),
-        ("cache/storage.py", CACHES, [
-            ("room[:, :, : self.length] = held[:, :, : self.length]", "pass"),
-            ("if self.length <= first + last:", "if self.length < first + last:"),
+        ("cache/base.py", CACHES, [
+            ("self._room.write(0, held)", "pass"),
+            ("or self.length <= held:", "or self.length < held:"),
             ("start = self.length - last", "start = self.length - last - 1"),
-            ("return sum(part[:, :, : self.length].numel()", "return sum(part.numel()"),
+            ("return sum(part[:, :, :1].numel()", "return sum(part.numel()"),
         ]),
         ("cache/kinds.py", CACHES, [
             ("and self.seen + n > self.capacity:", "and self.seen + n >= self.capacity:"),
-            ("self._kind, self.seen = kind, self.seen + n", "self._kind, self.seen = kind, n"),
+            ("self._kind, self._seen = kind, self.seen + k.shape[2]", "self._kind, self._seen = kind, k.shape[2]"),
         ]),
         ("cache/kinds.py", CACHES, [
             ("for window in self.windows for _ in range(group)]", "for _ in range(group) for window in self.windows]"),
@@ -191,14 +191,14 @@ MUTANTS = [
             ("    _put_in_order(path)", "    pass"),
         ]),
         ("nn/steps.py", "core/test_heads.py core/test_designs.py core/test_cache.py", [
-            ("torch.arange(start, start + x.shape[-2],", "torch.arange(0, x.shape[-2],"),
+            ("torch.arange(start, start + n,", "torch.arange(0, n,"),
             ("two * cos + one * sin", "two * cos - one * sin"),
         ]),
         ("nn/gated_output.py", "core/test_design_forms.py core/test_design_mixing.py core/test_designs.py", [
             ("return super().merge(heads * self.gates(x).to(heads.dtype), x)", "return super().merge(heads, x)"),
         ]),
         ("nn/multi_head.py", "core/test_heads.py core/test_designs.py", [
-            ("other.in_proj_weight.chunk(3) if packed", "other.in_proj_weight.chunk(3)[::-1] if packed"),
+            ("([linear.weight for linear in linears], [other.in_proj_weight])", "([linear.weight for linear in linears[::-1]], [other.in_proj_weight])"),
         ]),
     ]
     for change in changes
