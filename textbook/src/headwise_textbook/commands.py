@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -129,13 +129,21 @@ def check(
     ] = None,
     seconds: Annotated[float, typer.Option(help="CPU time that the code may take.")] = 10.0,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    module: Annotated[
+        str | None, typer.Option(help="Of multi-head-class: the class, where the file has several.")
+    ] = None,
     lang: Lang = None,
 ) -> None:
     """Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result.
 
+    The exercise multi-head-class compares your own class of multi-head attention with the definition, and names the
+    first step that differs.
+
     The code runs in a process of its own, with limits, without network, and cannot change your files.
     """
     from headwise.lm import read_text
+    from headwise_textbook.exercises import CLASS
+    from headwise_textbook.exercises.classes import TASK, grade_class
     from headwise_textbook.exercises.grade import grade, lines
     from headwise_textbook.topics import find_exercise, topics
     from headwise_textbook.tour import print_exercise, print_exercises
@@ -153,15 +161,27 @@ def check(
         for one in topics()[exercise.replace("-", "_")].exercises:
             print_exercise(one, console, language())
         return
-    wanted = find_exercise(exercise)
+    own = exercise.replace("_", "-") == CLASS
+    if module is not None and not own:
+        raise ConfigError(tr("--module is for multi-head-class only"))
     if file is None:
-        print_exercise(wanted, console, language())
+        if own:
+            console.print(in_language(TASK, language()))
+        else:
+            print_exercise(find_exercise(exercise), console, language())
         return
+    wanted = None if own else find_exercise(exercise)
     source = stdin_text("FILE") if is_stream(file) else read_text(file)
-    result = grade(wanted, source, file="-" if is_stream(file) else file.name, seconds=seconds, seed=seed)
-    for line in lines(result, wanted):
+    limits: dict[str, Any] = {"file": "-" if is_stream(file) else file.name, "seconds": seconds, "seed": seed}
+    if wanted is None:
+        report = grade_class(source, only=module, **limits)
+        said, passed = report.lines, report.passed
+    else:
+        result = grade(wanted, source, **limits)
+        said, passed = tuple(lines(result, wanted)), result.passed
+    for line in said:
         console.print(in_language(line, language()), soft_wrap=True)
-    if not result.passed:
+    if not passed:
         raise typer.Exit(1)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from headwise.errors import ConfigError, unknown_name
 from headwise.wording import Bilingual, in_language, tr
 from headwise_textbook.claims import choose
-from headwise_textbook.exercises import SOLUTIONS, Exercise
+from headwise_textbook.exercises import CLASS, SOLUTIONS, Exercise
 from headwise_textbook.trace import seeded
 
 LANGUAGES = ("en", "zh")
@@ -117,7 +117,7 @@ def find_exercise(name: str) -> Exercise:
     """The exercise of that name, with hyphens or underscores. ConfigError with the closest names if there is none."""
     written = name.replace("_", "-")
     if written not in exercises():
-        raise unknown_name("exercise", name, exercises(), listed=tr("`headwise check` lists all"))
+        raise unknown_name("exercise", name, [*exercises(), CLASS], listed=tr("`headwise check` lists all"))
     return exercises()[written]
 
 

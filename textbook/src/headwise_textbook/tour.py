@@ -49,6 +49,7 @@ WIDE = 110  # terminal columns from which on the sections have a column of their
 TOPICS = tr("name")
 SHOW = tr("headwise tour NAME runs a topic; headwise tour 11.2.1 or 5.3.4 finds the one for a section of your book.")
 GRADE = tr("headwise check split-heads prints a task; headwise check split-heads answer.py grades your function.")
+OWN = tr("headwise check multi-head-class answer.py compares your class of multi-head attention with the definition.")
 PLACE = tr("place")
 WHAT = tr("what it is about")
 CHOOSE = tr("{count} places fit; name one of them: {command}")
@@ -89,7 +90,7 @@ def print_exercises(console: Console, lang: str) -> None:
         for topic in topics().values()
     ]
     heads = [in_language(head, lang).lower() for head in (WORDS["topic"], WORDS["exercises"])]
-    _print_table(console, heads, rows, in_language(GRADE, lang))
+    _print_table(console, heads, rows, f"{in_language(GRADE, lang)}\n{in_language(OWN, lang)}")
 
 
 def _print_table(console: Console, heads: Sequence[str], rows: Sequence[tuple[Text, ...]], foot: str) -> None:

@@ -82,6 +82,10 @@ def serve() -> None:
     reply(json.dumps({"apart": os.environ.get("HEADWISE_APART", "")}))
     names: dict[str, Any] = {"__name__": "exercise"}
     error = _tried(lambda: exec(compile(task["source"], task["file"], "exec"), names), task["file"])[1]
+    if error is None and task["beside"]:
+        reader, names = names, {"__name__": "inside", "file": task["file"]}
+        names["reader"] = reader
+        exec(compile(task["beside"], "inside.py", "exec"), names)
     function = names.get(task["function"])
     if error is None and not callable(function):
         defined = sorted(name for name, x in names.items() if callable(x) and not name.startswith("_"))
@@ -89,8 +93,9 @@ def serve() -> None:
     else:
         reply(json.dumps({"error": error}))
     for line in sys.stdin:
-        args = decoded(json.loads(line))
-        value, error = _tried(lambda args=args: function(*args), task["file"])  # type: ignore[misc]
+        name, args = decoded(json.loads(line))
+        called = function if name is None else names[name]
+        value, error = _tried(lambda called=called, args=args: called(*args), task["file"])  # type: ignore[misc]
         reply(json.dumps({"error": error}) if error else _returned(value))
 
 

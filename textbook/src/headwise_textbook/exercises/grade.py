@@ -106,7 +106,7 @@ def grade(
     except Stopped as end:
         stopped: Message | None = end.message
     except Raised as error:  # while the file was read
-        stopped = _raised(str(error))
+        stopped = raised(str(error))
     else:
         stopped = None
     return Grade(done, None, stopped, *(("", "") if sandbox is None else (sandbox.printed, sandbox.together)))
@@ -120,7 +120,7 @@ def _tried(exercise: Exercise, sandbox: "Sandbox", draw: Draw) -> Counterexample
     try:
         theirs: Any = sandbox(*args)
     except Raised as error:
-        return Counterexample(shown, described(ours), None, _raised(str(error)), sandbox.printed)
+        return Counterexample(shown, described(ours), None, raised(str(error)), sandbox.printed)
     why = difference(theirs, ours, exercise.tolerance)
     return None if why is None else Counterexample(shown, described(ours), described(theirs), why, sandbox.printed)
 
@@ -148,7 +148,8 @@ def _smaller(exercise: Exercise, sandbox: "Sandbox", seed: int, draw: Draw, foun
     return found
 
 
-def _raised(error: str) -> Message:
+def raised(error: str) -> Message:
+    """The error of the other process, in both languages."""
     chinese = error
     for english, words in OF_THE_OTHER.items():
         chinese = re.sub(english, in_language(words, "zh"), chinese)
@@ -285,10 +286,13 @@ class Raised(Exception):
 class Sandbox:
     """A process that has read the code and calls its function, `with Sandbox(source, "answer.py", "f") as f: f(x, 2)`.
 
+    beside: code that runs after the file, in names of its own, and has the function instead of the file.
     Raised: if the code or the function raises. Stopped: if the process ends, prints too much or takes too long.
     """
 
-    def __init__(self, source: str, file: str, function: str, *, seconds: float = 10.0, memory: int = MEMORY) -> None:
+    def __init__(
+        self, source: str, file: str, function: str, *, seconds: float = 10.0, memory: int = MEMORY, beside: str = ""
+    ) -> None:
         self._seconds, self._until = seconds, 0.0
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._printed, self._flooded = bytearray(), threading.Event()
@@ -302,7 +306,7 @@ class Sandbox:
             thread.start()
         try:
             self._write({"source": source, "file": file, "function": function, "seconds": seconds, "memory": memory,
-                         "mark": self._mark})  # fmt: skip
+                         "mark": self._mark, "beside": beside})  # fmt: skip
             # Why the process is not apart from files, network and other processes; "" if it is.
             self.together: str = self._reply(START_SECONDS)["apart"]
             self._until = time.monotonic() + seconds * WALL
@@ -321,7 +325,11 @@ class Sandbox:
 
     def __call__(self, *args: Any) -> Any:
         """The value of the function."""
-        self._write(encoded(args))
+        return self.call(None, *args)
+
+    def call(self, name: str | None, *args: Any) -> Any:
+        """The value of a function of the code that runs beside the file; None is the one of the sandbox."""
+        self._write(encoded((name, args)))
         reply = self._reply(self._left())
         if "error" in reply:
             raise Raised(reply["error"])

@@ -1,0 +1,291 @@
+"""Multi-head attention step by step, with one step changed as in a known mistake.
+
+A mistake has a name `step/what`; `steps` computes the definition, or a definition with mistakes, and MISTAKES has a
+sentence for each. Matrices are x @ W + b, masks are True where a query may see a key.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headwise.wording import Message, tr
+
+Weights = Mapping[str, tuple[Tensor | None, Tensor | None]]  # of q, k, v and o: [d_in, d_out] and [d_out]
+STEPS = ("project", "split", "score", "scale", "mask", "softmax", "weigh", "merge", "output")
+PARTS = {
+    "project": "q projected", "split": "q", "score": "scores", "scale": "scores", "mask": "masked",
+    "softmax": "weights", "weigh": "heads", "merge": "merged", "output": "output",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """An input: x of queries, keys and values as [b, n, d], or [b, h, n, d] if the module has heads already."""
+
+    x: tuple[Tensor, Tensor, Tensor]
+    num_heads: int
+    weights: Weights
+    mask: Tensor | None = None  # [n, n]
+    strided: tuple[bool, bool] = (False, False)  # whether a head has each h-th channel, before and after attention
+    apart: bool = False  # whether the result is that of the heads, [b, h, n, d]
+
+    @property
+    def names(self) -> dict[str, float]:
+        """The sizes by their letters."""
+        b, n = self.x[0].shape[0], self.x[0].shape[-2]
+        width = self.x[0].shape[-1] * (self.num_heads if self.x[0].ndim == 4 else 1)
+        return {"b": b, "n": n, "h": self.num_heads, "d": width, "d_k": width // self.num_heads}
+
+
+def steps(case: Case, *mistakes: str) -> dict[str, Tensor]:
+    """What each step returns. RuntimeError where shapes do not fit, as in PyTorch."""
+    changed = dict(one.split("/") for one in mistakes)
+    projected = _projected(case, changed.get("project", ""))
+    found = {f"{name} projected": x for name, x in zip("qkv", projected, strict=True)}
+    for name in "qkv":
+        how, _, only = changed.get("split", "").partition("-")
+        x = found[f"{name} projected"]
+        found[name] = _split(x, case, how if only in ("", name) else "") if x.ndim == 3 else x
+    q, k, v = found["q"], found["k"], found["v"]
+    match changed.get("score"):
+        case "untransposed":
+            scores = q @ k
+        case "swapped":
+            scores = k @ q.mT
+        case _:
+            scores = q @ k.mT
+    found["scores"] = scores = scores * _factor(case, changed.get("scale", ""))
+    found["masked"] = scores = _masked(scores, case.mask, changed.get("mask", ""))
+    weights = _softmax(scores, changed.get("softmax", ""))
+    if case.mask is not None and changed.get("mask") in ("after", "inverted_after"):
+        weights = weights * (case.mask if changed["mask"] == "after" else ~case.mask)
+    found["weights"] = weights = weights / case.names["d_k"] ** 0.5 if changed.get("scale") == "after" else weights
+    values = {"keys": k, "queries": q}.get(changed.get("weigh", ""), v)
+    found["heads"] = heads = (weights.mT if changed.get("weigh") == "transposed" else weights) @ values
+    if case.apart:
+        return {**found, "output": heads}
+    merge = changed.get("merge", "")
+    merged = _merged(heads, case, "view" if changed.get("split") == "kept" and not merge else merge)
+    found["merged"] = merged
+    found["output"] = _output(merged, case, changed.get("output", ""))
+    return found
+
+
+def _projected(case: Case, how: str) -> list[Tensor]:
+    kind, _, what = how.partition("-")
+    found = []
+    for name, x in zip("qkv", case.x, strict=True):
+        used = what[1] if kind == "uses" and what[0] == name else name
+        w, b = case.weights.get(used, (None, None))
+        source = case.x["qkv".index(what[1])] if kind == "from" and what[0] == name else x
+        if w is None or (kind == "raw" and what == name):
+            found.append(source)
+            continue
+        y = source @ (w.mT if kind == "transposed" else w)
+        found.append(y if b is None or (kind == "unbiased" and what in ("all", name)) else y + b)
+    return found
+
+
+def _split(x: Tensor, case: Case, how: str) -> Tensor:
+    b, n, _ = x.shape
+    h = case.num_heads
+    match how:
+        case "view":
+            return x.reshape(b, h, n, -1)
+        case "kept":
+            return x.reshape(b, n, h, -1)
+        case "one":
+            return x[:, None]
+    if case.strided[0]:
+        return x.reshape(b, n, -1, h).permute(0, 3, 1, 2)
+    return x.reshape(b, n, h, -1).transpose(1, 2)
+
+
+def _factor(case: Case, how: str) -> float:
+    sizes = case.names
+    d_k = sizes["d_k"]
+    return {
+        "none": 1.0, "after": 1.0, "width": sizes["d"] ** -0.5, "square": 1 / d_k, "times": d_k**0.5,
+        "length": sizes["n"] ** -0.5, "heads": sizes["h"] ** -0.5, "fourth": d_k**-0.25,
+    }.get(how, d_k**-0.5)  # fmt: skip
+
+
+def _masked(scores: Tensor, mask: Tensor | None, how: str) -> Tensor:
+    if mask is None or how in ("ignored", "after", "inverted_after"):
+        return scores
+    if how == "added":
+        return scores + mask
+    if how == "zero":
+        return scores.where(mask, 0.0)
+    if how == "transposed":
+        mask = mask.mT
+    elif how == "inverted":
+        mask = ~mask
+    elif how == "strict":
+        mask = mask & ~torch.eye(len(mask), dtype=torch.bool)
+    elif how == "loose":
+        mask = mask | torch.ones_like(mask).triu(1).tril(1)
+    return scores.where(mask, -torch.inf)
+
+
+def _softmax(scores: Tensor, how: str) -> Tensor:
+    match how:
+        case "queries" | "heads" | "batch":
+            return scores.softmax({"queries": -2, "heads": 1, "batch": 0}[how])
+        case "none":
+            return scores
+        case "log":
+            return scores.log_softmax(-1)
+        case "sigmoid":
+            return scores.sigmoid()
+        case "exp":
+            return scores.exp()
+        case "twice":
+            return scores.softmax(-1).softmax(-1)
+        case "all":
+            return scores.flatten(-2).softmax(-1).view_as(scores)
+    return scores.softmax(-1)
+
+
+def _merged(heads: Tensor, case: Case, how: str) -> Tensor:
+    b, n, h = heads.shape[0], case.x[0].shape[-2], case.num_heads
+    match how:
+        case "view":
+            return heads.reshape(b, n, -1)
+        case "mean":
+            return heads.mean(1)
+        case "sum":
+            return heads.sum(1)
+        case "last":
+            return heads[:, -1]
+        case "apart":
+            return heads
+    if case.strided[1]:
+        return heads.permute(0, 2, 3, 1).reshape(b, n, h * heads.shape[-1])
+    return heads.transpose(1, 2).reshape(b, n, -1)
+
+
+def _output(merged: Tensor, case: Case, how: str) -> Tensor:
+    w, bias = case.weights.get("o", (None, None))
+    if w is None or how == "missing":
+        return merged
+    y = merged @ (w.mT if how == "transposed" else w)
+    y = y if bias is None or how == "unbiased" else y + bias
+    if how == "twice":
+        y = y @ w + (0 if bias is None else bias)
+    return y + case.x[0] if how == "residual" else y
+
+
+MISTAKES: dict[str, Message] = {
+    **{
+        f"project/uses-{x}{y}": tr("{x} is computed with the matrix of {y}: W_{y} instead of W_{x}", x=x, y=y)
+        for x, y in ("vk", "kq", "vq", "qk", "kv", "qv")
+    },
+    **{
+        f"project/from-{x}{y}": tr("{x} is computed from the input of {y}", x=x, y=y)
+        for x, y in ("kq", "vk", "vq", "qk", "kv", "qv")
+    },
+    **{f"project/raw-{x}": tr("{x} is not projected: W_{x} is not applied", x=x) for x in "qkv"},
+    "project/transposed": tr("the projections are x @ W, expected x @ Wᵀ: `nn.Linear` keeps W as [out, in]"),
+    "project/unbiased-all": tr("the biases of q, k and v are not added"),
+    **{f"project/unbiased-{x}": tr("the bias of {x} is not added", x=x) for x in "qv"},
+    "split/kept": tr(
+        "the heads are not moved before the positions: q, k and v are [{b}, {n}, {h}, {d_k}], and the {h} heads of a "
+        "position attend to each other; expected [{b}, {h}, {n}, {d_k}], by .transpose(1, 2) after .view"
+    ),
+    "split/view": tr(
+        "[{b}, {n}, {d}] is viewed as [{b}, {h}, {n}, {d_k}] at once, which mixes positions; expected "
+        ".view({b}, {n}, {h}, {d_k}).transpose(1, 2)"
+    ),
+    "split/one": tr("there is one head of {d} numbers; expected {h} heads of {d_k}"),
+    **{
+        f"split/{how}-{x}": said
+        for x in "qkv"
+        for how, said in (
+            ("kept", tr("the heads of {x} are not moved before the positions, those of the others are", x=x)),
+            ("view", tr("{x} is viewed as [{{b}}, {{h}}, {{n}}, {{d_k}}] at once, which mixes positions", x=x)),
+        )
+    },
+    "score/untransposed": tr("the scores are q @ k, expected q @ kᵀ: .transpose(-2, -1) is missing"),
+    "score/swapped": tr("the scores are k @ qᵀ, expected q @ kᵀ: queries belong in rows"),
+    "scale/none": tr("the scores are not divided by √d_k = √{d_k}"),
+    "scale/width": tr("the scores are divided by √d_model = √{d}, expected √d_k = √{d_k}"),
+    "scale/square": tr("the scores are divided by d_k = {d_k}, expected √d_k: once, and with the root"),
+    "scale/times": tr("the scores are multiplied by √d_k = √{d_k}, expected a division"),
+    "scale/length": tr("the scores are divided by √n = √{n}, the length, expected √d_k = √{d_k}"),
+    "scale/heads": tr("the scores are divided by √h = √{h}, the number of heads, expected √d_k = √{d_k}"),
+    "scale/fourth": tr("the scores are divided by the fourth root of d_k = {d_k}, expected √d_k"),
+    "scale/after": tr("the scale comes after the softmax: the rows sum to 1/√{d_k}; expected scores / √d_k before it"),
+    "mask/inverted": tr("the mask hides the keys that may be seen: True (1) is to mean that a query may see the key"),
+    "mask/ignored": tr("the mask has no effect"),
+    "mask/transposed": tr("the mask is transposed: it hides queries from keys; its rows belong to queries"),
+    "mask/zero": tr("hidden scores are set to about 0, whose weight is exp(0) = 1; expected −∞ before the softmax"),
+    "mask/added": tr("the mask is added to the scores as 0 and 1; expected −∞ where a key is hidden"),
+    "mask/after": tr("the mask comes after the softmax, so that rows do not sum to 1; expected −∞ before it"),
+    "mask/inverted_after": tr("the mask comes after the softmax, and hides the keys that may be seen"),
+    "mask/strict": tr("the causal mask hides the position itself too; expected `tril` with the diagonal"),
+    "mask/loose": tr("the causal mask shows the next position too; expected `tril` without another diagonal"),
+    "softmax/queries": tr("the softmax is over the queries (dim −2), so that columns sum to 1; expected keys (dim −1)"),
+    "softmax/heads": tr("the softmax is over the heads (dim 1); expected over the keys (dim −1)"),
+    "softmax/batch": tr("the softmax is over the batch (dim 0); expected over the keys (dim −1)"),
+    "softmax/none": tr("there is no softmax: the scores themselves weigh the values"),
+    "softmax/log": tr("log_softmax weighs the values; expected softmax"),
+    "softmax/sigmoid": tr("a sigmoid weighs the values; expected softmax over the keys"),
+    "softmax/exp": tr("exp without a division: rows do not sum to 1"),
+    "softmax/twice": tr("the softmax is applied twice"),
+    "softmax/all": tr("the softmax is over queries and keys together: a whole head sums to 1; expected each row"),
+    "weigh/transposed": tr("the values are weighed by weightsᵀ; expected weights @ v"),
+    "weigh/keys": tr("the weights are applied to k; expected weights @ v"),
+    "weigh/queries": tr("the weights are applied to q; expected weights @ v"),
+    "merge/view": tr(
+        "[{b}, {h}, {n}, {d_k}] is viewed as [{b}, {n}, {d}] without moving the heads back, which mixes positions; "
+        "expected .transpose(1, 2) before it"
+    ),
+    "merge/mean": tr("the heads are averaged; expected their concatenation, [{b}, {n}, {d}]"),
+    "merge/sum": tr("the heads are added; expected their concatenation, [{b}, {n}, {d}]"),
+    "merge/last": tr("only the last head is returned; expected the concatenation of {h}"),
+    "merge/apart": tr("the heads are not merged: the result is [{b}, {h}, {n}, {d_k}], expected [{b}, {n}, {d}]"),
+    "output/missing": tr("W_O is not applied: the result is the concatenation of the heads"),
+    "output/transposed": tr("the output is merged @ W, expected merged @ Wᵀ: `nn.Linear` keeps W as [out, in]"),
+    "output/unbiased": tr("the bias of W_O is not added"),
+    "output/twice": tr("W_O is applied twice"),
+    "output/residual": tr("the input is added to the output; a residual connection is no part of attention"),
+}
+
+
+def agree(theirs: Tensor, ours: Tensor, without: Tensor | None = None, tolerance: float = 2e-4) -> bool:
+    """Whether values are equal within rounding; without: queries [n] that are not compared, along the axis of n."""
+    if theirs.shape != ours.shape:
+        return False
+    if without is not None and bool(without.any()):
+        theirs, ours = (x.index_select(-2, (~without).nonzero()[:, 0]) for x in (theirs, ours))
+    return torch.allclose(theirs.double(), ours.double(), rtol=tolerance, atol=tolerance)
+
+
+def explained(theirs: Tensor, cases: Sequence[Case], allowed: Callable[[str], bool], pairs: int = 2) -> tuple[
+    Case, tuple[str, ...]
+] | None:  # fmt: skip
+    """The case, and the mistakes, at most two, with which the definition gives a value; the fewest of them.
+
+    pairs: of how many cases pairs of mistakes are tried.
+    """
+    names = [one for one in MISTAKES if allowed(one)]
+    tried: list[tuple[Case, tuple[str, ...]]] = [(case, ()) for case in cases]
+    tried += [(case, (one,)) for one in names for case in cases]
+    step = {one: STEPS.index(one.split("/")[0]) for one in names}
+    tried += [(case, (one, two)) for one in names for two in names if step[one] < step[two] for case in cases[:pairs]]
+    for case, mistakes in tried:
+        mask = case.mask
+        if mask is not None and "mask/inverted" in mistakes:
+            mask = ~mask
+        elif mask is not None and "mask/strict" in mistakes:
+            mask = mask.tril(-1)
+        try:
+            found = steps(case, *mistakes)["output"]
+        except RuntimeError:  # the shapes of such a mistake do not fit
+            continue
+        if agree(theirs, found, None if mask is None else ~mask.any(-1)):
+            return case, mistakes
+    return None

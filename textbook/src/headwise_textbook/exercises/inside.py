@@ -1,0 +1,152 @@
+"""What runs in the process beside a reader's file, after it: it builds a class of the file and calls it step by step.
+
+`reader` has the names of the file, `file` is its name. Like `child`, this file can import no other of the textbook, and
+its values are numbers, texts, lists and tensors.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+reader: dict[str, Any] = globals().get("reader", {})
+file: str = globals().get("file", "")
+RECORDS, NUMBERS = 200, 20_000  # tensors that are recorded in a call, and the numbers of the largest one
+WIDTHS = (
+    "d_model", "dim", "embed_dim", "embedding_dim", "emb_dim", "d_embed", "num_hiddens", "hidden_size", "hidden_dim",
+    "hidden", "d", "n_embd", "d_in", "d_out", "d_input", "d_output", "input_dim", "output_dim", "model_dim",
+    "embed_size", "emb_size", "width", "size", "features", "channels", "in_features", "out_features",
+)  # fmt: skip
+HEADS = (
+    "num_heads", "n_heads", "nheads", "n_head", "nhead", "heads", "h", "num_attention_heads", "head", "num_head",
+    "n_kv_heads", "num_kv_heads", "num_key_value_heads", "n_kv_head",
+)  # fmt: skip
+HEAD_WIDTHS = (
+    "d_k", "d_v", "d_key", "d_value", "d_head", "head_dim", "dim_head", "head_size", "d_q", "d_query",
+)  # fmt: skip
+LENGTHS = (
+    "max_len", "max_seq_len", "max_length", "seq_len", "block_size", "context_length", "ctx_len", "context_size",
+    "n_ctx", "max_position_embeddings",
+)  # fmt: skip
+DROPOUTS = (
+    "dropout", "p", "drop", "dropout_p", "attn_dropout", "attn_pdrop", "resid_pdrop", "dropout_rate", "drop_rate",
+    "attn_drop", "proj_drop", "attention_dropout", "dropout_prob",
+)  # fmt: skip
+built: list[nn.Module] = []
+
+
+def candidates() -> list[str]:
+    """The classes of the file that are modules with a forward of their own."""
+    own = [
+        name for name, x in reader.items()
+        if isinstance(x, type) and issubclass(x, nn.Module) and x.__module__ == "exercise" and "forward" in vars(x)
+    ]  # fmt: skip
+    named = [name for name in own if re.search(r"multi_?head|mha", name, re.IGNORECASE)]
+    return named if len(named) == 1 else own
+
+
+def build(name: str, width: int, heads: int, length: int, dropout: float, seed: int) -> list[Any]:
+    """Build a class with random numbers in its parameters.
+
+    Returns its width and heads, parameters as [name, values, kind of module], arguments of `forward` as [name,
+    required], and whether it has a dropout; or the name of an argument whose meaning is not known.
+    """
+    kind = reader[name]
+    known: dict[str, Any] = {
+        **dict.fromkeys(WIDTHS, width), **dict.fromkeys(HEADS, heads), **dict.fromkeys(HEAD_WIDTHS, width // heads),
+        **dict.fromkeys(LENGTHS, length), **dict.fromkeys(DROPOUTS, dropout), "bias": True, "qkv_bias": True,
+        "batch_first": True, "causal": False, "is_causal": False, "device": None, "dtype": None,
+    }  # fmt: skip
+    known.update(dict.fromkeys(("config", "cfg", "args", "params"), SimpleNamespace(**known)))
+    given: dict[str, Any] = {}
+    for one in inspect.signature(kind).parameters.values():
+        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
+            continue
+        if one.name.lower() in known:
+            given[one.name] = known[one.name.lower()]
+        elif one.default is one.empty:
+            return [one.name]
+    torch.manual_seed(seed)
+    module = kind(**given)
+    built[:] = [module]
+    rows = []
+    with torch.no_grad():
+        for path, values in module.named_parameters():
+            values.normal_(0.0, 0.3)
+            owner = module.get_submodule(path.rpartition(".")[0])
+            rows.append([path, values.clone(), "" if owner is module else type(owner).__name__])
+    matrices = [values for _, values, _ in rows if values.ndim > 1]
+    if not any(one.lower() in WIDTHS for one in given) and "config" not in given and matrices:
+        width = matrices[0].shape[-1]
+    if not any(one.lower() in HEADS for one in given):
+        heads = next((int(getattr(module, one)) for one in HEADS if isinstance(getattr(module, one, None), int)), heads)
+    arguments = [
+        [one.name, one.default is one.empty] for one in inspect.signature(module.forward).parameters.values()
+        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+    ]  # fmt: skip
+    dropouts = any(one.lower() in DROPOUTS for one in given)
+    return [width, heads, rows, arguments, dropouts]
+
+
+def call(names: list[str], values: list[Tensor], training: bool, without_dropout: bool, seed: int) -> list[Any]:
+    """Call the module. Returns the first tensor of its result, and each new tensor as [line, name, value]."""
+    module = built[0].train(training)
+    torch.manual_seed(seed)
+    records: list[list[Any]] = []
+    with torch.no_grad(), _recorded(records), Undropped() if without_dropout else torch.no_grad():
+        found = module(**dict(zip(names, values, strict=True)))
+    while isinstance(found, tuple | list) and found:
+        found = found[0]
+    return [found, records]
+
+
+class Undropped(TorchFunctionMode):
+    """No dropout, also where the code calls the function itself."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Dropout is the identity."""
+        kwargs = dict(kwargs or {})
+        if func in (F.dropout, torch.dropout, torch.dropout_, F.dropout1d, F.dropout2d, F.alpha_dropout):
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention:
+            args, kwargs["dropout_p"] = args[:4] + args[5:], 0.0
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _recorded(records: list[list[Any]]) -> Iterator[None]:
+    """Note each tensor that a line of the file gives to a name, or a function returns."""
+    seen: dict[int, dict[str, tuple[int, int]]] = {}
+
+    def look(frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename != file:
+            return None
+        before = seen.setdefault(id(frame), {})
+        line = before.get("", (frame.f_lineno, 0))[0]
+        values = dict(frame.f_locals)
+        if event == "return":
+            values["return"] = arg
+        for name, value in values.items():
+            if isinstance(value, Tensor) and before.get(name) != (state := (id(value), value._version)):
+                before[name] = state
+                if event != "call" and len(records) < RECORDS and value.numel() <= NUMBERS:
+                    records.append([line, name, value.detach().clone()])
+        before[""] = (frame.f_lineno, 0)
+        if event == "return":
+            del seen[id(frame)]
+        return look
+
+    old = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(old)
