@@ -87,6 +87,7 @@ def print_exercises(console: Console, lang: str) -> None:
     rows = [
         (Text(in_language(topic.title, lang)), Text(comma.join(one.name for one in topic.exercises), style="cyan"))
         for topic in topics().values()
+        if topic.exercises
     ]
     heads = [in_language(head, lang).lower() for head in (WORDS["topic"], WORDS["exercises"])]
     _print_table(console, heads, rows, in_language(GRADE, lang))
@@ -132,7 +133,8 @@ def print_topic(topic: Topic, console: Console, lang: str, places: Sequence[Row]
             line.stylize("cyan", 0, len(name) + 2)
             line.stylize("bold", line.plain.rindex("→") + 1)
             console.print(line)
-    console.print(Text("\n" + in_language(WORDS["exercises"], lang), style="bold"))
+    if topic.exercises:
+        console.print(Text("\n" + in_language(WORDS["exercises"], lang), style="bold"))
     for one in topic.exercises:
         print_exercise(one, console, lang)
 
