@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from commands import Command, forked, program
+from headwise_textbook import demonstration
 from processes import files_no_larger_than
 
 
@@ -75,7 +76,26 @@ def test_reconstruct_writes_its_report(headwise: Command, tmp_path: Path) -> Non
     assert "dropout" in done.out
     assert 'lang="zh"' in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     pictures = {path.name for path in (tmp_path / "png").iterdir()}
-    assert pictures == {f"sentence-{s}-head-{h}.png" for s in (1, 2) for h in (1, 2, 3, 4)}
+    assert pictures == {f"sentence-{s}-head-{h}.png" for s in (1, 2) for h in range(4)}
+
+
+@pytest.mark.thorough
+def test_train_demonstration_draws_twelve_pictures_and_says_what_is_bright(
+    headwise: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With short passages; those of the novel take most of a minute."""
+    monkeypatch.setattr(demonstration.demonstrate, "__defaults__", (("宋仁宗天子", "迷鳳閣，", "進道"),))
+    folder = tmp_path / "out"
+    done = headwise("train", "demonstration", "--out", folder, "--lang", "zh")
+    assert done.code == 0, done.err
+    pictures = [f"sentence-{s}-head-{h}.png" for s in (1, 2, 3) for h in range(4)]
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", *pictures]
+    for line in ("字本身", "宋 → 天", "子 → 天", "閣 → 鳳"):
+        assert len(re.findall(rf"^{line} +(?:[\d.]+ [亮暗] *){{4}}$", done.out, re.MULTILINE)) == 1, line
+    assert "教程的头 1 是这里的第 0 头" in done.out
+    assert "headwise train demonstration [OPTIONS]" in headwise("train", "demonstration", "--help").out
+    assert "--watch-heads" in headwise("train", "--help").out
+    assert headwise("train-demonstration").code == 2
 
 
 @pytest.mark.thorough

@@ -216,7 +216,7 @@ def test_config_json_stands_for_its_folder(headwise: Command, tmp_path: Path) ->
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["trace", "claims", "tour", "check", "reconstruct"])
+@pytest.mark.parametrize("name", ["trace", "claims", "tour", "check", "reconstruct", "train demonstration"])
 def test_a_command_of_the_textbook_says_what_to_install(
     headwise: Command, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +224,9 @@ def test_a_command_of_the_textbook_says_what_to_install(
     program._commands.cache_clear()  # it keeps what was imported
     assert f"│ {name} " in headwise("--help").out
     wanted = f"error: headwise {name} requires headwise-textbook: pip install headwise-textbook\n"
-    assert headwise(name) == (2, "", wanted)
-    assert headwise(name, "--help") == (2, "", wanted)
-    assert headwise(name, "--lang", "zh").err.endswith("需要 headwise-textbook：pip install headwise-textbook\n")
+    assert headwise(*name.split()) == (2, "", wanted)
+    assert headwise(*name.split(), "--help") == (2, "", wanted)
+    assert headwise(*name.split(), "--lang", "zh").err.endswith(
+        "需要 headwise-textbook：pip install headwise-textbook\n"
+    )
     program._commands.cache_clear()

@@ -9,6 +9,7 @@ from view_samples import passage, report_of, weights
 
 from headwise.errors import ConfigError
 from headwise.reports.data import Passage, reduced
+from headwise.reports.figure import INK
 from headwise.reports.pictures import WITH_VALUES, heat_map, loss_curve, overview, panels, write_pngs
 
 pytest.importorskip("matplotlib", reason="pictures need the view extra")
@@ -94,6 +95,15 @@ def test_panels_show_one_head_in_several_layers_without_padding():
     assert len(numbers) == 16
     assert numbers[0, 1] == "0"
     assert numbers[3, 2] == f"{one.maps[1, 2, 3, 2]:.2f}"
+
+
+def test_a_large_weight_is_dark_in_a_light_panel_and_bright_in_a_dark_one():
+    one = passage("水浒", causal=False)
+    one.maps[0, 0] = [[0.99, 0.01], [0.01, 0.99]]
+    for theme, ink in (("light", "white"), ("dark", INK)):
+        figure = panels(report_of(one, layers=["a", "b"]), one, 0, (0,), "", "en", theme)
+        large = next(line for line in figure.axes[0].lines if line.get_gid() == "weight 0.99")
+        assert large.get_color() == ink
 
 
 @pytest.mark.thorough

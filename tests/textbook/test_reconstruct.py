@@ -7,16 +7,10 @@ import pytest
 import torch
 
 from headwise.errors import ConfigError, TextError
+from headwise_textbook.demonstration import BRIGHT, PASSAGES, demonstrate
 from headwise_textbook.reconstruct import EPOCHS, reconstruct, sentences_in, stolen
 
-PARAGRAPHS = """\
-話說大宋仁宗天子在位，嘉祐三年三月三日五更三點，天子駕坐紫宸殿，受百官朝賀。但見：祥雲迷鳳閣，瑞氣罩龍樓。含煙御柳拂旌旗，帶露宮花迎劍戟。\
-天香影裏，玉簪珠履聚丹墀；仙樂聲中，繡襖錦衣扶御駕。珍珠簾卷，黃金殿上現金輿；鳳羽扇開，白玉階前停寶輦。隱隱淨鞭三下響，層層文武兩班齊。
-那高俅在臨淮州，因得了赦宥罪犯，思鄉要回東京。這柳世權卻和東京城裏金梁橋下開生藥鋪的董將仕是親戚，寫了一封書札，收拾些人事盤纏，\
-齎發高俅回東京，投奔董將仕家過活。
-話說當時史進道：“卻怎生是好？”朱武等三個頭領跪下答道：“哥哥，你是乾淨的人，休爲我等連累了大郎。可把索來綁縛我三個出去請賞，\
-免得負累了你不好看。”
-"""  # Water Margin, chapters 1 and 2
+PARAGRAPHS = "\n".join(PASSAGES) + "\n"
 
 
 @pytest.fixture
@@ -107,6 +101,20 @@ def test_one_character_is_enough(tmp_path: Path) -> None:
     weights = reconstruct(path).passages[0].maps[1]
     assert weights.shape == (4, 1, 1)
     assert abs(weights - 1.0).max() < 2e-7
+
+
+def test_brightness_is_relative_to_a_uniform_head_and_padding_counts_apart() -> None:
+    """Two epochs leave weights that are nearly uniform, as they are before any training."""
+    found = demonstrate(("天子，", "宋仁宗天"), epochs=2)
+    weights = np.stack([passage.maps[0] for passage in found.report.passages]) * 4  # [passages, heads, n, n]
+    assert list(found.keys) == ["itself", "beside", "first", "marks", "padding"]
+    assert list(found.pairs) == ["宋 → 天", "天 → 子", "子 → 天"]
+    np.testing.assert_allclose(found.pairs["宋 → 天"], weights[1, :, 0, 3])
+    np.testing.assert_allclose(found.pairs["子 → 天"], weights[0, :, 1, 0])
+    np.testing.assert_allclose(found.keys["padding"], weights[0, :, :3, 3].mean(-1), rtol=1e-6)
+    np.testing.assert_allclose(found.keys["marks"], weights[0, :, :3, 2].mean(-1), rtol=1e-6)
+    real = np.concatenate((weights[0, :, :3, :3].ravel(), weights[1].ravel()))
+    assert found.bright == pytest.approx((real >= BRIGHT).mean())
 
 
 @pytest.mark.parametrize(

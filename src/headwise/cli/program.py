@@ -111,6 +111,7 @@ OF_TEXTBOOK = {
         "Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result."
     ),
     "reconstruct": tr("Train attention to rebuild its own embeddings, with and without a mask, as tutorials do."),
+    "train demonstration": tr("Draw the twelve heat maps of the Water Margin demonstration, and say what is bright."),
 }
 
 
@@ -122,7 +123,7 @@ class Listed(TyperCommand):
     def loaded(self) -> Any:
         """Import the command. ConfigError if its package is missing or cannot be imported."""
         if self.real is None:
-            entry = commands().get(self.name or "")
+            entry = commands().get((self.name or "").replace(" ", "-"))
             if entry is None:
                 raise not_installed(f"headwise {self.name}", PACKAGE)
             function = imported(entry)
@@ -138,6 +139,7 @@ class Listed(TyperCommand):
 
 def other_commands(known: Collection[str]) -> dict[str, Listed]:
     """The commands of other packages whose names are not among the known ones, by name."""
+    known = {name.replace(" ", "-") for name in known}
     found = {name: entry.dist.name if entry.dist else entry.value for name, entry in sorted(commands().items())}
     return {name: Listed(name, help=package) for name, package in found.items() if name not in known}
 
@@ -167,6 +169,8 @@ class _Group(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if " ".join(args[:2]) in self.commands:  # a name of two words
+            args = [" ".join(args[:2]), *args[2:]]
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.loaded() if isinstance(command, Listed) else command, rest
 
@@ -218,6 +222,7 @@ for command in (
     "tour",
     "check",
     "reconstruct",
+    "train demonstration",
     doctor,
 ):  # as --help lists them
     if isinstance(command, str):

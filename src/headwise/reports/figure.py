@@ -122,7 +122,9 @@ def shown(passage: Passage) -> np.ndarray:
     return passage.maps if passage.peaks is None else passage.peaks
 
 
-def draw(axes: "Axes", weights: np.ndarray, causal: bool = False, limit: int = 1600) -> tuple[Any, bool]:
+def draw(
+    axes: "Axes", weights: np.ndarray, causal: bool = False, limit: int = 1600, theme: str = "light"
+) -> tuple[Any, bool]:
     """The image, and whether there are weights above the end of its scale."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
@@ -130,7 +132,7 @@ def draw(axes: "Axes", weights: np.ndarray, causal: bool = False, limit: int = 1
     rows, columns = weights.shape
     small = reduced(weights, limit)
     ahead = np.triu(np.ones(small.shape, bool), 1) if causal else np.zeros(small.shape, bool)
-    colours = LinearSegmentedColormap.from_list("headwise", stops("light")).with_extremes(bad=MASKED)
+    colours = LinearSegmentedColormap.from_list("headwise", stops(theme)).with_extremes(bad=MASKED)
     image = axes.imshow(
         np.ma.array(small, mask=ahead), cmap=colours, norm=PowerNorm(0.5, vmin=0, vmax=top, clip=True),
         interpolation="nearest", aspect="equal", extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
@@ -156,7 +158,7 @@ def numbers(axes: "Axes", image: Any, weights: np.ndarray, inches: float, causal
     from matplotlib.transforms import Affine2D
 
     words = np.where(weights == 0, "0", np.char.mod("%.2f", weights))
-    dark = image.norm(weights) > 0.5
+    dark = image.to_rgba(weights)[..., :3] @ (0.3, 0.59, 0.11) < 0.6
     drawn = np.tril(np.ones(weights.shape, bool)) if causal else np.ones(weights.shape, bool)
     size = min(9.5, 72 * inches * 0.42)  # four characters of half a size each, and a margin
     for word in np.unique(words[drawn]).tolist():

@@ -178,13 +178,14 @@ LEAST = 5.2  # inches of a panel, which its title requires
 
 def write_panels(
     report: Report, folder: str | os.PathLike[str], *, views: Sequence[int], progress: Progress | None = None,
-    lang: str | None = None,
+    theme: str = "light", lang: str | None = None,
 ) -> list[Path]:  # fmt: skip
-    """Write sentence-S-head-H.png, numbered from 1, for each passage and head, with the layers `views` side by side.
+    """Write sentence-S-head-H.png for each passage, from 1, and head, from 0, with the layers `views` side by side.
 
     Args:
         report: any report whose maps are exact. folder: of the pictures. views: layers, in the order of the panels.
         progress: called with ("drawing", pictures done, pictures in all). lang: of the titles.
+        theme: "light", in which a large weight is dark, or "dark", in which it is bright.
     Returns:
         The paths of the pictures.
     Raises:
@@ -196,15 +197,17 @@ def write_panels(
     heads = report.shape[1]
     for i, passage in enumerate(report.passages):
         for head in range(heads):
-            title = in_language(message("panels_title", sentence=i + 1, head=head + 1), lang)
-            figure = panels(report, passage, head, views, title, lang)
-            written.append(save(figure, Path(folder) / f"sentence-{i + 1}-head-{head + 1}.png"))
+            title = in_language(message("panels_title", sentence=i + 1, head=head), lang)
+            figure = panels(report, passage, head, views, title, lang, theme)
+            written.append(save(figure, Path(folder) / f"sentence-{i + 1}-head-{head}.png"))
             if progress is not None:
                 progress("drawing", len(written), heads * len(report.passages))
     return written
 
 
-def panels(report: Report, passage: Passage, head: int, views: Sequence[int], title: str, lang: str) -> "Figure":
+def panels(
+    report: Report, passage: Passage, head: int, views: Sequence[int], title: str, lang: str, theme: str = "light"
+) -> "Figure":
     """The maps of one head in the layers `views`, without special tokens, each under the name of its layer. Weights
     that are exactly 0 are written as 0, others with two decimals."""
     text = words(lang, "report")
@@ -219,7 +222,7 @@ def panels(report: Report, passage: Passage, head: int, views: Sequence[int], ti
     for axes, layer in zip(grid, views, strict=True):
         rows = finite(passage.maps[layer, head])[own]
         weights, sums = rows[:, own], rows.sum(1)
-        image, cut = draw(axes, weights)
+        image, cut = draw(axes, weights, theme=theme)
         bar(figure, image, axes, text["weight"], cut)
         ticks(axes, tokens, tokens, 1, side / len(tokens))
         numbers(axes, image, weights, side / len(tokens))

@@ -1,4 +1,4 @@
-"""The commands trace, claims, tour, check and reconstruct of `headwise`."""
+"""The commands trace, claims, tour, check, reconstruct and train demonstration of `headwise`."""
 
 import sys
 from pathlib import Path
@@ -219,6 +219,50 @@ def reconstruct(
                 pictures = write_panels(report, png, views=(2, 0, 1), progress=progress, lang=language())
             named, count = f"[bold]{escape(str(png))}[/bold]", len(pictures)
             _say(console, tr("Wrote {count} heat maps to {named}.", count=count, named=named))
+
+
+def demonstration(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures and the report.")] = Path("demonstration"),
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    lang: Lang = None,
+) -> None:
+    """Draw the twelve heat maps of the Water Margin demonstration, and say what is bright.
+
+    A layer of four heads is trained on three passages of the novel, which come with headwise: a minute.
+    """
+    from headwise.reports import figure_class, write_panels, write_report
+    from headwise_textbook.demonstration import BRIGHT, brightness, demonstrate
+
+    figure_class()  # raises where matplotlib is missing
+    check_writable(out, "--out", folder=True)
+    console, page = Console(), out / "report.html"
+    with progress_bar() as progress:
+        found = demonstrate(seed=seed, progress=progress)
+        pictures = write_panels(found.report, out, views=(2,), theme="dark", progress=progress, lang=language())
+    write_report(found.report, page, lang=language())
+    facts = dict(found.report.facts)
+    n = max(len(passage.tokens) for passage in found.report.passages)
+    for fact in (*facts,)[1:3]:
+        _say(console, tr("{fact}: {value}", fact=fact, value=facts[fact]))
+    _say(
+        console,
+        tr(
+            "Weights before dropout, relative to the uniform weight 1/{n}; bright: at least {bright:g} times as large, "
+            "which {share:.0%} of all cells are.", n=n, bright=BRIGHT, share=found.bright,
+        ),
+    )  # fmt: skip
+    console.print(brightness(found, language()))
+    first, last = (f"[bold]{escape(str(path))}[/bold]" for path in (pictures[0], pictures[-1]))
+    for line in (
+        tr(
+            "The brighter a cell, the larger the weight, as in the tutorial; dropout makes a tenth of the cells black "
+            "at random. Heads are numbered from 0: the tutorial's head 1 is head 0."
+        ),
+        tr("Another --seed gives other bright pairs: nothing was learned of language."),
+        tr("Wrote {count} pictures, {first} … {last}", count=len(pictures), first=first, last=last),
+        tr("Wrote the report, with padding masked beside it, to {named}", named=f"[bold]{escape(str(page))}[/bold]"),
+    ):  # fmt: skip
+        _say(console, line)
 
 
 def _say(console: Console, line: str) -> None:

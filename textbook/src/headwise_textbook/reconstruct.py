@@ -78,16 +78,23 @@ def reconstruct(
         raise TextError(
             "{file!r} contains only white space; expected one sentence or paragraph on a line", file=os.fspath(file)
         )
+    return trained_on(text, seed=seed, progress=progress)
+
+
+def trained_on(
+    text: Sentences, *, seed: int = 0, epochs: int = EPOCHS, progress: Callable[[str, int, int], None] | None = None
+) -> Report:
+    """The report of `reconstruct` on these sentences."""
     ids, lengths = numbered(text.used), torch.tensor([len(sentence) for sentence in text.used])
     runs = []
     for before, mask in enumerate((None, Lengths(lengths, queries=lengths))):
 
         def trained(epoch: int, before: int = before) -> None:
             if progress is not None:
-                progress("training", before * EPOCHS + epoch, 2 * EPOCHS)
+                progress("training", before * epochs + epoch, 2 * epochs)
 
         with seeded(seed):
-            embedding, attention, losses = fit(ids, mask, None if mask is None else lengths, trained)
+            embedding, attention, losses = fit(ids, mask, None if mask is None else lengths, trained, epochs)
             with torch.no_grad():
                 weights = attention.eval()(embedding(ids), mask=mask, return_map=True)[1][:]
             runs.append(Trained(losses, weights, nn.functional.dropout(weights, DROPOUT, training=True)))
@@ -108,6 +115,7 @@ def fit(
     mask: Mask | None = None,
     lengths: Tensor | None = None,
     trained: Callable[[int], None] = lambda epoch: None,
+    epochs: int = EPOCHS,
 ) -> tuple[nn.Embedding, Any, list[float]]:
     """An embedding, a layer that is trained to rebuild it, and the loss of each epoch; `trained` is told each of them.
 
@@ -118,7 +126,7 @@ def fit(
     optimizer = torch.optim.Adam([*embedding.parameters(), *attention.parameters()], lr=RATE)
     real = None if lengths is None else (torch.arange(ids.shape[1]) < lengths[:, None])[..., None]
     losses = []
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         x = embedding(ids)
         error = (attention(x, mask=mask) - x).square()
         loss = error.mean() if real is None else (error * real).sum() / (real.sum() * EMBEDDING)

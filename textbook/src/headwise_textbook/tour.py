@@ -88,6 +88,7 @@ def print_exercises(console: Console, lang: str) -> None:
     rows = [
         (Text(in_language(topic.title, lang)), Text(comma.join(one.name for one in topic.exercises), style="cyan"))
         for topic in topics().values()
+        if topic.exercises
     ]
     heads = [in_language(head, lang).lower() for head in (WORDS["topic"], WORDS["exercises"])]
     _print_table(console, heads, rows, f"{in_language(GRADE, lang)}\n{in_language(OWN, lang)}")
@@ -133,7 +134,8 @@ def print_topic(topic: Topic, console: Console, lang: str, places: Sequence[Row]
             line.stylize("cyan", 0, len(name) + 2)
             line.stylize("bold", line.plain.rindex("→") + 1)
             console.print(line)
-    console.print(Text("\n" + in_language(WORDS["exercises"], lang), style="bold"))
+    if topic.exercises:
+        console.print(Text("\n" + in_language(WORDS["exercises"], lang), style="bold"))
     for one in topic.exercises:
         print_exercise(one, console, lang)
 
