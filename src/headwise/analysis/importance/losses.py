@@ -1,5 +1,6 @@
 """The losses of a model that is not changed, and how much each of its heads matters to them."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from headwise.analysis.checks import head_name
 from headwise.base.run import Progress
 from headwise.errors import ConfigError, ShapeError
 from headwise.models.find import find_heads
+from headwise.models.hooks import Hook
 from headwise.models.site import Change, HeadSite, record_heads, tapped
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import grid, numbers
@@ -165,16 +167,39 @@ def changed(sites: Sequence[HeadSite], changes: dict[int, Change]) -> Iterator[N
 
 
 def checked_inputs(
-    model: nn.Module, batches: Iterable[Any], sites: Sequence[HeadSite] | None
+    model: nn.Module, batches: Iterable[Any], loss_fn: LossFunction, sites: Sequence[HeadSite] | None
 ) -> tuple[list[Any], list[HeadSite]]:
-    """The batches as a list, since they are iterated several times, and the sites of the heads, all by default."""
+    """The batches as a list, since they are iterated several times, and the sites of the heads, all by default. Where
+    the model has none of a known kind, they are recognised in the first call of the model that loss_fn makes."""
     kept = list(batches)
     if not kept:
         raise ConfigError("batches: got none; expected at least one")
-    places = list(find_heads(model) if sites is None else sites)
+    if sites is None:
+        try:
+            sites = find_heads(model)
+        except ConfigError:
+            sites = find_heads(model, _called_with(model, kept[0], loss_fn))
+    places = list(sites)
     if not places:
         raise ConfigError("sites: got none; leave it out for all heads of the model")
     return kept, places
+
+
+def _called_with(model: nn.Module, batch: Any, loss_fn: LossFunction) -> Any:
+    """The arguments that loss_fn calls the model with, as `find_heads` takes them; None if it does not call it."""
+    calls: list[tuple[Any, Any]] = []
+
+    def keep(_: nn.Module, args: Any, kwargs: Any) -> None:
+        calls.append((args, kwargs))
+
+    handle = model.register_forward_pre_hook(Hook(keep), with_kwargs=True)
+    try:
+        with held_still(model), torch.no_grad():
+            loss_fn(model, batch)
+    finally:
+        handle.remove()
+    args, kwargs = calls[0] if calls else (None, None)
+    return inspect.signature(model.forward).bind(*args, **kwargs).arguments if args and kwargs else args or kwargs
 
 
 class Losses:
