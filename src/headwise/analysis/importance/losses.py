@@ -1,6 +1,5 @@
 """The losses of a model that is not changed, and how much each of its heads matters to them."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from headwise.analysis.checks import head_name
 from headwise.base.run import Progress
 from headwise.errors import ConfigError, ShapeError
 from headwise.models.find import find_heads
-from headwise.models.hooks import Hook
+from headwise.models.hooks import call_of
 from headwise.models.site import Change, HeadSite, record_heads, tapped
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import grid, numbers
@@ -178,28 +177,13 @@ def checked_inputs(
         try:
             sites = find_heads(model)
         except ConfigError:
-            sites = find_heads(model, _called_with(model, kept[0], loss_fn))
+            with held_still(model), torch.no_grad():
+                batch = call_of(model, lambda: loss_fn(model, kept[0]))
+            sites = find_heads(model, batch)
     places = list(sites)
     if not places:
         raise ConfigError("sites: got none; leave it out for all heads of the model")
     return kept, places
-
-
-def _called_with(model: nn.Module, batch: Any, loss_fn: LossFunction) -> Any:
-    """The arguments that loss_fn calls the model with, as `find_heads` takes them; None if it does not call it."""
-    calls: list[tuple[Any, Any]] = []
-
-    def keep(_: nn.Module, args: Any, kwargs: Any) -> None:
-        calls.append((args, kwargs))
-
-    handle = model.register_forward_pre_hook(Hook(keep), with_kwargs=True)
-    try:
-        with held_still(model), torch.no_grad():
-            loss_fn(model, batch)
-    finally:
-        handle.remove()
-    args, kwargs = calls[0] if calls else (None, None)
-    return inspect.signature(model.forward).bind(*args, **kwargs).arguments if args and kwargs else args or kwargs
 
 
 class Losses:
