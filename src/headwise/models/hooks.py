@@ -56,7 +56,7 @@ def called(modules: Mapping[nn.Module, str]) -> Iterator[set[str]]:
 
 
 def call_of(module: nn.Module, run: Callable[[], Any]) -> Any:
-    """The arguments of the first call of a module while `run` runs, as a batch of `arguments`; None if there is none."""
+    """The arguments of the first call of a module while `run` runs, as a batch for `arguments`; None if none."""
     calls: list[tuple[Any, Any]] = []
     handle = module.register_forward_pre_hook(Hook(lambda _, *given: calls.append(given)), with_kwargs=True)
     try:
