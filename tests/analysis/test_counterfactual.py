@@ -21,6 +21,7 @@ class Planted:
 
     def __init__(self, *heads: Any, causal: bool = False) -> None:
         self.heads, self.causal = heads, causal
+        self.pieces: dict[tuple[int, ...], list[str]] = {}
 
     def read(self, text: str) -> Any:
         pieces, spans = ["[CLS]"], [(0, 0)]
@@ -31,12 +32,12 @@ class Planted:
                     pieces.append(text[start:stop])
                     spans.append((start, stop))
         ids = torch.tensor([sum(map(ord, piece)) for piece in pieces])
-        self.pieces = pieces
+        self.pieces[tuple(ids.tolist())] = pieces
         return SimpleNamespace(text=text, ids=ids, pieces=pieces, spans=spans)
 
     def maps(self, ids: torch.Tensor) -> dict[str, Any]:
         n = len(ids)
-        scores = torch.stack([head(self.pieces) for head in self.heads])[None]
+        scores = torch.stack([head(self.pieces[tuple(ids.tolist())]) for head in self.heads])[None]
         keys = torch.eye(n).expand(1, len(self.heads), n, n)
         _, amap = hw.attend(
             scores, keys, keys, scale=1.0, mask=hw.Causal() if self.causal else None, return_map=True
@@ -65,13 +66,13 @@ def noun(pieces: list[str]) -> torch.Tensor:
 
 def test_the_head_that_turns_by_the_meaning_is_found_and_no_other() -> None:
     found = hw.analysis.counterfactual(Planted(noun, everywhere, follows), TEXT, "tired", "soft")
-    (turn,) = found.turns()
-    assert turn.source[:2] == (0, 2)
-    assert [found.words[i] for i in (turn.source.query, turn.source.word, turn.target.word)] == ["it", "cat", "mat"]
+    ((source, target),) = found.turns()
+    assert source[:2] == (0, 2)
+    assert [found.words[i] for i in (source.query, source.word, target.word)] == ["it", "cat", "mat"]
     weight = float(torch.tensor([4.0, *[0.0] * 11]).softmax(0)[0])
-    assert turn.source.before == pytest.approx(weight, abs=1e-6)
-    assert turn.source.mean == pytest.approx((weight + 10 / 12) / 11, abs=1e-6)  # over the 11 words, not [CLS]
-    assert turn.source.lifts[0] == pytest.approx(weight / turn.source.mean)
+    assert source.before == pytest.approx(weight, abs=1e-6)
+    assert source.mean == pytest.approx((weight + 10 / 12) / 11, abs=1e-6)  # over the 11 words, not [CLS]
+    assert source.lifts[0] == pytest.approx(weight / source.mean)
     assert found.changes()[0][:2] == (0, 2)
     assert "L0H2 (“it”: “cat” → “mat”)" in found.finding
     assert "1 head turns" in repr(found)
@@ -98,7 +99,7 @@ def test_words_are_aligned_whatever_their_tokens(other: str) -> None:
     assert found.special == (True, *[False] * 11)
     for side in (found.before, found.after):
         torch.testing.assert_close(side[0].sum(-1), torch.ones(1, 12))
-    assert [found.words[turn.target.word] for turn in found.turns()] == ["mat"]
+    assert [found.words[target.word] for _, target in found.turns()] == ["mat"]
 
 
 def test_in_a_causal_model_words_before_the_swap_cannot_change() -> None:
@@ -140,6 +141,10 @@ def test_a_word_that_occurs_twice_and_one_that_changes_its_neighbours_are_refuse
         hw.analysis.counterfactual(model, TEXT + " it", "tired", "soft", query="it")
     with pytest.raises(TextError, match=r"the text has 1,501 tokens; expected at most 1,024"):
         hw.analysis.counterfactual(model, "cat " + "so " * 1499, "cat", "dog")
+    with pytest.raises(ConfigError, match="query: 'tired' is the word that is replaced"):
+        hw.analysis.counterfactual(model, TEXT, "tired", "soft", query="tired")
+    with pytest.raises(ConfigError, match="model: got str; expected a loaded model"):
+        hw.analysis.counterfactual("minilm", TEXT, "tired", "soft")
     read = model.read
 
     def merging(text: str) -> Any:

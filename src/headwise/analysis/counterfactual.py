@@ -6,7 +6,7 @@ follows the meaning turns from "cat" to "mat". Such pairs of sentences are Winog
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.analysis.checks import head_name
+from headwise.analysis.checks import checked_maps, head_name
 from headwise.errors import ConfigError, TextError, closest
+from headwise.map import AttentionMap
 from headwise.table.show import Printed
 from headwise.wording import joined, tr, trn
 
@@ -58,13 +59,6 @@ class Change(NamedTuple):
         return one, other
 
 
-class Turn(NamedTuple):
-    """A head whose query attends most to one word in the first text, and to another in the second."""
-
-    source: Change
-    target: Change
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Counterfactual(Printed):
     """Attention between the words of two texts that differ in one word, as `counterfactual` returns it. It prints as a
@@ -74,8 +68,8 @@ class Counterfactual(Printed):
         texts: both texts. words: those of the first; special tokens such as [CLS] are among them.
         swapped: the index of the word that is replaced, and its replacement.
         special: which words are special tokens.
-        layers: the names of the layers. before, after: of each layer [h, words, words] float32: the weight from each
-            word, the mean of its tokens, to each word, the sum over its tokens.
+        before, after: of each layer [h, words, words] float32: the weight from each word, the mean of its tokens, to
+            each word, the sum over its tokens.
         query: the index of the word that alone is asked for as a query; None for all.
     """
 
@@ -83,7 +77,6 @@ class Counterfactual(Printed):
     words: tuple[str, ...]
     swapped: tuple[int, str]
     special: tuple[bool, ...]
-    layers: tuple[str, ...]
     before: tuple[Tensor, ...]
     after: tuple[Tensor, ...]
     query: int | None = None
@@ -92,41 +85,40 @@ class Counterfactual(Printed):
         """For each head the pair of words whose weight changes most beyond the mean over queries, the largest first.
         Neither is the word that was replaced, nor a special token."""
         found = []
-        for layer, (one, other) in enumerate(zip(self.before, self.after, strict=True)):
-            beyond = (other - self._means(other)) - (one - self._means(one))
+        for layer, (one, other, mean, mean_after) in enumerate(self._layers):
+            beyond = (other - mean_after) - (one - mean)
             size = beyond.abs().masked_fill(~self._pairs, -1.0).flatten(1)
             for head, place in enumerate(size.argmax(1).tolist() if self._pairs.any() else ()):
                 found.append(self._change(layer, head, *divmod(place, len(self.words))))
         return sorted(found, key=lambda change: -abs(change.beyond))
 
-    def turns(self) -> list[Turn]:
-        """The heads that follow the swap. Of all words, a query attends most to one in the first text and to another
-        in the second; both weights are at least 1.5 times the means over queries; and it moves 0.1 of its weight away
-        and to the other beyond what these means move."""
+    def turns(self) -> list[tuple[Change, Change]]:
+        """The heads that follow the swap: how their query attends to the word that it turns from, and to the other. Of
+        all words, it attends most to one in the first text and to another in the second; both weights are at least 1.5
+        times the means over queries; and it moves 0.1 of its weight away and to the other beyond what these means
+        move."""
         found = []
-        for layer, maps in enumerate(zip(self.before, self.after, strict=True)):
+        for layer, (*maps, _, _) in enumerate(self._layers):
             best = torch.stack([one.masked_fill(~self._pairs, -1.0).argmax(-1) for one in maps])
             moved = (best[0] != best[1]) & self._pairs.any(1)
             for head, query in moved.nonzero().tolist():
-                turn = Turn(*(self._change(layer, head, query, int(word)) for word in best[:, head, query]))
-                specific = turn.source.lifts[0] >= LIFT and turn.target.lifts[1] >= LIFT
-                if specific and -turn.source.beyond >= TURN and turn.target.beyond >= TURN:
-                    found.append(turn)
-        return sorted(found, key=lambda turn: turn.source.beyond - turn.target.beyond)
+                source, target = (self._change(layer, head, query, int(word)) for word in best[:, head, query])
+                specific = source.lifts[0] >= LIFT and target.lifts[1] >= LIFT
+                if specific and -source.beyond >= TURN and target.beyond >= TURN:
+                    found.append((source, target))
+        return sorted(found, key=lambda turn: turn[0].beyond - turn[1].beyond)
 
     @property
     def finding(self) -> str:
         """Whether a head follows the swap, in a sentence."""
         turns = [
             tr(
-                "{head} (“{query}”: “{source}” → “{target}”)", head=head_name(*one.source[:2]),
-                query=self.words[one.source.query], source=self.words[one.source.word],
-                target=self.words[one.target.word],
+                "{head} (“{query}”: “{source}” → “{target}”)", head=head_name(*source[:2]),
+                query=self.words[source.query], source=self.words[source.word], target=self.words[target.word],
             )
-            for one in self.turns()
+            for source, target in self.turns()
         ]  # fmt: skip
-        sides = zip(self.before, self.after, strict=True)
-        if not any(bool(((one - other).abs()[:, self._pairs] > EQUAL).any()) for one, other in sides):
+        if not any(bool(((one - other).abs()[:, self._pairs] > EQUAL).any()) for one, other, *_ in self._layers):
             return tr("No weight between the other words changes.")
         if not turns:
             return tr(
@@ -159,15 +151,13 @@ class Counterfactual(Printed):
     def of(self, layer: int, head: int, query: str, word: str) -> Change:
         """One head and pair of words, such as `found.of(5, 11, "it", "cat")`. ConfigError or TextError if there is no
         such one."""
-        if not (0 <= layer < len(self.layers) and 0 <= head < len(self.before[layer])):
+        if not (0 <= layer < len(self.before) and 0 <= head < len(self.before[layer])):
             raise ConfigError(f"of({layer}, {head}): there is no head {head_name(layer, head)}, counted from 0")
         return self._change(layer, head, _index(self.words, query, "query"), _index(self.words, word, "word"))
 
     def _change(self, layer: int, head: int, query: int, word: int) -> Change:
-        numbers = [(float(x[head, query, word]), float(self._means(x)[head, 0, word]))
-                   for x in (self.before[layer], self.after[layer])]  # fmt: skip
-        (before, mean), (after, mean_after) = numbers
-        return Change(layer, head, query, word, before, after, mean, mean_after)
+        numbers = (float(x[head, query, word]) for x in self._layers[layer])
+        return Change(layer, head, query, word, *numbers)
 
     @cached_property
     def _seen(self) -> Tensor:
@@ -185,10 +175,16 @@ class Counterfactual(Printed):
             pairs[: self.query] = pairs[self.query + 1 :] = False
         return pairs
 
-    def _means(self, x: Tensor) -> Tensor:
-        """The mean weight over the queries that see a word, [h, 1, words]."""
-        seen = self._seen.to(x)
-        return (x * seen).sum(1, keepdim=True) / seen.sum(0).clamp_min(1)
+    @cached_property
+    def _layers(self) -> list[tuple[Tensor, ...]]:
+        """Of each layer the weights in both texts, and their means over the queries that see a word, each [h, words,
+        words]."""
+        seen = self._seen.float()
+        maps = zip(self.before, self.after, strict=True)
+        return [
+            (*pair, *(((x * seen).sum(1, keepdim=True) / seen.sum(0).clamp_min(1)).expand_as(x) for x in pair))
+            for pair in maps
+        ]
 
 
 @torch.no_grad()
@@ -213,9 +209,12 @@ def counterfactual(model: Any, text: str, word: str, other: str, *, query: str |
         `Counterfactual`.
     Raises:
         TextError: if the text does not have a word, or has it several times; if the texts are too long, or differ in
-            other tokens too. ConfigError: if both words are the same or one is empty.
+            other tokens too. ConfigError: if both words are the same or one is empty, if the query is the word that is
+            replaced, or the model is no `LoadedModel`.
     Source: Levesque et al. 2012 (Winograd schemas); the change of one word, as in causal tracing with prompts.
     """
+    if not (hasattr(model, "read") and hasattr(model, "maps")):
+        raise ConfigError(f"model: got {type(model).__name__}; expected a loaded model, such as hw.load_model()")
     if not word.strip() or not other.strip() or word == other:
         raise ConfigError("swap: got {word!r} and {other!r}; expected two different words", word=word, other=other)
     start, stop = _place(text, word, "swap")
@@ -229,23 +228,22 @@ def counterfactual(model: Any, text: str, word: str, other: str, *, query: str |
             other=other,
             word=word,
         )
-    names = tuple(one.maps)
-    before, after = (tuple(side.between(amap) for amap in side.maps.values()) for side in sides)
     at = None if query is None else _index(one.words, query, "query")
-    return Counterfactual(
-        (texts[0], texts[1]), one.words, (one.swapped, two.words[two.swapped]), one.special, names, before, after, at
-    )
+    if at == one.swapped:
+        raise ConfigError("query: {query!r} is the word that is replaced; expected another one", query=query)
+    before, after = (side.between(checked_maps(list(model.maps(side.ids).values()), square=True)) for side in sides)
+    swapped = one.swapped, two.words[two.swapped]
+    return Counterfactual((texts[0], texts[1]), one.words, swapped, one.special, before, after, at)
 
 
 class _Side(NamedTuple):
-    """A text as words, with its maps. groups: the tokens of each word; ids: their numbers."""
+    """A text as words. groups: the tokens of each word; ids: their numbers; swapped: which word is replaced."""
 
     words: tuple[str, ...]
     special: tuple[bool, ...]
     groups: list[list[int]]
-    ids: list[int]
+    ids: Tensor
     swapped: int
-    maps: dict[str, Any]
 
     @classmethod
     def of(cls, model: Any, text: str, swap: tuple[int, int]) -> "_Side":
@@ -253,7 +251,7 @@ class _Side(NamedTuple):
         read = model.read(text)
         if len(read.ids) > MOST:
             raise TextError("swap: the text has {n:,} tokens; expected at most {most:,}", n=len(read.ids), most=MOST)
-        spans = list(_joined_spans(_parts(text, swap), read.spans))
+        spans = _parts(text, swap, read.spans)
         groups: list[list[int]] = [[] for _ in spans]
         alone = []  # special tokens, and those without characters of their own
         for token, (start, stop) in enumerate(read.spans):
@@ -261,45 +259,36 @@ class _Side(NamedTuple):
             inside = next((i for i, span in enumerate(spans) if start < stop and span[0] <= start < span[1]), None)
             groups[inside].append(token) if inside is not None else alone.append(token)
         found = [(tokens, text[slice(*span)], False) for tokens, span in zip(groups, spans, strict=True) if tokens]
-        swapped = next((tokens for tokens, span in zip(groups, spans, strict=True) if span[0] <= swap[0] < span[1]), [])
+        swapped = next(tokens for tokens, span in zip(groups, spans, strict=True) if span[0] <= swap[0] < span[1])
+        if not swapped:
+            raise TextError("swap: the model has no token for {word!r}", word=text[slice(*swap)])
         found += [([token], read.pieces[token], True) for token in alone]
-        found.sort(key=lambda one: one[0])
-        at = next(i for i, one in enumerate(found) if one[0] == swapped)
-        tokens, words, special = zip(*found, strict=True)
-        return cls(tuple(words), tuple(special), list(tokens), read.ids.tolist(), at, model.maps(read.ids))
+        tokens, words, special = zip(*sorted(found, key=lambda one: one[0]), strict=True)
+        return cls(tuple(words), tuple(special), list(tokens), read.ids, tokens.index(swapped))
 
     def others(self) -> list[tuple[str, list[int]]]:
         """All words but the one that is replaced, with the numbers of their tokens."""
-        each = [(word, [self.ids[i] for i in group]) for word, group in zip(self.words, self.groups, strict=True)]
+        each = [(word, self.ids[group].tolist()) for word, group in zip(self.words, self.groups, strict=True)]
         return each[: self.swapped] + each[self.swapped + 1 :]
 
-    def between(self, amap: Any) -> Tensor:
-        """The weights between words, [h, words, words]."""
+    def between(self, maps: Sequence[AttentionMap]) -> tuple[Tensor, ...]:
+        """The weights between words in each layer, [h, words, words]."""
         member = torch.zeros(len(self.groups), len(self.ids))
         for i, group in enumerate(self.groups):
             member[i, group] = 1.0
-        weights = amap[0].float().cpu()
-        return (member / member.sum(1, keepdim=True)) @ weights @ member.T
+        mean = member / member.sum(1, keepdim=True)
+        return tuple(mean @ amap[0].float().cpu() @ member.T for amap in maps)
 
 
-def _parts(text: str, swap: tuple[int, int]) -> list[tuple[int, int]]:
-    """The places of the words of a text, with one at `swap`."""
+def _parts(text: str, swap: tuple[int, int], tokens: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The places of the words of a text; those at `swap`, or in one token, are one."""
     found = [match.span() for match in _WORD.finditer(text)]
-    outside = [span for span in found if span[1] <= swap[0] or swap[1] <= span[0]]
-    cut = [span for span in found if span not in outside]
-    return sorted([*outside, (min(swap[0], *(a for a, _ in cut)), max(swap[1], *(b for _, b in cut)))])
-
-
-def _joined_spans(words: Sequence[tuple[int, int]], tokens: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The places of words, those together that one token has."""
-    found = list(words)
-    for start, stop in tokens:
+    for start, stop in (swap, *tokens):
         inside = [span for span in found if span[0] < stop and start < span[1]]
         if len(inside) > 1:
-            found = [span for span in found if span not in inside]
-            found.append((inside[0][0], inside[-1][1]))
-            found.sort()
-    yield from found
+            first = found.index(inside[0])
+            found[first : first + len(inside)] = [(inside[0][0], inside[-1][1])]
+    return found
 
 
 def _place(text: str, word: str, argument: str) -> tuple[int, int]:
