@@ -10,7 +10,9 @@ from importance_samples import decoder, texts, token_loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from by_hand import ByHand
 from headwise.analysis.importance import ablation_importance, gradient_importance, learn_gates, taylor_importance
+from headwise.errors import ConfigError
 from headwise.models.find import find_heads
 
 transformers = pytest.importorskip("transformers")
@@ -54,7 +56,20 @@ class Encoder(nn.Module):
         return self.out(self.encoder(self.embedding(ids)))
 
 
-MODELS = {"gpt2": gpt2, "bert": bert, "llama": llama, "torch": Encoder, "headwise": decoder}
+class Written(nn.Module):
+    """Two layers of attention written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.first, self.second, self.out = nn.Embedding(37, 6), ByHand(), ByHand(), nn.Linear(6, 37)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        x = x + self.first(x)
+        return self.out(x + self.second(x))
+
+
+MODELS = {"gpt2": gpt2, "bert": bert, "llama": llama, "torch": Encoder, "headwise": decoder, "by hand": Written}
 every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 
 
@@ -79,6 +94,24 @@ def test_ablation_by_zero_is_that_of_the_model_with_the_rows_cut(make: Any) -> N
             rises = [token_loss(cut, b).item() - token_loss(model, b).item() for b in batches]
         assert np.allclose(found.samples[:, i], rises, atol=2e-6)  # type: ignore[index]
     assert np.abs(found.flat).max() > 1e-4
+
+
+def test_heads_written_by_hand_are_found_in_the_call_that_the_loss_makes() -> None:
+    model, calls = made(Written), []
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        calls.append(batch)
+        return F.cross_entropy(model(ids=batch[0]).flatten(0, 1), batch[1].flatten())
+
+    batches = [(ids, ids.flip(1)) for ids in texts(2)]
+    found = ablation_importance(model, batches, loss_fn)
+    assert found.table.layers == ("first", "second")
+    assert len(calls) == 1 + len(batches) * (1 + 4)
+    assert not model._forward_pre_hooks
+    expected = ablation_importance(model, batches, loss_fn, sites=find_heads(model))
+    assert np.array_equal(found.flat, expected.flat)
+    with pytest.raises(ConfigError, match="no attention heads"):
+        ablation_importance(made(Written), batches, lambda model, _: next(model.parameters()).mean())
 
 
 @every_model

@@ -1,4 +1,4 @@
-"""`headwise see --beside`: a second text on the page of the first."""
+"""`headwise see --beside` and `--swap`: a second text on the page of the first."""
 
 import json
 import re
@@ -45,6 +45,34 @@ def test_a_wrong_second_text_is_refused_before_the_first_is_read(
     done = headwise("see", text, "--model", model_folder, "--beside", given, answer="武松" if text == "-" else None)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"error: {why}")
+    assert not Path("report.html").exists()
+
+
+def test_a_word_is_swapped_and_both_texts_are_on_the_page(headwise: Command, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    for lang, said in (("en", "query → word"), ("zh", "查询 → 词")):
+        done = headwise("see", "武松打虎。", "--swap", "打=看", "--out", page, "--no-open", "--lang", lang)
+        assert done.code == 0, done.err
+        assert [passage["title"] for passage in data(page)["passages"]] == ["武松打虎。", "武松看虎。"]
+        assert said in done.out
+        assert "“打” → “看”" in done.out
+        assert len(done.out.splitlines()) <= 22
+
+
+@pytest.mark.parametrize(("swap", "why", "more"), [
+    ("打", "--swap '打': expected WORD=OTHER, for example tired=soft", ()),
+    ("狼=看", "swap: the text does not have the word '狼'", ()), ("=看", "swap: got '' and '看'; expected two", ()),
+    ("武=看", "swap: the text has '武' 2 times; expected once", ()),
+    ("打=看", "give --swap or --beside, not both", ("--beside", "武松")),
+])  # fmt: skip
+def test_a_wrong_swap_is_one_line(
+    headwise: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: str, why: str, more: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = headwise("see", "武松打虎武。", "--swap", swap, *more)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"error: {why}")
+    assert len(done.err.splitlines()) == 1
     assert not Path("report.html").exists()
 
 

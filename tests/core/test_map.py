@@ -14,7 +14,8 @@ from torch import Tensor
 from headwise.errors import CheckpointError, ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
 from headwise.map.attention import attend
-from headwise.masks import Causal, Window
+from headwise.masks import Causal, Dense, Window
+from headwise.scores import Bias
 
 
 def made(name: str = "causal", n: int = 37, m: int = 53, **sizes: int) -> tuple[AttentionMap, torch.Tensor]:
@@ -218,6 +219,18 @@ def test_to_dense_refuses_what_would_not_fit() -> None:
     with pytest.raises(ConfigError, match=r"0\.3 GB.*force=True"):
         amap.to_dense()
     assert "B stored" in repr(amap)
+
+
+def test_all_memory_that_a_map_holds_is_counted_once() -> None:
+    q, k, v = qkv(1, 2, 2, 64, 64, 4, 4)
+    mask, bias = Dense(torch.rand(64, 64) > 0.5), torch.randn(1, 2, 64, 64)
+    _, amap = attend(q, k, v, mask=mask, score=(Bias(bias), Bias(bias)), return_map=True)
+    assert amap.nbytes == q.nbytes + k.nbytes + amap.lse.nbytes + mask.mask.nbytes + bias.nbytes
+    assert amap.head(0, 1).nbytes == amap.nbytes  # views keep the whole
+    assert f"{amap.nbytes / 1000:.1f} kB stored" in repr(amap)
+    packed = torch.randn(3, 1, 2, 64, 4)
+    _, amap = attend(*packed, return_map=True)
+    assert amap.nbytes == packed.nbytes + amap.lse.nbytes
 
 
 @pytest.mark.parametrize("name", MASKS)

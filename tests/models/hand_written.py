@@ -205,7 +205,7 @@ class Grouped(nn.Module):
 
 
 class WithTemperatures(Split):
-    """A number of each head, which no slice describes."""
+    """A number of each head."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ WAYS = {
     "FoldedRotary": (H, H, None, NONE, ""),
     "GroupedKeys": (6, 2, HALF, CAUSAL, ""),
     "CrossAttention": (H, H, HALF, "Lengths([4, 7], side='left')", ""),
-    "LinearBiases": (H, H, HALF, CAUSAL, "Bias"),
+    "LinearBiases": (H, H, HALF, CAUSAL, "RelativeBias"),
     "SlidingWindow": (H, H, HALF, "(Causal() & Window(left=3, right=0))", ""),
     "SoftCapped": (H, H, 3.0, CAUSAL, "SoftCap(cap=5.0)"),
     "Sinks": (H, H, HALF, NONE, "SinkLogits"),
@@ -82,7 +82,7 @@ LIBRARY_WAYS = {
     "NormalizedQueries": (H, H, 10.0, NONE, "SoftCap(cap=50.0)"),
     "LargestScores": (H, H, HALF, "Dense", ""),
     "CachedKeys": (H, H, HALF, CAUSAL, ""),
-    "MultipliedScale": (H, H, HALF, "Lengths([5, 4], side='left')", "Bias"),
+    "MultipliedScale": (H, H, HALF, "Lengths([5, 4], side='left')", "RelativeBias"),
     "Latents": (H, H, HALF, NONE, ""),
 }
 

@@ -36,7 +36,7 @@ KINDS = {
     "Interleaved": ({}, 3, 3, True),
     "Transposed": ({}, 3, 3, True),
     "Grouped": ({}, 6, 2, True),
-    "WithTemperatures": ({}, 3, 3, False),
+    "WithTemperatures": ({}, 3, 3, True),
 }
 
 
@@ -232,7 +232,6 @@ def test_rotated_keys_are_merged_but_not_by_a_method_that_turns_them(x):
                      r"'\[2, 5, 3, 4\]' is invalid .* from attributes of the module; or mask heads with scale_heads$"),
         ("Residual", r"without a head, the code of Residual raises RuntimeError at hand_written.py:\d+: shape "
                      r"'\[2, 5, 12\]' is invalid"),
-        ("WithTemperatures", "without a head, .* WithTemperatures differs from that with the others masked by"),
     ],
 )  # fmt: skip
 def test_heads_that_the_code_cannot_lose_are_refused_with_the_reason(kind, reason, x):

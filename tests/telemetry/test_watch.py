@@ -332,6 +332,17 @@ def test_modes_without_gradients_add_up_with_those_with(mode):
 
 
 @pytest.mark.thorough
+def test_bytes_of_a_record_include_its_maps():
+    model = mixed()
+    sizes = {}
+    for maps in ("none", "pooled", "lazy"):
+        with hw.watch(model, maps=maps) as record:
+            model(x())
+        sizes[maps] = record.nbytes
+    assert sizes["none"] < sizes["pooled"] < sizes["lazy"]
+    assert sizes["lazy"] >= sizes["none"] + sum(amap.nbytes for amap in record.maps.values())
+
+
 @pytest.mark.parametrize("steps", ["forward", "manual"])
 def test_gradients_of_torch_func_are_watched(steps):
     model = mixed()

@@ -2,6 +2,7 @@
 
 from headwise.analysis.attention_rollout import Rollout, attention_flow, rollout
 from headwise.analysis.circuits import circuit_similarity, composition, principal_angles, subspace_overlap, value_norms
+from headwise.analysis.counterfactual import Counterfactual, counterfactual
 from headwise.analysis.direct_effects import DirectEffects, direct_effects
 from headwise.analysis.head_roles import Mention, Roles, RoleScore, place_words, probe_induction, read_conllu, roles
 from headwise.analysis.history import HeadHistory
@@ -23,6 +24,7 @@ from headwise.analysis.linear import MapSpectrum, map_spectrum
 from headwise.analysis.similarity import HeadSimilarity, map_divergence
 
 __all__ = [
+    "Counterfactual",
     "DirectEffects",
     "HardConcrete",
     "HeadHistory",
@@ -39,6 +41,7 @@ __all__ = [
     "attention_knockout",
     "circuit_similarity",
     "composition",
+    "counterfactual",
     "direct_effects",
     "gradient_importance",
     "head_information",

@@ -1,12 +1,15 @@
-"""What long calls share: reproducible random numbers, and the progress callback that every `progress=` takes.
+"""What long calls share: reproducible random numbers, the progress callback that every `progress=` takes, and the
+memory that results hold.
 
 >>> from headwise.base.run import Progress, part
 >>> def show(what: str, done: int, of: int) -> None: ...        # such as updating a bar; raising ends the call
 >>> second: Progress | None = part(show, "scoring", 1, 3)       # the second of three equal parts of a longer work
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +62,30 @@ def part(progress: Progress | None, what: str, index: int = 0, count: int = 1) -
     if progress is None:
         return None
     return lambda _, done, of: progress(what, index * of + done, count * of)
+
+
+def held_bytes(thing: Any) -> int:
+    """Bytes of memory of all tensors in an object, its attributes and collections, modules aside. Memory that several
+    share counts once, and all of it if a tensor is a view of a part, as it keeps the whole."""
+    left, seen, sizes = [thing], set(), {}
+    while left:
+        x = left.pop()
+        if id(x) in seen or isinstance(x, (nn.Module, type)):
+            continue
+        seen.add(id(x))
+        if isinstance(x, Tensor):
+            try:
+                memory = x.untyped_storage()
+                sizes[memory._cdata] = memory.nbytes()
+            except NotImplementedError:  # wrapped by torch.func
+                sizes[id(x)] = x.nbytes
+        elif isinstance(x, Mapping):
+            left += x.values()
+        elif isinstance(x, (list, tuple, set, frozenset, deque)):
+            left += x
+        else:
+            left += getattr(x, "__dict__", {}).values()
+    return sum(sizes.values())
 
 
 def ignored(what: str, done: int, of: int) -> None:

@@ -66,6 +66,13 @@ def see(
             help="A second text, or the file of one, to compare side by side; - is standard input.",
         ),
     ] = None,
+    swap: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD=OTHER",
+            help="Replace a word that the text has once, and list the heads that look elsewhere then.",
+        ),
+    ] = None,
     open_page: Annotated[
         bool | None,
         typer.Option(
@@ -101,17 +108,37 @@ def see(
     elif text is not None:
         text = typed(text, "TEXT")
     asked = replace(asked, text=text, file=file, beside=second).checked()
+    asked, swapped = (asked, None) if swap is None else _swapped(asked, swap)
     with nullcontext() if is_stream(out) else taken(out, "--out"):
         with progress_bar() as progress:
             report = report_of(asked, progress)
-        _write(report, out, others, png, sort, open_page, lang)
+        _write(report, swapped, out, others, png, sort, open_page, lang)
+
+
+def _swapped(asked: Any, swap: str) -> tuple[Any, Any]:
+    """The same with the text of --swap beside the first, and the comparison of both."""
+    from headwise.analysis import counterfactual
+    from headwise.lm.loading import load_model
+
+    word, sign, other = swap.partition("=")
+    if not sign:
+        raise ConfigError("--swap {swap!r}: expected WORD=OTHER, for example tired=soft", swap=swap)
+    if asked.beside is not None:
+        raise ConfigError(tr("give --swap or --beside, not both"))
+    if asked.text is None:
+        raise ConfigError(tr("--swap: requires a text that has the word; give a text or --file"))
+    model = load_model(asked.model)
+    found = counterfactual(model, asked.text, word, other)
+    return replace(asked, model=model, beside=found.texts[1]), found
 
 
 def _write(
-    report: Any, out: Path, others: list[tuple[str, str]], png: Path | None, sort: str | None, open_page: bool | None,
-    lang: str,
+    report: Any, swapped: Any, out: Path, others: list[tuple[str, str]], png: Path | None, sort: str | None,
+    open_page: bool | None, lang: str,
 ) -> None:  # fmt: skip
-    """Write the page, the other views and the pictures, and print the table."""
+    """Write the page, the other views and the pictures, and print the table, or that of a swap."""
+    from rich.table import Table
+
     from headwise.reports.messages import message
     from headwise.reports.page import write_report
     from headwise.reports.pictures import write_pngs
@@ -140,7 +167,15 @@ def _write(
             pictures = write_pngs(report, png, progress=progress, lang=lang)
         say("wrote_pictures", count=len(pictures), path=str(png))
     console.print()
-    print_report(report, console, sort=sort, lang=lang)
+    if swapped is None:
+        print_report(report, console, sort=sort, lang=lang)
+        return
+    head, rows = swapped.rows()
+    table = Table(*(in_language(name, lang) for name in head), box=None, header_style="bold", padding=(0, 1))
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(in_language(swapped.title, lang), highlight=False)
 
 
 def _views(given: Sequence[str]) -> list[tuple[str, str]]:

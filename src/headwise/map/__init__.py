@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from headwise.base.read import write_tensors
-from headwise.base.run import Progress
+from headwise.base.run import Progress, held_bytes
 from headwise.errors import ConfigError, KernelError, ShapeError, check_whole
 from headwise.kernels import KERNELS, check_name, named as kernel_of, read
 from headwise.kernels.graph import has_no_numbers, in_graph
@@ -122,6 +122,12 @@ class AttentionMap(Shown):
         """(b, h, n, m)"""
         b, h, n, m = self.rule.grid
         return b, h, n, m
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the map holds: q, k, the log-sum-exp, the tensors of its mask and scores, and what its
+        reads have kept. Memory shared by several counts once; a slice of a tensor keeps all of that tensor."""
+        return held_bytes(self)
 
     @property
     def mask(self) -> Mask:
@@ -343,7 +349,6 @@ class AttentionMap(Shown):
 
     def __repr__(self) -> str:
         b, h, n, m = self.shape
-        size = sum(x.numel() * x.element_size() for x in (self._q, self.lse)) + self._k.nbytes
         scores = "".join(f", {score!r}" for score in self.rule.scores)
         missing = self.rule.grid.gap
         gap = f" without tokens {missing.start}:{missing.stop}" if missing.size else ""
@@ -351,7 +356,7 @@ class AttentionMap(Shown):
         return (
             f"AttentionMap({b} × {h} heads, {n} queries × {m} keys{gap}, {self.rule.mask!r}{scores}, "
             f"kernel {self.kernel}; "
-            f"{scaled(size, 'B')} stored, {scaled(b * h * n * m * 4, 'B')} if dense)"
+            f"{scaled(self.nbytes, 'B')} stored, {scaled(b * h * n * m * 4, 'B')} if dense)"
         )
 
     def __getstate__(self) -> dict[str, Any]:

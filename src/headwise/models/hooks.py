@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,6 +53,18 @@ def called(modules: Mapping[nn.Module, str]) -> Iterator[set[str]]:
             hook = Hook(lambda *args, name=name: names.add(name))
             stack.callback(module.register_forward_pre_hook(hook).remove)
         yield names
+
+
+def call_of(module: nn.Module, run: Callable[[], Any]) -> Any:
+    """The arguments of the first call of a module while `run` runs, as a batch for `arguments`; None if none."""
+    calls: list[tuple[Any, Any]] = []
+    handle = module.register_forward_pre_hook(Hook(lambda _, *given: calls.append(given)), with_kwargs=True)
+    try:
+        run()
+    finally:
+        handle.remove()
+    args, kwargs = calls[0] if calls else ((), None)
+    return signature(module.forward).bind(*args, **kwargs).arguments if args and kwargs else args or kwargs
 
 
 _OF_MODEL = "its code takes the width of its input for that of all heads together"

@@ -246,13 +246,15 @@ def make_room(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
 
 
 def put(owner: nn.Module, name: str, x: Tensor) -> None:
-    """Replace a parameter, with the same requires_grad."""
-    held = getattr(owner, name)
-    setattr(owner, name, nn.Parameter(x.detach().contiguous(), requires_grad=held.requires_grad))
+    """Replace a parameter, with the same requires_grad, or a buffer."""
+    held, x = getattr(owner, name), x.detach().contiguous()
+    setattr(owner, name, nn.Parameter(x, requires_grad=held.requires_grad) if name in owner._parameters else x)
     if name != "weight":
         return
     if isinstance(owner, nn.Linear):
         owner.out_features, owner.in_features = x.shape
+    elif isinstance(owner, nn.Embedding):
+        owner.num_embeddings, owner.embedding_dim = x.shape
     elif hasattr(owner, "nf"):  # Conv1D of transformers
         vars(owner).update(nx=x.shape[0], nf=x.shape[1])
 

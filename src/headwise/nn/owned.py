@@ -76,7 +76,8 @@ def check_plain(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
                 raise ConfigError(
                     f"{place}: {part.name} is {x.dtype}: quantized weights are not supported; load them unquantized"
                 )
-            if type(local(x.data)) is not Tensor or id(owner._parameters.get(name)) != id(x):
+            held = owner._parameters if part.letter in "qkvo" else {**owner._buffers, **owner._parameters}
+            if type(local(x.data)) is not Tensor or id(held.get(name)) != id(x):
                 raise ConfigError(
                     f"{place}: {what} is not a plain parameter but a parametrization, a mask, an adapter or a "
                     f"quantized tensor; merge it into the weights first"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.base.run import held_bytes
 from headwise.errors import ConfigError, ShapeError, check_whole, unknown_name
 from headwise.kernels.graph import has_no_numbers
 from headwise.kernels.spread import Held
@@ -352,7 +353,7 @@ class History(Sequence[Summary]):
     @property
     def nbytes(self) -> int:
         """Size of the numbers in bytes."""
-        return sum(s.numbers.nbytes + s.nonfinite.nbytes for s in self._summaries)
+        return held_bytes(self._summaries)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """`Summary.to_dict` of each."""
@@ -435,12 +436,6 @@ class Ledger:
     def history(self) -> History:
         """The latest steps."""
         return History(tuple(self._past))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the numbers and states."""
-        states = [x for one in (self.last, self.total) for layer in one.layers.values() for x in layer.tensors()]
-        return self.history.nbytes + sum({x.data_ptr(): x.nbytes for x in states}.values())
 
     def summarise(self, running: Running, steps: int, whole: Running) -> Summary:
         """The summary of other states, such as those of all ranks, with the heads of `whole`."""

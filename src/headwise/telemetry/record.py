@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.base.files import write_text
+from headwise.base.run import held_bytes
 from headwise.errors import ConfigError, held_warnings, warn
 from headwise.kernels.compiling import eager
 from headwise.kernels.events import call_name, here, in_backward
 from headwise.kernels.graph import outside_transforms, plain
 from headwise.kernels.spread import Held
-from headwise.map import AttentionMap
 from headwise.models.adapters.places import give_back, proven, take_over
 from headwise.models.hooks import around
 from headwise.models.recognise.frames import Calls, turn
@@ -32,7 +32,7 @@ from headwise.table.show import Shown
 from headwise.telemetry.alarms import Alarm, Alarms, spoiled
 from headwise.telemetry.chosen import Chosen, Options, entrances
 from headwise.telemetry.ledger import History, Ledger, Merging, Running, Summary, layer_of, unknown_layer
-from headwise.telemetry.lens import Maps, Picture, Projections, picture
+from headwise.telemetry.lens import Maps, Projections, picture
 from headwise.telemetry.ranks import Reduced, gathered
 from headwise.telemetry.remarks import Remarks
 from headwise.telemetry.writers import Writer, Writers
@@ -67,7 +67,7 @@ class Record(Shown):
         self._follows = True  # until headwise computes all that a first measured forward has
         self._left: dict[str, str] | None = dict(what.unwatched)
         self._measured: Tracked | None = None  # what was seen in the last forward that was measured
-        self.maps: dict[str, AttentionMap | Picture] = Maps(how.maps)
+        self.maps: Maps = Maps(how.maps)
         self._projections = Projections()
         self._places = [*what.known, *what.rest]
         self._entrances = entrances(model, self._places)
@@ -217,8 +217,8 @@ class Record(Shown):
 
     @property
     def nbytes(self) -> int:
-        """Size of all numbers in bytes, independent of the number of steps; without `maps`."""
-        return self.ledger.nbytes
+        """Bytes of memory that all numbers and `maps` hold, each tensor's once; independent of the number of steps."""
+        return held_bytes([self.ledger, self.maps, self.maps.kept_of])
 
     def table(self) -> HeadTable:
         """The totals as a table of layer, head and statistics."""

@@ -44,7 +44,8 @@ def ablation_importance(
     """L(without h) − L for every head, one ablated at a time; negative where the model is better without it.
 
     Args:
-        model: any that `find_heads` supports; it runs in eval mode and is unchanged afterwards.
+        model: any that `find_heads` supports, attention that is written by hand too; it runs in eval mode and is
+            unchanged afterwards.
         batches: each runs once unchanged, and once for every head (and draw).
         loss_fn: (model, batch) → the batch's mean loss, a tensor of one number.
         by: the replacement of a head's output: "zero"; "mean", its mean over all tokens of the reference; "resample",
@@ -64,7 +65,7 @@ def ablation_importance(
     Source: zero: Michel et al. 2019, 1905.10650, §3; mean: Wang et al. 2022, 2211.00593, §2.1; resample: Chan et al.
         2022, causal scrubbing.
     """
-    kept, places = checked_inputs(model, batches, sites)
+    kept, places = checked_inputs(model, batches, loss_fn, sites)
     every = [(layer, head) for layer, site in enumerate(places) for head in range(site.num_heads)]
     removal = Removal(by, places, reference, draws, seed)
     losses = Losses(model, loss_fn, places, removal.runs(kept, len(every)), progress)
@@ -93,7 +94,7 @@ def losses_without(
     Returns:
         [batches] float64. Layers are numbered as in `find_heads` (or `sites`).
     """
-    kept, places = checked_inputs(model, batches, sites)
+    kept, places = checked_inputs(model, batches, loss_fn, sites)
     gone = checked_heads(heads, places)
     removal = Removal(by, places, reference, draws, seed)
     return removal.measured(Losses(model, loss_fn, places, removal.runs(kept, 1), progress), kept, [gone])[:, 1]
@@ -352,7 +353,7 @@ def attention_knockout(
     Source: Geva et al. 2023, 2304.14767, §4 (their figures use windows of 9 layers).
     """
     subject = model_of(model)
-    kept, places = checked_inputs(subject, batches, sites)
+    kept, places = checked_inputs(subject, batches, loss_fn, sites)
     check_choice("by", by, BY)
     check_whole("attention_knockout", "window", window, 1)
     if window % 2 == 0 or (by == "head" and window > 1):

@@ -160,7 +160,7 @@ def pruning_curve(
         ConfigError, ShapeError: naming the argument, or the heads whose loss is not finite.
     Source: Michel et al. 2019, 1905.10650, §4 (figure 3), compared with random orders.
     """
-    kept, places = checked_inputs(model, batches, sites)
+    kept, places = checked_inputs(model, batches, loss_fn, sites)
     gone = checked_heads(order.order() if isinstance(order, HeadImportance) else order, places, "order")
     total = sum(site.num_heads for site in places)
     if len(gone) != total:

@@ -123,7 +123,7 @@ def _passes(
 ) -> tuple[np.ndarray, float, list[HeadSite]]:
     """`reduce` of the gradients of all masks for each batch [samples, all heads], the mean loss, and the sites. A mask
     is [1, …, h], [rows, 1, …, h] or [rows, …, n, h] for the grain "batch", "row" or "token"."""
-    kept, places = checked_inputs(model, batches, sites)
+    kept, places = checked_inputs(model, batches, loss_fn, sites)
     losses = Losses(model, loss_fn, places, len(kept), progress)
     samples, total = [], 0.0
     with held_still(model), torch.enable_grad():
@@ -327,7 +327,7 @@ def learn_gates(
         raise ConfigError(f"steps={steps}, lr={lr}: expected at least 1, and more than 0")
     if not 0.0 < start < 1.0:
         raise ConfigError(f"start={start}: expected a probability between 0 and 1")
-    kept, places = checked_inputs(model, batches, sites)
+    kept, places = checked_inputs(model, batches, loss_fn, sites)
     losses = Losses(model, loss_fn, places, 1 + steps + 2 * len(kept), progress)
     removal = Removal("zero", places, None, 1, seed)
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))

@@ -14,6 +14,7 @@ from headwise.analysis.checks import head_name
 from headwise.base.run import Progress
 from headwise.errors import ConfigError, ShapeError
 from headwise.models.find import find_heads
+from headwise.models.hooks import call_of
 from headwise.models.site import Change, HeadSite, record_heads, tapped
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import grid, numbers
@@ -165,13 +166,21 @@ def changed(sites: Sequence[HeadSite], changes: dict[int, Change]) -> Iterator[N
 
 
 def checked_inputs(
-    model: nn.Module, batches: Iterable[Any], sites: Sequence[HeadSite] | None
+    model: nn.Module, batches: Iterable[Any], loss_fn: LossFunction, sites: Sequence[HeadSite] | None
 ) -> tuple[list[Any], list[HeadSite]]:
-    """The batches as a list, since they are iterated several times, and the sites of the heads, all by default."""
+    """The batches as a list, since they are iterated several times, and the sites of the heads, all by default. Where
+    the model has none of a known kind, they are recognised in the first call of the model that loss_fn makes."""
     kept = list(batches)
     if not kept:
         raise ConfigError("batches: got none; expected at least one")
-    places = list(find_heads(model) if sites is None else sites)
+    if sites is None:
+        try:
+            sites = find_heads(model)
+        except ConfigError:
+            with held_still(model), torch.no_grad():
+                batch = call_of(model, lambda: loss_fn(model, kept[0]))
+            sites = find_heads(model, batch)
+    places = list(sites)
     if not places:
         raise ConfigError("sites: got none; leave it out for all heads of the model")
     return kept, places

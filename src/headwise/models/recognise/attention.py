@@ -28,7 +28,7 @@ from headwise.models.recognise.tracked import (
     learned,
     unexpected,
 )
-from headwise.scores import Bias, Score, SinkLogits, SoftCap
+from headwise.scores import Score, SinkLogits, SoftCap
 
 KEPT = 512  # forms of calls
 # Beside the rounding of scores: twice what the accuracy contract allows, as two implementations are compared.
@@ -145,12 +145,11 @@ def _assembled(given: Values) -> Attention:
     keys = placed.keys
     if keys < m:
         k, v = k[:, :, :keys], v[:, :, :keys]
-        changes.biases = [one[..., :keys] for one in changes.biases]
     scores: list[Score] = []
     if changes.cap is not None:
         scores.append(SoftCap(changes.cap))
         scale *= changes.cap
-    scores += [*changes.scores, *(Bias(bias) for bias in changes.biases)]
+    scores += [*changes.scores, *changes.added(n, keys)]
     if x.sink is not None:
         scores.append(SinkLogits(_sink(x.sink[0], x, axes)))
     if not q.dtype == k.dtype == v.dtype == dtype:

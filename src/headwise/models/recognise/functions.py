@@ -12,9 +12,9 @@ from torch import Tensor
 from headwise.fields import for_each_pair
 from headwise.masks import Causal, Documents, Lengths, Mask, Span, Window
 from headwise.models.recognise.libraries import FusedCall, Kept, Library, capped, first_of, masked, take
-from headwise.models.recognise.scores import Sizes, blocks, mask_of_rows
+from headwise.models.recognise.scores import Sizes, blocks, mask_of_rows, of_distance
 from headwise.models.recognise.tracked import Lost, Tracked
-from headwise.scores import ALiBi, Bias, RelativeBias, Score
+from headwise.scores import ALiBi, Bias, Score
 
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
@@ -191,35 +191,17 @@ class _Evaluated:
 
     def _bias(self) -> tuple[Score, ...]:
         """What is added to the scores: nothing, a number for each distance, or for each query and key."""
-        n, m = self._sizes[2:]
-        found: list[Tensor] = []
-        edges = torch.cat((self._added(Span(n - 1, n))[..., 0, : n - 1], self._added(Span(0, 1))[..., 0, :]), -1)
-        relative = edges[:1].amax(0) if n <= m + 1 else None  # [h, n - 1 + m], of distances from 1 - n to m - 1
-        one_batch = one_head = True
-        for rows in blocks(self._sizes):
-            here = self._added(rows)
-            one_batch &= bool((here == here[:1]).all())
-            one_head &= bool((here == here[:, :1]).all())
-            if relative is not None:
-                i, j = (torch.arange(*span, device=here.device) for span in (rows, (0, m)))
-                expected = relative[:, j - i[:, None] + n - 1]
-                if not torch.allclose(expected.expand_as(here), here, rtol=1e-6, atol=1e-6):
-                    relative = None
-            if relative is None:
-                found.append(here)
+        relative = of_distance(self._added, self._sizes)
         if relative is not None:
-            if not bool(relative.any()):
-                return ()
-            return (RelativeBias(relative[:1] if one_head else relative, 1 - m),)
-        if len(found) < len(list(blocks(self._sizes))):
-            found = [self._added(rows) for rows in blocks(self._sizes)]
-        values = torch.cat(found, 2)
+            return (relative,) if bool(relative.values.any()) else ()
+        values = torch.cat([x.masked_fill(hidden, 0.0) for x, hidden in map(self._added, blocks(self._sizes))], 2)
+        one_batch, one_head = bool((values == values[:1]).all()), bool((values == values[:, :1]).all())
         return (Bias(values[: 1 if one_batch else None, : 1 if one_head else None]),)
 
-    def _added(self, rows: Span) -> Tensor:
-        """score_mod of 0, which is the bias; 0 where it is masked."""
+    def _added(self, rows: Span) -> tuple[Tensor, Tensor]:
+        """score_mod of 0, which is the bias, and where it hides the key."""
         values = self._scores(0.0, rows)
-        return values.masked_fill(torch.isneginf(values), 0.0)
+        return values, torch.isneginf(values)
 
     def _scores(self, score: float | Tensor, rows: Span, gradients: bool = False) -> Tensor:
         b, h, _, m = self._sizes

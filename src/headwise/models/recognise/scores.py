@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from headwise.map.arguments import both, of_boolean, of_padding
 from headwise.masks import Causal, Documents, Grid, Mask, Span, Window
 from headwise.models.recognise.axes import Axes
 from headwise.models.recognise.tracked import Lost, Step
-from headwise.scores import Score
+from headwise.scores import Bias, RelativeBias, Score
 
 CELLS = 1 << 21  # compared at once
 
@@ -188,6 +189,29 @@ def _hides_alike(mask: Mask | None, keys: Tensor | None, rows: Rows, sizes: Size
     return True
 
 
+def of_distance(rows: Callable[[Span], tuple[Tensor, Tensor | None]], sizes: Sizes) -> RelativeBias | None:
+    """Numbers of pairs of queries and keys as numbers of their distances, if those of all pairs that are not hidden are
+    the same bits; else None. rows: returns the numbers of some queries [b or 1, h or 1, r, m], and which are hidden."""
+    n, m = sizes[2:]
+    table = known = None
+    for span in blocks(sizes):
+        values, hidden = rows(span)
+        if table is None or known is None:
+            table = values.new_zeros(values.shape[1], n + m - 1)
+            known = torch.zeros_like(table, dtype=torch.bool)
+        seen = torch.ones_like(values, dtype=torch.bool) if hidden is None else ~hidden.expand_as(values)
+        for i in range(span.size):
+            here = slice(n - 1 - span.start - i, n - 1 - span.start - i + m)
+            for x, new in zip(values[:, :, i], seen[:, :, i], strict=True):
+                if bool(((x != table[:, here]) & new & known[:, here]).any()):
+                    return None
+                table[:, here] = torch.where(new, x, table[:, here])
+                known[:, here] |= new
+    if table is None:
+        return None
+    return RelativeBias(table[:1] if bool((table == table[:1]).all()) else table, 1 - m)
+
+
 def _equal(one: Tensor, other: Tensor) -> bool:
     shape = torch.broadcast_shapes(one.shape, other.shape)
     return same(one.expand(shape), other.expand(shape))
@@ -232,9 +256,7 @@ class Changes:
         known = n == m or given or any(one.placed for one in self.masks)
         if not self.hidden:
             return Placed(both(*self.masks), m, known)
-        hidden = self.hidden[0]
-        for one in self.hidden[1:]:
-            hidden = hidden | one
+        hidden = reduce(torch.logical_or, self.hidden)
         found = self._named(hidden, axes.sizes, cut=cut and not (self.masks or given))  # type: ignore[arg-type]
         return Placed(both(*self.masks, found.mask), found.keys, known or found.known)
 
@@ -256,6 +278,23 @@ class Changes:
             (sizes, hidden.device, cut, hidden.clone() if small else None, placed)
         )  # the code may change its own
         return placed
+
+    def added(self, n: int, keys: int) -> Iterator[Score]:
+        """The biases of the first keys: numbers of distances where they are such, else of pairs. Those that need
+        gradients are not read as distances: they may be equal now, and differ after a step."""
+        hidden = reduce(torch.logical_or, self.hidden) if self.hidden else None
+        for bias in (one[..., :keys] for one in self.biases):
+
+            def rows(span: Span, bias: Tensor = bias) -> tuple[Tensor, Tensor | None]:
+                values = bias[:, :, span.start : span.stop]
+                if hidden is None:
+                    return values, None
+                of_rows = hidden[..., :keys].expand(-1, -1, n, -1)[:, :, span.start : span.stop]
+                shape = torch.broadcast_shapes(values.shape, of_rows.shape)
+                return values.expand(shape), of_rows.expand(shape)
+
+            whole = bias.shape[2:] == (n, keys) and not bias.requires_grad and n > 1
+            yield (of_distance(rows, (*bias.shape[:2], n, keys)) if whole else None) or Bias(bias)
 
     def take(self, step: Step, axes: Axes) -> None:
         """Include the next step."""

@@ -64,6 +64,7 @@ def _whole(module: nn.Module, args: Any) -> Any:
     return tuple(map(whole, args))
 
 
+OF_HEAD = "h"  # letter of slices of parameters and buffers with numbers of each head, such as slopes and temperatures
 TRACED = "_headwise_heads"  # attribute of a module that was traced; a copy of the module has it too
 
 
@@ -71,7 +72,7 @@ TRACED = "_headwise_heads"  # attribute of a module that was traced; a copy of t
 class Slices:
     """The slices of one parameter by head: head i has `width` entries of the axis, from `start + i · step` on."""
 
-    letter: str  # "q", "k", "v" or "o"
+    letter: str  # "q", "k", "v", "o" or `OF_HEAD`
     owner: nn.Module  # owner, name: the module that holds the parameter, and its attribute name
     name: str
     axis: int
@@ -124,7 +125,7 @@ class Traced:
 
     def inputs(self) -> list[nn.Module]:
         """The modules that hold the maps of queries, keys and values."""
-        return list(dict.fromkeys(one.owner for one in self.slices if one.letter != "o"))
+        return list(dict.fromkeys(one.owner for one in self.slices if one.letter in "qkv"))
 
     def width_of_inputs(self) -> int:
         """The size of what these maps take."""
@@ -290,7 +291,7 @@ def can_share(known: Traced, module: nn.Module) -> bool:
     inside = set(module.modules())
     return known.num_heads == known.num_kv_heads and all(
         type(one.owner) is nn.Linear and one.owner in inside and (one.axis, one.step) == (0, one.width)
-        for one in known.slices if one.letter != "o"
+        for one in known.slices if one.letter in "qkv"
     )  # fmt: skip
 
 
@@ -299,9 +300,9 @@ def with_shared_maps(known: Traced, module: nn.Module) -> Traced:
     then."""
     owners: dict[nn.Module, list[Slices]] = {}
     for one in known.slices:
-        if one.letter != "o":
+        if one.letter in "qkv":
             owners.setdefault(one.owner, []).append(one)
-    slices = [one for one in known.slices if one.letter == "o"]
+    slices = [one for one in known.slices if one.letter not in "qkv"]
     sizes = list(known.sizes)
     for owner, those in owners.items():
         assert isinstance(owner, nn.Linear)
@@ -385,7 +386,7 @@ class TracedKind(Kind):
         matrices: dict[str, Tensor] = {}
         for one in found.slices:
             x = getattr(one.owner, one.name).detach()
-            if x.ndim == 2:
+            if x.ndim == 2 and one.letter != OF_HEAD:
                 heads = [x.narrow(one.axis, one.start + i * one.step, one.width) for i in range(found.count(one.heads))]
                 transposed = (one.axis == 0) == (one.letter != "o")
                 matrices[one.letter] = _stacked([head.mT if transposed else head for head in heads])

@@ -1,5 +1,5 @@
-"""Attributes of a module that depend on its numbers of heads, found by trying: without a head, the module must compute
-what it computes with that head masked."""
+"""Attributes, parameters and buffers of a module that depend on its numbers of heads, found by trying: without a head,
+the module must compute what it computes with that head masked."""
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from headwise.models.difference import difference
 from headwise.models.recognise.frames import line_of_error
 from headwise.models.site import HeadSite, pick_heads, scale_heads
-from headwise.models.traced import ROLES, TRACED, WIDTH, SharedMaps, Traced, TracedKind, can_share
+from headwise.models.traced import OF_HEAD, ROLES, TRACED, WIDTH, SharedMaps, Slices, Traced, TracedKind, can_share
 
-TRIES = 128  # assignments of roles to attributes
+TRIES = 128  # assignments of heads to tensors, and of roles to attributes
 Size = tuple[nn.Module, str, str]  # module, attribute, role
 
 
@@ -49,24 +49,23 @@ def with_sizes(known: Traced, module: nn.Module, running: Sequence[tuple[nn.Modu
     found = None
     reason = ""
     with torch.no_grad(), trial.noise():
-        for sizes in trial.assignments([*tests, *([merging] if merging else [])]):
-            why = next((why for test in tests if (why := trial.differs(sizes, test))), "")
+        for one in trial.assignments([*tests, *([merging] if merging else [])]):
+            why = next((why for test in tests if (why := trial.differs(one, test))), "")
             reason = reason or why
             if not why:
-                found = found or sizes
+                found = found or one
                 if merging is None:
                     break
-                if not trial.differs(sizes, merging):
-                    return replace(known, sizes=sizes, merges=True)
+                if not trial.differs(one, merging):
+                    return replace(one, merges=True)
         if found is None:
             way_out = "the code may read its sizes from attributes of the module; or mask heads with scale_heads"
-            return replace(known, fixed=f"{reason}; {way_out}")
-        known = replace(known, sizes=found)
-        if fewer is not None and can_share(known, module):
-            shared = replace(known, merges=True, shares=True)
-            if not _Trial(shared, module, whole, call).differs(found, fewer):
+            return replace(known, fixed=f"{reason}{suspects(known, whole)}; {way_out}")
+        if fewer is not None and can_share(found, module):
+            shared = replace(found, merges=True, shares=True)
+            if not _Trial(shared, module, whole, call).differs(shared, fewer):
                 return shared
-        return known
+        return found
 
 
 class _Test(NamedTuple):
@@ -82,10 +81,20 @@ class _Trial:
     def __init__(self, known: Traced, module: nn.Module, whole: nn.Module, call: Call) -> None:
         self.known, self.module, self.whole, self.call = known, module, whole, call
 
-    def assignments(self, tests: Sequence[_Test]) -> Iterator[tuple[Size, ...]]:
-        """Which attributes may have which roles, those that give most attributes a role first."""
+    def _slices(self) -> Iterator[list[Slices | None]]:
+        """For each parameter and buffer that may be laid out by heads, the axes along which they may lie, or None."""
+        heads = {self.known.num_kv_heads: "key", self.known.num_heads: "query"}
+        for path, x in _of_that_size(self.known, self.whole):
+            inside, _, name = path.rpartition(".")
+            owner = self.whole.get_submodule(inside)
+            if x.is_floating_point() and (name in owner._parameters or name in owner._buffers):
+                axes = [(axis, size) for axis, size in enumerate(x.shape) if size in heads]
+                yield [*(Slices(OF_HEAD, owner, name, axis, heads[size], 0, 1, 1, size) for axis, size in axes), None]
+
+    def assignments(self, tests: Sequence[_Test]) -> Iterator[Traced]:
+        """Which tensors may be laid out by heads and which attributes may have which roles, most of them first."""
         after = [replace(self.known, num_heads=len(test.query), num_kv_heads=len(test.key)) for test in tests]
-        places: list[list[Size | None]] = []
+        places: list[list[Any]] = [*self._slices()]
         inside = list(self.whole.modules())
         holders = {self.module, self.whole, *(one for one in inside if self.module in one.children())}
         holders |= {one for one in inside if isinstance(one, SharedMaps)}
@@ -97,7 +106,10 @@ class _Trial:
                     places.append([*options, None])
         for width in self._widths(after):
             for chosen in islice(product(*places), TRIES):
-                yield tuple(one for one in (*chosen, width) if one is not None)
+                given = [one for one in (*chosen, width) if one is not None]
+                slices = [one for one in given if isinstance(one, Slices)]
+                sizes = tuple(one for one in given if not isinstance(one, Slices))
+                yield replace(self.known, slices=(*self.known.slices, *slices), sizes=sizes)
 
     def _options(self, holder: nn.Module, name: str, value: int, after: Sequence[Traced]) -> list[Size]:
         """The roles that an attribute with this value may have, of those that give it the same values only one."""
@@ -114,7 +126,7 @@ class _Trial:
             return [*self._options(self.whole, WIDTH, vars(self.whole)[WIDTH], after)]
         return [None, *self._options(self.whole, WIDTH, self.known.width_of_inputs(), after)]
 
-    def differs(self, sizes: tuple[Size, ...], test: _Test) -> str:
+    def differs(self, found: Traced, test: _Test) -> str:
         """Why the module with these heads does not compute what it computes with the others masked; "" if it does."""
         known = self.known
         try:
@@ -122,32 +134,36 @@ class _Trial:
         except Exception as error:  # such as a cache that the first call has filled
             vars(self.module).pop(TRACED, None)
             return f"called a second time with the same arguments, {_raises(self.module, error)}"
-        vars(self.module)[TRACED] = replace(known, sizes=sizes)
+        vars(self.module)[TRACED] = found
         removed = "without a head" if len(test.query) < known.num_heads else "with fewer KV heads"
         try:
             with _restored(self.whole):
                 TracedKind().share(_site(self.module))
                 pick_heads(_site(self.module), test.query, test.key)
-                found = tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
+                results = tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
         except Exception as error:  # whatever the user's code raises
             return f"{removed}, {_raises(self.module, error)}"
         finally:
             vars(self.module).pop(TRACED, None)
         kind = type(self.module).__name__
-        why = _apart(found, expected, test.query, known.num_heads, f"the result of {kind}")
+        why = _apart(results, expected, test.query, known.num_heads, f"the result of {kind}")
         return f"{removed}, {why or f'the code of {kind} returns tensors of other shapes'}" if why != "" else ""
 
     @contextmanager
     def noise(self) -> Iterator[None]:
-        """Within it, parameters that are in no slice have noise, so that those of one head equal no others."""
+        """Within it, parameters that are in no slice have noise, so that those of one head equal no others; so have
+        buffers that may be laid out by heads."""
         of_heads = {(id(one.owner), one.name) for one in self.known.slices}
+        buffers = [(one.owner, one.name) for places in self._slices() if (one := places[0]) is not None]
         with _restored(self.whole), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             for module in self.whole.modules():
                 for name, x in module._parameters.items():
                     if x is not None and (id(module), name) not in of_heads and x.is_floating_point():
-                        noisy = x.detach() * (1 + 0.1 * torch.rand_like(x)) + 0.01 * torch.rand_like(x)
-                        module._parameters[name] = nn.Parameter(noisy)
+                        module._parameters[name] = nn.Parameter(_noisy(x))
+            for module, name in buffers:
+                if (buffer := module._buffers.get(name)) is not None:
+                    module._buffers[name] = _noisy(buffer)
             yield
 
     def _masked(self, test: _Test) -> list[Any]:
@@ -161,6 +177,25 @@ class _Trial:
             vars(self.module)[TRACED] = known
             with scale_heads([_site(self.module)], [gates]):
                 return tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
+
+
+def _of_that_size(known: Traced, whole: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of the modules that are in no slice and have an axis of the number of heads or KV heads, by name."""
+    of_heads = {id(getattr(one.owner, one.name)) for one in known.slices}
+    for path, module in whole.named_modules():
+        for name, x in {**vars(module), **module._parameters, **module._buffers}.items():
+            if isinstance(x, Tensor) and id(x) not in of_heads and {known.num_heads, known.num_kv_heads} & {*x.shape}:
+                yield f"{path}.{name}".lstrip("."), x
+
+
+def suspects(known: Traced, whole: nn.Module) -> str:
+    """The tensors that may be laid out by heads, in words; "" if there are none."""
+    named = ", ".join(f"{name} {tuple(x.shape)}" for name, x in _of_that_size(known, whole))
+    return f" ({named} may belong to heads, but not so that a head can be cut out)" if named else ""
+
+
+def _noisy(x: Tensor) -> Tensor:
+    return x.detach() * (1 + 0.1 * torch.rand_like(x)) + 0.01 * torch.rand_like(x)
 
 
 def _raises(module: nn.Module, error: Exception) -> str:
@@ -223,7 +258,7 @@ def _not_alone(known: Traced) -> str:
 
 def _separate(known: Traced) -> bool:
     """Whether queries, keys, values and the output have an `nn.Linear` each."""
-    owners = {one.letter: one.owner for one in known.slices}
+    owners = {one.letter: one.owner for one in known.slices if one.letter != OF_HEAD}
     names = all(one.name in ("weight", "bias") for one in known.slices)
     linear = all(isinstance(owner, nn.Linear) for owner in owners.values())
     return names and linear and len(set(owners.values())) == 4

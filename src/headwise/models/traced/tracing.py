@@ -32,7 +32,7 @@ from headwise.models.traced import (
     sources_of,
     whole,
 )
-from headwise.models.traced.sizes import Call, replaced, with_sizes
+from headwise.models.traced.sizes import Call, replaced, suspects, with_sizes
 from headwise.rule import own_dtypes
 
 
@@ -218,7 +218,7 @@ class _Pass:
             reason = f"it computes {len(found)} attentions with different maps"
             return replace(first, slices=(), missing=reason, output=None, unheard=reason)
         if first.missing:
-            return first
+            return replace(first, missing=first.missing + suspects(first, module))
         return with_sizes(first, module, calls[0].running)
 
     def _with_output(self, call: _Traced) -> Traced:
