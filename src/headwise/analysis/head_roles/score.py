@@ -251,10 +251,14 @@ class Label:
         return str(self.words)
 
     @property
+    def name(self) -> Bilingual:
+        """The text, in both languages; a tendency is called so."""
+        return joined([self.text]) if self.sure else tr("tendency: {role}", role=self.text)
+
+    @property
     def words(self) -> Bilingual:
-        """Text and score, in both languages; a tendency is called so."""
-        name = self.text if self.sure else tr("tendency: {role}", role=self.text)
-        return joined([name, f"{self.score:.2f}"], " ")
+        """Name and score."""
+        return joined([self.name, f"{self.score:.2f}"], " ")
 
 
 class Scored(ABC):
