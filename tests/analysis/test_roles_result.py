@@ -9,6 +9,7 @@ from planted import embeddings, planted
 
 import headwise as hw
 from headwise.analysis.head_roles import DEFINITIONS, VERSION, Placed
+from headwise.analysis.head_roles.score import ROWS
 from headwise.analysis.head_roles.tally import MOST, STRETCHES, Tally, by_stretch, pooled
 from headwise.errors import ConfigError, DTypeError, ShapeError
 
@@ -251,3 +252,81 @@ def test_a_role_of_many_heads_prints_a_small_table():
     np.testing.assert_array_equal(torch.stack(found.table["previous"].error)[..., 1], found["previous"].interval[1])
     assert len(repr(found.keys())) < 250
     assert list(found.items()) == list(zip(found.keys(), found.values(), strict=True))
+
+
+def weights(rows, mask=None, **options):
+    """The roles of one head with these weights [n, n], and of the same head in a second layer."""
+    k = torch.eye(len(rows))[None, None]
+    q = (rows + 1e-9).log()[None, None]
+    return hw.analysis.roles([hw.attend(q, k, k, mask=mask, scale=1.0, return_map=True)[1]] * 2, **options)
+
+
+@pytest.mark.parametrize("n", [3, 9, 10, 11, 12, 40])
+def test_a_label_rests_on_ten_eligible_queries(n):
+    """A head that looks at the key before: the first query has none."""
+    found = weights(torch.eye(n).roll(-1, 1).tril(), hw.Causal())
+    assert found["previous"].mass[1, 0] > 0.99
+    enough = n - 1 >= ROWS
+    assert bool(found["previous"].holds[1, 0]) is enough
+    assert [label.role for label in found.labels(1, 0)] == (["previous"] if enough else [])
+    assert all(label.rows >= ROWS for label in found.pattern(1, 0))
+    if enough:
+        assert found.labels(1, 0)[0].rows == n - 1
+
+
+def test_a_strong_match_of_one_query_is_no_induction():
+    """One token of a text is there twice, and its second occurrence looks at what followed the first."""
+    n, ids = 24, torch.arange(24)
+    ids[20] = ids[5]
+    rows = torch.full((n, n), 0.01) + torch.eye(n)[torch.full((n,), 3)] * 0.1
+    rows[20, 6] = 9.0
+    found = weights(rows, hw.Causal(), tokens=ids)
+    assert found["induction"].mass[0, 0] > 0.9
+    assert found["induction"].rows[0, 0] == 1
+    assert not found["induction"].holds.any()
+    assert not found["induction"].tends.any()
+    assert "induction" not in [x.role for x in found.pattern(0, 0)]
+
+
+def test_attention_to_both_sides_has_no_induction():
+    n, ids = 40, torch.arange(40) % 10
+    rows = torch.zeros(n, n)
+    rows[torch.arange(n), (torch.arange(n) - 9).clamp_min(0)] = 1.0
+    causal, both = (weights(rows, mask, tokens=ids) for mask in (hw.Causal(), None))
+    assert "induction" in [x.role for x in causal.labels(0, 0)]
+    assert "induction" not in both
+    assert both.olsson.shape == (2, 1)  # as a measure alone
+    assert "induction" not in [x.role for x in both.pattern(0, 0)]
+    dense = hw.Dense(torch.ones(n, n, dtype=torch.bool).tril())
+    assert "induction" in weights(rows, dense, tokens=ids)
+
+
+def near(previous, others, n=60):
+    """A head with so much weight on the key before, and so much on the three before that, except that every fifth query
+    attends to the third one."""
+    rows = torch.full((n, n), (1 - previous - others) / n)
+    for offset, weight in ((1, previous), (2, others / 3), (3, others / 3), (4, others / 3)):
+        rows += weight * torch.eye(n).roll(-offset, 1).tril()
+    rows[4::5] = torch.eye(n).roll(-3, 1)[4::5]
+    return weights(rows, hw.Causal())
+
+
+def test_a_tendency_is_named_by_what_has_most_of_the_weight():
+    (wide,), (narrow,) = near(0.3, 0.4).pattern(0, 0), near(0.55, 0.1).pattern(0, 0)
+    assert (wide.role, narrow.role) == ("local", "previous")
+    assert near(0.3, 0.4)["previous"].tends[0, 0]
+    assert not wide.sure
+    assert str(wide) == f"tendency: nearby {wide.score:.2f}"
+    assert wide.words.zh.startswith("倾向：")
+    assert near(0.3, 0.4).labels(0, 0) == []
+    assert near(0.95, 0.0).pattern(0, 0)[0].sure
+
+
+def test_what_holds_is_what_the_label_says():
+    """In 95 % of the draws, not by the score alone."""
+    found = hw.analysis.roles(noisy(0.51))
+    score = found["previous"]
+    assert score.mass[0, 0] > score.definition.threshold
+    assert score.confidence[0, 0] < 0.95
+    assert not score.holds[0, 0]
+    assert score.enough(0.0)[0, 0]

@@ -63,7 +63,6 @@ def test_a_record_becomes_the_maps_of_its_last_forward(model: Model) -> None:
     expected = report.passages[0].maps[..., marks].sum(-1).mean(-1)
     np.testing.assert_allclose(values["punctuation_mass"], expected, rtol=1e-4)
     assert [len(row) for row in report.patterns] == [5, 5]
-    assert all(pattern for row in report.patterns for pattern in row)
     assert [c.name for c in report.comparisons] == ["attention maps"]
     assert report.title == "a title"
 
@@ -79,7 +78,7 @@ def test_it_says_of_a_text_what_see_says(model: Model) -> None:
     mine = hw.report(watched(decoder, ids), tokens=ids, tokenizer=tokenizer)
     other = see(text, DecoderModel(*model), window=0)
     np.testing.assert_allclose(mine.passages[0].maps, other.passages[0].maps, atol=1e-6)
-    assert (mine.patterns, mine.roles) == (other.patterns, other.roles)
+    assert (mine.patterns, mine.labels) == (other.patterns, other.labels)
     assert mine.passages[0].tokens == other.passages[0].tokens
     for name, column in mine.statistics.items():
         np.testing.assert_allclose(column.flat, other.statistics[name].flat, rtol=1e-5, atol=1e-7)
@@ -212,7 +211,7 @@ def test_pictures_of_maps_are_shown_with_what_was_watched(model: Model, n: int) 
     record = watched(decoder, ids, maps="pooled")
     report = hw.report(record, tokens=ids)
     assert list(report.statistics) == list(record.latest)
-    assert report.roles == []
+    assert report.labels == []
     passage = report.passages[1]
     picture = next(iter(record.maps.values()))
     np.testing.assert_allclose(passage.maps[0], picture.mean[1].numpy(), atol=1e-7)

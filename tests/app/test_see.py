@@ -157,7 +157,7 @@ def test_sentences(text: str, expected: list[str]) -> None:
 def test_heads_are_compared_and_judged_by_the_loss(model: Model) -> None:
     text = "武松打虎，再来？The tiger sleeps!"
     report = see(text, DecoderModel(*model))
-    assert [len(row) for row in report.roles] == [5, 5]
+    assert [len(row) for row in report.labels] == [5, 5]
     assert len(report.comparisons) == 3
     for comparison in report.comparisons:
         np.testing.assert_allclose(comparison.values, comparison.values.T, atol=1e-6)

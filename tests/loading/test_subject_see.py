@@ -225,12 +225,13 @@ def test_a_head_of_the_encoder_attends_to_similar_meaning() -> None:
         "Red apples, two green pears and yellow bananas lay on a table. We make what she makes, and you eat what I ate."
     )
     reading = loaded.read(text)
-    found = see(text, loaded).roles
-    assert {(i, j) for i in range(6) for j in range(12) if any("similar meaning" in x for x in found[i][j])} == {(1, 1)}
+    found = see(text, loaded).labels
+    similar = {(i, j) for i in range(6) for j in range(12) for x in found[i][j] if x.role == "semantic"}
+    assert similar == {(1, 1)}
     with watch(loaded.model, maps="lazy") as record:
         loaded.model(reading.ids[None])
     watched = hw.report(record, tokens=reading.ids, pieces=reading.pieces)
-    assert any("similar meaning" in x for x in watched.roles[1][1])
+    assert "semantic" in [x.role for x in watched.labels[1][1]]
     assert loaded.embedding is not None
     order = torch.randperm(len(loaded.embedding), generator=torch.Generator().manual_seed(0))
     shuffled = roles(list(record.maps.values()), tokens=reading.ids, embeddings=loaded.embedding[order])["semantic"]

@@ -30,13 +30,12 @@ OUTSIDE = """
 
 
 def wide(lang: str):
-    """Every statistic that `see` gives, and patterns and roles of two parts."""
+    """Every statistic that `see` gives, and patterns of two parts."""
     rng = np.random.default_rng(1)
     columns = {name: column(rng.random((2, 3)) * 10, [3, 3], "tokens", "A statistic.") for name in NAMES}
     comma, words = (", ", ["punctuation 0.23", "nearby 0.73"]) if lang == "en" else ("，", ["标点 0.23", "邻近 0.73"])
     return replace(
         report_of(passage("The tiger sleeps.")), statistics=HeadTable(columns), patterns=[[comma.join(words)] * 3] * 2,
-        roles=[[words] * 3] * 2,
     )  # fmt: skip
 
 

@@ -188,7 +188,8 @@ def test_patches_are_tokens_of_their_own() -> None:
     assert shown.tokens[PATCHES] == f"[{ROWS - 1},{COLUMNS - 1}]"
     assert shown.image is not None
     assert (shown.image.query, shown.image.key) == (1, 1)
-    assert not any("separator" in role or "same" in role for row in report.roles for head in row for role in head)
+    found = {label.role for row in report.labels for head in row for label in head}
+    assert found.isdisjoint({"separator", "duplicate"})
     pooled = of_maps({"": sequence()}, (None, None), 0, "t", 20, images=None)
     assert pooled.passages[0].image is None
     assert hw.show(sequence(), image=picture(), grid=(ROWS, COLUMNS), image_start=1, cells=20).passages[0].cell == 3

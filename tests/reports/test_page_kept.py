@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from view_samples import compared, passage, report_of
+from view_samples import compared, label, passage, report_of
 
 from chromium import Page
-from headwise.reports.data import Passage, Report
+from headwise.reports.data import Passage
 from headwise.reports.page import write_report
 from headwise.reports.see import see
 
@@ -125,15 +125,17 @@ def test_a_role_has_one_colour_in_every_report_and_place(show) -> None:
     one = "getComputedStyle(document.querySelector('#map-pattern i')).backgroundColor"
     colour = first.do(one)
     assert colour != "rgba(0, 0, 0, 0)"
-    rows = [["mixed", "", "previous 0.99"]] * 2
-    other = report_of(passage("abcd"))
-    other = Report(other.title, other.passages, other.statistics, rows)
-    second = show(other, "layer=1&head=2", theme="dark")
+    rows = [[[], [label("previous", 0.4, sure=False)], [label("previous", 0.99)]]] * 2
+    second = show(report_of(passage("abcd"), labels=rows), "layer=1&head=2", theme="dark")
     assert second.do(one) == colour
     dots = "[...document.querySelectorAll('#patterns button')].find((e) => e.textContent.includes('previous'))"
     assert second.do(f"getComputedStyle({dots}.querySelector('i')).backgroundColor") == colour
     thumb = "getComputedStyle(document.querySelectorAll('.thumb')[5].querySelector('i')).backgroundColor"
     assert second.do(thumb) == colour
+    kinds = "[...document.querySelectorAll('#patterns button')].map((e) => e.textContent)"
+    assert second.do(kinds) == ["previous2", "tendency: previous2"]
+    grey = "getComputedStyle(document.querySelectorAll('.thumb')[4].querySelector('i')).backgroundColor"
+    assert second.do(grey) == "rgb(155, 155, 163)"
 
 
 @pytest.mark.browser

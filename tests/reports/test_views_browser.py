@@ -393,7 +393,7 @@ def test_matrix_tells_every_pair_in_either_order_and_a_click_shows_the_head(play
     assert out["title"] == "Layer 1 · head 1"
     assert out["open"]
     assert "tab=" not in out["hash"]
-    assert "none with enough confidence" in out["card"]
+    assert "first 0.80: a label, on 12 queries and in 97 % of the samples" in out["card"]
 
 
 @pytest.mark.thorough
@@ -422,7 +422,7 @@ def test_importance_shows_every_number_and_the_table_the_roles(played):
     assert out["least"] == []  # six heads fill the first list
     assert "tab=compare" in out["hash"]
     assert out["title"] == "Layer 0 · head 2"
-    assert out["roles"] == ["previous 0.91", "–", "first 0.80, nearby 0.95", "–", "–", "–"]
+    assert out["roles"] == ["previous 0.91", "first 0.80, nearby 0.95", "tendency: nearby 0.40"] * 2
     assert out["focus"] == "tab-compare"
     assert out["shown"]
 

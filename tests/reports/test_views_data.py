@@ -85,7 +85,7 @@ def test_comparisons_roles_and_importance_are_of_all_heads():
     parts = (good.title, good.passages, good.statistics, good.patterns)
     for name, wrong, said in (
         ("comparisons", [Comparison("c", np.zeros((5, 5)), list(range(5)), "", "")], "5 heads, expected 6"),
-        ("roles", [[[]] * 2] * 2, "expected 2 rows of 3"),
+        ("labels", [[[]] * 2] * 2, "expected 2 rows of 3"),
         ("importance", heads_of(2, 2, 2, columns={"i": np.zeros((3, 2))}), "importance.*expected"),
     ):
         with pytest.raises(ShapeError, match=said):

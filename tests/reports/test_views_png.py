@@ -162,7 +162,7 @@ def test_one_character_and_no_weight_at_all(tmp_path):
 def test_overview_has_a_map_a_head(chinese):
     figure = overview(chinese, chinese.passages[0])
     assert len(figure.axes) == 6
-    assert [a.get_xlabel() for a in figure.axes[:3]] == ["previous 0.91", "first 0.80", "mixed"]
+    assert [a.get_xlabel() for a in figure.axes[:3]] == ["previous 0.91", "first 0.80", "tendency: nearby 0.40"]
 
 
 @pytest.mark.parametrize(("n", "limit"), [(7, 7), (7, 3), (100, 9), (12, 6)])

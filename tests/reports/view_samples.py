@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from headwise.analysis.head_roles import DEFINITIONS, Label
 from headwise.reports.data import Comparison, Passage, Report
+from headwise.reports.passages import in_words
 from headwise.table import HeadColumn, HeadTable
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- & \u2028'\"{{title}}"
@@ -62,13 +64,20 @@ def report_of(*passages: Passage, title: str = "A report", counts=None, layers=N
         },
         layers=layers,
     )
-    names = ["previous 0.91", "first 0.80, nearby 0.40", "mixed"]
-    patterns = [[names[h % 3] for h in range(maps.shape[1])] for _ in maps]
-    return Report(title, list(passages), statistics, patterns, **options)
+    named = [[label("previous", 0.91)], [label("first", 0.80), label("local", 0.95)], [label("local", 0.4, sure=False)]]
+    labels = [[named[h % 3] if h < counts[layer] else [] for h in range(maps.shape[1])] for layer in range(len(maps))]
+    labels = options.setdefault("labels", labels)
+    return Report(title, list(passages), statistics, [list(map(in_words, row)) for row in labels], **options)
+
+
+def label(role: str, score: float, *, sure: bool = True) -> Label:
+    """A label, or a tendency, of 12 queries."""
+    d = DEFINITIONS[role]
+    return Label(d.word, role, score, d.threshold, 0.97 if sure else 0.41, d.limit, 12, 0.08, sure)
 
 
 def compared(text: str = "武松打虎", *, seed: int = 7) -> Report:
-    """A report with two comparisons, one signed and one where small is alike, importance, and roles."""
+    """A report with two comparisons, one signed and one where small is alike, importance, and labels."""
     rng = np.random.default_rng(seed)
     cosine = rng.uniform(-1, 1, (6, 6))
     cosine = (cosine + cosine.T) / 2
@@ -77,7 +86,6 @@ def compared(text: str = "武松打虎", *, seed: int = 7) -> Report:
     np.fill_diagonal(apart, 0)
     return report_of(
         passage(text),
-        roles=[[["previous 0.91"], [], ["first 0.80", "nearby 0.95"]], [[], [], []]],
         comparisons=[
             Comparison("cosine", cosine, [3, 1, 5, 0, 4, 2], "", "Of outputs."),
             Comparison("divergence", apart, [5, 4, 3, 2, 1, 0], "nats", "Of maps.", small_is_alike=True),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles import DEFINITIONS, roles
+from headwise.analysis.head_roles import roles
 from headwise.analysis.head_roles.repeats import VERSION, HeadScores, RepeatProbe, probe_induction
 from headwise.analysis.head_roles.score import VERSION as ROLES
 from headwise.analysis.head_roles.tally import offset_mass
@@ -179,7 +179,7 @@ def _read(decoder: Decoder, ids: Tensor) -> tuple[list[Any], list[Tensor]]:
 def _labels(probe: RepeatProbe | None, on_passage: list[str], at: tuple[int, int]) -> list[str]:
     """The roles of a head: induction and previous token as measured on random tokens, then the roles on the passage."""
     scores = () if probe is None else (probe.induction, probe.previous)
-    on_random = [x.name for x in scores if bool(DEFINITIONS[x.name].holds(x.mass[at], np.asarray(x.uniform)))]
+    on_random = [x.name for x in scores if x.holds[at]]
     return [*on_random, *(role for role in on_passage if role not in on_random)]
 
 

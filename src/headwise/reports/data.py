@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from headwise.analysis.head_roles import Label
 from headwise.corpus.passages import Passages
 from headwise.errors import ConfigError, ShapeError
 from headwise.table import HeadTable
@@ -263,8 +264,8 @@ class Report(Shown):
 
     Attributes:
         statistics: a column per statistic. Its rows are all heads of the model, its layers have the names to show.
-        patterns: [layers][heads] the strongest pattern of each head in words.
-        roles: [layers][heads] the roles of each head with high confidence, in words; [] if not computed.
+        patterns: [layers][heads] the strongest pattern of each head in words; "" without one.
+        labels: [layers][heads] the labels of each head, or its tendency, which give it a colour; [] if not computed.
         comparisons: of the heads with one another.
         importance: a column per method, larger for more important heads; without columns if not computed.
         facts: (name, value) pairs shown under the title. notes: sentences shown below.
@@ -278,7 +279,7 @@ class Report(Shown):
     patterns: list[list[str]]
     facts: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    roles: list[list[list[str]]] = field(default_factory=list)
+    labels: list[list[list[Label]]] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     importance: HeadTable = field(default_factory=lambda: HeadTable({}))
     corpus: Passages | None = None
@@ -300,7 +301,7 @@ class Report(Shown):
                     f"Report(passages): {passage.title!r} has maps of {shape[0]} layers × {shape[1]} heads, expected "
                     f"{layers} × {most}: a report is of one model; make one for each"
                 )
-        for name, rows in (("patterns", self.patterns), ("roles", self.roles or [[[]] * most] * layers)):
+        for name, rows in (("patterns", self.patterns), ("labels", self.labels or [[[]] * most] * layers)):
             if [len(row) for row in rows] != [most] * layers:
                 raise ShapeError(f"Report({name}): expected {layers} rows of {most}")
         for comparison in self.comparisons:

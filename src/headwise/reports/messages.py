@@ -45,7 +45,6 @@ MESSAGES = {
     "title_decoder": tr("decoder, {tokens}"),
     "title_encoder": tr("encoder, {tokens}"),
     "title_entry": tr("entry {entry}"),
-    "mixed": tr("mixed"),
     # Comparisons and importance.
     "by_cka": tr("outputs (CKA)"),
     "about_cka": tr(

@@ -8,6 +8,7 @@ PosixPath('report.html')
 import html
 import json
 import os
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from headwise.base.files import atomic_path
 from headwise.reports.colours import font_face
 from headwise.reports.corpus_page import passages_data
 from headwise.reports.data import LEVELS, Passage, Report, blob, coded, colour_top, finite, halves, packed, sorted_codes
-from headwise.reports.messages import message
 from headwise.reports.template import COLOURS, document, inert, source
 from headwise.reports.words import description, label, unit, words
 from headwise.table import HeadTable
@@ -31,7 +31,7 @@ SCRIPTS = (
     "writes.js", "passages.js", "sides.js", "compare.js", "pointing.js", "pen.js", "export.js", "link.js",
     "printing.js", "main.js",
 )  # fmt: skip
-MIXED = "#9b9ba3"
+GREY = "#9b9ba3"  # of tendencies
 
 
 def write_report(
@@ -95,7 +95,7 @@ def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
         "passages": passages,
         "statistics": _columns(report.statistics, lang),
         "patterns": [[own(pattern) for pattern in row] for row in report.patterns],
-        "roles": [[[own(role) for role in head] for head in row] for row in report.roles],
+        **_labels(report, lang),
         "comparisons": [
             {
                 "name": own(c.name),
@@ -114,7 +114,6 @@ def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
         "levels": LEVELS,
         "colours": COLOURS,
         "corpus": None,
-        "roleColours": _role_colours(lang),
     }
     return data, blobs
 
@@ -205,7 +204,22 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _role_colours(lang: str) -> dict[str, str]:
-    """The word of each role in that language, and of heads without one, → "#rrggbb"."""
-    words = [(role.word, role.colour) for role in DEFINITIONS.values()]
-    return {in_language(word, lang): colour for word, colour in [*words, (message("mixed"), MIXED)]}
+def _labels(report: Report, lang: str) -> dict[str, Any]:
+    """Of each head its labels with their evidence, and the index of its kind; the kinds of the legend, labels in the
+    colours of their roles before tendencies in grey, the most frequent first."""
+    labels = report.labels or [[[] for _ in row] for row in report.patterns]
+    first = [[(head[0].sure, in_language(head[0].name, lang)) if head else None for head in row] for row in labels]
+    counts = Counter(kind for row in first for kind in row if kind)
+    kinds = sorted(counts, key=lambda kind: (not kind[0], -counts[kind]))
+    colours = {in_language(x.name, lang): DEFINITIONS[x.role].colour for row in labels for head in row for x in head}
+    return {
+        "labels": [
+            [[[in_language(x.words, lang), x.rows, x.uniform, x.confidence, x.sure] for x in head] for head in row]
+            for row in labels
+        ],
+        "kindOf": [[kinds.index(kind) if kind else None for kind in row] for row in first],
+        "kinds": [
+            {"name": name, "count": counts[sure, name], "colour": colours[name] if sure else GREY}
+            for sure, name in kinds
+        ],
+    }

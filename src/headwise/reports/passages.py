@@ -1,14 +1,14 @@
 """Maps and their tokens as passages of a report, and the patterns of heads in a few words."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles import DEFINITIONS, Roles
+from headwise.analysis.head_roles import Label, Roles
 from headwise.analysis.head_roles.score import is_marker
 from headwise.base.run import Progress, part
 from headwise.errors import DTypeError, ShapeError
@@ -16,10 +16,9 @@ from headwise.lm.loading.base import units_of
 from headwise.lm.loading.characters import decoded_tokens
 from headwise.map import AttentionMap
 from headwise.reports.data import Passage
-from headwise.reports.messages import message
 from headwise.reports.sources import Places, decoded
 from headwise.telemetry.lens import SIZE, Picture
-from headwise.wording import Bilingual, joined
+from headwise.wording import joined
 
 REDUCES = "mean", "max"
 CLOSERS = "”’」』\"'"  # belong to the sentence that they end
@@ -221,49 +220,14 @@ def _texts(name: str, pieces: Any) -> list[list[str]]:
     return rows
 
 
-TENDENCY = 0.2  # the least share of the weight of a pattern that is named
-LIFT = 2.0  # the least ratio of that weight to the weight under uniform attention
-T = TypeVar("T")
-
-
-def patterns(found: Sequence[Roles], places: Places) -> list[list[str]]:
-    """The strongest patterns of each head, at most two, with their scores: roles with high confidence, then those with
-    a fifth of its weight and twice the uniform one. "mixed" if there are none, "" where a layer has no such head."""
-    return _each(found, places, pattern, "")
-
-
-def roles_in_words(found: Sequence[Roles], places: Places) -> list[list[list[str]]]:
-    """The roles of each head with high confidence, with their scores."""
-    return _each(found, places, roles_of, [])
-
-
-def roles_of(found: Roles, head: int) -> list[str]:
-    """The roles of one head, from those of its layer."""
-    return [_scored(label.text, label.score) for label in found.labels(0, head)]
-
-
-def pattern(found: Roles, head: int) -> str:
-    """The strongest patterns of one head, from the roles of its layer."""
-    named = {label.role for label in found.labels(0, head)}
-    tendencies = []
-    for name, score in found.items():
-        if DEFINITIONS[name].unit != "mass" or name in named:
-            continue
-        mass, uniform = np.nan_to_num(score.mass[0, head]), np.nan_to_num(score.uniform[0, head])
-        if mass >= max(TENDENCY, LIFT * uniform):
-            tendencies.append((float(mass), DEFINITIONS[name].word))
-    # "nearby" includes the weight of the closest positions, so it comes last.
-    tendencies.sort(key=lambda tendency: (tendency[1] == DEFINITIONS["local"].word, -tendency[0]))
-    words = roles_of(found, head) + [_scored(word, mass) for mass, word in tendencies]
-    return joined(words[:2]) or message("mixed")
-
-
-def _scored(word: str, score: float) -> Bilingual:
-    return joined([word, f"{score:.2f}"], " ")
-
-
-def _each(found: Sequence[Roles], places: Places, words: Callable[[Roles, int], T], nothing: T) -> list[list[T]]:
+def labels_of(found: Sequence[Roles], places: Places) -> list[list[list[Label]]]:
+    """What each head is named by, `Roles.pattern`, from the roles of each layer; [] where a layer has no such head."""
     return [
-        [words(layer, head) if head < count else nothing for head in range(places.most)]
+        [layer.pattern(0, head) if head < count else [] for head in range(places.most)]
         for layer, count in zip(found, places.counts, strict=True)
     ]
+
+
+def in_words(labels: Sequence[Label]) -> str:
+    """The clearest two of a head's labels, with their scores."""
+    return joined(label.words for label in labels[:2])

@@ -38,7 +38,7 @@ from headwise.reports.numbers import (
     wanted,
     writes,
 )
-from headwise.reports.passages import Side, composed_passage, passage, patterns, roles_in_words
+from headwise.reports.passages import Side, composed_passage, in_words, labels_of, passage
 from headwise.reports.sources import Places
 from headwise.stats import Measure, Tokens, of_tokens
 from headwise.table.show import duration
@@ -95,9 +95,10 @@ def look_at(
     notes = [message("explained"), *reading.remarks, *rest, *sampled, *not_compared, *not_measured]
     notes += nonfinite_notes(seen.nonfinite)
     names = [""] * len(maps) if subject.kind == "headwise" else subject.layers
+    labels = labels_of(played, places)
     return Report(
-        title, [seen.passage], statistics(seen.results, names), patterns(played, places), facts, notes,
-        roles=roles_in_words(played, places), comparisons=alike, importance=needed,
+        title, [seen.passage], statistics(seen.results, names), [list(map(in_words, row)) for row in labels], facts,
+        notes, labels=labels, comparisons=alike, importance=needed,
     )  # fmt: skip
 
 

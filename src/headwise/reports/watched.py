@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles import Roles, roles
+from headwise.analysis.head_roles import Label, Roles, roles
 from headwise.errors import ConfigError, ShapeError
 from headwise.kernels.events import module_name
 from headwise.map import AttentionMap
@@ -24,7 +24,7 @@ from headwise.reports.images import Images, images_of, with_patches
 from headwise.reports.messages import message
 from headwise.reports.numbers import alike, column, nonfinite_counts, nonfinite_notes, nonfinite_of_record, wanted
 from headwise.reports.page import write_report
-from headwise.reports.passages import Side, Text, numbered, passage, pattern, picture_passage, roles_of, text_of
+from headwise.reports.passages import Side, Text, in_words, labels_of, numbered, passage, picture_passage, text_of
 from headwise.reports.sources import Group, Places, groups_of, title as title_of
 from headwise.reports.text import CELLS
 from headwise.stats import Tokens, known
@@ -125,14 +125,15 @@ def of_maps(
         for group, image in zip(groups, over, strict=True)
         for shown in _passages(group, texts, groups, places, _entries(group, entries), cells, image)
     ]
-    columns, patterns, roles_found = _numbers(maps, latest, groups, texts, places, table, over)
+    columns, labels = _numbers(maps, latest, groups, texts, places, table, over)
     heads = [range(count) for count in places.counts]
     statistics = HeadTable(columns, layers=[name or unnamed for name in maps], heads=heads)
     kernels = sorted({amap.kernel for amap in maps.values() if isinstance(amap, AttentionMap)})
     facts: list[tuple[str, str]] = [(message("kernel"), ", ".join(kernels))] if kernels else []
     notes = [message("explained"), *_notes(maps, groups, entries), *nonfinite_notes(_nonfinite(maps, latest))]
     compared = alike(groups[0].lazy, places) if len(groups) == 1 and groups[0].lazy else []
-    return Report(title, passages, statistics, patterns, facts, notes, roles=roles_found, comparisons=compared)
+    patterns = [list(map(in_words, row)) for row in labels] or [[""] * places.most for _ in places.counts]
+    return Report(title, passages, statistics, patterns, facts, notes, labels=labels, comparisons=compared)
 
 
 def _images_of_groups(
@@ -254,8 +255,8 @@ def _from_first_to_last(members: Tensor) -> range:
 def _numbers(
     maps: Mapping[str, AttentionMap | Picture], latest: Summary | None, groups: Sequence[Group],
     texts: tuple[Text | None, Text | None], places: Places, table: Tensor | None, over: Sequence[Images | None],
-) -> tuple[dict[str, HeadColumn], list[list[str]], list[list[list[str]]]]:  # fmt: skip
-    """Statistics, strongest patterns and roles of all layers."""
+) -> tuple[dict[str, HeadColumn], list[list[list[Label]]]]:  # fmt: skip
+    """Statistics and labels of all layers."""
     values: dict[str, list[np.ndarray]] = {}
 
     def put(name: str, layer: int, numbers: np.ndarray) -> None:
@@ -263,8 +264,7 @@ def _numbers(
             values[name] = [np.full(count, np.nan) for count in places.counts]
         values[name][layer] = numbers
 
-    patterns = [[""] * places.most for _ in places.counts]
-    roles_found: list[list[list[str]]] = [[[] for _ in range(places.most)] for _ in places.counts]
+    labels: list[list[list[Label]]] = [[[] for _ in range(places.most)] for _ in places.counts]
     for group, images in zip(groups, over, strict=True):
         keys = _texts_of(group, texts, groups)[1]
         if images is not None and not group.crosses:
@@ -275,9 +275,8 @@ def _numbers(
             for name, found in amap.measure(*measures).items():
                 put(name, layer, found.mean(0).cpu().numpy())
             if not group.crosses:
-                one = _roles(amap, keys, table)
-                for head in range(amap.shape[1]):
-                    patterns[layer][head], roles_found[layer][head] = pattern(one, head), roles_of(one, head)
+                own = Places(places.counts[layer : layer + 1], places.most)
+                labels[layer] = labels_of([_roles(amap, keys, table)], own)[0]
     names = [module_name(name) for name in maps]
     crossing = {layer for group in groups if group.crosses for layer in group.layers}
     watched = {} if latest is None else {name: latest[name].numpy() for name in latest}
@@ -289,7 +288,7 @@ def _numbers(
                 if name not in values or not np.isfinite(values[name][at]).any():
                     put(name, at, numbers[: places.counts[at]])
     columns = {name: column(name, every) for name, every in values.items()}
-    return columns, patterns, roles_found if any(map(any, roles_found)) else []
+    return columns, labels if any(map(any, labels)) else []
 
 
 def _roles(amap: AttentionMap, text: Text | None, table: Tensor | None) -> Roles:

@@ -123,7 +123,10 @@ REPORT = {
     "full_hint": tr("Show the characters of all rows and columns and the number in each cell; scroll to see the rest"),
     "grid_hint": tr("One map per head: rows are layers, columns are heads. Select a map to enlarge it."),
     "pattern": tr("Strongest pattern"),
-    "pattern_tip": tr("The pattern that best describes this head on this text."),
+    "pattern_tip": tr(
+        "In colour, a label: the score is above a published threshold, on 10 queries or more, and in 95 % of the "
+        "samples of a block bootstrap. In grey, a tendency: a fifth of the weight, and twice that of equal weights."
+    ),
     "map_hint": tr(
         "Each row shows the keys that one query attends to. Hover over a cell for its value, click to pin the row, "
         "drag to zoom. Keyboard: arrow keys, Enter, Escape."
@@ -199,12 +202,14 @@ REPORT = {
     "cell_hint": tr("Each cell covers {cell} × {cell} tokens."),
     "card": tr("Statistics of layer {layer} · head {head}"),
     "card_hint": tr("Blue: this head. Grey: all heads."),
-    "roles_hint": tr("Roles on this text: {roles}."),
-    "no_role": tr("none with enough confidence"),
-    "role": tr("Role"),
-    "role_tip": tr(
-        "Roles that the head plays on this text with high confidence, by published definitions, with their scores."
+    "label_hint": tr(
+        "{label}: a label, on {rows} queries and in {confidence} % of the samples. Equal weights would give {uniform}."
     ),
+    "tendency_hint": tr(
+        "{label}: on {rows} queries; not enough for a label ({confidence} % of the samples). Equal weights would give "
+        "{uniform}."
+    ),
+    "no_label": tr("No label and no tendency on this text."),
     "tabs": tr("Views"),
     "tab_maps": tr("Maps"),
     "tab_compare": tr("Compare heads"),

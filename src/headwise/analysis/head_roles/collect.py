@@ -199,6 +199,7 @@ class Collected:
     rows: Tally  # queries with any key in sight
     mass: Tally  # the sum of their weights, less than 1 each with a learned sink
     entries: Tally | None  # matching pairs for induction, None without tokens
+    causal: bool = True  # no query has a later key in sight
 
 
 def collect(maps: list[AttentionMap], inputs: Inputs) -> Collected:
@@ -221,6 +222,7 @@ def collect(maps: list[AttentionMap], inputs: Inputs) -> Collected:
     return Collected(
         each("roles"), each("without_first"), joined("hits"), joined("near"), joined("rows"), joined("mass"),
         joined("entries") if inputs.ids is not None else None,
+        not any(targets.sight.ahead() for _, targets in known),
     )  # fmt: skip
 
 

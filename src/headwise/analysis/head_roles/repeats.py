@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.head_roles.tally import Sight, match_counts, match_masses, offset_mass
+from headwise.analysis.head_roles.score import DEFINITIONS, of_tally
+from headwise.analysis.head_roles.tally import Sight, Tally, match_counts, match_masses, offset_mass
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
 from headwise.table import HeadColumn, HeadTable
@@ -34,6 +35,7 @@ class HeadScores:
         spread: [layers, heads], standard deviation over the sequences (0 for one sequence).
         coverage: share of all queries that are eligible, that is, have such a key.
         uniform: the score of a head with equal weights on all keys in sight.
+        holds: [layers, heads], whether the head has the role, as in `RoleScore`; the bootstrap draws sequences.
     """
 
     name: str
@@ -41,6 +43,7 @@ class HeadScores:
     spread: np.ndarray
     coverage: float
     uniform: float
+    holds: np.ndarray
 
     @property
     def lift(self) -> np.ndarray:
@@ -194,9 +197,14 @@ def _scores(name: str, mass: Tensor, count: Tensor, keys: Tensor) -> HeadScores:
     of_each = eligible.sum(1).double()
     each = (mass.double() * eligible[:, None, None].to(mass.device)).sum(-1) / of_each[:, None, None].to(mass.device)
     uniform = ((count / keys) * eligible).sum(1) / of_each
+    total = (each * of_each[:, None, None].to(each.device)).transpose(0, 1).cpu().numpy()  # [layers, s, h]
+    counts, even = (
+        np.broadcast_to(x[:, None].cpu().numpy(), total.shape) for x in (of_each, uniform * of_each)
+    )  # fmt: skip
+    tally = Tally(total, counts, even)
     return HeadScores(
         name, each.mean(0).cpu().numpy(), each.std(0, unbiased=False).cpu().numpy(), float(eligible.double().mean()),
-        float(uniform.mean()),
+        float(uniform.mean()), of_tally(DEFINITIONS[name], tally, tally).holds,
     )  # fmt: skip
 
 

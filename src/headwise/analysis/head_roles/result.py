@@ -17,6 +17,8 @@ from headwise.analysis.head_roles.score import (
     DEFINITIONS,
     MARGIN,
     MARGIN_SOURCE,
+    ROWS,
+    SURE,
     VERSION,
     Choice,
     Label,
@@ -141,10 +143,10 @@ def _seen(amap: AttentionMap) -> Tensor:
     return found
 
 
-SURE = 0.95  # default confidence of labels
 # A head that attends to one neighbour also attends nearby: the weaker label is left out.
 IMPLIED = {"local": ("previous", "self", "next", "offset"), "even": ("broad",)}
 BESIDE = {-1: "previous", 0: "self", 1: "next"}
+MOSTLY = 0.5  # the least share of the weight nearby that is on one neighbour, for a tendency to be named by it
 
 
 class Roles(Mapping[str, RoleScore]):
@@ -164,7 +166,9 @@ class Roles(Mapping[str, RoleScore]):
         self._collected, self.reach = collected, reach
         self.syntax, self.coreference = dict(syntax), coreference
         self.shape = (collected.rows.total.shape[0], collected.rows.total.shape[2])
-        self._scores = {name: self._score(name) for name in DEFINITIONS if name in (*collected.roles, "offset")}
+        # Induction predicts the next token from the past: attention to both sides has none (Olsson et al. 2022).
+        known = {*collected.roles, "offset"} - (set() if collected.causal else {"induction"})
+        self._scores = {name: self._score(name) for name in DEFINITIONS if name in known}
 
     def __getitem__(self, name: str) -> RoleScore:
         return self._scores[name]
@@ -207,14 +211,15 @@ class Roles(Mapping[str, RoleScore]):
         return self._induction_over(self._collected.mass)
 
     def labels(self, layer: int, head: int, confidence: float = SURE) -> list[Label]:
-        """The roles of a head with at least this confidence, the clearest first; [] if it plays none on this input."""
+        """The roles of a head with at least this confidence, the clearest first; [] if it plays none on this input, or
+        if fewer queries than `Definition.rows` (10, for similar meaning 50) are eligible."""
         if not (0 <= layer < self.shape[0] and 0 <= head < self.shape[1]):
             raise ShapeError(f"labels(layer={layer}, head={head}): there are {self.shape[0]} × {self.shape[1]} heads")
         if not 0.0 <= confidence <= 1.0:
             raise ConfigError(f"confidence={confidence}: expected 0 to 1")
         at, found = (layer, head), {}
         for name, score in self._scores.items():
-            if score.holds[at] and score.confidence[at] >= confidence:
+            if score.enough(confidence)[at]:
                 found[name] = score.label(at)
         if "offset" in found:
             offset = self["offset"].offset
@@ -225,6 +230,20 @@ class Roles(Mapping[str, RoleScore]):
             if any(name in found for name in stronger):
                 found.pop(weaker, None)
         return [*self._related(at, confidence), *sorted(found.values(), key=lambda x: -x.score / x.threshold)]
+
+    def pattern(self, layer: int, head: int) -> list[Label]:
+        """What reports and pictures name a head by: its labels; if it has none, the role of most of its weight, as a
+        tendency (`sure` is False), if that is a fifth of it and twice that of a uniform head; else []."""
+        if labels := self.labels(layer, head):
+            return labels
+        at = layer, head
+        found = {name: score for name, score in self._scores.items() if score.tends[at]}
+        if "local" in found:
+            beside = max((found[name].mass[at] for name in BESIDE.values() if name in found), default=0.0)
+            for name in BESIDE.values() if beside < MOSTLY * found["local"].mass[at] else ["local"]:
+                found.pop(name, None)
+        best = max(found.values(), key=lambda score: score.mass[at], default=None)
+        return [best.label(at, sure=False)] if best else []
 
     def merge(self, other: "Roles") -> "Roles":
         """Both inputs as one, for a corpus: rows are pooled exactly; stretches of rows are joined if there are
@@ -244,7 +263,8 @@ class Roles(Mapping[str, RoleScore]):
         syntax |= {name: self.syntax[name].merge(other.syntax[name]) for name in self.syntax if name in other.syntax}
         one, two = self.coreference, other.coreference
         coreference = one.merge(two) if one and two else one or two
-        return Roles(Collected(**joined, entries=entries), self.reach, syntax, coreference)
+        collected = Collected(**joined, entries=entries, causal=mine.causal and theirs.causal)
+        return Roles(collected, self.reach, syntax, coreference)
 
     @property
     def table(self) -> HeadTable:
@@ -325,7 +345,8 @@ class Roles(Mapping[str, RoleScore]):
                 found.append(
                     Label(
                         name, "coreference" if choice is self.coreference else "syntax", float(choice.accuracy[at]),
-                        choice.baseline + MARGIN, float(choice.confidence[at]), MARGIN_SOURCE,
+                        choice.baseline + MARGIN, float(choice.confidence[at]), MARGIN_SOURCE, choice.count,
+                        choice.baseline,
                     )
                 )  # fmt: skip
         return sorted(found, key=lambda label: label.threshold - label.score)
@@ -391,8 +412,8 @@ def remarks(shape: tuple[int, int], rows: int, version: str, confidence: float) 
     """Notes on how to read the table."""
     return [
         f"{shape[0]} × {shape[1]} heads on this input of {rows:,} rows; definitions {version}.",
-        f"A label is a score over its threshold, in {confidence:.0%} or more of {DRAWS} draws of a block bootstrap; "
-        f"· is none.",
+        f"A label is a score over its threshold on {ROWS} eligible queries or more, in {confidence:.0%} or more of "
+        f"{DRAWS} draws of a block bootstrap; · is none.",
         "Weights show where a head attends, not what it is for.",
     ]
 

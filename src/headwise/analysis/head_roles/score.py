@@ -19,11 +19,17 @@ from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import plain
 from headwise.wording import Bilingual, joined, tr
 
-VERSION = "roles-2"  # of the definitions below; scores of different versions do not compare
+VERSION = "roles-3"  # of the definitions below; scores of different versions do not compare
 
 # A score must also be at least this far between a uniform head (0) and a perfect one (1): on a short text a uniform
 # head has much weight on any key.
 EXCESS = 0.2
+# The fewest eligible queries of a label or a tendency: if all of ten are alike, so are three quarters of such queries,
+# at a confidence of 95 % (Clopper & Pearson 1934).
+ROWS = 10
+SURE = 0.95  # the least share of the draws of the bootstrap in which a label holds
+# Of a tendency: the least weight, and its least ratio to the weight of a uniform head.
+TENDENCY, LIFT = 0.2, 2.0
 # Least weight of a row on keys other than the first for the scores without the first key.
 LEFT = 0.01
 
@@ -46,7 +52,7 @@ class Definition:
     colour: str
     unit: str = "mass"
     given: str = ""  # the argument of `roles` that it requires, or ""
-    rows: int = 0  # the fewest eligible rows, where random heads reach the threshold on fewer
+    rows: int = ROWS  # the fewest eligible rows; more where random heads reach the threshold on as few
 
     def holds(self, score: np.ndarray, uniform: np.ndarray) -> np.ndarray:
         """Whether a score is enough, given that of a uniform head; boolean, False for NaN."""
@@ -220,13 +226,15 @@ LISTED = 8  # heads that are printed
 
 @dataclass(frozen=True)
 class Label:
-    """A role that a head plays on this input.
+    """A role that a head plays on this input, or tends to.
 
     Attributes:
         text: as printed, such as "offset −3", which has a Chinese version for a defined role; role: its name in
             `Roles`.
         score, threshold: of the head, and required; confidence: share of the draws of a block bootstrap that reach the
             threshold; source: of the threshold.
+        rows: eligible queries, whose mean the score is; uniform: the score of a head with equal weights on them.
+        sure: False for a tendency, which has less than the score or the confidence that a label requires.
     """
 
     text: str
@@ -235,9 +243,22 @@ class Label:
     threshold: float
     confidence: float
     source: str
+    rows: int
+    uniform: float
+    sure: bool = True
 
     def __str__(self) -> str:
-        return f"{self.text} {self.score:.2f}"
+        return str(self.words)
+
+    @property
+    def name(self) -> Bilingual:
+        """The text, in both languages; a tendency is called so."""
+        return joined([self.text]) if self.sure else tr("tendency: {role}", role=self.text)
+
+    @property
+    def words(self) -> Bilingual:
+        """Name and score."""
+        return joined([self.name, f"{self.score:.2f}"], " ")
 
 
 class Scored(ABC):
@@ -309,9 +330,27 @@ class RoleScore(Scored):
         return self.definition.holds(*self._drawn).mean(0)
 
     @property
+    def rows(self) -> np.ndarray:
+        """The number of eligible rows, [layers, heads]."""
+        return self.tally.count.sum(1)
+
+    @property
     def holds(self) -> np.ndarray:
-        """Whether the score itself is enough, on enough rows, boolean."""
-        return self.definition.holds(self.mass, self.uniform) & (self.tally.count.sum(1) >= self.definition.rows)
+        """Whether the head has the role, boolean: the score is enough, on enough rows, in 95 % of the draws."""
+        return self.enough(SURE)
+
+    def enough(self, confidence: float) -> np.ndarray:
+        """As `holds`, with another confidence."""
+        found = self.definition.holds(self.mass, self.uniform) & (self.rows >= self.definition.rows)
+        return found & (self.confidence >= confidence) if found.any() else found
+
+    @property
+    def tends(self) -> np.ndarray:
+        """Whether a fifth of the weight, and twice that of a uniform head, is on such keys, on enough rows; boolean."""
+        if self.definition.unit != "mass":
+            return np.zeros(self.mass.shape, bool)
+        with np.errstate(invalid="ignore"):
+            return (self.mass >= np.maximum(TENDENCY, LIFT * self.uniform)) & (self.rows >= self.definition.rows)
 
     @property
     def _drawn(self) -> tuple[np.ndarray, np.ndarray]:
@@ -335,14 +374,17 @@ class RoleScore(Scored):
         title = f"{d.word}: {d.what} ({d.unit}); threshold {d.threshold:g}"
         return HeadTable({**columns, "confidence": self.confidence}, title=title)
 
-    def label(self, at: tuple[int, int]) -> Label:
-        """The label for the head at (layer, head)."""
+    def label(self, at: tuple[int, int], sure: bool = True) -> Label:
+        """The label, or the tendency, of the head at (layer, head)."""
         d = self.definition
         text = d.word
         if self.offset is not None:
             by = f"{int(self.offset[at]):+d}".replace("-", "−")
             text = joined([d.word, by], " ")
-        return Label(text, d.name, float(self.mass[at]), d.threshold, float(self.confidence[at]), d.limit)
+        return Label(
+            text, d.name, float(self.mass[at]), d.threshold, float(self.confidence[at]), d.limit, int(self.rows[at]),
+            float(self.uniform[at]), sure,
+        )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; None where no row is eligible."""

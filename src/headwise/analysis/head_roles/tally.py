@@ -84,6 +84,15 @@ class Sight:
         change.scatter_add_(1, ends[..., 0], one).scatter_add_(1, ends[..., 1], -one)
         return change.cumsum(1)[:, : self.grid.m] > 0
 
+    def ahead(self) -> bool:
+        """Whether any query has a key after it in sight."""
+        position = torch.arange(self.grid.n) + self.grid.shift
+        if self.spans is None:
+            later = torch.arange(self.grid.m) > position[:, None]
+            return bool(self.by_rows(lambda allowed, rows: (allowed & later[rows]).any(-1)).any())
+        ends = self.spans[..., 1].masked_fill(self.spans[..., 0] >= self.spans[..., 1], 0)
+        return bool((ends > position[:, None] + 1).any())
+
     def by_rows(self, read: Callable[[Tensor, slice], Tensor], axis: int = -1) -> Tensor:
         """Apply `read` to the mask [b or 1, h or 1, r, m] in blocks of rows, and join the results along `axis`."""
         return torch.cat([read(allowed, rows) for allowed, rows in self.blocks()], axis)

@@ -12,9 +12,10 @@ function drawCard(box, layer, head) {
     plots.push(() => drawTicks(plot, values, value));
   }
   const parts = [make("h3", { textContent: fill(T.card, { layer, head }) })];
-  if (REPORT.roles.length) {
-    const roles = REPORT.roles[layer][head].join(T.list_comma) || T.no_role;
-    parts.push(make("p", { className: "hint", textContent: fill(T.roles_hint, { roles }), title: T.role_tip }));
+  if (REPORT.kinds.length) {
+    const lines = REPORT.labels[layer][head].map(([label, rows, uniform, confidence, sure]) =>
+      fill(sure ? T.label_hint : T.tendency_hint, { label, rows, uniform: uniform.toFixed(2), confidence: Math.floor(100 * confidence) }));
+    for (const line of lines.length ? lines : [T.no_label]) parts.push(make("p", { className: "hint", textContent: line, title: T.pattern_tip }));
   }
   box.replaceChildren(...parts, list, make("p", { className: "hint", textContent: T.card_hint }));
   for (const draw of plots) draw();

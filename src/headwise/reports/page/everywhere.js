@@ -53,7 +53,7 @@ class Everywhere {
       const button = make("button", { type: "button", textContent: nameOfHead(line.layer, line.head), title: REPORT.patterns[line.layer][line.head] });
       button.addEventListener("click", () => this.choose(line.layer, line.head));
       const bar = make("u"), dot = make("i", { className: "dot" });
-      dot.style.setProperty("--kind", colourOf(REPORT.patterns[line.layer][line.head]));
+      dot.style.setProperty("--kind", colourOf(line.layer, line.head));
       bar.style.cssText = `width: ${(100 * line.weight) / top}%; background: rgba(var(${colour}), .8)`;
       return make("li", {}, make("span", {}, dot, button), make("b", { textContent: name(line) }), bar, make("span", { textContent: fixed(line.weight) }));
     });

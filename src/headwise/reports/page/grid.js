@@ -2,19 +2,9 @@
 
 const THUMB = 112;  // cells along a side at most
 const ALL_DRAWN = 256;  // heads at most that are drawn before they come into view
-// "previous 0.62, nearby 0.71" -> "previous": the strongest one, without its number.
-const kindOf = (pattern) => pattern.split(/[,，]/)[0].replace(/\s+[-+.\d]+%?$/, "").trim();
-const hueOf = (name) => `hsl(${[...name].reduce((sum, c) => (sum * 31 + c.codePointAt(0)) % 360, 7)} 45% 52%)`;
-const colourOf = (pattern) => PATTERNS.get(kindOf(pattern))?.colour ?? REPORT.roleColours[kindOf(pattern)] ?? "transparent";
-
-// The patterns of the report, the most frequent first, in the colours that roles have in every report; others have one
-// that depends on their name.
-const PATTERNS = (() => {
-  const counts = new Map();
-  for (const name of REPORT.patterns.flat().map(kindOf)) if (name) counts.set(name, (counts.get(name) ?? 0) + 1);
-  const names = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
-  return new Map(names.map((name) => [name, { count: counts.get(name), colour: REPORT.roleColours[name] ?? hueOf(name) }]));
-})();
+// The kind of a head, in the colour of its role if it has a label, in grey if it has a tendency alone.
+const kindOf = (layer, head) => REPORT.kinds[REPORT.kindOf[layer][head]];
+const colourOf = (layer, head) => kindOf(layer, head)?.colour ?? "transparent";
 
 class Grid {
   constructor(box, legend, choose) {
@@ -45,21 +35,21 @@ class Grid {
     const button = make("button", { type: "button", className: "thumb" }, make("canvas"), make("i"));
     Object.assign(button, { layer, head, title: fill(T.head_name, { layer, head }) + (pattern ? ` · ${pattern}` : "") });
     button.setAttribute("aria-label", button.title);
-    button.style.setProperty("--kind", colourOf(pattern));
+    button.style.setProperty("--kind", colourOf(layer, head));
     button.addEventListener("click", () => this.choose(layer, head));
     this.thumbs.push(button);
     return button;
   }
 
   legend(list) {
-    const items = [...PATTERNS].map(([name, { count, colour }]) => {
+    const items = REPORT.kinds.map(({ name, count, colour }) => {
       const button = make("button", { type: "button" }, make("i"), name, make("span", { textContent: count }));
       button.style.setProperty("--kind", colour);
       button.setAttribute("aria-pressed", "false");
       button.addEventListener("click", () => {
         this.only = this.only === name ? null : name;
         for (const other of list.querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === button && this.only !== null));
-        for (const t of this.thumbs) t.classList.toggle("faint", this.only !== null && kindOf(REPORT.patterns[t.layer][t.head]) !== this.only);
+        for (const t of this.thumbs) t.classList.toggle("faint", this.only !== null && kindOf(t.layer, t.head)?.name !== this.only);
       });
       return make("li", {}, button);
     });

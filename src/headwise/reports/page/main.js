@@ -68,7 +68,7 @@ async function refresh() {
   byId("map").setAttribute("aria-label", fill(T.head_name, state) + (pattern ? `, ${pattern}` : ""));
   badge.hidden = !pattern;
   badge.replaceChildren(make("i"), pattern);
-  badge.style.setProperty("--kind", colourOf(pattern));
+  badge.style.setProperty("--kind", colourOf(state.layer, state.head));
   byId("unzoom").hidden = !state.view;
   grid.show({ passage: place0, index: state.passage, kind: state.kind, scale: state.scale, top: topOf });
   remember();

@@ -12,8 +12,7 @@ class Numbers {
         value: (l, h) => s.values[l][h], meter: extent(s.values.flat()),
       })),
     ];
-    if (PATTERNS.size) columns.push({ name: T.pattern, tip: T.pattern_tip, value: (l, h) => REPORT.patterns[l][h], word: true });
-    if (REPORT.roles.length) columns.push({ name: T.role, tip: T.role_tip, value: (l, h) => REPORT.roles[l][h].join(T.list_comma), word: true });
+    if (REPORT.patterns.flat().some(Boolean)) columns.push({ name: T.pattern, tip: T.pattern_tip, value: (l, h) => REPORT.patterns[l][h], word: true });
     this.columns = columns;
     this.heads = columns.map((column) => this.header(column));
     this.body = make("tbody");
@@ -57,7 +56,7 @@ class Numbers {
   row(layer, head) {
     const cells = this.columns.map((column) => {
       const value = column.value(layer, head);
-      if (column.word) return make("td", { className: "word" }, ...wordsOf(value));
+      if (column.word) return make("td", { className: "word" }, ...wordsOf(value, colourOf(layer, head)));
       const cell = make("td", { textContent: column.meter ? decimals(value, column.meter) : value });
       if (column.meter && value !== null) {
         cell.classList.add("meter");
@@ -98,11 +97,11 @@ class Numbers {
   }
 }
 
-// A list as parts that lines are broken between, after a dot in the colour of its first part.
-function wordsOf(value) {
+// A list as parts that lines are broken between, after a dot in that colour.
+function wordsOf(value, colour) {
   if (!value) return ["–"];
   const dot = make("i", { className: "dot" });
-  dot.style.setProperty("--kind", colourOf(value));
+  dot.style.setProperty("--kind", colour);
   return value.split(T.list_comma).flatMap((part, i) => {
     const whole = make("span", {}, ...(i ? [] : [dot]), part);
     return i ? [T.list_comma, whole] : [whole];
