@@ -46,21 +46,23 @@ def cells(layer: int, head: int, n: int, cell: int, rows: range, cols: range, re
     some = (np.minimum(top + cell, n) - 1)[:, None] >= left  # the last query of the cell sees its first key
     diagonal = np.diagonal(weights(layer, head, middle[0], middle[0]))[:, None]
     values = np.where(some, np.where(np.isnan(values), diagonal, values), np.nan)
-    return np.float32(values * (1.5 if reduce == "max" and cell > 1 else 1.0))
+    return np.float32(np.minimum(1.0, values * (1.5 if reduce == "max" and cell > 1 else 1.0)))
 
 
 def encode(maps: np.ndarray) -> bytes:
     """[count, rows, cols] as the page reads them."""
-    lo, hi = (float(f(maps)) if np.isfinite(maps).any() else 0.0 for f in (np.nanmin, np.nanmax))
-    scaled = (maps - np.float32(lo)) / np.float32(hi - lo or 1)
     count, rows, cols = maps.shape
-    return struct.pack("<ffHHI", lo, hi, rows, cols, count) + scaled.astype("<f2").tobytes()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes = np.clip(np.round(65534 + 1024 * np.log2(maps)), 1, 65534)
+    codes = np.where(np.isnan(maps), 65535, np.where(maps == 0, 0, codes))
+    return struct.pack("<HHI", rows, cols, count) + codes.astype("<u2").tobytes()
 
 
 def decoded(data: bytes) -> np.ndarray:
-    """The weights that the page knows after the way through halves: [count, rows, cols]."""
-    lo, hi, rows, cols, count = struct.unpack_from("<ffHHI", data)
-    return lo + (hi - lo) * np.frombuffer(data, "<f2", offset=16).astype(np.float64).reshape(count, rows, cols)
+    """The weights that the page knows after the way through codes: [count, rows, cols]."""
+    rows, cols, count = struct.unpack_from("<HHI", data)
+    codes = np.frombuffer(data, "<u2", offset=8).astype(np.float64).reshape(count, rows, cols)
+    return np.where(codes == 65535, np.nan, np.where(codes == 0, 0.0, 2 ** ((codes - 65534) / 1024)))
 
 
 @dataclass
@@ -218,6 +220,18 @@ def _handler(fake: Fake) -> type[BaseHTTPRequestHandler]:
                 case "GET", ["api", "texts", name, "tops", *numbers]:
                     layer, head, token = map(int, numbers)
                     self.send_json(200, tops(fake, name, layer, head, token, int(query["k"])))
+                case "GET", ["api", "texts", name, "pair", *numbers]:
+                    cell, row, col = map(int, numbers)
+                    n, reduce = len(fake.tokens(name)), query["reduce"]
+                    found = [
+                        [
+                            float(cells(layer, head, n, cell, range(row, row + 1), range(col, col + 1), reduce)[0, 0])
+                            for head in range(count)
+                        ]
+                        for layer, count in enumerate(fake.heads)
+                    ]
+                    weights_or_none = [[None if np.isnan(w) else w for w in layer] for layer in found]
+                    self.send_json(200, {"weights": weights_or_none})
                 case "GET", ["api", "texts", name, "overview"]:
                     self.send(200, encode(overview(fake, name, int(query["cells"]), query["reduce"])))
                 case "GET", ["api", "texts", name, "tiles", *numbers]:

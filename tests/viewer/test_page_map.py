@@ -37,6 +37,25 @@ def test_a_cell_of_one_token_shows_its_weight_exactly(view):
     assert text_of(page, "#readout .weight") == "–masked"
 
 
+def test_a_pinned_cell_is_read_from_the_map_in_all_heads_and_tiny_weights_keep_their_digits(view):
+    page = view("layer=0&head=1&x=60.5&y=400.5&zoom=12&scale=log")
+    for col, said in ((60, number(float(weights(0, 1, [400], [60])[0, 0]))), (88, "< 5.4e-20")):
+        page.mouse("mouseMoved", *at(page, 400, col, 12, 60.5, 400.5))
+        page.do(IDLE)
+        assert text_of(page, "#readout .weight b") == said
+    page.click(*at(page, 400, 60, 12, 60.5, 400.5))
+    page.wait("!document.querySelector('#pairs').hidden")
+    exact = [[float(np.float32(weights(i, h, [400], [60])[0, 0])) for h in range(n)] for i, n in enumerate((4, 4, 3))]
+    assert float(text_of(page, "#readout .weight b")) == pytest.approx(exact[0][1], rel=1e-5)
+    assert text_of(page, "#pairs h3") == "This pair of tokens, in all heads"
+    titles = page.do("[...document.querySelectorAll('#pairs button')].map((e) => e.title)")
+    assert titles == [f"Layer {i} · head {h}: {number(w)}" for i, row in enumerate(exact) for h, w in enumerate(row)]
+    page.do("document.querySelectorAll('#pairs button')[10].click()")
+    idle(page)
+    assert text_of(page, "#map-title") == "Layer 2 · head 2"
+    assert float(text_of(page, "#readout .weight b")) == pytest.approx(exact[2][2], rel=1e-5)
+
+
 @pytest.mark.thorough
 def test_coarser_cells_say_what_they_are(view):
     page = view("layer=0&head=3&x=1500&y=1600&zoom=0.3")  # 0.25 < 0.3 < 0.5: cells of four tokens

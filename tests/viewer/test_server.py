@@ -170,6 +170,18 @@ def test_tiles_of_every_level_are_the_dense_map_pooled(client, ready, session, l
                 close(tiles.decode(answer.content)[0], part, of_half=2.0**-10)
 
 
+def test_a_pair_has_the_weights_of_the_map_in_every_head(client, ready, session):
+    maps = list(session.subject.maps(session.present.reading.ids).values())
+    for cell, row, col, reduce in ((1, 211, 17, "mean"), (1, 17, 211, "mean"), (8, 20, 20, "max"), (4, 30, 11, "mean")):
+        found = client.get(f"{ready}/pair/{cell}/{row}/{col}?reduce={reduce}").json()["weights"]
+        assert [len(layer) for layer in found] == list(session.subject.heads)
+        for layer, amap in enumerate(maps):
+            truth = [pooled(*dense(amap, head), cell, reduce)[row, col] for head in range(amap.shape[1])]
+            assert np.float64(found[layer]) == pytest.approx(np.float64(truth), rel=1e-5, nan_ok=True)
+    assert client.get(f"{ready}/pair/128/0/0").status_code == 400
+    assert client.get(f"{ready}/pair/1/0/999999").status_code == 400
+
+
 def test_tops_are_the_largest_weights_of_a_row_and_a_column(client, ready, session):
     text = session.find(ready.rpartition("/")[2])
     token, weights = 211, dense(list(session.subject.maps(text.reading.ids).values())[1], 1)[0]

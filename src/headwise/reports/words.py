@@ -291,6 +291,8 @@ VIEWER = {
     "smallest": tr("smallest first"),
     "statistic": tr("Statistic"),
     "statistic_bar": tr("Bar below a map: {name}, {low} to {high} {unit}"),
+    "pair_in_heads": tr("This pair of tokens, in all heads"),
+    "cell_in_heads": tr("These tokens, in all heads"),
     "previous_head": tr("Previous head"),
     "next_head": tr("Next head"),
     "auto": tr("current view"),

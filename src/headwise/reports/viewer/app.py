@@ -167,8 +167,8 @@ def _answer(refusal: str, headers: Headers) -> Response:
 
 FROM_REPORT = ("elements.js", "numbers.js", "signs.js")
 SCRIPTS = (
-    "wire.js", "halves.js", "ink.js", "tiles.js", "pieces.js", "camera.js", "axes.js", "plot.js", "hand.js",
-    "readout.js", "tops.js", "heads.js", "search.js", "picture.js", "reading.js", "controls.js", "address.js",
+    "wire.js", "ink.js", "tiles.js", "pieces.js", "camera.js", "axes.js", "plot.js", "hand.js",
+    "pairs.js", "readout.js", "tops.js", "heads.js", "search.js", "picture.js", "reading.js", "controls.js", "address.js",
     "main.js",
 )  # fmt: skip
 
@@ -223,6 +223,7 @@ def make_app(session: Session, token: str, hosts: Iterable[str], lang: str | Non
         Route(f"{one}/search", api.search),
         Route(f"{one}/overview", api.overview),
         Route(one + "/tops/{layer}/{head}/{token}", api.tops),
+        Route(one + "/pair/{cell}/{row}/{col}", api.pair),
         Route(one + "/tiles/{layer}/{head}/{cell}/{row}/{col}", api.tile),
     ]
     handlers: dict[Any, Any] = {
@@ -304,6 +305,14 @@ class _Api:
         if token >= text.n or not 1 <= k <= requests.TOPS:
             raise misfit("token", f"token: expected less than {text.n}, got {token}; k: 1 to {requests.TOPS}, got {k}")
         return JSONResponse(await self.asides.run(request, lambda _: text.tops(place, token, k)))
+
+    async def pair(self, request: Request) -> Response:
+        text = self._present(request)
+        (cell, row, col), reduce = requests.cell_of(request, text), requests.reduce_of(request)
+        if cell > requests.PAIR:
+            raise misfit("cell", f"cell: expected at most {requests.PAIR} tokens, got {cell}")
+        find = partial(text.weights, cell, row, col, reduce)
+        return JSONResponse({"weights": await self.asides.run(request, find)})
 
     async def overview(self, request: Request) -> Response:
         text = self._present(request)

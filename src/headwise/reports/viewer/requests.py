@@ -15,7 +15,7 @@ from starlette.requests import Request
 from headwise.reports.messages import message
 from headwise.reports.sources import short
 from headwise.reports.viewer.session import CANCELLED, FAILED, Text
-from headwise.reports.viewer.tiles import REDUCES, Unwanted, Wanted, tile_spans
+from headwise.reports.viewer.tiles import REDUCES, SIDE, Unwanted, Wanted
 from headwise.wording import Message
 
 
@@ -44,6 +44,7 @@ POSITIONS = 1000  # of a search
 QUERY = 256  # characters of a search
 TOPS = 64  # keys and queries of a token
 CELLS = 16, 256  # of an overview, along a side
+PAIR = 64  # tokens of a cell in all heads, along a side
 TITLE = 200  # characters
 ESCAPED = 12  # bytes of a character in JSON, at most: \\ud83d\\ude00
 
@@ -91,16 +92,21 @@ def head_of(request: Request, text: Text) -> tuple[int, int]:
 
 def tile_of(request: Request, text: Text) -> TileRequest:
     """The requested tile. 404 for an unknown head, 400 for a tile outside the map, 409 for one not yet computed."""
-    layer, head = head_of(request, text)
+    return TileRequest(*head_of(request, text), *cell_of(request, text, SIDE), reduce_of(request))
+
+
+def cell_of(request: Request, text: Text, side: int = 1) -> tuple[int, int, int]:
+    """The requested size of cells, and the row and column of a square of `side` × `side` of them."""
     cell, row, col = (whole(request, name) for name in ("cell", "row", "col"))
     levels = text.levels
     if cell & (cell - 1) or not 1 <= cell <= levels.coarsest:
         raise misfit("cell", f"cell: expected a power of two from 1 to {levels.coarsest}, got {cell}")
-    if any(span.start == span.stop for span in tile_spans(levels.n, levels.m, cell, row, col)):
+    if row * side * cell >= levels.n or col * side * cell >= levels.m:
+        name = "tile" if side > 1 else "cell"
         raise misfit(
-            "tile", f"tile ({row}, {col}) of cells of {cell} lies outside the map of {levels.n} × {levels.m} tokens"
+            name, f"{name} ({row}, {col}) of cells of {cell} lies outside the map of {levels.n} × {levels.m} tokens"
         )
-    return TileRequest(layer, head, cell, row, col, reduce_of(request))
+    return cell, row, col
 
 
 def not_yet(text: Text) -> Refusal:

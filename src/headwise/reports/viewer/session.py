@@ -23,9 +23,19 @@ from headwise.errors import HeadwiseError
 from headwise.kernels.events import within
 from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
+from headwise.masks import Span
 from headwise.reports.messages import message
 from headwise.reports.numbers import nonfinite_counts, nonfinite_remarks
-from headwise.reports.viewer.tiles import BUDGET, HeadPyramid, Levels, Unwanted, choose_levels, head_pyramid
+from headwise.reports.viewer.tiles import (
+    BUDGET,
+    HeadPyramid,
+    Levels,
+    Unwanted,
+    Wanted,
+    choose_levels,
+    head_pyramid,
+    rectangle,
+)
 from headwise.stats import Measure, Tokens, describe, of_tokens, shown_in
 from headwise.wording import LANGUAGES, Message
 
@@ -193,6 +203,16 @@ class Text:
 
         keys, queries = head[0, 0, token, :], head[0, 0, :, token]
         return {"piece": pieces[token], "keys": largest(keys), "queries": largest(queries)}
+
+    def weights(self, cell: int, row: int, col: int, reduce: str, wanted: Wanted) -> list[list[float | None]]:
+        """The weight of a cell in every head so far, by layers; None where the mask allows no pair of it."""
+        sides = (range(at * cell, min(self.n, (at + 1) * cell)) for at in (row, col))
+        rows, cols = (Span(side.start, side.stop) for side in sides)
+        found: list[list[float | None]] = [[] for _ in self.subject.heads]
+        for (layer, _), head in self.heads.items():
+            mean, largest, _ = rectangle(head, rows, cols, cell, wanted)
+            found[layer].append(_number(float(largest if reduce == "max" else mean)))
+        return found
 
     def find(self, wanted: str, limit: int) -> tuple[list[int], bool]:
         """Tokens at which `wanted` begins in the text, ignoring case, ascending, and whether there are more."""

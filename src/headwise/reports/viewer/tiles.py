@@ -1,7 +1,8 @@
-"""Tiles of every head's map at all levels, and their encoding for the page: half floats with their range.
+"""Tiles of every head's map at all levels, and their encoding for the page: logarithms of weights in two bytes.
 
-A tile is 16 bytes, little endian: float32 lo, float32 hi, uint16 rows, uint16 cols, uint32 count. Then count × rows ×
-cols float16, row major: weight = lo + (hi − lo)·x, NaN where the mask allows no pair of a cell.
+A tile is 8 bytes, little endian: uint16 rows, uint16 cols, uint32 count. Then count × rows × cols uint16, row major:
+0 is a weight of 0, 1 a weight below `LEAST`, 65535 a cell of which the mask allows no pair; a code c between them is the
+weight 2^((c − 65534)/1024).
 
 Coarse levels are computed in one pass. The finest stored level, the base, has the smallest cells that fit the budget
 for all heads together; finer tiles are computed on request. Coarser levels are folded from the base: means weighted by
@@ -11,6 +12,7 @@ the pairs that the mask allows, and maxima.
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -23,24 +25,25 @@ from headwise.masks import Span, State
 from headwise.rule.pooling import Squares
 from headwise.rule.tiles import COMPUTING
 
-HEADER = struct.Struct("<ffHHI")
+HEADER = struct.Struct("<HHI")
 LARGEST_SIDE = (1 << 16) - 1
+ONE, NOTHING = 65534, 65535  # the codes of the weight 1 and of a masked cell
+STEPS = 1024  # codes for each power of two
+LEAST = 2.0 ** ((2 - ONE) / STEPS)  # 5.4e-20
 
 
 def encode(maps: np.ndarray) -> bytes:
-    """Maps [count, rows, cols], encoded; non-finite values become NaN. An error is at most 2⁻¹¹ of the distance to the
-    smallest weight, and 2⁻²⁵ of the range near it."""
+    """Weights [count, rows, cols] between 0 and 1, encoded; non-finite ones become NaN. From `LEAST` on an error is at
+    most 2⁻¹¹ of the weight; smaller ones are only known to be smaller."""
     if maps.ndim != 3 or max(maps.shape[1:]) > LARGEST_SIDE:
         raise ShapeError(f"maps: expected [count, rows, cols], each side at most {LARGEST_SIDE}, got {maps.shape}")
     count, rows, cols = maps.shape
-    values = np.where(np.isfinite(maps), maps, np.nan).astype(np.float32, copy=False)
-    known = ~np.isnan(values)
-    lo = float(values.min(where=known, initial=np.inf))
-    hi = float(values.max(where=known, initial=-np.inf))
-    if lo > hi:  # all values are NaN
-        lo = hi = 0.0
-    scaled = (values - np.float32(lo)) / np.float32(hi - lo or 1.0)
-    return HEADER.pack(lo, hi, rows, cols, count) + scaled.astype("<f2").tobytes()
+    known = np.isfinite(maps)
+    positive = known & (maps > 0)
+    codes = np.where(known, np.float32(0), np.float32(NOTHING))
+    np.log2(maps, out=codes, where=positive)
+    codes[positive] = np.clip(ONE + STEPS * codes[positive], 1, ONE).round()
+    return HEADER.pack(rows, cols, count) + codes.astype("<u2").tobytes()
 
 
 def empty(rows: int, cols: int) -> bytes:
@@ -49,15 +52,24 @@ def empty(rows: int, cols: int) -> bytes:
 
 
 def decode(data: bytes) -> np.ndarray:
-    """The inverse of `encode`, float32 [count, rows, cols]. Raises ShapeError if the length does not fit the header."""
+    """The inverse of `encode`, float32 [count, rows, cols]; a weight below `LEAST` is half of that. Raises ShapeError if
+    the length does not fit the header."""
     if len(data) < HEADER.size:
         raise ShapeError(f"data: {len(data)} bytes are shorter than the header of {HEADER.size}")
-    lo, hi, rows, cols, count = HEADER.unpack_from(data)
+    rows, cols, count = HEADER.unpack_from(data)
     expected = HEADER.size + 2 * count * rows * cols
     if len(data) != expected:
         raise ShapeError(f"data: expected {expected} bytes for {count} maps of {rows} × {cols}, got {len(data)}")
-    halves = np.frombuffer(data, "<f2", offset=HEADER.size).reshape(count, rows, cols).astype(np.float32)
-    return np.float32(lo) + np.float32(hi - lo) * halves
+    codes = np.frombuffer(data, "<u2", offset=HEADER.size).reshape(count, rows, cols)
+    return _weights()[codes]
+
+
+@cache
+def _weights() -> np.ndarray:
+    """The weight of each code."""
+    weights = np.exp2((np.arange(NOTHING + 1, dtype=np.float64) - ONE) / STEPS)
+    weights[[0, 1, NOTHING]] = 0.0, LEAST / 2, np.nan
+    return weights.astype(np.float32)
 
 
 SIDE = 256  # cells along a tile

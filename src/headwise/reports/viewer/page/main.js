@@ -7,7 +7,8 @@ let awaited = null;  // the view of a link whose head is not drawn yet
 const pieces = new Pieces((wordy) => { if (wordy) plot.layout(); plot.draw(); search.arrived(); });
 const tiles = new Tiles(() => plot.draw());
 const plot = new Plot(byId("map"), byId("map-base"), byId("map-over"), { tiles, pieces, changed: onView, ranged: onRange });
-const readout = new Readout(byId("readout"), plot, pieces);
+const pairs = new Pairs(byId("pairs"), plot, { arrived: () => readout.draw(), chosen: openHead });
+const readout = new Readout(byId("readout"), plot, pieces, pairs);
 const tops = new Tops(byId("tops"), ({ row, col }) => { goTo(row, col); });
 const heads = new Heads(byId("grid"), (layer, head) => openHead(layer, head));
 const controls = new Controls(change);
@@ -122,6 +123,7 @@ function showHead() {
   controls.show(state);
   plot.show({ ...state, coarsest: text.coarsest, small: heads.small(layer, head) });
   if (tops.token !== null) tops.show(tops.token);
+  pairs.draw();
   remember();
 }
 
@@ -150,6 +152,7 @@ function onRange({ low, top }) {
 function onView() {
   const { cell } = plot.level();
   byId("level").textContent = cell === 1 ? T.level_exact : fill(state.reduce === "max" ? T.level_max : T.level_mean, { c: cell });
+  pairs.follow();
   readout.draw();
   remember();
 }
@@ -158,8 +161,9 @@ function putCursor(cell) {
   plot.cursor = cell;
   if (!cell) plot.pinned = false;
   if (!plot.pinned) tops.hide();
-  if (!plot.shows) return;
+  if (!plot.shows) { pairs.follow(); return; }
   plot.cross();
+  pairs.follow();
   readout.draw();
 }
 
@@ -290,6 +294,7 @@ function themed() {
   if (!text) return;
   heads.arrange();
   controls.show(state);
+  pairs.draw();
   plot.draw();
 }
 

@@ -202,7 +202,7 @@ class Plot {
         const x = camera.px(c + 0.5), y = camera.py(r + 0.5);
         if (weight === undefined || Number.isNaN(weight) || x - 1.3 * size < plot.left || x + 1.3 * size > plot.left + plot.width) continue;
         context.fillStyle = inkOn(colourAt(place(weight, shows.top, shows.scale, shows.low)));
-        const label = weight === 0 ? "0" : weight >= 0.005 ? weight.toFixed(2) : weight.toExponential(0);
+        const label = told(weight, (w) => (w === 0 ? "0" : w >= 0.005 ? w.toFixed(2) : w.toExponential(0)));
         context.fillText(label, x, y);
       }
     }

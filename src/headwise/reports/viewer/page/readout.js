@@ -4,20 +4,26 @@ const AROUND = 14;      // tokens on either side of a place
 const LONGEST = 28;     // characters of a cell's own text
 
 class Readout {
-  constructor(box, plot, pieces) {
-    Object.assign(this, { box, plot, pieces, said: "" });
+  constructor(box, plot, pieces, pairs) {
+    Object.assign(this, { box, plot, pieces, pairs, said: "" });
   }
 
   draw() {
     const { plot } = this, { cursor } = plot;
     if (!cursor) { this.tell("hint", [make("span", { className: "muted", textContent: T.point_hint })]); return; }
-    const { r, c, cell, weight } = plot.read(cursor), sides = [this.side(T.query, r, cell, "looks"), this.side(T.key, c, cell, "looked")];
-    const name = JSON.stringify([language, weight ?? "…", Number.isNaN(weight), plot.shows.reduce, cell, plot.pinned, ...sides.map((side) => side.said)]);
+    const { r, c, cell, weight, words } = this.read(), sides = [this.side(T.query, r, cell, "looks"), this.side(T.key, c, cell, "looked")];
+    const name = JSON.stringify([language, words, plot.shows.reduce, cell, plot.pinned, ...sides.map((side) => side.said)]);
     if (name === this.said) return;
-    const nothing = Number.isNaN(weight);
-    const number = make("b", { textContent: weight === undefined ? "…" : nothing ? "–" : fixed(weight) });
-    const note = weight === undefined ? T.not_there_yet : nothing ? T.nothing_allowed : this.note(cell);
+    const number = make("b", { textContent: words });
+    const note = weight === undefined ? T.not_there_yet : Number.isNaN(weight) ? T.nothing_allowed : this.note(cell);
     this.tell(name, [make("div", { className: "weight" }, number, make("small", { textContent: note })), make("dl", {}, ...sides.flatMap((side) => side.parts))]);
+  }
+
+  // The cursor's cell and its weight: of the tile with three digits, of the map itself, once it is there, with six.
+  read() {
+    const { plot, pairs } = this, at = plot.read(plot.cursor), weight = pairs.weight ?? at.weight;
+    const words = weight === undefined ? "…" : Number.isNaN(weight) ? "–" : pairs.weight === undefined ? told(weight) : String(Number(weight.toPrecision(6)));
+    return { ...at, weight, words };
   }
 
   // The meaning of a number at this level.
@@ -27,9 +33,9 @@ class Readout {
 
   // One sentence for those who listen.
   sentence() {
-    const { r, c, cell, weight } = this.plot.read(this.plot.cursor), of = (i) => this.range(i, cell);
+    const { r, c, cell, weight, words } = this.read(), of = (i) => this.range(i, cell);
     const tokens = (i) => clipped(shown(this.pieces.between(i * cell, (i + 1) * cell) ?? ""), LONGEST);
-    const number = weight === undefined ? T.not_there_yet : Number.isNaN(weight) ? T.nothing_allowed : `${this.note(cell)} ${fixed(weight)}`;
+    const number = weight === undefined ? T.not_there_yet : Number.isNaN(weight) ? T.nothing_allowed : `${this.note(cell)} ${words}`;
     return `${T.query} ${of(r)} ${tokens(r)}, ${T.key} ${of(c)} ${tokens(c)}: ${number}`;
   }
 

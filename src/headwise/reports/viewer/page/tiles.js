@@ -88,7 +88,7 @@ class Tiles {
   // Whether a coarser tile shows that this part of it is fully masked, [r0, r1) × [c0, c1) of its cells.
   isBlank(name, tile, { r0, r1, c0, c1 }) {
     if (this.blank.has(name)) return true;
-    for (let r = r0; r < r1; r++) for (let c = c0; c < c1; c++) if (!isNothing(tile.bits[r * tile.cols + c])) return false;
+    for (let r = r0; r < r1; r++) for (let c = c0; c < c1; c++) if (!isNothing(tile.codes[r * tile.cols + c])) return false;
     this.blank.add(name);
     return true;
   }

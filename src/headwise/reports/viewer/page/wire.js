@@ -81,12 +81,8 @@ function complain(error) {
   say("alert", error?.sentence ?? String(error?.message ?? error));
 }
 
-// 16 bytes, little endian: float32 lo, hi, uint16 rows, cols, uint32 count; then halves: lo + (hi - lo)·x.
+// 8 bytes, little endian: uint16 rows, cols, uint32 count; then two bytes a weight, see ink.js.
 async function askMaps(path, signal) {
   const buffer = await (await ask(path, { signal })).arrayBuffer(), head = new DataView(buffer);
-  return {
-    lo: head.getFloat32(0, true), hi: head.getFloat32(4, true),
-    rows: head.getUint16(8, true), cols: head.getUint16(10, true), count: head.getUint32(12, true),
-    bits: new Uint16Array(buffer, 16),
-  };
+  return { rows: head.getUint16(0, true), cols: head.getUint16(2, true), count: head.getUint32(4, true), codes: new Uint16Array(buffer, 8) };
 }
