@@ -166,7 +166,7 @@ MUTANTS = [
         ]),
         ("cache/base.py", CACHES, [
             ("self._room.write(0, held)", "pass"),
-            ("or self.length <= held:", "or self.length < held:"),
+            ("room, held = self._room, first + last", "room, held = self._room, last"),
             ("start = self.length - last", "start = self.length - last - 1"),
             ("return sum(part[:, :, :1].numel()", "return sum(part.numel()"),
         ]),
