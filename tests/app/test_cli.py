@@ -14,19 +14,23 @@ from processes import files_no_larger_than
 @pytest.mark.thorough
 def test_see_prints_every_head_and_writes_the_page_and_pictures(model_folder: Path, tmp_path: Path) -> None:
     out, png = tmp_path / "r.html", tmp_path / "png"
-    done = forked(tmp_path, "see", "武松打虎😀。", "--model", model_folder, "--out", out, "--png", png)
+    done = forked(tmp_path, "see", "武松打虎😀。", "--model", model_folder, "--out", out, "--png", png, "--all")
     assert done.code == 0, done.err
+    assert str(png) in done.out.splitlines()[-1]
     heads = re.findall(r"^ *(\d) +(\d) ", done.out, re.MULTILINE)
     assert heads == [(str(layer), str(head)) for layer in range(2) for head in range(5)]
     assert "武松打虎" in out.read_text(encoding="utf-8")
     assert len(list(png.glob("*.png"))) == 11
 
 
+SORTED = "--all", "--sort", "entropy"
+
+
 @pytest.mark.thorough
 def test_see_reads_a_file_and_sorts(headwise: Command, model_folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "in.txt"
     text.write_text("武松打虎。\r\nThe tiger!", encoding="utf-8")
-    done = headwise("see", "--file", text, "--model", model_folder, "--out", tmp_path / "r.html", "--sort", "entropy")
+    done = headwise("see", "--file", text, "--model", model_folder, "--out", tmp_path / "r.html", *SORTED)
     assert done.code == 0, done.err
     entropies = [float(x) for x in re.findall(r"^ *\d +\d +([\d.]+)", done.out, re.MULTILINE)]
     assert entropies == sorted(entropies, reverse=True)

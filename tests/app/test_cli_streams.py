@@ -125,7 +125,7 @@ def test_a_pipe_that_closes_early_loses_nothing(model_folder: Path, tmp_path: Pa
     )
     done = subprocess.run(["bash", "-o", "pipefail", "-c", shell], capture_output=True, text=True)
     assert (done.returncode, (tmp_path / "err").read_text()) == (0, "")
-    assert str(out) in done.stdout
+    assert "2 layers" in done.stdout
     assert out.read_bytes().endswith(b"</html>\n")
 
 

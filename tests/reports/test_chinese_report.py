@@ -20,7 +20,7 @@ TEXT = "武松打虎，武松回来。又打虎，又回来。"
 NAMES = {
     "SVG", "CSV", "logit",
     "headwise", "HTML", "PNG", "JavaScript", "Enter", "Esc", "CKA", "Michel", "et", "al", "softmax", "exp", "ln", "max",
-    "cpu", "Transformer", "watch", "maps", "lazy", "entries",
+    "cpu", "Transformer", "watch", "maps", "lazy", "entries", "all",
 }  # fmt: skip
 
 
@@ -37,9 +37,9 @@ def texts_of(value: object, name: str = "") -> list[str]:
     if isinstance(value, list):
         return [text for one in value for text in texts_of(one)]
     if isinstance(value, dict):
-        skipped = {"vocabulary"}
+        skipped = {"vocabulary", "colour"}
         if "label" in value or "layers" in value:
-            skipped = {"name", "names", "tokens", "keys", "colours", "roleColours"}
+            skipped = {"name", "names", "tokens", "keys", "colours"}
         return [text for key, one in value.items() if key not in skipped for text in texts_of(one)]
     return []
 

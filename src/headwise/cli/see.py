@@ -46,6 +46,9 @@ def see(
         list[str] | None, typer.Option("--view", help="Also write another view: --view NAME=PATH; repeatable.")
     ] = None,
     sort: Annotated[str | None, typer.Option(help="Sort the table by this statistic.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print all heads, all statistics that fit, and all remarks.")
+    ] = False,
     cells: Annotated[
         int, typer.Option("--cells", min=8, max=1024, help="Longer texts are pooled to this many cells per axis.")
     ] = 384,
@@ -112,7 +115,7 @@ def see(
     with nullcontext() if is_stream(out) else taken(out, "--out"):
         with progress_bar() as progress:
             report = report_of(asked, progress)
-        _write(report, swapped, out, others, png, sort, open_page, lang)
+        _write(report, swapped, out, others, png, sort, open_page, lang, everything)
 
 
 def _swapped(asked: Any, swap: str) -> tuple[Any, Any]:
@@ -134,10 +137,11 @@ def _swapped(asked: Any, swap: str) -> tuple[Any, Any]:
 
 def _write(
     report: Any, swapped: Any, out: Path, others: list[tuple[str, str]], png: Path | None, sort: str | None,
-    open_page: bool | None, lang: str,
+    open_page: bool | None, lang: str, everything: bool,
 ) -> None:  # fmt: skip
-    """Write the page, the other views and the pictures, and print the table, or that of a swap."""
+    """Write the page, the other views and the pictures, and print what the report or the swap says, the paths last."""
     from rich.table import Table
+    from rich.text import Text
 
     from headwise.reports.messages import message
     from headwise.reports.page import write_report
@@ -145,17 +149,16 @@ def _write(
     from headwise.reports.views import print_report, write_view
     from headwise.wording import in_language
 
-    console = Console(stderr=is_stream(out))
+    console, last = Console(stderr=is_stream(out)), []
 
     def say(code: str, **values: int | str) -> None:
-        console.print(in_language(message(code, **values), lang), highlight=False, soft_wrap=True)
+        last.append(Text.from_markup(in_language(message(code, **values), lang)))
 
     with written(out) as page:
         write_report(report, page, lang=lang)
     if not is_stream(out):
         say("wrote_report", path=str(out))
         if on_desktop() if open_page is None else open_page:
-            console.file.flush()
             opened = open_in_browser(out)
             if open_page and not opened:
                 say("not_opened")
@@ -166,9 +169,8 @@ def _write(
         with progress_bar() as progress:
             pictures = write_pngs(report, png, progress=progress, lang=lang)
         say("wrote_pictures", count=len(pictures), path=str(png))
-    console.print()
     if swapped is None:
-        print_report(report, console, sort=sort, lang=lang)
+        print_report(report, console, sort=sort, lang=lang, everything=everything, last=last)
         return
     head, rows = swapped.rows()
     table = Table(*(in_language(name, lang) for name in head), box=None, header_style="bold", padding=(0, 1))
@@ -176,6 +178,8 @@ def _write(
         table.add_row(*row)
     console.print(table)
     console.print(in_language(swapped.title, lang), highlight=False)
+    for line in last:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _views(given: Sequence[str]) -> list[tuple[str, str]]:

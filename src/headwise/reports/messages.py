@@ -35,10 +35,42 @@ MESSAGES = {
         "the whole text. A map has no weights beyond a window."
     ),
     "caution": tr("caution"),
+    "found_sink": tr(
+        "{token}, the first token, is a sink of {count} of {heads} heads: {best} of the weight; equal weights would "
+        "give {uniform:.2f} ({rows} queries)."
+    ),
+    "found_role": tr(
+        "“{role}” ({what}) is the label of {count} of {heads} heads: {best}; equal weights would give {uniform:.2f} "
+        "({rows} queries)."
+    ),
+    "found_none": tr(
+        "No head has a label: a label needs {least} queries or more, a score above its threshold, and a confidence of "
+        "95 %. This text has {tokens} tokens."
+    ),
+    "found_loss": tr(
+        "{head} matters most: without it the loss on this text rises by {most:.2f} nats per token, without the median "
+        "head by {median:.3f}. {little} of {heads} heads cost less than {least}."
+    ),
+    "found_pair": tr(
+        "In {head}, {query} gives {key} {weight:.2f} of its weight; {count} other queries give it {mean:.2f}, and "
+        "other keys at that distance get {far:.2f}: the largest difference."
+    ),
+    "found_keys": tr(
+        "{head} is the sharpest head: a query divides its weight among {least:.1f} keys on average (e^entropy), that "
+        "of the median head among {median:.1f}."
+    ),
+    "all_heads": tr("--all prints all {heads} heads and all remarks."),
+    "columns": tr(
+        "L2H4: layer 2, head 4. Pattern: mean weight over the queries; equal: that of equal weights. Weights show "
+        "where a head attends, not why."
+    ),
+    "columns_loss": tr(
+        "L2H4: layer 2, head 4. equal: the score of equal weights. loss: its rise without the head, in nats. Weights "
+        "show where a head attends, not why."
+    ),
     "unknown_text": tr(
-        "The loss of {loss:.2f} nats per token means that the model predicts this text as poorly as a choice among "
-        "{choices:,.0f} equally likely tokens; on text like its training text it is at most {most:.2f} nats "
-        "({usual:,.0f} tokens). What the heads do here may differ from what they do on such text."
+        "{loss:.2f} nats per token, as a choice among {choices:,.0f} tokens; text like that of the training has at "
+        "most {most:.2f} ({usual:,.0f} tokens). Heads may act differently here."
     ),
     "fact_loss": tr("{loss:.2f} nats per token"),
     "title_cross": tr("cross attention, {queries} at {keys}"),

@@ -20,6 +20,7 @@ from headwise.base.files import atomic_path
 from headwise.reports.colours import font_face
 from headwise.reports.corpus_page import passages_data
 from headwise.reports.data import LEVELS, Passage, Report, blob, coded, colour_top, finite, halves, packed, sorted_codes
+from headwise.reports.findings import NAMED, findings
 from headwise.reports.template import COLOURS, document, inert, source
 from headwise.reports.words import description, label, unit, words
 from headwise.table import HeadTable
@@ -87,6 +88,7 @@ def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
         entry, more = _passage(index, passage, report)
         passages.append({"title": own(passage.title), **entry})
         blobs += more
+    found = findings(report)
     data = {
         "layers": report.shape[0],
         "names": [own(name) for name in report.layers],
@@ -96,6 +98,7 @@ def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
         "statistics": _columns(report.statistics, lang),
         "patterns": [[own(pattern) for pattern in row] for row in report.patterns],
         **_labels(report, lang),
+        "findings": [[own(finding.text), finding.heads[:NAMED]] for finding in found],
         "comparisons": [
             {
                 "name": own(c.name),
@@ -110,7 +113,8 @@ def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
         "importance": _columns(report.importance, lang),
         "facts": [[own(name), own(value)] for name, value in report.facts],
         "notes": [own(note) for note in report.notes],
-        "first": _liveliest(report),
+        "first": next(([*x.heads[0], x.query, "q", 0] for x in found if x.query is not None), None)
+        or _liveliest(report),
         "levels": LEVELS,
         "colours": COLOURS,
         "corpus": None,

@@ -12,6 +12,7 @@ A view is a class in a file of its own and a line that registers it:
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import ClassVar
@@ -25,7 +26,9 @@ from rich.text import Text
 
 from headwise.errors import ConfigError, check_choice, check_declared
 from headwise.reports.data import Report, value_range
+from headwise.reports.findings import HEADS, Finding, findings, name_of, telling
 from headwise.reports.messages import message
+from headwise.reports.numbers import SCORES, SOME_VALUES, VALUES
 from headwise.reports.page import write_report
 from headwise.reports.pictures import write_pngs
 from headwise.reports.words import label, words
@@ -114,30 +117,142 @@ for _view in (_Page(), _Pictures()):
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def print_report(report: Report, console: Console, *, sort: str | None = None, lang: str | None = None) -> None:
-    """Print the facts, a row per head with its statistics, each with a bar between the extremes of its column, and the
-    strongest pattern; then the notes. sort: a statistic, descending with NaN last; by layer and head if None."""
+LINES = 22  # of the short form: a terminal of 24 lines also shows the command and the prompt
+LEAST = 3  # heads in it, if there is no room for more
+BRIEF = ("model", "text", "loss")  # facts in its first line, as far as they fit
+EVIDENCE = ("effective_keys", "mean_distance")  # statistics beside the pattern of a head
+CAUTIONS = ("caution", SCORES, VALUES, SOME_VALUES)  # codes of what the reader must know
+
+Block = list[Text | Table]
+
+
+def print_report(
+    report: Report, console: Console, *, sort: str | None = None, lang: str | None = None, everything: bool = False,
+    last: Sequence[Text] = (),
+) -> None:  # fmt: skip
+    """Print what a report says first: its findings, the heads that are worth a look, and remarks, in at most LINES
+    lines of 80 columns, with `last`, which is printed last.
+
+    Args:
+        sort: a statistic: the heads with the largest values instead, NaN last.
+        everything: all facts, all heads with the statistics that fit, and all remarks.
+    """
     lang = language_of(lang)
     if sort is not None:
         check_choice("sort", sort, report.statistics)
+    found = findings(report)
+    said = [_numbered(i, in_language(one.text, lang), console) for i, one in enumerate(found, 1)]
+    unbroken = list(last)
+    if everything:
+        unbroken += (facts := _facts(report, console, lang))
+        table, missing = _fitting(report, console, sort, lang)
+        below = [message("not_shown", names=_names(missing, lang))] if missing else []
+        blocks: list[Block] = [facts, [*said], [table, *_dim(below, lang)]]
+        blocks.append(_dim(report.notes, lang))
+    else:
+        blocks = _brief(report, console, (found, said), sort, lang, list(last))
+    blocks = [block for block in (*blocks, list(last)) if block]
+    spare = LINES - sum(_height(block, console) for block in blocks)
+    for i, block in enumerate(blocks):
+        if i and (everything or spare > 0):
+            console.print()
+            spare -= 1
+        for part in block:
+            console.print(part, highlight=False, soft_wrap=part in unbroken)
+
+
+def _brief(
+    report: Report, console: Console, found: tuple[list[Finding], list[Text]], sort: str | None, lang: str, last: Block
+) -> list[Block]:
+    """What fits into LINES lines with `last`: cautions before heads, heads before other remarks."""
+    facts = {_code(name): in_language(value, lang) for name, value in report.facts}
+    line = ""
+    for more in (facts[code] for code in BRIEF if code in facts):
+        longer = f"{line} · {more}" if line else more
+        line = longer if not line or cell_len(longer) <= console.width else line
+    above: Block = [*_dim([line] if line else [], lang), *found[1]]
+    costs = "loss without it" in report.importance
+    columns = [message("columns_loss" if costs else "columns")] if report.labels else []
+    cautions = [value for name, value in report.facts if _code(name) in CAUTIONS]
+    cautions += [note for note in report.notes if _code(note) in CAUTIONS]
+    remarks = [note for note in report.notes if _code(note) not in (*CAUTIONS, "explained")]
+    closing = _dim([message("all_heads", heads=len(report.heads))], lang)
+    below = _dim(columns, lang)
+    room = LINES - 1 - _height([*above, *below, *closing, *last], console)
+    below += (known := _that_fit(_dim(cautions, lang), room - LEAST, console))
+    room -= _height(known, console)
+    table = _heads(report, found[0], sort, lang, min(HEADS, max(LEAST, room)))
+    below += _that_fit(_dim(remarks, lang), room - table.row_count, console)
+    return [above, [table, *below, *closing]]
+
+
+def _that_fit(block: Block, lines: int, console: Console) -> Block:
+    """The first parts, as many as that many lines take."""
+    return [part for i, part in enumerate(block) if _height(block[: i + 1], console) <= lines]
+
+
+def _code(text: str) -> str:
+    return getattr(text, "code", "")
+
+
+def _dim(texts: Iterable[str], lang: str) -> Block:
+    return [Text(in_language(text, lang), style="dim") for text in texts]
+
+
+def _numbered(number: int, text: str, console: Console) -> Text:
+    lines = Text(text).wrap(console, max(20, console.width - 3))
+    return Text(f"{number}. ") + Text("\n   ").join(lines)
+
+
+def _height(block: Sequence[Text | Table], console: Console) -> int:
+    """The lines that a block takes."""
+    return sum(1 + x.row_count if isinstance(x, Table) else len(x.wrap(console, console.width)) for x in block)
+
+
+def _heads(report: Report, found: list[Finding], sort: str | None, lang: str, count: int) -> Table:
+    """Heads that are worth a look, with the evidence of their patterns."""
+    every = telling(report, found) if sort is None else list(report.statistics.sort(sort).places)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    table.add_column(words(lang, "report")["head"].lower(), no_wrap=True)
+    table.add_column(words(lang, "report")["pattern"].lower(), no_wrap=True, overflow="ellipsis")
+    for header in (tr("equal"), tr("queries")) if report.labels else ():
+        table.add_column(in_language(header, lang), justify="right", no_wrap=True)
+    names = [name for name in dict.fromkeys([sort, *EVIDENCE]) if name is not None and name in report.statistics]
+    columns = {name: report.statistics.dense(name).numpy(force=True) for name in names}
+    for name in names:
+        table.add_column(label(name, lang, short=True) + (" ↓" if name == sort else ""), justify="right", no_wrap=True)
+    losses = None
+    if "loss without it" in report.importance:
+        losses = report.importance.dense("loss without it").numpy(force=True)
+        table.add_column(in_language(message("loss"), lang), justify="right", no_wrap=True)
+    for at in every[:count]:
+        own = report.labels[at[0]][at[1]][:1] if report.labels else []
+        pattern = own[0].words if own else report.patterns[at[0]][at[1]]
+        row: list[str | Text] = [
+            name_of(at),
+            Text(in_language(pattern, lang) or "·", style="" if own and own[0].sure else "dim"),
+        ]
+        if report.labels:
+            row += [f"{own[0].uniform:.2f}", str(own[0].rows)] if own else ["·", "·"]
+        row += [_cell(values, at) for values in columns.values()]
+        table.add_row(*row, *([] if losses is None else [f"{losses[at]:+.3f}"]))
+    return table
+
+
+def _names(names: Sequence[str], lang: str) -> str:
+    return in_language(LIST, lang).join(label(name, lang) if lang == "zh" else name for name in names)
+
+
+def _facts(report: Report, console: Console, lang: str) -> Block:
+    """A line or more for each fact, aligned."""
     facts = [(in_language(name, lang), in_language(value, lang)) for name, value in report.facts]
     margin = max((cell_len(name) for name, _ in facts), default=0)
+    found: Block = []
     for name, value in facts:
         first, *others = _lines(value, console, margin + 2)
-        console.print(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(first), soft_wrap=True)
-        for line in others:
-            console.print(Text(" " * (margin + 2) + line), soft_wrap=True)
-    if facts:
-        console.print()
-    table, missing = _fitting(report, console, sort, lang)
-    console.print(table)
-    if missing:
-        names = in_language(LIST, lang).join(label(name, lang) if lang == "zh" else name for name in missing)
-        console.print(Text(in_language(message("not_shown", names=names), lang), style="dim"))
-    if report.notes:
-        console.print()
-    for note in report.notes:
-        console.print(Text(in_language(note, lang), style="dim"))
+        found.append(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(first))
+        found += [Text(" " * (margin + 2) + line) for line in others]
+    return found
 
 
 def _lines(value: str, console: Console, indent: int) -> list[str]:

@@ -111,6 +111,7 @@ REPORT = {
         "The attention weights of every head on this text. They show which tokens a head attends to, not why the "
         "model produces its output; on another text the same head may attend to other tokens."
     ),
+    "findings": tr("Findings"),
     "noscript": tr("This page requires JavaScript, which is disabled."),
     "passage": tr("Passage"),
     "layer": tr("Layer"),

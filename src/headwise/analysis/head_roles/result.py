@@ -36,7 +36,7 @@ from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
 from headwise.publishing.tokens import token_map
 from headwise.table import HeadColumn, HeadTable
-from headwise.table.show import as_html, plain
+from headwise.table.show import as_html, as_text, plain
 
 
 def roles(
@@ -146,6 +146,7 @@ def _seen(amap: AttentionMap) -> Tensor:
 # A head that attends to one neighbour also attends nearby: the weaker label is left out.
 IMPLIED = {"local": ("previous", "self", "next", "offset"), "even": ("broad",)}
 BESIDE = {-1: "previous", 0: "self", 1: "next"}
+Row = list[str]
 MOSTLY = 0.5  # the least share of the weight nearby that is on one neighbour, for a tendency to be named by it
 
 
@@ -277,13 +278,17 @@ class Roles(Mapping[str, RoleScore]):
     def text(self, confidence: float = SURE) -> str:
         """All heads as text: their labels with at least this confidence and their scores, above those of a uniform
         head."""
-        return text(self, *self._shown(confidence))
+        (head, body, below), notes = self._shown(confidence)
+        lines = as_text(head, [*body, *below], words=3, gap="  ").split("\n")
+        lines.insert(len(lines) - len(below), "─" * max(map(len, lines)))
+        return "\n".join([*lines, *notes])
 
     def __repr__(self) -> str:
         return self.text()
 
     def _repr_html_(self) -> str:
-        return html(self, *self._shown(SURE))
+        (head, body, below), notes = self._shown(SURE)
+        return as_html(head, [*body, *below], notes=notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values for JSON; None for unknown ones."""
@@ -303,15 +308,29 @@ class Roles(Mapping[str, RoleScore]):
         """Write `to_dict` as JSON, whole or not at all."""
         write_text(path, json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False))
 
-    def _shown(self, confidence: float) -> tuple[list[list[str]], list[str]]:
-        """The labels of each head, and the notes below a table."""
-        layers, heads = self.shape
-        words = [
-            [", ".join(label.text for label in self.labels(i, j, confidence)) for j in range(heads)]
-            for i in range(layers)
-        ]  # fmt: skip
-        notes = remarks(self.shape, self.rows, self.version, confidence)
-        return words, [*choices(self._choices), *notes]
+    def _shown(self, confidence: float) -> tuple[tuple[Row, list[Row], list[Row]], list[str]]:
+        """The header, a row for each head and those below; and the notes."""
+        best = self["offset"].offset
+        assert best is not None
+        at, body = list(self).index("offset"), []
+        for layer, head in np.ndindex(*self.shape):
+            words = ", ".join(label.text for label in self.labels(layer, head, confidence))
+            numbers = [_number(float(score.mass[layer, head])) for score in self.values()]
+            numbers[at] += f" at {best[layer, head]:+d}".replace("-", "−")
+            body.append([str(layer), str(head), words or "·", *numbers])
+        below = [
+            ["", "", "a uniform head", *(_number(_middle(score.uniform)) for score in self.values())],
+            ["", "", "eligible rows", *(_number(_middle(score.coverage)) for score in self.values())],
+        ]
+        notes = [
+            *choices(self._choices),
+            f"{self.shape[0]} × {self.shape[1]} heads on this input of {self.rows:,} rows; definitions {self.version}.",
+            f"A label is a score over its threshold on {ROWS} eligible queries or more, in {confidence:.0%} or more of "
+            f"{DRAWS} draws of a block bootstrap; · is none.",
+            "Weights show where a head attends, not what it is for.",
+        ]
+        header = ["layer", "head", "on this input", *(SHORT.get(name, name) for name in self)]
+        return (header, body, below), notes
 
     @property
     def _choices(self) -> dict[str, Choice]:
@@ -357,30 +376,6 @@ FEWEST = 10  # cases from which a best head is named
 NAMED = 6  # relations with fewer cases that are named
 
 
-Words = Sequence[Sequence[str]]  # [layers][heads], the labels of each head
-
-
-def text(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) -> str:
-    """A line for each head with the notes below; see `Roles.text`."""
-    head, body, below = _cells(scores, words)
-    widths = [max(map(len, column)) for column in zip(head, *body, *below, strict=True)]
-    lines = []
-    for row in (head, *body, *below):
-        cells = [
-            cell.ljust(w) if i == 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    rule = "─" * max(map(len, lines))
-    lines.insert(len(lines) - len(below), rule)
-    return "\n".join([*lines, *notes])
-
-
-def html(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) -> str:
-    """The table as HTML for a notebook."""
-    head, body, below = _cells(scores, words)
-    return as_html(head, [*body, *below], notes=notes)
-
-
 def choices(found: Mapping[str, Choice]) -> list[str]:
     """One line for each relation and for coreference, with the best head or the number of tied ones; relations of fewer
     than FEWEST cases, in which a head can be right by chance, share one line."""
@@ -406,33 +401,6 @@ def _winner(choice: Choice) -> str:
     if len(best) == 1:
         return f"{best[0]} is right in {share}"
     return f"{' and '.join(best) if len(best) == 2 else f'{len(best)} heads'} tie, right in {share}"
-
-
-def remarks(shape: tuple[int, int], rows: int, version: str, confidence: float) -> list[str]:
-    """Notes on how to read the table."""
-    return [
-        f"{shape[0]} × {shape[1]} heads on this input of {rows:,} rows; definitions {version}.",
-        f"A label is a score over its threshold on {ROWS} eligible queries or more, in {confidence:.0%} or more of "
-        f"{DRAWS} draws of a block bootstrap; · is none.",
-        "Weights show where a head attends, not what it is for.",
-    ]
-
-
-def _cells(scores: Mapping[str, RoleScore], words: Words) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    head = ["layer", "head", "on this input", *(SHORT.get(name, name) for name in scores)]
-    best = scores["offset"].offset
-    assert best is not None
-    at = list(scores).index("offset")
-    body = []
-    for layer, one in np.ndindex(*best.shape):
-        numbers = [_number(float(score.mass[layer, one])) for score in scores.values()]
-        numbers[at] += f" at {best[layer, one]:+d}".replace("-", "−")
-        body.append([str(layer), str(one), words[layer][one] or "·", *numbers])
-    below = [
-        ["", "", "a uniform head", *(_number(_middle(score.uniform)) for score in scores.values())],
-        ["", "", "eligible rows", *(_number(_middle(score.coverage)) for score in scores.values())],
-    ]
-    return head, body, below
 
 
 def _middle(x: np.ndarray) -> float:

@@ -45,7 +45,7 @@ class Definition:
 
     name: str
     word: Bilingual
-    what: str  # the score
+    what: Bilingual  # the score
     threshold: float  # the least score of a head that plays the role
     source: str
     limit: str  # source of the threshold
@@ -67,58 +67,58 @@ DEFINITIONS: dict[str, Definition] = {
     d.name: d
     for d in (
         Definition(
-            "previous", tr("previous"), "weight on the key before", 0.5, CLARK, CLARK, "#4e79a7"
+            "previous", tr("previous"), tr("weight on the key before"), 0.5, CLARK, CLARK, "#4e79a7"
         ),
-        Definition("self", tr("itself"), "weight on the query's own key", 0.5, CLARK, CLARK, "#8c6bb1"),
-        Definition("next", tr("next"), "weight on the key after", 0.5, CLARK, CLARK, "#5b8ff9"),
+        Definition("self", tr("itself"), tr("weight on the query's own key"), 0.5, CLARK, CLARK, "#8c6bb1"),
+        Definition("next", tr("next"), tr("weight on the key after"), 0.5, CLARK, CLARK, "#5b8ff9"),
         Definition(
-            "offset", tr("offset"), "rows whose largest weight is at the best offset", 0.9, VOITA,
+            "offset", tr("offset"), tr("rows whose largest weight is at the best offset"), 0.9, VOITA,
             VOITA, "#2a9d9f", unit="rows",
         ),
         Definition(
-            "first", tr("first"), "weight on the first key", 0.3, "Xiao et al. 2023, 2309.17453",
+            "first", tr("first"), tr("weight on the first key"), 0.3, "Xiao et al. 2023, 2309.17453",
             "Gu et al. 2024, 2410.10781 (sink metric)", "#c44e52",
         ),
         Definition(
             "local", tr("nearby"),
-            "weight within the radius", 0.9, "Beltagy et al. 2020, 2004.05150", OURS, "#e08214"
+            tr("weight within the radius"), 0.9, "Beltagy et al. 2020, 2004.05150", OURS, "#e08214"
         ),
         Definition(
-            "broad", tr("broad"), "entropy of the weights", 3.8, CLARK, CLARK, "#3f9b6c", unit="nats"
+            "broad", tr("broad"), tr("entropy of the weights"), 3.8, CLARK, CLARK, "#3f9b6c", unit="nats"
         ),
         Definition(
             "even", tr("even"),
-            "entropy of the weights over its largest value, ln of the keys in sight", 0.9, CLARK, OURS, "#94a83a",
+            tr("entropy of the weights over its largest value, ln of the keys in sight"), 0.9, CLARK, OURS, "#94a83a",
             unit="share",
         ),
         Definition(
             "separator", tr("separator"),
-            "weight on white space and markers such as [SEP]", 0.6, CLARK, CLARK, "#7a6a53",
+            tr("weight on white space and markers such as [SEP]"), 0.6, CLARK, CLARK, "#7a6a53",
             given="pieces",
         ),
         Definition(
             "punctuation", tr("punctuation"),
-            "weight on punctuation", 0.6, CLARK, CLARK, "#d37295", given="pieces"
+            tr("weight on punctuation"), 0.6, CLARK, CLARK, "#d37295", given="pieces"
         ),
         Definition(
-            "duplicate", tr("same token"), "weight on earlier occurrences of the query's token", 0.5,
+            "duplicate", tr("same token"), tr("weight on earlier occurrences of the query's token"), 0.5,
             "Wang et al. 2022, 2211.00593", OURS, "#b8860b", given="tokens",
         ),
         Definition(
             "induction", tr("induction"),
-            "weight on the tokens after earlier occurrences of the query's token", 0.5,
+            tr("weight on the tokens after earlier occurrences of the query's token"), 0.5,
             "Olsson et al. 2022, 2209.11895 (prefix matching)", OURS, "#c2339b", given="tokens",
         ),
         Definition(
             "rare", tr("rare"),
-            "weight on the least frequent tokens of the input", 0.5, VOITA, OURS, "#64748f", given="frequencies"
+            tr("weight on the least frequent tokens of the input"), 0.5, VOITA, OURS, "#64748f", given="frequencies"
         ),
         # With the embeddings of the vocabulary shuffled, the heads of trained models reach 0.04; 0.1 is also the margin
         # above the best simple rule that is required of relations.
         Definition(
             "semantic", tr("similar meaning"),
-            "similarity of embeddings beyond that of matched pairs, over that of the most similar key", 0.1, OURS, OURS,
-            "#5b4fd1", unit="excess", given="embeddings", rows=50,
+            tr("similarity of embeddings beyond that of matched pairs, over that of the most similar key"), 0.1, OURS,
+            OURS, "#5b4fd1", unit="excess", given="embeddings", rows=50,
         ),
     )
 }  # fmt: skip

@@ -51,6 +51,13 @@ function chooseHead(layer, head) {
   refresh();
 }
 
+// A button that shows a head.
+function headButton([layer, head]) {
+  const button = make("button", { type: "button", textContent: nameOfHead(layer, head) });
+  button.addEventListener("click", () => { openTab("maps"); chooseHead(layer, head); lead(); });
+  return button;
+}
+
 // Show the state: everything that depends on it is drawn again.
 async function refresh() {
   const mine = ++turn, place0 = passage();
@@ -191,6 +198,7 @@ function fail(error) {
 function start() {
   if (typeof DecompressionStream === "undefined") { fail(new Error("DecompressionStream")); return; }
   byId("facts").replaceChildren(...REPORT.facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
+  byId("findings").replaceChildren(...REPORT.findings.map(([text, heads]) => make("li", {}, `${text} `, ...heads.map(headButton))));
   byId("corpus-panel").hidden = !REPORT.corpus;
   if (REPORT.corpus) byId("corpus-by").textContent = corpus.strengthIn();
   byId("notes-panel").hidden = !REPORT.notes.length;
