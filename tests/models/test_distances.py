@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import headwise as hw
+from headwise.models.recognise import scores
 from headwise.scores import Bias, RelativeBias
 
 B, H, D = 2, 3, 5
@@ -56,8 +57,9 @@ def map_of(model, x):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("n", [17, 7])
-def test_a_bias_of_distances_is_one_number_a_distance(form, n):
+@pytest.mark.parametrize(("n", "cells"), [(17, 1 << 21), (7, 1 << 21), (17, 90)])  # in one block, or several
+def test_a_bias_of_distances_is_one_number_a_distance(form, n, cells, monkeypatch):
+    monkeypatch.setattr(scores, "CELLS", cells)
     torch.manual_seed(0)
     m = 17
     amap = map_of(Biased(n, FORMS[form](n, m)), torch.randn(B, m, H * D).double())
@@ -67,7 +69,8 @@ def test_a_bias_of_distances_is_one_number_a_distance(form, n):
 
 
 @pytest.mark.parametrize("at", [(0, 1, 0), (1, 9, 3), (2, 16, 15)])
-def test_one_pair_that_differs_in_its_last_bit_keeps_a_bias_of_pairs(at):
+def test_one_pair_that_differs_in_its_last_bit_keeps_a_bias_of_pairs(at, monkeypatch):
+    monkeypatch.setattr(scores, "CELLS", 90)
     torch.manual_seed(0)
     bias = FORMS["causal"](17, 17)
     bias[at] = torch.nextafter(bias[at], torch.tensor(9.0).double())

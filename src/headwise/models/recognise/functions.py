@@ -194,14 +194,15 @@ class _Evaluated:
         relative = of_distance(self._added, self._sizes)
         if relative is not None:
             return (relative,) if bool(relative.values.any()) else ()
-        values = torch.cat([x.masked_fill(hidden, 0.0) for x, hidden in map(self._added, blocks(self._sizes))], 2)
+        values = torch.cat([x for x, _ in map(self._added, blocks(self._sizes))], 2)
         one_batch, one_head = bool((values == values[:1]).all()), bool((values == values[:, :1]).all())
         return (Bias(values[: 1 if one_batch else None, : 1 if one_head else None]),)
 
     def _added(self, rows: Span) -> tuple[Tensor, Tensor]:
-        """score_mod of 0, which is the bias, and where it hides the key."""
+        """score_mod of 0, which is the bias, 0 where it hides the key, and where it does."""
         values = self._scores(0.0, rows)
-        return values, torch.isneginf(values)
+        hidden = torch.isneginf(values)
+        return values.masked_fill(hidden, 0.0), hidden
 
     def _scores(self, score: float | Tensor, rows: Span, gradients: bool = False) -> Tensor:
         b, h, _, m = self._sizes

@@ -191,8 +191,20 @@ def _hides_alike(mask: Mask | None, keys: Tensor | None, rows: Rows, sizes: Size
 
 def of_distance(rows: Callable[[Span], tuple[Tensor, Tensor | None]], sizes: Sizes) -> RelativeBias | None:
     """Numbers of pairs of queries and keys as numbers of their distances, if those of all pairs that are not hidden are
-    the same bits; else None. rows: returns the numbers of some queries [b or 1, h or 1, r, m], and which are hidden."""
+    the same bits; else None. rows: returns the numbers of some queries [b or 1, h or 1, r, m], 0 where they are hidden,
+    and which are."""
     n, m = sizes[2:]
+
+    def constant(span: Span) -> bool:
+        values, _ = rows(Span(max(0, span.start - 1), span.stop))
+        same_batch = len(values) == 1 or bool((values == values[:1]).all())
+        return same_batch and torch.equal(values[:, :, 1:, 1:], values[:, :, :-1, :-1])
+
+    if n <= m and all(
+        map(constant, blocks(sizes))
+    ):  # hidden ones too, as after each query: one comparison of each pair
+        last, first = (rows(span)[0][0, :, 0] for span in (Span(n - 1, n), Span(0, 1)))
+        return _relative(torch.cat((last[:, : n - 1], first), -1), m)
     table = known = None
     for span in blocks(sizes):
         values, hidden = rows(span)
@@ -207,8 +219,10 @@ def of_distance(rows: Callable[[Span], tuple[Tensor, Tensor | None]], sizes: Siz
                     return None
                 table[:, here] = torch.where(new, x, table[:, here])
                 known[:, here] |= new
-    if table is None:
-        return None
+    return None if table is None else _relative(table, m)
+
+
+def _relative(table: Tensor, m: int) -> RelativeBias:
     return RelativeBias(table[:1] if bool((table == table[:1]).all()) else table, 1 - m)
 
 
