@@ -9,10 +9,11 @@ from view_samples import passage, report_of, weights
 
 from headwise.errors import ConfigError
 from headwise.reports.data import Passage, reduced
-from headwise.reports.figure import INK
+from headwise.reports.figure import INK, pixels
 from headwise.reports.pictures import WITH_VALUES, heat_map, loss_curve, overview, panels, write_pngs
 
 pytest.importorskip("matplotlib", reason="pictures need the view extra")
+from matplotlib.colors import to_rgba  # noqa: E402
 
 
 def labels(axes) -> tuple[list[str], list[str]]:
@@ -30,6 +31,23 @@ def test_every_head_and_the_overview_are_written(tmp_path, chinese):
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in written)
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == sorted(p.name for p in written)
     assert told[-1][1:] == (6, 7)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("n", [1, 40, 99, 130, 700])
+def test_pictures_are_small_and_like_their_figures(tmp_path, n):
+    one = passage("水" * n if n != 99 else ["wide token mmm"] * n, layers=1, heads=1)
+    report = report_of(one)
+    _, path = write_pngs(report, tmp_path)
+    found = matplotlib_image(path)
+    assert max(found.shape) <= 2000
+    np.testing.assert_allclose(found, pixels(heat_map(report, one, 0, 0)), atol=60)
+
+
+def matplotlib_image(path) -> np.ndarray:
+    from matplotlib.image import imread
+
+    return (imread(path) * 255).round().astype(int)
 
 
 @pytest.mark.thorough
@@ -61,17 +79,17 @@ def test_short_texts_have_their_weights_in_the_cells(chinese):
 
 def written(axes) -> dict[tuple[int, int], str]:
     """The number in each cell."""
-    found = {}
-    for line in axes.lines:
-        for j, i in zip(*line.get_data(), strict=True):
-            assert (i, j) not in found
-            found[i, j] = line.get_gid().removeprefix("weight ")
-    return found
+    (numbers,) = axes.collections[:1] or [None]
+    if numbers is None:
+        return {}
+    places = [(int(i), int(j)) for j, i in numbers.get_offsets()]
+    assert len(set(places)) == len(places)
+    return dict(zip(places, numbers.get_gid().split(), strict=True))
 
 
 @pytest.mark.thorough
-def test_every_character_is_along_the_axes_up_to_300():
-    text = "水浒好汉聚义" * 50
+def test_every_character_is_along_the_axes_up_to_100():
+    text = "水浒好汉聚" * 20
     one = passage(text, layers=1, heads=1)
     axes = heat_map(report_of(one), one, 0, 0, "zh").axes[0]
     assert labels(axes) == (list(text), list(text))
@@ -102,8 +120,8 @@ def test_a_large_weight_is_dark_in_a_light_panel_and_bright_in_a_dark_one():
     one.maps[0, 0] = [[0.99, 0.01], [0.01, 0.99]]
     for theme, ink in (("light", "white"), ("dark", INK)):
         figure = panels(report_of(one, layers=["a", "b"]), one, 0, (0,), "", "en", theme)
-        large = next(line for line in figure.axes[0].lines if line.get_gid() == "weight 0.99")
-        assert large.get_color() == ink
+        (numbers,) = (part for part in figure.axes[0].collections if "0.99" in str(part.get_gid()))
+        assert np.array_equal(numbers.get_facecolor()[0], to_rgba(ink))
 
 
 @pytest.mark.thorough

@@ -83,7 +83,7 @@ def heat_png(values: np.ndarray, theme: str = "light") -> bytes:
     shades = (np.nan_to_num(values, nan=0.0).clip(0, 1) * (SHADES - 1)).round().astype(np.uint8)
     lines = np.concatenate((np.zeros((len(shades), 1), np.uint8), shades), 1)  # each row begins with its filter, none
     size = struct.pack(">IIBBBBB", shades.shape[1], shades.shape[0], 8, 3, 0, 0, 0)  # 8 bits, with a palette
-    return _file((b"IHDR", size), (b"PLTE", _palette(theme)), (b"IDAT", zlib.compress(lines.tobytes(), 9)))
+    return _file((b"IHDR", size), (b"PLTE", _palette(theme)), (b"IDAT", zlib.compress(lines.tobytes(), 6)))
 
 
 def rgb_png(colours: np.ndarray) -> bytes:
@@ -92,7 +92,7 @@ def rgb_png(colours: np.ndarray) -> bytes:
     above = np.concatenate((np.zeros_like(colours[:1]), colours[:-1]))  # filter 2: each row less the one above
     lines = np.concatenate((np.full((rows, 1), 2, np.uint8), (colours - above).reshape(rows, -1)), 1)
     size = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)  # 8 bits, three channels
-    return _file((b"IHDR", size), (b"IDAT", zlib.compress(lines.tobytes(), 9)))
+    return _file((b"IHDR", size), (b"IDAT", zlib.compress(lines.tobytes(), 6)))
 
 
 def data_url(png: bytes) -> str:

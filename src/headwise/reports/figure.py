@@ -10,7 +10,7 @@ import numpy as np
 
 from headwise.base.files import atomic_path
 from headwise.errors import not_installed
-from headwise.reports.colours import FAMILY, covered, font_path, stops
+from headwise.reports.colours import FAMILY, covered, font_path, rgb_png, stops
 from headwise.reports.data import Passage, colour_top, halves, reduced, visible
 from headwise.wording import tr
 
@@ -48,10 +48,12 @@ def quiet(axes: "Axes") -> None:
 
 def colour_bar(
     figure: "Figure", image: Any, axes: "Axes", label: str, *, ticks: Mapping[float, str] | None = None,
-    size: float = 10,
+    size: float = 10, inside: "Axes | None" = None,
 ) -> None:  # fmt: skip
-    """The scale of an image beside its axes. ticks: value → label; size: of the axis label, in points."""
-    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, ticks=None if ticks is None else list(ticks))
+    """The scale of an image beside its axes, or in axes of its own. ticks: value → label; size: of the axis label, in
+    points."""
+    where = {"ax": axes, "fraction": 0.04, "pad": 0.02} if inside is None else {"cax": inside}
+    bar = figure.colorbar(image, **where, ticks=None if ticks is None else list(ticks))
     if ticks is not None:
         bar.ax.set_yticklabels(list(ticks.values()))
         bar.ax.minorticks_off()
@@ -91,24 +93,43 @@ def drawable(text: str) -> str:
     return "".join(c if ord(c) in _known() else f"U+{ord(c):04X}" for c in text).replace("$", r"\$")
 
 
+DPI = 130
+
+
 def save(figure: "Figure", path: Path) -> Path:
     """Write a PNG, whole or not at all."""
-    with atomic_path(path) as temporary, warnings.catch_warnings():
+    return save_pixels(pixels(figure), path)
+
+
+def pixels(figure: "Figure") -> np.ndarray:
+    """The drawn figure, [rows, columns, 3] bytes; `Figure.savefig` would draw it twice."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.set_dpi(DPI)
+    canvas = FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
         # Very small pictures leave no room for the layout, and are drawn without it.
         warnings.filterwarnings("ignore", message=".*constrained_layout not applied.*")
-        figure.savefig(temporary, dpi=130, format="png")
+        canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3]
+
+
+def save_pixels(colours: np.ndarray, path: Path) -> Path:
+    """Write [rows, columns, 3] bytes as a PNG, whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(rgb_png(colours))
     return path
 
 
-READABLE = 300  # tokens at most to label each one along an axis
+READABLE = 100  # tokens at most of a heat map that labels each one along an axis
 MASKED = "#f1efe8"
-_WIDEST, _NARROWEST, _ROOM = 0.23, 0.115, 11.5  # inches of a cell, and of a side while cells may shrink
+_WIDEST, _NARROWEST, _ROOM = 0.23, 0.108, 11.5  # inches of a labelled cell, and of a side while cells may shrink
 
 
 def cell_inches(size: int, pooled: int = 1) -> float:
     """The side of a token's share of a map of `size` tokens: as wide as a label requires, while there are labels."""
     if pooled > 1 or size > READABLE:
-        return min(_WIDEST, 7.2 / size)
+        return min(_NARROWEST / 2, 7.2 / size) if pooled == 1 else min(_WIDEST, 7.2 / size)
     return float(np.clip(_ROOM / size, _NARROWEST, _WIDEST))
 
 
@@ -142,47 +163,53 @@ def draw(
     return image, f"{weights.max():.3g}" != f"{top:.3g}"
 
 
-def bar(figure: "Figure", image: Any, axes: "Axes", label: str, cut: bool) -> None:
+def bar(figure: "Figure", image: Any, axes: "Axes", label: str, cut: bool, inside: "Axes | None" = None) -> None:
     """The colour bar of an image. cut: whether there are weights above the end of the scale."""
     values = image.norm.vmax * np.linspace(0, 1, 6) ** 2  # evenly spaced along a bar of square roots
     labels = {value: f"{value:.3g}" for value in values.tolist()}
     if cut:
         labels[max(labels)] = f"≥ {labels[max(labels)]}"
-    colour_bar(figure, image, axes, label, ticks=labels)
+    colour_bar(figure, image, axes, label, ticks=labels, inside=inside)
 
 
 def numbers(axes: "Axes", image: Any, weights: np.ndarray, inches: float, causal: bool = False) -> None:
-    """Write the weight into each cell, whose side is `inches`: 0 if it is exactly 0, otherwise with two decimals. Equal
-    numbers are markers of one shape, so that a map of a hundred tokens takes a second and not a minute."""
+    """Write the weight into each cell, whose side is `inches`: 0 if it is exactly 0, otherwise with two decimals. All
+    numbers are one collection of shapes, so that a map of a hundred tokens takes a second and not a minute."""
+    from matplotlib.collections import PathCollection
+    from matplotlib.transforms import Affine2D
+
+    drawn = np.tril(np.ones(weights.shape, bool)) if causal else np.ones(weights.shape, bool)
+    rows, columns = np.nonzero(drawn)
+    words = ["0" if weight == 0 else f"{weight:.2f}" for weight in weights[drawn].tolist()]
+    size = min(9.5, 72 * inches * 0.42)  # four characters of half a size each, and a margin
+    dark = image.to_rgba(weights[drawn])[..., :3] @ (0.3, 0.59, 0.11) < 0.6
+    numbers = PathCollection(
+        [_centred(word, size) for word in words], offsets=np.stack((columns, rows), 1), linewidths=0,
+        offset_transform=axes.transData, facecolors=np.where(dark, "white", INK), gid=" ".join(words),
+    )  # fmt: skip
+    numbers.set_transform(Affine2D().scale(1 / 72) + axes.figure.dpi_scale_trans)
+    axes.add_collection(numbers, autolim=False)
+
+
+@cache
+def _centred(word: str, size: float) -> Any:
+    """The shape of a word of `size` points, with its middle at 0."""
     from matplotlib.textpath import TextPath
     from matplotlib.transforms import Affine2D
 
-    words = np.where(weights == 0, "0", np.char.mod("%.2f", weights))
-    dark = image.to_rgba(weights)[..., :3] @ (0.3, 0.59, 0.11) < 0.6
-    drawn = np.tril(np.ones(weights.shape, bool)) if causal else np.ones(weights.shape, bool)
-    size = min(9.5, 72 * inches * 0.42)  # four characters of half a size each, and a margin
-    for word in np.unique(words[drawn]).tolist():
-        drawn_word = TextPath((0, 0), word, size=size, prop=font(size))
-        box = drawn_word.get_extents()
-        path = drawn_word.transformed(Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2))
-        side = 2 * float(np.abs(path.vertices).max())  # matplotlib scales a marker to this size
-        for ink, those in (("white", dark), (INK, ~dark)):
-            rows, columns = np.nonzero((words == word) & those & drawn)
-            if len(rows):
-                axes.plot(
-                    columns, rows, linestyle="", marker=path, markersize=side, color=ink, markeredgewidth=0,
-                    gid=f"weight {word}", scalex=False, scaley=False,
-                )  # fmt: skip
+    path = TextPath((0, 0), word, size=size, prop=font(size))
+    box = path.get_extents()
+    return path.transformed(Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2))
 
 
 def ticks(axes: "Axes", queries: list[str], keys: list[str], cell: int, inches: float) -> None:
     """Every token along both axes where there is room, otherwise round positions. cell: tokens of a cell; inches: the
     side of a token's share of the map."""
     pairs = (axes.xaxis, keys), (axes.yaxis, queries)
-    if cell == 1 and max(len(queries), len(keys)) <= READABLE:
-        size = min(10.5, 72 * inches * 0.85)
+    if cell == 1 and inches >= _NARROWEST:
+        size = label_size(inches)
         for axis, tokens in pairs:
-            labels = [drawable(clipped(visible(token.strip() or token), 14)) for token in tokens]
+            labels = [label_of(token) for token in tokens]
             axis.set_ticks(range(len(labels)), labels, color=INK, fontproperties=font(size))
             axis.set_tick_params(length=0, pad=5)
             if axis is axes.xaxis and any(len(label) > 2 for label in labels):
@@ -194,6 +221,25 @@ def ticks(axes: "Axes", queries: list[str], keys: list[str], cell: int, inches: 
         places = range(0, n, step)
         axis.set_ticks([p / cell for p in places], [f"{p:,}" for p in places])
     plain(axes)
+
+
+def label_size(inches: float) -> float:
+    """Points of the labels of cells whose side is `inches`."""
+    return min(10.5, 72 * inches * 0.85)
+
+
+@cache
+def label_of(token: str) -> str:
+    """The label of a token along an axis."""
+    return drawable(clipped(visible(token.strip() or token), 14))
+
+
+@cache
+def width_of(label: str, size: float) -> float:
+    """The inches that a label of `size` points takes."""
+    from matplotlib.textpath import TextPath
+
+    return float(TextPath((0, 0), label, size=size, prop=font(size)).get_extents().width) / 72 if label.strip() else 0.0
 
 
 def clipped(text: str, most: int) -> str:

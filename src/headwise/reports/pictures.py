@@ -19,6 +19,7 @@ from headwise.reports.figure import (
     INK,
     LINE,
     MUTED,
+    READABLE as LABELLED,
     bar,
     cell_inches,
     clipped,
@@ -27,13 +28,18 @@ from headwise.reports.figure import (
     drawable,
     figure_class,
     font,
+    label_of,
+    label_size,
     numbers,
+    pixels,
     plain,
     quiet,
     save,
+    save_pixels,
     shown,
     sides,
     ticks,
+    width_of,
 )
 from headwise.reports.messages import message, said
 from headwise.reports.words import words
@@ -62,38 +68,69 @@ def write_pngs(
     for k, passage in enumerate(report.passages):
         prefix = f"passage-{k + 1}-" if len(report.passages) > 1 else ""
         written.append(save(overview(report, passage, lang), folder / f"{prefix}all-heads.png"))
+        labels = pixels(_frame(report, passage, lang)) if heads[k] else None  # the same for all heads
         for layer, head in heads[k]:
             if progress is not None:
                 progress("drawing", len(written), total)
-            picture = heat_map(report, passage, layer, head, lang)
-            written.append(save(picture, folder / f"{prefix}layer-{layer}-head-{head}.png"))
+            picture = pixels(_heat_map(report, passage, layer, head, lang, labelled=False))
+            name = f"{prefix}layer-{layer}-head-{head}.png"
+            written.append(save_pixels(np.minimum(labels, picture), folder / name))
     return written
 
 
 def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str | None = None) -> "Figure":
     """One head: axes with the characters, colour bar and, for short texts, the weight in each cell; of pooled maps, the
     largest weight of each cell."""
-    lang = language_of(lang)
-    text = words(lang, "report")
+    return _heat_map(report, passage, layer, head, language_of(lang), labelled=True)
+
+
+def _heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str, labelled: bool) -> "Figure":
+    text, figure = words(lang, "report"), _frame(report, passage, lang, labelled)
+    (axes,) = figure.axes
     weights = finite(shown(passage)[report.shown_in(passage).index(layer), head])
-    queries, keys = sides(passage)
-    size = max(len(queries), len(keys))
-    cell = cell_inches(size, passage.cell)
-    inches = max(4.2, cell * size)
-    figure = figure_class()(figsize=(inches + 1.2, inches + 0.8), layout="compressed", facecolor="white")
-    axes = figure.subplots()
     image, cut = draw(axes, weights, passage.causal)
+    beside = axes.get_position()
+    inch = 1 / figure.get_figwidth()
+    colours = figure.add_axes((beside.x1 + 0.12 * inch, beside.y0, 0.16 * inch, beside.height))
     pooled = in_language(message("pooled_weight", cell=passage.cell), lang)
-    bar(figure, image, axes, text["weight"] if passage.cell == 1 else pooled, cut)
-    ticks(axes, queries, keys, passage.cell, inches / size)
-    axes.set_xlabel(text["key_axis"], color=MUTED, fontproperties=font(10))
-    axes.set_ylabel(text["query_axis"], color=MUTED, fontproperties=font(10))
+    bar(figure, image, axes, text["weight"] if passage.cell == 1 else pooled, cut, colours)
     pattern = in_language(report.patterns[layer][head], lang)
     name = text["head_name"].format(layer=layer, head=head)
     title = in_language(joined([name, pattern], tr(": ")), lang) if pattern else name
-    axes.set_title(drawable(title), loc="left", pad=10, color=INK, fontproperties=font(12))
+    title, room = drawable(title), beside.width * figure.get_figwidth() + 1.2
+    points = 12 * min(1.0, room / width_of(title, 12))  # a title is not cut
+    axes.set_title(title, loc="left", pad=10, color=INK, fontproperties=font(points))
+    size = max(weights.shape)
     if size <= WITH_VALUES and passage.cell == 1:
-        numbers(axes, image, weights, inches / size, passage.causal)
+        numbers(axes, image, weights, beside.width * figure.get_figwidth() / weights.shape[1], passage.causal)
+    return figure
+
+
+def _frame(report: Report, passage: Passage, lang: str, labelled: bool = True) -> "Figure":
+    """The axes of a heat map with margins for the labels of its tokens, and these labels."""
+    text = words(lang, "report")
+    queries, keys = sides(passage)
+    size = max(len(queries), len(keys))
+    inches = max(3.2, cell_inches(size, passage.cell) * size)
+    cell, below, left = inches / size, 0.25, 0.5
+    if passage.cell == 1 and size <= LABELLED:
+        left, below = (max(width_of(label_of(t), label_size(cell)) for t in tokens) + 0.1 for tokens in (queries, keys))
+        below = below if any(len(label_of(token)) > 2 for token in keys) else 0.25
+    left, below, above, right = left + 0.4, below + 0.35, 0.45, 1.25
+    high, wide = (cell * len(tokens) for tokens in (queries, keys))
+    whole = left + wide + right, below + high + above
+    figure = figure_class()(figsize=whole, facecolor="white")
+    axes = figure.add_axes((left / whole[0], below / whole[1], wide / whole[0], high / whole[1]))
+    axes.set_xlim(-0.5, len(keys) - 0.5)
+    axes.set_ylim(len(queries) - 0.5, -0.5)
+    axes.spines[:].set_color(LINE)
+    if labelled:
+        ticks(axes, queries, keys, passage.cell, cell)
+        axes.set_xlabel(text["key_axis"], color=MUTED, fontproperties=font(10))
+        axes.set_ylabel(text["query_axis"], color=MUTED, fontproperties=font(10))
+    else:
+        axes.set_xticks([])
+        axes.set_yticks([])
     return figure
 
 

@@ -167,8 +167,8 @@ def _answer(refusal: str, headers: Headers) -> Response:
 
 FROM_REPORT = ("elements.js", "numbers.js", "signs.js")
 SCRIPTS = (
-    "wire.js", "ink.js", "tiles.js", "pieces.js", "camera.js", "axes.js", "plot.js", "hand.js",
-    "pairs.js", "readout.js", "tops.js", "heads.js", "search.js", "picture.js", "reading.js", "controls.js", "address.js",
+    "wire.js", "ink.js", "tiles.js", "pieces.js", "camera.js", "axes.js", "plot.js", "hand.js", "pairs.js",
+    "readout.js", "tops.js", "heads.js", "search.js", "picture.js", "reading.js", "controls.js", "address.js",
     "main.js",
 )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """Tiles of every head's map at all levels, and their encoding for the page: logarithms of weights in two bytes.
 
 A tile is 8 bytes, little endian: uint16 rows, uint16 cols, uint32 count. Then count × rows × cols uint16, row major:
-0 is a weight of 0, 1 a weight below `LEAST`, 65535 a cell of which the mask allows no pair; a code c between them is the
-weight 2^((c − 65534)/1024).
+0 is a weight of 0, 1 a weight below `LEAST`, 65535 a cell of which the mask allows no pair; a code c between them is
+the weight 2^((c − 65534)/1024).
 
 Coarse levels are computed in one pass. The finest stored level, the base, has the smallest cells that fit the budget
 for all heads together; finer tiles are computed on request. Coarser levels are folded from the base: means weighted by
@@ -52,8 +52,8 @@ def empty(rows: int, cols: int) -> bytes:
 
 
 def decode(data: bytes) -> np.ndarray:
-    """The inverse of `encode`, float32 [count, rows, cols]; a weight below `LEAST` is half of that. Raises ShapeError if
-    the length does not fit the header."""
+    """The inverse of `encode`, float32 [count, rows, cols]; a weight below `LEAST` is half of that. Raises ShapeError
+    if the length does not fit the header."""
     if len(data) < HEADER.size:
         raise ShapeError(f"data: {len(data)} bytes are shorter than the header of {HEADER.size}")
     rows, cols, count = HEADER.unpack_from(data)
