@@ -47,7 +47,7 @@ def _within(app: Sphinx, page: str, source: list[str]) -> None:
 
     source[0] = LINK.sub(kept, source[0])
     if page.startswith("guide/") and page.endswith("/index"):
-        source[0] += "\n" + TABLE.format("\n".join(["sections", *topics()]))
+        source[0] += "\n" + TABLE.format("\n".join(["sections", "statements", *topics()]))
 
 
 def _formula(self: Any, node: nodes.Element) -> None:

@@ -1,4 +1,4 @@
-"""Run the code of the guide's pages, and write what it prints into them, and the table of sections anew:
+"""Run the code of the guide's pages, and write what it prints into them, and both tables of all places anew:
 
 python scripts/guide.py [TOPIC …]
 """
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from headwise.base import write_text
-from headwise_textbook.places import table
+from headwise_textbook import places, statements
 from headwise_textbook.topics import LANGUAGES, code_hash, find_topic, output, page, stored_output, topics, with_output
 
 FOLDER = Path(__file__).parent.parent / "docs" / "guide"
@@ -22,4 +22,5 @@ if __name__ == "__main__":
         print(topic.name)
     for lang in LANGUAGES:
         outputs = {name: stored_output(page(name, lang))[1] for name in topics()}
-        write_text(FOLDER / lang / "sections.md", table(outputs, lang))
+        write_text(FOLDER / lang / "sections.md", places.table(outputs, lang))
+        write_text(FOLDER / lang / "statements.md", statements.table(lang))

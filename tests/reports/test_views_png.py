@@ -13,7 +13,7 @@ from headwise.reports.figure import INK, pixels
 from headwise.reports.pictures import WITH_VALUES, heat_map, loss_curve, overview, panels, write_pngs
 
 pytest.importorskip("matplotlib", reason="pictures need the view extra")
-from matplotlib.colors import to_rgba  # noqa: E402
+from matplotlib.colors import to_rgba
 
 
 def labels(axes) -> tuple[list[str], list[str]]:

@@ -11,12 +11,13 @@ import pytest
 from commands import Command
 from headwise.errors import ConfigError
 from headwise.wording import LANGUAGES, Bilingual
-from headwise_textbook import topics as guide
+from headwise_textbook import statements as said, topics as guide
 from headwise_textbook.claims import Verdict
 from headwise_textbook.exercises import SOLUTIONS, Draw, Exercise
 from headwise_textbook.exercises.child import decoded, encoded
 from headwise_textbook.exercises.grade import difference
 from headwise_textbook.places import SHOWN, rows, table
+from headwise_textbook.statements import statements
 from headwise_textbook.texts import everything
 from headwise_textbook.topics import cell, claims_of, code_hash, exercises, output, register, stored_output, topics
 
@@ -83,7 +84,7 @@ def test_a_page_with_numbers_of_equations_names_their_text(lang: str, title: str
 
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_every_page_is_listed(lang: str):
-    pages = {path.stem for path in (GUIDE / lang).glob("*.md")} - {"index", "sections"}
+    pages = {path.stem for path in (GUIDE / lang).glob("*.md")} - {"index", "sections", "statements"}
     assert pages == set(topics())
 
 
@@ -95,6 +96,31 @@ def test_the_table_of_sections_is_current_and_has_a_row_for_everything(lang: str
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in places]
     assert len(cells) == sum(1 for _ in everything())
     assert all(len(row) == 5 and all((row[0], row[2], row[3].strip("`"), row[4])) for row in cells)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_table_of_statements_is_current_and_has_a_verdict_or_a_reason_in_each_row(lang: str):
+    page = written(lang, "statements")
+    assert page == said.table(lang), "python scripts/guide.py"
+    rows = [re.split(r"(?<!\\) \| ", line[2:-2]) for line in page.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row[0] not in ("place", "位置", "---")]
+    assert len(rows) == 153
+    assert all(len(row) == 4 and all(row) for row in rows)
+
+
+def test_every_place_and_24_single_sentences_are_statements(monkeypatch: pytest.MonkeyPatch):
+    found = statements()
+    assert sum(not one.single for one in found) == sum(1 for _ in everything()) == 129
+    assert sum(one.single for one in found) == 24
+    assert len({(one.text, one.where, one.single) for one in found}) == len(found)
+    for one in found:
+        assert one.claims or (one.why and one.why.zh), one.where
+        assert all(claim.expected is not Verdict.UNDECIDED for claim in one.claims)
+        assert all(words and words.zh != words for words in one.says), one.where
+    told = said.read_toml("headwise_textbook", "statements.toml")
+    monkeypatch.setattr(said, "read_toml", lambda package, name: {**told, "shown": told["shown"][1:]})
+    with pytest.raises(ConfigError, match="11: no words, or neither claim nor reason"):
+        statements()
 
 
 def test_a_place_of_a_claim_that_does_not_hold_says_what_differs():

@@ -5,7 +5,7 @@ exercises  our solutions, and the grading of readers' ones     tour         a to
 texts      the outline of five texts                           places       of the texts, and what shows them
 trace      a design step by step, with numbers                 reconstruct  a common demonstration, done twice
 commands   of `headwise`, by entry points                      curves       line plots as SVG
-pages      docs/guide, the pages of the guide
+pages      docs/guide, the pages of the guide              statements   of the texts, with verdicts
 
 It uses public names of headwise only.
 """

@@ -25,7 +25,7 @@ from functools import lru_cache
 from headwise.errors import ConfigError
 from headwise.wording import Bilingual, in_language, joined, tr
 from headwise_textbook.claims import Claim, located
-from headwise_textbook.texts import COUNTED, TEXTS, Section, Text, everything, read_toml, words
+from headwise_textbook.texts import COUNTED, TEXTS, Place, Section, Text, everything, read_toml, words
 from headwise_textbook.topics import Topic, cell, topics
 
 # Of the page: its title, the heads of the columns, two words and the lead.
@@ -35,7 +35,8 @@ HEAD = (
     tr(
         "Sections, equations, tables, listings and figures of five texts on multi-head attention, the command that "
         "shows each, a line of what it prints, and whether that is what the text says. Verdicts of claims are in "
-        "parentheses ([claims](../../claims.md)). Made by `python scripts/guide.py`."
+        "parentheses ([claims](../../claims.md)); [statements](statements.md) has what the texts say. Made by "
+        "`python scripts/guide.py`."
     ),
 )  # fmt: skip
 
@@ -72,20 +73,23 @@ class Row:
     shown: Shown
 
     @property
-    def claims(self) -> list[Claim]:
-        """The claims made there: for a section all of it, for others those that cite them."""
-        found = []
-        for place, claim in located():
-            if (place.text, place.section) != (self.text.id, self.section.number):
-                continue
-            cited = self.kind == "section" or (
-                self.number in place.equations
-                if self.kind == "equation"
-                else str(getattr(place, self.kind)) == self.number
+    def cited(self) -> list[tuple[Place, Claim]]:
+        """The claims made there, and their places: for a section all of it, for others those that cite them."""
+        return [
+            (place, claim)
+            for place, claim in located()
+            if (place.text, place.section) == (self.text.id, self.section.number)
+            and (
+                self.kind == "section"
+                or (self.kind == "equation" and self.number in place.equations)
+                or str(getattr(place, self.kind, "")) == self.number
             )
-            if cited and claim not in found:
-                found.append(claim)
-        return found
+        ]
+
+    @property
+    def claims(self) -> list[Claim]:
+        """Those claims, each once."""
+        return list(dict.fromkeys(claim for _, claim in self.cited))
 
     @property
     def where(self) -> Bilingual:
@@ -150,12 +154,7 @@ def result(row: Row, output: str) -> str:
 def table(outputs: dict[str, str], lang: str) -> str:
     """The page of all places: the command, the result in what each topic prints, and whether it is as in the text."""
     title, *head, works, differs, lead = (in_language(words, lang) for words in HEAD)
-    name, folder = ("English", "en") if lang == "zh" else ("中文", "zh")
-    parts = [
-        f"# {title}",
-        f"[{in_language(tr('The guide'), lang)}](index.md) · [{name}](../{folder}/sections.md)",
-        lead,
-    ]
+    parts = [f"# {title}", links("sections", lang), lead]
     option = " --lang zh" if lang == "zh" else ""
     for text in TEXTS.values():
         lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
@@ -171,6 +170,12 @@ def table(outputs: dict[str, str], lang: str) -> str:
         name = in_language(text.title, lang)
         parts += [f"## {name[0].upper()}{name[1:]}", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def links(page: str, lang: str) -> str:
+    """The line below the title of a page: to the guide, and to the page in the other language."""
+    name, folder = ("English", "en") if lang == "zh" else ("中文", "zh")
+    return f"[{in_language(tr('The guide'), lang)}](index.md) · [{name}](../{folder}/{page}.md)"
 
 
 # Finding.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from headwise.errors import unknown_name
 from headwise.wording import tr
-from headwise_textbook.claims import capacity, designs, formulas, sizes, training
+from headwise_textbook.claims import capacity, demonstration, designs, formulas, memory, published, sizes, training
 from headwise_textbook.claims.claim import Claim, Finding, Verdict, entries, run
 from headwise_textbook.claims.show import print_findings, to_json, to_markdown, write_page
 from headwise_textbook.texts import Place
@@ -32,7 +32,7 @@ __all__ = [
 
 _MEASURED = {
     x.id: x
-    for file in (formulas, sizes, designs, capacity, training)
+    for file in (formulas, sizes, published, memory, designs, capacity, training, demonstration)
     for x in vars(file).values()
     if isinstance(x, Claim)
 }

@@ -32,6 +32,7 @@ GROUPS = {
     "definitions": tr("What multi-head attention is"),
     "scaling": tr("Scores and their scale"),
     "parameters": tr("Parameters and sizes of heads"),
+    "published": tr("Sizes of released models"),
     "counts": tr("What it costs"),
     "memory": tr("What it keeps"),
     "blocks": tr("The block around the heads"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise import AttentionMap, attend
 from headwise.masks import Causal
 from headwise.nn import DESIGNS
-from headwise.wording import tr
+from headwise.wording import joined, tr
 from headwise_textbook.claims.claim import Check, at_least, at_most, claim, difference, differs, equal, same
 from headwise_textbook.claims.model import layer, multi_head, normal, trained
 from headwise_textbook.curves import Curve
@@ -103,6 +103,49 @@ def output_mixes_heads() -> list[Check]:
         equal(tr("heads in a channel of A W_O"), after, 3),
         equal(tr("heads in a channel after a block-diagonal W_O"), apart, 1).control(after),
     ]  # fmt: skip
+
+
+@claim
+def heads_own_their_weights() -> list[Check]:
+    module, x = multi_head(), normal(2, 7, 12, seed=5)
+    apart = difference(x @ torch.cat(list(module.per_head_weights()["q"].detach()), 1), module.q_proj(x))
+    return [
+        equal(tr("heads whose queries change with W_1^Q"), _heads_changed(module, "q_proj"), 1),
+        at_least(tr("difference between X times all W_i^Q side by side and their queries"), apart, 1e-6).beyond(),
+        equal(tr("heads whose keys change with the shared W^K of MQA"),
+              _heads_changed(layer("multi_head", 12, 3, num_kv_heads=1), "k_proj"), 3)
+        .control(_heads_changed(module, "q_proj")),
+    ]  # fmt: skip
+
+
+@claim
+def heads_share_parameters() -> list[Check]:
+    module, x = multi_head(), normal(1, 7, 12, seed=5)
+    before = module.q_proj(x)
+    with torch.no_grad():
+        module.q_proj.weight[0] *= 2.0
+    moved = int((module.q_proj(x) != before).any(-1).sum())
+    own = max(_heads_changed(multi_head(), name) for name in ("q_proj", "k_proj", "v_proj"))
+    return [
+        equal(tr("positions, of 7, that one row of W_Q serves"), moved, 7),
+        at_least(tr("heads that one row of W_Q, W_K or W_V serves"), own, 2).beyond(),
+        at_least(tr("heads that one row of the W_K of MQA serves"),
+                 _heads_changed(layer("multi_head", 12, 3, num_kv_heads=1), "k_proj"), 2).control(own),
+    ]  # fmt: skip
+
+
+def _heads_changed(module: Any, name: str) -> int:
+    """The number of heads whose scores or values change if the first rows of a projection do."""
+    x = normal(1, 7, 12, seed=5)
+
+    def of_heads() -> Tensor:
+        q, k, v = module.project(x, x)
+        return torch.cat((q @ k.mT, v.expand(-1, q.shape[1], -1, -1)), -1)  # [b, h, n, m + d_v]
+
+    before = of_heads()
+    with torch.no_grad():
+        getattr(module, name).weight[:4] *= 2.0
+    return int((of_heads() != before).flatten(2).any(-1).sum())
 
 
 @claim
@@ -227,29 +270,40 @@ def scaling_keeps_variance() -> list[Check | Curve]:
 
 @claim
 def scaling_keeps_gradients() -> list[Check | Curve]:
-    plain, scaled = {}, {}
+    plain, scaled, saturated = {}, {}, {}
     for d in SIZES:
         dots = normal(200, d, seed=1) @ normal(64, d, seed=2).mT  # [queries, keys]
-        plain[d], scaled[d] = _slope(dots), _slope(dots / math.sqrt(d))
-    lines = {WITHOUT: plain, tr("with 1/√d_k"): scaled}
-    axis = tr("mean ‖∂p/∂s‖")
+        plain[d], scaled[d] = _slopes(dots), _slopes(dots / math.sqrt(d))
+        saturated[d] = float((torch.softmax(dots, -1).amax(-1) > 0.99).double().mean())
+    median, mean = ({d: {way: float(of(x)) for way, x in (("plain", plain[d]), ("scaled", scaled[d]))} for d in SIZES}
+                    for of in (torch.median, torch.mean))  # fmt: skip
+    lines = {
+        joined([of_rows, factor]): {d: x[way] for d, x in slopes.items()}
+        for of_rows, slopes in ((tr("mean"), mean), (tr("median"), median))
+        for factor, way in ((WITHOUT, "plain"), (tr("with 1/√d_k"), "scaled"))
+    }
+    axis = tr("‖∂p/∂s‖ of a row")
     return [
-        at_most(
-            tr("gradient at d_k = 1024 relative to 16, without the factor"),
-            plain[1024] / plain[16], 0.5,
-        ),
-        equal(tr("with it"), scaled[1024] / scaled[16], 1, 0.1),
-        equal(tr("gradient without the factor relative to that with it, d_k = 1"),
-              plain[1] / scaled[1], 1, 0.01).control(plain[1024] / scaled[1024]),
+        at_most(tr("median gradient at d_k = 1024 relative to 16, without the factor"),
+                median[1024]["plain"] / median[16]["plain"], 0.5),
+        equal(tr("with it"), median[1024]["scaled"] / median[16]["scaled"], 1, 0.1),
+        at_least(tr("share of rows with a weight above 0.99 at d_k = 1024, without the factor"), saturated[1024], 0.5),
+        at_most(tr("mean gradient without the factor relative to that with it, d_k = 64"),
+                mean[64]["plain"] / mean[64]["scaled"], 1.0).beyond(),
+        at_least(tr("share of rows with a weight above 0.99 at d_k = 64, without the factor"), saturated[64], 0.5)
+        .beyond(),
+        equal(tr("median gradient without the factor relative to that with it, d_k = 1"),
+              median[1]["plain"] / median[1]["scaled"], 1, 0.01)
+        .control(median[1024]["plain"] / median[1024]["scaled"]),
         Curve.of(tr("Gradient of the softmax, 64 keys"), "d_k", axis, lines, log="x"),
     ]  # fmt: skip
 
 
-def _slope(scores: torch.Tensor) -> float:
-    """Mean Frobenius norm of ∂p/∂s over the rows of the scores."""
+def _slopes(scores: torch.Tensor) -> Tensor:
+    """The Frobenius norm of ∂p/∂s of each row of the scores."""
     p = torch.softmax(scores, -1)
     jacobian = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    return float(jacobian.flatten(1).norm(dim=-1).mean())
+    return jacobian.flatten(1).norm(dim=-1)
 
 
 # Identities that the library is based on: statistics of the weights computed without them. All in float64.

@@ -1,4 +1,4 @@
-"""What multi-head attention takes: parameters, operations and memory."""
+"""What multi-head attention takes: parameters and operations."""
 
 import itertools
 import math
@@ -8,27 +8,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from headwise import attend
-from headwise.cache import KVCache
-from headwise.costs import CONFIGS, Work, attention_stages
-from headwise.masks import Causal
+from headwise.costs import Work, attention_stages
 from headwise.nn import counts_of
 from headwise.wording import tr
-from headwise_textbook.claims.claim import Check, at_least, at_most, claim, difference, differs, equal, same
+from headwise_textbook.claims.claim import Check, at_least, at_most, claim, equal
 from headwise_textbook.claims.formulas import formula_of
 from headwise_textbook.claims.model import counted, layer, normal, one_thread, size_of, standard
+from headwise_textbook.claims.published import PUBLISHED
 from headwise_textbook.curves import Curve
-from headwise_textbook.texts import read_toml
 
-# Parameters and sizes of heads, counted on layers and read from publications.
+# Parameters, counted on layers.
 HEADS, TOKENS, FLOPS = tr("heads h"), tr("tokens n"), tr("FLOPs")
-COUNT, BYTES = tr("parameters"), tr("bytes")
-
-# d_model, heads and size of a head, by the name of the model.
-PUBLISHED: dict[str, tuple[int, int, int]]
-PUBLISHED, IN_THE_CHAPTER = read_toml("headwise_textbook", "sizes.toml").values()
+COUNT = tr("parameters")
 
 
 @claim
@@ -77,22 +70,6 @@ def gpt_2_small_layer() -> list[Check]:
         equal(tr("with bias"), size_of(biased), 2.36e6, 0.002),
         equal(tr("parameters of GPT-2 medium's"), size_of(medium), 4.19e6, 0.002).control(size_of(plain)),
     ]
-
-
-@claim
-def head_size_table() -> list[Check]:
-    usual = [size in (64, 128) for _, _, size in PUBLISHED.values()]
-    unequal = sum(h * size != d for d, h, size in PUBLISHED.values())
-    otherwise = sum(d // h != size for d, h, size in PUBLISHED.values())
-    wrong = sum(h * size != d for d, h, size in IN_THE_CHAPTER.values())
-    return [
-        equal(tr("rows of the chapter's table with h·d_k ≠ d_model"), wrong, 0),
-        at_least(tr("share of {count} published head sizes that are 64 or 128", count=len(usual)),
-                 sum(usual) / len(usual), 0.5),
-        equal(tr("published models with h·d_k ≠ d_model"), unequal, 0).beyond(),
-        at_least(tr("models whose published size is not ⌊d_model / h⌋"), otherwise, 1)
-        .control(wrong),
-    ]  # fmt: skip
 
 
 @claim
@@ -145,32 +122,36 @@ def mqa_parameters() -> list[Check | Curve]:
     return [*found, Curve.of(title, HEADS, COUNT, counted, formula, log="x")]
 
 
-@claim
-def llama_2_uses_gqa() -> list[Check]:
-    shared = {name: _sharing(name) for name in ("llama-2-70b", "llama-2-13b", "llama-2-7b", "llama-65b")}
-    what = {size: tr("query heads for each KV head, {size}", size=size) for size in shared}
-    return [
-        at_least(what["llama-2-70b"], shared["llama-2-70b"], 2),
-        at_least(what["llama-2-13b"], shared["llama-2-13b"], 2).beyond(),
-        at_least(what["llama-2-7b"], shared["llama-2-7b"], 2).beyond(),
-        equal(what["llama-65b"], shared["llama-65b"], 1).control(shared["llama-2-70b"]),
-    ]
-
-
 def _without_output(d: int, h: int, **options: Any) -> int:
     """Parameters of Q, K and V."""
     return size_of(standard(d, h, **options)) - d * d
 
 
-def _sharing(name: str) -> float:
-    """Query heads for each KV head of a published model."""
-    heads = CONFIGS[name].size("num_heads") or 1
-    return heads / (CONFIGS[name].size("num_kv_heads") or heads)
-
-
 # Operations, counted on running layers.
 N, D = 512, 256  # sizes at which time is measured
 PYTORCH = tr("PyTorch's attention")
+
+
+@claim
+def one_product_is_faster() -> list[Check | Curve]:
+    x, w = normal(64, 512).float(), normal(512, 512, seed=1).float()
+    small = {h: [part.contiguous() for part in w.split(512 // max(h, 1), 1)] for h in (0, 1, 4, 16, 64)}  # 0: 1 again
+    took = dict.fromkeys(small, math.inf)
+    with one_thread():
+        for _, (h, parts) in itertools.product(range(30), small.items()):
+            start = time.perf_counter()
+            for part in parts:
+                x @ part
+            took[h] = min(took[h], time.perf_counter() - start)
+    ratios = {h: seconds / took[1] for h, seconds in took.items()}
+    what = {h: tr("time of {h} products relative to one large product", h=h) for h in small}
+    return [
+        at_least(what[64], ratios[64], 2.0),
+        at_least(what[4], ratios[4], 2.0).beyond(),
+        at_most(tr("time of the large product, measured again"), ratios.pop(0), 1.5).control(ratios[64]),
+        Curve.of(tr("Projection of [64, 512], float32, one thread"), HEADS, tr("relative time"),
+                 {tr("h products instead of one"): ratios}, log="xy"),
+    ]  # fmt: skip
 
 
 @claim
@@ -297,155 +278,3 @@ def _layer_flops(n: int, d: int, h: int) -> int:
 
 def _stages(n: int, d: int, h: int) -> list:
     return attention_stages(counts_of("multi_head", {"d_model": d, "num_heads": h}), Work(1, n, n, causal=False))
-
-
-# Memory, precision and caches: what attention stores, and the error of storing less.
-
-
-@claim
-def score_memory() -> list[Check | Curve]:
-
-    def weights(maps: int, h: int) -> int:
-        """Bytes of the softmax that the formula keeps for its gradient, which does not depend on the values."""
-        q, k = _leaf(1, maps, 128, 32 // h), _leaf(1, maps, 128, 32 // h)
-        return _kept(lambda: torch.softmax(q @ k.mT, -1)) - 8 * 2 * 128 * 32 * maps // h
-
-    def blockwise(h: int) -> int:
-        """Bytes that blockwise attention keeps besides q, k, v and the output."""
-        q, k, v = (_leaf(1, h, 128, 32 // h) for _ in range(3))
-        return _kept(lambda: attend(q, k, v, kernel="torch_blocks")) - 8 * 4 * 128 * 32
-
-    stored = {h: weights(h, h) for h in (1, 2, 4, 8, 16, 32)}
-    lines = {
-        tr("weights, stored"): stored,
-        tr("blockwise: log-sum-exps"): {h: blockwise(h) for h in stored},
-    }
-    title = tr("Memory beside q, k, v and the output, n = 128, d_model = 32, float64")
-    return [
-        *(equal(tr("h = {h}: memory of the weights relative to one head", h=h),
-                stored[h] / stored[1], 1) for h in (2, 8, 32)),
-        equal(tr("eight heads with one common map, relative to one head"),
-              weights(1, 8) / stored[1], 1).control(stored[8] / stored[1]),
-        Curve.of(title, HEADS, BYTES, lines, {
-            tr("as claimed"): dict.fromkeys(stored, stored[1])}, log="xy"),
-    ]  # fmt: skip
-
-
-@claim
-def memory_n_squared() -> list[Check | Curve]:
-
-    def kept(n: int, fused: bool) -> float:
-        q, k, v = (_leaf(1, 4, n, 8) for _ in range(3))
-        return _kept(lambda: attend(q, k, v, kernel="torch_blocks") if fused else formula_of(q, k, v))
-
-    def product(n: int) -> float:
-        q, k = _leaf(1, 4, n, 8), _leaf(1, 4, n, 8)
-        return _kept(lambda: q * k)
-
-    lengths = 64, 128, 256, 512, 1024
-    bytes_of = {fused: {n: kept(n, fused) for n in lengths} for fused in (False, True)}
-    growth = {fused: bytes_of[fused][1024] / bytes_of[fused][512] for fused in (False, True)}
-    linear = [product(n) for n in (512, 1024)]
-    lines = {
-        tr("weights stored"): bytes_of[False],
-        tr("blockwise"): bytes_of[True],
-    }
-    return [
-        at_least(tr("memory at twice n, weights stored"), growth[False], 3.5),
-        at_least(tr("blockwise"), growth[True], 3.5).beyond(),
-        equal(tr("at twice n, product entry by entry"), linear[1] / linear[0], 2).control(growth[False]),
-        Curve.of(tr("What is kept for the gradient, 4 heads of 8, float64"),
-                 TOKENS, BYTES, lines, log="xy"),
-    ]  # fmt: skip
-
-
-@claim
-def blockwise_is_exact() -> list[Check]:
-    q, k, v = (normal(1, 2, 701, 16, seed=s) for s in range(3))
-    truth = attend(q, k, v, mask=Causal(), kernel="reference")
-    single = [attend(*(x.float() for x in (q, k, v)), mask=Causal(), kernel=name) for name in ("torch_blocks", "auto")]
-    exact = attend(q, k, v, mask=Causal(), kernel="torch_blocks")
-    blocks = [attend(q, k[:, :, part], v[:, :, part]) for part in (slice(None, 100), slice(100, None))]
-    mean = difference((blocks[0] + blocks[1]) / 2, attend(q, k, v))
-    return [
-        same(tr("error in float64"), exact, truth, 1e-12),
-        same(tr("in float32"), single[0], truth, 2e-6),
-        same(tr("in float32, fastest kernel"), single[1], truth, 2e-6),
-        at_least(tr("error of the mean of two blocks"), mean, 0.01).control(difference(exact, truth)),
-    ]
-
-
-@claim
-def mixed_precision() -> list[Check]:
-    q, k, v = (normal(1, 2, 307, 32, seed=s).bfloat16() for s in range(3))
-    truth = attend(*(x.double() for x in (q, k, v)), kernel="reference")
-    error = (attend(q, k, v).double() - truth).norm() / truth.norm()
-    summed = torch.softmax((q @ k.mT * 32**-0.5), -1, dtype=torch.bfloat16) @ v  # the statistics in bfloat16 too
-    worse = (summed.double() - truth).norm() / truth.norm()
-    return [
-        at_most(tr("error in bfloat16"), float(error), 6e-3),
-        at_least(tr("error with the softmax in bfloat16, relative to it"),
-                 float(worse / error), 1.2).control(1.0),
-    ]  # fmt: skip
-
-
-@claim
-def kv_cache() -> list[Check]:
-    module, x, cache = layer("multi_head", 24, 4), normal(2, 11, 24, seed=5), KVCache()
-    with torch.no_grad():
-        tokens = [x[:, t : t + 1] for t in range(11)]
-        steps = torch.cat([module(token, mask=Causal(), cache=cache) for token in tokens], 1)
-        alone = torch.cat([module(token, mask=Causal()) for token in tokens], 1)
-        whole = module(x, mask=Causal())
-    return [
-        same(tr("error of a token at a time"), steps, whole),
-        equal(tr("numbers cached per token"), cache.nbytes / 8 / 2 / 11, 2 * 24),
-        differs(tr("error without a cache"), alone, whole, difference(steps, whole)),
-    ]  # fmt: skip
-
-
-@claim
-def shared_keys_cache() -> list[Check | Curve]:
-    x = normal(1, 7, 48, seed=5)
-    sizes = {}
-    for groups in (1, 2, 4, 8):
-        cache = KVCache()
-        layer("multi_head", 48, 8, num_kv_heads=groups)(x, cache=cache)
-        sizes[groups] = cache.nbytes
-    few, full = layer("multi_head", 48, 8, num_kv_heads=2), layer("multi_head", 48, 8)
-    copied = type(few).from_heads(**_shared(few.per_head_weights(), lambda w: w))(x)
-    own = full.per_head_weights()
-    averaged = type(few).from_heads(**_shared(own, lambda w: w.unflatten(0, (2, 4)).mean(1)))(x)
-    axis, unit = tr("KV heads g"), tr("bytes per token")
-    tokens = {tr("cached, h = 8"): {groups: size / 7 for groups, size in sizes.items()}}
-    return [
-        equal(tr("cache with 8 KV heads relative to 2"), sizes[8] / sizes[2], 4),
-        equal(tr("relative to 1"), sizes[8] / sizes[1], 8),
-        same(tr("difference between GQA and MHA with repeated KV heads"), few(x), copied),
-        differs(tr("difference with keys and values averaged in each group"),
-                averaged, full(x), difference(few(x), copied)),
-        Curve.of(tr("Cache of a layer, d_model = 48, float64"), axis, unit, tokens,
-                 log="x"),
-    ]  # fmt: skip
-
-
-def _shared(weights: dict[str, Tensor], of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """The weights of eight heads whose keys and values are `of` the given ones, each for the four heads of a group."""
-    return {**weights, **{name: of(weights[name]).repeat_interleave(4, 0) for name in ("k", "v")}}
-
-
-def _leaf(*shape: int) -> Tensor:
-    return normal(*shape).requires_grad_()
-
-
-def _kept(run: Callable[[], Tensor]) -> int:
-    """Bytes that autograd keeps for the backward pass; each storage counts once."""
-    kept: dict[int, int] = {}
-
-    def keep(x: Tensor) -> Tensor:
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with saved_tensors_hooks(keep, lambda x: x):
-        out = run()  # kept alive until counted; otherwise its storage could be reused
-    return sum(kept.values()) if out is not None else 0
