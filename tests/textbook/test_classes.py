@@ -84,6 +84,23 @@ def test_a_planted_mistake_is_named(name: str, old: str, new: str, finding: str)
     assert (report.passed, report.finding) == (False, finding), report.lines
 
 
+WRAPPED = """
+from torch import nn
+class Wrapped(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(d_model, num_heads)
+    def forward(self, x):
+        return self.attn(x, x, x)[0]
+"""
+
+
+@pytest.mark.thorough
+def test_a_module_of_pytorch_is_right_with_the_batch_first():
+    assert checked(WRAPPED).finding == "project/turned"
+    assert checked(WRAPPED.replace("num_heads)\n    def", "num_heads, batch_first=True)\n    def")).passed
+
+
 THREE = """
 from torch import nn
 class One(nn.Module):
