@@ -15,7 +15,8 @@ PACKAGES = {"headwise": ROOT / "src" / "headwise", "headwise_textbook": ROOT / "
 DATA = {
     "headwise": {"wording.py", "cli/learn.py", "testing/views.py"},
     "headwise_textbook": {
-        "claims/model.py", "claims/show.py", "claims/training.py", "exercises/three.py", "places.py", "tour.py",
+        "audit.py", "claims/model.py", "claims/show.py", "claims/training.py", "exercises/three.py", "places.py",
+        "tour.py",
     },
 }  # fmt: skip
 

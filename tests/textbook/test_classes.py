@@ -133,6 +133,12 @@ class Three(One):
             RIGHT["separate"].replace("(self, x, mask=None)", "(self, x, y, z, zeta)"),
             "MultiHeadAttention.forward needs x, y, z, zeta", marks=pytest.mark.thorough,
         ),
+        pytest.param(
+            RIGHT["separate"].replace("self.Wo = nn.Linear(d_model, d_model)", "self.Wo = nn.Linear(7, d_model)", 1)
+            .replace("self.Wo(out)", "self.Wo(out[..., :7])"),
+            "the parameters of MultiHeadAttention have other shapes than W_Q, W_K, W_V and W_O",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param("class A(:\n", "line 1: SyntaxError", marks=pytest.mark.thorough),
     ],
 )  # fmt: skip

@@ -1,8 +1,11 @@
-"""`headwise audit FILE`: what a chapter says against what its listings compute, and against itself.
+"""The command audit: what a chapter says against what its listings compute, and against itself.
 
-Read are listings (fenced, after >>>, or plain), which run in the process of exercises; the shapes in their comments and
-outputs; products of shapes, and steps such as "merged: [4, 16, 512]"; sums with numbers; tables of configurations;
+Read are listings (fenced, with prompts, or plain), which run in the process of exercises; the shapes in their comments
+and outputs; products of shapes, and steps such as "merged: [4, 16, 512]"; sums with numbers; tables of configurations;
 numbers of parameters; and matrices in formulas. What is not read is counted.
+
+>>> audit("All heads together have 8 × 64 = 521 numbers.").lines()[0]
+'✗ line 1: 8 × 64 = 521: it is 512'
 """
 
 import ast

@@ -19,7 +19,7 @@ from headwise_textbook.exercises.exercise import CLASS, Exercise
 from headwise_textbook.exercises.grade import grade
 
 MOST = 5  # counterexamples that are listed
-_COPY = re.compile(r"([ _-]*(\(\d+\)|copy( of)?|v?\d+|final|new|副本|最终版?))+$", re.IGNORECASE)
+_COPY = re.compile(r"([ _-]*(\(\d+\)|copy( of)?|v?\d+|final|new))+$", re.IGNORECASE)
 Answers = dict[tuple[str, str], list[Path]]  # by pupil and exercise
 
 
