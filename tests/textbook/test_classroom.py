@@ -24,7 +24,7 @@ def written(folder: Path, **answers: str) -> Path:
 def test_a_class_is_one_table_with_the_commonest_counterexample(headwise: Command, tmp_path: Path):
     folder = written(tmp_path, anna__split_heads=RIGHT, ben__split_heads=WRONG, chen__split_heads=WRONG, chen__notes="")
     done = headwise("check", "--class", folder, "--seconds", "60")
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
     rows = [line.split() for line in done.out.splitlines()[:4]]
     assert rows == [
         ["pupil", "split-heads", "right"], ["anna", "✓", "1/1"], ["ben", "✗", "0/1"], ["chen", "✗", "0/1"],

@@ -217,7 +217,7 @@ def _check_class(folder: Path, exercise: str | None, console: Console, *, second
     with progress_bar() as progress:
         single = [(key, files[0]) for key, files in answers.items() if len(files) == 1]
         for done, (key, path) in enumerate(single):
-            progress("answers", done, len(single))
+            progress("comparing", done, len(single))
             marks[key] = mark(known[key[1]], path, seconds=seconds, seed=seed)
     columns, rows = table(answers, marks)
     pupil, right = (in_language(word, language()) for word in (tr("pupil"), tr("right")))
