@@ -43,8 +43,8 @@ def steps(case: Case, *mistakes: str) -> dict[str, Tensor]:
     """What each step returns. RuntimeError where shapes do not fit, as in PyTorch."""
     changed = dict(one.split("/") for one in mistakes)
     if changed.get("project") == "turned":
-        x = case.x[0].transpose(0, 1), case.x[1].transpose(0, 1), case.x[2].transpose(0, 1)
-        found = steps(replace(case, x=x), *(one for one in mistakes if one != "project/turned"))
+        turned = case.x[0].transpose(0, 1), case.x[1].transpose(0, 1), case.x[2].transpose(0, 1)
+        found = steps(replace(case, x=turned), *(one for one in mistakes if one != "project/turned"))
         return {**found, "output": found["output"].transpose(0, 1)}
     projected = _projected(case, changed.get("project", ""))
     found = {f"{name} projected": x for name, x in zip("qkv", projected, strict=True)}
