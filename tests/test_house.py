@@ -315,7 +315,9 @@ def forbidden(source: str) -> list[str]:
 
 
 # The code of a reader's exercise, in a process with limits, and the code that pages of the guide show.
-MAY_RUN_CODE = {"headwise_textbook.exercises.child", "headwise_textbook.topics"}
+MAY_RUN_CODE = {
+    "headwise_textbook.exercises.child", "headwise_textbook.exercises.inside", "headwise_textbook.topics",
+}  # fmt: skip
 
 
 def test_library_neither_prints_nor_unpickles():

@@ -84,6 +84,23 @@ def test_a_planted_mistake_is_named(name: str, old: str, new: str, finding: str)
     assert (report.passed, report.finding) == (False, finding), report.lines
 
 
+WRAPPED = """
+from torch import nn
+class Wrapped(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(d_model, num_heads)
+    def forward(self, x):
+        return self.attn(x, x, x)[0]
+"""
+
+
+@pytest.mark.thorough
+def test_a_module_of_pytorch_is_right_with_the_batch_first():
+    assert checked(WRAPPED).finding == "project/turned"
+    assert checked(WRAPPED.replace("num_heads)\n    def", "num_heads, batch_first=True)\n    def")).passed
+
+
 THREE = """
 from torch import nn
 class One(nn.Module):
@@ -115,6 +132,12 @@ class Three(One):
         pytest.param(
             RIGHT["separate"].replace("(self, x, mask=None)", "(self, x, y, z, zeta)"),
             "MultiHeadAttention.forward needs x, y, z, zeta", marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            RIGHT["separate"].replace("self.Wo = nn.Linear(d_model, d_model)", "self.Wo = nn.Linear(7, d_model)", 1)
+            .replace("self.Wo(out)", "self.Wo(out[..., :7])"),
+            "the parameters of MultiHeadAttention have other shapes than W_Q, W_K, W_V and W_O",
+            marks=pytest.mark.thorough,
         ),
         pytest.param("class A(:\n", "line 1: SyntaxError", marks=pytest.mark.thorough),
     ],

@@ -1,5 +1,6 @@
-"""The commands trace, claims, tour, check, reconstruct and train demonstration of `headwise`."""
+"""The commands trace, claims, tour, check, audit, reconstruct and train demonstration of `headwise`."""
 
+import secrets
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from headwise.commands import (
     Estimate,
@@ -128,7 +130,10 @@ def check(
         Path | None, typer.Argument(help="Your code, or - for standard input; default: print the task.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="CPU time that the code may take.")] = 10.0,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the random inputs; default: 0, of a class a hidden one.")] = None,
+    whole_class: Annotated[
+        Path | None, typer.Option("--class", help="Grade a class: a folder with a folder of answers for each pupil.")
+    ] = None,
     module: Annotated[
         str | None, typer.Option(help="Of multi-head-class: the class, where the file has several.")
     ] = None,
@@ -148,12 +153,16 @@ def check(
     from headwise_textbook.topics import find_exercise, topics
     from headwise_textbook.tour import print_exercise, print_exercises
 
-    if not 0.1 <= seconds <= MOST_SECONDS:
-        given = f"--seconds {seconds:g}"
-        raise ConfigError("{given}: expected 0.1 to {most_seconds:g}", given=given, most_seconds=MOST_SECONDS)
-    if not 0 <= seed < 2**32:
+    _check_seconds(seconds)
+    if seed is not None and not 0 <= seed < 2**32:
         raise ConfigError("--seed {seed}: expected 0 to 2³² − 1", seed=seed)
     console = Console(highlight=False, markup=False)
+    if whole_class is not None:
+        if file is not None or module is not None:
+            raise ConfigError(tr("give --class alone, or with an exercise"))
+        _check_class(whole_class, exercise, console, seconds=seconds, seed=seed)
+        return
+    seed = seed or 0
     if exercise is None:
         print_exercises(console, language())
         return
@@ -182,6 +191,64 @@ def check(
     for line in said:
         console.print(in_language(line, language()), soft_wrap=True)
     if not passed:
+        raise typer.Exit(1)
+
+
+def _check_class(folder: Path, exercise: str | None, console: Console, *, seconds: float, seed: int | None) -> None:
+    """Grade a class, one answer after another, each in a process of its own."""
+    from headwise_textbook.exercises import CLASS
+    from headwise_textbook.exercises.classroom import found_answers, mark, notes, table
+    from headwise_textbook.topics import exercises, find_exercise
+
+    if not folder.is_dir():
+        raise ConfigError("--class {folder}: expected a folder", folder=str(folder))
+    known = {**exercises(), CLASS: None}
+    only = None
+    if exercise is not None:
+        only = CLASS if exercise.replace("_", "-") == CLASS else find_exercise(exercise).name
+    answers, unknown = found_answers(folder, known, only)
+    if not answers:
+        raise ConfigError(
+            "--class {folder}: no answers; expected a folder for each pupil, with files such as split_heads.py",
+            folder=str(folder),
+        )
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    marks = {}
+    with progress_bar() as progress:
+        single = [(key, files[0]) for key, files in answers.items() if len(files) == 1]
+        for done, (key, path) in enumerate(single):
+            progress("comparing", done, len(single))
+            marks[key] = mark(known[key[1]], path, seconds=seconds, seed=seed)
+    columns, rows = table(answers, marks)
+    pupil, right = (in_language(word, language()) for word in (tr("pupil"), tr("right")))
+    grid = Table(pupil, *columns, right, box=None, pad_edge=False, header_style="dim")
+    for row in rows:
+        grid.add_row(*row)
+    console.print(grid)
+    for line in notes(folder, answers, unknown, marks, seed):
+        console.print(in_language(line, language()), soft_wrap=True)
+
+
+def audit(
+    file: Annotated[Path, typer.Argument(help="A chapter, Markdown or plain text in UTF-8; - is standard input.")],
+    seconds: Annotated[float, typer.Option(help="CPU time that its listings may take.")] = 10.0,
+    lang: Lang = None,
+) -> None:
+    """Audit a chapter: run its listings, and compare shapes, outputs, calculations, tables and formulas.
+
+    What is not read is counted. The listings run in a process of its own, with limits, without network, and cannot
+    change your files. Exits with code 1 if something disagrees.
+    """
+    from headwise.lm import read_text
+    from headwise_textbook.audit import audit as audited
+
+    _check_seconds(seconds)
+    text = stdin_text("FILE") if is_stream(file) else read_text(file)
+    found = audited(text, file="-" if is_stream(file) else file.name, seconds=seconds)
+    console = Console(highlight=False, markup=False)
+    for line in found.lines():
+        console.print(in_language(line, language()), soft_wrap=True)
+    if found.findings:
         raise typer.Exit(1)
 
 
@@ -263,6 +330,12 @@ def demonstration(
         tr("Wrote the report, with padding masked beside it, to {named}", named=f"[bold]{escape(str(page))}[/bold]"),
     ):  # fmt: skip
         _say(console, line)
+
+
+def _check_seconds(seconds: float) -> None:
+    if not 0.1 <= seconds <= MOST_SECONDS:
+        given = f"--seconds {seconds:g}"
+        raise ConfigError("{given}: expected 0.1 to {most_seconds:g}", given=given, most_seconds=MOST_SECONDS)
 
 
 def _say(console: Console, line: str) -> None:

@@ -4,7 +4,7 @@ one, two, three  our own solutions                      exercise  an exercise, a
 grade            the process, and where values differ   apart     namespaces of its own, where Linux allows them
 child            what runs in the process, and values between the two
 classes          a module of a reader against the definition    definition   its steps, and known mistakes in them
-inside           what runs in the process beside a reader's module
+inside           what runs in the process beside a reader's module   classroom   a class in one table
 """
 
 from headwise_textbook.exercises import one, three, two

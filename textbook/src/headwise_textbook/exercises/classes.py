@@ -47,7 +47,7 @@ class Report:
 @dataclass(frozen=True)
 class _Found:
     theirs: Tensor
-    records: list[list[Any]]  # line, name and value
+    records: list[list[Any]]  # line, name, value and function
     x: tuple[Tensor, Tensor, Tensor]
     failed: str = ""  # the error at the usual length, if this is another one
 
@@ -63,11 +63,9 @@ def grade_class(
             together = sandbox.together
             names = sandbox()
             if only is not None and only not in names:
-                names = [*names] or ["-"]
-                listed = ", ".join(names)
-                return _refused(
-                    tr("{file} has no module {only}; it has: {listed}", file=file, only=only, listed=listed)
-                )
+                listed = ", ".join(names) or "-"
+                said = tr("{file} has no module {only}; it has: {listed}", file=file, only=only, listed=listed)
+                return _refused(said)
             if not names:
                 return _refused(tr("{file} defines no torch.nn.Module with a `forward`", file=file))
             if only is None and len(names) > 1:
@@ -105,7 +103,10 @@ class _Checked:
             )  # fmt: skip
             return _refused(said)
         self.width, self.heads, rows, arguments, self.dropouts = built
-        self.weights = _weights(rows, self.heads)
+        try:
+            self.weights = _weights(rows, self.heads)
+        except (RuntimeError, IndexError):  # parameters of other shapes: the result alone is compared
+            self.weights = [{}]
         masks = [one for one, _ in arguments if "mask" in one.lower() or one == "bias"]
         self.inputs = [one for one, required in arguments if required and one not in masks]
         needed = {one for one, required in arguments if required}
@@ -122,9 +123,12 @@ class _Checked:
             for mask in (None, torch.ones(2 * (found.x[0].shape[-2],), dtype=torch.bool).tril())
             for weights in self.weights for strided in itertools.product((False, True), repeat=2)
         ]  # fmt: skip
-        why = explained(found.theirs, _nearest_first(cases), self._allowed(found))
+        usable = _nearest_first(cases)
+        if not usable:
+            return _refused(tr("the parameters of {name} have other shapes than W_Q, W_K, W_V and W_O", name=self.name))
+        why = explained(found.theirs, usable, self._allowed(found))
         if why is None:
-            return self._unknown(found, cases)
+            return self._unknown(found, usable)
         case, mistakes = why
         mistakes = mistakes or self._lacking(case)
         if mistakes:
@@ -204,8 +208,7 @@ class _Checked:
                 first = first or error
                 continue
             found = _Found(theirs, records, right.x)
-            dark = None
-            if agree(theirs, steps(case)["output"], dark):
+            if agree(theirs, steps(case)["output"]):
                 says.append(tr("masks that are added") if form == "additive" else tr("boolean masks"))
                 return self._dark(case, form, shape)
             if form != "additive" and why is None:
@@ -251,7 +254,7 @@ class _Checked:
     def _wrong(self, found: _Found, case: Case, mistakes: tuple[str, ...]) -> Report:
         """Name the mistake, and where it shows first."""
         first = mistakes[0]
-        out = [_head(STEP_NAMES[first.split("/")[0]], _filled(first, case))]
+        out: list[Bilingual] = [_head(STEP_NAMES[first.split("/")[0]], _filled(first, case))]
         part = PARTS[first.split("/")[0]]
         if (what := first.partition("-")[2][:1]) in ("q", "k", "v"):
             part = part.replace("q", what)
@@ -285,10 +288,10 @@ class _Checked:
         out: list[Bilingual] = [_head(tr("result"), said)]
         seen = [
             (part, line, name)
-            for case in cases[: len(cases) // 2 or 1]
+            for case in cases
             for part, value in steps(case).items()
             for one in (value, *(value.unbind(1) if value.ndim == 4 else ()))
-            for line, name, theirs in found.records
+            for line, name, theirs, _ in found.records
             if part != "output" and _alike(theirs, one)
         ]
         if seen:
@@ -329,7 +332,7 @@ def _compared(found: _Found, part: str, theirs: Tensor, ours: Tensor) -> list[Bi
     if theirs.ndim == 4 and theirs.shape == ours.shape:  # a class may compute each head by itself
         whole += [(theirs[:, head], ours[:, head]) for head in range(theirs.shape[1])]
     for one, other in whole:
-        at = next(((line, name) for line, name, value in found.records if _alike(value, one)), None)
+        at = next(((line, name) for line, name, value, _ in found.records if _alike(value, one)), None)
         if at is not None:
             theirs, ours = one, other
             break
@@ -371,12 +374,8 @@ def _nearest_first(cases: list[Case]) -> list[Case]:
             continue
         if not any(agree(value, other) for other, _ in found):
             found.append((value, case))
-    causal = {id(case): case.mask is not None for _, case in found}
-    kept = [case for _, case in found]
-    plain = [case for case in kept if not causal[id(case)]]
-    masked = [case for case in kept if causal[id(case)]]
-    rest = [*plain[1:], *masked[1:]]
-    return [*plain[:1], *masked[:1], *rest]
+    plain, causal = ([case for _, case in found if (case.mask is None) == unmasked] for unmasked in (True, False))
+    return [*plain[:1], *causal[:1], *plain[1:], *causal[1:]]
 
 
 def _role(path: str) -> str:
@@ -393,58 +392,51 @@ def _role(path: str) -> str:
 
 
 def _weights(rows: list[list[Any]], heads: int) -> list[Weights]:
-    """What the parameters may be as matrices of q, k, v and o: one way if names and kinds say it, else several."""
-    named: dict[str, list[tuple[Tensor, str]]] = {}
-    biases: dict[str, list[Tensor]] = {}
-    order = iter("qkvo")
+    """What the parameters may be as matrices of q, k, v and o: one way if names and kinds say it, else several.
+
+    A square parameter may be W or Wᵀ, and a matrix of several parts may have them in any order: each is as good.
+    """
     roles: dict[str, str] = {}
+    left = iter("qkvo")
     for path, _, _ in rows:
         owner = path.removesuffix(".weight").removesuffix(".bias")
         if owner not in roles:
-            role = _role(path)
-            if not role and path.endswith(("weight", "W")):
-                taken = set(roles.values())
-                role = next((one for one in order if one not in taken), "")
-            roles[owner] = role
+            roles[owner] = _role(path) or next((one for one in left if one not in roles.values()), "")
+    parts: dict[str, list[tuple[Tensor, bool]]] = {}  # matrices, and whether their orientation is open
+    biases: dict[str, list[Tensor]] = {}
     for path, values, kind in rows:
         role = roles[path.removesuffix(".weight").removesuffix(".bias")]
         if not role:
             continue
-        if values.ndim == 1 or (values.ndim == 2 and "bias" in path):
+        if values.ndim == 1 or "bias" in path:
             biases.setdefault(role, []).append(values.flatten())
-        elif values.ndim == 3:
-            width = max(values.shape)
-            values = values if values.shape[1] == width or role == "o" else values.mT
-            named.setdefault(role, []).append(
-                (values.flatten(0, 1) if role == "o" else values.permute(1, 0, 2).flatten(1), "fixed")
-            )
         elif values.ndim == 2:
-            named.setdefault(role, []).append((values.mT if kind in ("Linear", "MultiheadAttention") else values, kind))
-    ways: list[dict[str, tuple[Tensor | None, Tensor | None]]] = []
-    free = any(kind == "" and w.shape[0] == w.shape[1] for parts in named.values() for w, kind in parts)
-    for turned in (False, True) if free else (False,):
+            matrix = values.mT if kind == "Linear" or role in _turned(values) else values
+            parts.setdefault(role, []).append((matrix, kind == "" and values.shape[0] == values.shape[1]))
+        elif values.ndim == 3:  # a matrix for each head
+            values = values if role == "o" or values.shape[1] == max(values.shape) else values.mT
+            matrix = values.flatten(0, 1) if role == "o" else values.permute(1, 0, 2).flatten(1)
+            parts.setdefault(role, []).append((matrix, False))
+    bias = {role: torch.cat(given) for role, given in biases.items()}
+    ways: list[Weights] = []
+    for turned in (False, True) if any(free for given in parts.values() for _, free in given) else (False,):
         whole = {
-            role: torch.cat([w.mT if turned and kind == "" else w for w, kind in parts], -1)
-            for role, parts in named.items()
+            role: torch.cat([w.mT if turned and free else w for w, free in given], -1) for role, given in parts.items()
         }
-        if any(kind == "" for parts in named.values() for w, kind in parts):
-            whole = {
-                role: w.mT if role in ("qkv", "kv") and w.shape[0] > w.shape[1] else w for role, w in whole.items()
-            }
-        bias = {role: torch.cat(parts) for role, parts in biases.items()}
-        alone = {role: (w, bias.get(role)) for role, w in whole.items() if role in "qkvo" and len(role) == 1}
+        alone = {role: (w, bias.get(role)) for role, w in whole.items() if len(role) == 1}
         packed = next((role for role in ("qkv", "kv") if role in whole), "")
-        if not packed:
-            ways.append(alone)
-            continue
-        for axes in itertools.permutations(range(3)):
-            for letters in itertools.permutations(packed):
-                parts = dict(zip(letters, _unpacked(whole[packed], len(packed), heads, axes), strict=True))
-                shifts = dict(
-                    zip(letters, _unpacked(bias[packed], len(packed), heads, axes), strict=True)
-                ) if packed in bias else {}  # fmt: skip
-                ways.append({**alone, **{role: (parts[role], shifts.get(role)) for role in parts}})
-    return ways or [{}]
+        orders = itertools.product(itertools.permutations(range(3)), itertools.permutations(packed)) if packed else ()
+        ways += [alone] if not packed else []
+        for axes, letters in orders:
+            split = _unpacked(whole[packed], len(packed), heads, axes)
+            shifts = _unpacked(bias[packed], len(packed), heads, axes) if packed in bias else [None] * len(packed)
+            ways.append({**alone, **dict(zip(letters, zip(split, shifts, strict=True), strict=True))})
+    return ways
+
+
+def _turned(values: Tensor) -> tuple[str, ...]:
+    """The roles that a parameter with more rows than columns has as Wᵀ."""
+    return ("qkv", "kv") if values.shape[0] > values.shape[1] else ()
 
 
 def _unpacked(matrix: Tensor, count: int, heads: int, axes: tuple[int, ...]) -> list[Tensor]:

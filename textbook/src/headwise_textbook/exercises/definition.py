@@ -5,7 +5,7 @@ sentence for each. Matrices are x @ W + b, masks are True where a query may see 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Case:
     num_heads: int
     weights: Weights
     mask: Tensor | None = None  # [n, n]
-    strided: tuple[bool, bool] = (False, False)  # whether a head has each h-th channel, before and after attention
+    strided: tuple[bool, ...] = (False, False)  # whether a head has each h-th channel, before and after attention
     apart: bool = False  # whether the result is that of the heads, [b, h, n, d]
 
     @property
@@ -42,6 +42,10 @@ class Case:
 def steps(case: Case, *mistakes: str) -> dict[str, Tensor]:
     """What each step returns. RuntimeError where shapes do not fit, as in PyTorch."""
     changed = dict(one.split("/") for one in mistakes)
+    if changed.get("project") == "turned":
+        turned = case.x[0].transpose(0, 1), case.x[1].transpose(0, 1), case.x[2].transpose(0, 1)
+        found = steps(replace(case, x=turned), *(one for one in mistakes if one != "project/turned"))
+        return {**found, "output": found["output"].transpose(0, 1)}
     projected = _projected(case, changed.get("project", ""))
     found = {f"{name} projected": x for name, x in zip("qkv", projected, strict=True)}
     for name in "qkv":
@@ -188,6 +192,10 @@ MISTAKES: dict[str, Message] = {
         for x, y in ("kq", "vk", "vq", "qk", "kv", "qv")
     },
     **{f"project/raw-{x}": tr("{x} is not projected: W_{x} is not applied", x=x) for x in "qkv"},
+    "project/turned": tr(
+        "the first axis is read as that of the positions, so that the {b} sequences of a batch attend to each other; "
+        "expected [b, n, d]: nn.MultiheadAttention needs batch_first=True"
+    ),
     "project/transposed": tr("the projections are x @ W, expected x @ Wᵀ: `nn.Linear` keeps W as [out, in]"),
     "project/unbiased-all": tr("the biases of q, k and v are not added"),
     **{f"project/unbiased-{x}": tr("the bias of {x} is not added", x=x) for x in "qv"},

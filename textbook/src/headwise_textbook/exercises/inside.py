@@ -4,11 +4,14 @@
 its values are numbers, texts, lists and tensors.
 """
 
+import ast
 import inspect
+import math
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -40,6 +43,7 @@ DROPOUTS = (
     "dropout", "p", "drop", "dropout_p", "attn_dropout", "attn_pdrop", "resid_pdrop", "dropout_rate", "drop_rate",
     "attn_drop", "proj_drop", "attention_dropout", "dropout_prob",
 )  # fmt: skip
+HIDDEN = ("print", "_shown", "__builtins__")
 built: list[nn.Module] = []
 
 
@@ -82,7 +86,8 @@ def build(name: str, width: int, heads: int, length: int, dropout: float, seed: 
         for path, values in module.named_parameters():
             values.normal_(0.0, 0.3)
             owner = module.get_submodule(path.rpartition(".")[0])
-            rows.append([path, values.clone(), "" if owner is module else type(owner).__name__])
+            linear = isinstance(owner, nn.Linear | nn.MultiheadAttention)
+            rows.append([path, values.clone(), "Linear" if linear else "" if owner is module else type(owner).__name__])
     matrices = [values for _, values, _ in rows if values.ndim > 1]
     if not any(one.lower() in WIDTHS for one in given) and "config" not in given and matrices:
         width = matrices[0].shape[-1]
@@ -101,7 +106,7 @@ def call(names: list[str], values: list[Tensor], training: bool, without_dropout
     module = built[0].train(training)
     torch.manual_seed(seed)
     records: list[list[Any]] = []
-    with torch.no_grad(), _recorded(records), Undropped() if without_dropout else torch.no_grad():
+    with torch.no_grad(), _recorded(records, _copied), Undropped() if without_dropout else torch.no_grad():
         found = module(**dict(zip(names, values, strict=True)))
     while isinstance(found, tuple | list) and found:
         found = found[0]
@@ -121,9 +126,72 @@ class Undropped(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _copied(value: Tensor) -> Tensor | None:
+    return value.detach().clone() if value.numel() <= NUMBERS else None
+
+
+def run(source: str, pseudo: bool) -> list[Any]:
+    """Run a listing in the names of those before it. pseudo: with names that a text leaves out.
+
+    Returns the shapes of new tensors as [line, name, shape, function], what lines print or show as [line, text], and
+    the error as [line, kind, message], empty if there is none. Modules that the listing defines are called once.
+    """
+    records: list[list[Any]] = []
+    shown: list[list[Any]] = []
+    given = {**(_pseudo() if pseudo else {}), **reader}
+    names = dict(given)
+    names["print"] = lambda *said, **how: shown.append([sys._getframe(1).f_lineno, " ".join(map(str, said))])
+    names["_shown"] = lambda line, value: shown.append([line, repr(value)]) if value is not None else None
+    names["__name__"] = "exercise"
+    error: list[Any] = []
+    before = set(reader)
+    try:
+        tree = ast.parse(source)
+        for line in [one for one in tree.body if isinstance(one, ast.Expr)]:
+            where = ast.Constant(line.value.lineno)
+            line.value = ast.Call(ast.Name("_shown", ast.Load()), [where, line.value], [])
+        code = compile(ast.fix_missing_locations(tree), file, "exec")
+        with _recorded(records, lambda value: list(value.shape)):
+            exec(code, names)
+    except Exception as raised:
+        lines = [frame.lineno for frame in traceback.extract_tb(raised.__traceback__) if frame.filename == file]
+        error = [lines[-1] if lines else getattr(raised, "lineno", 0) or 0, type(raised).__name__, str(raised)[:200]]
+    reader.update({name: x for name, x in names.items() if name not in HIDDEN and given.get(name) is not x})
+    for name in [one for one in candidates() if one not in before and not records]:
+        with suppress(Exception), _recorded(records, lambda value: list(value.shape)):
+            width, _, _, arguments, _ = build(name, 15, 3, 32, 0.0, 0)
+            if [needed for _, needed in arguments].count(True) == 1:
+                built[0](torch.randn(2, 7, width))
+    return [records, shown, error]
+
+
+class Projection(nn.Linear):
+    """What a text writes as W * X or X @ W."""
+
+    def __mul__(self, x: Tensor) -> Tensor:
+        """The projection."""
+        return self(x)
+
+    __rmul__ = __matmul__ = __rmatmul__ = __mul__
+
+
+def _pseudo() -> dict[str, Any]:
+    """Names that a text leaves out, with sizes that all differ."""
+    sizes = {
+        **dict.fromkeys(("batch_size", "batch", "B", "b", "N"), 2),
+        **dict.fromkeys(("seq_len", "seq", "T", "n", "L"), 7),
+        **dict.fromkeys(HEADS, 3), **dict.fromkeys(HEAD_WIDTHS, 5), **dict.fromkeys(WIDTHS, 15),
+    }  # fmt: skip
+    weights = {f"{w}{x}": Projection(15, 15) for w in ("W_", "W", "w_", "w") for x in "QKVOqkvo"}
+    inputs = {name: torch.randn(2, 7, 15) for name in ("X", "x")}
+    known = {"torch": torch, "nn": nn, "F": F, "math": math, "softmax": F.softmax, "reshape": torch.reshape,
+             "sqrt": math.sqrt, "transpose": torch.transpose, "concat": torch.cat}  # fmt: skip
+    return {**sizes, **weights, **inputs, **known, "self": SimpleNamespace(**sizes, **weights)}
+
+
 @contextmanager
-def _recorded(records: list[list[Any]]) -> Iterator[None]:
-    """Note each tensor that a line of the file gives to a name, or a function returns."""
+def _recorded(records: list[list[Any]], keep: Callable[[Tensor], Any]) -> Iterator[None]:
+    """Note each tensor that a line of the file gives to a name, or a function returns, as `keep` has it."""
     seen: dict[int, dict[str, tuple[int, int]]] = {}
 
     def look(frame: FrameType, event: str, arg: Any) -> Any:
@@ -137,8 +205,8 @@ def _recorded(records: list[list[Any]]) -> Iterator[None]:
         for name, value in values.items():
             if isinstance(value, Tensor) and before.get(name) != (state := (id(value), value._version)):
                 before[name] = state
-                if event != "call" and len(records) < RECORDS and value.numel() <= NUMBERS:
-                    records.append([line, name, value.detach().clone()])
+                if event != "call" and len(records) < RECORDS and (kept := keep(value)) is not None:
+                    records.append([line, name, kept, frame.f_code.co_name])
         before[""] = (frame.f_lineno, 0)
         if event == "return":
             del seen[id(frame)]
