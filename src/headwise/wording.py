@@ -36,7 +36,7 @@ _chosen: list[str] = []  # by the command line; the last one counts
 def check_language(lang: str) -> None:
     """Raise ConfigError unless `lang` is "en" or "zh"."""
     if lang not in LANGUAGES:
-        raise ConfigError("lang={lang!r}: expected {map}", lang=lang, map=joined(map(repr, LANGUAGES), tr(" or ")))
+        raise ConfigError("lang={lang!r}: expected {known}", lang=lang, known=joined(map(repr, LANGUAGES), tr(" or ")))
 
 
 def language(environment: Mapping[str, str] | None = None) -> str:
@@ -56,7 +56,9 @@ def language(environment: Mapping[str, str] | None = None) -> str:
     if chosen := environment.get("HEADWISE_LANG"):
         if chosen not in LANGUAGES:
             raise ConfigError(
-                "HEADWISE_LANG={chosen!r}: expected {map}", chosen=chosen, map=joined(map(repr, LANGUAGES), tr(" or "))
+                "HEADWISE_LANG={chosen!r}: expected {known}",
+                chosen=chosen,
+                known=joined(map(repr, LANGUAGES), tr(" or ")),
             )
         return chosen
     locale = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")

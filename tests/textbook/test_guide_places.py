@@ -11,7 +11,7 @@ from rich.console import Console
 
 from commands import Command
 from headwise.wording import LANGUAGES, in_language
-from headwise_textbook.places import find, rows
+from headwise_textbook.places import SIMPLIFIED, TERMS, find, rows
 from headwise_textbook.topics import topics
 from headwise_textbook.tour import narrow, print_topics
 
@@ -71,6 +71,24 @@ def test_a_place_is_found_in_the_words_of_readers(query: str, found: str | None)
         "水浒传演示第三部分": "Water Margin demonstration part 03",
     }  # fmt: skip
     assert places(query) == [found or others[query]]
+
+
+@pytest.mark.parametrize(
+    ("query", "topic"),
+    [
+        ("自注意力", "scores"), ("自注意力機制", "scores"), ("因果掩码", "masks"), ("因果遮罩", "masks"),
+        ("GQA", "kv_sharing"), ("KV cache", "hardware"), ("为什么要转置", "splitting"), ("為什麼要轉置?", "splitting"),
+        ("多頭注意力", "why_heads"), ("水滸傳演示", "demonstration"), ("注意力汇", "masks"), ("參數量", "parameters"),
+    ],
+)  # fmt: skip
+def test_a_topic_is_found_by_terms_questions_and_traditional_characters(query: str, topic: str):
+    assert find(query).topics == [topic]
+
+
+def test_every_term_finds_its_topic_and_traditional_characters_have_one_simplified_each():
+    for name, terms in TERMS.items():
+        assert [find(term).topics for term in terms.split(",")] == [[name]] * len(terms.split(",")), name
+    assert all(old != new and chr(new) not in map(chr, SIMPLIFIED) for old, new in SIMPLIFIED.items())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The trace is the head design, step by step."""
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,10 @@ def test_every_step_is_reached_in_both_languages() -> None:
     ]:
         english, chinese = (traced(design, options, lang=lang, **more).values() for lang in ("en", "zh"))
         for one, other in zip(english, chinese, strict=True):
-            assert (one.name, one.formula, one.axes) == (other.name, other.formula, other.axes)
+            assert (one.name, one.axes) == (other.name, other.axes)
+            worded = one.formula.startswith(("split", "transpose"))
+            assert worded or one.formula == other.formula
+            assert not worded or re.match("切分|转置", other.formula)
             reached.add((one.name, one.words, other.words))
     assert {step for step in reached if step[0] != "x"} == written()  # x is noted before the design begins
     assert len(reached) > 60

@@ -156,7 +156,7 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
         content = Entry(parsed(text_of(path)))
         if content.word("format") != FORMAT:
             raise CheckpointError(
-                "expected the format {format}, got {format2!r}", format=FORMAT, format2=content.word("format")
+                "expected the format {expected}, got {found!r}", expected=FORMAT, found=content.word("format")
             )
         layers = content.entries("layers")
         found = Budget(
@@ -301,7 +301,7 @@ def plan_budget(
 def check_budget(window: int, sinks: int, threshold: float, lengths: Sequence[int]) -> None:
     """Raise ConfigError for options of `plan_budget` that are invalid for any model and text."""
     if any(n < 1 for n in lengths):
-        raise ConfigError("--lengths: got {lengths}; expected numbers of tokens of at least 1", lengths=min(lengths))
+        raise ConfigError("--lengths: got {least}; expected numbers of tokens of at least 1", least=min(lengths))
     if window < 1 or sinks < 0:
         raise ConfigError("--window {window}, --sinks {sinks}: expected at least 1 and 0", window=window, sinks=sinks)
     if not 0.0 < threshold <= 1.0:

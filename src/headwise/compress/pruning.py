@@ -115,15 +115,18 @@ def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
         word = f"{at[0]}.{at[1]}"
         if at[0] >= len(sites):
             raise ConfigError(
-                "--heads {word}: there is no layer {at}; expected 0 to {last}", word=word, at=at[0], last=len(sites) - 1
+                "--heads {word}: there is no layer {layer}; expected 0 to {last}",
+                word=word,
+                layer=at[0],
+                last=len(sites) - 1,
             )
         if at[1] >= sites[at[0]].num_heads:
             most = sites[at[0]].num_heads - 1
             raise ConfigError(
-                "--heads {word}: layer {at} has no head {at2}; expected 0 to {most}",
+                "--heads {word}: layer {layer} has no head {head}; expected 0 to {most}",
                 word=word,
-                at=at[0],
-                at2=at[1],
+                layer=at[0],
+                head=at[1],
                 most=most,
             )
         if at in found:
@@ -332,11 +335,11 @@ def plan_pruning(
     wanted = None if wanted is None else max((count for count in counts if count <= wanted), default=0)
     if wanted == 0:
         raise ConfigError(
-            "--share {share:g}, --remove {remove}: heads that share a KV head are removed together, {counts} at a "
+            "--share {share:g}, --remove {remove}: heads that share a KV head are removed together, {group} at a "
             "time; expected at least one such group",
             share=choice.share or 0,
             remove=choice.remove or 0,
-            counts=counts[0],
+            group=counts[0],
         )
     if len(counts) > MOST_POINTS:  # evenly spaced, the last included
         counts = [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]
@@ -387,11 +390,11 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
     most = sum(site.num_heads - _unit(site) for site in sites)
     if count > most:
         raise ConfigError(
-            "--remove {count}: of {total} heads in {count2} layers at most {most} can be removed, as each layer keeps "
+            "--remove {count}: of {total} heads in {layers} layers at most {most} can be removed, as each layer keeps "
             "one",
             count=count,
             total=total,
-            count2=len(sites),
+            layers=len(sites),
             most=most,
         )
     if count < 1:

@@ -128,7 +128,7 @@ def hybrid(counts: Counts, work: Work, devices: int, heads: int) -> Way:
         raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if counts.heads < heads:
         raise ConfigError(
-            "Ulysses: num_heads={heads} is too small for {heads2} devices", heads=counts.heads, heads2=heads
+            "Ulysses: num_heads={num_heads} is too small for {devices} devices", num_heads=counts.heads, devices=heads
         )
     return _hybrid(counts, work, heads, devices // heads, "zigzag")
 

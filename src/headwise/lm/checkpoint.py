@@ -109,9 +109,9 @@ def unpack(
         tokenizer = CharTokenizer.from_json(text.word("tokenizer"))
         if tokenizer.vocab_size > config.vocab_size:
             raise CheckpointError(
-                "{vocab_size} tokens, but embeddings for {vocab_size2}",
-                vocab_size=tokenizer.vocab_size,
-                vocab_size2=config.vocab_size,
+                "{tokens} tokens, but embeddings for {embeddings}",
+                tokens=tokenizer.vocab_size,
+                embeddings=config.vocab_size,
             )
         return config, tokenizer, Entry(parsed(text.word("info")), "info").plain()
 
@@ -136,7 +136,7 @@ def _check_sizes(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
                 raise CheckpointError("{name} is missing; the sizes require {shape}", name=name, shape=shape)
             raise CheckpointError("{name} is {found}; the sizes require {shape}", name=name, found=found, shape=shape)
     if strange := next((name for name in tensors if name not in expected), None):
-        raise CheckpointError("{strange} is not a weight of a decoder of these sizes", strange=strange)
+        raise CheckpointError("{name} is not a weight of a decoder of these sizes", name=strange)
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, each of its parameter's size

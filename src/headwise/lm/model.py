@@ -443,7 +443,7 @@ def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
     expected, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in find_heads(decoder)]
     if expected != has:
         raise ConfigError(
-            "budget: was made for layers of {expected} KV heads; this model has {has}", expected=expected, has=has
+            "budget: was made for layers of {expected} KV heads; this model has {found}", expected=expected, found=has
         )
     return [
         BudgetCache([context if w is None else min(w, context) for w in windows], budget.sinks)

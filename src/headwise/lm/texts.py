@@ -203,11 +203,11 @@ class Corpus:
             if min(cut, len(text) - cut) <= context:
                 raise TextError(
                     "{file!r} has {count} characters; holding out 5 %, a context of {context} needs at least "
-                    "{context2}: give a longer text or a smaller --context",
+                    "{least}: give a longer text or a smaller --context",
                     file=os.fspath(file),
                     count=len(text),
                     context=context,
-                    context2=(context + 1) * 20,
+                    least=(context + 1) * 20,
                 )
         if tokenizer is None:
             tokenizer = CharTokenizer.from_text("".join(t[:cut] for t, cut in zip(texts, cuts, strict=True)))

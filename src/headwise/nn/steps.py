@@ -40,13 +40,13 @@ class Steps:
         self.lang, self.causal = lang, causal
 
     def __call__(self, name: str, tensor: Tensor, axes: str, formula: str, words: str) -> Tensor:
-        """Add a step: its name, tensor, axes and formula, and an explanation, a text of `tr`.
+        """Add a step: its name, tensor, axes and formula, and an explanation; words are texts of `tr`.
 
         ConfigError if the axes, separated by blanks, are not as many as the tensor's.
         """
         if len(axes.split()) != tensor.ndim:
             raise ConfigError(f"steps: note({name!r}): axes={axes!r} for a tensor of shape {tuple(tensor.shape)}")
-        self.steps.append(Step(name, formula, in_language(words, self.lang), tensor, axes))
+        self.steps.append(Step(name, in_language(formula, self.lang), in_language(words, self.lang), tensor, axes))
         return tensor
 
     def projected(self, layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,15 +58,15 @@ class Steps:
         k = self("k", layer.k_proj(x), "b n h_kv·d_k", "K = X W_K", tr("keys of all KV heads"))
         v = self("v", layer.v_proj(x), "b n h_kv·d_v", "V = X W_V", tr("values of all KV heads"))
         q = q.view(b, n, h, d)
-        self("q_split", q, "b n h d_k", "split Q", tr("the last axis is split into heads"))
+        self("q_split", q, "b n h d_k", tr("split Q"), tr("the last axis is split into heads"))
         q = self(
-            "q_heads", q.transpose(1, 2), "b h n d_k", "transpose",
+            "q_heads", q.transpose(1, 2), "b h n d_k", tr("transpose"),
             tr("heads before tokens: each head is a matrix of its own"))  # fmt: skip
         k = self(
-            "k_heads", k.view(b, n, h_kv, d).transpose(1, 2), "b h_kv n d_k", "split, transpose K",
+            "k_heads", k.view(b, n, h_kv, d).transpose(1, 2), "b h_kv n d_k", tr("split, transpose K"),
             tr("the same for the keys"))  # fmt: skip
         v = self(
-            "v_heads", v.view(b, n, h_kv, d_v).transpose(1, 2), "b h_kv n d_v", "split, transpose V",
+            "v_heads", v.view(b, n, h_kv, d_v).transpose(1, 2), "b h_kv n d_v", tr("split, transpose V"),
             tr("the same for the values"))  # fmt: skip
         if layer.q_norm is not None:
             q, k = layer.q_norm(q), layer.k_norm(k)
@@ -112,7 +112,7 @@ class Steps:
     def back(self, heads: Tensor) -> Tensor:
         """[b, h, n, d_v] to [b, n, h, d_v]."""
         heads = heads.transpose(1, 2)
-        return self("back", heads, "b n h d_v", "transpose", tr("tokens before heads again"))
+        return self("back", heads, "b n h d_v", tr("transpose"), tr("tokens before heads again"))
 
     def side_by_side(self, heads: Tensor) -> Tensor:
         """[b, n, h, d_v] to [b, n, h·d_v]."""

@@ -172,10 +172,10 @@ def sentences_in(text: str, length: int) -> Sentences:
         characters = sum(map(len, left))
         notes.append(
             tr(
-                "Left out: the last {count} of {count2} sentences ({characters:,} characters); at most "
+                "Left out: the last {count} of {all} sentences ({characters:,} characters); at most "
                 "{most_sentences} are used.",
                 count=len(left),
-                count2=len(found),
+                all=len(found),
                 characters=characters,
                 most_sentences=MOST_SENTENCES,
             )
@@ -243,7 +243,7 @@ def _report(text: Sentences, lengths: Tensor, runs: list[Trained]) -> Report:
         (tr("length"), tr("{width} characters, padding {padded:.0%} of the places", width=width, padded=padded)),
         (tr("loss, faithful (layer 0)"), falls[0]),
         (tr("loss, masked (layer 1)"), falls[1]),
-        (tr("mass on padding"), tr("faithful {taken}, masked {taken2}", taken=taken[0], taken2=taken[1])),
+        (tr("mass on padding"), tr("faithful {faithful}, masked {masked}", faithful=taken[0], masked=taken[1])),
     ]
     return Report(
         tr("Rebuilding embeddings: faithful and masked"),
@@ -262,10 +262,10 @@ def _notes(dropped: Tensor, lengths: Tensor, taken: str) -> list[str]:
         tr(
             "Layer 2 shows what the pictures of tutorials show: the weights of layer 0 in training mode, after "
             "dropout {dropout}. {zero:.1%} of the cells are exactly 0 at random, the others are divided by "
-            "{dropout2}, and rows sum to {low:.2f} to {high:.2f} instead of 1: the holes are random.",
+            "{kept}, and rows sum to {low:.2f} to {high:.2f} instead of 1: the holes are random.",
             dropout=DROPOUT,
             zero=zero,
-            dropout2=1 - DROPOUT,
+            kept=1 - DROPOUT,
             low=low,
             high=high,
         ),

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -81,7 +82,7 @@ def print_trace(steps: list[Step], console: Console) -> None:
     """Print each step with its shape, and the numbers of the first batch entry and head."""
     for i, step in enumerate(steps, 1):
         shape = " × ".join(map(str, step.tensor.shape))
-        line = Text(f"{i:2}  ", style="dim") + Text(f"{step.formula:<20}", style="bold")
+        line = Text(f"{i:2}  ", style="dim") + Text(step.formula + " " * (20 - cell_len(step.formula)), style="bold")
         console.print(line + Text(f" [{shape}]", style="cyan") + Text(f"  ({step.axes})", style="dim"))
         console.print(Text("    " + step.words, style="italic"))
         matrix = step.tensor.reshape(-1, *step.tensor.shape[-2:])[0]

@@ -103,13 +103,13 @@ def check_shapes(folder: Path, model: Any) -> None:
         expected = built[name.removeprefix(inner)]
         raise CheckpointError(
             "{folder!r}: {count} weights have another shape than config.json gives, for example {name} {shape} "
-            "instead of {expected}; {unexpressed}",
+            "instead of {expected}; {way_out}",
             folder=str(folder),
             count=len(wrong),
             name=name,
             shape=shape,
             expected=expected,
-            unexpressed=UNEXPRESSED,
+            way_out=UNEXPRESSED,
         )
 
 

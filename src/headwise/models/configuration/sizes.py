@@ -101,8 +101,8 @@ def _family(config: Any) -> Family:
         )
     if two_stacks(config) != (family.auto in AUTO):
         raise ConfigError(
-            "is_encoder_decoder={two_stacks}: not supported for model_type={kind!r}",
-            two_stacks=two_stacks(config),
+            "is_encoder_decoder={value}: not supported for model_type={kind!r}",
+            value=two_stacks(config),
             kind=kind,
         )
     return family

@@ -113,7 +113,7 @@ def many_heads_beat_one() -> list[Check]:
     one, other = (torch.softmax(normal(n, n, seed=s), -1) for s in (7, 8))  # two heads with W^V W^O = 1, one with 2
     merged = difference(2 * _attended((one + other) / 2, x), _attended(one, x) + _attended(other, x))
     left = {h: _one_large_head_missed(h) for h in (1, 4)}
-    what = {h: tr("{h} × d_k = {h2} trained on one head of d_k = 4, share missed", h=h, h2=4 // h) for h in left}
+    what = {h: tr("{h} × d_k = {d_k} trained on one head of d_k = 4, share missed", h=h, d_k=4 // h) for h in left}
     return [
         same(tr("two heads, error on x_{i−1} − x_{i+1}"), two, target, 1e-10),
         at_least(tr("best single head, share missed"), _one_head_misses(x, target), 0.2),

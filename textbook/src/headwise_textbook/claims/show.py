@@ -127,7 +127,7 @@ def _mark(check: Check) -> str:
 
 def _control(claim: Claim, lang: str) -> str:
     """The sentence that says what the controls of a claim are."""
-    return in_language(tr("{control}: {control2}.", control=CONTROL, control2=claim.control), lang)
+    return in_language(tr("{word}: {control}.", word=CONTROL, control=claim.control), lang)
 
 
 def _sources(claim: Claim, lang: str) -> list[tuple[str, str]]:
@@ -161,8 +161,8 @@ def summary(findings: Sequence[Finding], skipped: int = 0) -> list[Bilingual]:
     if wrong := ", ".join(finding.claim.id for finding in findings if not finding.agrees):
         lines.append(tr("Not as expected: {wrong}.", wrong=wrong))
     if skipped:
-        all_ = "headwise claims --all"
-        lines.append(tr("{skipped} more take longer: {all}.", skipped=skipped, all=all_))
+        command = "headwise claims --all"
+        lines.append(tr("{skipped} more take longer: {command}.", skipped=skipped, command=command))
     return lines
 
 
