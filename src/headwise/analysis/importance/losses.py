@@ -176,9 +176,12 @@ def checked_inputs(
     if sites is None:
         try:
             sites = find_heads(model)
-        except ConfigError:
-            with held_still(model), torch.no_grad():
-                batch = call_of(model, lambda: loss_fn(model, kept[0]))
+        except ConfigError as error:
+            try:
+                with held_still(model), torch.no_grad():
+                    batch = call_of(model, lambda: loss_fn(model, kept[0]))
+            except Exception as raised:
+                raise ConfigError(f"{error}; loss_fn raises {type(raised).__name__}: {raised}") from raised
             sites = find_heads(model, batch)
     places = list(sites)
     if not places:
