@@ -149,7 +149,8 @@ def _write(
     from headwise.reports.views import print_report, write_view
     from headwise.wording import in_language
 
-    console, last = Console(stderr=is_stream(out)), []
+    console = Console(stderr=is_stream(out))
+    last: list[Text] = []
 
     def say(code: str, **values: int | str) -> None:
         last.append(Text.from_markup(in_language(message(code, **values), lang)))

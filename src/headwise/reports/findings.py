@@ -143,7 +143,8 @@ def _of_pair(report: Report) -> Iterator[Finding]:
     alike = np.maximum(np.bincount(distance[sees], minlength=2 * len(i))[distance] - 1, 1)
     if not pairs.any():
         return
-    most, at, query, key, values = -1.0, (0, 0), 0, 0, {}
+    most, at, query, key = -1.0, (0, 0), 0, 0
+    values: dict[str, float] = {}
     for layer, block in zip(report.shown_in(shown), shown.maps, strict=True):
         for head, weights in enumerate(map(np.nan_to_num, block)):
             of_key = (weights.sum(0) - weights) / np.maximum(others, 1)
