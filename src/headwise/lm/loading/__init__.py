@@ -164,8 +164,8 @@ def find_model(name: str | os.PathLike[str]) -> Path:
     include = " ".join(f"--include '{pattern}'" for pattern in NEEDED)
     raise CheckpointError(
         "model {text!r} does not exist, neither as a path nor in the hub cache {cache!r}{meant}, and headwise "
-        "downloads nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip install "
-        "huggingface_hub provides hf); without --model, the embedded model is used",
+        "downloads nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip "
+        "install huggingface_hub provides hf); without --model, the embedded model is used",
         text=text,
         cache=str(cache),
         meant=_meant(text, cache),
