@@ -43,6 +43,10 @@ def build_in_place(target: str | None = None) -> None:
         run(cmake, "--install", str(folder), "--prefix", str(made))
         for file in [path for path in made.rglob("*") if path.is_file()]:
             os.replace(file, ROOT / "src" / file.relative_to(made))  # whole: another process may be loading it
+    say(
+        "The CPU kernels are compiled; programs that start from now on use them.",
+        "CPU 内核已编译完成，之后启动的程序都会使用。",
+    )
 
 
 @contextmanager

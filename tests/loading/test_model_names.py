@@ -93,3 +93,13 @@ def test_minilm_is_the_encoder_that_pip_installs(cache: Path, tmp_path: Path, mo
     (tmp_path / "headwise_encoder_of_tests" / "__init__.py").write_text("raise RuntimeError('it is not imported')")
     monkeypatch.syspath_prepend(tmp_path)
     assert load_model("minilm").name == "minilm"
+
+
+@pytest.mark.parametrize(("name", "meant"), [("minlm", "minilm"), ("gtp2", "openai-community/gpt2")])
+def test_a_misspelt_name_gets_the_closest(cache: Path, name: str, meant: str) -> None:
+    (cache / "models--openai-community--gpt2").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=rf"\(did you mean {meant}\?\)"):
+        find_model(name)
+    with pytest.raises(CheckpointError) as error:
+        find_model("qqqqqq")
+    assert "did you mean" not in str(error.value)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from headwise.base.files import folder_of
-from headwise.errors import CheckpointError
+from headwise.errors import CheckpointError, closest
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained
 from headwise.lm.loading.base import (
     LoadedModel as LoadedModel,
@@ -163,11 +163,12 @@ def find_model(name: str | os.PathLike[str]) -> Path:
         )
     include = " ".join(f"--include '{pattern}'" for pattern in NEEDED)
     raise CheckpointError(
-        "model {text!r} does not exist, neither as a path nor in the hub cache {cache!r}, and headwise downloads "
-        "nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip install "
-        "huggingface_hub provides hf); without --model, the embedded model is used",
+        "model {text!r} does not exist, neither as a path nor in the hub cache {cache!r}{meant}, and headwise "
+        "downloads nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip "
+        "install huggingface_hub provides hf); without --model, the embedded model is used",
         text=text,
         cache=str(cache),
+        meant=_meant(text, cache),
         include=include,
     )
 
@@ -205,6 +206,14 @@ def _cached(name: str, cache: Path) -> list[tuple[str, Path]]:
         if snapshot is not None:
             found.append((f"{owner}/{last}", snapshot))
     return found
+
+
+def _meant(name: str, cache: Path) -> str | Bilingual:
+    """Which packages, and models of the cache, have a similar name."""
+    full = [path.name.removeprefix("models--").replace("--", "/") for path in sorted(cache.glob("models--*"))]
+    known = {**{one.rpartition("/")[2]: one for one in full}, **{one: one for one in (*full, *PACKAGES)}}
+    close = list(dict.fromkeys(known[one] for one in closest(name, known)))
+    return tr(" (did you mean {names}?)", names=joined(close, tr(" or "))) if close else ""
 
 
 def _snapshot(folder: Path) -> Path | None:
