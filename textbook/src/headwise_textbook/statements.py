@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwise.errors import ConfigError
-from headwise.wording import Bilingual, in_language, joined, tr
+from headwise.wording import BLANK, Bilingual, in_language, joined, tr
 from headwise_textbook.claims import Claim, choose
 from headwise_textbook.places import Row, links, rows
 from headwise_textbook.texts import TEXTS, place, read_toml, words
@@ -42,7 +42,7 @@ class Statement:
 
     text: str  # the id of the text
     where: Bilingual
-    says: tuple[Bilingual, ...]  # in our words, as often as claims cite the place
+    says: tuple[Bilingual, ...]  # in our words: all that each claim cites, or one for all
     claims: tuple[Claim, ...]
     why: Bilingual = NOTHING  # the reason why it, or what the claims leave, is not judged
     single: bool = False  # a sentence rather than a place
@@ -57,7 +57,7 @@ def statements() -> list[Statement]:
         for number in entry.get("numbers", [""])
     }
     singles = [_single(entry) for entry in told["single"]]
-    own = {(one.text, one.where) for one in singles}
+    own = {(one.where, claim.id) for one in singles for claim in one.claims}
     every = [
         _of_row(row, shown.pop((row.text.id, row.section.number, row.kind, row.number), {}), own) for row in rows()
     ]
@@ -108,14 +108,16 @@ def _single(entry: Mapping[str, Any]) -> Statement:
     return Statement(here.text, here.where, says, claims, _why(entry), single=True)
 
 
-def _of_row(row: Row, entry: Mapping[str, Any], own: set[tuple[str, Bilingual]]) -> Statement:
+def _of_row(row: Row, entry: Mapping[str, Any], own: set[tuple[Bilingual, str]]) -> Statement:
     """A place: the words and claims that cite it, without those of single sentences unless there are no others."""
     if "en" in entry:
         claims = tuple(choose(entry["claims"])) if "claims" in entry else ()
         return Statement(row.text.id, row.where, (words(entry),), claims, _why(entry))
-    cited = [(at, claim) for at, claim in row.cited if (at.text, at.where) not in own] or row.cited
-    says = tuple(dict.fromkeys(at.says for at, _ in cited))
-    return Statement(row.text.id, row.where, says, tuple(dict.fromkeys(claim for _, claim in cited)), _why(entry))
+    said: dict[Claim, list[Bilingual]] = {}
+    for at, claim in [one for one in row.cited if (one[0].where, one[1].id) not in own] or row.cited:
+        said.setdefault(claim, []).append(at.says)
+    says = tuple(joined(dict.fromkeys(parts), BLANK) for parts in said.values())
+    return Statement(row.text.id, row.where, says, tuple(said), _why(entry))
 
 
 def _why(entry: Mapping[str, Any]) -> Bilingual:
