@@ -55,11 +55,8 @@ def language(environment: Mapping[str, str] | None = None) -> str:
     environment = os.environ if environment is None else environment
     if chosen := environment.get("HEADWISE_LANG"):
         if chosen not in LANGUAGES:
-            raise ConfigError(
-                "HEADWISE_LANG={chosen!r}: expected {known}",
-                chosen=chosen,
-                known=joined(map(repr, LANGUAGES), tr(" or ")),
-            )
+            known = joined(map(repr, LANGUAGES), tr(" or "))
+            raise ConfigError("HEADWISE_LANG={chosen!r}: expected {known}", chosen=chosen, known=known)
         return chosen
     locale = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
     return "zh" if locale.lower().startswith(("zh", "chinese")) else "en"

@@ -112,23 +112,17 @@ def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
     """ "0.1,3.5" as (layer, head) pairs, counted from 0; ConfigError for names of no head, and for duplicates."""
     found: list[Head] = []
     for at in parsed_heads(text):
-        word = f"{at[0]}.{at[1]}"
-        if at[0] >= len(sites):
+        layer, head = at
+        word, last = f"{layer}.{head}", len(sites) - 1
+        if layer > last:
             raise ConfigError(
-                "--heads {word}: there is no layer {layer}; expected 0 to {last}",
-                word=word,
-                layer=at[0],
-                last=len(sites) - 1,
+                "--heads {word}: there is no layer {layer}; expected 0 to {last}", word=word, layer=layer, last=last
             )
-        if at[1] >= sites[at[0]].num_heads:
-            most = sites[at[0]].num_heads - 1
+        if head > (most := sites[layer].num_heads - 1):
             raise ConfigError(
                 "--heads {word}: layer {layer} has no head {head}; expected 0 to {most}",
-                word=word,
-                layer=at[0],
-                head=at[1],
-                most=most,
-            )
+                word=word, layer=layer, head=head, most=most,
+            )  # fmt: skip
         if at in found:
             raise ConfigError("--heads {word}: is given twice", word=word)
         found.append(at)
@@ -337,10 +331,8 @@ def plan_pruning(
         raise ConfigError(
             "--share {share:g}, --remove {remove}: heads that share a KV head are removed together, {group} at a "
             "time; expected at least one such group",
-            share=choice.share or 0,
-            remove=choice.remove or 0,
-            group=counts[0],
-        )
+            share=choice.share or 0, remove=choice.remove or 0, group=counts[0],
+        )  # fmt: skip
     if len(counts) > MOST_POINTS:  # evenly spaced, the last included
         counts = [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]
     points = sorted({*counts, *([wanted] if wanted else [])})
@@ -392,11 +384,8 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
         raise ConfigError(
             "--remove {count}: of {total} heads in {layers} layers at most {most} can be removed, as each layer keeps "
             "one",
-            count=count,
-            total=total,
-            layers=len(sites),
-            most=most,
-        )
+            count=count, total=total, layers=len(sites), most=most,
+        )  # fmt: skip
     if count < 1:
         raise ConfigError(
             "--share {share:g}: of {total} heads this is none; expected at least 1", share=choice.share, total=total

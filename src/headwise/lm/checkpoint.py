@@ -110,9 +110,8 @@ def unpack(
         if tokenizer.vocab_size > config.vocab_size:
             raise CheckpointError(
                 "{tokens} tokens, but embeddings for {embeddings}",
-                tokens=tokenizer.vocab_size,
-                embeddings=config.vocab_size,
-            )
+                tokens=tokenizer.vocab_size, embeddings=config.vocab_size,
+            )  # fmt: skip
         return config, tokenizer, Entry(parsed(text.word("info")), "info").plain()
 
 
