@@ -173,3 +173,12 @@ def test_the_guide_shows_what_the_encoder_does_with_it(lang: str) -> None:
     assert f"{noun.before:.2f} {noun.mean:.2f} {noun.lifts[0]:.1f} {noun.after:.2f}" == "0.71 0.65 1.1 0.68"
     other = found.of(3, 1, "it", "mat")
     assert f"{other.before:.2f} → {other.after:.2f}" in page
+
+
+def test_a_swap_without_other_words_and_words_with_spaces() -> None:
+    found = hw.analysis.counterfactual(Planted(follows), TEXT, " tired", "soft ")
+    assert found.swapped == (10, "soft")
+    alone = hw.analysis.counterfactual(Planted(lambda pieces: torch.zeros(len(pieces), len(pieces))), "ok", "ok", "no")
+    assert alone.finding == "There is no other pair of words to compare."
+    with pytest.raises(ConfigError, match=r"query: '\[CLS\]' is a special token"):
+        hw.analysis.counterfactual(Planted(follows), TEXT, "tired", "soft", query="[CLS]")

@@ -57,6 +57,7 @@ def test_a_word_is_swapped_and_both_texts_are_on_the_page(headwise: Command, tmp
         assert said in done.out
         assert "“打” → “看”" in done.out
         assert len(done.out.splitlines()) <= 22
+    assert "“打” → “[b]”" in headwise("see", "武松打虎。", "--swap", "打=[b]", "--out", page, "--no-open").out
 
 
 @pytest.mark.parametrize(("swap", "why", "more"), [

@@ -41,6 +41,8 @@ STRINGS_NAMED = {
     "analysis/linear.py": "the squared norm of a matrix is the sum of this measure's rows",
     "models/recognise/chains.py": "torch.logsumexp, which a model may call",
     "models/replace/deferred.py": "torch.logsumexp, which a model may call",
+    "reports/findings.py": "a finding is about the number of keys that a head attends to",
+    "reports/views.py": "the two columns beside the patterns of heads in a terminal",
     "telemetry/alarms.py": "each alarm is about one measure",
     "testing/kernels.py": "a measure whose formula is known is read of each kernel's map",
     "testing/layers.py": "a map with a measure is the same map",

@@ -118,6 +118,8 @@ class Counterfactual(Printed):
             )
             for source, target in self.turns()
         ]  # fmt: skip
+        if not self._pairs.any():
+            return tr("There is no other pair of words to compare.")
         if not any(bool(((one - other).abs()[:, self._pairs] > EQUAL).any()) for one, other, *_ in self._layers):
             return tr("No weight between the other words changes.")
         if not turns:
@@ -215,8 +217,9 @@ def counterfactual(model: Any, text: str, word: str, other: str, *, query: str |
     """
     if not (hasattr(model, "read") and hasattr(model, "maps")):
         raise ConfigError(f"model: got {type(model).__name__}; expected a loaded model, such as hw.load_model()")
-    if not word.strip() or not other.strip() or word == other:
+    if not word.strip() or not other.strip() or word.strip() == other.strip():
         raise ConfigError("swap: got {word!r} and {other!r}; expected two different words", word=word, other=other)
+    word, other = word.strip(), other.strip()
     start, stop = _place(text, word, "swap")
     texts = text, text[:start] + other + text[stop:]
     sides = [_Side.of(model, one, (start, start + len(new))) for one, new in zip(texts, (word, other), strict=True)]
@@ -231,6 +234,8 @@ def counterfactual(model: Any, text: str, word: str, other: str, *, query: str |
     at = None if query is None else _index(one.words, query, "query")
     if at == one.swapped:
         raise ConfigError("query: {query!r} is the word that is replaced; expected another one", query=query)
+    if at is not None and one.special[at]:
+        raise ConfigError("query: {query!r} is a special token; expected a word of the text", query=query)
     before, after = (side.between(checked_maps(list(model.maps(side.ids).values()), square=True)) for side in sides)
     swapped = one.swapped, two.words[two.swapped]
     return Counterfactual((texts[0], texts[1]), one.words, swapped, one.special, before, after, at)

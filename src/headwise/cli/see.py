@@ -176,9 +176,10 @@ def _write(
     head, rows = swapped.rows()
     table = Table(*(in_language(name, lang) for name in head), box=None, header_style="bold", padding=(0, 1))
     for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print(in_language(swapped.title, lang), highlight=False)
+        table.add_row(*map(Text, row))
+    if rows:
+        console.print(table)
+    console.print(Text(in_language(swapped.title, lang)))
     for line in last:
         console.print(line, highlight=False, soft_wrap=True)
 
