@@ -184,7 +184,7 @@ def cache_saves_space() -> list[Check | Curve]:
     }
     return [
         at_most(tr("memory of a step with a cache relative to all tokens again, weights stored"), saved[512], 0.5),
-        at_most(tr("the same at n = 64, below 2·d_k·L = 128"), saved[64], 0.5).beyond(),
+        at_most(tr("the same at n = 128 = 2·d_k·L"), saved[128], 1.0).beyond(),
         at_most(tr("relative to all tokens again, blockwise"), with_cache[512, 8] / blockwise[512], 0.5).beyond(),
         at_least(tr("a cache of eight layers relative to that of one"), with_cache[512, 8] / with_cache[512, 1], 4)
         .control(saved[512]),
