@@ -84,6 +84,7 @@ SECONDS = {
     "splitting-lowers-cost", "d-k-bounds-information", "head-output-is-limited", "many-heads-beat-one",
     "approximates-everything", "small-heads-specialise", "heads-have-subspaces", "demo-learns-attention",
     "phrases-attend", "demo-heads-have-kinds", "bright-is-important", "brighter-is-stronger", "cache-saves-space",
+    "heads-learn-language",
 }  # fmt: skip
 
 
@@ -378,6 +379,7 @@ BROKEN: list[tuple[str, Any, str, Any]] = [
     ("equal-heads-stay-equal", training, "_apart_in_training", lambda noise, **more: [noise] * 301),
     ("outputs-are-dissimilar", training, "_turned", lambda heads, w: (heads, w)),
     ("heads-have-subspaces", training, "_subspaces", lambda decoder: (32, 64, 0.125)),
+    ("heads-learn-language", training, "_previous", lambda amap: 0.9),
     ("output-replaces", designs, "difference", lambda one, other: 0.0),
     ("row-stacking", designs, "difference", lambda one, other: 0.0),
     ("projects-twice", designs, "difference", lambda one, other: 0.0),

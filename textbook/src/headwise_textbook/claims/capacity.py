@@ -129,8 +129,14 @@ def one_head_is_asymmetric() -> list[Check]:
     n = 9
     p = torch.softmax(2.0 * normal(n, n), -1)  # the strength of i → j says nothing of that of j → i
     symmetric, found = torch.softmax((p.log() + p.log().mT) / 2, -1), _pattern_error(p, n)
+    # As functions of X: the log-weights of one head with d_k = d_model = 4, and those of the mean pattern of two.
+    module, x = standard(4, 2, head_dim=4).double(), normal(1, 17, 4, seed=5)
+    patterns = module(x, return_map=True)[1].to_dense()[0].detach()
+    one, two = (rank(logs - logs.mean(-1, keepdim=True)) for logs in (patterns[0].log(), patterns.mean(0).log()))
     return [
-        at_least(tr("error of one head of size n on an asymmetric matrix P"), found, 0.01),
+        at_least(tr("rank of the log-weights of two heads of d_k = d_model = 4, mean pattern, 17 tokens"), two, 5),
+        at_least(tr("error of one head of size n on an asymmetric matrix P"), found, 0.01).beyond(),
+        at_most(tr("the rank of one head"), one, 4).control(two),
         at_least(tr("error of one head with W_Q = W_K up to constants in a row"), difference(symmetric, p), 0.01)
         .control(found),
     ]  # fmt: skip
@@ -244,12 +250,14 @@ def head_is_a_kernel() -> list[Check]:
     kappa, alike = (torch.exp(x @ w_q @ (x @ one).mT / 2.0) for one in (w_k, w_q))
     signs = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=x.dtype)
     signed = torch.exp(x @ w_q * signs @ (x @ w_q).mT / 2.0)
-    least = _least_eigenvalue(alike)
+    least, rows = _least_eigenvalue(alike), alike / alike.sum(-1, keepdim=True)
     return [
         at_most(tr("difference between κ(x, y) and κ(y, x) with W_Q = W_K"), difference(alike.mT, alike), 1e-12),
         at_least(tr("least eigenvalue relative to the largest, W_Q = W_K"), least, -1e-12),
         at_most(tr("the difference with W_Q ≠ W_K"), difference(kappa.mT, kappa), 1e-12).beyond(),
         at_least(tr("the least eigenvalue of the symmetric part, W_Q ≠ W_K"), _least_eigenvalue(kappa), -1e-12)
+        .beyond(),
+        at_most(tr("difference between p_ij and p_ji after the softmax, W_Q = W_K"), difference(rows.mT, rows), 1e-12)
         .beyond(),
         at_most(tr("the least eigenvalue with signs in the product"), _least_eigenvalue(signed), -1e-6)
         .control(least),

@@ -132,12 +132,19 @@ def head_per_multiprocessor() -> list[Check]:
     usual, machines = (8, 12, 16, 32, 64, 96), {"A100": 108, "H100": 132}  # multiprocessors of a GPU
     dividing = [h for h in usual if all(count % h == 0 for count in machines.values())]
     busy = {name: _busy(12, count) for name, count in machines.items()}
+    batch = max(_busy(64 * 12, count) / _busy(64 * 16, count) for count in machines.values())
+    q, k, v = (normal(1, 12, 33, 8, seed=s) for s in range(3))
+    alone = torch.cat([attend(*(part[:, i : i + 1] for part in (q, k, v))) for i in range(12)], 1)
     blocks = min(_busy(8 * 12 * math.ceil(2048 / 128), count) for count in machines.values())
     return [
+        same(tr("error of 12 heads, each computed by itself"), alone, attend(q, k, v)),
         *(at_least(tr("share of the multiprocessors of an {name} that 12 heads occupy, one each", name=name),
-                   share, 0.5)
+                   share, 0.5).suggested()
           for name, share in busy.items()),
-        at_least(tr("share of usual numbers of heads that divide 108 and 132"), len(dividing) / len(usual), 0.5),
+        at_least(tr("share of usual numbers of heads that divide 108 and 132"), len(dividing) / len(usual), 0.5)
+        .suggested(),
+        at_least(tr("busy with 64 texts and 12 heads relative to 16 heads, the larger of the two GPUs"),
+                 batch, 1.1).suggested(),
         at_least(tr("occupied by blocks of 128 queries of 12 heads and 8 texts of 2,048 tokens"), blocks, 0.5)
         .control(max(busy.values())),
     ]  # fmt: skip
@@ -177,6 +184,7 @@ def cache_saves_space() -> list[Check | Curve]:
     }
     return [
         at_most(tr("memory of a step with a cache relative to all tokens again, weights stored"), saved[512], 0.5),
+        at_most(tr("the same at n = 128 = 2·d_k·L"), saved[128], 1.0).beyond(),
         at_most(tr("relative to all tokens again, blockwise"), with_cache[512, 8] / blockwise[512], 0.5).beyond(),
         at_least(tr("a cache of eight layers relative to that of one"), with_cache[512, 8] / with_cache[512, 1], 4)
         .control(saved[512]),

@@ -44,9 +44,11 @@ def llama_2_uses_gqa() -> list[Check]:
 @claim
 def eight_heads_are_usual() -> list[Check]:
     eight = [h == 8 for _, h, _ in PUBLISHED.values()]
+    narrow = [h for d, h, _ in PUBLISHED.values() if d == 512]
     usual = sum(size in (64, 128) for _, _, size in PUBLISHED.values()) / len(PUBLISHED)
     return [
         equal(tr("heads of the first Transformer, base"), PUBLISHED["Transformer base (1706.03762, table 3)"][1], 8),
+        at_least(tr("share of those with d_model = 512 that have 8 heads"), narrow.count(8) / len(narrow), 0.5),
         at_least(tr("share of {count} published models with 8 heads", count=len(eight)), sum(eight) / len(eight), 0.5)
         .beyond(),
         at_least(tr("share with heads of size 64 or 128"), usual, 0.5).control(sum(eight) / len(eight)),

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis import probe_induction
+from headwise import AttentionMap
+from headwise.analysis import probe_induction, roles
 from headwise.cache import KVCache
 from headwise.lm import Decoder, DecoderConfig
 from headwise.stats import ClassMass
@@ -166,6 +167,23 @@ def heads_have_kinds() -> list[Check]:
         at_most(tr("induction before training"), lift["before"], 5).control(lift["now"]),
         at_most(tr("punctuation before training"), signs["before"], 1.8).control(signs["now"]),
     ]  # fmt: skip
+
+
+@claim
+def heads_learn_language() -> list[Check]:
+    now, before = (max(_previous(amap) for amap in model.maps) for model in (trained(), untrained()))
+    relations = roles(trained().maps, pieces=list(PASSAGE)).syntax
+    return [
+        at_least(tr("previous character, weight of the best head"), now, 0.5),
+        at_least(tr("relations of syntax that can be counted in a passage without annotation"), len(relations), 1)
+        .beyond(),
+        at_most(tr("previous character before training"), before, 0.5).control(now),
+    ]  # fmt: skip
+
+
+def _previous(amap: AttentionMap) -> float:
+    """The mean weight on the character before, of the best head of a layer."""
+    return float(amap.to_dense()[0].diagonal(-1, -2, -1).mean(-1).max())
 
 
 @claim
