@@ -134,7 +134,8 @@ def run(source: str, pseudo: bool) -> list[Any]:
     """Run a listing in the names of those before it. pseudo: with names that a text leaves out.
 
     Returns the shapes of new tensors as [line, name, shape, function], what lines print or show as [line, text], and
-    the error as [line, kind, message], empty if there is none. Modules that the listing defines are called once.
+    the error as [line, kind, message, lines of its calls], empty if there is none. Modules that the listing defines are
+    called once.
     """
     records: list[list[Any]] = []
     shown: list[list[Any]] = []
@@ -155,7 +156,8 @@ def run(source: str, pseudo: bool) -> list[Any]:
             exec(code, names)
     except Exception as raised:
         lines = [frame.lineno for frame in traceback.extract_tb(raised.__traceback__) if frame.filename == file]
-        error = [lines[-1] if lines else getattr(raised, "lineno", 0) or 0, type(raised).__name__, str(raised)[:200]]
+        at = lines[-1] if lines else getattr(raised, "lineno", 0) or 0
+        error = [at, type(raised).__name__, str(raised)[:200], lines]
     reader.update({name: x for name, x in names.items() if name not in HIDDEN and given.get(name) is not x})
     for name in [one for one in candidates() if one not in before and not records]:
         with suppress(Exception), _recorded(records, lambda value: list(value.shape)):
