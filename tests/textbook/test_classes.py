@@ -47,6 +47,10 @@ PLANTED = [  # the class, what is replaced, by what, and the mistake
     ("heads", "~mask", "mask", "mask/inverted"),
     ("heads", "softmax(scores, dim=-1)", "softmax(scores, dim=1)", "softmax/heads"),
     ("added", "scores = scores + attention_mask", "pass", "mask/ignored"),
+    ("values first", "k.mT / q.shape[-1] ** 0.5", "k.mT", "scale/none"),
+    ("padded", "masked_fill(key_padding_mask[:, None, None, :], float(\"-inf\"))", "masked_fill(scores < -1e9, 0)",
+     "mask/ignored"),
+    ("lengths", "-1e6", "1e-6", "mask/zero"),
     ("einsum", "self.W_V)", "self.W_K)", "project/uses-vk"),
     ("functional", "dropout_p=self.p if self.training else 0.0", "dropout_p=self.p", "dropout/evaluation"),
     ("strided", "F.softmax(scores, dim=-1)", "scores", "softmax/none"),
@@ -99,6 +103,13 @@ class Wrapped(nn.Module):
 def test_a_module_of_pytorch_is_right_with_the_batch_first():
     assert checked(WRAPPED).finding == "project/turned"
     assert checked(WRAPPED.replace("num_heads)\n    def", "num_heads, batch_first=True)\n    def")).passed
+
+
+@pytest.mark.thorough
+def test_a_mask_of_a_form_that_is_not_known_is_left_out():
+    report = checked(RIGHT["padded"].replace("[:, None, None, :]", "[:, :3, None, None, 0]"))
+    assert report.passed
+    assert "its mask was not checked: line 14: IndexError" in report.lines[0]
 
 
 THREE = """

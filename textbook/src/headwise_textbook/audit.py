@@ -44,7 +44,7 @@ _NUMBER = r"\d[\d,]*(?:\.\d+)?[²³]?"
 _SUM = re.compile(
     r"(?<![\w.)\]^²³_×*/÷+·−-])(?<![×*/÷+·−-] )"
     rf"({_NUMBER}(?:\s*[×*/÷+]\s*{_NUMBER})+)\s*(=|≈)\s*((?>{_NUMBER}))"
-    r"(?:\s*(百万|[万亿%]|thousand|million|billion|[KkMBGT](?:i?B)?\b))?+(?![A-Za-z×*/÷^²⁰¹⁴-⁹])"
+    r"(?:\s*(百万|[万亿%]|thousand|million|billion|[KkMBGT](?:i?B)?\b))?+(?![A-Za-z×*/÷^²⁰¹⁴-⁹]|:\d)"
     r"([ \t]*[×*/÷+·−-][ \t]*\d)?"
 )
 _UNITS = {  # what each may mean: 2K is 2,000 or 2,048, and 0.5 × 100 = 50 % has 50 as its number

@@ -32,6 +32,11 @@ STEP_NAMES = {
 }  # fmt: skip
 INSIDE = (Path(__file__).parent / "inside.py").read_text(encoding="utf-8")
 WIDTH, HEADS, BATCH, LENGTHS = 15, 3, 2, (7, 5, 3)  # prime sizes differ; a length of d_k or h lets some mistakes run
+FORMS = {
+    "boolean": tr("boolean masks"), "whole": tr("boolean masks"), "additive": tr("masks that are added"),
+    "padding": tr("padding masks"), "lengths": tr("lengths of sequences"),
+}  # fmt: skip
+_OF_LENGTHS = r"valid_?len|(^|_)len(gth)?s?$"  # arguments with the number of keys of each sequence
 HIDDEN = -1e4  # scores below it are hidden, as −∞ is
 
 
@@ -107,8 +112,11 @@ class _Checked:
             self.weights = _weights(rows, self.heads)
         except (RuntimeError, IndexError):  # parameters of other shapes: the result alone is compared
             self.weights = [{}]
-        masks = [one for one, _ in arguments if "mask" in one.lower() or one == "bias"]
+        masks = [one for one, _ in arguments if re.search(rf"mask|^bias$|{_OF_LENGTHS}", one.lower())]
         self.inputs = [one for one, required in arguments if required and one not in masks]
+        roles = {one: _role(one)[:1] for one in self.inputs}  # queries first, also where the class has them last
+        if "q" in roles.values() and len({*roles.values()} - {"", "o"}) == len(roles):
+            self.inputs.sort(key=lambda one: "qkv".index(roles[one]))
         needed = {one for one, required in arguments if required}
         self.mask = next((one for one in masks if "padding" not in one), masks[0] if masks else "")
         self.needs_mask = self.mask in needed
@@ -164,9 +172,8 @@ class _Checked:
                     shape = [BATCH, self.heads, length, self.width // self.heads]
                 x = [torch.randn(shape, generator=self.generator) for _ in self.inputs]
                 x += x[-1:] * (3 - len(x))
-                mask = {self.mask: torch.ones(length, length, dtype=torch.bool)} if self.needs_mask else {}
                 try:
-                    theirs, records = self._run(x, mask)
+                    theirs, records = self._run(x, self._open(length))
                 except Raised as error:
                     first = first or error
                     continue
@@ -183,6 +190,14 @@ class _Checked:
             raise Raised(f"returned a value of type {type(theirs).__name__}; expected a tensor")
         return theirs, records
 
+    def _open(self, length: int) -> dict[str, Tensor]:
+        """A mask that shows all keys, if the class needs one."""
+        if not self.needs_mask:
+            return {}
+        if re.search(_OF_LENGTHS, self.mask.lower()):
+            return {self.mask: torch.full((BATCH,), length)}
+        return {self.mask: torch.ones(BATCH if "padding" in self.mask else length, length, dtype=torch.bool)}
+
     def _lacking(self, case: Case) -> tuple[str, ...]:
         """The projections for which the module has no parameters."""
         if case.x[0].ndim == 4:
@@ -192,35 +207,50 @@ class _Checked:
 
     def _with_mask(self, right: Case, says: list[Message]) -> Report | None:
         """Compare with masks of each form until one agrees; then hide all keys from a query."""
-        n = right.x[0].shape[-2]
-        mask = torch.rand(n, n, generator=self.generator) < 0.6
-        mask = (mask | torch.eye(n, dtype=torch.bool)) & (True if right.mask is None else right.mask)
-        case, first, why = replace(right, mask=mask), None, None
-        forms = [
-            (form, shape)
-            for form in ("boolean", "whole", "additive")
-            for shape in ((n, n), (BATCH, 1, n, n), (BATCH, n, n))
-        ]
-        for form, shape in forms:
+        first, why = None, None
+        for form, given, mask in self._masks(right):
+            case = replace(right, mask=mask)
             try:
-                theirs, records = self._run(right.x, {self.mask: _mask(mask, form).expand(shape).contiguous()})
+                theirs, records = self._run(right.x, {self.mask: given})
             except Raised as error:
                 first = first or error
                 continue
             found = _Found(theirs, records, right.x)
             if agree(theirs, steps(case)["output"]):
-                says.append(tr("masks that are added") if form == "additive" else tr("boolean masks"))
-                return self._dark(case, form, shape)
+                says.append(FORMS[form])
+                return self._dark(case, form, given.shape) if form in ("boolean", "whole", "additive") else None
             if form != "additive" and why is None:
                 reason = explained(theirs, [case], self._allowed(found, mask=True), pairs=0)
-                why = (found, reason[1]) if reason else None
+                why = (found, case, reason[1]) if reason else None
             elif form == "additive" and why is None:
                 return self._unknown(found, [case])
         if why is not None:
-            return self._wrong(why[0], case, why[1])
-        if first is not None:
+            return self._wrong(*why)
+        if first is not None and self.needs_mask:
             raise first
+        if first is not None:
+            says.append(tr("its mask was not checked: {why}", why=raised(str(first))))
         return None
+
+    def _masks(self, right: Case) -> list[tuple[str, Tensor, Tensor]]:
+        """The form of a mask, what the class gets, and what the definition gets: for each form that it may have."""
+        n = right.x[0].shape[-2]
+        own = torch.ones(n, n, dtype=torch.bool) if right.mask is None else right.mask
+        square = (torch.rand(n, n, generator=self.generator) < 0.6) | torch.eye(n, dtype=torch.bool)
+        lengths = torch.tensor([n - 1, n - 2])
+        padding = torch.arange(n) < lengths[:, None]
+        padded = padding[:, None, None, :] & own
+        if re.search(_OF_LENGTHS, self.mask.lower()):
+            return [("lengths", lengths, padded)]
+        squares = [
+            (form, _mask(square & own, form).expand(shape).contiguous(), square & own)
+            for form in ("boolean", "whole", "additive")
+            for shape in ((n, n), (BATCH, 1, n, n), (BATCH, n, n))
+        ]
+        pads = [("padding", padding, padded), ("padding", padding.long(), padded)]
+        if "padding" in self.mask:  # PyTorch's is True where a key is hidden
+            return [*pads, ("padding", ~padding, padded), *squares]
+        return [*squares, *pads]
 
     def _dark(self, case: Case, form: str, shape: tuple[int, ...]) -> Report | None:
         mask = case.mask.clone()  # type: ignore[union-attr]
@@ -237,7 +267,7 @@ class _Checked:
 
     def _with_dropout(self, found: _Found) -> Report | None:
         """Evaluation is to have none, and training some if the class has an argument for it."""
-        mask = {self.mask: torch.ones(2 * (found.x[0].shape[-2],), dtype=torch.bool)} if self.needs_mask else {}
+        mask = self._open(found.x[0].shape[-2])
         one, two = (self._run(found.x, mask, dropout=True, seed=seed)[0] for seed in (1, 2))
         step = STEP_NAMES["dropout"]
         if not agree(one, two):
