@@ -51,6 +51,8 @@ PLANTED = [  # the class, what is replaced, by what, and the mistake
     ("padded", "masked_fill(key_padding_mask[:, None, None, :], float(\"-inf\"))", "masked_fill(scores < -1e9, 0)",
      "mask/ignored"),
     ("lengths", "-1e6", "1e-6", "mask/zero"),
+    ("narrow heads", "k.shape[-1] ** -0.5", "x.shape[-1] ** -0.5", "scale/width"),
+    ("a matrix for all heads", "self.head_dim**0.5", "(self.heads * self.head_dim) ** 0.5", "scale/width"),
     ("einsum", "self.W_V)", "self.W_K)", "project/uses-vk"),
     ("functional", "dropout_p=self.p if self.training else 0.0", "dropout_p=self.p", "dropout/evaluation"),
     ("strided", "F.softmax(scores, dim=-1)", "scores", "softmax/none"),

@@ -109,7 +109,7 @@ class _Checked:
             return _refused(said)
         self.width, self.heads, rows, arguments, self.dropouts = built
         try:
-            self.weights = _weights(rows, self.heads)
+            self.weights = _weights(rows, self.width, self.heads)
         except (RuntimeError, IndexError):  # parameters of other shapes: the result alone is compared
             self.weights = [{}]
         masks = [one for one, _ in arguments if re.search(rf"mask|^bias$|{_OF_LENGTHS}", one.lower())]
@@ -144,7 +144,7 @@ class _Checked:
         says = [tr("a causal mask of its own")] if case.mask is not None else []
         if self.mask and (masked := self._with_mask(case, says)):
             return masked
-        return self._with_dropout(found) or self._right(says)
+        return self._with_dropout(found) or self._right(case, says)
 
     def _allowed(self, found: _Found, mask: bool = False) -> Any:
         """Which mistakes are possible with these inputs."""
@@ -337,9 +337,9 @@ class _Checked:
         ))  # fmt: skip
         return Report(False, tuple(out))
 
-    def _right(self, says: Sequence[Message]) -> Report:
+    def _right(self, case: Case, says: Sequence[Message]) -> Report:
         said = tr("{name} agrees with the definition", name=self.name)
-        facts = joined([tr("{h} heads of {d_k}", h=self.heads, d_k=self.width // self.heads), *says], COMMA)
+        facts = joined([tr("{h} heads of {d_k}", h=self.heads, d_k=case.names["d_k"]), *says], COMMA)
         return Report(True, (tr("✓ {exercise}: {said} ({facts})", exercise=CLASS, said=said, facts=facts),))
 
 
@@ -421,10 +421,11 @@ def _role(path: str) -> str:
     return "o" if re.search(r"(^|[._])(c_)?proj\d?$", name) else ""
 
 
-def _weights(rows: list[list[Any]], heads: int) -> list[Weights]:
+def _weights(rows: list[list[Any]], width: int, heads: int) -> list[Weights]:
     """What the parameters may be as matrices of q, k, v and o: one way if names and kinds say it, else several.
 
-    A square parameter may be W or Wᵀ, and a matrix of several parts may have them in any order: each is as good.
+    A square parameter may be W or Wᵀ, and a matrix of several parts may have them in any order: each is as good. A
+    matrix [d_k, d_k] that projects each head by itself is a block of a matrix of all heads.
     """
     roles: dict[str, str] = {}
     left = iter("qkvo")
@@ -447,7 +448,13 @@ def _weights(rows: list[list[Any]], heads: int) -> list[Weights]:
             values = values if role == "o" or values.shape[1] == max(values.shape) else values.mT
             matrix = values.flatten(0, 1) if role == "o" else values.permute(1, 0, 2).flatten(1)
             parts.setdefault(role, []).append((matrix, False))
-    bias = {role: torch.cat(given) for role, given in biases.items()}
+    for role in "qkv":
+        given, narrow = parts.get(role, []), 2 * (width // heads,)
+        if heads > 1 and len(given) in (1, heads) and all(w.shape == narrow for w, _ in given):
+            blocks = [w for w, _ in given] * (heads // len(given))
+            parts[role] = [(torch.block_diag(*blocks), given[0][1])]
+            biases[role] = biases.get(role, []) * (heads // len(given))
+    bias = {role: torch.cat(given) for role, given in biases.items() if given}
     ways: list[Weights] = []
     for turned in (False, True) if any(free for given in parts.values() for _, free in given) else (False,):
         whole = {

@@ -102,15 +102,27 @@ def build(name: str, width: int, heads: int, length: int, dropout: float, seed: 
 
 
 def call(names: list[str], values: list[Tensor], training: bool, without_dropout: bool, seed: int) -> list[Any]:
-    """Call the module. Returns the first tensor of its result, and each new tensor as [line, name, value]."""
+    """Call the module. Returns its result, and each new tensor as [line, name, value, function].
+
+    The result is the first tensor with the shape of the first input, or else the first one.
+    """
     module = built[0].train(training)
     torch.manual_seed(seed)
     records: list[list[Any]] = []
     with torch.no_grad(), _recorded(records, _copied), Undropped() if without_dropout else torch.no_grad():
         found = module(**dict(zip(names, values, strict=True)))
-    while isinstance(found, tuple | list) and found:
-        found = found[0]
+    if isinstance(found, tuple | list):
+        results = [x for x in _flat(found) if isinstance(x, Tensor)]
+        found = next((x for x in results if x.shape == values[0].shape), results[0] if results else found)
     return [found, records]
+
+
+def _flat(found: Any) -> Iterator[Any]:
+    if isinstance(found, tuple | list):
+        for one in found:
+            yield from _flat(one)
+    else:
+        yield found
 
 
 class Undropped(TorchFunctionMode):
