@@ -108,6 +108,14 @@ def test_a_module_of_pytorch_is_right_with_the_batch_first():
 
 
 @pytest.mark.thorough
+def test_an_even_width_may_be_needed_and_layers_may_be_lazy():
+    even = RIGHT["separate"].replace("super().__init__()", "super().__init__(); assert d_model % 2 == 0")
+    assert checked(even).passed
+    lazy = RIGHT["lengths"].replace("nn.Linear(num_hiddens, num_hiddens, bias)", "nn.LazyLinear(num_hiddens, bias)")
+    assert checked(lazy).passed
+
+
+@pytest.mark.thorough
 def test_a_mask_of_a_form_that_is_not_known_is_left_out():
     report = checked(RIGHT["padded"].replace("[:, None, None, :]", "[:, :3, None, None, 0]"))
     assert report.passed
@@ -151,6 +159,10 @@ class Three(One):
             .replace("self.Wo(out)", "self.Wo(out[..., :7])"),
             "the parameters of MultiHeadAttention have other shapes than W_Q, W_K, W_V and W_O",
             marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            RIGHT["separate"].replace("super().__init__()", "super().__init__(); assert d_model % 7 == 0, 'seven'"),
+            r"line 7: AssertionError: seven; called with d_model=24, num_heads=3", marks=pytest.mark.thorough,
         ),
         pytest.param("class A(:\n", "line 1: SyntaxError", marks=pytest.mark.thorough),
     ],

@@ -37,6 +37,7 @@ FORMS = {
     "padding": tr("padding masks"), "lengths": tr("lengths of sequences"),
 }  # fmt: skip
 _OF_LENGTHS = r"valid_?len|(^|_)len(gth)?s?$"  # arguments with the number of keys of each sequence
+EVEN_WIDTH = 24
 HIDDEN = -1e4  # scores below it are hidden, as −∞ is
 
 
@@ -100,8 +101,21 @@ class _Checked:
         self.generator = torch.Generator().manual_seed(seed)
 
     def report(self) -> Report:
+        """Compare the module; an error of its own is given with the arguments of its constructor."""
+        try:
+            return self._report()
+        except Raised as error:
+            why: Message = raised(str(error))
+            if given := self.sandbox.call("called_with"):
+                why = tr("{why}; called with {given}", why=why, given=given)
+            return _refused(why)
+
+    def _report(self) -> Report:
         """Build the module, and compare it without a mask, with one, and with dropout."""
-        built = self.sandbox.call("build", self.name, WIDTH, HEADS, 32, 0.5, self.seed)
+        try:
+            built = self.sandbox.call("build", self.name, WIDTH, HEADS, 32, 0.5, self.seed)
+        except Raised:  # some classes need an even width
+            built = self.sandbox.call("build", self.name, EVEN_WIDTH, HEADS, 32, 0.5, self.seed)
         if len(built) == 1:
             said = tr("{name} needs an argument {argument!r}, whose meaning is not known; give it a default",
                 name=self.name, argument=built[0],

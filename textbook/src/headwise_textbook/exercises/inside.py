@@ -45,6 +45,7 @@ DROPOUTS = (
 )  # fmt: skip
 HIDDEN = ("print", "_shown", "__builtins__")
 built: list[nn.Module] = []
+arguments_given: dict[str, Any] = {}
 
 
 def candidates() -> list[str]:
@@ -79,10 +80,19 @@ def build(name: str, width: int, heads: int, length: int, dropout: float, seed: 
         elif one.default is one.empty:
             return [one.name]
     torch.manual_seed(seed)
+    arguments_given.clear()
+    arguments_given.update(given)
     module = kind(**given)
     built[:] = [module]
+    arguments = [
+        [one.name, one.default is one.empty] for one in inspect.signature(module.forward).parameters.values()
+        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+    ]  # fmt: skip
     rows = []
     with torch.no_grad():
+        if any(isinstance(x, nn.parameter.UninitializedParameter) for x in module.parameters()):  # of nn.LazyLinear
+            needed = [name for name, required in arguments if required]
+            module(**{x: None if re.search("mask|len", x.lower()) else torch.ones(2, 7, width) for x in needed})
         for path, values in module.named_parameters():
             values.normal_(0.0, 0.3)
             owner = module.get_submodule(path.rpartition(".")[0])
@@ -93,12 +103,17 @@ def build(name: str, width: int, heads: int, length: int, dropout: float, seed: 
         width = matrices[0].shape[-1]
     if not any(one.lower() in HEADS for one in given):
         heads = next((int(getattr(module, one)) for one in HEADS if isinstance(getattr(module, one, None), int)), heads)
-    arguments = [
-        [one.name, one.default is one.empty] for one in inspect.signature(module.forward).parameters.values()
-        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
-    ]  # fmt: skip
     dropouts = any(one.lower() in DROPOUTS for one in given)
     return [width, heads, rows, arguments, dropouts]
+
+
+def called_with() -> str:
+    """The numbers with which a class was built, as text; of a configuration those of the width and the heads."""
+    given: dict[str, Any] = {}
+    for name, value in arguments_given.items():
+        config = isinstance(value, SimpleNamespace)
+        given |= {f"{name}.{x}": getattr(value, x) for x in ("d_model", "num_heads")} if config else {name: value}
+    return ", ".join(f"{name}={value}" for name, value in given.items())
 
 
 def call(names: list[str], values: list[Tensor], training: bool, without_dropout: bool, seed: int) -> list[Any]:
