@@ -87,6 +87,9 @@ def test_right_pages_are_not_called_wrong(name: str):
     [
         ("4 × 768² ≈ 236 万, 512 / 4 = 128, 8 × (2 + 3) = 40, x 3 × 4 = 13 + 1, 2 × 4 × 64 = 512.", []),
         ("so 8 × 64 = 521\n", [1]),
+        ("1/2 = 50 %, 1/4 = 25%, 0.5 × 100 = 50%, 2/3 = 0.66, 2/3 = 0.67, 512/3 = 170, 10 × 100 = 1e3, 2 × 8 = 2⁴,\n"
+         "4 × 512² = 1M, 4 × 512² = 1.0M, 2 × 1024 = 2K, 2 × 1024 = 2.0 KiB, 10 × 1000 = 10k, 1 + 2 = 3.5 - 0.5.", []),
+        ("1/2 = 5 %\n4 × 512² = 1.1M\n2 × 1024 = 3K\n2/3 = 0.65\n3 × 4 = 12.1\n3 × 4 = 13 %\n", [1, 2, 3, 4, 5, 6]),
         ("[2, 3] @ [3, 4] = [2, 4]\n[seq, 512] @ [512, seq] → [seq, seq]\n[2, 3] @ [4, 3] = [2, 3]", [3]),
         ("split: [4, 16, 4, 128]\ntransposed: [4, 4, 16, 128]\nmerged: [4, 16, 512]\nmerged: [4, 16, 511]\n", [4]),
         ("d_k = d_model / h\n| x | d_model | heads | d_k |\n|--|--|--|--|\n|a|768|12|64|\n|b|768|12|96|", [5]),
@@ -107,6 +110,34 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path):
         (tmp_path / "chapter.md").write_bytes(data)
         with pytest.raises(Exception, match=said):
             commands.audit(tmp_path / "chapter.md", 60.0)
+
+
+ON_PURPOSE = """
+```python
+import torch
+x = torch.ones(2, 3, 4)  # [b, n, d]
+z = x[:, 0]  # first token, [0, 1]
+y = x[:, 0]  # the first token: [b, d]
+x @ x  # raises a RuntimeError
+```
+```python
+assert x.shape == z.shape, "on purpose"  # AssertionError
+```
+```pycon
+>>> x @ z
+Traceback (most recent call last):
+RuntimeError: mat1 and mat2 shapes cannot be multiplied
+```
+"""
+
+
+@pytest.mark.thorough
+def test_errors_that_a_text_announces_and_other_lists_in_comments_are_not_called_wrong():
+    result = audited(ON_PURPOSE)
+    assert (result.findings, result.read["listing"], result.read["shape"]) == ([], 3, 2), result.lines()
+    for said in ("  # raises a RuntimeError", "  # AssertionError"):
+        assert len(audited(ON_PURPOSE.replace(said, "")).findings) == 1
+    assert [line for line, _ in audited(ON_PURPOSE.replace(": [b, d]", ": [b, n]")).findings] == [6]
 
 
 @pytest.mark.thorough

@@ -47,6 +47,12 @@ PLANTED = [  # the class, what is replaced, by what, and the mistake
     ("heads", "~mask", "mask", "mask/inverted"),
     ("heads", "softmax(scores, dim=-1)", "softmax(scores, dim=1)", "softmax/heads"),
     ("added", "scores = scores + attention_mask", "pass", "mask/ignored"),
+    ("values first", "k.mT / q.shape[-1] ** 0.5", "k.mT", "scale/none"),
+    ("padded", "masked_fill(key_padding_mask[:, None, None, :], float(\"-inf\"))", "masked_fill(scores < -1e9, 0)",
+     "mask/ignored"),
+    ("lengths", "-1e6", "1e-6", "mask/zero"),
+    ("narrow heads", "k.shape[-1] ** -0.5", "x.shape[-1] ** -0.5", "scale/width"),
+    ("a matrix for all heads", "self.head_dim**0.5", "(self.heads * self.head_dim) ** 0.5", "scale/width"),
     ("einsum", "self.W_V)", "self.W_K)", "project/uses-vk"),
     ("functional", "dropout_p=self.p if self.training else 0.0", "dropout_p=self.p", "dropout/evaluation"),
     ("strided", "F.softmax(scores, dim=-1)", "scores", "softmax/none"),
@@ -101,6 +107,21 @@ def test_a_module_of_pytorch_is_right_with_the_batch_first():
     assert checked(WRAPPED.replace("num_heads)\n    def", "num_heads, batch_first=True)\n    def")).passed
 
 
+@pytest.mark.thorough
+def test_an_even_width_may_be_needed_and_layers_may_be_lazy():
+    even = RIGHT["separate"].replace("super().__init__()", "super().__init__(); assert d_model % 2 == 0")
+    assert checked(even).passed
+    lazy = RIGHT["lengths"].replace("nn.Linear(num_hiddens, num_hiddens, bias)", "nn.LazyLinear(num_hiddens, bias)")
+    assert checked(lazy).passed
+
+
+@pytest.mark.thorough
+def test_a_mask_of_a_form_that_is_not_known_is_left_out():
+    report = checked(RIGHT["padded"].replace("[:, None, None, :]", "[:, :3, None, None, 0]"))
+    assert report.passed
+    assert "its mask was not checked: line 14: IndexError" in report.lines[0]
+
+
 THREE = """
 from torch import nn
 class One(nn.Module):
@@ -138,6 +159,10 @@ class Three(One):
             .replace("self.Wo(out)", "self.Wo(out[..., :7])"),
             "the parameters of MultiHeadAttention have other shapes than W_Q, W_K, W_V and W_O",
             marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            RIGHT["separate"].replace("super().__init__()", "super().__init__(); assert d_model % 7 == 0, 'seven'"),
+            r"line 7: AssertionError: seven; called with d_model=24, num_heads=3", marks=pytest.mark.thorough,
         ),
         pytest.param("class A(:\n", "line 1: SyntaxError", marks=pytest.mark.thorough),
     ],

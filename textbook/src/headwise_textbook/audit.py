@@ -31,19 +31,26 @@ KINDS = {
 }  # fmt: skip
 # Errors of a listing itself; others say that something is missing here.
 _WRONG = ("RuntimeError", "TypeError", "ValueError", "IndexError", "AssertionError")
+_ON_PURPOSE = r"Traceback|\b(?:raises?|errors?|fails)\b|报错|出错|错误"
 _FENCE = re.compile(r"^ {0,3}(```+|~~~+)[ ]*([\w+-]*).*?$(.*?)^ {0,3}\1\s*$", re.MULTILINE | re.DOTALL)
 _SHAPE = re.compile(r"(?<![\w\]])\[((?:[^\[\],]+,)+[^\[\],]+)\]")
 _NUMBERS = r"\[\s*\d+(?:\s*,\s*\d+)+\s*\]"
 _SIZES = re.compile(r"\[\w+(?:, ?\w+)+\]")
+# A shape in a comment is all of it, or follows a colon or an arrow: there are other lists, such as "token [0, 1]".
+_COMMENTED = re.compile(rf"(?:\s*|.*(?:[:：=→]|->|shape|size|形状|形狀)\s*)`?{_SHAPE.pattern}`?(?=\s*+(?:\W|$))")
 _PRODUCT = re.compile(rf"{_SHAPE.pattern}\s*[@×]\s*{_SHAPE.pattern}\s*(?:=|→|->)\s*{_SHAPE.pattern}")
 _STEP = re.compile(rf"^[ \t]*([^\[\]\n:：#|]{{1,30}})[:：][ \t]*({_NUMBERS})[ \t]*$", re.MULTILINE)
 _NUMBER = r"\d[\d,]*(?:\.\d+)?[²³]?"
 _SUM = re.compile(
     r"(?<![\w.)\]^²³_×*/÷+·−-])(?<![×*/÷+·−-] )"
-    rf"({_NUMBER}(?:\s*[×*/÷+]\s*{_NUMBER})+)\s*(=|≈)\s*({_NUMBER})(?![\d×*/÷²])"
-    r"\s*(万|亿|million|billion|[KMBG]\b)?(?!\s*[×*/÷+]\s*\d)"
+    rf"({_NUMBER}(?:\s*[×*/÷+]\s*{_NUMBER})+)\s*(=|≈)\s*((?>{_NUMBER}))"
+    r"(?:\s*(百万|[万亿%]|thousand|million|billion|[KkMBGT](?:i?B)?\b))?+(?![A-Za-z×*/÷^²⁰¹⁴-⁹]|:\d)"
+    r"([ \t]*[×*/÷+·−-][ \t]*\d)?"
 )
-_UNITS = {"万": 1e4, "亿": 1e8, "million": 1e6, "billion": 1e9, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}
+_UNITS = {  # what each may mean: 2K is 2,000 or 2,048, and 0.5 × 100 = 50 % has 50 as its number
+    "万": (1e4,), "百万": (1e6,), "亿": (1e8,), "%": (0.01, 1), "thousand": (1e3,), "million": (1e6,),
+    "billion": (1e9,), "K": (1e3, 2**10), "M": (1e6, 2**20), "G": (1e9, 2**30), "T": (1e12, 2**40), "B": (1e9, 1),
+}  # fmt: skip
 _COLUMNS = (r"d_?model|width|hidden|宽度|隐藏", r"(num_?)?heads?|h|头数", r"d_?k(ey)?|d_?head|head[_ ]dim.*|头维度")
 _TOTAL = re.compile(
     r"(?:总参数量?|參數總量|total (?:number of )?parameters?)\D{0,12}?(\d+)\s*[×*]\s*\$?d(?:_model)?\s*[²^]"
@@ -196,8 +203,9 @@ def _run(listings: list[Any], file: str, found: Audit, *, seconds: float, memory
                     sandbox.close()
                     sandbox = None
                 continue
-            wrong = bool(error) and error[1] in _WRONG and "alloc" not in error[2]
-            if error and not wrong:
+            meant = bool(error) and _meant(padded, expected, error)
+            wrong = bool(error) and not meant and error[1] in _WRONG and "alloc" not in error[2]
+            if error and not wrong and not meant:
                 found.unread["listing"] += 1
                 found.reasons.append((error[0] or line, raised(f"{error[1]}: {error[2]}")))
             else:
@@ -210,6 +218,18 @@ def _run(listings: list[Any], file: str, found: Audit, *, seconds: float, memory
     finally:
         if sandbox is not None:
             sandbox.close()
+
+
+def _meant(source: str, expected: dict[int, str], error: list[Any]) -> bool:
+    """Whether the text says at a line of an error, in a comment or as its output, that it raises one."""
+    rows = source.split("\n")
+    _, kind, _, places = error
+    for line in places:
+        notes = [expected.get(line, ""), rows[line - 1].partition("#")[2]]
+        notes += [row for row in rows[max(0, line - 2) : line + 1 : 2] if row.lstrip().startswith("#")]
+        if any(re.search(rf"{kind}|{_ON_PURPOSE}", one, re.IGNORECASE) for one in notes):
+            return True
+    return False
 
 
 def _taken(source: str) -> set[str]:
@@ -239,7 +259,7 @@ def _commented(source: str, records: list[Any], sizes: Sizes, found: Audit) -> N
     wrong: list[tuple[int, Message]] = []
     for first, last in sorted(set(_statements(source))):
         comments = [(at, lines[at - 1].partition("#")[2]) for at in range(first, last + 1)]
-        stated = [(at, match[1]) for at, said in comments if "(" not in said and (match := _SHAPE.search(said))]
+        stated = [(at, match[1]) for at, said in comments if "(" not in said and (match := _COMMENTED.match(said))]
         if not stated:
             continue
         at, said = stated[-1]
@@ -352,20 +372,33 @@ def _value(number: str) -> float:
 
 
 def _sums(text: str, found: Audit) -> None:
-    """Calculations with numbers only, exact after =, within 2 % after ≈."""
+    """Calculations with numbers only: to the digits that the text has, within 2 % after ≈."""
     for match in _SUM.finditer(text):
         numbers, signs = re.findall(_NUMBER, match[1]), re.findall(r"[×*/÷+]", match[1])
         code = "".join(f"{_value(one)!r}{sign}" for one, sign in zip(numbers, [*signs, ""], strict=True))
         value = _calculated(code.replace("×", "*").replace("÷", "/"))
-        stated = _value(match[3].rstrip(",")) * _UNITS.get(match[4] or "", 1)
-        if value is None:
+        if value is None or match[5]:  # or the calculation goes on behind its number
             found.unread["sum"] += 1
             continue
         found.read["sum"] += 1
-        exact = match[2] == "=" and not match[4] and "." not in match[3]
-        if abs(value - stated) > (1e-9 if exact and value == int(value) else 0.02) * max(abs(value), 1e-9):
-            said = tr("{stated}: it is {value:,.10g}", stated=" ".join(match[0].split()), value=value)
+        if not _as_stated(value, match[3].rstrip(","), match[4] or "", about=match[2] == "≈"):
+            stated = " ".join(match[0].split())
+            said = tr("{stated}: it is {value:,.10g}", stated=stated, value=value)
             found.findings.append((_line(text, match.start()), said))
+
+
+def _as_stated(value: float, number: str, unit: str, *, about: bool) -> bool:
+    """Whether a value is the stated number, rounded or cut off at its last digit; exact for whole numbers."""
+    decimals = len(number.partition(".")[2].rstrip("²³"))
+    about = about or (value != int(value) and not decimals and not unit)
+    for factor in _UNITS.get(unit) or _UNITS[unit[0].upper()] if unit else (1,):
+        off, digit = value - _value(number) * factor, factor / 10**decimals
+        near = 0.02 * abs(value) if about else 0.0
+        if decimals or unit:
+            near = max(near, digit / 2, digit * (decimals > 0 and off > 0))
+        if abs(off) <= near + 1e-9 * abs(value):
+            return True
+    return False
 
 
 def _calculated(code: str) -> float | None:

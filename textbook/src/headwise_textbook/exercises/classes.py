@@ -32,6 +32,12 @@ STEP_NAMES = {
 }  # fmt: skip
 INSIDE = (Path(__file__).parent / "inside.py").read_text(encoding="utf-8")
 WIDTH, HEADS, BATCH, LENGTHS = 15, 3, 2, (7, 5, 3)  # prime sizes differ; a length of d_k or h lets some mistakes run
+FORMS = {
+    "boolean": tr("boolean masks"), "whole": tr("boolean masks"), "additive": tr("masks that are added"),
+    "padding": tr("padding masks"), "lengths": tr("lengths of sequences"),
+}  # fmt: skip
+_OF_LENGTHS = r"valid_?len|(^|_)len(gth)?s?$"  # arguments with the number of keys of each sequence
+EVEN_WIDTH = 24
 HIDDEN = -1e4  # scores below it are hidden, as −∞ is
 
 
@@ -95,8 +101,21 @@ class _Checked:
         self.generator = torch.Generator().manual_seed(seed)
 
     def report(self) -> Report:
+        """Compare the module; an error of its own is given with the arguments of its constructor."""
+        try:
+            return self._report()
+        except Raised as error:
+            why: Message = raised(str(error))
+            if given := self.sandbox.call("called_with"):
+                why = tr("{why}; called with {given}", why=why, given=given)
+            return _refused(why)
+
+    def _report(self) -> Report:
         """Build the module, and compare it without a mask, with one, and with dropout."""
-        built = self.sandbox.call("build", self.name, WIDTH, HEADS, 32, 0.5, self.seed)
+        try:
+            built = self.sandbox.call("build", self.name, WIDTH, HEADS, 32, 0.5, self.seed)
+        except Raised:  # some classes need an even width
+            built = self.sandbox.call("build", self.name, EVEN_WIDTH, HEADS, 32, 0.5, self.seed)
         if len(built) == 1:
             said = tr("{name} needs an argument {argument!r}, whose meaning is not known; give it a default",
                 name=self.name, argument=built[0],
@@ -104,11 +123,14 @@ class _Checked:
             return _refused(said)
         self.width, self.heads, rows, arguments, self.dropouts = built
         try:
-            self.weights = _weights(rows, self.heads)
+            self.weights = _weights(rows, self.width, self.heads)
         except (RuntimeError, IndexError):  # parameters of other shapes: the result alone is compared
             self.weights = [{}]
-        masks = [one for one, _ in arguments if "mask" in one.lower() or one == "bias"]
+        masks = [one for one, _ in arguments if re.search(rf"mask|^bias$|{_OF_LENGTHS}", one.lower())]
         self.inputs = [one for one, required in arguments if required and one not in masks]
+        roles = {one: _role(one)[:1] for one in self.inputs}  # queries first, also where the class has them last
+        if "q" in roles.values() and len({*roles.values()} - {"", "o"}) == len(roles):
+            self.inputs.sort(key=lambda one: "qkv".index(roles[one]))
         needed = {one for one, required in arguments if required}
         self.mask = next((one for one in masks if "padding" not in one), masks[0] if masks else "")
         self.needs_mask = self.mask in needed
@@ -136,7 +158,7 @@ class _Checked:
         says = [tr("a causal mask of its own")] if case.mask is not None else []
         if self.mask and (masked := self._with_mask(case, says)):
             return masked
-        return self._with_dropout(found) or self._right(says)
+        return self._with_dropout(found) or self._right(case, says)
 
     def _allowed(self, found: _Found, mask: bool = False) -> Any:
         """Which mistakes are possible with these inputs."""
@@ -164,9 +186,8 @@ class _Checked:
                     shape = [BATCH, self.heads, length, self.width // self.heads]
                 x = [torch.randn(shape, generator=self.generator) for _ in self.inputs]
                 x += x[-1:] * (3 - len(x))
-                mask = {self.mask: torch.ones(length, length, dtype=torch.bool)} if self.needs_mask else {}
                 try:
-                    theirs, records = self._run(x, mask)
+                    theirs, records = self._run(x, self._open(length))
                 except Raised as error:
                     first = first or error
                     continue
@@ -183,6 +204,14 @@ class _Checked:
             raise Raised(f"returned a value of type {type(theirs).__name__}; expected a tensor")
         return theirs, records
 
+    def _open(self, length: int) -> dict[str, Tensor]:
+        """A mask that shows all keys, if the class needs one."""
+        if not self.needs_mask:
+            return {}
+        if re.search(_OF_LENGTHS, self.mask.lower()):
+            return {self.mask: torch.full((BATCH,), length)}
+        return {self.mask: torch.ones(BATCH if "padding" in self.mask else length, length, dtype=torch.bool)}
+
     def _lacking(self, case: Case) -> tuple[str, ...]:
         """The projections for which the module has no parameters."""
         if case.x[0].ndim == 4:
@@ -192,35 +221,50 @@ class _Checked:
 
     def _with_mask(self, right: Case, says: list[Message]) -> Report | None:
         """Compare with masks of each form until one agrees; then hide all keys from a query."""
-        n = right.x[0].shape[-2]
-        mask = torch.rand(n, n, generator=self.generator) < 0.6
-        mask = (mask | torch.eye(n, dtype=torch.bool)) & (True if right.mask is None else right.mask)
-        case, first, why = replace(right, mask=mask), None, None
-        forms = [
-            (form, shape)
-            for form in ("boolean", "whole", "additive")
-            for shape in ((n, n), (BATCH, 1, n, n), (BATCH, n, n))
-        ]
-        for form, shape in forms:
+        first, why = None, None
+        for form, given, mask in self._masks(right):
+            case = replace(right, mask=mask)
             try:
-                theirs, records = self._run(right.x, {self.mask: _mask(mask, form).expand(shape).contiguous()})
+                theirs, records = self._run(right.x, {self.mask: given})
             except Raised as error:
                 first = first or error
                 continue
             found = _Found(theirs, records, right.x)
             if agree(theirs, steps(case)["output"]):
-                says.append(tr("masks that are added") if form == "additive" else tr("boolean masks"))
-                return self._dark(case, form, shape)
+                says.append(FORMS[form])
+                return self._dark(case, form, given.shape) if form in ("boolean", "whole", "additive") else None
             if form != "additive" and why is None:
                 reason = explained(theirs, [case], self._allowed(found, mask=True), pairs=0)
-                why = (found, reason[1]) if reason else None
+                why = (found, case, reason[1]) if reason else None
             elif form == "additive" and why is None:
                 return self._unknown(found, [case])
         if why is not None:
-            return self._wrong(why[0], case, why[1])
-        if first is not None:
+            return self._wrong(*why)
+        if first is not None and self.needs_mask:
             raise first
+        if first is not None:
+            says.append(tr("its mask was not checked: {why}", why=raised(str(first))))
         return None
+
+    def _masks(self, right: Case) -> list[tuple[str, Tensor, Tensor]]:
+        """The form of a mask, what the class gets, and what the definition gets: for each form that it may have."""
+        n = right.x[0].shape[-2]
+        own = torch.ones(n, n, dtype=torch.bool) if right.mask is None else right.mask
+        square = (torch.rand(n, n, generator=self.generator) < 0.6) | torch.eye(n, dtype=torch.bool)
+        lengths = torch.tensor([n - 1, n - 2])
+        padding = torch.arange(n) < lengths[:, None]
+        padded = padding[:, None, None, :] & own
+        if re.search(_OF_LENGTHS, self.mask.lower()):
+            return [("lengths", lengths, padded)]
+        squares = [
+            (form, _mask(square & own, form).expand(shape).contiguous(), square & own)
+            for form in ("boolean", "whole", "additive")
+            for shape in ((n, n), (BATCH, 1, n, n), (BATCH, n, n))
+        ]
+        pads = [("padding", padding, padded), ("padding", padding.long(), padded)]
+        if "padding" in self.mask:  # PyTorch's is True where a key is hidden
+            return [*pads, ("padding", ~padding, padded), *squares]
+        return [*squares, *pads]
 
     def _dark(self, case: Case, form: str, shape: tuple[int, ...]) -> Report | None:
         mask = case.mask.clone()  # type: ignore[union-attr]
@@ -237,7 +281,7 @@ class _Checked:
 
     def _with_dropout(self, found: _Found) -> Report | None:
         """Evaluation is to have none, and training some if the class has an argument for it."""
-        mask = {self.mask: torch.ones(2 * (found.x[0].shape[-2],), dtype=torch.bool)} if self.needs_mask else {}
+        mask = self._open(found.x[0].shape[-2])
         one, two = (self._run(found.x, mask, dropout=True, seed=seed)[0] for seed in (1, 2))
         step = STEP_NAMES["dropout"]
         if not agree(one, two):
@@ -307,9 +351,9 @@ class _Checked:
         ))  # fmt: skip
         return Report(False, tuple(out))
 
-    def _right(self, says: Sequence[Message]) -> Report:
+    def _right(self, case: Case, says: Sequence[Message]) -> Report:
         said = tr("{name} agrees with the definition", name=self.name)
-        facts = joined([tr("{h} heads of {d_k}", h=self.heads, d_k=self.width // self.heads), *says], COMMA)
+        facts = joined([tr("{h} heads of {d_k}", h=self.heads, d_k=case.names["d_k"]), *says], COMMA)
         return Report(True, (tr("✓ {exercise}: {said} ({facts})", exercise=CLASS, said=said, facts=facts),))
 
 
@@ -391,10 +435,11 @@ def _role(path: str) -> str:
     return "o" if re.search(r"(^|[._])(c_)?proj\d?$", name) else ""
 
 
-def _weights(rows: list[list[Any]], heads: int) -> list[Weights]:
+def _weights(rows: list[list[Any]], width: int, heads: int) -> list[Weights]:
     """What the parameters may be as matrices of q, k, v and o: one way if names and kinds say it, else several.
 
-    A square parameter may be W or Wᵀ, and a matrix of several parts may have them in any order: each is as good.
+    A square parameter may be W or Wᵀ, and a matrix of several parts may have them in any order: each is as good. A
+    matrix [d_k, d_k] that projects each head by itself is a block of a matrix of all heads.
     """
     roles: dict[str, str] = {}
     left = iter("qkvo")
@@ -417,7 +462,13 @@ def _weights(rows: list[list[Any]], heads: int) -> list[Weights]:
             values = values if role == "o" or values.shape[1] == max(values.shape) else values.mT
             matrix = values.flatten(0, 1) if role == "o" else values.permute(1, 0, 2).flatten(1)
             parts.setdefault(role, []).append((matrix, False))
-    bias = {role: torch.cat(given) for role, given in biases.items()}
+    for role in "qkv":
+        given, narrow = parts.get(role, []), 2 * (width // heads,)
+        if heads > 1 and len(given) in (1, heads) and all(w.shape == narrow for w, _ in given):
+            blocks = [w for w, _ in given] * (heads // len(given))
+            parts[role] = [(torch.block_diag(*blocks), given[0][1])]
+            biases[role] = biases.get(role, []) * (heads // len(given))
+    bias = {role: torch.cat(given) for role, given in biases.items() if given}
     ways: list[Weights] = []
     for turned in (False, True) if any(free for given in parts.values() for _, free in given) else (False,):
         whole = {

@@ -36,7 +36,9 @@ class Case:
         """The sizes by their letters."""
         b, n = self.x[0].shape[0], self.x[0].shape[-2]
         width = self.x[0].shape[-1] * (self.num_heads if self.x[0].ndim == 4 else 1)
-        return {"b": b, "n": n, "h": self.num_heads, "d": width, "d_k": width // self.num_heads}
+        w = self.weights.get("q", (None, None))[0]  # heads may be narrower than the width by their number
+        rows = width if w is None or self.x[0].ndim == 4 else w.shape[-1]
+        return {"b": b, "n": n, "h": self.num_heads, "d": width, "d_k": rows // self.num_heads}
 
 
 def steps(case: Case, *mistakes: str) -> dict[str, Tensor]:

@@ -45,6 +45,7 @@ DROPOUTS = (
 )  # fmt: skip
 HIDDEN = ("print", "_shown", "__builtins__")
 built: list[nn.Module] = []
+arguments_given: dict[str, Any] = {}
 
 
 def candidates() -> list[str]:
@@ -79,10 +80,19 @@ def build(name: str, width: int, heads: int, length: int, dropout: float, seed: 
         elif one.default is one.empty:
             return [one.name]
     torch.manual_seed(seed)
+    arguments_given.clear()
+    arguments_given.update(given)
     module = kind(**given)
     built[:] = [module]
+    arguments = [
+        [one.name, one.default is one.empty] for one in inspect.signature(module.forward).parameters.values()
+        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+    ]  # fmt: skip
     rows = []
     with torch.no_grad():
+        if any(isinstance(x, nn.parameter.UninitializedParameter) for x in module.parameters()):  # of nn.LazyLinear
+            needed = [name for name, required in arguments if required]
+            module(**{x: None if re.search("mask|len", x.lower()) else torch.ones(2, 7, width) for x in needed})
         for path, values in module.named_parameters():
             values.normal_(0.0, 0.3)
             owner = module.get_submodule(path.rpartition(".")[0])
@@ -93,24 +103,41 @@ def build(name: str, width: int, heads: int, length: int, dropout: float, seed: 
         width = matrices[0].shape[-1]
     if not any(one.lower() in HEADS for one in given):
         heads = next((int(getattr(module, one)) for one in HEADS if isinstance(getattr(module, one, None), int)), heads)
-    arguments = [
-        [one.name, one.default is one.empty] for one in inspect.signature(module.forward).parameters.values()
-        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
-    ]  # fmt: skip
     dropouts = any(one.lower() in DROPOUTS for one in given)
     return [width, heads, rows, arguments, dropouts]
 
 
+def called_with() -> str:
+    """The numbers with which a class was built, as text; of a configuration those of the width and the heads."""
+    given: dict[str, Any] = {}
+    for name, value in arguments_given.items():
+        config = isinstance(value, SimpleNamespace)
+        given |= {f"{name}.{x}": getattr(value, x) for x in ("d_model", "num_heads")} if config else {name: value}
+    return ", ".join(f"{name}={value}" for name, value in given.items())
+
+
 def call(names: list[str], values: list[Tensor], training: bool, without_dropout: bool, seed: int) -> list[Any]:
-    """Call the module. Returns the first tensor of its result, and each new tensor as [line, name, value]."""
+    """Call the module. Returns its result, and each new tensor as [line, name, value, function].
+
+    The result is the first tensor with the shape of the first input, or else the first one.
+    """
     module = built[0].train(training)
     torch.manual_seed(seed)
     records: list[list[Any]] = []
     with torch.no_grad(), _recorded(records, _copied), Undropped() if without_dropout else torch.no_grad():
         found = module(**dict(zip(names, values, strict=True)))
-    while isinstance(found, tuple | list) and found:
-        found = found[0]
+    if isinstance(found, tuple | list):
+        results = [x for x in _flat(found) if isinstance(x, Tensor)]
+        found = next((x for x in results if x.shape == values[0].shape), results[0] if results else found)
     return [found, records]
+
+
+def _flat(found: Any) -> Iterator[Any]:
+    if isinstance(found, tuple | list):
+        for one in found:
+            yield from _flat(one)
+    else:
+        yield found
 
 
 class Undropped(TorchFunctionMode):
@@ -134,7 +161,8 @@ def run(source: str, pseudo: bool) -> list[Any]:
     """Run a listing in the names of those before it. pseudo: with names that a text leaves out.
 
     Returns the shapes of new tensors as [line, name, shape, function], what lines print or show as [line, text], and
-    the error as [line, kind, message], empty if there is none. Modules that the listing defines are called once.
+    the error as [line, kind, message, lines of its calls], empty if there is none. Modules that the listing defines are
+    called once.
     """
     records: list[list[Any]] = []
     shown: list[list[Any]] = []
@@ -155,7 +183,8 @@ def run(source: str, pseudo: bool) -> list[Any]:
             exec(code, names)
     except Exception as raised:
         lines = [frame.lineno for frame in traceback.extract_tb(raised.__traceback__) if frame.filename == file]
-        error = [lines[-1] if lines else getattr(raised, "lineno", 0) or 0, type(raised).__name__, str(raised)[:200]]
+        at = lines[-1] if lines else getattr(raised, "lineno", 0) or 0
+        error = [at, type(raised).__name__, str(raised)[:200], lines]
     reader.update({name: x for name, x in names.items() if name not in HIDDEN and given.get(name) is not x})
     for name in [one for one in candidates() if one not in before and not records]:
         with suppress(Exception), _recorded(records, lambda value: list(value.shape)):
