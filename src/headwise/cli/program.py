@@ -110,6 +110,7 @@ OF_TEXTBOOK = {
     "check": tr(
         "Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result."
     ),
+    "audit": tr("Audit a chapter: run its listings, and compare shapes, outputs, calculations, tables and formulas."),
     "reconstruct": tr("Train attention to rebuild its own embeddings, with and without a mask, as tutorials do."),
     "train demonstration": tr("Draw the twelve heat maps of the Water Margin demonstration, and say what is bright."),
 }
@@ -221,6 +222,7 @@ for command in (
     "claims",
     "tour",
     "check",
+    "audit",
     "reconstruct",
     "train demonstration",
     doctor,
