@@ -122,7 +122,7 @@ def test_watch_shows_it_and_a_report_has_its_words(model_folder, tmp_path, capsy
     torch.testing.assert_close(report.statistics["vowel_mass"][0].float(), expected)
     from rich.console import Console
 
-    print_report(report, Console(width=200))
+    print_report(report, Console(width=200), everything=True)
     assert "first 3" in capsys.readouterr().out
 
 

@@ -254,12 +254,12 @@ def test_padding_changes_no_role(name: str, side: str) -> None:
     with hw.attach(made(name), batch=padded("right", 0)) as handle:
         apart = [found(handle.model, one) for one in alone()]
         merged = apart[0].merge(apart[1]).merge(apart[2])
-        assert set(merged) == set(DEFINITIONS)
+        assert set(DEFINITIONS) - set(merged) <= {"induction"}  # which attention to both sides has not
         plain = found(handle.model, padded("right", 0))
         for more in (0, 4):
             roles = found(handle.model, padded(side, more))
             assert roles.rows == merged.rows
-            for role in DEFINITIONS:
+            for role in merged:
                 for what in ("mass", "uniform", "coverage"):
                     for mine, theirs in (
                         (roles[role], merged[role]),

@@ -339,8 +339,8 @@ def test_bytes_of_a_record_include_its_maps():
         with hw.watch(model, maps=maps) as record:
             model(x())
         sizes[maps] = record.nbytes
-    assert sizes["none"] < sizes["pooled"] < sizes["lazy"]
-    assert sizes["lazy"] >= sizes["none"] + sum(amap.nbytes for amap in record.maps.values())
+    assert sizes["none"] < min(sizes["pooled"], sizes["lazy"])
+    assert sizes["lazy"] >= sizes["none"] + max(amap.nbytes for amap in record.maps.values())
 
 
 @pytest.mark.parametrize("steps", ["forward", "manual"])
