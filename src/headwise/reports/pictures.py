@@ -68,7 +68,7 @@ def write_pngs(
     for k, passage in enumerate(report.passages):
         prefix = f"passage-{k + 1}-" if len(report.passages) > 1 else ""
         written.append(save(overview(report, passage, lang), folder / f"{prefix}all-heads.png"))
-        labels = pixels(_frame(report, passage, lang)) if heads[k] else None  # the same for all heads
+        labels = pixels(_frame(report, passage, lang))  # the same for all heads
         for layer, head in heads[k]:
             if progress is not None:
                 progress("drawing", len(written), total)

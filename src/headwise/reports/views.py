@@ -142,7 +142,7 @@ def print_report(
         check_choice("sort", sort, report.statistics)
     found = findings(report)
     said = [_numbered(i, in_language(one.text, lang), console) for i, one in enumerate(found, 1)]
-    unbroken = list(last)
+    unbroken: Block = list(last)
     if everything:
         unbroken += (facts := _facts(report, console, lang))
         table, missing = _fitting(report, console, sort, lang)
@@ -151,7 +151,8 @@ def print_report(
         blocks.append(_dim(report.notes, lang))
     else:
         blocks = _brief(report, console, (found, said), sort, lang, list(last))
-    blocks = [block for block in (*blocks, list(last)) if block]
+    blocks.append(list(last))
+    blocks = [block for block in blocks if block]
     spare = LINES - sum(_height(block, console) for block in blocks)
     for i, block in enumerate(blocks):
         if i and (everything or spare > 0):

@@ -70,7 +70,7 @@ def demonstrate(
     means = {
         kind: (weights * those[:, None]).sum((0, 2, 3)) / those.sum() for kind, those in cells.items() if those.any()
     }
-    pairs = {}
+    pairs: dict[str, Tensor] = {}
     for words, query, key in PAIRS:
         for passage, one in zip(passages, weights, strict=True):
             if (begin := passage.find(words)) >= 0:

@@ -91,7 +91,7 @@ def build(name: str, width: int, heads: int, length: int, dropout: float, seed: 
     rows = []
     with torch.no_grad():
         if any(isinstance(x, nn.parameter.UninitializedParameter) for x in module.parameters()):  # of nn.LazyLinear
-            needed = [name for name, required in arguments if required]
+            needed = [str(name) for name, required in arguments if required]
             module(**{x: None if re.search("mask|len", x.lower()) else torch.ones(2, 7, width) for x in needed})
         for path, values in module.named_parameters():
             values.normal_(0.0, 0.3)
