@@ -67,12 +67,12 @@ def part(progress: Progress | None, what: str, index: int = 0, count: int = 1) -
 def held_bytes(thing: Any) -> int:
     """Bytes of memory of all tensors in an object, its attributes and collections, modules aside. Memory that several
     share counts once, and all of it if a tensor is a view of a part, as it keeps the whole."""
-    left, seen, sizes = [thing], set(), {}
+    left, seen, sizes = [thing], {}, {}
     while left:
         x = left.pop()
         if id(x) in seen or isinstance(x, (nn.Module, type)):
             continue
-        seen.add(id(x))
+        seen[id(x)] = x  # kept, so that no other one takes its address meanwhile
         if isinstance(x, Tensor):
             try:
                 memory = x.untyped_storage()
