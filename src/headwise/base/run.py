@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
@@ -28,6 +29,22 @@ def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
     finally:
         for ((_, put), _), state in zip(before, states, strict=True):
             put(state)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves out the values of new parameters: to draw them without memory, PyTorch would load its compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Models built in the block have shapes and dtypes, and no values: they are on the meta device."""
+    with torch.device("meta"), _Undrawn():
+        yield
 
 
 def devices_of(model: nn.Module) -> set[torch.device]:

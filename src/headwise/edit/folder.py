@@ -13,7 +13,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from headwise.base.files import atomic_folder, sweep
@@ -32,6 +31,7 @@ from headwise.base.read import (
     theirs,
     word,
 )
+from headwise.base.run import without_memory
 from headwise.errors import CheckpointError, ConfigError, not_installed
 from headwise.models import find_heads
 from headwise.models.adapters.huggingface.library import OLDEST
@@ -106,7 +106,7 @@ def load_pruned(folder: str | os.PathLike[str], batch: Any = None) -> Any:
         path = folder / CONFIG_FILE
         raise CheckpointError(f"{str(path)!r}: {layers} layers, and {len(tensors)} weights in {WEIGHTS_FILE}")
     with theirs(folder / CONFIG_FILE, f"it does not build a {kind.__name__}"), bounded(folder, len(tensors)):
-        with torch.device("meta"):
+        with without_memory():
             check_room(folder, kind._from_config(deepcopy(config)), sum(x.numel() for x in tensors.values()))
         model = kind._from_config(config)
     with reading(file, "list of heads"):

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -12,9 +13,15 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def eager(function: _Function) -> _Function:
-    """`torch.compiler.disable`, but importing the compiler, which takes as long as PyTorch, at the first call."""
-    disable = getattr(torch, "_disable_dynamo", torch.compiler.disable)
-    return disable(function)
+    """`torch.compiler.disable`, but the compiler, which takes as long to import as PyTorch, is left to who uses it."""
+    disabled = getattr(torch, "_disable_dynamo", torch.compiler.disable)(function)
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        used = torch.compiler.is_compiling() or "torch._dynamo" in sys.modules
+        return (disabled if used else function)(*args, **kwargs)
+
+    return cast(_Function, called)
 
 
 _lock = RLock()  # reentrant: the end of a forward may be run by the garbage collector

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.base.files import folder_of
 from headwise.base.read import Entry, one_line, parsed, read_tensors, reading, tensor_like, write_tensors
-from headwise.base.run import seeded
+from headwise.base.run import seeded, without_memory
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import CharTokenizer
@@ -124,7 +124,7 @@ def _check_sizes(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
             count=len(tensors),
         )
     try:
-        with torch.device("meta"):
+        with without_memory():
             expected = {name: tuple(x.shape) for name, x in Decoder(config).state_dict().items()}
     except (RuntimeError, OverflowError) as error:  # raised by PyTorch for impossible sizes
         raise CheckpointError("invalid sizes: {error}", error=one_line(error)) from None

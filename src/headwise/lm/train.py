@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headwise.base.files import atomic_path, taken
 from headwise.base.read import write_tensors
-from headwise.base.run import seeded, step_seed
+from headwise.base.run import seeded, step_seed, without_memory
 from headwise.costs.work import positive
 from headwise.edit.healing import learning_rate_factor
 from headwise.errors import CheckpointError, ConfigError, check_choice
@@ -225,7 +225,7 @@ def train(
         )
     sizes = d_model, num_layers, num_heads, num_kv_heads, d_ff, context, dropout, design, dict(options or {}), order
     if init is None:
-        with torch.device("meta"):  # raises for options that exclude each other, before the texts are read
+        with without_memory():  # raises for options that exclude each other, before the texts are read
             Decoder(DecoderConfig(BYTES, *sizes))
     with taken(out, "out", folder=True):
         base, tokenizer, made = load_checkpoint(init) if init is not None else (None, None, None)

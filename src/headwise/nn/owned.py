@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from headwise.base.run import without_memory
 from headwise.errors import ConfigError
 from headwise.kernels.compiling import stance
 from headwise.kernels.graph import has_no_numbers, in_graph
@@ -98,7 +99,7 @@ def check_maps(place: str, module: nn.Module, parts: Iterable[Part]) -> None:
 
 def check_state(model: nn.Module, build: Callable[[], nn.Module]) -> None:
     """Raise ConfigError if the weights of a model have other names than those of a new one, which is to load them."""
-    with torch.device("meta"):
+    with without_memory():
         new = build().state_dict().keys()
     if different := sorted(model.state_dict().keys() ^ new):
         raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise.base.run import without_memory
 from headwise.costs.configs import ModelConfig
 from headwise.errors import ConfigError
 from headwise.models.adapters.huggingface.library import library
@@ -63,7 +64,7 @@ def model_config(config: Any, name: str, source: str) -> ModelConfig:
 def build(config: Any) -> nn.Module:
     """The model of a configuration on the meta device: shapes without memory. ConfigError as in `model_config`."""
     auto = _family(config).auto if text_part(config) is config else IMAGES
-    with torch.device("meta"):
+    with without_memory():
         made: nn.Module = getattr(library("models.auto"), auto).from_config(config)
         return made
 
@@ -142,7 +143,7 @@ def _shapes_of(kind: type[nn.Module], config: Any, values: dict[str, int]) -> di
         for name, value in values.items():
             setattr(changed, name, value)
         changed = type(changed).from_dict(changed.to_dict())  # setattr checks no value against others, reading does
-        with torch.device("meta"):
+        with without_memory():
             return {name: x.shape for name, x in kind(changed).named_parameters()}
     except Exception:  # their code, with other values
         return None
