@@ -291,6 +291,15 @@ def test_import_is_light(lines):
         done.stdout.splitlines(), lines.values(), strict=True)] == [set()] * len(lines)  # fmt: skip
 
 
+@pytest.mark.thorough
+def test_seeing_a_text_loads_no_compiler(tmp_path):
+    """PyTorch's compiler and sympy take as long to import as all the rest."""
+    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from headwise.cli import main; main()"
+    command = [sys.executable, "-c", code, "see", "To be", "--out", str(tmp_path / "page.html")]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert "headwise.reports.page" in loaded and not {"torch._dynamo", "sympy"} & set(loaded)
+
+
 UNPICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 NEVER_CALLED = {"print", "input", "eval", "exec", "__import__", "breakpoint"}
 NEVER_FROM_TORCH = {"torch.save", "torch.load"}

@@ -335,7 +335,7 @@ def stack(layers: list[Tally]) -> Tally:
 def tally(score: Tensor, eligible: Tensor, uniform: Tensor, tokens: Tensor | None = None) -> Tally:
     """Sums of one layer over eligible rows. score: [b, h, n, …]; tokens: [b or 1, t], the rows that are no padding."""
     eligible = eligible.to(uniform.device)
-    uniform = uniform.expand(torch.broadcast_shapes(uniform.shape, eligible.shape)).masked_fill(~eligible, 0.0)
+    uniform = torch.where(eligible, uniform, 0.0)
     rows = [score.masked_fill(~eligible.to(score.device), 0.0), eligible, uniform]
     if tokens is not None:
         at = tokens.view(len(tokens), 1, -1, *(1,) * (score.ndim - 3))
