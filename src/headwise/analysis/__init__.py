@@ -1,9 +1,17 @@
 """What heads do, which of them are similar, and which of them matter."""
 
-from headwise.analysis.attention_rollout import Rollout, attention_flow, rollout
-from headwise.analysis.circuits import circuit_similarity, composition, principal_angles, subspace_overlap, value_norms
 from headwise.analysis.counterfactual import Counterfactual, counterfactual
 from headwise.analysis.direct_effects import DirectEffects, direct_effects
+from headwise.analysis.flow import (
+    Rollout,
+    attention_flow,
+    circuit_similarity,
+    composition,
+    principal_angles,
+    rollout,
+    subspace_overlap,
+    value_norms,
+)  # fmt: skip
 from headwise.analysis.head_roles import Mention, Roles, RoleScore, place_words, probe_induction, read_conllu, roles
 from headwise.analysis.history import HeadHistory
 from headwise.analysis.importance import (

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from headwise.analysis.linear import (
     centred,
     check_shrinkage,
     check_tokens,
-    cross_moments,
+    crossed,
     effective_rank,
     inner_products,
     map_spectrum,
@@ -149,7 +150,8 @@ def _second_moments(
     starts = torch.tensor([0, *counts(layers)]).cumsum(0).tolist()
     overlap = torch.zeros(len(names), len(names), dtype=torch.float64)
     shared = torch.zeros_like(overlap)
-    for a, c, moments in cross_moments(ready):
+    for a, c in combinations_with_replacement(range(len(ready)), 2):
+        moments = crossed(ready[a].values, ready[c].values) / tokens  # xᵀy of all heads of both, [h_a, d, h_c, d]
         rows, cols = slice(*starts[a : a + 2]), slice(*starts[c : c + 2])
         if "cka" in kinds:
             overlap[rows, cols] = moments.square().sum((1, 3), dtype=torch.float64).cpu()
@@ -267,7 +269,9 @@ def head_information(
     found = [_layer(x, shrinkage, corrected) for x in layers]
     if maps is not None:
         for layer, amap in zip(found, maps, strict=True):
-            layer |= _of_map(amap, components)
+            spectrum = map_spectrum(amap, components)
+            layer["entropy"] = amap.measure("entropy")["entropy"].double().mean(0)
+            layer |= {"map_rank": spectrum.effective_rank.mean(0), "map_stable_rank": spectrum.stable_rank.mean(0)}
     columns = {
         name: HeadColumn([layer[name].cpu() for layer in found], unit=COLUMNS[name][0], description=COLUMNS[name][1])
         for name in found[0]
@@ -351,12 +355,3 @@ def _freedom(inverse: Tensor, left: Tensor, white: Whitening, shrinkage: float) 
     weighted = torch.einsum("iajb,jbc->iajc", inverse, weight).reshape(h, d, h * d)
     through = weighted @ lines.mT - precision @ weight @ precision
     return (h - 1) * d - (alone.sum() - alone - (left * through).sum((1, 2)))
-
-
-def _of_map(amap: AttentionMap, components: int) -> dict[str, Tensor]:
-    spectrum = map_spectrum(amap, components)
-    return {
-        "entropy": amap.measure("entropy")["entropy"].double().mean(0),
-        "map_rank": spectrum.effective_rank.mean(0),
-        "map_stable_rank": spectrum.stable_rank.mean(0),
-    }
