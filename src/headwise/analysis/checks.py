@@ -130,11 +130,6 @@ def per_query_head(keys: list[Tensor], heads: list[Tensor], side: str) -> list[T
     return wide
 
 
-def counts(layers: Sequence[Tensor]) -> list[int]:
-    """Heads of each layer."""
-    return [layer.shape[0] for layer in layers]
-
-
 def _alike(name: str, layers: list[Tensor]) -> list[Tensor]:
     """The layers in the widest dtype among them. DeviceError if they are on different devices."""
     for x in layers:

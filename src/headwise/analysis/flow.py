@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.checks import Weights, checked_maps, checked_weights, counts, head_names, per_query_head
+from headwise.analysis.checks import Weights, checked_maps, checked_weights, head_names, per_query_head
 from headwise.analysis.information import cosines, unit_size
 from headwise.analysis.linear import Factors, inner_products
 from headwise.analysis.similarity import HeadSimilarity, apart, symmetric
@@ -43,7 +43,7 @@ def circuit_similarity(weights: Sequence[Weights], circuit: str = "ov") -> HeadS
     check_choice("circuit", circuit, ("qk", "ov"))
     factors = _qk(weights) if circuit == "qk" else _ov(weights)
     matrix = cosines(inner_products(factors))
-    names = head_names(counts(factors[0]))
+    names = head_names(list(map(len, factors[0])))
     return HeadSimilarity(f"cosine of {circuit.upper()} circuits", names, matrix, apart(1 - matrix), "cosine")
 
 
@@ -79,8 +79,8 @@ def composition(weights: Sequence[Weights], kind: str = "k") -> HeadSimilarity:
     norms = [torch.cat([x.flatten(1).double().norm(dim=1) for x in part]) for part in (left, after)]
     size = norms[0][:, None] * norms[1]
     matrix = torch.where(size > 0, square.sqrt() / torch.where(size > 0, size, 1.0), 0.0).cpu()
-    layer = torch.repeat_interleave(torch.tensor(counts(left)))
-    names = head_names(counts(left))
+    layer = torch.repeat_interleave(torch.tensor(list(map(len, left))))
+    names = head_names(list(map(len, left)))
     note = "rows write, columns read; norms, biases and rotary angles are not included"
     return HeadSimilarity(
         f"{kind.upper()} composition", names, matrix.masked_fill(layer[:, None] >= layer, 0.0), None, "composition",
@@ -176,7 +176,7 @@ def subspace_overlap(weights: Sequence[Weights], side: str) -> HeadSimilarity:
     common = symmetric(inner_products((bases, bases)))
     overlap = (common / torch.minimum(rank, rank[:, None]).clamp_min(1.0)).clamp(0.0, 1.0)
     overlap.diagonal().copy_((rank > 0).double())
-    names = head_names(counts(layers), "KV" if shared else "H")
+    names = head_names(list(map(len, layers)), "KV" if shared else "H")
     kind = f"overlap of the subspaces of W_{side.upper()}"
     return HeadSimilarity(kind, names, overlap, apart(1 - overlap), "mean cos²", chance=float(rank.max()) / d_model)
 

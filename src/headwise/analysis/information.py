@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
-from headwise.analysis.checks import Weights, checked_maps, checked_outputs, checked_weights, counts, head_names
+from headwise.analysis.checks import Weights, checked_maps, checked_outputs, checked_weights, head_names
 from headwise.analysis.linear import (
     ELEMENTS,
     Centred,
@@ -74,7 +74,7 @@ def output_similarities(
         check_choice("kinds", kind, SIMILARITIES)
     check_shrinkage(shrinkage)
     layers = checked_outputs(outputs, mask)
-    names = head_names(counts(layers))
+    names = head_names(list(map(len, layers)))
     found = {}
     if "cosine" in kinds:
         found["cosine"] = _cosine("cosine of outputs", names, _gram(layers))
@@ -147,7 +147,7 @@ def _second_moments(
         check_tokens(tokens, 2 * d, f"2 · {d} dimensions")
     ready = [centred(x) for x in layers]
     white = [whitening(layer, shrinkage) for layer in ready] if informed else []
-    starts = torch.tensor([0, *counts(layers)]).cumsum(0).tolist()
+    starts = torch.tensor([0, *map(len, layers)]).cumsum(0).tolist()
     overlap = torch.zeros(len(names), len(names), dtype=torch.float64)
     shared = torch.zeros_like(overlap)
     for a, c in combinations_with_replacement(range(len(ready)), 2):
@@ -253,7 +253,7 @@ def head_information(
     check_shrinkage(shrinkage, least=1e-9)
     maps = None if maps is None else checked_maps(maps)
     layers = checked_outputs(outputs, _tokens(outputs, maps) if mask is None else mask)
-    sizes = counts(layers)
+    sizes = list(map(len, layers))
     tokens, d = layers[0].shape[1:]
     if maps is not None:
         if [amap.shape[1] for amap in maps] != sizes:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.analysis.head_roles import Label
+from headwise.analysis.head_roles.score import Label
 from headwise.corpus.passages import Passages
 from headwise.errors import ConfigError, ShapeError
 from headwise.table import HeadTable

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headwise.analysis.checks import head_name
-from headwise.analysis.head_roles import DEFINITIONS, Label
-from headwise.analysis.head_roles.score import ROWS
+from headwise.analysis.head_roles.score import DEFINITIONS, ROWS, Label
 from headwise.reports.data import Report, visible
 from headwise.reports.messages import message
 from headwise.wording import LIST, Bilingual, joined, tr

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from headwise.analysis import DirectEffects, direct_effects, value_norms
-from headwise.analysis.importance import HeadImportance, ablation_importance, gradient_importance
+from headwise.analysis.importance.ablation import ablation_importance
+from headwise.analysis.importance.gradients import gradient_importance
+from headwise.analysis.importance.losses import HeadImportance
 from headwise.analysis.information import output_similarities
 from headwise.analysis.similarity import HeadSimilarity, map_divergence
 from headwise.base.run import Progress

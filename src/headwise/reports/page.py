@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.analysis.head_roles import DEFINITIONS
+from headwise.analysis.head_roles.score import DEFINITIONS
 from headwise.base.files import write_text
 from headwise.corpus.passages import Passages
 from headwise.reports.colours import font_face, stops

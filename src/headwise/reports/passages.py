@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles import Label, Roles
-from headwise.analysis.head_roles.score import is_marker
+from headwise.analysis.head_roles.result import Roles
+from headwise.analysis.head_roles.score import Label, is_marker
 from headwise.base.run import Progress, part
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.kernels.events import crosses, module_name

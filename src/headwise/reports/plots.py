@@ -10,7 +10,7 @@ import numpy as np
 from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles.score import DEFINITIONS
 from headwise.analysis.history import NO_ROLE, HeadHistory
-from headwise.analysis.importance import PruningCurve
+from headwise.analysis.importance.curve import PruningCurve
 from headwise.errors import ConfigError
 from headwise.reports.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, axis_names, drawable, figure_of, font, quiet, save, titled

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles import roles
+from headwise.analysis.head_roles.result import roles
 from headwise.base.run import Progress, ignored, part
 from headwise.corpus.select import varied
 from headwise.errors import ConfigError, TextError

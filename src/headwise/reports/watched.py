@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles import Label, Roles, roles
+from headwise.analysis.head_roles.result import Roles, roles
+from headwise.analysis.head_roles.score import Label
 from headwise.errors import ConfigError, ShapeError
 from headwise.kernels.events import module_name
 from headwise.map import AttentionMap
