@@ -32,7 +32,7 @@ from headwise.cli.options import (
     typed,
 )
 from headwise.errors import ConfigError, HeadwiseError
-from headwise.wording import tr
+from headwise.wording import language, tr
 
 
 def train(
@@ -274,7 +274,6 @@ def _measure(
     from headwise.corpus.printing import check_sort, print_measures
     from headwise.reports.corpus_page import check_picture, print_passages, write_corpus_page, write_picture
     from headwise.stats import shown_in
-    from headwise.wording import language
 
     names = (
         shown_in("corpus") if measures is None else tuple(name.strip() for name in measures.split(",") if name.strip())

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from headwise.base.files import check_apart, check_writable, taken
 from headwise.cli.interruption import check_interrupted
@@ -28,7 +30,7 @@ from headwise.cli.options import (
     written,
 )
 from headwise.errors import ConfigError
-from headwise.wording import COMMA, tr
+from headwise.wording import COMMA, in_language, language, tr
 
 WIDE = 110  # terminal columns from which on all columns of the list of measures fit side by side
 
@@ -86,7 +88,6 @@ def see(
     """Show what every head attends to in a text, as a table and an HTML report."""
     from headwise.reports.figure import figure_class
     from headwise.reports.see import Asked, report_of
-    from headwise.wording import language
 
     lang = language()
     if text is not None and file is not None:
@@ -139,13 +140,10 @@ def _write(
     open_page: bool | None, lang: str, everything: bool,
 ) -> None:  # fmt: skip
     """Write the page, the other views and the pictures, and print what the report or the swap says, the paths last."""
-    from rich.table import Table
-    from rich.text import Text
 
     from headwise.reports.page import write_report
     from headwise.reports.pictures import write_pngs
     from headwise.reports.views import print_report, write_view
-    from headwise.wording import in_language
 
     console = Console(stderr=is_stream(out))
     last: list[Text] = []
@@ -220,12 +218,9 @@ def _beside(given: str | None, *, taken: bool) -> str | None:
 
 def measures(lang: Lang = None) -> None:
     """List all statistics with unit, range and source."""
-    from rich.table import Table
-    from rich.text import Text
 
     from headwise.stats import GIVEN, MEASURES
     from headwise.stats.base import words_of
-    from headwise.wording import in_language, language
 
     console, lang = Console(), language()
     wide = console.width >= WIDE
