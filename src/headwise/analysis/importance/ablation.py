@@ -69,8 +69,7 @@ def ablation_importance(
     kept, places = checked_inputs(model, batches, loss_fn, sites)
     every = [(layer, head) for layer, site in enumerate(places) for head in range(site.num_heads)]
     removal = Removal(by, places, reference, draws, seed)
-    losses = Losses(model, loss_fn, places, removal.runs(kept, len(every)), progress)
-    found = removal.measured(losses, kept, [[head] for head in every])
+    found = removal.losses(model, loss_fn, kept, [[head] for head in every], progress)
     return from_samples(f"ablation, {by}", "loss", places, found[:, 1:] - found[:, :1], float(found[:, 0].mean()))
 
 
@@ -98,7 +97,7 @@ def losses_without(
     kept, places = checked_inputs(model, batches, loss_fn, sites)
     gone = checked_heads(heads, places)
     removal = Removal(by, places, reference, draws, seed)
-    return removal.measured(Losses(model, loss_fn, places, removal.runs(kept, 1), progress), kept, [gone])[:, 1]
+    return removal.losses(model, loss_fn, kept, [gone], progress)[:, 1]
 
 
 WAYS = ("zero", "mean", "resample")
@@ -123,10 +122,14 @@ class Removal:
         # Outputs of each call of each site in `_whole`, and which of them are of tokens.
         self._clean: list[list[tuple[Tensor, Tensor | None]]] = []
 
-    def runs(self, batches: Sequence[Any], sets: int) -> int:
-        """The number of runs of the model for `sets` sets of heads."""
+    def losses(
+        self, model: nn.Module, loss_fn: LossFunction, batches: Sequence[Any], sets: Sequence[Sequence[Head]],
+        progress: Progress | None,
+    ) -> np.ndarray:  # fmt: skip
+        """As `measured`, of a model and its loss."""
         learning = len(self.reference or batches) if self.by == "mean" else 0
-        return learning + len(batches) * (1 + sets * self.draws)
+        runs = learning + len(batches) * (1 + len(sets) * self.draws)
+        return self.measured(Losses(model, loss_fn, self.sites, runs, progress), batches, sets)
 
     def measured(self, losses: Losses, batches: Sequence[Any], sets: Sequence[Sequence[Head]]) -> np.ndarray:
         """The loss of each batch with all heads, and without each set of them, [batches, 1 + sets]."""

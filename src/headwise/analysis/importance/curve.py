@@ -11,14 +11,7 @@ from torch import nn
 
 from headwise.analysis.checks import head_name
 from headwise.analysis.importance.ablation import Removal, checked_heads
-from headwise.analysis.importance.losses import (
-    Head,
-    HeadImportance,
-    Losses,
-    LossFunction,
-    checked_inputs,
-    standard_error,
-)
+from headwise.analysis.importance.losses import Head, HeadImportance, LossFunction, checked_inputs, standard_error
 from headwise.base.run import Progress
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
@@ -177,8 +170,7 @@ def pruning_curve(
         orders.append([gone[i] for i in shuffled])
     sets = [heads[:count] for heads in orders for count in wanted[1:]]
     removal = Removal(by, places, reference, 1, seed)
-    losses = Losses(model, loss_fn, places, removal.runs(kept, len(sets)), progress)
-    whole, *without = removal.measured(losses, kept, sets).T
+    whole, *without = removal.losses(model, loss_fn, kept, sets, progress).T
     found = np.empty((len(orders), len(wanted), len(kept)))
     found[:, 0], found[:, 1:] = whole, np.reshape(without, (len(orders), len(wanted) - 1, len(kept)))
     method = order.method if isinstance(order, HeadImportance) else "a given order"
