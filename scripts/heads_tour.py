@@ -23,7 +23,7 @@ from torch import Tensor
 
 import headwise as hw
 from headwise.analysis.checks import head_name
-from headwise.analysis.head_roles import DEFINITIONS
+from headwise.analysis.head_roles.score import DEFINITIONS
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.model import mean_loss

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise.analysis.checks import head_name
-from headwise.analysis.importance import Head, losses_without
+from headwise.analysis.importance.ablation import losses_without
+from headwise.analysis.importance.losses import Head
 from headwise.map import AttentionMap
 from headwise.masks import Causal
 from headwise.nn.multi_head import MultiHeadAttention

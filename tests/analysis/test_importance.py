@@ -12,16 +12,10 @@ import torch
 from importance_samples import decoder, planted, square_loss, stack, texts, token_loss, vectors, wanted_of
 from torch import Tensor, nn
 
-from headwise.analysis.importance import (
-    HeadImportance,
-    ablation_importance,
-    gradient_importance,
-    learn_gates,
-    losses_without,
-    pruning_curve,
-    taylor_importance,
-)
-from headwise.analysis.importance.ablation import donors
+from headwise.analysis.importance.ablation import ablation_importance, donors, losses_without
+from headwise.analysis.importance.curve import pruning_curve
+from headwise.analysis.importance.gradients import gradient_importance, learn_gates, taylor_importance
+from headwise.analysis.importance.losses import HeadImportance
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels import use_kernel
 from headwise.models.find import find_heads

@@ -11,14 +11,9 @@ from hypothesis import given, settings, strategies as st
 from importance_samples import planted, square_loss, stack, vectors, wanted_of
 from scipy.stats import rankdata, spearmanr
 
-from headwise.analysis.importance import (
-    HeadImportance,
-    ablation_importance,
-    losses_without,
-    pruning_curve,
-    rank_agreement,
-)
-from headwise.analysis.importance.curve import ranks
+from headwise.analysis.importance.ablation import ablation_importance, losses_without
+from headwise.analysis.importance.curve import pruning_curve, rank_agreement, ranks
+from headwise.analysis.importance.losses import HeadImportance
 from headwise.edit import prune
 from headwise.errors import ConfigError
 

@@ -12,7 +12,8 @@ from importance_samples import Stack, planted, square_loss, stack, vectors, want
 from torch import Tensor
 
 import headwise as hw
-from headwise.analysis.importance import HardConcrete, gradient_importance, learn_gates, losses_without
+from headwise.analysis.importance.ablation import losses_without
+from headwise.analysis.importance.gradients import HardConcrete, gradient_importance, learn_gates
 from headwise.errors import ConfigError
 
 

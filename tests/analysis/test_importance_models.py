@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from by_hand import ByHand
-from headwise.analysis.importance import ablation_importance, gradient_importance, learn_gates, taylor_importance
+from headwise.analysis.importance.ablation import ablation_importance
+from headwise.analysis.importance.gradients import gradient_importance, learn_gates, taylor_importance
 from headwise.errors import ConfigError
 from headwise.models.find import find_heads
 

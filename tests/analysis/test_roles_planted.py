@@ -5,7 +5,7 @@ import torch
 from planted import PATTERNS, embeddings, planted
 
 import headwise as hw
-from headwise.analysis.head_roles import DEFINITIONS
+from headwise.analysis.head_roles.score import DEFINITIONS
 
 
 def tokens(b: int, m: int, seed: int) -> torch.Tensor:

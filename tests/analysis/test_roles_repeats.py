@@ -6,7 +6,7 @@ import torch
 from planted import Copier
 
 import headwise as hw
-from headwise.analysis.head_roles import probe_induction
+from headwise.analysis.head_roles.repeats import probe_induction
 from headwise.errors import ConfigError, DTypeError, ShapeError
 
 START = 60

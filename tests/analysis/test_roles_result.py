@@ -8,8 +8,8 @@ import torch
 from planted import embeddings, planted
 
 import headwise as hw
-from headwise.analysis.head_roles import DEFINITIONS, VERSION, Placed
-from headwise.analysis.head_roles.score import ROWS
+from headwise.analysis.head_roles.relations import Placed
+from headwise.analysis.head_roles.score import DEFINITIONS, ROWS, VERSION
 from headwise.analysis.head_roles.tally import MOST, STRETCHES, Tally, by_stretch, pooled
 from headwise.errors import ConfigError, DTypeError, ShapeError
 

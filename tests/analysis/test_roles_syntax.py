@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.analysis.head_roles import Choice, Placed, parse_conllu
+from headwise.analysis.head_roles.relations import Placed, parse_conllu
 from headwise.analysis.head_roles.result import choices
+from headwise.analysis.head_roles.score import Choice
 from headwise.errors import ConfigError, ShapeError, TextError
 
 SENTENCE = """# sent_id = 1

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from headwise.analysis import attention_rollout as flow
-from headwise.analysis.attention_rollout import attention_flow, rollout
+from headwise.analysis import flow
+from headwise.analysis.flow import attention_flow, rollout
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
 from headwise.map.attention import attend

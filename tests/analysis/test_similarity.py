@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from headwise.analysis.circuits import circuit_similarity, composition, principal_angles, subspace_overlap
+from headwise.analysis.flow import circuit_similarity, composition, principal_angles, subspace_overlap
 from headwise.analysis.information import output_similarities
 from headwise.analysis.linear import _by_pairs, _by_rows, inner_products
 from headwise.analysis.similarity import HeadSimilarity

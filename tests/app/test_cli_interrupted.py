@@ -15,7 +15,7 @@ import pytest
 from commands import Command
 from headwise.cli import main
 from headwise.cli.interruption import is_interruption, noted
-from headwise.cli.measure import _signals, _Terminated
+from headwise.cli.learn import _signals, _Terminated
 from headwise.errors import ConfigError
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -115,7 +115,7 @@ def test_an_interruption_that_a_library_swallows_ends_the_command(
         swallowing()
         raise ConfigError("a library that is half imported")
 
-    monkeypatch.setattr("headwise.cli.measure._measure", broken)
+    monkeypatch.setattr("headwise.cli.learn._measure", broken)
     stopped = "Stopped before anything was measured.\n"
     assert headwise("measure", "--file", "text.txt", "--out", "out.csv") == (130, "", stopped)
     monkeypatch.setattr("headwise.cli.program.command_line", lambda: broken)

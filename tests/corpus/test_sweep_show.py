@@ -9,7 +9,7 @@ from rich.console import Console
 from sweep_samples import make_model, said
 from typer.testing import CliRunner
 
-from headwise.cli.measure import _numbers
+from headwise.cli.learn import numbers_of
 from headwise.cli.program import app
 from headwise.corpus import measure_corpus
 from headwise.corpus.printing import print_measures
@@ -124,6 +124,6 @@ def test_options_of_the_command_are_checked_first(tmp_path, more, says):
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_numbers_and_ranges():
-    assert _numbers("layers", "0,4-6, 9") == [0, 4, 5, 6, 9]
-    assert _numbers("layers", None) is None
+def testnumbers_of_and_ranges():
+    assert numbers_of("layers", "0,4-6, 9") == [0, 4, 5, 6, 9]
+    assert numbers_of("layers", None) is None

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import headwise as hw
 from headwise import interventions
 from headwise.analysis import attention_knockout
-from headwise.analysis.head_roles import DEFINITIONS
+from headwise.analysis.head_roles.score import DEFINITIONS
 from headwise.interventions import Edit, Forbid, Replace, Scale, Uniform
 from headwise.stats import GIVEN, MEASURES, Measure
 

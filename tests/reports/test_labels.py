@@ -12,8 +12,7 @@ import torch
 from rich.console import Console
 
 import headwise as hw
-from headwise.analysis.head_roles import DEFINITIONS
-from headwise.analysis.head_roles.score import ROWS, SURE
+from headwise.analysis.head_roles.score import DEFINITIONS, ROWS, SURE
 from headwise.reports.data import Passage, Report
 from headwise.reports.findings import findings
 from headwise.reports.notebook import framed

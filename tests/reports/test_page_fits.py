@@ -10,7 +10,7 @@ from view_samples import column, compared, passage, report_of
 
 from chromium import Page
 from headwise.reports.data import value_range
-from headwise.reports.template import source
+from headwise.reports.page import source
 from headwise.table import HeadTable
 
 pytestmark = pytest.mark.browser

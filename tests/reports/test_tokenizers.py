@@ -10,7 +10,7 @@ from torch import nn
 
 import headwise as hw
 from headwise.lm.texts import CharTokenizer
-from headwise.reports.sources import decoded, inputs_of
+from headwise.reports.passages import decoded, inputs_of
 
 
 def raises(text: str) -> Any:

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.text import Text
 from view_samples import heads_of, label, passage, report_of, weights
 
+from headwise.analysis.checks import head_name
 from headwise.errors import ConfigError
 from headwise.reports.data import Passage, Report
-from headwise.reports.findings import HEADS, findings, name_of
+from headwise.reports.findings import HEADS, findings
 from headwise.reports.messages import message
 from headwise.reports.passages import in_words
 from headwise.reports.views import LINES, print_report
@@ -151,7 +152,7 @@ def test_eight_heads_with_their_evidence_begin_with_those_of_the_findings():
     assert len([row for row in heads if row[0][-1] != ":"]) == HEADS
     found = findings(report)
     assert len(found) == 3
-    assert [row[0] for row in heads[:3]] == [name_of(one.heads[0]) for one in found]
+    assert [row[0] for row in heads[:3]] == [head_name(*one.heads[0]) for one in found]
     assert heads[0][:4] == ["L0H0", "first", "0.90", "0.08"]
     assert "--all prints all 48 heads" in text
     assert "kernel" not in text
@@ -163,7 +164,6 @@ def test_a_statistic_that_is_sorted_by_has_its_column():
     text = printed(report, 100, everything=False, sort="sink_mass")
     values = report.statistics.dense("sink_mass").numpy()
     best = sorted(report.heads, key=lambda at: -values[at])[:HEADS]
-    assert [line.split()[0] for line in text.splitlines() if line[2:3] == "H" and ":" not in line] == list(
-        map(name_of, best)
-    )
+    shown = [line.split()[0] for line in text.splitlines() if line[2:3] == "H" and ":" not in line]
+    assert shown == [head_name(*at) for at in best]
     assert "↓" in text

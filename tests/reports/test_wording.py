@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from headwise.analysis.head_roles import DEFINITIONS
+from headwise.analysis.head_roles.score import DEFINITIONS
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.loading.base import remarks_on_map
 from headwise.nn.registry import names

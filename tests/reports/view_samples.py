@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from headwise.analysis.head_roles import DEFINITIONS, Label
+from headwise.analysis.head_roles.score import DEFINITIONS, Label
 from headwise.reports.data import Comparison, Passage, Report
 from headwise.reports.passages import in_words
 from headwise.table import HeadColumn, HeadTable

@@ -10,7 +10,7 @@ pytest.importorskip("httpx2")
 from server_samples import HOST, TOKEN, client_of, live, refused, settled, small_subject
 from starlette.testclient import TestClient
 
-from headwise.reports.template import digest
+from headwise.reports.page import digest
 from headwise.reports.viewer import hosts_of
 from headwise.reports.viewer.app import make_app, policy_of
 from headwise.reports.viewer.session import Session

@@ -1,24 +1,26 @@
 """What heads do, which of them are similar, and which of them matter."""
 
-from headwise.analysis.attention_rollout import Rollout, attention_flow, rollout
-from headwise.analysis.circuits import circuit_similarity, composition, principal_angles, subspace_overlap, value_norms
 from headwise.analysis.counterfactual import Counterfactual, counterfactual
 from headwise.analysis.direct_effects import DirectEffects, direct_effects
-from headwise.analysis.head_roles import Mention, Roles, RoleScore, place_words, probe_induction, read_conllu, roles
+from headwise.analysis.flow import (
+    Rollout,
+    attention_flow,
+    circuit_similarity,
+    composition,
+    principal_angles,
+    rollout,
+    subspace_overlap,
+    value_norms,
+)  # fmt: skip
+from headwise.analysis.head_roles.relations import Mention, place_words, read_conllu
+from headwise.analysis.head_roles.repeats import probe_induction
+from headwise.analysis.head_roles.result import Roles, roles
+from headwise.analysis.head_roles.score import RoleScore
 from headwise.analysis.history import HeadHistory
-from headwise.analysis.importance import (
-    HardConcrete,
-    HeadImportance,
-    PruningCurve,
-    ablation_importance,
-    attention_knockout,
-    gradient_importance,
-    learn_gates,
-    losses_without,
-    pruning_curve,
-    rank_agreement,
-    taylor_importance,
-)
+from headwise.analysis.importance.ablation import ablation_importance, attention_knockout, losses_without
+from headwise.analysis.importance.curve import PruningCurve, pruning_curve, rank_agreement
+from headwise.analysis.importance.gradients import HardConcrete, gradient_importance, learn_gates, taylor_importance
+from headwise.analysis.importance.losses import HeadImportance
 from headwise.analysis.information import head_information, output_similarities
 from headwise.analysis.linear import MapSpectrum, map_spectrum
 from headwise.analysis.similarity import HeadSimilarity, map_divergence

@@ -46,10 +46,7 @@ def checked_maps(maps: Sequence[AttentionMap] | AttentionMap, *, square: bool = 
             raise ShapeError(f"maps[{layer}]: shape {amap.shape}, expected at least one head, query and key")
         if square and n != m:
             raise ShapeError(f"maps[{layer}]: {n} queries × {m} keys, expected as many keys as queries")
-        bad = (torch.isnan(amap.lse) | (amap.lse == torch.inf)).sum((0, 2))
-        if bool(bad.any()):
-            heads = bad.nonzero().flatten().tolist()
-            raise ConfigError(f"maps[{layer}]: {int(bad.sum())} rows of head {_listed(heads)} are NaN or infinite")
+        _check_finite(f"maps[{layer}]", "rows", (torch.isnan(amap.lse) | (amap.lse == torch.inf)).sum((0, 2)))
     return maps
 
 
@@ -74,12 +71,7 @@ def checked_outputs(outputs: Sequence[Tensor], mask: Tensor | None = None) -> li
             kept = x.detach().transpose(0, 1).reshape(h, b * n, d)
         else:
             kept = x.detach().transpose(0, 1)[:, checked_tokens(mask, b, n).to(x.device)]
-        bad = (~torch.isfinite(kept)).sum((1, 2))
-        if bool(bad.any()):
-            heads = bad.nonzero().flatten().tolist()
-            raise ConfigError(
-                f"outputs[{layer}]: {int(bad.sum())} entries of head {_listed(heads)} are NaN or infinite"
-            )
+        _check_finite(f"outputs[{layer}]", "entries", (~torch.isfinite(kept)).sum((1, 2)))
         found.append(compute(kept))
     if not found:
         raise ShapeError("outputs: got none, expected one [b, h, n, d_v] for each layer")
@@ -138,11 +130,6 @@ def per_query_head(keys: list[Tensor], heads: list[Tensor], side: str) -> list[T
     return wide
 
 
-def counts(layers: Sequence[Tensor]) -> list[int]:
-    """Heads of each layer."""
-    return [layer.shape[0] for layer in layers]
-
-
 def _alike(name: str, layers: list[Tensor]) -> list[Tensor]:
     """The layers in the widest dtype among them. DeviceError if they are on different devices."""
     for x in layers:
@@ -156,5 +143,9 @@ def _kind(x: object) -> str:
     return f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
 
 
-def _listed(heads: list[int]) -> str:
-    return ", ".join(map(str, heads[:8])) + (", …" if len(heads) > 8 else "")
+def _check_finite(name: str, what: str, bad: Tensor) -> None:
+    """Raise ConfigError for heads with numbers that are not finite, of which there are `bad` [h]."""
+    if bool(bad.any()):
+        heads = bad.nonzero().flatten().tolist()
+        listed = ", ".join(map(str, heads[:8])) + (", …" if len(heads) > 8 else "")
+        raise ConfigError(f"{name}: {int(bad.sum())} {what} of head {listed} are NaN or infinite")

@@ -30,12 +30,8 @@ _WORD = re.compile(rf"[{_CJK}]|(?:(?![{_CJK}])\w)+|[^\w\s]")
 
 
 class Change(NamedTuple):
-    """How much one head attends from one word to another, in both texts.
-
-    Attributes:
-        layer, head: counted from 0. query, word: indices of words.
-        before, after: the weight in each text. mean, mean_after: the mean of all queries that may see the word.
-    """
+    """How much one head attends from one word (query) to another, in both texts, and the mean of all queries that may
+    see the word; layers, heads and words are counted from 0."""
 
     layer: int
     head: int
@@ -179,8 +175,7 @@ class Counterfactual(Printed):
 
     @cached_property
     def _layers(self) -> list[tuple[Tensor, ...]]:
-        """Of each layer the weights in both texts, and their means over the queries that see a word, each [h, words,
-        words]."""
+        """Of each layer the weights in both texts, their means over the queries that see a word, [h, words, words]."""
         seen = self._seen.float()
         maps = zip(self.before, self.after, strict=True)
         return [

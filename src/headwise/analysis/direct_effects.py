@@ -6,7 +6,7 @@ is checked on the numbers of its run, down to the logits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -154,12 +154,10 @@ class _Stream:
             if module not in self.passes:
                 self.passes[module] = _Pass(_tensor((*args, *kwargs.values())), _tensor((out,)))
 
-        hooks = [module.register_forward_hook(record, with_kwargs=True) for module in self.model.modules()]
-        try:
+        with ExitStack() as hooks:
+            for module in self.model.modules():
+                hooks.enter_context(module.register_forward_hook(record, with_kwargs=True))
             yield self
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def paths(self, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[_Linear]:
         """How each attention is added to the stream; ConfigError unless it is the sum of its heads."""

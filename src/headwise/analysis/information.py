@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
 
-from headwise.analysis.checks import Weights, checked_maps, checked_outputs, checked_weights, counts, head_names
+from headwise.analysis.checks import Weights, checked_maps, checked_outputs, checked_weights, head_names
 from headwise.analysis.linear import (
     ELEMENTS,
     Centred,
@@ -14,7 +15,7 @@ from headwise.analysis.linear import (
     centred,
     check_shrinkage,
     check_tokens,
-    cross_moments,
+    crossed,
     effective_rank,
     inner_products,
     map_spectrum,
@@ -73,7 +74,7 @@ def output_similarities(
         check_choice("kinds", kind, SIMILARITIES)
     check_shrinkage(shrinkage)
     layers = checked_outputs(outputs, mask)
-    names = head_names(counts(layers))
+    names = head_names(list(map(len, layers)))
     found = {}
     if "cosine" in kinds:
         found["cosine"] = _cosine("cosine of outputs", names, _gram(layers))
@@ -146,10 +147,11 @@ def _second_moments(
         check_tokens(tokens, 2 * d, f"2 · {d} dimensions")
     ready = [centred(x) for x in layers]
     white = [whitening(layer, shrinkage) for layer in ready] if informed else []
-    starts = torch.tensor([0, *counts(layers)]).cumsum(0).tolist()
+    starts = torch.tensor([0, *map(len, layers)]).cumsum(0).tolist()
     overlap = torch.zeros(len(names), len(names), dtype=torch.float64)
     shared = torch.zeros_like(overlap)
-    for a, c, moments in cross_moments(ready):
+    for a, c in combinations_with_replacement(range(len(ready)), 2):
+        moments = crossed(ready[a].values, ready[c].values) / tokens  # xᵀy of all heads of both, [h_a, d, h_c, d]
         rows, cols = slice(*starts[a : a + 2]), slice(*starts[c : c + 2])
         if "cka" in kinds:
             overlap[rows, cols] = moments.square().sum((1, 3), dtype=torch.float64).cpu()
@@ -251,7 +253,7 @@ def head_information(
     check_shrinkage(shrinkage, least=1e-9)
     maps = None if maps is None else checked_maps(maps)
     layers = checked_outputs(outputs, _tokens(outputs, maps) if mask is None else mask)
-    sizes = counts(layers)
+    sizes = list(map(len, layers))
     tokens, d = layers[0].shape[1:]
     if maps is not None:
         if [amap.shape[1] for amap in maps] != sizes:
@@ -267,7 +269,9 @@ def head_information(
     found = [_layer(x, shrinkage, corrected) for x in layers]
     if maps is not None:
         for layer, amap in zip(found, maps, strict=True):
-            layer |= _of_map(amap, components)
+            spectrum = map_spectrum(amap, components)
+            layer["entropy"] = amap.measure("entropy")["entropy"].double().mean(0)
+            layer |= {"map_rank": spectrum.effective_rank.mean(0), "map_stable_rank": spectrum.stable_rank.mean(0)}
     columns = {
         name: HeadColumn([layer[name].cpu() for layer in found], unit=COLUMNS[name][0], description=COLUMNS[name][1])
         for name in found[0]
@@ -351,12 +355,3 @@ def _freedom(inverse: Tensor, left: Tensor, white: Whitening, shrinkage: float) 
     weighted = torch.einsum("iajb,jbc->iajc", inverse, weight).reshape(h, d, h * d)
     through = weighted @ lines.mT - precision @ weight @ precision
     return (h - 1) * d - (alone.sum() - alone - (left * through).sum((1, 2)))
-
-
-def _of_map(amap: AttentionMap, components: int) -> dict[str, Tensor]:
-    spectrum = map_spectrum(amap, components)
-    return {
-        "entropy": amap.measure("entropy")["entropy"].double().mean(0),
-        "map_rank": spectrum.effective_rank.mean(0),
-        "map_stable_rank": spectrum.stable_rank.mean(0),
-    }

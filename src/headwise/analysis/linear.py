@@ -2,7 +2,7 @@
 such as W_Q W_Kᵀ, covariances of head outputs (each head scaled to mean variance 1 first, so that sums of squares
 neither overflow nor underflow), singular values and effective rank of attention maps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,13 +94,6 @@ def centred(outputs: Tensor) -> Centred:
     # The rest of a constant after centring is rounding.
     lit = spread > 8 * torch.finfo(x.dtype).eps
     return Centred(torch.where(lit, x / torch.where(lit, spread, 1.0), 0.0), lit.flatten())
-
-
-def cross_moments(layers: Sequence[Centred]) -> Iterator[tuple[int, int, Tensor]]:
-    """For each pair of layers a ≤ c: a, c and xᵀy / tokens of all their heads, [h_a, d, h_c, d]."""
-    for a, one in enumerate(layers):
-        for c in range(a, len(layers)):
-            yield a, c, crossed(one.values, layers[c].values) / one.values.shape[1]
 
 
 @dataclass(frozen=True)

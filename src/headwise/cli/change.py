@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """The inputs of a command. made: everything that its result depends on. finished: whether `out` already contains
-    this result and it is not to be recomputed."""
+    """The inputs of a command; made: all that its result depends on; finished: `out` has it already."""
 
     source: "Source"
     texts: "Texts"
@@ -79,7 +78,8 @@ def is_done(job: Job, json: Path | None) -> bool:
 
     if not job.finished or not (json is None or made_json(json, job.made)):
         return False
-    say(Console(), "finished", path=job.out)
+    done = tr("{path} already contains the finished result of this command; use --force to run it again.")
+    say(Console(), done.filled(path=job.out))
     return True
 
 
@@ -114,14 +114,14 @@ def carry_out(
     console.print()
     print_tables(verdict)
     save_json(json, {"plan": plan.to_dict(), "written": str(out), "judged": verdict.to_dict(), KEY: job.made})
-    say(console, "changed", path=out)
+    say(console, tr("\nWrote the new model to [bold]{path}[/bold]. Use it: headwise write --model {path}", path=out))
 
 
 def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
     """Whether to write the result; asks for confirmation unless the options answer. End of input raises an error."""
     if dry_run or yes or job.finished:
         return not dry_run
-    console.print(said("ask", path=str(job.out)), end="", highlight=False, soft_wrap=True)
+    console.print(said(tr("\nWrite to {path}? \\[y/N] ", path=str(job.out))), end="", highlight=False, soft_wrap=True)
     sys.stdout.flush()
     answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
     if not answer:
@@ -129,7 +129,7 @@ def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
         raise ConfigError(tr("no answer on standard input, so nothing was written; use --yes to skip the question"))
     if answer.strip().lower() in ("y", "yes"):
         return True
-    say(console, "nothing_written")
+    say(console, tr("Nothing was written."))
     return False
 
 
@@ -225,7 +225,7 @@ def prune(
         console = print_tables(plan)
         if png is not None:
             write_pruning(plan.curve, png, chosen=len(plan.heads), limit=choice.max_loss or 0.01)
-            say(console, "wrote_curve", path=png)
+            say(console, tr("\nWrote the curve to [bold]{path}[/bold].", path=png))
         if not plan.heads:
             save_json(json, plan.to_dict())
             raise ConfigError(
@@ -344,7 +344,8 @@ def budget(
         console.print()
         print_tables(verdict)
         save_json(json, {"plan": plan.to_dict(), "written": str(target), "judged": verdict.to_dict(), KEY: job.made})
-        say(console, "wrote_budget", path=target, model="" if model is None else f" --model {model}")
+        wrote = tr("\nWrote the budget to [bold]{path}[/bold]. Use it: headwise write{model} --budget {path}")
+        say(console, wrote.filled(path=target, model="" if model is None else f" --model {model}"))
 
 
 def _check_answer(file: Path, *, yes: bool) -> None:

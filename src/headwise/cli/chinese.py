@@ -26,8 +26,7 @@ OF_TYPER = (
 
 @contextmanager
 def lines_of_characters() -> Iterator[None]:
-    """Within the block, rich breaks lines between any two Chinese characters, and before no closing mark; by itself it
-    breaks lines at spaces only."""
+    """Within the block, rich breaks lines also between Chinese characters, but before no closing mark."""
     import rich.text as module
 
     before = getattr(module, "divide_line", None)  # private to rich: without it, lines stay as rich breaks them

@@ -27,7 +27,7 @@ from headwise.kernels.cpu.passes import SHAPE, Timing, measure_targets
 from headwise.kernels.triton_gpu.check import CHECKS, Check
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
 from headwise.rule import Rule
-from headwise.wording import LIST, Message, in_language, joined, language, tr
+from headwise.wording import LIST, in_language, joined, language, tr
 
 PACKAGES = ("headwise", "torch", "numpy", "safetensors", "triton", "transformers", "scipy", "matplotlib")
 # Instructions that each target uses, as named in Linux's /proc/cpuinfo; CMakeLists.txt has the compiler's names.
@@ -181,67 +181,15 @@ def _call(
     return Call(q, k, k, Rule(mask, 0.125, Grid(1, 12, n, m)), dropout_p)
 
 
-TERMS = {
-    # Facts, as `headwise.cli.doctor` names them.
-    "system": tr("system"),
-    "CPU": tr("CPU"),
-    "CPU cores": tr("CPU cores"),
-    "threads": tr("threads"),
-    "PyTorch's vectors": tr("PyTorch's vectors"),
-    "PyTorch's BLAS": tr("PyTorch's BLAS"),
-    "GPU": tr("GPU"),
-    "environment": tr("environment"),
-    "compiled kernels": tr("compiled kernels"),
-    "not loaded": tr("not loaded"),
-    "ABI version": tr("ABI version"),
-    "targets": tr("targets"),
-    "target in use": tr("target in use"),
-    "not_target": tr("not {target}"),
-    "kernels": tr("kernels"),
-    "no call runs": tr("no call runs"),
-    # Values of facts.
-    "not installed": tr("not installed"),
-    "none": tr("none"),
-    "kernels_of": tr("auto tries {automatic}; available by name only: {named}"),
-    "not compiled": tr("not compiled: built for another processor or with an older compiler"),
-    "lacking": tr("the CPU lacks {flags}"),
-    "disabled": tr("disabled by HEADWISE_TARGET"),
-    "slower": tr("{used} is faster on this CPU; HEADWISE_TARGET={target} selects it all the same"),
-    # Tables.
-    "call": tr("call"),
-    "selected": tr("selected"),
-    "why not the others": tr("why not the others"),
-    "refusal": tr("{kernel}: {why}"),
-    "1024 tokens, float32": tr("1024 tokens, float32"),
-    "causal, float32": tr("causal, float32"),
-    "causal, bfloat16": tr("causal, bfloat16"),
-    "causal, with gradients": tr("causal, with gradients"),
-    "causal, with gradients and dropout": tr("causal, with gradients and dropout"),
-    "causal, sliding window of 128": tr("causal, sliding window of 128"),
-    "padded sequences": tr("padded sequences"),
-    "one decoding step, 3 KV heads": tr("one decoding step, 3 KV heads"),
-    "causal, bfloat16, on the GPU": tr("causal, bfloat16, on the GPU"),
-    "check": tr("checks of triton_gpu, against torch_blocks"),
-    "passed": tr("passed"),
-    "decoding": tr("decoding"),
-    "shared KV heads": tr("shared KV heads"),
-    "mask": tr("mask"),
-    "several ranges": tr("several ranges"),
-    "ranges of each entry": tr("ranges of each entry"),
-    "boolean mask": tr("boolean mask"),
-    "soft cap": tr("soft cap"),
-    "distances": tr("distances"),
-    "bias": tr("bias"),
-    "sinks": tr("sinks"),
-    "statistics": tr("statistics"),
-    "gradients": tr("gradients"),
-    "timing": tr("{dtype}, {shape}, forward"),
-    "ms": tr("ms"),
-    "not_fastest": tr(
-        "The selected target is not the fastest here: set HEADWISE_TARGET={fastest} for {dtype}, and please report "
-        "this output."
-    ),
-}
+# Of facts, calls and checks.
+NAMES = (
+    tr("system"), tr("CPU"), tr("CPU cores"), tr("threads"), tr("PyTorch's vectors"), tr("PyTorch's BLAS"), tr("GPU"),
+    tr("environment"), tr("1024 tokens, float32"), tr("causal, float32"), tr("causal, bfloat16"),
+    tr("causal, with gradients"), tr("causal, with gradients and dropout"), tr("causal, sliding window of 128"),
+    tr("padded sequences"), tr("one decoding step, 3 KV heads"), tr("causal, bfloat16, on the GPU"), tr("decoding"),
+    tr("shared KV heads"), tr("mask"), tr("several ranges"), tr("ranges of each entry"), tr("boolean mask"),
+    tr("soft cap"), tr("distances"), tr("bias"), tr("sinks"), tr("statistics"), tr("gradients"),
+)  # fmt: skip
 # How the reasons of kernels begin; what follows is a name or a number.
 REASONS = (
     tr("Triton is not installed"),
@@ -257,14 +205,9 @@ REASONS = (
 )
 
 
-def term(code: str, /, **values: int | float | str) -> Message:
-    """One of TERMS with its values."""
-    return TERMS[code].filled(code, **values)
-
-
 def named(name: str) -> str:
     """A name of an examination in both languages; as it is if it has no Chinese one."""
-    return term(name) if name in TERMS else name
+    return next((words for words in NAMES if words == name), name)
 
 
 def reason(text: str) -> str:
@@ -276,16 +219,16 @@ def reason(text: str) -> str:
 def print_examination(found: Examination, console: Console) -> None:
     """Print versions, machine, the compiled library, and a row per typical call, in the user's language."""
     lang = language()
-    facts: dict[str, str] = {name: version or term("not installed") for name, version in found.versions.items()}
-    facts |= {named(name): term("none") if value is None else str(value) for name, value in found.machine.items()}
+    facts: dict[str, str] = {name: version or tr("not installed") for name, version in found.versions.items()}
+    facts |= {named(name): tr("none") if value is None else str(value) for name, value in found.machine.items()}
     facts |= native_facts(found.native)
     order, rest = joined(found.automatic, tr(", then ")), joined(found.named, LIST)
-    facts[term("kernels")] = term("kernels_of", automatic=order, named=rest)
+    facts[tr("kernels")] = tr("auto tries {automatic}; available by name only: {named}", automatic=order, named=rest)
     # A setting in the environment that no kernel supports affects every call, and is printed once.
     errors = {choice.refusals.get("auto") for choice in found.choices if choice.picked is None}
     everywhere = errors.pop() if len(errors) == 1 and all(choice.picked is None for choice in found.choices) else None
     if everywhere is not None and everywhere != found.native.reason:
-        facts[term("no call runs")] = everywhere
+        facts[tr("no call runs")] = everywhere
     shown = [(in_language(name, lang), in_language(value, lang)) for name, value in facts.items()]
     margin = max(cell_len(name) for name, _ in shown)
     for name, value in shown:
@@ -294,12 +237,12 @@ def print_examination(found: Examination, console: Console) -> None:
     if everywhere is not None:
         return
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column(in_language(term("call"), lang))
-    table.add_column(in_language(term("selected"), lang), no_wrap=True)
-    table.add_column(in_language(term("why not the others"), lang), overflow="fold")
+    table.add_column(in_language(tr("call"), lang))
+    table.add_column(in_language(tr("selected"), lang), no_wrap=True)
+    table.add_column(in_language(tr("why not the others"), lang), overflow="fold")
     for choice in found.choices:
-        refusals = (term("refusal", kernel=name, why=reason(why)) for name, why in choice.refusals.items())
-        picked = in_language(choice.picked or term("none"), lang)
+        refusals = (tr("{kernel}: {why}", kernel=name, why=reason(why)) for name, why in choice.refusals.items())
+        picked = in_language(choice.picked or tr("none"), lang)
         lines = Text("\n").join(Text(in_language(line, lang)) for line in refusals)
         table.add_row(Text(in_language(named(choice.call), lang)), Text(picked, style="bold"), lines)
     console.print()
@@ -311,19 +254,23 @@ def print_examination(found: Examination, console: Console) -> None:
         console.print()
         console.print(_timing_table(timing, lang))
         if timing.wrong:
-            slow = term("not_fastest", fastest=timing.fastest, dtype=timing.dtype)
+            slow = tr(
+                "The selected target is not the fastest here: set HEADWISE_TARGET={fastest} for {dtype}, and please "
+                "report this output."
+            )
+            slow = slow.filled(fastest=timing.fastest, dtype=timing.dtype)
             console.print(in_language(slow, lang), style="yellow")
 
 
 def _check_table(checks: Sequence[Check], lang: str) -> Table:
     """What has been checked on which device, how long that took, and with which result."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column(in_language(term("check"), lang), overflow="fold")
-    table.add_column(in_language(term("ms"), lang), justify="right")
+    table.add_column(in_language(tr("checks of triton_gpu, against torch_blocks"), lang), overflow="fold")
+    table.add_column(in_language(tr("ms"), lang), justify="right")
     table.add_column("", overflow="fold")
     for check in checks:
         kind = joined([check.device, *map(named, check.kind.split(", "))])
-        result = term("passed") if check.reason is None else reason(check.reason)
+        result = tr("passed") if check.reason is None else reason(check.reason)
         table.add_row(in_language(kind, lang), f"{check.milliseconds:.0f}", Text(in_language(result, lang)))
     return table
 
@@ -331,37 +278,39 @@ def _check_table(checks: Sequence[Check], lang: str) -> Table:
 def _timing_table(timing: Timing, lang: str) -> Table:
     """Targets by time, the fastest first."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    head = term("timing", dtype=timing.dtype, shape=" × ".join(map(str, SHAPE)))
+    head = tr("{dtype}, {shape}, forward", dtype=timing.dtype, shape=" × ".join(map(str, SHAPE)))
     table.add_column(in_language(head, lang), no_wrap=True)
-    table.add_column(in_language(term("ms"), lang), justify="right")
+    table.add_column(in_language(tr("ms"), lang), justify="right")
     table.add_column("")
     for name, milliseconds in sorted(timing.milliseconds.items(), key=lambda item: item[1]):
-        table.add_row(
-            name, f"{milliseconds:.1f}", in_language(term("selected"), lang) if name == timing.selected else ""
-        )
+        table.add_row(name, f"{milliseconds:.1f}", in_language(tr("selected"), lang) if name == timing.selected else "")
     return table
 
 
 def native_facts(native: Native) -> dict[str, str]:
     """The library as facts: its path, the target in use, and why faster targets are not."""
-    facts: dict[str, str] = {term("compiled kernels"): native.path}
+    facts: dict[str, str] = {tr("compiled kernels"): native.path}
     if native.reason is not None:
-        return facts | {term("not loaded"): native.reason}
+        return facts | {tr("not loaded"): native.reason}
     inside = ", ".join(target.name for target in native.targets if target.compiled)
     used = str(native.target) + (f" (HEADWISE_TARGET={native.forced})" if native.forced else "")
-    facts |= {term("ABI version"): str(native.abi), term("targets"): inside, term("target in use"): used}
+    facts |= {tr("ABI version"): str(native.abi), tr("targets"): inside, tr("target in use"): used}
     names = [target.name for target in native.targets]
     for target in native.targets[names.index(str(native.target)) + 1 :]:
         why: str
         if not target.compiled:
-            why = term("not compiled")
+            why = tr("not compiled: built for another processor or with an older compiler")
         elif target.lacking:
-            why = term("lacking", flags=joined(target.lacking, LIST))
+            why = tr("the CPU lacks {flags}", flags=joined(target.lacking, LIST))
         elif target.refusal:
             why = reason(target.refusal)
         elif native.forced:
-            why = term("disabled")
+            why = tr("disabled by HEADWISE_TARGET")
         else:
-            why = term("slower", used=str(native.target), target=target.name)
-        facts[term("not_target", target=target.name)] = why
+            why = tr(
+                "{used} is faster on this CPU; HEADWISE_TARGET={target} selects it all the same",
+                used=str(native.target),
+                target=target.name,
+            )
+        facts[tr("not {target}", target=target.name)] = why
     return facts

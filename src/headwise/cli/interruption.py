@@ -71,13 +71,17 @@ def is_first(number: int) -> bool:
 
 def print_interrupted() -> None:
     """Print one line to standard error."""
-    try:
-        lang = language()
-    except HeadwiseError:  # HEADWISE_LANG is wrong
-        lang = "en"
     if sys.stderr is not None:  # closed
-        sys.stderr.write(f"{in_language(INTERRUPTED, lang)}\n")
+        sys.stderr.write(f"{in_language(INTERRUPTED, spoken())}\n")
         sys.stderr.flush()
+
+
+def spoken() -> str:
+    """The language of the reader; English where HEADWISE_LANG is wrong, which a message says."""
+    try:
+        return language()
+    except HeadwiseError:
+        return "en"
 
 
 def leave() -> None:
@@ -136,15 +140,13 @@ def settle(command: str | None, environment: MutableMapping[str, str] = os.envir
 
 
 def threads_for(usable: int, cores: int, busy: float | None, allowed: float | None) -> int:
-    """How many threads to use. busy: cores that other programs use now; None if unknown. allowed: cores of CPU time
-    that the container may use; None for any."""
+    """How many threads to use. busy: cores in use, None if unknown; allowed: in the container, None for any."""
     free = cores if busy is None else cores - round(busy)
     return max(1, min(usable, free, usable if allowed is None else int(allowed)))
 
 
 def others(path: Path = Path("/proc/loadavg")) -> float | None:
-    """How many other threads of the machine run or wait for a core now, or on other systems than Linux in the last
-    minute; None if unknown."""
+    """Other threads that run or wait for a core now, outside of Linux in the last minute; None if unknown."""
     try:
         found = []
         for sample in range(SAMPLES):

@@ -1,6 +1,6 @@
 """Shared by all commands: options, sentences in both languages, the progress bar, and standard streams.
 
-    say(console, "wrote_model", path=out)
+    say(console, tr("Wrote the model to [bold]{path}[/bold].", path=out))
 
 Values are plain text; the sentences may have markup of rich. Help texts are in `chinese.py`. Standard input and output
 are UTF-8 in every locale, `-` is a file name, and pipes may close early:
@@ -30,47 +30,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from headwise.base.files import check_writable
 from headwise.cli.interruption import check_interrupted
 from headwise.errors import ConfigError, TextError
-from headwise.wording import LANGUAGES, check_language, in_language, language, tr
+from headwise.wording import LANGUAGES, Message, check_language, in_language, language, tr
 
-SENTENCES = {
-    "finished": tr("{path} already contains the finished result of this command; use --force to run it again."),
-    "finished_table": tr("{path} already contains the finished table of this command; use --restart to measure again."),
-    "finished_run": tr("{path} contains this finished run, saved {ago} ago; use --fresh to train again."),
-    "resumed": tr("Resumed after step {step} of {steps}, saved {ago} ago in {path}."),
-    "stopped_training": tr("Stopped at step {step}; run the same command to resume."),
-    "interrupted_training": tr("Interrupted; the same command without --fresh resumes after the last save."),
-    "stopped_measuring": tr("Stopped; {done} of {of} units are done. Run the same command to resume."),
-    "stopped_restarting": tr(
-        "Stopped; {done} of {of} units are done. Run the same command without --restart to resume."
-    ),
-    "stopped_before": tr("Stopped before anything was measured."),
-    "heldout": tr("held-out loss, {name}: {loss:.4f} nats per token"),
-    "training": tr("training"),
-    "training_note": tr("loss {loss:.3f}{held}  {rate:,.0f} tokens/s"),
-    "training_heldout": tr(" held-out {loss:.3f}"),
-    "trained": tr("Wrote the model to [bold]{path}[/bold]. Look at its heads: headwise see --model {path}"),
-    "changed": tr("\nWrote the new model to [bold]{path}[/bold]. Use it: headwise write --model {path}"),
-    "ask": tr("\nWrite to {path}? \\[y/N] "),
-    "nothing_written": tr("Nothing was written."),
-    "wrote_budget": tr("\nWrote the budget to [bold]{path}[/bold]. Use it: headwise write{model} --budget {path}"),
-    "wrote_curve": tr("\nWrote the curve to [bold]{path}[/bold]."),
-    "wrote_plot": tr("\nWrote the plot to [bold]{path}[/bold]."),
-    "wrote_measures": tr("Wrote a plot of every measure to [bold]{path}[/bold]."),
-    "wrote_corpus_page": tr("Wrote the heads and their passages to [bold]{path}[/bold]; open it in a browser."),
-    "wrote_roles": tr("Wrote the roles of all heads at each evaluation to [bold]{path}[/bold]."),
-    "wrote_roles_plot": tr("Wrote a plot of the roles over training to [bold]{path}[/bold]."),
-    "no_plot": tr("No plot was drawn: {why}"),
-    "left": tr("{what}: about {time} left"),
-    "serving": tr(
-        "[bold]{address}[/bold]\nOnly this machine can open it, and only with this token. Ctrl-C stops the server."
-    ),
-    "error": tr("error:"),
-    "measures_name": tr("name"),
-    "measures_unit": tr("unit"),
-    "measures_range": tr("range"),
-    "measures_about": tr("description"),
-    "measures_source": tr("source"),
-}
 # What a `progress=` callback is called with.
 WORK = (
     tr("checking the files"), tr("comparing"), tr("done"), tr("computing the curve"), tr("drawing"),
@@ -81,16 +42,16 @@ WORK = (
 )  # fmt: skip
 
 
-def said(code: str, /, **values: int | float | str) -> str:
-    """A sentence in the user's language, as markup of rich."""
-    shown = {name: escape(in_language(x, language())) if isinstance(x, str) else x for name, x in values.items()}
-    return in_language(SENTENCES[code].filled(**shown), language())
+def said(sentence: Message) -> str:
+    """A sentence in the user's language, as markup of rich; its values are plain text."""
+    lang = language()
+    shown = {name: escape(in_language(x, lang)) if isinstance(x, str) else x for name, x in sentence.values.items()}
+    return in_language(sentence.filled(**shown), lang)
 
 
-def say(console: Console, code: str, /, **values: object) -> None:
-    """Print a sentence. Values that are not numbers become text."""
-    plain = {name: x if isinstance(x, int | float | str) else str(x) for name, x in values.items()}
-    console.print(said(code, **plain), highlight=False, soft_wrap=True)
+def say(console: Console, sentence: Message) -> None:
+    """Print a sentence."""
+    console.print(said(sentence), highlight=False, soft_wrap=True)
 
 
 def work(what: str) -> str:
@@ -104,9 +65,8 @@ STREAM = "-"  # the name of standard input and standard output
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Within the block, standard output and error are UTF-8 in every locale, unless PYTHONIOENCODING names another
-    encoding, with escapes. Output without a reader is discarded, so that the command completes and its files are
-    written."""
+    """Within the block, standard output and error are UTF-8 in every locale, or as PYTHONIOENCODING says, with escapes.
+    Output without a reader is discarded, so that the command completes and its files are written."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_utf8, before)
     try:
@@ -298,13 +258,6 @@ def check_file(option: str, path: Path | None, example: str, *, stream: bool = F
     check_writable(path, option)
 
 
-def load(model: Path | None) -> Any:
-    """Decoder, tokenizer and info of a checkpoint, or of the embedded model."""
-    from headwise.lm.checkpoint import load_checkpoint, load_pretrained
-
-    return load_pretrained() if model is None else load_checkpoint(model)
-
-
 @contextmanager
 def progress_bar() -> Iterator[Any]:
     """A bar, as the `progress=` of a call. It appears with the first report, so that an earlier error is printed alone,
@@ -353,14 +306,9 @@ class Estimate:
         left = (now - since) / (done - before) * (of - done)
         self._printed = True
         if left >= self.LONG:
-            print_left(what, left)
+            from headwise.table.show import duration
 
-
-def print_left(what: str, seconds: float) -> None:
-    """Print to standard error how much time is left."""
-    from headwise.table.show import duration
-
-    say(Console(stderr=True), "left", what=work(what), time=duration(seconds))
+            say(Console(stderr=True), tr("{what}: about {time} left", what=work(what), time=duration(left)))
 
 
 def stop(bar: Progress) -> None:

@@ -190,7 +190,7 @@ def trade_off(
         plot_trade_off(found, plot)
     _print(found, json=json, markdown=markdown)
     if plot is not None and not (json or markdown):
-        say(Console(), "wrote_plot", path=plot)
+        say(Console(), tr("\nWrote the plot to [bold]{path}[/bold].", path=plot))
 
 
 @plan.command()

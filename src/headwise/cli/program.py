@@ -20,10 +20,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from headwise.cli.change import budget, convert, prune
-from headwise.cli.interruption import CODE, check_interrupted, is_interruption, leave, print_interrupted, settle
-from headwise.cli.learn import train, write
-from headwise.cli.measure import measure
-from headwise.cli.options import SENTENCES, Lang, standard_streams
+from headwise.cli.interruption import CODE, check_interrupted, is_interruption, leave, print_interrupted, settle, spoken
+from headwise.cli.learn import measure, train, write
+from headwise.cli.options import Lang, standard_streams
 from headwise.cli.plan import plan
 from headwise.cli.see import measures, see, view
 from headwise.errors import HeadwiseError, not_installed, reason
@@ -55,8 +54,7 @@ OR_GIVE = tr("; or give ")  # before an argument, at the end of a message
 
 
 def in_words(error: Exception, arguments: Sequence[str], options: Collection[str], lang: str) -> str | None:
-    """The message of an error that the user can mend; None for others. arguments: of the command line. options: those
-    of the command."""
+    """The message of an error that the user can mend; None for others. options: those of the command."""
     if isinstance(error, HeadwiseError):
         return _with_options(in_language(error.message, lang), options, in_language(OR_GIVE, lang))
     if isinstance(error, OSError):
@@ -256,15 +254,16 @@ def _top(
 
 def run() -> None:
     """Run the command that the arguments name, in the user's language, and end the process with its exit code."""
-    _widen()
-    with standard_streams(), _lines():
-        _run()
-
-
-def _widen() -> None:
-    """Some programs set COLUMNS=0 where they do not know the width, and tables lose columns below `NARROWEST`."""
+    # Some programs set COLUMNS=0 where they do not know the width, and tables lose columns below `NARROWEST`.
     if os.environ.get("COLUMNS", "").isdigit() and int(os.environ["COLUMNS"]) < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
+    lines: AbstractContextManager[None] = nullcontext()
+    if spoken() == "zh":
+        from headwise.cli.chinese import lines_of_characters
+
+        lines = lines_of_characters()
+    with standard_streams(), lines:
+        _run()
 
 
 def command_line() -> Any:
@@ -298,7 +297,7 @@ def _run() -> None:
         if is_interruption(error):
             print_interrupted()
             leave()
-        message = in_words(error, sys.argv[1:], _options(sys.argv[1:]), _language())
+        message = in_words(error, sys.argv[1:], _options(sys.argv[1:]), spoken())
         if message is None:
             raise
         _fail(message)
@@ -306,7 +305,7 @@ def _run() -> None:
 
 def _options(arguments: list[str]) -> set[str]:
     """The options of the command that the arguments name, or of the program."""
-    command: Any = _commands(_language())
+    command: Any = _commands(spoken())
     while inner := next((found for name, found in getattr(command, "commands", {}).items() if name in arguments), None):
         command = inner
     command = getattr(command, "real", None) or command
@@ -319,24 +318,7 @@ def _leave(code: int) -> None:
     sys.exit(code)
 
 
-def _lines() -> AbstractContextManager[None]:
-    """How rich breaks lines in the user's language."""
-    if _language() != "zh":
-        return nullcontext()
-    from headwise.cli.chinese import lines_of_characters
-
-    return lines_of_characters()
-
-
-def _language() -> str:
-    try:
-        return language()
-    except HeadwiseError:  # HEADWISE_LANG is wrong, which the message says
-        return "en"
-
-
 def _fail(message: str) -> None:
-    error = in_language(SENTENCES["error"], _language())
-    Console(stderr=True).print(f"[bold red]{error}[/bold red] ", end="")
+    Console(stderr=True).print(f"[bold red]{in_language(tr('error:'), spoken())}[/bold red] ", end="")
     Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(message)
     sys.exit(2)

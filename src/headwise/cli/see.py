@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from headwise.base.files import check_apart, check_writable, taken
 from headwise.cli.interruption import check_interrupted
@@ -22,14 +24,13 @@ from headwise.cli.options import (
     on_desktop,
     open_in_browser,
     progress_bar,
-    said,
     say as tell,
     stdin_text,
     typed,
     written,
 )
 from headwise.errors import ConfigError
-from headwise.wording import COMMA, tr
+from headwise.wording import COMMA, in_language, language, tr
 
 WIDE = 110  # terminal columns from which on all columns of the list of measures fit side by side
 
@@ -87,7 +88,6 @@ def see(
     """Show what every head attends to in a text, as a table and an HTML report."""
     from headwise.reports.figure import figure_class
     from headwise.reports.see import Asked, report_of
-    from headwise.wording import language
 
     lang = language()
     if text is not None and file is not None:
@@ -140,36 +140,32 @@ def _write(
     open_page: bool | None, lang: str, everything: bool,
 ) -> None:  # fmt: skip
     """Write the page, the other views and the pictures, and print what the report or the swap says, the paths last."""
-    from rich.table import Table
-    from rich.text import Text
 
-    from headwise.reports.messages import message
     from headwise.reports.page import write_report
     from headwise.reports.pictures import write_pngs
     from headwise.reports.views import print_report, write_view
-    from headwise.wording import in_language
 
     console = Console(stderr=is_stream(out))
     last: list[Text] = []
 
-    def say(code: str, **values: int | str) -> None:
-        last.append(Text.from_markup(in_language(message(code, **values), lang)))
+    def say(sentence: str) -> None:
+        last.append(Text.from_markup(in_language(sentence, lang)))
 
     with written(out) as page:
         write_report(report, page, lang=lang)
     if not is_stream(out):
-        say("wrote_report", path=str(out))
+        say(tr("Wrote the report to [bold]{path}[/bold]; open it in a browser.", path=str(out)))
         if on_desktop() if open_page is None else open_page:
             opened = open_in_browser(out)
             if open_page and not opened:
-                say("not_opened")
+                say(tr("No browser could be opened here; open the file yourself."))
     for name, path in others:
         write_view(report, name, path, lang=lang)
-        say("wrote_view", name=name, path=path)
+        say(tr("Wrote {name} to [bold]{path}[/bold].", name=name, path=path))
     if png is not None:
         with progress_bar() as progress:
             pictures = write_pngs(report, png, progress=progress, lang=lang)
-        say("wrote_pictures", count=len(pictures), path=str(png))
+        say(tr("Wrote {count} heat maps to [bold]{path}[/bold].", count=len(pictures), path=str(png)))
     if swapped is None:
         print_report(report, console, sort=sort, lang=lang, everything=everything, last=last)
         return
@@ -222,18 +218,14 @@ def _beside(given: str | None, *, taken: bool) -> str | None:
 
 def measures(lang: Lang = None) -> None:
     """List all statistics with unit, range and source."""
-    from rich.table import Table
-    from rich.text import Text
 
     from headwise.stats import GIVEN, MEASURES
     from headwise.stats.base import words_of
-    from headwise.wording import in_language, language
 
     console, lang = Console(), language()
     wide = console.width >= WIDE
-    name, unit, span, about, source = (
-        said(f"measures_{part}") for part in ("name", "unit", "range", "about", "source")
-    )
+    headings = tr("name"), tr("unit"), tr("range"), tr("description"), tr("source")
+    name, unit, span, about, source = (in_language(heading, lang) for heading in headings)
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for column in (name, unit, span) if wide else (name,):
         table.add_column(column, no_wrap=True)
@@ -276,7 +268,14 @@ def view(
 
     def say(address: str) -> None:
         check_interrupted()
-        tell(console, "serving", address=address)
+        tell(
+            console,
+            tr(
+                "[bold]{address}[/bold]\nOnly this machine can open it, and only with this token. Ctrl-C stops the "
+                "server.",
+                address=address,
+            ),
+        )
 
     title = "" if file is None or is_stream(file) else file.name
     ended = serve(

@@ -8,16 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwise.analysis.importance import (
-    HeadImportance,
-    PruningCurve,
-    ablation_importance,
-    gradient_importance,
-    learn_gates,
-    pruning_curve,
-    taylor_importance,
-)
-from headwise.analysis.importance.losses import Head
+from headwise.analysis.importance.ablation import ablation_importance
+from headwise.analysis.importance.curve import PruningCurve, pruning_curve
+from headwise.analysis.importance.gradients import gradient_importance, learn_gates, taylor_importance
+from headwise.analysis.importance.losses import Head, HeadImportance
 from headwise.base.run import Progress, part
 from headwise.compress.source import Heads, Source, Texts, cost_table, expected, term
 from headwise.edit import prune

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles import roles
 from headwise.analysis.head_roles.repeats import VERSION, HeadScores, RepeatProbe, probe_induction
+from headwise.analysis.head_roles.result import roles
 from headwise.analysis.head_roles.score import VERSION as ROLES
 from headwise.analysis.head_roles.tally import offset_mass
 from headwise.analysis.history import Alike, HeadHistory, HeadLook

@@ -76,8 +76,7 @@ SHADES = 256
 
 
 def heat_png(values: np.ndarray, theme: str = "light") -> bytes:
-    """A matrix [rows, columns] of numbers from 0 to 1 in the colours of attention weights. Numbers outside are clipped,
-    NaN has the colour of 0."""
+    """A matrix of numbers from 0 to 1 in the colours of weights; others are clipped, NaN has the colour of 0."""
     if values.ndim != 2 or not values.size:
         raise ValueError(f"values: shape {values.shape}, expected [rows, columns] with at least one of each")
     shades = (np.nan_to_num(values, nan=0.0).clip(0, 1) * (SHADES - 1)).round().astype(np.uint8)

@@ -1,7 +1,5 @@
 """A sweep of a corpus: its page, its passages as data and as lines in a terminal, its measures as a picture."""
 
-import html
-import json
 import math
 import os
 from pathlib import Path
@@ -13,18 +11,18 @@ from rich.console import Console
 from rich.text import Text
 
 from headwise.analysis.checks import head_name
-from headwise.base.files import atomic_path
+from headwise.base.files import write_text
 from headwise.corpus.passages import ROUNDING, CorpusPassage, Passages
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import ConfigError
-from headwise.reports.colours import font_face, stops
-from headwise.reports.data import blob, value_range, visible
-from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
+from headwise.reports.colours import stops
+from headwise.reports.data import value_range, visible
+from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, figure_of, font, plain, save
 from headwise.reports.messages import message, said
-from headwise.reports.template import COLOURS, document, inert, source
-from headwise.reports.words import CORPUS, PLACES, TERMINAL, by_name, description, label, unit, words
+from headwise.reports.page import COLOURS, assembled, column_words
+from headwise.reports.words import CORPUS, by_name, unit, words
 from headwise.stats import describe
-from headwise.wording import counted, in_language, language, language_of
+from headwise.wording import counted, in_language, language, language_of, tr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,19 +37,16 @@ SCRIPTS = (
 def write_corpus_page(found: CorpusMeasures, path: str | os.PathLike[str], *, lang: str | None = None) -> Path:
     """Write the page of a sweep, which contains everything and loads nothing. Returns the path."""
     lang = language_of(lang)
-    with atomic_path(path) as temporary:
-        temporary.write_text(corpus_page(found, lang), encoding="utf-8")
+    write_text(path, corpus_page(found, lang))
     return Path(path)
 
 
 def corpus_page(found: CorpusMeasures, lang: str) -> str:
     """The page as text."""
-    table = words(lang, "corpus")
     model = found.about["model"] | (found.about["model"].get("zh", {}) if lang == "zh" else {})
-    title = model["name"].encode("utf-8", "replace").decode()
     tokens, windows = counted("token", found.total.tokens), counted("window", found.total.windows)
     data: dict[str, Any] = {
-        "passages": [], "colours": COLOURS, "words": table, "statistics": _statistics(found, lang),
+        "passages": [], "colours": COLOURS, "statistics": _statistics(found, lang),
         "names": {head.layer: head.name for head in found.heads},
         "heads": [[head.layer, head.head] for head in found.heads],
         "facts": [
@@ -62,27 +57,17 @@ def corpus_page(found: CorpusMeasures, lang: str) -> str:
                 (message("kernel"), ", ".join(found.about["kernels"])),
             )
         ],
-        "corpus": None, "first": list(_first(found)),
+        "corpus": None, "first": next(iter(found.passages.distinctive(1)), (found.heads[0].layer, found.heads[0].head)),
     }  # fmt: skip
-    blobs, text = "", ""
-    if len(found.passages):
-        data["corpus"], blobs, text = passages_data(found.passages, lang)
-    code = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    style = source("base.css") + source("report.css") + source("passages.css")
-    parts = {"lang": lang, "title": html.escape(title), "report": inert(code), "blobs": blobs}
-    style = font_face(code + title + text) + style
-    return document(source("corpus.html"), table, parts, style, map(source, SCRIPTS), allow="font-src data:")
+    return assembled("corpus", SCRIPTS, data, model["name"], lang, found.passages if len(found.passages) else None)
 
 
 def _statistics(found: CorpusMeasures, lang: str) -> list[dict[str, Any]]:
     """Columns with a value for each head, in the order of the heads; null for what is unknown."""
     columns = [
-        {
-            "name": name, "label": label(name, lang), "unit": unit(column.unit, lang),
-            "description": description(name, column, lang), "values": _numbers(found.table.column(name).tolist()),
-        }
+        {**column_words(name, column, lang), "values": _numbers(found.table.column(name).tolist())}
         for name, column in found.table.items()
-    ]  # fmt: skip
+    ]
     if len(found.passages):
         each = [found.passages[head.layer, head.head].contrast for head in found.heads]
         values = [value if abs(value) > ROUNDING else 0.0 for value in each]
@@ -102,28 +87,7 @@ def _numbers(values: list[float]) -> list[float | None]:
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
 
 
-def _first(found: CorpusMeasures) -> tuple[int, int]:
-    """The head to show first."""
-    place = next(iter(found.passages.distinctive(1)), None)
-    return place or (found.heads[0].layer, found.heads[0].head)
-
-
-BLOB = "corpus-passages"
 LINES = 5  # heads in a terminal
-
-
-def passages_data(passages: Passages, lang: str) -> tuple[dict[str, Any], str, str]:
-    """What a page says of the strengths, the passages of all heads as a compressed element, and their characters."""
-    heads = {
-        f"{layer}-{head}": {
-            part: [vars(one) | {"where": _where(one.where, lang)} for one in getattr(found, part)]
-            for part in ("strongest", "sampled")
-        }
-        for (layer, head), found in passages.items()
-    }
-    about = {"by": passages.by, "name": in_language(by_name(passages.by), lang), "unit": unit(passages.unit, lang)}
-    code = json.dumps(heads, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return about, blob(BLOB, code.encode("utf-8", "replace")), "".join(sorted(set(code)))
 
 
 def print_passages(passages: Passages, console: Console) -> None:
@@ -131,10 +95,12 @@ def print_passages(passages: Passages, console: Console) -> None:
     places = passages.distinctive(LINES)
     if not places:
         return
-    lang = language()
-    title = in_language(TERMINAL["distinctive"], lang).format(by=in_language(by_name(passages.by), lang))
+    title = tr(
+        "Heads that attend strongly in few passages ({by} in the strongest passage; in brackets: mean of the sample):",
+        by=by_name(passages.by),
+    )
     console.print()
-    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(Text(in_language(title, language()), style="bold"), soft_wrap=True)
     for layer, head in places:
         console.print(_line(head_name(layer, head), passages, (layer, head), console.width), soft_wrap=True)
 
@@ -169,12 +135,6 @@ def _plain(text: str) -> str:
     return "".join(c if c.isprintable() else "·" for c in visible(text.replace("\u3000", " ")))
 
 
-def _where(where: str, lang: str) -> str:
-    """ "byte 4,096" or "row 3" of a file, in that language."""
-    kind, _, number = where.partition(" ")
-    return in_language(PLACES[kind], lang).format(at=number) if kind in PLACES else where
-
-
 MISSING = "#f1efe8"  # no such head, or no value
 TICKS = 16  # numbers along an axis, at most
 
@@ -192,8 +152,7 @@ def write_picture(found: CorpusMeasures, path: Path) -> Path:
 
 
 def measures_figure(found: CorpusMeasures) -> "Figure":
-    """A panel per measure, as a matplotlib figure: layers from top to bottom, heads from left to right, each panel with
-    its own scale."""
+    """A panel per measure, each on its own scale: layers from top to bottom, heads from left to right."""
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = LinearSegmentedColormap.from_list("headwise", stops("light")).with_extremes(bad=MISSING)
@@ -202,19 +161,19 @@ def measures_figure(found: CorpusMeasures) -> "Figure":
     wide = min(len(names), 3 if heads <= 16 else 2)
     high = math.ceil(len(names) / wide)
     width, height = float(np.clip(0.24 * heads, 2.2, 5.0)), float(np.clip(0.24 * layers, 1.4, 5.0))
-    figure = figure_class()(
-        figsize=(max(4.0, wide * (width + 1.2)), high * (height + 0.8) + 0.7), layout="constrained", facecolor="white"
-    )
+    figure = figure_of(max(4.0, wide * (width + 1.2)), high * (height + 0.8) + 0.7)
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
     grid = figure.subplots(high, wide, squeeze=False)
     for axes, measure in zip(grid.flat, found.measures, strict=False):
         image = _panel(axes, found.table.dense(measure.name).numpy(), colours)
-        axes.set_title(drawable(_name(measure.name)), loc="left", color=INK, fontproperties=font(10))
+        known = describe(measure.name, "zh") if language() == "zh" else None
+        title = measure.name.replace("_", " ") if known is None else known.label
+        axes.set_title(drawable(title), loc="left", color=INK, fontproperties=font(10))
         colour_bar(figure, image, axes, unit(measure.unit, language()), size=9)
     for axes in grid.flat[len(names) :]:
         axes.set_axis_off()
-    counts = {"tokens": counted("token", found.total.tokens), "files": counted("file", len(found.about["files"]))}
-    every = said("measured", **{name: in_language(count, language()) for name, count in counts.items()})
+    tokens, files = counted("token", found.total.tokens), counted("file", len(found.about["files"]))
+    every = said(tr("every head on {tokens} of {files}", tokens=tokens, files=files))
     name = found.about["model"]["name"]
     room = int(11 * figure.get_figwidth())  # letters of a line
     shown = name if len(name) <= room else name[: room - 1] + "…"
@@ -223,22 +182,13 @@ def measures_figure(found: CorpusMeasures) -> "Figure":
     return figure
 
 
-def _name(measure: str) -> str:
-    known = describe(measure, "zh") if language() == "zh" else None
-    return measure.replace("_", " ") if known is None else known.label
-
-
 def _panel(axes: "Axes", values: np.ndarray, colours: Any) -> Any:
     low, high = value_range(values)
     shown = np.ma.masked_invalid(values)
     image = axes.imshow(shown, cmap=colours, interpolation="nearest", aspect="auto", vmin=low, vmax=high)
-    for axis, count, what in (
-        (axes.xaxis, values.shape[1], said("head")),
-        (axes.yaxis, values.shape[0], said("layer")),
-    ):
+    for axis, count, what in zip((axes.yaxis, axes.xaxis), values.shape, (tr("layer"), tr("head")), strict=True):
         axis.set_ticks(range(0, count, math.ceil(count / TICKS)))
-        axis.set_label_text(what, color=MUTED, fontproperties=font(9))
+        axis.set_label_text(said(what), color=MUTED, fontproperties=font(9))
     plain(axes)
-    for spine in axes.spines.values():
-        spine.set_color(LINE)
+    axes.spines[:].set_color(LINE)
     return image

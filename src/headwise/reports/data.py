@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.analysis.head_roles import Label
+from headwise.analysis.head_roles.score import Label
 from headwise.corpus.passages import Passages
 from headwise.errors import ConfigError, ShapeError
 from headwise.table import HeadTable
@@ -113,8 +113,7 @@ ROUNDING, LEAST_RANGE = 1e-5, 5e-7
 
 
 def value_range(values: np.ndarray) -> tuple[float, float]:
-    """The smallest and the largest finite value; one number twice, 0 if it is rounding itself, if they differ by
-    rounding alone or there are none."""
+    """The least and the largest finite value; one number twice where only rounding differs, 0 without any."""
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
     size = max(abs(low), abs(high))
@@ -393,19 +392,14 @@ def blob(name: str, data: bytes) -> str:
     """Compressed bytes as an element of the page, in base 85: four bytes as five letters."""
     # Of numbers, zlib finds many short repetitions that take more bits than the numbers; Z_FILTERED ignores them.
     strategies = (zlib.Z_FILTERED, zlib.Z_DEFAULT_STRATEGY)
-    shortest = min((_compressed(data, strategy) for strategy in strategies), key=len)
+    workers = [zlib.compressobj(9, memLevel=9, strategy=strategy) for strategy in strategies]
+    shortest = min((worker.compress(data) + worker.flush() for worker in workers), key=len)
     code = base64.b85encode(shortest).decode("ascii").translate(LETTERS)
     return f'<script type="application/octet-stream" id="{name}">{code}</script>'
 
 
-def _compressed(data: bytes, strategy: int) -> bytes:
-    worker = zlib.compressobj(9, memLevel=9, strategy=strategy)
-    return worker.compress(data) + worker.flush()
-
-
 def packed(given: Writes, index: int, layers: Sequence[int], count: int) -> tuple[dict[str, Any], list[str]]:
-    """What heads write as data and elements. index: of the passage. layers: of its arrays, among `count`; lists of all
-    layers have null for the others."""
+    """What heads write as data and elements. index: of the passage. layers: its arrays are of, among `count`."""
     entry: dict[str, Any] = {}
     blobs: list[str] = []
 

@@ -1,7 +1,7 @@
 """Shared parts of all pictures: axes, files, and the cells of a drawn map with its tokens. Requires matplotlib."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,29 @@ def figure_class() -> Any:
     return Figure
 
 
+def figure_of(wide: float, high: float, layout: str | None = "constrained") -> Any:
+    """A white figure of that many inches."""
+    return figure_class()(figsize=(wide, high), layout=layout, facecolor="white")
+
+
+def colour_map(colours: Sequence[Any], missing: str | None = None) -> Any:
+    """Colours, evenly spaced or with their positions, as a colour map. missing: the colour of masked values."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("headwise", colours).with_extremes(bad=missing)
+
+
+def titled(axes: "Axes", text: str, size: float = 10, pad: float | None = None) -> None:
+    """A title at the left, of `size` points."""
+    axes.set_title(drawable(text), loc="left", pad=pad, color=INK, fontproperties=font(size))
+
+
+def axis_names(axes: "Axes", x: str = "", y: str = "", size: float = 10) -> None:
+    """What the axes are, in `size` points."""
+    axes.set_xlabel(x, color=MUTED, fontproperties=font(size))
+    axes.set_ylabel(y, color=MUTED, fontproperties=font(size))
+
+
 def plain(axes: "Axes") -> None:
     """Light ticks, in the packaged font."""
     axes.tick_params(color=LINE, labelcolor=MUTED, length=3)
@@ -50,8 +73,7 @@ def colour_bar(
     figure: "Figure", image: Any, axes: "Axes", label: str, *, ticks: Mapping[float, str] | None = None,
     size: float = 10, inside: "Axes | None" = None,
 ) -> None:  # fmt: skip
-    """The scale of an image beside its axes, or in axes of its own. ticks: value → label; size: of the axis label, in
-    points."""
+    """The scale of an image beside its axes, or in axes of its own. ticks: value → label; size: of the label."""
     where = {"ax": axes, "fraction": 0.04, "pad": 0.02} if inside is None else {"cax": inside}
     bar = figure.colorbar(image, **where, ticks=None if ticks is None else list(ticks))
     if ticks is not None:
@@ -147,19 +169,18 @@ def draw(
     axes: "Axes", weights: np.ndarray, causal: bool = False, limit: int = 1600, theme: str = "light"
 ) -> tuple[Any, bool]:
     """The image, and whether there are weights above the end of its scale."""
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.colors import PowerNorm
 
     top = colour_top(*halves(weights))
     rows, columns = weights.shape
     small = reduced(weights, limit)
     ahead = np.triu(np.ones(small.shape, bool), 1) if causal else np.zeros(small.shape, bool)
-    colours = LinearSegmentedColormap.from_list("headwise", stops(theme)).with_extremes(bad=MASKED)
     image = axes.imshow(
-        np.ma.array(small, mask=ahead), cmap=colours, norm=PowerNorm(0.5, vmin=0, vmax=top, clip=True),
-        interpolation="nearest", aspect="equal", extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
+        np.ma.array(small, mask=ahead), cmap=colour_map(stops(theme), MASKED),
+        norm=PowerNorm(0.5, vmin=0, vmax=top, clip=True), interpolation="nearest", aspect="equal",
+        extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
     )  # fmt: skip
-    for spine in axes.spines.values():
-        spine.set_color(LINE)
+    axes.spines[:].set_color(LINE)
     return image, f"{weights.max():.3g}" != f"{top:.3g}"
 
 
@@ -203,8 +224,7 @@ def _centred(word: str, size: float) -> Any:
 
 
 def ticks(axes: "Axes", queries: list[str], keys: list[str], cell: int, inches: float) -> None:
-    """Every token along both axes where there is room, otherwise round positions. cell: tokens of a cell; inches: the
-    side of a token's share of the map."""
+    """Every token where there is room, otherwise round positions. cell: its tokens; inches: of a token."""
     pairs = (axes.xaxis, keys), (axes.yaxis, queries)
     if cell == 1 and inches >= _NARROWEST:
         size = label_size(inches)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headwise.analysis.head_roles import DEFINITIONS, Label
-from headwise.analysis.head_roles.score import ROWS
+from headwise.analysis.checks import head_name
+from headwise.analysis.head_roles.score import DEFINITIONS, ROWS, Label
 from headwise.reports.data import Report, visible
 from headwise.reports.messages import message
 from headwise.wording import LIST, Bilingual, joined, tr
@@ -42,29 +42,23 @@ def findings(report: Report) -> list[Finding]:
     roles = list(_of_roles(report))
     if not roles:
         roles = [Finding(message("found_none", least=ROWS, tokens=len(report.passages[0].tokens)), [])]
-    sink = [roles.pop(0)] if roles and _sinks(report) else []
+    sink = [roles.pop(0)] if roles and "first" in _labelled(report) else []
     every = [*sink, *roles[:1], *_of_loss(report), *_of_pair(report), *roles[1:], *_of_keys(report)]
     return every[:FINDINGS]
 
 
 def telling(report: Report, found: Sequence[Finding]) -> list[Place]:
-    """The heads worth a look: those of the findings, the best of each label and of each tendency, the most important
-    ones, then those whose pattern is the farthest from equal weights."""
+    """The heads of the findings, the best of each label and tendency, then the most important, the least equal."""
     kinds: dict[tuple[bool, int], Place] = {}
     for at in sorted(report.heads, key=lambda at: -_excess(_first(report, at))):
         if label := _first(report, at):
             kinds.setdefault((not label.sure, ORDER.index(label.role)), at)
     best = [at for _, at in sorted(kinds.items())]
-    costs = _losses(report)
+    costs = losses_without(report)
     loss = {at: 0.0 if costs is None else float(np.nan_to_num(costs[at])) for at in report.heads}
     rest = sorted(report.heads, key=lambda at: (-max(loss[at], LEAST_LOSS), -_excess(_first(report, at))))
     first = [at for finding in found for at in finding.heads[:1]]
     return list(dict.fromkeys([*first, *best, *rest]))[:HEADS]
-
-
-def name_of(at: Place) -> str:
-    """L2H4: layer 2, head 4."""
-    return f"L{at[0]}H{at[1]}"
 
 
 def _first(report: Report, at: Place) -> Label | None:
@@ -89,10 +83,6 @@ def _labelled(report: Report) -> dict[str, list[tuple[Place, Label]]]:
     return found
 
 
-def _sinks(report: Report) -> bool:
-    return "first" in _labelled(report)
-
-
 def _of_roles(report: Report) -> Iterator[Finding]:
     """The heads with a label, role by role."""
     for role, heads in _labelled(report).items():
@@ -100,13 +90,13 @@ def _of_roles(report: Report) -> Iterator[Finding]:
         text = message(
             "found_sink" if role == "first" else "found_role", role=DEFINITIONS[role].word, what=DEFINITIONS[role].what,
             count=len(heads), heads=len(report.heads), uniform=label.uniform, rows=label.rows,
-            best=joined((f"{name_of(at)} {label.score:.2f}" for at, label in heads[:NAMED]), LIST),
+            best=joined((f"{head_name(*at)} {label.score:.2f}" for at, label in heads[:NAMED]), LIST),
             token=_quoted(shown.tokens if shown.keys is None else shown.keys, 0),
         )  # fmt: skip
         yield Finding(text, [at for at, _ in heads])
 
 
-def _losses(report: Report) -> np.ndarray | None:
+def losses_without(report: Report) -> np.ndarray | None:
     """The rise of the loss without each head, [layers, heads]; None if it was not measured."""
     if "loss without it" not in report.importance:
         return None
@@ -114,7 +104,7 @@ def _losses(report: Report) -> np.ndarray | None:
 
 
 def _of_loss(report: Report) -> Iterator[Finding]:
-    losses = _losses(report)
+    losses = losses_without(report)
     if losses is None:
         return
     known = sorted(((float(losses[at]), at) for at in report.heads if np.isfinite(losses[at])), reverse=True)
@@ -123,7 +113,7 @@ def _of_loss(report: Report) -> Iterator[Finding]:
     (most, at), little = known[0], sum(value < LEAST_LOSS for value, _ in known)
     median = float(np.median([x for x, _ in known]))
     text = message(
-        "found_loss", head=name_of(at), most=most, median=median, little=little, heads=len(known), least=LEAST_LOSS
+        "found_loss", head=head_name(*at), most=most, median=median, little=little, heads=len(known), least=LEAST_LOSS
     )
     yield Finding(text, [at])
 
@@ -155,7 +145,7 @@ def _of_pair(report: Report) -> Iterator[Finding]:
                 query, key = map(int, np.unravel_index(int(above.argmax()), weights.shape))
                 values = {"weight": weights[query, key], "mean": of_key[query, key], "far": far[query, key]}
     text = message(
-        "found_pair", head=name_of(at), query=_quoted(shown.tokens, query), key=_quoted(shown.tokens, key),
+        "found_pair", head=head_name(*at), query=_quoted(shown.tokens, query), key=_quoted(shown.tokens, key),
         count=int(others[key]), **{name: float(value) for name, value in values.items()},
     )  # fmt: skip
     yield Finding(text, [at], query)
@@ -171,7 +161,7 @@ def _of_keys(report: Report) -> Iterator[Finding]:
         return
     least, at = known[0]
     median = float(np.median([x for x, _ in known]))
-    yield Finding(message("found_keys", head=name_of(at), least=least, median=median), [at])
+    yield Finding(message("found_keys", head=head_name(*at), least=least, median=median), [at])
 
 
 def _quoted(tokens: Sequence[str], at: int) -> Bilingual:

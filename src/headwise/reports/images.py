@@ -21,9 +21,8 @@ from headwise.errors import ConfigError, ShapeError, check_choice
 from headwise.map import AttentionMap
 from headwise.reports.colours import data_url, rgb_png, stops
 from headwise.reports.data import SIDES, Passage, Patches, check_grid, name_of
-from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, save
-from headwise.reports.passages import Side, Text
-from headwise.reports.sources import Group
+from headwise.reports.figure import LINE, MUTED, colour_bar, colour_map, drawable, figure_of, font, save, titled
+from headwise.reports.passages import Group, Side, Text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,8 +46,7 @@ def pixels(image: Any) -> np.ndarray:
 
 
 def embedded(image: np.ndarray) -> str:
-    """[H, W, 3] from 0 to 1 as a data URL, at most `SIDE` pixels along a side: a JPEG where Pillow is installed, else a
-    PNG, which takes more bytes."""
+    """[H, W, 3] from 0 to 1 as a data URL, at most `SIDE` pixels along a side: a JPEG with Pillow, else a PNG."""
     height, width = image.shape[:2]
     by = min(1.0, SIDE / max(height, width))
     size = max(1, round(height * by)), max(1, round(width * by))
@@ -177,8 +175,7 @@ def images_of(image: Any, grid: Any, image_start: Any, side: str) -> Images | No
 
 def with_patches(images: Images, groups: Sequence[Group], texts: Sequence[bool]) -> list[bool]:
     """Which groups have the patches among their tokens: with cross attention, those whose side has them, and self
-    attention over as many tokens; otherwise self attention. Of several lengths, those that end with the
-    patches."""
+    attention over as many tokens; otherwise self attention. Of several lengths, those that end with the patches."""
     end = max(images.starts) + images.count
     batches = sorted({group.size[0] for group in groups})
     for name, count in (("image", len(images.images)), ("image_start", len(images.starts))):
@@ -278,23 +275,17 @@ def image_figure(
     faded = 1 - 0.5 * (1 - pixels(image))  # light enough for weights to stand out
     shape = min(len(tokens), ACROSS), -(-len(tokens) // ACROSS)
     wide = 2.1 * max(0.5, min(2.0, faded.shape[1] / faded.shape[0]))
-    figure: Figure = figure_class()(
-        figsize=(shape[0] * wide + 0.4, shape[1] * 2.5 + (0.4 if title else 0.0)), layout="constrained",
-        facecolor="white",
-    )  # fmt: skip
+    figure = figure_of(shape[0] * wide + 0.4, shape[1] * 2.5 + (0.4 if title else 0.0))
     panels = figure.subplots(shape[1], shape[0], squeeze=False)
-    from matplotlib.colors import LinearSegmentedColormap
-
-    colours = LinearSegmentedColormap.from_list("headwise", stops("light"))
     for axes, token, found in zip(panels.flat, tokens, weights, strict=False):
         largest = float(found.max()) or 1.0
         axes.imshow(faded, extent=(0, grid[1], grid[0], 0))
         heat = axes.imshow(
-            found, cmap=colours, vmin=0.0, vmax=largest, alpha=0.1 + 0.8 * np.clip(found / largest, 0.0, 1.0),
-            extent=(0, grid[1], grid[0], 0), interpolation="nearest",
+            found, cmap=colour_map(stops("light")), vmin=0.0, vmax=largest, extent=(0, grid[1], grid[0], 0),
+            alpha=0.1 + 0.8 * np.clip(found / largest, 0.0, 1.0), interpolation="nearest",
         )  # fmt: skip
         total = found.sum() if side == "keys" else found.mean()
-        axes.set_title(drawable(f"{token}  {total:.2f}"), loc="left", color=INK, fontproperties=font(11))
+        titled(axes, f"{token}  {total:.2f}", 11)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_color(LINE)
@@ -310,8 +301,7 @@ def image_weights(
     amap: AttentionMap, *, count: int, grid: tuple[int, int], side: str, image_start: int, text_start: int,
     heads: Sequence[int] | None, batch: int,
 ) -> Tensor:  # fmt: skip
-    """The weights between each token and the patches, averaged over heads: [tokens, rows, columns] float32 or float64;
-    arguments as in `image_figure`."""
+    """The weights between each token and the patches, mean over heads, [tokens, rows, columns]; see `image_figure`."""
     b, h, n, m = amap.shape
     check_choice("side", side, SIDES)
     check_grid(grid)

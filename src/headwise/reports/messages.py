@@ -4,8 +4,8 @@
 '每词元 1.50 奈特'
 >>> from headwise.wording import speaking
 >>> with speaking("zh"):
-...     said("kept")
-'保留的头数；最左为全部'
+...     said(message("fact_loss", loss=1.5))
+'每词元 1.50 奈特'
 """
 
 from headwise.wording import Message, in_language, language, tr
@@ -123,10 +123,6 @@ MESSAGES = {
     ),
     "pooled_weight": tr("largest weight of {cell} × {cell} tokens"),
     "not_shown": tr("Not shown here: {names}. Use a wider terminal or the HTML report."),
-    "wrote_report": tr("Wrote the report to [bold]{path}[/bold]; open it in a browser."),
-    "not_opened": tr("No browser could be opened here; open the file yourself."),
-    "wrote_view": tr("Wrote {name} to [bold]{path}[/bold]."),
-    "wrote_pictures": tr("Wrote {count} heat maps to [bold]{path}[/bold]."),
     # Notebooks.
     "title_map": tr("Attention map"),
     "head_number": tr("head {head}"),
@@ -184,53 +180,6 @@ def message(code: str, /, **values: int | float | str) -> Message:
     return MESSAGES[code].filled(code, **values)
 
 
-WORDS = {
-    # The trade-off of the number of heads and their size.
-    "materialised": tr("scores, materialised"),
-    "cache": tr("cache, multi-head"),
-    "mqa_cache": tr("cache, MQA"),
-    "blockwise": tr("log-sum-exps, blockwise"),
-    "flops": tr("FLOPs"),
-    "exponentials": tr("exponentials"),
-    "memory": tr("memory of one layer"),
-    "work": tr("work of one forward pass of one layer"),
-    "sizes": tr("number of heads h, and below it d_k = d_model / h"),
-    # Measures of a corpus.
-    "head": tr("head"),
-    "layer": tr("layer"),
-    "measured": tr("every head on {tokens} of {files}"),
-    # Pruning.
-    "removed": tr("{count} heads, removed by {method}"),
-    "against": tr("loss against heads kept"),
-    "near": tr("near the loss of the whole model"),
-    "increase": tr("increase, %"),
-    "one_random": tr("1 random order"),
-    "random": tr("{count} random orders"),
-    "mean": tr("their mean"),
-    "order": tr("this order, ± a standard error"),
-    "limit": tr("{percent:g} % more"),
-    "chosen": tr("chosen: {count} removed"),
-    "kept": tr("heads kept; all of them at the left"),
-    "loss": tr("loss, nats per token"),
-    # Training.
-    "step": tr("step", sense="training"),
-    "batch": tr("training batch"),
-    "heldout": tr("held out"),
-    "heldout_of": tr("held out: {name}"),
-    "training": tr("Heads during training: {title}"),
-    "previous": tr("weight on the previous token · random tokens, repeated"),
-    "induction": tr("induction weight · random tokens, repeated"),
-    "broad": tr("entropy, nats · held-out passage"),
-    "alike": tr("similarity of the outputs of two heads, mean · held-out passage"),
-    "unmeasured": tr("not measured"),
-    "clearest": tr("clearest role at the last step (heads)"),
-    "no_role": tr("no role"),
-    "cosine": tr("cosine"),
-    "within": tr("{measure}, pairs of one layer"),
-    "pairs": tr("{measure}, all pairs"),
-}  # fmt: skip
-
-
-def said(code: str, /, **values: object) -> str:
-    """One of WORDS with its values."""
-    return in_language(WORDS[code], language()).format(**values)
+def said(text: str) -> str:
+    """A text of a picture, in the user's language."""
+    return in_language(text, language())

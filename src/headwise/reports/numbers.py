@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from headwise.analysis import DirectEffects, direct_effects, value_norms
-from headwise.analysis.importance import HeadImportance, ablation_importance, gradient_importance
+from headwise.analysis.importance.ablation import ablation_importance
+from headwise.analysis.importance.gradients import gradient_importance
+from headwise.analysis.importance.losses import HeadImportance
 from headwise.analysis.information import output_similarities
 from headwise.analysis.similarity import HeadSimilarity, map_divergence
 from headwise.base.run import Progress
@@ -18,28 +20,25 @@ from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
 from headwise.reports.data import Comparison, Writes
 from headwise.reports.messages import message
-from headwise.reports.sources import Places
+from headwise.reports.passages import Places
 from headwise.stats import Measure, Tokens, describe, known, of_tokens, shown_in
 from headwise.table import HeadColumn, HeadTable
 from headwise.telemetry.ledger import Summary
 from headwise.wording import Message
 
 
-def wanted(tokens: Tokens, *, causal: bool, crosses: bool = False) -> list[Measure]:
-    """The measures of a report that can be computed with these tokens of the keys. Causal attention omits those that
-    are always 0 there, cross attention those that depend on the distance of queries and keys."""
-    found = []
-    for name in shown_in("report"):
-        if (causal and known(name).ahead) or (crosses and known(name).placed):
-            continue
-        if (measure := of_tokens(name, tokens)) is not None:
-            found.append(measure)
-    return found
+def wanted(tokens: Tokens, page: str = "report", *, causal: bool = False, crosses: bool = False) -> list[Measure]:
+    """The measures of a page that can be computed with these tokens of the keys. Causal attention omits those that are
+    always 0 there, cross attention those that depend on the distance of queries and keys."""
+    kinds = [
+        name for name in shown_in(page) if not ((causal and known(name).ahead) or (crosses and known(name).placed))
+    ]
+    found = (of_tokens(name, tokens) for name in kinds)
+    return [measure for measure in found if measure is not None]
 
 
 def check_sort(sort: str | None, names: Iterable[str] | None = None) -> None:
-    """Raise ConfigError if a table cannot be sorted by this name. names: the statistics of the table; None for all that
-    any report has."""
+    """Raise ConfigError if a table cannot be sorted by this name. names: its statistics; None for all there are."""
     names = shown_in("report") if names is None else tuple(names)
     if sort is not None:
         check_choice("sort", sort, names)
@@ -69,8 +68,7 @@ WORK = 1e13  # operations for the ablation of every head, a minute or two
 def comparisons(
     outputs: Sequence[Tensor], maps: Sequence[AttentionMap], places: Places
 ) -> tuple[list[Comparison], list[str]]:
-    """Similarity of the heads by the CKA and the cosine of their outputs and by their maps; and notes on what is
-    omitted. outputs: [] if unknown."""
+    """Similarity of the heads by outputs ([] if unknown; CKA and cosine) and by maps; and notes on what is omitted."""
     heads = len(places.indices)
     if maps[0].shape[2] < LEAST:
         return [], []
@@ -175,16 +173,6 @@ def nonfinite_of_record(summary: Summary, layer: str, heads: int) -> dict[str, T
         if name == layer and head < heads:
             found[SCORES][head], found[VALUES][head] = rows, values
     return {code: count.long() for code, count in found.items()}
-
-
-def both_counts(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The counts of both."""
-    return {code: sum(x[code] for x in (one, other) if code in x) for code in {**one, **other}}  # type: ignore[misc]
-
-
-def nonfinite_in_windows(counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The counts of a window, whose values are partly those of others too: that there are some is all that is known."""
-    return {SOME_VALUES if code == VALUES else code: count for code, count in counts.items()}
 
 
 def nonfinite_remarks(layer: int, counts: Mapping[str, Tensor]) -> list[Message]:

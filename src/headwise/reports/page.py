@@ -1,29 +1,35 @@
-"""A report as one HTML file that contains the weights of every head and loads nothing.
+"""Pages of HTML that contain everything and load nothing: their assembly from files, and the page of a report.
 
 >>> from headwise.reports.page import write_report
 >>> write_report(report, "report.html")                                    # doctest: +SKIP
 PosixPath('report.html')
+>>> filled("<p>{{name}}: {{t:lead}}</p>", {"lead": "a < b"}, {"name": "<b>x</b>"})
+'<p><b>x</b>: a &lt; b</p>'
 """
 
+import base64
+import hashlib
 import html
 import json
 import os
+import re
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headwise.analysis.head_roles import DEFINITIONS
-from headwise.base.files import atomic_path
-from headwise.reports.colours import font_face
-from headwise.reports.corpus_page import passages_data
+from headwise.analysis.head_roles.score import DEFINITIONS
+from headwise.base.files import write_text
+from headwise.corpus.passages import Passages
+from headwise.reports.colours import font_face, stops
 from headwise.reports.data import LEVELS, Passage, Report, blob, coded, colour_top, finite, halves, packed, sorted_codes
 from headwise.reports.findings import NAMED, findings
-from headwise.reports.template import COLOURS, document, inert, source
-from headwise.reports.words import description, label, unit, words
-from headwise.table import HeadTable
+from headwise.reports.words import PLACES, by_name, description, label, unit, words
+from headwise.table import HeadColumn, HeadTable
 from headwise.wording import in_language, language_of
 
 SCRIPTS = (
@@ -49,34 +55,38 @@ def write_report(
         OSError: if the file cannot be written; an existing file is then left unchanged.
     """
     lang = language_of(lang)
-    content = page(report, lang, embed_font=embed_font).encode()
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(content)
+    write_text(path, page(report, lang, embed_font=embed_font))
     return Path(path)
 
 
 def page(report: Report, lang: str, *, embed_font: bool = True, still: str = "") -> str:
     """The page as text. still: HTML without styles, shown instead of the page where scripts do not run."""
-    table = words(lang, "report")
     data, blobs = _data(report, lang)
+    title = in_language(report.title, lang)
+    return assembled("report", SCRIPTS, data, title, lang, report.corpus, blobs, embed_font=embed_font, still=still)
+
+
+def assembled(
+    name: str, scripts: Sequence[str], data: dict[str, Any], title: str, lang: str, passages: Passages | None,
+    blobs: Sequence[str] = (), *, embed_font: bool = True, still: str = "",
+) -> str:  # fmt: skip
+    """The page of that name with its data, its words, and the passages of a corpus."""
+    table, text, title = words(lang, name), "", title.encode("utf-8", "replace").decode()
     data["words"] = table
-    read = ""
-    if report.corpus is not None:
-        data["corpus"], element, read = passages_data(report.corpus, lang)
-        blobs.append(element)
-    code = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if passages is not None:
+        data["corpus"], element, text = _passages(passages, lang)
+        blobs = [*blobs, element]
+    code = _json(data)
     style = source("base.css") + source("report.css") + source("passages.css")
-    title = _printable(in_language(report.title, lang))
     if embed_font:
-        style = font_face(code + title + read) + style
-    parts = {
-        "lang": lang,
-        "title": html.escape(title),
-        "report": inert(code),
-        "blobs": "\n".join(blobs),
-        "still": still,
-    }
-    return document(source("report.html"), table, parts, style, map(source, SCRIPTS), allow="font-src data:")
+        style = font_face(code + title + text) + style
+    blocks = {"report": inert(code), "blobs": "\n".join(blobs), "still": still}
+    parts = {"lang": lang, "title": html.escape(title), **blocks}
+    return document(source(f"{name}.html"), table, parts, style, map(source, scripts), allow="font-src data:")
+
+
+def _json(data: dict[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
@@ -188,24 +198,20 @@ def _cells_of(passage: Passage, first: int, cells: np.ndarray) -> np.ndarray:
 
 def _columns(table: HeadTable, lang: str) -> list[dict[str, Any]]:
     return [
-        {
-            "name": name,
-            "label": label(name, lang),
-            "unit": unit(column.unit, lang),
-            "description": description(name, column, lang),
-            "values": _numbers(table.dense(name).numpy(force=True)),
-        }
+        {**column_words(name, column, lang), "values": _numbers(table.dense(name).numpy(force=True))}
         for name, column in table.items()
     ]
+
+
+def column_words(name: str, column: HeadColumn, lang: str) -> dict[str, Any]:
+    """What a page says of a statistic."""
+    about = description(name, column, lang)
+    return {"name": name, "label": label(name, lang), "unit": unit(column.unit, lang), "description": about}
 
 
 def _numbers(values: np.ndarray, digits: int = 6) -> list[list[float | None]]:
     """JSON has no NaN."""
     return [[float(f"{v:.{digits}g}") if np.isfinite(v) else None for v in row] for row in values]
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _labels(report: Report, lang: str) -> dict[str, Any]:
@@ -227,3 +233,64 @@ def _labels(report: Report, lang: str) -> dict[str, Any]:
             for sure, name in kinds
         ],
     }
+
+
+def _passages(passages: Passages, lang: str) -> tuple[dict[str, Any], str, str]:
+    """What a page says of the strengths, the passages of all heads as a compressed element, and their characters."""
+    heads = {
+        f"{layer}-{head}": {
+            part: [vars(one) | {"where": _where(one.where, lang)} for one in getattr(found, part)]
+            for part in ("strongest", "sampled")
+        }
+        for (layer, head), found in passages.items()
+    }
+    about = {"by": passages.by, "name": in_language(by_name(passages.by), lang), "unit": unit(passages.unit, lang)}
+    code = _json(heads)
+    return about, blob("corpus-passages", code.encode("utf-8", "replace")), "".join(sorted(set(code)))
+
+
+def _where(where: str, lang: str) -> str:
+    """ "byte 4,096" or "row 3" of a file, in that language."""
+    kind, _, number = where.partition(" ")
+    return in_language(PLACES[kind], lang).format(at=number) if kind in PLACES else where
+
+
+COLOURS = {theme: stops(theme) for theme in ("light", "dark")}
+
+
+def source(name: str, package: str = "headwise.reports") -> str:
+    """The text of a file in the package's folder `page`."""
+    return (resources.files(package) / "page" / name).read_text(encoding="utf-8")
+
+
+def document(
+    template: str, words: Mapping[str, str], parts: Mapping[str, str], style: str, scripts: Iterable[str], allow: str
+) -> str:
+    """A template with its words and parts, one style sheet, one script, and the script that sets the theme. The policy
+    allows these and `allow`, and nothing else: text cannot become code."""
+    early, script = source("theme.js"), '"use strict";\n(() => {\n' + "\n".join(scripts) + "})();\n"
+    policy = (
+        f"default-src 'none'; script-src {digest(early)} {digest(script)}; style-src {digest(style)}; {allow}; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    fixed = {"policy": policy, "style": style, "early": early, "script": script}
+    return filled(template, words, {**fixed, "head": filled(source("head.html"), words, fixed), **parts})
+
+
+def filled(template: str, words: Mapping[str, str], parts: Mapping[str, str]) -> str:
+    """The template with {{t:name}} as a word, escaped, and {{name}} as a part; marks in what is inserted stay."""
+    return re.sub(
+        r"\{\{(t:)?(\w+)\}\}",
+        lambda mark: html.escape(words[mark[2]]) if mark[1] else parts[mark[2]],
+        template,
+    )
+
+
+def inert(code: str) -> str:
+    """JSON for a <script> element: no end tag, comment, line separator or lone surrogate."""
+    return re.sub("[<>&\u2028\u2029\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", code)
+
+
+def digest(code: str) -> str:
+    """The source expression of a script or style sheet in a content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'"

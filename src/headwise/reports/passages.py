@@ -1,6 +1,11 @@
-"""Maps and their tokens as passages of a report, and the patterns of heads in a few words."""
+"""What a report is made of: texts by any library's tokenizer, layers of any number of heads, groups of maps; maps and
+their tokens as passages, and the patterns of heads in a few words.
 
-from collections.abc import Collection, Sequence
+Supported are tokenizers of transformers and headwise, of the packages tokenizers, sentencepiece and tiktoken, and any
+object with encode(text) and decode(ids), such as that of a character model.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,17 +13,166 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles import Label, Roles
-from headwise.analysis.head_roles.score import is_marker
+from headwise.analysis.head_roles.result import Roles
+from headwise.analysis.head_roles.score import Label, is_marker
 from headwise.base.run import Progress, part
-from headwise.errors import DTypeError, ShapeError
+from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.kernels.events import crosses, module_name
 from headwise.lm.loading.base import units_of
-from headwise.lm.loading.characters import decoded_tokens
+from headwise.lm.loading.characters import Pieces, decoded_tokens, pieces_of
 from headwise.map import AttentionMap
+from headwise.masks import Grid, Span, is_causal
+from headwise.masks.grid import NO_GAP
 from headwise.reports.data import Passage
-from headwise.reports.sources import Places, decoded
+from headwise.reports.messages import message
 from headwise.telemetry.lens import SIZE, Picture
-from headwise.wording import joined
+from headwise.wording import counted, joined
+
+EXPECTED = (
+    "expected a tokenizer of transformers or headwise, or an object with encode(text) and decode(ids), such as "
+    "types.SimpleNamespace(encode=…, decode=…)"
+)
+NAMES = ("convert_ids_to_tokens", "id_to_token", "id_to_piece", "decode")  # methods that tokens are decoded by
+
+
+def inputs_of(text: str, tokenizer: Any) -> Tensor | dict[str, Any]:
+    """The arguments of a model for a text: the tokenizer's for transformers, else the token ids [1, n]."""
+    if hasattr(tokenizer, "convert_ids_to_tokens") and callable(tokenizer):
+        return dict(_called(tokenizer, "call", lambda: tokenizer(text, return_tensors="pt")))
+    if not hasattr(tokenizer, "encode"):
+        raise ConfigError(f"tokenizer: {type(tokenizer).__name__} has no encode; {EXPECTED}")
+    found = _called(tokenizer, "encode", lambda: tokenizer.encode(text))
+    found = getattr(found, "ids", found)  # tokenizers returns an Encoding
+    try:
+        ids = torch.as_tensor(found)
+    except (TypeError, ValueError, RuntimeError):
+        ids = torch.empty(0)
+    if not ids.numel() or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ConfigError(f"tokenizer: encode(text) of {len(text)} characters returned {short(found)}, no token ids")
+    return torch.atleast_2d(ids)
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> Pieces:
+    """The text of each token."""
+    if not any(hasattr(tokenizer, name) for name in NAMES):
+        raise ConfigError(
+            f"tokenizer: {type(tokenizer).__name__} has no convert_ids_to_tokens and no decode; {EXPECTED}, or give "
+            f"pieces=…, the text of each token"
+        )
+    return _called(tokenizer, "decode", lambda: pieces_of(tokenizer, ids))
+
+
+def _called(tokenizer: Any, name: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"tokenizer: {name} of {type(tokenizer).__name__} raised {what}") from error
+
+
+def short(value: object) -> str:
+    """A value as it is shown in an error: at most 60 characters of it."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+@dataclass(frozen=True)
+class Places:
+    """The number of heads of each layer. Arrays are padded to the largest one, and at least to `least`."""
+
+    counts: tuple[int, ...]
+    least: int = 0
+
+    @property
+    def most(self) -> int:
+        """The number of heads of padded arrays."""
+        return max(self.least, *self.counts)
+
+    @property
+    def indices(self) -> list[int]:
+        """layer · most + head of every head."""
+        return [layer * self.most + head for layer, count in enumerate(self.counts) for head in range(count)]
+
+    def stacked(self, layers: Sequence[np.ndarray], fill: float = np.nan) -> np.ndarray:
+        """Arrays [heads, …], one per layer, as [layers, most, …]."""
+        whole = np.full((len(layers), self.most, *layers[0].shape[1:]), fill, layers[0].dtype)
+        for into, layer in zip(whole, layers, strict=True):
+            into[: len(layer)] = layer
+        return whole
+
+    def square(self, matrix: np.ndarray) -> np.ndarray:
+        """A matrix [heads, heads] as [layers · most, layers · most], NaN for missing heads."""
+        whole = np.full((len(self.counts) * self.most,) * 2, np.nan)
+        whole[np.ix_(self.indices, self.indices)] = matrix
+        return whole
+
+
+Kept = AttentionMap | Picture
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers whose maps, all exact or all `Picture`s, have the same tokens: their indices in the model; whether it is
+    cross attention, and causal, as far as is known; the tokens that a cache has dropped."""
+
+    maps: list[Kept]
+    layers: list[int]
+    crosses: bool
+    causal: bool
+    gap: Span = NO_GAP
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Batch entries, queries and keys."""
+        b, _, n, m = self.maps[0].shape
+        return b, n, m
+
+    def token(self, key: int) -> int:
+        """The token of a key."""
+        b, n, m = self.size
+        return Grid(b, 1, n, m, gap=self.gap).token(key)
+
+    def title(self, groups: Sequence["Group"], n: int, m: int) -> str:
+        """The title of n queries and m keys that are shown, among these groups."""
+        if self.crosses:
+            return message("title_cross", queries=counted("token", n), keys=m)
+        if any(other.crosses for other in groups):
+            return message("title_decoder" if self.causal else "title_encoder", tokens=counted("token", m))
+        return counted("token", m) if len(groups) > 1 else ""
+
+    @property
+    def lazy(self) -> list[AttentionMap]:
+        """The exact maps; [] if there are only pictures."""
+        return [amap for amap in self.maps if isinstance(amap, AttentionMap)]
+
+    @property
+    def pooled(self) -> list[Picture]:
+        """The pictures of the maps; [] if the maps are exact."""
+        return [picture for picture in self.maps if isinstance(picture, Picture)]
+
+
+def groups_of(maps: Mapping[str, Kept]) -> list[Group]:
+    """The groups, in the order in which the model called the first layer of each."""
+    found: dict[tuple[object, ...], Group] = {}
+    for layer, (name, amap) in enumerate(maps.items()):
+        b, _, n, m = amap.shape
+        causal = _causal(amap)
+        gap = amap.rule.grid.gap if isinstance(amap, AttentionMap) else amap.gap
+        # Fewer queries than keys under a causal mask, or of a cache that has dropped some, are a step of generation.
+        over = crosses(module_name(name)) or (n != m and not causal and not gap.size)
+        key = type(amap), b, n, m, over, causal, gap
+        group = found.setdefault(key, Group([], [], over, causal, gap))
+        group.maps.append(amap)
+        group.layers.append(layer)
+    return list(found.values())
+
+
+def _causal(amap: Kept) -> bool:
+    if isinstance(amap, AttentionMap):
+        return is_causal(amap.mask)
+    n, m = amap.shape[2:]
+    return n == m and amap.largest.shape[2] > 1 and not bool(amap.largest.triu(1).any())
+
 
 REDUCES = "mean", "max"
 CLOSERS = "”’」』\"'"  # belong to the sentence that they end
@@ -26,12 +180,17 @@ CLOSERS = "”’」』\"'"  # belong to the sentence that they end
 
 @dataclass(frozen=True)
 class Side:
-    """The tokens along one side of a map: their texts, the ranges that are shown as one, and those outside of the
-    text."""
+    """The tokens along one side of a map: their texts, the ranges that are shown as one, those outside of the text."""
 
     words: list[str]
     units: list[tuple[int, int]]
     special: list[bool]
+
+    @classmethod
+    def numbered(cls, tokens: Sequence[int]) -> "Side":
+        """Positions or ids of unknown text, shown as numbers."""
+        names = [str(i) for i in tokens]
+        return cls(names, units_of(names), [True] * len(names))
 
     def cut(self, exact: bool) -> tuple[list[str], list[int]]:
         """The text of each cell (units if cells are exact, tokens otherwise) and the indices of special ones."""
@@ -41,45 +200,45 @@ class Side:
 
 
 def passage(
-    title: str, maps: Sequence[AttentionMap], entry: int, sides: tuple[Side, Side | None], places: Places, cells: int,
+    title: str, maps: Sequence[Kept], entry: int, sides: tuple[Side, Side | None], places: Places, cells: int,
     progress: Progress | None, layers: Sequence[int] = (), first: tuple[int, int] = (0, 0),
 ) -> Passage:  # fmt: skip
-    """The maps of one batch entry: exact weights up to `cells` tokens, otherwise mean and maximum in `cells` cells.
-    layers: their indices in the report, () for all. first: the query and the key at which the sides begin, for exact
-    maps."""
+    """The maps of one batch entry: exact weights up to `cells` tokens, otherwise mean and maximum in `cells` cells; of
+    pictures their cells. layers: their indices in the report, () for all. first: the query and the key at which the
+    sides begin, for exact maps."""
     queries, keys = sides
     n, m = len(queries.words), len((keys or queries).words)
-    exact = max(n, m) <= cells
+    exact = [amap for amap in maps if isinstance(amap, AttentionMap)]
     cell, peaks = 1, None
-    if exact:
+    if not exact:
+        cell = -(-max(maps[0].shape[2:]) // SIZE)
+        pictures = [picture for picture in maps if isinstance(picture, Picture)]
+        means = places.stacked([picture.mean[entry].cpu().numpy() for picture in pictures], 0.0)
+        peaks = places.stacked([picture.largest[entry].cpu().numpy() for picture in pictures], 0.0)
+    elif max(n, m) <= cells:
         rows, columns = (slice(at, at + size) for at, size in zip(first, (n, m), strict=True))
-        weights = places.stacked([amap[entry, :, rows, columns].cpu().numpy() for amap in maps], 0.0)
-        means = _by_units(weights, queries, keys or queries)
+        means = places.stacked([amap[entry, :, rows, columns].cpu().numpy() for amap in exact], 0.0)
     else:
         cell = -(-max(maps[0].shape[2:]) // cells)
         high, wide = -(-n // cell), -(-m // cell)
-        means, peaks = (_pooled(maps, entry, places, cells, reduce, progress)[..., :high, :wide] for reduce in REDUCES)
-    return _passage(title, means, cell, peaks, sides, layers)
+        means, peaks = (_pooled(exact, entry, places, cells, reduce, progress)[..., :high, :wide] for reduce in REDUCES)
+    return composed_passage(title, means, cell, peaks, sides, layers)
 
 
-def picture_passage(
-    title: str, pictures: Sequence[Picture], entry: int, sides: tuple[Side, Side | None], places: Places,
+def composed_passage(
+    title: str, means: np.ndarray, cell: int, peaks: np.ndarray | None, sides: tuple[Side, Side | None],
     layers: Sequence[int] = (),
 ) -> Passage:  # fmt: skip
-    """A passage from pictures of maps; arguments as in `passage`."""
-    means = places.stacked([picture.mean[entry].cpu().numpy() for picture in pictures], 0.0)
-    peaks = places.stacked([picture.largest[entry].cpu().numpy() for picture in pictures], 0.0)
-    cell = -(-max(pictures[0].shape[2:]) // SIZE)
-    if cell > 1:
-        return _passage(title, means, cell, peaks, sides, layers)
-    return _passage(title, _by_units(means, sides[0], sides[1] or sides[0]), 1, None, sides, layers)
-
-
-def composed_passage(title: str, means: np.ndarray, cell: int, peaks: np.ndarray | None, side: Side) -> Passage:
-    """A passage from pictures of all layers and heads whose cells are squares of `cell` × `cell` tokens."""
+    """A passage from weights of all layers and heads whose cells are squares of `cell` × `cell` tokens."""
+    queries, keys = sides
     if cell == 1:
-        means = _by_units(means, side, side)
-    return _passage(title, means, cell, peaks, (side, None), ())
+        means, peaks = _by_units(means, queries, keys or queries), None
+    words, special = queries.cut(cell == 1)
+    other, special_keys = (None, []) if keys is None else keys.cut(cell == 1)
+    return Passage(
+        title, words, means, cell, peaks, [] if keys else sentences(words, special), keys=other, layers=list(layers),
+        special=special, special_keys=special_keys,
+    )  # fmt: skip
 
 
 def _pooled(
@@ -96,8 +255,7 @@ def _pooled(
 
 
 def sentences(tokens: list[str], special: Collection[int] = ()) -> list[tuple[int, int]]:
-    """Token ranges of the sentences, which end at 。！？!?…, a full stop before white space, or a line end; special
-    tokens at the end belong to the last one."""
+    """Token ranges of the sentences, which end at 。！？!?…, a full stop before white space, or a line end."""
     ends, start = [], 0
     for i, token in enumerate(tokens):
         after = tokens[i + 1] if i + 1 < len(tokens) else "\n"
@@ -109,27 +267,13 @@ def sentences(tokens: list[str], special: Collection[int] = ()) -> list[tuple[in
             start = i + 1
     if any(not tokens[i].isspace() and i not in special for i in range(start, len(tokens))):
         ends.append((start, len(tokens)))
-    elif ends and start < len(tokens) and special:
+    elif ends and start < len(tokens) and special:  # those at the end belong to the last one
         ends[-1] = ends[-1][0], len(tokens)
     return ends if len(ends) > 1 else []
 
 
-def _passage(
-    title: str, means: np.ndarray, cell: int, peaks: np.ndarray | None, sides: tuple[Side, Side | None],
-    layers: Sequence[int],
-) -> Passage:  # fmt: skip
-    queries, keys = sides
-    words, special = queries.cut(cell == 1)
-    other, special_keys = (None, []) if keys is None else keys.cut(cell == 1)
-    return Passage(
-        title, words, means, cell, peaks, [] if keys else sentences(words, special), keys=other, layers=list(layers),
-        special=special, special_keys=special_keys,
-    )  # fmt: skip
-
-
 def _by_units(weights: np.ndarray, queries: Side, keys: Side) -> np.ndarray:
-    """[layers, heads, units, units]: the mean over the queries and the sum over the keys of a unit, so that rows sum to
-    one."""
+    """[layers, heads, units, units]: the mean over the queries and the sum over the keys of a unit; rows sum to one."""
     if len(keys.units) < weights.shape[3]:
         weights = np.add.reduceat(weights, [start for start, _ in keys.units], axis=3)
     if len(queries.units) < weights.shape[2]:
@@ -163,16 +307,9 @@ class Text:
         special = [self.special[at][i] for i in tokens]
         if self.pieces is None:
             assert self.ids is not None
-            names = [str(int(self.ids[at, i])) for i in tokens]
-            return Side(names, units_of(names), [True] * len(names))
+            return Side.numbered(self.ids[at, list(tokens)].tolist())
         words = [self.pieces[at][i] for i in tokens]
         return Side(words, units_of(words), special)
-
-
-def numbered(tokens: Sequence[int]) -> Side:
-    """Positions without known tokens, shown as numbers."""
-    names = [str(i) for i in tokens]
-    return Side(names, units_of(names), [True] * len(names))
 
 
 def text_of(name: str, tokens: Any, pieces: Any, tokenizer: Any, written: str = "text") -> Text | None:

@@ -20,13 +20,16 @@ from headwise.reports.figure import (
     LINE,
     MUTED,
     READABLE as LABELLED,
+    axis_names,
     bar,
     cell_inches,
     clipped,
     colour_bar,
+    colour_map,
     draw,
     drawable,
     figure_class,
+    figure_of,
     font,
     label_of,
     label_size,
@@ -39,6 +42,7 @@ from headwise.reports.figure import (
     shown,
     sides,
     ticks,
+    titled,
     width_of,
 )
 from headwise.reports.messages import message, said
@@ -72,19 +76,17 @@ def write_pngs(
         for layer, head in heads[k]:
             if progress is not None:
                 progress("drawing", len(written), total)
-            picture = pixels(_heat_map(report, passage, layer, head, lang, labelled=False))
+            picture = pixels(heat_map(report, passage, layer, head, lang, labelled=False))
             name = f"{prefix}layer-{layer}-head-{head}.png"
             written.append(save_pixels(np.minimum(labels, picture), folder / name))
     return written
 
 
-def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str | None = None) -> "Figure":
-    """One head: axes with the characters, colour bar and, for short texts, the weight in each cell; of pooled maps, the
-    largest weight of each cell."""
-    return _heat_map(report, passage, layer, head, language_of(lang), labelled=True)
-
-
-def _heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str, labelled: bool) -> "Figure":
+def heat_map(
+    report: Report, passage: Passage, layer: int, head: int, lang: str | None = None, *, labelled: bool = True
+) -> "Figure":
+    """One head: axes with the tokens, colour bar, the weights of a short text; of pooled maps the largest."""
+    lang = language_of(lang)
     text, figure = words(lang, "report"), _frame(report, passage, lang, labelled)
     (axes,) = figure.axes
     weights = finite(shown(passage)[report.shown_in(passage).index(layer), head])
@@ -97,9 +99,8 @@ def _heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str
     pattern = in_language(report.patterns[layer][head], lang)
     name = text["head_name"].format(layer=layer, head=head)
     title = in_language(joined([name, pattern], tr(": ")), lang) if pattern else name
-    title, room = drawable(title), beside.width * figure.get_figwidth() + 1.2
-    points = 12 * min(1.0, room / width_of(title, 12))  # a title is not cut
-    axes.set_title(title, loc="left", pad=10, color=INK, fontproperties=font(points))
+    room = beside.width * figure.get_figwidth() + 1.2
+    titled(axes, title, 12 * min(1.0, room / width_of(drawable(title), 12)), pad=10)  # it is not cut
     size = max(weights.shape)
     if size <= WITH_VALUES and passage.cell == 1:
         numbers(axes, image, weights, beside.width * figure.get_figwidth() / weights.shape[1], passage.causal)
@@ -119,15 +120,14 @@ def _frame(report: Report, passage: Passage, lang: str, labelled: bool = True) -
     left, below, above, right = left + 0.4, below + 0.35, 0.45, 1.25
     high, wide = (cell * len(tokens) for tokens in (queries, keys))
     whole = left + wide + right, below + high + above
-    figure = figure_class()(figsize=whole, facecolor="white")
+    figure = figure_of(*whole, layout=None)
     axes = figure.add_axes((left / whole[0], below / whole[1], wide / whole[0], high / whole[1]))
     axes.set_xlim(-0.5, len(keys) - 0.5)
     axes.set_ylim(len(queries) - 0.5, -0.5)
     axes.spines[:].set_color(LINE)
     if labelled:
         ticks(axes, queries, keys, passage.cell, cell)
-        axes.set_xlabel(text["key_axis"], color=MUTED, fontproperties=font(10))
-        axes.set_ylabel(text["query_axis"], color=MUTED, fontproperties=font(10))
+        axis_names(axes, text["key_axis"], text["query_axis"])
     else:
         axes.set_xticks([])
         axes.set_yticks([])
@@ -140,8 +140,7 @@ def overview(report: Report, passage: Passage, lang: str | None = None) -> "Figu
     text, between = words(lang, "report"), in_language(COMMA, lang).strip()
     layers, heads = report.shown_in(passage), report.shape[1]
     maps = shown(passage)
-    size = 1.5 * heads + 0.5, 1.75 * len(layers) + 0.7
-    figure = figure_class()(figsize=size, layout="constrained", facecolor="white")
+    figure = figure_of(1.5 * heads + 0.5, 1.75 * len(layers) + 0.7)
     figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.02, hspace=0.02)
     grid = figure.subplots(len(layers), heads, squeeze=False)
     for row, layer in enumerate(layers):
@@ -171,23 +170,24 @@ def loss_curve(
     texts, `heldout`, the loss of each, in nats per token. baselines: held-out losses of other models, as lines."""
     if not log:
         raise ConfigError("loss_curve(log): got no entries, expected at least one evaluation")
-    figure = figure_class()(figsize=(8.4, 4.6), layout="constrained", facecolor="white")
+    figure = figure_of(8.4, 4.6)
     axes = figure.subplots()
     steps = [entry["step"] for entry in log]
-    axes.plot(steps, [entry["train_loss"] for entry in log], color="#c9c7bd", linewidth=1.4, label=said("batch"))
+    axes.plot(
+        steps, [entry["train_loss"] for entry in log], color="#c9c7bd", linewidth=1.4, label=said(tr("training batch"))
+    )
     colours = stops("light")
     names = [name for name in log[0].get("heldout", {}) if name != "all"]
     for k, name in enumerate(names):
         losses = [entry["heldout"][name] for entry in log]
         colour = colours[14 + round(14 * k / max(1, len(names) - 1))]
-        axes.plot(steps, losses, color=colour, linewidth=2, label=drawable(said("heldout_of", name=name)))
+        axes.plot(steps, losses, color=colour, linewidth=2, label=drawable(said(tr("held out: {name}", name=name))))
     if not names:
         axes.plot(
-            steps, [entry["heldout_loss"] for entry in log], color=colours[22], linewidth=2, label=said("heldout")
+            steps, [entry["heldout_loss"] for entry in log], color=colours[22], linewidth=2, label=said(tr("held out"))
         )
     _baselines(axes, baselines or {})
-    axes.set_xlabel(said("step"), color=MUTED, fontproperties=font(10))
-    axes.set_ylabel(said("loss"), color=MUTED, fontproperties=font(10))
+    axis_names(axes, said(tr("step", sense="training")), said(tr("loss, nats per token")))
     quiet(axes)
     axes.legend(frameon=False, prop=font(9))
     save(figure, Path(path))
@@ -252,9 +252,7 @@ def panels(
     tokens = [passage.tokens[i] for i in own]
     side = max(LEAST, CELL * len(tokens))
     large = float(np.clip(side, 11, 30))  # points: titles grow with the picture
-    figure = figure_class()(
-        figsize=(len(views) * (side + 1.8), side + 0.08 * large + 0.8), layout="constrained", facecolor="white"
-    )
+    figure = figure_of(len(views) * (side + 1.8), side + 0.08 * large + 0.8)
     grid = figure.subplots(1, len(views), squeeze=False)[0]
     for axes, layer in zip(grid, views, strict=True):
         rows = finite(passage.maps[layer, head])[own]
@@ -263,8 +261,7 @@ def panels(
         bar(figure, image, axes, text["weight"], cut)
         ticks(axes, tokens, tokens, 1, side / len(tokens))
         numbers(axes, image, weights, side / len(tokens))
-        axes.set_xlabel(text["key_axis"], color=MUTED, fontproperties=font(large * 0.9))
-        axes.set_ylabel(text["query_axis"], color=MUTED, fontproperties=font(large * 0.9))
+        axis_names(axes, text["key_axis"], text["query_axis"], large * 0.9)
         said = message(
             "panel_padded" if passage.special else "panel", zero=f"{np.mean(weights == 0):.1%}",
             low=float(sums.min()), high=float(sums.max()),
@@ -303,7 +300,7 @@ def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: st
     values = similarity.matrix.numpy()[np.ix_(at, at)]
     names = [similarity.names[i] for i in at]
     inches = float(np.clip(0.14 * size, 4.2, 12.0))
-    figure = figure_class()(figsize=(inches + 1.9, inches + 1.2), layout="compressed", facecolor="white")
+    figure = figure_of(inches + 1.9, inches + 1.2, layout="compressed")
     axes = figure.subplots()
     image = _draw(axes, values, similarity)
     if alike:
@@ -311,18 +308,15 @@ def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: st
     else:
         _layer_lines(axes, names)
     _ticks(axes, names)
-    if directed:
-        axes.set_ylabel("writes", color=MUTED, fontproperties=font(10))
-    if size > 1:
-        label = f"{'reads   ·   ' if directed else ''}grey: each head with itself, not on the scale"
-        axes.set_xlabel(label, color=MUTED, fontproperties=font(10))
+    itself = f"{'reads   ·   ' if directed else ''}grey: each head with itself, not on the scale"
+    axis_names(axes, itself if size > 1 else "", "writes" if directed else "")
     colour_bar(figure, image, axes, similarity.unit)
-    axes.set_title(drawable(title or similarity.title), loc="left", pad=10, color=INK, fontproperties=font(12))
+    titled(axes, title or similarity.title, 12, pad=10)
     return figure
 
 
 def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
-    from matplotlib.colors import LinearSegmentedColormap, Normalize
+    from matplotlib.colors import Normalize
 
     # The diagonal is not informative and would determine the scale: it is grey, except for a single head.
     itself = np.eye(len(values), dtype=bool) & (len(values) > 1)
@@ -330,26 +324,19 @@ def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
     low, high = min(0.0, float(others.min())), max(0.0, float(others.max()))
     if low < -0.02 * high:
         end = max(high, -low) or 1.0
-        colours = LinearSegmentedColormap.from_list("headwise-signed", _signed())
+        above, below = stops("light"), BELOW[::-1]  # the lightest, for 0, is in the middle
+        colours: Sequence[Any] = [
+            *((0.5 * k / len(below), colour) for k, colour in enumerate(below)),
+            *((0.5 + 0.5 * k / (len(above) - 1), colour) for k, colour in enumerate(above)),
+        ]
         norm = Normalize(-end, end, clip=True)
     else:
         # A divergence is small for similar heads; darker means more similar in every picture.
-        scale = stops("light")[::-1] if similarity.small_is_alike else stops("light")
-        colours = LinearSegmentedColormap.from_list("headwise", scale)
+        colours = stops("light")[::-1] if similarity.small_is_alike else stops("light")
         norm = Normalize(0.0, high or 1.0, clip=True)
-    for spine in axes.spines.values():
-        spine.set_color(LINE)
+    axes.spines[:].set_color(LINE)
     shown = np.ma.array(values, mask=itself)
-    return axes.imshow(
-        shown, cmap=colours.with_extremes(bad=ITSELF), norm=norm, interpolation="nearest", aspect="equal"
-    )
-
-
-def _signed() -> list[tuple[float, str]]:
-    """Colours with their positions from 0 to 1; the lightest, for 0, is in the middle."""
-    above, below = stops("light"), BELOW[::-1]
-    left = [(0.5 * k / len(below), colour) for k, colour in enumerate(below)]
-    return left + [(0.5 + 0.5 * k / (len(above) - 1), colour) for k, colour in enumerate(above)]
+    return axes.imshow(shown, cmap=colour_map(colours, ITSELF), norm=norm, interpolation="nearest", aspect="equal")
 
 
 def _boxes(axes: "Axes", groups: list[list[str]], names: list[str]) -> None:

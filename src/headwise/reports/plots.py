@@ -10,12 +10,12 @@ import numpy as np
 from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles.score import DEFINITIONS
 from headwise.analysis.history import NO_ROLE, HeadHistory
-from headwise.analysis.importance import PruningCurve
+from headwise.analysis.importance.curve import PruningCurve
 from headwise.errors import ConfigError
 from headwise.reports.colours import stops
-from headwise.reports.figure import INK, LINE, MUTED, drawable, figure_class, font, quiet, save
+from headwise.reports.figure import INK, LINE, MUTED, axis_names, drawable, figure_of, font, quiet, save, titled
 from headwise.reports.messages import said
-from headwise.wording import in_language, language, scaled
+from headwise.wording import in_language, language, scaled, tr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,28 +47,26 @@ def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figur
     earlier occurrences (random tokens, repeated), entropy on the held-out passage, and similarity of outputs."""
     if not history.looks:
         raise ConfigError("history: contains no records, so there is nothing to plot")
-    figure = figure_class()(figsize=(10.6, 7.4), layout="constrained", facecolor="white")
+    figure = figure_of(10.6, 7.4)
     grid = figure.subplots(2, 2, sharex=True)
     broad = history.passage("broad")
     panels = [
-        (said("previous"), history.repeats("previous"), 1.0),
-        (said("induction"), history.repeats("induction"), 1.0),
-        (said("broad"), broad, float(np.nanmax(broad, initial=0.0)) or 1.0),
+        (said(tr("weight on the previous token · random tokens, repeated")), history.repeats("previous"), 1.0),
+        (said(tr("induction weight · random tokens, repeated")), history.repeats("induction"), 1.0),
+        (said(tr("entropy, nats · held-out passage")), broad, float(np.nanmax(broad, initial=0.0)) or 1.0),
     ]
     for axes, (name, values, top) in zip(grid.flat, panels, strict=False):
         _lines(axes, history, values)
-        axes.set_title(drawable(name), loc="left", color=INK, fontproperties=font(10))
+        titled(axes, name)
         axes.set_ylim(0.0, 1.04 * top)
     _likeness(grid[1, 1], history)
     for axes in grid.flat:
         quiet(axes)
     for axes in grid[1]:
-        axes.set_xlabel(said("step"), color=MUTED, fontproperties=font(10))
+        axis_names(axes, said(tr("step", sense="training")))
     _legend(figure, history)
-    figure.suptitle(
-        drawable(title or said("training", title=history.title)), x=0.01, ha="left", color=INK,
-        fontproperties=font(12),
-    )  # fmt: skip
+    title = drawable(title or said(tr("Heads during training: {title}", title=history.title)))
+    figure.suptitle(title, x=0.01, ha="left", color=INK, fontproperties=font(12))
     return figure
 
 
@@ -102,14 +100,15 @@ def _lines(axes: "Axes", history: HeadHistory, values: np.ndarray) -> None:
 def _likeness(axes: "Axes", history: HeadHistory) -> None:
     """Mean over all pairs, and over those inside a layer."""
     shown: list[Any] = []
-    for measure, colour, word in (("cka", INK, "CKA"), ("cosine", "#009e73", said("cosine"))):
+    for measure, colour, word in (("cka", INK, "CKA"), ("cosine", "#009e73", said(tr("cosine")))):
         for within, style in ((False, "-"), (True, ":")):
             values = history.alike(measure, within)
             if not np.isnan(values).all():
-                pairs = said("within" if within else "pairs", measure=word)
+                form = tr("{measure}, pairs of one layer") if within else tr("{measure}, all pairs")
+                pairs = said(form.filled(measure=word))
                 mark = "o" if len(history.looks) == 1 else None
                 shown += axes.plot(history.steps, values, style, color=colour, linewidth=1.6, marker=mark, label=pairs)
-    axes.set_title(drawable(said("alike")), loc="left", color=INK, fontproperties=font(10))
+    titled(axes, said(tr("similarity of the outputs of two heads, mean · held-out passage")))
     if shown:
         axes.legend(handles=shown, frameon=False, prop=font(9), labelcolor=MUTED)
     else:
@@ -117,7 +116,8 @@ def _likeness(axes: "Axes", history: HeadHistory) -> None:
 
 
 def _unmeasured(axes: "Axes") -> None:
-    axes.text(0.5, 0.5, said("unmeasured"), transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
+    words = said(tr("not measured"))
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
 
 
 def _legend(figure: "Figure", history: HeadHistory) -> None:
@@ -126,14 +126,17 @@ def _legend(figure: "Figure", history: HeadHistory) -> None:
 
     roles = [history.role(*at) for at in np.ndindex(*history.shape)]
     counts = sorted({role: roles.count(role) for role in roles}.items(), key=lambda one: (one[0] == NO_ROLE, -one[1]))
-    words = {NO_ROLE: said("no_role"), **{role: in_language(one.word, language()) for role, one in DEFINITIONS.items()}}
+    words = {
+        NO_ROLE: said(tr("no role")),
+        **{role: in_language(one.word, language()) for role, one in DEFINITIONS.items()},
+    }
     handles = [
         Line2D([], [], color=_colour(role), linewidth=2.0, label=drawable(f"{words.get(role, role)} ({count})"))
         for role, count in counts
     ]
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, prop=font(9),
-        labelcolor=MUTED, title=said("clearest"), title_fontproperties=font(9),
+        labelcolor=MUTED, title=said(tr("clearest role at the last step (heads)")), title_fontproperties=font(9),
     )  # fmt: skip
 
 
@@ -141,20 +144,19 @@ def _colour(role: str) -> str:
     return COLOURS.get(role, OTHER)
 
 
-MEMORY = {
-    "materialised": "materialised_bytes", "cache": "cache_bytes", "mqa_cache": "mqa_cache_bytes",
-    "blockwise": "blockwise_bytes",
+MEMORY: dict[str, str] = {
+    tr("scores, materialised"): "materialised_bytes", tr("cache, multi-head"): "cache_bytes",
+    tr("cache, MQA"): "mqa_cache_bytes", tr("log-sum-exps, blockwise"): "blockwise_bytes",
 }  # fmt: skip
-WORK = {"flops": "flops", "exponentials": "exponentials"}  # in `picture_words`: of the columns
+WORK: dict[str, str] = {tr("FLOPs"): "flops", tr("exponentials"): "exponentials"}
 
 
 def write_trade_off(columns: Mapping[str, Sequence[Any]], path: str | os.PathLike[str], *, title: str) -> None:
-    """Write a PNG with memory and work over the number of heads, both axes logarithmic. columns: num_heads, head_dim
-    and those of MEMORY and WORK, a value per number of heads."""
-    figure: Figure = figure_class()(figsize=(10.4, 4.7), layout="constrained", facecolor="white")
+    """Memory and work over the number of heads as a PNG. columns: num_heads, head_dim, those of MEMORY and WORK."""
+    figure = figure_of(10.4, 4.7)
     memory, work = figure.subplots(1, 2)
-    _draw_costs(memory, columns, MEMORY, said("memory"), lambda value, _: scaled(value, "B"))
-    _draw_costs(work, columns, WORK, said("work"), lambda value, _: scaled(value))
+    _draw_costs(memory, columns, MEMORY, said(tr("memory of one layer")), lambda value, _: scaled(value, "B"))
+    _draw_costs(work, columns, WORK, said(tr("work of one forward pass of one layer")), lambda value, _: scaled(value))
     figure.suptitle(drawable(in_language(title, language())), color=INK, fontproperties=font(12))
     save(figure, Path(path))
 
@@ -172,8 +174,8 @@ def _draw_costs(
     axes.set_xscale("log", base=2)
     axes.set_xticks(heads, [f"{h}\n{d}" for h, d in zip(heads, sizes, strict=True)])
     axes.minorticks_off()
-    axes.set_title(title, loc="left", color=INK, fontproperties=font(10.5))
-    axes.set_xlabel(said("sizes"), color=MUTED, fontproperties=font(10))
+    titled(axes, title, 10.5)
+    axis_names(axes, said(tr("number of heads h, and below it d_k = d_model / h")))
     quiet(axes)
     axes.yaxis.set_major_formatter(lambda value, at: number(value, at).replace(".00", "").replace(".0", ""))
     axes.legend(frameon=False, prop=font(9), labelcolor=INK)
@@ -194,7 +196,7 @@ def pruning_figure(curve: PruningCurve, *, chosen: int | None = None, limit: flo
     Marked: the number of removed heads `chosen`, and the increase of the loss `limit`, 0.01 for 1 %."""
     if len(curve.removed) < 2:
         raise ConfigError(f"curve: {len(curve.removed)} point; expected at least 2 to draw a line")
-    figure: Figure = figure_class()(figsize=(10.4, 4.5), layout="constrained", facecolor="white")
+    figure = figure_of(10.4, 4.5)
     whole, near = figure.subplots(1, 2)
     top = float(curve.loss[0])
     for axes in (whole, near):
@@ -211,12 +213,12 @@ def pruning_figure(curve: PruningCurve, *, chosen: int | None = None, limit: flo
     share.tick_params(color=LINE, labelcolor=MUTED, length=3, labelsize=8.5)
     share.spines["right"].set_color(LINE)
     place = {"xycoords": "axes fraction", "ha": "center"}
-    near.annotate(said("increase"), (1.0, 1.02), **place, color=MUTED, fontproperties=font(8.5))
-    whole.set_title(said("against"), loc="left", color=INK, fontproperties=font(10.5))
-    near.set_title(said("near"), loc="left", color=INK, fontproperties=font(10.5))
+    near.annotate(said(tr("increase, %")), (1.0, 1.02), **place, color=MUTED, fontproperties=font(8.5))
+    titled(whole, said(tr("loss against heads kept")), 10.5)
+    titled(near, said(tr("near the loss of the whole model")), 10.5)
     names = whole.get_legend_handles_labels()
     figure.legend(*names, loc="outside lower center", ncols=len(names[0]), frameon=False, prop=font(9), labelcolor=INK)
-    title = said("removed", count=curve.total, method=curve.method)
+    title = said(tr("{count} heads, removed by {method}", count=curve.total, method=curve.method))
     figure.suptitle(drawable(title), color=INK, fontproperties=font(12))
     return figure
 
@@ -227,26 +229,26 @@ def _draw_losses(axes: "Axes", curve: PruningCurve, chosen: int | None, limit: f
     kept, colours, chance = curve.kept, stops("light"), curve.random
     count = len(chance)
     if count > 1:
-        orders = said("random", count=count)
+        orders = said(tr("{count} random orders", count=count))
         axes.fill_between(kept, chance.min(0), chance.max(0), color="#e3e1d8", linewidth=0, label=orders)
-    word = said("mean" if count > 1 else "one_random")
+    word = said(tr("their mean") if count > 1 else tr("1 random order"))
     axes.plot(kept, chance.mean(0), color=MUTED, linewidth=1.4, linestyle=(0, (4, 2)), label=word)
     errors = np.nan_to_num(curve.errors)
     axes.errorbar(
         kept, curve.loss, yerr=errors, color=colours[26], linewidth=2, marker="o", markersize=3.2, elinewidth=1,
-        label=said("order"),
+        label=said(tr("this order, ± a standard error")),
     )  # fmt: skip
     if limit is not None:
         level = float(curve.loss[0]) * (1 + limit)
-        axes.axhline(level, color=MUTED, linestyle=(0, (1, 2)), linewidth=1, label=said("limit", percent=100 * limit))
+        words = said(tr("{percent:g} % more", percent=100 * limit))
+        axes.axhline(level, color=MUTED, linestyle=(0, (1, 2)), linewidth=1, label=words)
     if chosen is not None:
         at = list(curve.removed).index(chosen)
         axes.plot(
             [kept[at]], [curve.loss[at]], color=INK, marker="o", markersize=9, fillstyle="none", linestyle="none",
-            label=said("chosen", count=chosen),
+            label=said(tr("chosen: {count} removed", count=chosen)),
         )  # fmt: skip
     axes.set_xlim(curve.total + 0.4, kept.min() - 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel(said("kept"), color=MUTED, fontproperties=font(9.5))
-    axes.set_ylabel(said("loss"), color=MUTED, fontproperties=font(9.5))
+    axis_names(axes, said(tr("heads kept; all of them at the left")), said(tr("loss, nats per token")), 9.5)
     quiet(axes)

@@ -21,9 +21,8 @@ from headwise.reports.images import images_of
 from headwise.reports.messages import message
 from headwise.reports.numbers import check_sort, wanted
 from headwise.reports.page import write_report
-from headwise.reports.passages import text_of
+from headwise.reports.passages import inputs_of, text_of
 from headwise.reports.pictures import write_pngs
-from headwise.reports.sources import inputs_of
 from headwise.reports.text import CELLS, check_beside, known_of, look_at, with_beside
 from headwise.reports.watched import of_maps, report as report
 from headwise.telemetry import Record, watch
@@ -105,8 +104,7 @@ def see(
 
 @dataclass(frozen=True)
 class Asked:
-    """What a report is asked for, by `see` or by the command, whose arguments these are; sort: the statistic that its
-    table is sorted by."""
+    """What a report is asked for, the arguments of `see` and of the command; sort: the statistic of its table."""
 
     text: Any = None
     model: Any = None

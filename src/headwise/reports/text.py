@@ -16,30 +16,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles import roles
+from headwise.analysis.head_roles.result import roles
 from headwise.base.run import Progress, ignored, part
 from headwise.corpus.select import varied
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel, TokenizedText
-from headwise.lm.loading.base import Look, check_window, whole_window
+from headwise.lm.loading.base import check_window, whole_window
 from headwise.map import AttentionMap
 from headwise.masks import Span
 from headwise.reports.data import Passage, Report
 from headwise.reports.messages import message
 from headwise.reports.numbers import (
-    both_counts,
+    SOME_VALUES,
+    VALUES,
     comparisons,
     importance,
     leading,
     nonfinite_counts,
-    nonfinite_in_windows,
     nonfinite_notes,
     statistics,
     wanted,
     writes,
 )
-from headwise.reports.passages import Side, composed_passage, in_words, labels_of, passage
-from headwise.reports.sources import Places
+from headwise.reports.passages import Places, Side, composed_passage, in_words, labels_of, passage
 from headwise.stats import Measure, Tokens, of_tokens
 from headwise.table.show import duration
 from headwise.wording import counted, joined, tr
@@ -66,7 +65,7 @@ def look_at(
     played = [roles(amap, tokens=seen.ids, pieces=seen.pieces, embeddings=subject.embedding) for amap in maps]
     progress("roles", 1, 1)
     progress("comparing", 0, 1)
-    alike, not_compared = comparisons(seen.look.outputs, maps, places)
+    alike, not_compared = comparisons(seen.outputs, maps, places)
     progress("comparing", 1, 1)
     needed, not_measured = importance(subject, reading, places, part(progress, "importance"))
     sizes = [counted("character", len(text))]
@@ -134,14 +133,14 @@ def side_of(reading: TokenizedText) -> Side:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a text gave: the statistics of each layer and the passage are of all of it; maps, head outputs, ids and
-    pieces of all of it or of some of its windows. nonfinite: of each layer."""
+    """What a text gave: the statistics of each layer, the passage and the loss in nats per token are of all of it;
+    maps, head outputs, ids and pieces of all of it or of some of its windows. nonfinite: of each layer."""
 
     results: Sequence[Mapping[str, Tensor]]
     passage: Passage
     loss: float | None
     maps: list[AttentionMap]
-    look: Look
+    outputs: Sequence[Tensor]
     ids: Tensor
     pieces: Any
     nonfinite: Sequence[Mapping[str, Tensor]]
@@ -153,12 +152,7 @@ def _seen(
 ) -> _Seen:  # fmt: skip
     """Read a text in windows of `size` tokens, or whole."""
     if size is not None:
-        slid = slide(subject, reading, size, measures, places, cells, progress)
-        ids, pieces = sample(reading, size)
-        found = subject.look(ids)
-        shown = composed_passage(title, slid.means, slid.cell, slid.peaks, side_of(reading))
-        means = [{name: value[None] for name, value in layer.items()} for layer in slid.statistics]
-        return _Seen(means, shown, slid.loss, list(found.maps.values()), found, ids, pieces, slid.nonfinite)
+        return _slide(subject, reading, title, size, measures, places, cells, progress)
     progress("reading", 0, 1)
     found = subject.look(reading.ids)
     progress("reading", 1, 1)
@@ -169,9 +163,8 @@ def _seen(
     shown = passage(title, maps, 0, (side_of(reading), None), places, cells, progress)
     if shown.cell == 1:
         shown = replace(shown, writes=writes(subject, reading, maps, places))
-    return _Seen(
-        results, shown, found.loss, maps, found, reading.ids, reading.pieces, list(map(nonfinite_counts, maps))
-    )
+    counts = list(map(nonfinite_counts, maps))
+    return _Seen(results, shown, found.loss, maps, found.outputs, reading.ids, reading.pieces, counts)
 
 
 BATCH = 8  # windows at a time
@@ -182,26 +175,11 @@ SLOWER = 4.0  # reading windows takes at most this many times the seconds of the
 
 @dataclass(frozen=True)
 class Window:
-    """A window: all leading special tokens of the text, then the tokens `start` to `stop`. Its results count from the
-    token `own` on."""
+    """A window: the leading special tokens of the text, then the tokens `start` to `stop`; it counts from `own` on."""
 
     start: int
     stop: int
     own: int
-
-
-@dataclass(frozen=True)
-class Slid:
-    """What all windows gave: statistics [heads] and `nonfinite_counts` of each layer, the loss in nats per token; of
-    the maps the mean and the largest weights [layers, heads, P, Q] of `cell` × `cell` tokens, no largest if cell is
-    1."""
-
-    statistics: list[dict[str, Tensor]]
-    loss: float | None
-    cell: int
-    means: np.ndarray
-    peaks: np.ndarray | None
-    nonfinite: list[dict[str, Tensor]]
 
 
 def size_for(subject: LoadedModel, tokens: int, window: int | None) -> int | None:
@@ -267,11 +245,11 @@ def check_length(subject: LoadedModel, text: str) -> None:
 
 
 @torch.no_grad()
-def slide(
-    subject: LoadedModel, reading: TokenizedText, size: int, measures: Sequence[Measure], places: Places, cells: int,
-    progress: Progress,
-) -> Slid:  # fmt: skip
-    """Read a text in windows of `size` tokens and collect statistics, loss and pictures."""
+def _slide(
+    subject: LoadedModel, reading: TokenizedText, title: str, size: int, measures: Sequence[Measure], places: Places,
+    cells: int, progress: Progress,
+) -> _Seen:  # fmt: skip
+    """Read a text in windows of `size` tokens; maps and outputs are of some of them."""
     n, lead = len(reading), len(list(leading(reading.special)))
     windows = windows_of(n, size, lead)
     cell = -(-n // cells)
@@ -288,7 +266,10 @@ def slide(
         rows = range(own, size)
         for layer, amap in enumerate(maps):
             ends = owned(amap, rows)
-            bad[layer] = both_counts(bad[layer], nonfinite_in_windows(nonfinite_counts(ends)))
+            for code, found in nonfinite_counts(ends).items():
+                # Values are partly those of other windows too: that there are some is all that is known.
+                code = SOME_VALUES if code == VALUES else code
+                bad[layer][code] = bad[layer].get(code, 0) + found
             for name, value in ends.measure(*kinds).items():
                 sums[layer].setdefault(name, []).append((len(group) * len(rows), value.cpu()))
             for entry, tokens in enumerate(at):
@@ -297,8 +278,12 @@ def slide(
         lost, counted, done = lost + loss * more, counted + more, done + len(group)
     progress("reading", len(windows), len(windows))
     largest = {measure.name for measure in measures if varied(measure).largest}
-    statistics = [{name: _joined(found, name in largest) for name, found in layer.items()} for layer in sums]
-    return Slid(statistics, lost / counted if counted else None, cell, *canvas.finished(), bad)
+    means = [{name: _joined(found, name in largest)[None] for name, found in layer.items()} for layer in sums]
+    ids, pieces = sample(reading, size)
+    look = subject.look(ids)
+    shown = composed_passage(title, *canvas.finished(), (side_of(reading), None))
+    mean = lost / counted if counted else None
+    return _Seen(means, shown, mean, list(look.maps.values()), look.outputs, ids, pieces, bad)
 
 
 def sample(reading: TokenizedText, size: int) -> tuple[Tensor, list[list[str]]]:
@@ -384,10 +369,10 @@ class _Canvas:
         visible = (np.asarray(columns)[None] <= np.asarray(rows)[:, None]).astype(np.float32)
         self._pairs[layer][np.ix_(i, j)] += np.add.reduceat(np.add.reduceat(visible, high, 0), wide, 1)
 
-    def finished(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Means and maxima; no maxima if each cell is one weight."""
+    def finished(self) -> tuple[np.ndarray, int, np.ndarray | None]:
+        """Means, the tokens of a cell, and maxima; no maxima if each cell is one weight."""
         means = self._sums / np.maximum(self._pairs, 1)[:, None]
-        return means, None if self._cell == 1 else self._most
+        return means, self._cell, None if self._cell == 1 else self._most
 
     def _cells(self, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """The cells that tokens are in, and where each cell begins among them."""

@@ -24,9 +24,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from headwise.analysis.checks import head_name
 from headwise.errors import ConfigError, check_choice, check_declared
 from headwise.reports.data import Report, value_range
-from headwise.reports.findings import HEADS, Finding, findings, name_of, telling
+from headwise.reports.findings import HEADS, Finding, findings, losses_without, telling
 from headwise.reports.messages import message
 from headwise.reports.numbers import SCORES, SOME_VALUES, VALUES
 from headwise.reports.page import write_report
@@ -130,18 +131,16 @@ def print_report(
     report: Report, console: Console, *, sort: str | None = None, lang: str | None = None, everything: bool = False,
     last: Sequence[Text] = (),
 ) -> None:  # fmt: skip
-    """Print what a report says first: its findings, the heads that are worth a look, and remarks, in at most LINES
-    lines of 80 columns, with `last`, which is printed last.
-
-    Args:
-        sort: a statistic: the heads with the largest values instead, NaN last.
-        everything: all facts, all heads with the statistics that fit, and all remarks.
-    """
+    """Print the findings, the heads worth a look (or the largest by `sort`), and remarks, in at most LINES lines of
+    80 columns with `last`; or `everything`: all facts, all heads with the statistics that fit, and all remarks."""
     lang = language_of(lang)
     if sort is not None:
         check_choice("sort", sort, report.statistics)
     found = findings(report)
-    said = [_numbered(i, in_language(one.text, lang), console) for i, one in enumerate(found, 1)]
+    said = []
+    for i, one in enumerate(found, 1):
+        lines = Text(in_language(one.text, lang)).wrap(console, max(20, console.width - 3))
+        said.append(Text(f"{i}. ") + Text("\n   ").join(lines))
     unbroken: Block = list(last)
     if everything:
         unbroken += (facts := _facts(report, console, lang))
@@ -200,11 +199,6 @@ def _dim(texts: Iterable[str], lang: str) -> Block:
     return [Text(in_language(text, lang), style="dim") for text in texts]
 
 
-def _numbered(number: int, text: str, console: Console) -> Text:
-    lines = Text(text).wrap(console, max(20, console.width - 3))
-    return Text(f"{number}. ") + Text("\n   ").join(lines)
-
-
 def _height(block: Sequence[Text | Table], console: Console) -> int:
     """The lines that a block takes."""
     return sum(1 + x.row_count if isinstance(x, Table) else len(x.wrap(console, console.width)) for x in block)
@@ -222,15 +216,13 @@ def _heads(report: Report, found: list[Finding], sort: str | None, lang: str, co
     columns = {name: report.statistics.dense(name).numpy(force=True) for name in names}
     for name in names:
         table.add_column(label(name, lang, short=True) + (" ↓" if name == sort else ""), justify="right", no_wrap=True)
-    losses = None
-    if "loss without it" in report.importance:
-        losses = report.importance.dense("loss without it").numpy(force=True)
+    if (losses := losses_without(report)) is not None:
         table.add_column(in_language(message("loss"), lang), justify="right", no_wrap=True)
     for at in every[:count]:
         own = report.labels[at[0]][at[1]][:1] if report.labels else []
         pattern = own[0].words if own else report.patterns[at[0]][at[1]]
         row: list[str | Text] = [
-            name_of(at),
+            head_name(*at),
             Text(in_language(pattern, lang) or "·", style="" if own and own[0].sure else "dim"),
         ]
         if report.labels:
@@ -257,8 +249,7 @@ def _facts(report: Report, console: Console, lang: str) -> Block:
 
 
 def _lines(value: str, console: Console, indent: int) -> list[str]:
-    """The lines of a value beside its name in a terminal, broken at blanks alone, so that a path can be copied; through
-    a pipe one line."""
+    """The lines of a value in a terminal, broken at blanks alone, so that paths can be copied; one in a pipe."""
     if not console.is_terminal:
         return [value]
     return wrap(value, max(20, console.width - indent), break_long_words=False, break_on_hyphens=False) or [""]
@@ -268,7 +259,8 @@ def _fitting(report: Report, console: Console, sort: str | None, lang: str) -> t
     """The widest table that fits, and the names of the omitted statistics."""
     kept = list(report.statistics)
     # Drop the most dispensable measures first, then from the right.
-    drop = sorted((name for name in reversed(kept) if name != sort), key=lambda name: -_dispensable(name))
+    kinds = {name: known(name) for name in reversed(kept) if name != sort}
+    drop = sorted(kinds, key=lambda name: 0 if kinds[name] is None else -int(kinds[name].dispensable))
     missing: list[str] = []
     # Show one pattern per head if two do not fit.
     for patterns in (2, 1):
@@ -303,11 +295,6 @@ def _table(report: Report, kept: list[str], patterns: int, sort: str | None, lan
         row: list[str | Text] = [str(layer), str(head), *cells, Text(pattern)]
         table.add_row(*row[: len(table.columns)])
     return table
-
-
-def _dispensable(name: str) -> int:
-    kind = known(name)
-    return 0 if kind is None else int(kind.dispensable)
 
 
 def _cell(values: np.ndarray, at: tuple[int, int]) -> Text:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles import Label, Roles, roles
+from headwise.analysis.head_roles.result import Roles, roles
+from headwise.analysis.head_roles.score import Label
 from headwise.errors import ConfigError, ShapeError
 from headwise.kernels.events import module_name
 from headwise.map import AttentionMap
@@ -24,8 +25,7 @@ from headwise.reports.images import Images, images_of, with_patches
 from headwise.reports.messages import message
 from headwise.reports.numbers import alike, column, nonfinite_counts, nonfinite_notes, nonfinite_of_record, wanted
 from headwise.reports.page import write_report
-from headwise.reports.passages import Side, Text, in_words, labels_of, numbered, passage, picture_passage, text_of
-from headwise.reports.sources import Group, Places, groups_of, title as title_of
+from headwise.reports.passages import Group, Places, Side, Text, groups_of, in_words, labels_of, passage, text_of
 from headwise.reports.text import CELLS
 from headwise.stats import Tokens, known
 from headwise.table import HeadColumn, HeadTable
@@ -210,28 +210,23 @@ def _passages(
         before = 0 if group.crosses else m - n
         at = range(rows.start + before, rows.stop + before)  # of the queries, among the keys
         of_queries, of_keys = (list(map(group.token, part)) for part in (at, cols))
-        side = queries.side(entry, of_queries) if queries else numbered(of_queries)
+        side = queries.side(entry, of_queries) if queries else Side.numbered(of_queries)
         other: Side | None = None
         if group.crosses or at != cols:
-            other = keys.side(entry, of_keys) if keys else numbered(of_keys)
-        name = title_of(group, groups, len(rows), len(cols))
+            other = keys.side(entry, of_keys) if keys else Side.numbered(of_keys)
+        name = group.title(groups, len(rows), len(cols))
         title = joined(part for part in (name, message("title_entry", entry=entry) if b > 1 else "") if part)
         sides: tuple[Side, Side | None] = side, other
         patches: tuple[int | None, int | None] = None, None
         if images is not None:
             sides, patches = images.named(group, entry, sides, (at.start, cols.start))
-        if group.lazy:
-            first = rows.start, cols.start
-            shown = passage(title, group.lazy, entry, sides, own, cells, None, layers, first)
-        else:
-            shown = picture_passage(title, group.pooled, entry, sides, own, layers)
+        shown = passage(title, group.maps, entry, sides, own, cells, None, layers, (rows.start, cols.start))
         found.append(shown if images is None else images.over(shown, entry, sides, patches))
     return found
 
 
 def _real(group: Group, entry: int) -> tuple[range, range]:
-    """The rows and columns of an entry without its padding: from the first to the last query that is not fully masked,
-    and from the first to the last key with weight."""
+    """The rows and columns of an entry from the first to the last query that sees anything, and key with weight."""
     _, n, m = group.size
     if not group.lazy:
         return range(n), range(m)

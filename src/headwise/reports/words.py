@@ -56,11 +56,6 @@ PLACES = {
     "byte": tr("byte {at}"),
     "row": tr("row {at}"),
 }
-TERMINAL = {
-    "distinctive": tr(
-        "Heads that attend strongly in few passages ({by} in the strongest passage; in brackets: mean of the sample):"
-    ),
-}
 
 
 def by_name(by: str) -> Bilingual:
@@ -351,8 +346,7 @@ PAGES = {
 
 
 def words(lang: str, page: str) -> dict[str, str]:
-    """The words of the page "report", "viewer" or "corpus", or of the "notebook", those of all included, in "en" or
-    "zh"."""
+    """The words of the page "report", "viewer" or "corpus", or of the "notebook", and of all, in "en" or "zh"."""
     check_language(lang)
     shown = {key: in_language(text, lang) for key, text in {**SHARED, **PAGES[page]}.items()}
     if page == "viewer":  # its button leads to the other one

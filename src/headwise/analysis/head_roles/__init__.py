@@ -9,27 +9,3 @@
 >>> found.labels(0, 3)                                                 # a random head has no role
 []
 """
-
-from headwise.analysis.head_roles.relations import Mention, Placed, Sentence, parse_conllu, place_words, read_conllu
-from headwise.analysis.head_roles.repeats import HeadScores, RepeatProbe, probe_induction
-from headwise.analysis.head_roles.result import Roles, roles
-from headwise.analysis.head_roles.score import DEFINITIONS, VERSION, Choice, Label, RoleScore
-
-__all__ = [
-    "DEFINITIONS",
-    "VERSION",
-    "Choice",
-    "HeadScores",
-    "Label",
-    "Mention",
-    "Placed",
-    "RepeatProbe",
-    "RoleScore",
-    "Roles",
-    "Sentence",
-    "parse_conllu",
-    "place_words",
-    "probe_induction",
-    "read_conllu",
-    "roles",
-]

@@ -23,12 +23,8 @@ COLUMNS = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence with its tree.
-
-    Attributes:
-        words: the forms. heads: of each word, the index of its head in `words`, −1 for the root.
-        relations: of each word to its head, such as "nsubj" or "nmod:poss"; line: its first line in the file, from 1.
-    """
+    """A sentence with its tree: of each word the index of its head, −1 for the root, and its relation to it, such as
+    "nsubj"; the first line in the file, from 1."""
 
     words: tuple[str, ...]
     heads: tuple[int, ...]

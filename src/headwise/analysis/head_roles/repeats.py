@@ -28,22 +28,14 @@ VERSION = "repeat-1"  # of the definitions below; scores of different versions d
 
 @dataclass(frozen=True)
 class HeadScores:
-    """Attention mass on certain keys per eligible query.
-
-    Attributes:
-        mass: [layers, heads], mean over eligible queries and sequences; 0 to 1.
-        spread: [layers, heads], standard deviation over the sequences (0 for one sequence).
-        coverage: share of all queries that are eligible, that is, have such a key.
-        uniform: the score of a head with equal weights on all keys in sight.
-        holds: [layers, heads], whether the head has the role, as in `RoleScore`; the bootstrap draws sequences.
-    """
+    """Attention mass on certain keys per eligible query, that is, with such a key in sight."""
 
     name: str
-    mass: np.ndarray
-    spread: np.ndarray
-    coverage: float
-    uniform: float
-    holds: np.ndarray
+    mass: np.ndarray  # [layers, heads], mean over eligible queries and sequences; 0 to 1
+    spread: np.ndarray  # [layers, heads], standard deviation over the sequences (0 for one sequence)
+    coverage: float  # share of all queries that are eligible
+    uniform: float  # the score of a head with equal weights on all keys in sight
+    holds: np.ndarray  # [layers, heads], whether the head has the role; the bootstrap draws sequences
 
     @property
     def lift(self) -> np.ndarray:

@@ -75,7 +75,7 @@ def roles(
     Raises:
         ShapeError, DTypeError, ConfigError: naming the argument.
     Source: Clark et al. 2019, 1906.04341; Voita et al. 2019, 1905.09418; Olsson et al. 2022, 2209.11895; Wang et al.
-    2022, 2211.00593; Gu et al. 2024, 2410.10781; of each threshold in `headwise.analysis.head_roles.DEFINITIONS`.
+    2022, 2211.00593; Gu et al. 2024, 2410.10781; of each threshold in `headwise.analysis.head_roles.score.DEFINITIONS`.
     """
     layers = _layers(maps)
     b, m = layers[0].shape[0], layers[0].rule.grid.tokens

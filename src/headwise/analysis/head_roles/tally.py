@@ -58,8 +58,7 @@ class Sight:
         return (counts[..., 1] - counts[..., 0]).sum(-1)[:, None]
 
     def sees(self, keys: Tensor) -> Tensor:
-        """Whether each of a query's `keys` [b or 1, n, w] is in sight, boolean [b or 1, h or 1, n, w]; False out of
-        range."""
+        """Whether each of a query's `keys` [b or 1, n, w] is in sight, [b or 1, h or 1, n, w]; False out of range."""
         keys = keys.cpu()
         there = ((keys >= 0) & (keys < self.grid.m))[:, None]
         if self.spans is not None:
@@ -156,8 +155,7 @@ def offset_mass(amap: AttentionMap, queries: range, offset: int) -> Tensor:
 
 
 def logits(amap: AttentionMap, products: Tensor, keys: Tensor) -> Tensor:
-    """Scores from the products q_i·k_j [b, h, n, w] with the keys [b or 1, n, w]; terms ordered as in
-    `rule.score_tile`."""
+    """Scores from the products q_i·k_j [b, h, n, w] with keys [b or 1, n, w]; terms ordered as in `rule.score_tile`."""
     terms = amap.rule.terms(amap.lse)
     scores = products * amap.rule.scale
     if terms.soft_cap:

@@ -12,23 +12,3 @@
 
 Works on every model that `find_heads` supports; the model is unchanged afterwards.
 """
-
-from headwise.analysis.importance.ablation import (
-    ablation_importance as ablation_importance,
-    attention_knockout as attention_knockout,
-    losses_without as losses_without,
-)
-from headwise.analysis.importance.curve import (
-    Agreement as Agreement,
-    PruningCurve as PruningCurve,
-    pruning_curve as pruning_curve,
-    rank_agreement as rank_agreement,
-)
-from headwise.analysis.importance.gradients import (
-    HardConcrete as HardConcrete,
-    LearnedGates as LearnedGates,
-    gradient_importance as gradient_importance,
-    learn_gates as learn_gates,
-    taylor_importance as taylor_importance,
-)
-from headwise.analysis.importance.losses import Head as Head, HeadImportance as HeadImportance

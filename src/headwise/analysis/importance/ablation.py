@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,8 +69,7 @@ def ablation_importance(
     kept, places = checked_inputs(model, batches, loss_fn, sites)
     every = [(layer, head) for layer, site in enumerate(places) for head in range(site.num_heads)]
     removal = Removal(by, places, reference, draws, seed)
-    losses = Losses(model, loss_fn, places, removal.runs(kept, len(every)), progress)
-    found = removal.measured(losses, kept, [[head] for head in every])
+    found = removal.losses(model, loss_fn, kept, [[head] for head in every], progress)
     return from_samples(f"ablation, {by}", "loss", places, found[:, 1:] - found[:, :1], float(found[:, 0].mean()))
 
 
@@ -97,7 +97,7 @@ def losses_without(
     kept, places = checked_inputs(model, batches, loss_fn, sites)
     gone = checked_heads(heads, places)
     removal = Removal(by, places, reference, draws, seed)
-    return removal.measured(Losses(model, loss_fn, places, removal.runs(kept, 1), progress), kept, [gone])[:, 1]
+    return removal.losses(model, loss_fn, kept, [gone], progress)[:, 1]
 
 
 WAYS = ("zero", "mean", "resample")
@@ -122,10 +122,14 @@ class Removal:
         # Outputs of each call of each site in `_whole`, and which of them are of tokens.
         self._clean: list[list[tuple[Tensor, Tensor | None]]] = []
 
-    def runs(self, batches: Sequence[Any], sets: int) -> int:
-        """The number of runs of the model for `sets` sets of heads."""
+    def losses(
+        self, model: nn.Module, loss_fn: LossFunction, batches: Sequence[Any], sets: Sequence[Sequence[Head]],
+        progress: Progress | None,
+    ) -> np.ndarray:  # fmt: skip
+        """As `measured`, of a model and its loss."""
         learning = len(self.reference or batches) if self.by == "mean" else 0
-        return learning + len(batches) * (1 + sets * self.draws)
+        runs = learning + len(batches) * (1 + len(sets) * self.draws)
+        return self.measured(Losses(model, loss_fn, self.sites, runs, progress), batches, sets)
 
     def measured(self, losses: Losses, batches: Sequence[Any], sets: Sequence[Sequence[Head]]) -> np.ndarray:
         """The loss of each batch with all heads, and without each set of them, [batches, 1 + sets]."""
@@ -144,43 +148,40 @@ class Removal:
         sums = [torch.zeros(site.num_heads * site.value_dim, dtype=torch.float64) for site in self.sites]
         tokens = [0] * len(self.sites)
 
-        def adding(layer: int) -> Change:
-            def change(concat: Tensor) -> Tensor:
-                real = tokens_of(self.sites[layer], concat)
-                rows = concat.flatten(0, -2) if real is None else concat[real]
-                sums[layer] += rows.sum(0, dtype=torch.float64).cpu()
-                tokens[layer] += len(rows)
-                return concat
+        def add(layer: int, concat: Tensor) -> Tensor:
+            real = tokens_of(self.sites[layer], concat)
+            rows = concat.flatten(0, -2) if real is None else concat[real]
+            sums[layer] += rows.sum(0, dtype=torch.float64).cpu()
+            tokens[layer] += len(rows)
+            return concat
 
-            return change
-
-        changes = {layer: adding(layer) for layer in range(len(self.sites))}
         with _tokens(losses.model, self.sites) as tokens_of:
             for number, batch in enumerate(self.reference or batches):
-                losses.value(batch, number, changes, " of the reference" if self.reference else "")
-        for site, count in zip(self.sites, tokens, strict=True):
-            if not count:
-                raise not_called(site)
+                losses.value(batch, number, self._each(add), " of the reference" if self.reference else "")
+        self._check_called(tokens)
         self._means = [total / count for total, count in zip(sums, tokens, strict=True)]
 
     def _whole(self, losses: Losses, batch: Any, number: int) -> float:
         """The loss with all heads."""
         self._clean = [[] for _ in self.sites]
 
-        def keeping(layer: int) -> Change:
-            def change(concat: Tensor) -> Tensor:
-                kept = (concat, tokens_of(self.sites[layer], concat)) if self.by == "resample" else (concat[:0], None)
-                self._clean[layer].append(kept)
-                return concat
-
-            return change
+        def keep(layer: int, concat: Tensor) -> Tensor:
+            kept = (concat, tokens_of(self.sites[layer], concat)) if self.by == "resample" else (concat[:0], None)
+            self._clean[layer].append(kept)
+            return concat
 
         with _tokens(losses.model, self.sites if self.by == "resample" else ()) as tokens_of:
-            loss = losses.value(batch, number, {layer: keeping(layer) for layer in range(len(self.sites))})
-        for site, calls in zip(self.sites, self._clean, strict=True):
-            if not calls:
-                raise not_called(site)
+            loss = losses.value(batch, number, self._each(keep))
+        self._check_called(self._clean)
         return loss
+
+    def _each(self, see: Callable[[int, Tensor], Tensor]) -> dict[int, Change]:
+        return {layer: partial(see, layer) for layer in range(len(self.sites))}
+
+    def _check_called(self, calls: Sequence[object]) -> None:
+        for site, found in zip(self.sites, calls, strict=True):
+            if not found:
+                raise not_called(site)
 
     def _without(self, losses: Losses, batch: Any, number: int, heads: Sequence[Head]) -> float:
         """The loss without these heads, averaged over the draws."""
@@ -269,8 +270,7 @@ class _Tokens(Edit):
 
 @contextmanager
 def _tokens(model: nn.Module, sites: Sequence[HeadSite]) -> Iterator[Callable[[HeadSite, Tensor], Tensor | None]]:
-    """Context with a function: which outputs [b, n, …] of a site are of tokens, boolean [b, n]; None if all, or
-    unknown."""
+    """Context with a function: which outputs [b, n, …] of a site are of tokens, [b, n]; None if all, or unknown."""
     keep = _Tokens()
 
     def found(site: HeadSite, concat: Tensor) -> Tensor | None:

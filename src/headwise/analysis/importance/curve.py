@@ -1,5 +1,6 @@
 """Whether an order of importance is better than chance, and whether methods agree on it."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -10,14 +11,7 @@ from torch import nn
 
 from headwise.analysis.checks import head_name
 from headwise.analysis.importance.ablation import Removal, checked_heads
-from headwise.analysis.importance.losses import (
-    Head,
-    HeadImportance,
-    Losses,
-    LossFunction,
-    checked_inputs,
-    standard_error,
-)
+from headwise.analysis.importance.losses import Head, HeadImportance, LossFunction, checked_inputs, standard_error
 from headwise.base.run import Progress
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
@@ -176,8 +170,7 @@ def pruning_curve(
         orders.append([gone[i] for i in shuffled])
     sets = [heads[:count] for heads in orders for count in wanted[1:]]
     removal = Removal(by, places, reference, 1, seed)
-    losses = Losses(model, loss_fn, places, removal.runs(kept, len(sets)), progress)
-    whole, *without = removal.measured(losses, kept, sets).T
+    whole, *without = removal.losses(model, loss_fn, kept, sets, progress).T
     found = np.empty((len(orders), len(wanted), len(kept)))
     found[:, 0], found[:, 1:] = whole, np.reshape(without, (len(orders), len(wanted) - 1, len(kept)))
     method = order.method if isinstance(order, HeadImportance) else "a given order"
@@ -267,7 +260,9 @@ def rank_agreement(
     generator = np.random.default_rng(seed)
     picked = [_correlations(ranks(values[:, generator.integers(heads, size=heads)])) for _ in range(resamples)]
     edges = (50 * (1 - confidence), 50 * (1 + confidence))
-    low, high = _percentiles(np.stack(picked), edges)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NaN where all samples are
+        low, high = np.nanpercentile(np.stack(picked), edges, axis=0)
     extreme = np.ones_like(rho)
     for _ in range(resamples):
         shuffled = ranked[:, generator.permutation(heads)]
@@ -296,14 +291,3 @@ def _unit(rows: np.ndarray) -> np.ndarray:
     centred = rows - rows.mean(1, keepdims=True)
     norm = np.linalg.norm(centred, axis=1, keepdims=True)
     return np.divide(centred, norm, out=np.full_like(centred, np.nan), where=norm > 1e-9)
-
-
-def _percentiles(samples: np.ndarray, edges: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Percentiles over the first axis, without NaN samples; NaN if all are."""
-    k = samples.shape[1]
-    low, high = np.full((k, k), np.nan), np.full((k, k), np.nan)
-    for i, j in np.ndindex(k, k):
-        known = samples[:, i, j][~np.isnan(samples[:, i, j])]
-        if len(known):
-            low[i, j], high[i, j] = np.percentile(known, edges)
-    return low, high

@@ -236,11 +236,11 @@ class LearnedGates(Printed):
 
     def kept(self, at_least: float = KEPT) -> list[Head]:
         """(layer, head) of the heads that are open with at least this probability."""
-        return self._where(self.table.column("open") >= at_least)
+        return list(self.table.select(where=self.table.column("open") >= at_least).places)
 
     def removed(self, below: float = KEPT) -> list[Head]:
         """(layer, head) of the heads that are open with less than this probability, as `hw.edit.prune` takes them."""
-        return self._where(~(self.table.column("open") >= below))
+        return list(self.table.select(where=~(self.table.column("open") >= below)).places)
 
     @property
     def importance(self) -> HeadImportance:
@@ -278,9 +278,6 @@ class LearnedGates(Printed):
             f"probability that a head is open, at a price of {self.penalty:g} a head; {len(self.kept())} of {total} "
             f"kept (●): loss {self.without.mean():.4f}, of the whole model {self.whole.mean():.4f}"
         )
-
-    def _where(self, chosen: Tensor) -> list[Head]:
-        return list(self.table.select(where=chosen).places)
 
 
 def learn_gates(

@@ -34,7 +34,7 @@ from headwise.errors import TextError
 from headwise.map import AttentionMap
 from headwise.reports.colours import QUOTES, font_face, font_path
 from headwise.reports.messages import message
-from headwise.reports.template import COLOURS, digest, document, inert, source
+from headwise.reports.page import COLOURS, digest, document, inert, source
 from headwise.reports.viewer import requests, tiles
 from headwise.reports.viewer.requests import Kept, Refusal, Workers, error_body, misfit
 from headwise.reports.viewer.session import Session, Text, TooLong
@@ -48,8 +48,7 @@ HEAD = 1 << 14  # bytes of a request's head
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP connection with a time limit: uvicorn closes idle connections between requests, but waits for the
-    rest of a request without limit."""
+    """uvicorn's HTTP connection with a time limit for the rest of a request, for which uvicorn has none."""
 
     _arrival: asyncio.TimerHandle | None = None
 
@@ -127,8 +126,11 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        refusal = self._refusal(scope)
-        app = self.app if refusal is None else _answer(refusal, Headers(scope=scope))
+        app = self.app
+        if (refusal := self._refusal(scope)) is not None:  # plain text for a browser, otherwise JSON
+            app = JSONResponse(error_body(message("not_allowed", sentence=refusal)), 403)
+            if "text/html" in Headers(scope=scope).get("accept", ""):
+                app = PlainTextResponse(f"headwise: {refusal}.\n\n{OPEN_ANOTHER.zh}\n", 403)
         await app(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> str | None:
@@ -141,28 +143,14 @@ class Guard:
             if scheme != "http" or host not in self.hosts:
                 return "pages of other sites have no access"
         # Another page may link to the viewer, but not use it in any other way.
-        site = headers.get("sec-fetch-site", "none")
-        if site not in ("none", "same-origin") and not self._is_visit(scope, headers):
+        visit = scope["method"] == "GET" and scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not visit:
             return "pages of other sites have no access"
-        if not hmac.compare_digest(self._given(scope), self.token):
+        found = QueryParams(scope["query_string"]).getlist("token")
+        given = found[0].encode("utf-8", "replace") if len(found) == 1 else b""
+        if not hmac.compare_digest(given, self.token):
             return "the token is missing or wrong; open the address that was printed when the viewer started"
         return None
-
-    @staticmethod
-    def _is_visit(scope: Scope, headers: Headers) -> bool:
-        return scope["method"] == "GET" and scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
-
-    @staticmethod
-    def _given(scope: Scope) -> bytes:
-        found = QueryParams(scope["query_string"]).getlist("token")
-        return found[0].encode("utf-8", "replace") if len(found) == 1 else b""
-
-
-def _answer(refusal: str, headers: Headers) -> Response:
-    """The refusal as plain text for a browser, otherwise as JSON."""
-    if "text/html" in headers.get("accept", ""):
-        return PlainTextResponse(f"headwise: {refusal}.\n\n{OPEN_ANOTHER.zh}\n", 403)
-    return JSONResponse(error_body(message("not_allowed", sentence=refusal)), 403)
 
 
 FROM_REPORT = ("elements.js", "numbers.js", "signs.js")

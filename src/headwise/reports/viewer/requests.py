@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from headwise.reports.messages import message
-from headwise.reports.sources import short
+from headwise.reports.passages import short
 from headwise.reports.viewer.session import CANCELLED, FAILED, Text
 from headwise.reports.viewer.tiles import REDUCES, SIDE, Unwanted, Wanted
 from headwise.wording import Message

@@ -9,8 +9,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -25,7 +24,8 @@ from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
 from headwise.masks import Span
 from headwise.reports.messages import message
-from headwise.reports.numbers import nonfinite_counts, nonfinite_remarks
+from headwise.reports.numbers import nonfinite_counts, nonfinite_remarks, wanted
+from headwise.reports.text import known_of
 from headwise.reports.viewer.tiles import (
     BUDGET,
     HeadPyramid,
@@ -36,7 +36,7 @@ from headwise.reports.viewer.tiles import (
     head_pyramid,
     rectangle,
 )
-from headwise.stats import Measure, Tokens, describe, of_tokens, shown_in
+from headwise.stats import describe
 from headwise.wording import LANGUAGES, Message
 
 MAX_TOKENS = 1 << 17
@@ -123,13 +123,12 @@ class Text:
                 raise Unwanted
             self.state = state
 
-    def cancel(self) -> None:
-        """Cancel it; a failed text stays failed."""
-        self._end(CANCELLED)
-
-    def fail(self, error: Message) -> None:
-        """Mark it as failed; a cancelled text stays cancelled."""
-        self._end(FAILED, error)
+    def end(self, state: str, error: Message | None = None) -> None:
+        """Cancel it or mark it as failed; the first of both counts."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._ended.set()
+                self.state, self.error = state, error
 
     def let_go(self) -> None:
         """Free its memory."""
@@ -146,12 +145,6 @@ class Text:
         }
         self.warnings = [*self.warnings, *nonfinite_remarks(layer, nonfinite_counts(amap))]
         self.heads = {**self.heads, **{(layer, head): amap.head(0, head) for head in range(amap.shape[1])}}
-
-    def _end(self, state: str, error: Message | None = None) -> None:
-        with self._lock:
-            if not self._ended.is_set():
-                self._ended.set()
-                self.state, self.error = state, error
 
     def progress(self, what: str, done: int, of: int, layer: int) -> None:
         """Set the progress: the kind of work, the amount done of the total, and the layer."""
@@ -192,8 +185,7 @@ class Text:
         return found
 
     def tops(self, place: Head, token: int, k: int) -> dict[str, Any]:
-        """The keys that a token attends to most in a head, and the queries that attend to it most: at most `k` of each
-        with a weight, largest first."""
+        """The keys that a token attends to most in a head, and the queries that attend most to it; at most `k`."""
         head, pieces = self.heads[place], self.reading.pieces
 
         def largest(weights: Tensor) -> list[dict[str, Any]]:
@@ -255,16 +247,13 @@ class Reader:
     def read(self) -> None:
         """Compute all layers."""
         self._progress("reading", 0)
-        with within(progress=self._rows), _before_modules(self.subject, self._stop):
-            self.subject.maps(self.text.reading.ids, measures=self._measures(), on_map=self._computed)
-        self._progress("ready", 0)
-
-    def _measures(self) -> list[Measure]:
-        """The measures of the page that can be computed with these tokens."""
         reading = self.text.reading
-        tokens = Tokens(reading.ids, [reading.pieces], torch.tensor([reading.special]))
-        found = (of_tokens(name, tokens) for name in shown_in("viewer"))
-        return [measure for measure in found if measure is not None]
+        measures = wanted(known_of(reading), "viewer")
+        with within(progress=self._rows), ExitStack() as hooks:
+            for module in self.subject.model.modules():  # what a hook raises ends the forward pass
+                hooks.enter_context(module.register_forward_pre_hook(lambda *_: self._stop()))
+            self.subject.maps(reading.ids, measures=measures, on_map=self._computed)
+        self._progress("ready", 0)
 
     def _computed(self, name: str, amap: AttentionMap) -> None:
         """Pool the heads of a computed layer."""
@@ -298,17 +287,6 @@ class Reader:
     def _progress(self, what: str, more: int) -> None:
         whole = (READ + DRAW) * self.text.n * sum(self.subject.heads)
         self.text.progress(what, min(self._done + more, whole), whole, self._layer)
-
-
-@contextmanager
-def _before_modules(subject: LoadedModel, check: Any) -> Iterator[None]:
-    """Call `check` before each module of the model; an exception that it raises ends the forward pass."""
-    handles = [module.register_forward_pre_hook(lambda *_: check()) for module in subject.model.modules()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 REMEMBERED = 16  # texts whose state can still be requested
@@ -377,7 +355,7 @@ class Session:
 
     def _give_up(self, text: Text | None) -> None:
         if text is not None:
-            text.cancel()
+            text.end(CANCELLED)
             text.let_go()
             if self._next is text:
                 self._next = None
@@ -395,7 +373,7 @@ class Session:
             except Unwanted:
                 pass
             except Exception as error:  # the model's code may fail in any way; the server continues
-                text.fail(_message(error))
+                text.end(FAILED, _message(error))
             if not text.wanted():
                 text.let_go()
 

@@ -52,8 +52,7 @@ def empty(rows: int, cols: int) -> bytes:
 
 
 def decode(data: bytes) -> np.ndarray:
-    """The inverse of `encode`, float32 [count, rows, cols]; a weight below `LEAST` is half of that. Raises ShapeError
-    if the length does not fit the header."""
+    """The inverse of `encode`; a weight below `LEAST` is half of that. ShapeError if the length is wrong."""
     if len(data) < HEADER.size:
         raise ShapeError(f"data: {len(data)} bytes are shorter than the header of {HEADER.size}")
     rows, cols, count = HEADER.unpack_from(data)
@@ -95,9 +94,8 @@ def tile_spans(n: int, m: int, cell: int, row: int, col: int) -> tuple[Span, Spa
 
 
 def rectangle(head: AttentionMap, rows: Span, cols: Span, cell: int, wanted: Wanted = always) -> Squares:
-    """Weights of a head in squares of `cell` × `cell`, each [⌈rows/cell⌉, ⌈cols/cell⌉]: the mean over the pairs that
-    the mask allows, the largest (both NaN where it allows none), the number of pairs. Unwanted if `wanted` returns
-    False."""
+    """Weights of a head in squares of `cell` × `cell`: the mean over the pairs that the mask allows, the largest (both
+    NaN where it allows none), the number of pairs. Unwanted if `wanted` returns False."""
 
     def check(*_: str | int) -> None:
         if not wanted():
