@@ -26,14 +26,14 @@ from headwise.costs.communication import (
 from headwise.errors import ConfigError
 from headwise.kernels.cpu.library import library
 from headwise.nn.registry import counts_of, design_of, names, sizes_of
-from headwise.plan.tables import Column, Plan, Table, Value, masked, named, term, written
+from headwise.plan.tables import Column, Plan, Table, Value, masked, named, written
 from headwise.wording import BLANK, joined, tr
 
 DESIGNS = (
-    Column(term("design")), Column(term("parameters"), "count"),
-    Column(term("met"), "figure", "parameters_a_token_meets"),
-    Column("FLOPs", "flops", "flops"), Column(term("exps"), "figure", "exponentials"),
-    Column(term("cache"), "count", "cached_numbers_a_token"), Column(term("one_step"), "flops", "step_flops"),
+    Column(tr("design")), Column(tr("parameters"), "count"),
+    Column(tr("met"), "figure", "parameters_a_token_meets"),
+    Column("FLOPs", "flops", "flops"), Column(tr("exps"), "figure", "exponentials"),
+    Column(tr("cache"), "count", "cached_numbers_a_token"), Column(tr("step", sense="decoding"), "flops", "step_flops"),
 )  # fmt: skip
 
 
@@ -47,17 +47,23 @@ def compare_designs(d_model: int, num_heads: int, work: Work, *, num_kv_heads: i
     shared = num_heads // gcd(num_heads, 4) if num_kv_heads is None else num_kv_heads
     rows = tuple(_design(name, d_model, num_heads, shared, work) for name in names())
     grouped = joined((name for name in names() if sizes_of(name).get("num_kv_heads")), tr(" and "))
-    notes = [term("compare_note", n=work.queries, grouped=grouped, shared=written(shared, "count"))]
+    notes = [tr(
+        "met: parameters used per token. FLOPs and exps: one forward pass. cache: numbers per token. step: one "
+        "decoding step at token {n:,}. {grouped} has {shared} KV heads; all other options are at their defaults. —: "
+        "does not support decoding.", n=work.queries, grouped=grouped, shared=written(shared, "count"),
+    )]  # fmt: skip
     for name in names():
         design = design_of(name)
         remarks = [] if (own := design.notes.compared) is None else [own]
-        remarks += [] if design.takes_mask else [term("no_masks")]
+        remarks += [] if design.takes_mask else [tr("full, as it does not support masks")]
         if remarks:
-            notes.append(term("remark", name=name, remarks=joined(remarks)))
-    table = Table("comparison", term("comparison_title"), DESIGNS, rows, note=joined(notes, BLANK))
-    size = term("input_of", batch=work.batch, tokens=term("tokens", n=work.queries), rest=masked(work))
-    title = term("compare_title", d_model=d_model, h=num_heads)
-    return Plan(title, ((term("input"), size),), (table,), (term("compare_meaning"),))
+            notes.append(tr("{name}: {remarks}.", name=name, remarks=joined(remarks)))
+    table = Table("comparison", tr("One layer of each design"), DESIGNS, rows, note=joined(notes, BLANK))
+    tokens = tr("{n:,} tokens", n=work.queries)
+    size = tr("{batch} × {tokens}, {rest}", batch=work.batch, tokens=tokens, rest=masked(work))
+    title = tr("Head designs at d_model {d_model:,} and h {h:,}", d_model=d_model, h=num_heads)
+    meaning = tr("A multiply-add is two FLOPs; only matrix products are counted, and exps are the softmax's.")
+    return Plan(title, ((tr("input"), size),), (table,), (meaning,))
 
 
 def _design(name: str, d_model: int, num_heads: int, shared: int, work: Work) -> tuple[Value, ...]:
@@ -75,10 +81,10 @@ def _design(name: str, d_model: int, num_heads: int, shared: int, work: Work) ->
 
 
 HEADS = (
-    Column("h", "count", "num_heads"), Column("d_k", "count", "head_dim"), Column(term("parameters"), "count"),
-    Column("FLOPs", "flops", "flops"), Column(term("exps"), "figure", "exponentials"),
+    Column("h", "count", "num_heads"), Column("d_k", "count", "head_dim"), Column(tr("parameters"), "count"),
+    Column("FLOPs", "flops", "flops"), Column(tr("exps"), "figure", "exponentials"),
     Column("n×n", "bytes", "materialised_bytes"), Column("lse", "bytes", "blockwise_bytes"),
-    Column(term("MHA cache"), "bytes", "cache_bytes"), Column(term("MQA cache"), "bytes", "mqa_cache_bytes"),
+    Column(tr("MHA cache"), "bytes", "cache_bytes"), Column(tr("MQA cache"), "bytes", "mqa_cache_bytes"),
 )  # fmt: skip
 
 
@@ -96,11 +102,20 @@ def trade_off(d_model: int, work: Work) -> Plan:
         rows.append(_heads(d_model, heads, work))
     if len(rows) == 1:
         raise ConfigError("d_model={d_model}: is odd, so no power of two above 1 divides it", d_model=d_model)
-    table = Table("trade_off", term("vary_table_title"), HEADS, tuple(rows), note=term("vary_note"))
+    note = tr(
+        "Parameters, FLOPs and MHA's cache do not depend on h; exponentials and scores grow with it. A head's n×n "
+        "scores have rank d_k at most: with d_k ≥ n one head can reach every positive weight matrix (Bhojanapalli et "
+        "al. 2020, 2002.07028), with d_k < n − 1 it cannot."
+    )
+    meaning = tr(
+        "n×n: the scores, if stored; lse: what blockwise attention stores instead, a float32 log-sum-exp per query and "
+        "head. FLOPs are those of matrix products, exps the softmax's exponentials."
+    )
+    table = Table("trade_off", tr("One layer, h·d_k = d_model"), HEADS, tuple(rows), note=note)
     rest = joined([masked(work), work.dtype])
-    size = term("input_of", batch=work.batch, tokens=term("tokens", n=work.queries), rest=rest)
-    title = term("vary_title", d_model=d_model)
-    return Plan(title, ((term("input"), size),), (table,), (term("vary_meaning"),))
+    size = tr("{batch} × {tokens}, {rest}", batch=work.batch, tokens=tr("{n:,} tokens", n=work.queries), rest=rest)
+    title = tr("Number of heads h and head size d_k at d_model {d_model:,}", d_model=d_model)
+    return Plan(title, ((tr("input"), size),), (table,), (meaning,))
 
 
 def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
@@ -129,11 +144,11 @@ def _heads(d_model: int, heads: int, work: Work) -> tuple[Value, ...]:
 
 
 WAYS = (
-    Column(term("way")), Column(term("forward"), "bytes"), Column(term("backward"), "bytes"),
-    Column(term("weight gradients"), "bytes", "weight_gradients"), Column(term("weights"), "bytes"),
-    Column(term("kept"), "bytes", "kept_for_backward"),
+    Column(tr("way")), Column(tr("forward"), "bytes"), Column(tr("backward"), "bytes"),
+    Column(tr("weight gradients"), "bytes", "weight_gradients"), Column(tr("weights"), "bytes"),
+    Column(tr("kept"), "bytes", "kept_for_backward"),
 )  # fmt: skip
-TIMES = (Column(term("sending"), "seconds"), Column(term("waits"), "seconds", "waits_forward"))
+TIMES = (Column(tr("sending"), "seconds"), Column(tr("waits"), "seconds", "waits_forward"))
 Layers = Mapping[tuple[Counts, Work], int]
 
 
@@ -201,9 +216,12 @@ def spread_table(layers: Layers, devices: int, *, link: float | None = None, mac
                     k * exposed_seconds(way, counts, work, devices, peak=machine.peak, link=link)
                     for way, counts, work, k in every
                 )
-                times.append(waits or term("nothing"))
+                times.append(waits or tr("nothing"))
         rows.append((named(every[0][0].name), *sent, *times))
-    notes = [term("devices_note")]
+    notes = [tr(
+        "Bytes per device: sent in a training step, weights, and memory kept for the backward pass. Weight gradients "
+        "are summed where the sequence is partitioned; FSDP can partition those weights."
+    )]  # fmt: skip
     if link is not None and machine is not None:
         given = [
             (hiding_tokens(counts, work, machine.peak, link), work.queries / devices)
@@ -212,12 +230,16 @@ def spread_table(layers: Layers, devices: int, *, link: float | None = None, mac
         ]
         if given:
             tokens, here = max(given)
-            notes.append(term("ring_note", tokens=tokens, here=here))
+            notes.append(tr(
+                "A ring hides its forward transfers from {tokens:,.0f} tokens per device on; here each has "
+                "{here:,.0f}. waits: the time of a forward pass that computation does not hide.",
+                tokens=tokens, here=here,
+            ))  # fmt: skip
     columns = WAYS + TIMES[: 0 if link is None else 1 if machine is None else 2]
     rows += [(named(name), *[None] * (len(columns) - 1)) for name in refused]
-    count = sum(layers.values())
-    code = "layer_devices_title" if count == 1 else "devices_title"
-    title = term(code, layers=count, devices=devices)
+    title = tr("One layer over {devices:,} devices", devices=devices)
+    if (count := sum(layers.values())) > 1:
+        title = tr("The attention of {layers} layers over {devices:,} devices", layers=count, devices=devices)
     note = joined([*refused.values(), joined(notes, BLANK)], "\n")
     return Table("devices", title, columns, tuple(rows), note=note)
 
@@ -249,7 +271,8 @@ def _compiled(dtype: str) -> Machine | None:
     threads = torch.get_num_threads()
     peak = max(handle.headwise_peak(DTYPES.get(kind, 0), threads) for kind in {"float32", dtype})
     bandwidth = handle.headwise_bandwidth(threads)  # 0 if there is not enough memory
-    return Machine(peak, bandwidth, term("by_kernels", threads=_threads())) if bandwidth else None
+    by = tr("measured with {threads} by the compiled kernels", threads=_threads())
+    return Machine(peak, bandwidth, by) if bandwidth else None
 
 
 def _torch(dtype: str) -> Machine:
@@ -257,13 +280,13 @@ def _torch(dtype: str) -> Machine:
     product = min(_product(n, getattr(torch, kind)) for kind in {"float32", dtype})
     source, target = torch.ones(count), torch.ones(count)  # both are written, so that no page fault is measured
     copy = _best(lambda: target.copy_(source))
-    by = term("by_torch", threads=_threads())
+    by = tr("measured with {threads} by torch.mm and Tensor.copy_", threads=_threads())
     return Machine(2 * n**3 / product, 2 * source.nbytes / copy, by)  # a copy reads and writes
 
 
 def _threads() -> str:
     count = torch.get_num_threads()
-    return term("one_thread") if count == 1 else term("threads", count=count)
+    return tr("1 thread") if count == 1 else tr("{count} threads", count=count)
 
 
 def _product(n: int, dtype: torch.dtype) -> float:
