@@ -165,9 +165,11 @@ class Room:
         """Whether vectors from `at` on can be written without a change of what others hold or were given."""
         if self.differentiable:
             return False
-        if self._forbidden():
-            return False
-        return at >= self.written or (not self.shared and _are_alone(self.parts))
+        if torch.compiler.is_compiling():
+            forbidden = self._inference  # a graph cannot ask for the mode
+        else:  # PyTorch forbids to write to tensors of `torch.inference_mode` outside of it
+            forbidden = not torch.is_inference_mode_enabled() and any(part.is_inference() for part in self.parts)
+        return not forbidden and (at >= self.written or (not self.shared and _are_alone(self.parts)))
 
     def claimed(self, at: int, stop: int) -> bool:
         """`writable(at)`; the vectors up to `stop` are then the caller's: caches of other threads have to move."""
@@ -178,12 +180,6 @@ class Room:
                 return False
             self.written = stop
             return True
-
-    def _forbidden(self) -> bool:
-        """Whether PyTorch forbids to write: to tensors of `torch.inference_mode`, outside of it."""
-        if torch.compiler.is_compiling():
-            return self._inference  # a graph cannot ask for the mode
-        return not torch.is_inference_mode_enabled() and any(part.is_inference() for part in self.parts)
 
     def write(self, at: int, new: Sequence[Tensor]) -> None:
         """Write vectors [b, h, n, …] from `at` on, through `.data`: no change of those before, of which maps hold

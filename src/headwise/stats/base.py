@@ -332,15 +332,14 @@ def row_measure(
 
 def tensors_of(state: Any) -> list[Tensor]:
     """The tensors in a measure's state, in a fixed order."""
-    if isinstance(state, Tensor):
-        return [state]
-    if isinstance(state, dict):
-        return [x for part in state.values() for x in tensors_of(part)]
-    if isinstance(state, (list, tuple)):
-        return [x for part in state for x in tensors_of(part)]
-    if is_dataclass(state):
-        return [x for one in fields(state) for x in tensors_of(getattr(state, one.name))]
-    return []
+    found: list[Tensor] = []
+
+    def take(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    with_tensors(state, take)
+    return found
 
 
 def with_tensors(state: Any, take: Callable[[Tensor], Tensor]) -> Any:

@@ -96,7 +96,7 @@ def resolve(wanted: Sequence[str | Measure]) -> list[Measure]:
 def shown_in(place: str) -> tuple[str, ...]:
     """The measures that are shown there without being named, in their order: in a "report" or the "viewer", by "watch",
     or of a "corpus"."""
-    places = {name: kind.shown[place] for name in (*MEASURES, *GIVEN) if place in (kind := _known(name)).shown}
+    places = {name: kind.shown[place] for name in (*MEASURES, *GIVEN) if place in (kind := known(name)).shown}
     return tuple(sorted(places, key=places.__getitem__))
 
 
@@ -119,7 +119,8 @@ def _unknown(name: object) -> ConfigError:
 
 def known(name: str) -> Any:
     """The class of the measures of that name, or one of them, for its attributes; None for an unknown one."""
-    return _known(name) if name in MEASURES or name in GIVEN else None
+    kind = GIVEN.get(name) or MEASURES.get(name)
+    return kind if kind is None or isinstance(kind, type) else kind()
 
 
 def describe(name: str, lang: str | None = None) -> Words | None:
@@ -127,8 +128,3 @@ def describe(name: str, lang: str | None = None) -> Words | None:
     the language of the locale; None for an unknown one."""
     found = known(name)
     return None if found is None else words_of(found, language_of(lang))
-
-
-def _known(name: str) -> Any:
-    kind = GIVEN[name] if name in GIVEN else MEASURES[name]
-    return kind if isinstance(kind, type) else kind()

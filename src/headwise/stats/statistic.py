@@ -115,6 +115,19 @@ class Statistic:
         return torch.stack(list(parts)).sum(0) if self.per == "key" else torch.cat(list(parts), 2)
 
 
+class Alike(Statistic, abstract=True):
+    """A statistic that some of the keys, of the queries, and of the batch entries have as all of them do."""
+
+    def at(self, cols: Span) -> Statistic | None:
+        return self
+
+    def rows(self, rows: Span) -> Statistic:
+        return self
+
+    def only(self, batch: int) -> Statistic:
+        return self
+
+
 class Part(NamedTuple):
     """A set of keys of a row, beside the other keys of it.
 
@@ -160,7 +173,7 @@ MASS = _Mass()  # Σ share · x: a sum of weights, or of weights times something
 
 
 @dataclass(frozen=True)
-class OfWeights(Statistic):
+class OfWeights(Alike):
     """A number per query that the weights of its row determine, whichever keys they are of.
 
     name, joins, placed, compiled: the attributes of `Statistic`.
@@ -171,15 +184,6 @@ class OfWeights(Statistic):
     per = "query"
     placed: bool = False
     compiled: Compiled | None = field(default=None, compare=False)
-
-    def at(self, cols: Span) -> Statistic | None:
-        return self
-
-    def rows(self, rows: Span) -> Statistic:
-        return self
-
-    def only(self, batch: int) -> Statistic:
-        return self
 
 
 @dataclass(frozen=True, eq=False)
