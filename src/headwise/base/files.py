@@ -71,7 +71,9 @@ def _whole(target: Path) -> Iterator[Path]:
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
         # Some writers create files that only the owner can read; set the permissions of a plain open().
-        temporary.chmod(0o666 & ~_umask())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
         os.replace(temporary, target)
 
 
@@ -184,25 +186,13 @@ def _begun(target: Path) -> tuple[int | None, Path]:
             os.close(handle)
 
 
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
-
-
 FOLDER_LOCK = ".headwise.lock"
 OF_MODEL = ("*.safetensors", "*.safetensors.index.json", "*config.json", "tokenizer*", "vocab.*", "merges.txt")
 
 
 def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = False) -> None:
-    """Raise if `path` cannot be written, before any work begins. Nothing is changed, except that temporary files of
-    killed runs are removed.
-
-    Args:
-        option: the caller's name for it, "--out" or "out". folder: whether the output is a folder instead of a file.
-    Raises:
-        CheckpointError: naming the option, the path and the reason.
-    """
+    """CheckpointError if `path` cannot be written, with the caller's name for it, "--out" or "out". Nothing is changed,
+    except that temporary files of killed runs are removed. folder: whether the output is a folder."""
     target = Path(path)
     try:
         if folder and target.is_file():
@@ -228,18 +218,10 @@ def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = 
 
 @contextmanager
 def taken(path: str | os.PathLike[str], option: str, *, folder: bool = False) -> Iterator[None]:
-    """Lock an output path for the block. Missing folders are created, and removed if nothing was written.
-
-    The lock is a file next to the output, or inside it if it is a folder; the system releases it when the process ends
-    for any reason. On file systems without locks, nothing is locked.
-
-    Args:
-        path, option, folder: as for `check_writable`.
-    Returns:
-        A context manager: the lock is held in its block.
-    Raises:
-        CheckpointError: as `check_writable`. ConfigError: if another run has locked it.
-    """
+    """Lock an output path for the block, if the file system has locks; arguments and errors as `check_writable`, and
+    ConfigError if another run has it. Missing folders are created, and removed if nothing was written."""
+    # The lock is a file next to the output, or inside it if it is a folder: the system releases it when the process
+    # ends for any reason.
     check_writable(path, option, folder=folder)
     target = Path(path)
     home = target if folder else target.parent

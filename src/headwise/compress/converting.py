@@ -168,7 +168,10 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
             )
         layers = content.entries("layers")
         found = Budget(
-            tuple(tuple(layer.each("windows", _window)) for layer in layers),
+            tuple(
+                tuple(layer.each("windows", lambda x, at: None if x is None else whole(x, at, least=1)))
+                for layer in layers
+            ),
             tuple(torch.tensor(layer.each("kept", number), dtype=torch.float64) for layer in layers),
             content.whole("window", least=1), content.whole("sinks", least=0), content.number("threshold"),
             tuple((layer.whole("key_width", least=1), layer.whole("value_width", least=1)) for layer in layers),
@@ -179,10 +182,6 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
                 raise CheckpointError(f"layers[{i}]: {len(kept)} heads are not a multiple of {len(windows)} KV heads")
         found.caches()  # reports other values out of range
         return found
-
-
-def _window(value: Any, at: str) -> int | None:
-    return None if value is None else whole(value, at, least=1)
 
 
 HEADS = (

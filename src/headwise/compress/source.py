@@ -117,7 +117,13 @@ def made_by(command: str, source: Source, text: str | os.PathLike[str], options:
 
 def is_made(out: Path, made: Made) -> bool:
     """Whether a file, or the checkpoint in a folder, is the result of these inputs."""
-    return _made_checkpoint(out / MODEL_FILE, made) if out.is_dir() else made_json(out, made)
+    if not out.is_dir():
+        return made_json(out, made)
+    file = out / MODEL_FILE
+    try:
+        return file.is_file() and bool(unpack(read(file)[1], file)[2].get(KEY) == made)
+    except CheckpointError:  # not a checkpoint
+        return False
 
 
 def made_json(file: Path, made: Made) -> bool:
@@ -127,13 +133,6 @@ def made_json(file: Path, made: Made) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get(KEY) == made
-
-
-def _made_checkpoint(file: Path, made: Made) -> bool:
-    try:
-        return file.is_file() and bool(unpack(read(file)[1], file)[2].get(KEY) == made)
-    except CheckpointError:  # not a checkpoint
-        return False
 
 
 TOGETHER = 2  # windows in a batch: the unit of standard errors of differences

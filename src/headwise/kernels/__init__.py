@@ -68,7 +68,7 @@ def use_kernel(name: str) -> Iterator[None]:
 
     The environment variable HEADWISE_KERNEL does the same for a whole process.
     """
-    _known(name, "use_kernel", name)
+    check_name(name, "use_kernel")
     with within(kernel=name):
         yield
 
@@ -99,7 +99,7 @@ def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any,
     "auto", `use_kernel` and HEADWISE_KERNEL apply as they do to calls."""
     name = named(kernel)
     if name != "auto":
-        _known(name, "kernel", kernel)
+        check_name(name, given=kernel)
     refusals: dict[str, str] = {}
     for candidate in candidates(kernel):
         try:
@@ -131,7 +131,7 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
     given, name = name, named(name)
     refusals: dict[str, str] = {}
     if name != "auto":
-        _known(name, "kernel", given)
+        check_name(name, given=given)
         kernel = KERNELS[name]
         reason = kernel.refuse(call)
         if not reason:
@@ -168,13 +168,9 @@ def _order(call: Call) -> Sequence[str]:
     return *others, "cpu", last
 
 
-def check_name(name: str) -> None:
-    """Raise ConfigError if there is no such kernel."""
-    _known(name, "kernel", name)
-
-
-def _known(name: str, argument: str, given: str) -> None:
-    """Raise ConfigError if there is no kernel `name`; the error names `argument`, or the environment variable."""
+def check_name(name: str, argument: str = "kernel", given: str | None = None) -> None:
+    """Raise ConfigError if there is no kernel `name`; the error names `argument`, or, if "auto" was `given`, the
+    environment variable."""
     if name not in (*KERNELS, "auto"):
         source = FORCED if given == "auto" and here().kernel is None else argument
         raise ConfigError(f"{source}={name!r}: expected 'auto' or one of {', '.join(map(repr, KERNELS))}")

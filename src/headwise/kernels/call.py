@@ -69,17 +69,11 @@ def sum_finite(x: Tensor, y: Tensor) -> bool:
 
 
 class Result(NamedTuple):
-    """The results of a kernel.
+    """The results of a kernel. lse: float32 (float64 for float64 inputs), detached; −∞ for a fully masked query."""
 
-    out: [b, h, n, d_v] in q's dtype.
-    lse: log-sum-exp [b, h, n], float32 (float64 for float64 inputs), natural log, detached; −∞ for a fully
-        masked query.
-    statistics: those of `call.statistics` that the kernel computed, detached.
-    """
-
-    out: Tensor
-    lse: Tensor
-    statistics: Mapping[Statistic, Tensor] = {}
+    out: Tensor  # [b, h, n, d_v] in q's dtype
+    lse: Tensor  # log-sum-exp [b, h, n], natural log
+    statistics: Mapping[Statistic, Tensor] = {}  # those of `call.statistics` that the kernel computed, detached
 
 
 class Declined(Exception):

@@ -29,23 +29,14 @@ OnError = Callable[[str, Any, Tensor, Exception], Any]  # (name, held heads, out
 
 
 class Here(NamedTuple):
-    """What holds in this thread.
+    """What holds in this thread."""
 
-    Attributes:
-        kernel: the kernel of calls with kernel="auto" (`use_kernel`).
-        progress: called by long calls without gradients after each block of rows (kernels/torch_blocks.py).
-        on_delta: called with δ [b, h, n] in the backward pass of calls made here.
-        module: the attention module that is computed for subscribers.
-        edited: computes the `attend` calls of that module with edits (`headwise.interventions`).
-        own_code: whether models compute their attention by their own code, although they are attached.
-    """
-
-    kernel: str | None = None
-    progress: Progress | None = None
-    on_delta: OnDelta | None = None
-    module: nn.Module | None = None
-    edited: Callable[..., Any] | None = None
-    own_code: bool = False
+    kernel: str | None = None  # of calls with kernel="auto" (`use_kernel`)
+    progress: Progress | None = None  # called by long calls without gradients after each block of rows
+    on_delta: OnDelta | None = None  # called with δ [b, h, n] in the backward pass of calls made here
+    module: nn.Module | None = None  # the attention module that is computed for subscribers
+    edited: Callable[..., Any] | None = None  # computes the `attend` calls of that module with edits
+    own_code: bool = False  # whether models compute their attention by their own code, although they are attached
 
 
 _here: ContextVar[Here] = ContextVar("headwise", default=Here())  # noqa: B039  (it is immutable)
@@ -84,22 +75,16 @@ def listen(on_delta: OnDelta) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Subscriber:
-    """Who receives the calls of some modules.
+    """Who receives the calls of some modules. on_delta and on_error get a module's name first, then the `Held` of its
+    heads, if they are split over ranks, or None."""
 
-    Attributes:
-        on_call: called with each `AttentionCall`. on_delta: called with a module's name, the
-            `Held` of its heads, if they are split over ranks, or None, and δ [b, h, n] of one call.
-        measures: name → measure, to be reduced in the same pass. edits: changes of the calls, the first applied first.
-        modules: the modules and what to call them; None for every module in the process, all called "".
-        on_error: called with a module's name, its `Held` as above, its output [b, h, n, d_v] and what kept a call from
-            being measured; the module computes it without measures. None: the error is raised through the model.
-    """
-
-    on_call: Callable[[Any], Any] | None
-    on_delta: Callable[[str, Any, Tensor], Any] | None
-    measures: Mapping[str, Measure]
-    modules: Mapping[nn.Module, str] | None
-    edits: Sequence[Any] = ()
+    on_call: Callable[[Any], Any] | None  # called with each `AttentionCall`
+    on_delta: Callable[[str, Any, Tensor], Any] | None  # called with δ [b, h, n] of one call
+    measures: Mapping[str, Measure]  # by name, to be reduced in the same pass
+    modules: Mapping[nn.Module, str] | None  # and what to call them; None for every one in the process, all called ""
+    edits: Sequence[Any] = ()  # changes of the calls, the first applied first
+    # Called with the output [b, h, n, d_v] and what kept a call from being measured; the module computes it without
+    # measures. None: the error is raised through the model.
     on_error: OnError | None = None
 
     def sees(self, module: nn.Module) -> bool:

@@ -116,7 +116,10 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     written = write(rule.mask)
     assert written is not None  # the caller has checked can_record()
     mask, held = written
-    if _by_operations(kernel):
+    # Derivatives may be taken of the operations of a kernel that consists of PyTorch's, all of them: those of the
+    # operator are only the first, in reverse mode. The compiler cannot see which kernel is in force.
+    outside = has_derivatives() and not torch.compiler.is_dynamo_compiling()
+    if outside and (chosen := KERNELS.get(named(kernel))) is not None and chosen.by_autograd:
         if not traced():  # its data are known
             rule.mask.check(rule.grid)
         (out, lse, _), _, _ = run(Call(q, k, v, rule, dropout_p), kernel)
@@ -132,15 +135,6 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
         from headwise.kernels.dynamo import apply as operator
     out, lse, _ = operator(len(terms.biases), numbers, terms.relative, terms.sinks, seed, *tensors)
     return out, lse
-
-
-def _by_operations(kernel: str) -> bool:
-    """Whether derivatives may be taken of the operations of a kernel that consists of PyTorch's, all of them: those of
-    the operator are only the first, in reverse mode. The compiler cannot see which kernel is in force."""
-    if torch.compiler.is_dynamo_compiling() or not has_derivatives():
-        return False
-    chosen = KERNELS.get(named(kernel))
-    return chosen is not None and chosen.by_autograd
 
 
 def _call(

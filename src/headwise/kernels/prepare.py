@@ -40,8 +40,12 @@ def again(
     """Run a plain call, which need not be valid, like an earlier one; None for any other call, and none in a graph.
     measures: those of a call that returns a map; None for the output alone, on which a gap has no effect."""
     memory = in_memory(k, v)
-    if not _plain_tensors(q, *memory) or (measures is not None and here().progress is not None):
+    if torch._C._len_torch_dispatch_stack() or (measures is not None and here().progress is not None):
         return None
+    recorded = torch.is_grad_enabled()
+    for x in (q, *memory):  # with a flag for signs, the values in memory have the opposite ones
+        if type(x) is not Tensor or not x.is_cpu or (recorded and x.requires_grad) or _wrapped(x) or x.is_neg():
+            return None
     try:
         found = _prepared.get(_key(q, k, v, memory, mask, scale, kernel, measures, gap))
         if found is None or (measures is not None and gap is not None and not (len(gap) == 2 and gap[0] < gap[1])):
@@ -72,17 +76,6 @@ def keep(
         if len(_prepared) >= KEPT:
             _prepared.clear()
         _prepared[key] = prepared
-
-
-def _plain_tensors(*given: object) -> bool:
-    """Whether these are ordinary tensors on the CPU for which no gradient is recorded."""
-    if torch._C._len_torch_dispatch_stack():
-        return False
-    recorded = torch.is_grad_enabled()
-    for x in given:  # with a flag for signs, the values in memory have the opposite ones
-        if type(x) is not Tensor or not x.is_cpu or (recorded and x.requires_grad) or _wrapped(x) or x.is_neg():
-            return False
-    return True
 
 
 def _fits(call: Call, scale: float | None, memory: Sequence[Tensor]) -> bool:

@@ -275,8 +275,14 @@ class TileReads(Reads):
         return weights_at(*self.exact(some)[:4], batch, heads, there, cols).to(of.lse.dtype)
 
     def exact(self, of: Matrix) -> Matrix:
-        """In float64."""
-        return in_float64(of) if _needs_float64(of) else of
+        """In float64, where the rounding of scores in float32 could show in the sums of rows."""
+        whole = of.whole
+        if whole is None or not of.has_exact_rows or whole.size <= SMALL:
+            return of
+        # Bounds of all scores usually overestimate them, so that a read of the whole matrix looks at them.
+        within = of.lse.shape == whole.lse.shape and whole.highest <= BOUNDED
+        within = within and whole.lse_size <= RESOLVED + log(max(1, whole.rule.grid.m))
+        return of if within and whole.mean_score <= RESOLVED else in_float64(of)
 
     def tile_inputs(self, of: Matrix) -> Matrix:
         return of
@@ -329,16 +335,3 @@ def in_float64(of: Matrix) -> Matrix:
 
 def _log_sums(of: Matrix) -> Tensor:
     return log_sums(of.q.double(), of.k.double(), of.lse.double(), of.rule)
-
-
-def _needs_float64(of: Matrix) -> bool:
-    """Whether the rounding of scores in float32 could show in the sums of rows. Bounds of all scores usually
-    overestimate them, so that a read of the whole matrix looks at them."""
-    whole = of.whole
-    if whole is None or not of.has_exact_rows or whole.size <= SMALL:
-        return False
-    if of.lse.shape != whole.lse.shape or not whole.highest <= BOUNDED:
-        return True
-    if whole.lse_size > RESOLVED + log(max(1, whole.rule.grid.m)):
-        return True
-    return not whole.mean_score <= RESOLVED

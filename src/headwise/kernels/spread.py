@@ -35,7 +35,13 @@ def check_local(**tensors: Any) -> None:
     if torch.compiler.is_compiling() or "torch.distributed.tensor" not in sys.modules:
         return
     check_no_dtensor(**tensors)
-    if "torch.distributed.tensor.experimental" in sys.modules and _sequence_is_split():
+    if "torch.distributed.tensor.experimental" not in sys.modules:
+        return
+    dispatcher = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher
+    hooks = (hook for module in running() for hook in module._forward_pre_hooks.values())
+    owners = (getattr(getattr(hook, "func", None), "__self__", None) for hook in hooks)  # a plan's are partial
+    # It dispatches PyTorch's attention, or has gathered the arguments of a running module.
+    if _FUSED in dispatcher._custom_op_handlers or any(type(one).__name__ == "_ContextParallel" for one in owners):
         raise ConfigError(
             "attend: PyTorch's context_parallel is active, so this rank has only a part of the sequence, and "
             "attention over it alone would be wrong. Call headwise.parallel.ring_attend, which passes keys between "
@@ -59,16 +65,6 @@ def is_dtensor(x: object) -> bool:
     """Whether x is a DTensor; without importing its module, which takes long."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
-
-
-def _sequence_is_split() -> bool:
-    """Whether context parallelism dispatches PyTorch's attention, or has gathered the arguments of a running module."""
-    dispatcher = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher
-    if _FUSED in dispatcher._custom_op_handlers:
-        return True
-    hooks = (hook for module in running() for hook in module._forward_pre_hooks.values())
-    owners = (getattr(getattr(hook, "func", None), "__self__", None) for hook in hooks)  # a plan's are partial
-    return any(type(one).__name__ == "_ContextParallel" for one in owners)
 
 
 def running() -> Iterator[nn.Module]:

@@ -316,16 +316,11 @@ def real_tokens(mask: Mask, grid: Grid) -> Tensor | None:
 
 
 class Sequences(NamedTuple):
-    """The sequences in a row of the batch that a mask of self attention keeps apart.
+    """The sequences in a row of the batch that a mask of self attention keeps apart."""
 
-    Attributes:
-        number: of them, the most in a row; 1 if the mask does not depend on the data. alone: how many at one end of a
-            row have one token each. given: whether the mask was given as one of documents.
-    """
-
-    number: int
-    alone: int
-    given: bool
+    number: int  # the most in a row; 1 if the mask does not depend on the data
+    alone: int  # how many at one end of a row have one token each
+    given: bool  # whether the mask was given as one of documents
 
 
 def sequences(mask: Mask, grid: Grid) -> Sequences:

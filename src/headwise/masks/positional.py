@@ -228,7 +228,8 @@ class Forbidden(Mask):
         if self._everywhere and bool(queries.all()) and bool(keys.all()):
             return State.EMPTY
         pairs = queries.any(-1) & keys.any(-1)
-        return State.MIXED if bool(pairs.any()) and self._anywhere else State.FULL
+        anywhere = self.heads is None or bool(self.heads.any())
+        return State.MIXED if anywhere and bool(pairs.any()) else State.FULL
 
     def spans(self, grid: Grid) -> Tensor | None:
         if not self._everywhere:
@@ -263,10 +264,6 @@ class Forbidden(Mask):
     @property
     def _everywhere(self) -> bool:
         return self.heads is None or bool(self.heads.all())
-
-    @property
-    def _anywhere(self) -> bool:
-        return self.heads is None or bool(self.heads.any())
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
         found: Mask = self.cut({"n": Section(*rows, grid.n), "m": Section(*cols, grid.m)})

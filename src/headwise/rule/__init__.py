@@ -177,16 +177,9 @@ def score_tile(
 
 
 def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """scale · q kᵀ − minus before the mask, in the accumulation dtype.
-
-    Args:
-        q: [b, h, r, d]; k: [b, h_kv, c, d]. With h_kv < h (grouped queries) the group is folded into the
-            rows, so that keys are never repeated in memory.
-        minus: [b, h, r] subtracted from each row (its log-sum-exp, to get log-weights), or None.
-        out: contiguous output [b, h, r, c], or None to allocate it.
-    Returns:
-        [b, h, r, c] float32, or float64 for float64 inputs.
-    """
+    """scale · q kᵀ − minus before the mask, for q [b, h, r, d], k [b, h_kv, c, d] and minus [b, h, r]: [b, h, r, c] in
+    the accumulation dtype, in the contiguous `out` if it is given."""
+    # With h_kv < h (grouped queries) the group is folded into the rows: keys are never repeated in memory.
     b, h, r, d = q.shape
     h_kv, c = k.shape[1], k.shape[2]
     group = h // max(1, h_kv)  # a tile may have no heads

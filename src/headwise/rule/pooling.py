@@ -18,16 +18,11 @@ from headwise.rule.tiles import stream
 
 
 class Squares(NamedTuple):
-    """An attention matrix, or a rectangle of it, in squares of cell × cell; each [b, h, ⌈n/cell⌉, ⌈m/cell⌉].
+    """An attention matrix, or a rectangle of it, in squares of cell × cell; each [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
 
-    mean: the mean weight of the unmasked pairs, 0 if there are none.
-    largest: the largest weight.
-    allowed: int64, the number of unmasked pairs.
-    """
-
-    mean: Tensor
-    largest: Tensor
-    allowed: Tensor
+    mean: Tensor  # the mean weight of the unmasked pairs, 0 if there are none
+    largest: Tensor  # the largest weight
+    allowed: Tensor  # int64, the number of unmasked pairs
 
 
 def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None = None) -> Squares:

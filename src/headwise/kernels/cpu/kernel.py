@@ -10,7 +10,6 @@ strides, dtypes and the rule of a call, and not on the addresses of its tensors.
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import log
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -232,7 +231,19 @@ class CPU:
 
     def prepared(self, call: Call, wanted: Sequence[Measure] | None, refusals: Mapping[str, str]) -> Prepared | None:
         """One call of the library; none for a subclass, which may run calls in another way."""
-        return prepared(call, wanted, refusals) if type(self) is CPU else None
+        if type(self) is not CPU:
+            return None
+        k, v, *scales = in_memory(call.keys, call.values)
+        if wanted is not None:
+            return None if scales else _of_map(call, wanted, refusals)
+        if call.statistics or (scales and call.reads_floats):
+            return None
+        b, h, n, m = call.rule.grid
+        shape, handle = (b, h, n, v.shape[3]), library().handle
+        assert handle is not None  # the kernel has run
+        request = _Request(m, *like(call.q, k, v, shape, call, scales))
+        same = call.q.shape == shape and call.q.is_contiguous()
+        return _Output(None if same else shape, handle.headwise_again, request)
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
@@ -281,24 +292,17 @@ class _Output:
 
 
 class _Map(NamedTuple):
-    """shape: of the output. again: headwise_again_measured. request, rows: its arguments, never modified.
-
-    statistics: those requested. measures, places, rule, refusals: of the results; places: of those that `rows` reduces.
-    reduced: the statistic of each of these, if the others, or the gap of a cache, remain to be looked at.
-    held: the objects that the requests point to.
-    """
-
-    shape: tuple[int, ...]
-    again: Callable[..., int]
-    request: Any
+    shape: tuple[int, ...]  # of the output
+    again: Callable[..., int]  # headwise_again_measured
+    request: Any  # its arguments, never modified
     rows: Any
-    statistics: tuple[Statistic, ...]
+    statistics: tuple[Statistic, ...]  # those requested
     measures: tuple[Measure, ...]
-    places: dict[str, int]
+    places: dict[str, int]  # of the measures that `rows` reduces
     rule: Rule
     refusals: dict[str, str]
-    reduced: list[Statistic | None] | None
-    held: list[Any]
+    reduced: list[Statistic | None] | None  # of these measures, if others, or a cache's gap, remain to be looked at
+    held: list[Any]  # the objects that the requests point to
 
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
         """As `Prepared.run`."""
@@ -320,28 +324,21 @@ class _Map(NamedTuple):
         if kept_statistics is None or not wanted:
             measured = Measurements(wanted, (), reduced.nonfinite, (Together(places, reduced),)) if wanted else None
             return out, Mapped(lse, rule, CPU.name, refusals, measured)
-        known = dict(zip(statistics, results, strict=True))
-        same = partial(_reduced, kept_statistics, reduced)
+
+        def tiles() -> NoReturn:
+            raise _Others
+
+        def found(lse: Tensor, given: Sequence[ToReduce]) -> Reduced:
+            if [one.value.statistic for one in given] != kept_statistics:
+                raise _Others
+            return reduced
+
         try:
-            measured = measure(_none, lse, rule, wanted, found=known, reduce=same)
+            known = dict(zip(statistics, results, strict=True))
+            measured = measure(tiles, lse, rule, wanted, found=known, reduce=found)
         except _Others:
             return None
         return out, Mapped(lse, rule, CPU.name, refusals, measured)
-
-
-def prepared(call: Call, wanted: Sequence[Measure] | None, refusals: Mapping[str, str]) -> Prepared | None:
-    """`Kernel.prepared` of a call that has run."""
-    k, v, *scales = in_memory(call.keys, call.values)
-    if wanted is not None:
-        return None if scales else _of_map(call, wanted, refusals)
-    if call.statistics or (scales and call.reads_floats):
-        return None
-    b, h, n, m = call.rule.grid
-    shape, handle = (b, h, n, v.shape[3]), library().handle
-    assert handle is not None  # the kernel has run
-    request = _Request(m, *like(call.q, k, v, shape, call, scales))
-    same = call.q.shape == shape and call.q.is_contiguous()
-    return _Output(None if same else shape, handle.headwise_again, request)
 
 
 def _of_map(call: Call, wanted: Sequence[Measure], refusals: Mapping[str, str]) -> Prepared | None:
@@ -376,19 +373,6 @@ def _of_map(call: Call, wanted: Sequence[Measure], refusals: Mapping[str, str]) 
 
 class _Others(Exception):
     """A measure requires other statistics than those of the earlier call."""
-
-
-def _none() -> NoReturn:
-    raise _Others
-
-
-def _reduced(
-    statistics: list[Statistic | None], found: Reduced, lse: Tensor, given: Sequence[ToReduce]
-) -> Reduced:  # fmt: skip
-    """What the library has reduced; raises if it is of other statistics."""
-    if [one.value.statistic for one in given] != statistics:
-        raise _Others
-    return found
 
 
 def _row_entries(statistics: Sequence[Statistic]) -> list[tuple[Statistic, tuple[Any, ...]]] | None:
