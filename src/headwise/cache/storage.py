@@ -182,8 +182,7 @@ class Room:
             return True
 
     def write(self, at: int, new: Sequence[Tensor]) -> None:
-        """Write vectors [b, h, n, …] from `at` on, through `.data`: no change of those before, of which maps hold
-        views."""
+        """Write vectors [b, h, n, …] from `at` on, through `.data`: those before, of which maps hold views, stay."""
         self.written = at + new[0].shape[2]
         self.overwrite(at, new)
 

@@ -85,8 +85,7 @@ def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = F
 def write_changed(
     source: Source, decoder: Decoder, out: str | os.PathLike[str], change: Mapping[str, Any], more: Mapping[str, Any]
 ) -> Decoder:  # fmt: skip
-    """Write a changed model into the folder `out`, and read it again, so that the model on disk is evaluated. Info:
-    `change` is appended to "changes", `more` is added."""
+    """Write a changed model, and read it again for evaluation. `change` is appended to "changes", `more` is added."""
     file = Path(out) / MODEL_FILE
     info = {**source.info, "changes": [*source.info.get("changes", []), dict(change)], **more}
     save_model(file, decoder, source.tokenizer, info, dtype=source.dtype)

@@ -56,8 +56,7 @@ class Load:
 
 
 def source_tokens(config: ModelConfig, load: Load) -> int:
-    """Positions of the encoder of an encoder-decoder. ConfigError if the load has others than the model is built for,
-    or has a source for a model without one."""
+    """Positions of the encoder of an encoder-decoder. ConfigError if the load has a source that does not fit."""
     if load.source is None:
         return config.source_tokens or load.tokens
     name = config.name
@@ -226,8 +225,7 @@ def _decoding(config: ModelConfig, attentions: Attentions) -> list[tuple[int | N
 
 
 def _seen(config: ModelConfig, load: Load, window: int | None) -> int:
-    """Keys that a decoding step reads, its own included: of a chunk, only those in it; materialised scores are those of
-    all keys that the cache holds."""
+    """Keys that a decoding step reads, with its own: of a chunk, those in it; materialised, all in the cache."""
     if window is None:
         return load.tokens
     if config.chunked and not load.materialised:

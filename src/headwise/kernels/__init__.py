@@ -169,8 +169,7 @@ def _order(call: Call) -> Sequence[str]:
 
 
 def check_name(name: str, argument: str = "kernel", given: str | None = None) -> None:
-    """Raise ConfigError if there is no kernel `name`; the error names `argument`, or, if "auto" was `given`, the
-    environment variable."""
+    """ConfigError if there is no kernel `name`; it names `argument`, or the environment variable that forces it."""
     if name not in (*KERNELS, "auto"):
         source = FORCED if given == "auto" and here().kernel is None else argument
         raise ConfigError(f"{source}={name!r}: expected 'auto' or one of {', '.join(map(repr, KERNELS))}")

@@ -169,8 +169,7 @@ def in_backward() -> bool:
 
 
 def call_name(name: str, calls: Container[str]) -> str:
-    """The name of a call among those of the same forward pass: the module's name, and from the second call on name#2,
-    name#3, …"""
+    """The name of a call in a forward pass: the module's name, from the second call on name#2, name#3, …"""
     called, times = name, 1
     while called in calls:
         times += 1

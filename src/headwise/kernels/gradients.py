@@ -152,8 +152,7 @@ def stacked(parts: Sequence[Any]) -> Tensor:
 
 
 def run_kernel(kernel: Kernel, call: Call) -> Result:
-    """`kernel.run(call)` for a call that it does not refuse; if autograd records the call, its output is differentiable
-    in q, k, v and the tensors of the scores."""
+    """`kernel.run(call)`, differentiable in q, k, v and the scores' tensors if autograd records it."""
     if kernel.by_autograd or not learns(call):
         return kernel.run(call)
     if torch._C._is_tracing():  # it would record the result as a constant

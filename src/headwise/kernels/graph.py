@@ -53,8 +53,7 @@ def in_transform() -> bool:
 
 @contextmanager
 def outside_transforms() -> Iterator[None]:
-    """Within it, operations are not those of the torch.func transforms that run: results are plain tensors, if what
-    they are made of is `plain`."""
+    """Within it, operations are not those of torch.func: results of `plain` tensors are plain."""
     if torch._C._functorch.peek_interpreter_stack() is None:
         yield
         return
@@ -106,8 +105,7 @@ def has_no_numbers(x: Tensor) -> bool:
 
 
 def shapes(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel: str) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call on tensors without data: also without data, differentiable. The mask has no
-    effect."""
+    """Output and log-sum-exp of a call on tensors without data, differentiable; the mask has no effect."""
     return record(q, k, v, replace(rule, mask=Everything()), 0.0, kernel)
 
 
@@ -216,8 +214,7 @@ def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
 def placed(
     found: Iterable[Tensor], wanted: Sequence[bool], count: int
 ) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
-    """The gradients of the operator's list of `count` tensors, of relative and of sinks, from what `attend_backward`
-    returned."""
+    """Gradients of the operator's list of `count` tensors, of relative and of sinks, from `attend_backward`'s."""
     dq, dk, dv, *learned = found
     here = iter(learned)
     d_relative, d_sinks, *d_biases = (next(here) if want else None for want in wanted)

@@ -93,8 +93,7 @@ def _key(
     q: Tensor, k: Vectors, v: Vectors, memory: Sequence[Tensor], mask: Mask | None, scale: float | None, kernel: str,
     measures: Sequence[str | Measure] | None, gap: tuple[int, int] | None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The cache key of a plain call, given `in_memory(k, v)`. It has the number of keys, unless a call without a map
-    has one query, which attends to all."""
+    """The key of a plain call, with the number of keys, unless without a map its one query attends to all."""
     of_q = q.shape
     of_k: tuple[int, ...] = k.shape
     of_v: tuple[int, ...] = v.shape
@@ -111,8 +110,7 @@ def _key(
 
 
 def _names(measures: Sequence[str | Measure]) -> tuple[Any, ...]:
-    """The measures as a part of the key; TypeError if they have more than numbers and names, or can be read only
-    once."""
+    """The measures as a part of the key; TypeError if they hold more than numbers and names, or are read once."""
     if isinstance(measures, str):
         return (measures,)
     if not isinstance(measures, (tuple, list)):

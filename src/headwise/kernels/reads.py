@@ -41,8 +41,7 @@ class Whole:
 
     @cached_property
     def terms(self) -> list[tuple[float, float]]:
-        """Bounds of the product of queries and keys and of each term that is added to it: the highest and the lowest
-        number, at least and at most 0. NaN for vectors that are not finite."""
+        """Bounds (≥ 0, ≤ 0) of the product of queries and keys and of each added term; NaN of non-finite vectors."""
         norms = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (self.q, self.k))
         terms, product = self.rule.terms(self.lse[..., :0]), abs(self.rule.scale)
         for norm in norms:
@@ -72,8 +71,7 @@ class Whole:
 
     @cached_property
     def mean_score(self) -> float:
-        """The largest |Σ p·S| of a row, the mean of its scores by their weights: by it, errors of scores show in its
-        sum."""
+        """The largest |Σ p·S| of a row: by it, errors of scores show in the row's sum."""
         mean = torch.zeros_like(self.lse)
         for tile in stream(self.q, self.k, self.lse, self.rule):
             mean[:, :, slice(*tile.rows)] += tile.lse * tile.mass - tile.entropy
@@ -146,8 +144,7 @@ class Matrix(NamedTuple):
         return self.whole is not None and self.has_exact_rows and self.whole.cancels
 
     def exact_lse(self, kernel: Hashable, compute: Callable[["Matrix"], Tensor]) -> Tensor:
-        """The log-sum-exp of its rows in float64 by `compute` from a matrix with all keys, kept for `kernel`, so that
-        each row is computed once."""
+        """The log-sum-exp of its rows in float64, of `compute` on whole rows; each is computed once for a `kernel`."""
         assert self.whole is not None
         if not self._has_numbers:
             return compute(self._whole_rows(self.rows))
@@ -196,8 +193,7 @@ def _largest(x: Tensor) -> float:
 
 
 class Reads:
-    """The reads of a `Matrix` that a kernel supports; none in this base class. Results are detached, in the dtype of
-    the log-sum-exp."""
+    """The reads of a `Matrix` that a kernel supports; detached, in the dtype of the log-sum-exp. None in this class."""
 
     def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
         """The weights at these indices, [len(batch), len(heads), len(rows), len(cols)]."""
@@ -227,8 +223,7 @@ class Reads:
         raise Declined("it does not compute statistics of a map")
 
     def reduced(self, lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
-        """Measures of rows, reduced over the rows of each head, given the log-sum-exp and their statistics; None if
-        tensor operations do that."""
+        """Measures of rows, reduced over the rows of each head; None if tensor operations do that."""
         return None
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:

@@ -269,8 +269,7 @@ class _Place:
 
 
 def take_tensors(mask: Mask) -> tuple[Mask, list[Tensor]]:
-    """The mask, of any class, with placeholders instead of the tensors in its attributes, and in the lists and masks in
-    these; and the tensors. The mask itself if it has none."""
+    """The mask with placeholders instead of its tensors, and these; the mask itself if it has none."""
     tensors: list[Tensor] = []
 
     def take(x: Any) -> Any:

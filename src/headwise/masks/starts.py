@@ -36,8 +36,7 @@ def of_boolean(allowed: Tensor, padding: bool) -> Tensor:
 
 
 def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int, padding: bool = False) -> Tensor:
-    """Return the same from a function of a first and a last row to their boolean [b, h, rows, m]; of padding, one row
-    is enough."""
+    """Return the same from a function of two rows to boolean [b, h, rows, m]; of padding, one row is enough."""
     seen = first = torch.zeros(1, m, dtype=torch.long, device="cpu")
     for start in range(0, n if m else 0, ROWS):
         rows = allowed(start, min(start + ROWS, n))
@@ -48,8 +47,7 @@ def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int, padding: bool
 
 
 def of_each(axis: str, mask: Described, inner: bool = False) -> bool:
-    """Whether the mask holds something for each query ("n") of its grid, so that its `allowed` is of no others, or for
-    each key ("m"), such as its document."""
+    """Whether the mask holds something for each query ("n") of its grid, or each key ("m"), such as its document."""
     if mask.holds is None:
         return inner
     return any(

@@ -19,25 +19,10 @@ from headwise.costs import (
     backward_flops,
     cache_bytes,
     kept_bytes,
+    model,
     score_bytes,
 )
 from headwise.costs.configs import CONFIGS, ModelConfig, find
-from headwise.costs.model import (
-    Load,
-    active_parameters,
-    attentions_over_all,
-    cached_numbers,
-    decodes,
-    largest_score_bytes,
-    model_cache_bytes,
-    model_kept_bytes,
-    parameter_parts,
-    pass_stages,
-    source_tokens,
-    states_bytes,
-    step_stages,
-    training_flops,
-)
 from headwise.costs.work import BYTES
 from headwise.errors import ConfigError
 from headwise.nn.registry import attentions_of, counts_of, names, sizes_of, summary_of
@@ -60,12 +45,12 @@ LIST_NOTE = tr(
     "cache: numbers per token in all layers, source and target in an encoder-decoder; — for encoders. Layers with a "
     "window keep no more tokens than it. h_kv c: all heads share one latent vector c."
 )
-_Input = TypeVar("_Input", Work, Load)
+_Input = TypeVar("_Input", Work, model.Load)
 _BYTES = (Column(tr("what")), Column(tr("bytes"), "bytes"))
 
 
 def plan_model(
-    config: ModelConfig, load: Load, *, machine: Machine | None = None, devices: int | None = None,
+    config: ModelConfig, load: model.Load, *, machine: Machine | None = None, devices: int | None = None,
     link: float | None = None,
 ) -> Plan:  # fmt: skip
     """Return parameters, memory, one pass over the whole text and one decoding step of a model.
@@ -76,15 +61,15 @@ def plan_model(
         devices: adds the ways to partition the attention over this many; link: and what each of them can send, in
             bytes/s.
     """
-    if load.cache is not None and not decodes(config):
+    if load.cache is not None and not model.decodes(config):
         raise ConfigError(
             "cache={cache!r}: {name} is an encoder, which has no cache; leave it out",
             cache=load.cache,
             name=config.name,
         )
     attentions = attentions_of(config)
-    total = sum(parameter_parts(config, attentions).values())
-    n, b, dtype, source = load.tokens, load.batch, load.dtype, source_tokens(config, load)
+    total = sum(model.parameter_parts(config, attentions).values())
+    n, b, dtype, source = load.tokens, load.batch, load.dtype, model.source_tokens(config, load)
     tokens = tr("{n:,} tokens", n=n)
     if config.decoder_layers:
         tokens = tr("{source:,} source and {target:,} target tokens", source=source, target=n)
@@ -109,16 +94,16 @@ def plan_model(
     title = tr("One forward pass over {tokens} (prefill)", tokens=tokens)
     if not config.causal:
         title = tr("One forward pass over {tokens}", tokens=tokens)
-    flops = written(training_flops(config, attentions, load), "flops")
+    flops = written(model.training_flops(config, attentions, load), "flops")
     note = tr("Training (all logits, forward and backward): {flops}.", flops=flops)
-    tables.append(_stage_table("pass", title, pass_stages(config, attentions, load), machine, note))
-    if decodes(config):
-        step = step_stages(config, attentions, load)
+    tables.append(_stage_table("pass", title, model.pass_stages(config, attentions, load), machine, note))
+    if model.decodes(config):
+        step = model.step_stages(config, attentions, load)
         tables.append(_stage_table("step", tr("One decoding step at token {n:,}", n=n), step, machine))
     chosen = config.experts or any(counts.used is not None for counts in attentions.every)
     notes = (BOUNDS_NOTE, CHOSEN_NOTE) if chosen else (BOUNDS_NOTE,)
     plan = Plan(tr("{name}: {total:,} parameters", name=config.name, total=total), tuple(facts), tuple(tables), notes)
-    return spread(plan, config.design, attentions_over_all(config, attentions, load), devices, link, machine)
+    return spread(plan, config.design, model.attentions_over_all(config, attentions, load), devices, link, machine)
 
 
 def plan_design(
@@ -162,9 +147,9 @@ def listing() -> Plan:
 
     models = tuple(
         (
-            c.name, sum(parameter_parts(c, all_of).values()), c.layers + c.decoder_layers, c.d_model,
+            c.name, sum(model.parameter_parts(c, all_of).values()), c.layers + c.decoder_layers, c.d_model,
             all_of.layers[0].heads, c.head_dim, kv_heads(dict(c.sizes), all_of.layers[0]), c.d_ff, c.vocab,
-            cached_numbers(c, all_of) or None,
+            model.cached_numbers(c, all_of) or None,
         )
         for c, all_of in ((c, attentions_of(c)) for c in CONFIGS.values())
     )  # fmt: skip
@@ -203,7 +188,7 @@ def _sizes(config: ModelConfig, attentions: Attentions) -> str:
         experts = tr("{active} of {all} experts, {parameters} active")
         if c.shared_experts:
             experts = tr("{active} of {all} and {shared} shared experts, {parameters} active")
-        met = scaled(active_parameters(c, attentions))
+        met = scaled(model.active_parameters(c, attentions))
         parts.append(experts.filled(active=c.active_experts, all=c.experts, shared=c.shared_experts, parameters=met))
     tied = c.output == "tied"
     parts.append(tr("vocabulary {size:,} (tied)", size=c.vocab) if tied else tr("vocabulary {size:,}", size=c.vocab))
@@ -234,7 +219,7 @@ def _machine_facts(machine: Machine | None) -> list[tuple[str, str]]:
 
 
 def _parameters(config: ModelConfig, attentions: Attentions, total: int) -> Table:
-    parts = parameter_parts(config, attentions)
+    parts = model.parameter_parts(config, attentions)
     output = tr("output", sense="layer")
     rows = [(output if name == "output" else named(name), n, n / total) for name, n in parts.items()]
     note = tr("A model that is built from the source has {count:,}.", count=config.published)
@@ -249,9 +234,9 @@ def _parameters(config: ModelConfig, attentions: Attentions, total: int) -> Tabl
     )  # fmt: skip
 
 
-def _model_memory(config: ModelConfig, attentions: Attentions, total: int, load: Load) -> Table:
+def _model_memory(config: ModelConfig, attentions: Attentions, total: int, load: model.Load) -> Table:
     rows: list[tuple[Value, ...]] = [(tr("weights"), total * BYTES[load.dtype])]
-    if decodes(config):
+    if model.decodes(config):
         dtype = load.cache or load.dtype
         target = tr("cache, one target token") if attentions.cross else tr("cache, one token")
         for name, layers in ((target, attentions.decoding), (tr("cache, one source token"), attentions.cross)):
@@ -261,19 +246,19 @@ def _model_memory(config: ModelConfig, attentions: Attentions, total: int, load:
             full = [counts for counts, window in zip(attentions.layers, config.windows, strict=True) if window is None]
             later = sum(cache_bytes(counts, 1, dtype=dtype) for counts in full)
             rows.append((tr("cache, each token after {size:,}", size=longest - 1), later))
-        rows.append((tr("cache, all tokens"), model_cache_bytes(config, attentions, load)))
+        rows.append((tr("cache, all tokens"), model.model_cache_bytes(config, attentions, load)))
         if dtype != "int8":
-            eight = model_cache_bytes(config, attentions, replace(load, cache="int8"))
+            eight = model.model_cache_bytes(config, attentions, replace(load, cache="int8"))
             rows.append((tr("cache, all tokens, {dtype}", dtype="int8"), eight))
         if config.recurrent:
             states = tr("states of {count} recurrent layers", count=len(config.recurrent))
-            rows.append((states, states_bytes(config, load)))
-    alike = len({counts.heads for counts in attentions.every}) == 1 and source_tokens(config, load) == load.tokens
+            rows.append((states, model.states_bytes(config, load)))
+    alike = len({counts.heads for counts in attentions.every}) == 1 and model.source_tokens(config, load) == load.tokens
     for stored, same in _both_ways(load):
         scores = tr("scores, {stored}, one layer") if alike else tr("scores, {stored}, largest layer")
-        rows.append((scores.filled(stored=stored), largest_score_bytes(config, attentions, same)))
+        rows.append((scores.filled(stored=stored), model.largest_score_bytes(config, attentions, same)))
         kept = tr("kept for backward, {stored}, {layers} layers", stored=stored, layers=config.attention_layers)
-        rows.append((kept, model_kept_bytes(config, attentions, same)))
+        rows.append((kept, model.model_kept_bytes(config, attentions, same)))
     return Table("memory", tr("Memory"), _BYTES, tuple(rows), note=MEMORY_NOTE)
 
 
@@ -326,8 +311,7 @@ SHOWN = 4  # runs of layers in a row
 
 
 def layers_table(config: ModelConfig, attentions: Attentions) -> Table:
-    """Return a table with a row for each run of equal layers, or, if their windows differ, for all equal layers:
-    parameters and cache are those of one layer."""
+    """A row for each run of equal layers, or, if windows differ, for all equal ones; numbers are of one layer."""
     count = config.self_attentions
     first, second = config.attention_sizes[:count], config.attention_sizes[count:]
     stacks = [(tr("encoder {numbers}") if second else tr("{numbers}"), first, attentions.layers)]
@@ -436,14 +420,14 @@ def _of_folder(folder: Path) -> ModelConfig:
     try:
         config = replace(model_config(c, folder.resolve().name, str(folder / "config.json")), quantized=quantized)
         with theirs(folder, "the model cannot be built"), bounded(folder):
-            model = build(c)
+            built = build(c)
     except ConfigError as error:
         raise ConfigError(
             "{folder!r}: {error}; `headwise plan layer` plans a layer of any sizes", folder=str(folder), error=error
         ) from None
     if is_pruned(folder):
-        resize_as_saved(model, folder)
-        sites = find_heads(model)  # in the order of the layers
+        resize_as_saved(built, folder)
+        sites = find_heads(built)  # in the order of the layers
         if len(sites) == config.attention_layers:  # else it has parts that `_checked` refuses
             sizes = [dict(one) for one in config.attention_sizes]
             for one, site in zip(sizes, sites, strict=True):
@@ -451,8 +435,8 @@ def _of_folder(folder: Path) -> ModelConfig:
                 if site.num_kv_heads == site.num_heads:
                     del one["num_kv_heads"]
             config = config.with_layers(sizes)
-    check_shapes(folder, model)
-    return _checked(with_unread(config, model, c), folder)
+    check_shapes(folder, built)
+    return _checked(with_unread(config, built, c), folder)
 
 
 def _of_checkpoint(path: Path) -> ModelConfig:
@@ -475,7 +459,7 @@ def _of_checkpoint(path: Path) -> ModelConfig:
 
 def _checked(config: ModelConfig, path: Path) -> ModelConfig:
     """The same; ConfigError if its sizes give another number of parameters than the model has that it describes."""
-    counted = sum(parameter_parts(config, attentions_of(config)).values())
+    counted = sum(model.parameter_parts(config, attentions_of(config)).values())
     if counted != config.published:
         raise ConfigError(
             "{path!r}: the model has {published:,} parameters, and one of these sizes {counted:,}: it has parts that "

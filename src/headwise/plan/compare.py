@@ -12,17 +12,7 @@ from typing import Any
 import torch
 
 from headwise.base.run import seeded
-from headwise.costs import Counts, Machine, Work, attention_stages, cache_bytes, score_bytes
-from headwise.costs.communication import (
-    Way,
-    exposed_seconds,
-    head_parallel,
-    heads_by_ring,
-    hiding_tokens,
-    hybrid,
-    ring,
-    ulysses,
-)
+from headwise.costs import Counts, Machine, Work, attention_stages, cache_bytes, communication, score_bytes
 from headwise.errors import ConfigError
 from headwise.kernels.cpu.library import library
 from headwise.nn.registry import counts_of, design_of, names, sizes_of
@@ -190,11 +180,12 @@ def spread_table(layers: Layers, devices: int, *, link: float | None = None, mac
     """Return a table with a row for each way to partition attention over this number of devices; of None where a way is
     not possible in all layers, with the reason in the note. layers: each kind with its input, and how many there
     are."""
-    made: dict[str, Callable[[Counts, Work, int], Way]] = {
-        "ring": ring, "head-parallel": head_parallel, "Ulysses": ulysses
+    made: dict[str, Callable[[Counts, Work, int], communication.Way]] = {
+        "ring": communication.ring, "head-parallel": communication.head_parallel, "Ulysses": communication.ulysses
     }  # fmt: skip
     if between := _between(layers, devices):
-        made |= {"hybrid": partial(hybrid, heads=between), "heads by ring": partial(heads_by_ring, heads=between)}
+        made["hybrid"] = partial(communication.hybrid, heads=between)
+        made["heads by ring"] = partial(communication.heads_by_ring, heads=between)
     found, refused = [], {}
     for name, make in made.items():
         try:
@@ -213,7 +204,7 @@ def spread_table(layers: Layers, devices: int, *, link: float | None = None, mac
             times.append(sum(k * way.step for way, _, _, k in every) / link)
             if machine is not None:
                 waits = sum(
-                    k * exposed_seconds(way, counts, work, devices, peak=machine.peak, link=link)
+                    k * communication.exposed_seconds(way, counts, work, devices, peak=machine.peak, link=link)
                     for way, counts, work, k in every
                 )
                 times.append(waits or tr("nothing"))
@@ -224,7 +215,7 @@ def spread_table(layers: Layers, devices: int, *, link: float | None = None, mac
     )]  # fmt: skip
     if link is not None and machine is not None:
         given = [
-            (hiding_tokens(counts, work, machine.peak, link), work.queries / devices)
+            (communication.hiding_tokens(counts, work, machine.peak, link), work.queries / devices)
             for counts, work in layers
             if work.window is None and not work.cross
         ]

@@ -177,8 +177,7 @@ def score_tile(
 
 
 def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """scale · q kᵀ − minus before the mask, for q [b, h, r, d], k [b, h_kv, c, d] and minus [b, h, r]: [b, h, r, c] in
-    the accumulation dtype, in the contiguous `out` if it is given."""
+    """scale · q kᵀ − minus [b, h, r] before the mask: [b, h, r, c] in the accumulation dtype. out: contiguous."""
     # With h_kv < h (grouped queries) the group is folded into the rows: keys are never repeated in memory.
     b, h, r, d = q.shape
     h_kv, c = k.shape[1], k.shape[2]
@@ -256,8 +255,7 @@ def without_masked_queries(x: Tensor, lse: Tensor) -> Tensor:
 
 
 def own_dtypes(x: Tensor) -> AbstractContextManager[object]:
-    """Context manager that disables autocast on x's device, which would round float32 logits, and with them the
-    log-sum-exp, to 16 bits."""
+    """Context manager without autocast on x's device, which would round float32 logits to 16 bits."""
     kind = x.device.type
     narrows = kind != "meta" and torch.is_autocast_enabled(kind)
     return torch.autocast(kind, enabled=False) if narrows else nullcontext()

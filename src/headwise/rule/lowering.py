@@ -29,8 +29,7 @@ class Lowered:
 
 
 def lowered(rule: Rule) -> Lowered | str:
-    """`lower(rule)` on the CPU, cached: on the rule, or by value for masks without tensors, since a call may take less
-    time than computing its spans."""
+    """`lower(rule)` on the CPU, cached: computing spans may take longer than a call."""
     found = rule.__dict__.get("_lowered")
     if found is None:
         plain, grid = not rule.scores and rule.mask.value, rule.grid
@@ -96,8 +95,7 @@ def _without_split(terms: Terms, grid: Grid) -> Terms | str:
 
 
 def requested(terms: Terms, wanted: Sequence[bool]) -> tuple[bool, bool, bool]:
-    """Which gradients of `Lowered`, of relative, bias and sinks, are needed for those of the terms (relative, sinks,
-    *biases) where `wanted` is true."""
+    """Which gradients of `Lowered` (relative, bias, sinks) are needed for the wanted (relative, sinks, *biases)."""
     of_relative, of_sinks, *of_biases = wanted
     as_bias = of_relative and terms.split > 0
     return of_relative and not as_bias, as_bias or any(of_biases), of_sinks

@@ -63,8 +63,7 @@ class Words(NamedTuple):
 
 
 def texts_of(measure: Any) -> tuple[Message, Message, Message, Message]:
-    """Label, description, unit and range of a measure, or of a class of measures, in the catalogue of its package; the
-    description is the first paragraph of the docstring."""
+    """Label, description (first paragraph of the docstring), unit, range of a measure or class, in its catalogue."""
     kind = measure if isinstance(measure, type) else type(measure)
     package = kind.__module__.partition(".")[0]
     label = measure.label or measure.name.replace("_", " ")

@@ -254,8 +254,7 @@ def allowed_keys(rule: Rule, like: Tensor) -> Tensor:
 
 
 def sees_offset(rule: Rule, offset: int) -> Tensor:
-    """Whether each query may see the key at its position + offset, boolean [b or 1, 1, n] on the CPU. Made once for
-    rules that share their spans, as those of calls alike do."""
+    """Whether each query may see the key at its position + offset, boolean [b or 1, 1, n]; cached by spans."""
     found = lowered(rule)
     kept: dict[tuple[int, int], Tensor] = found.__dict__.setdefault("_sees_offset", {})
     place = offset, rule.grid.shift

@@ -18,23 +18,8 @@ from torch import Tensor
 
 from headwise.base.run import Progress
 from headwise.kernels.call import Call, Declined, Result, sum_finite
-from headwise.kernels.cpu import binding
+from headwise.kernels.cpu import binding, passes
 from headwise.kernels.cpu.library import library
-from headwise.kernels.cpu.passes import (
-    MOST_NUMBERS,
-    ROW,
-    backward,
-    empty,
-    floats,
-    forward,
-    in_rows,
-    like,
-    reduce_rows,
-    refusal,
-    row_values,
-    send,
-    transposed,
-)
 from headwise.kernels.kernel import Answer, Mapped, Prepared
 from headwise.kernels.quantized import in_memory
 from headwise.kernels.reads import Matrix, Reads, TileReads
@@ -91,7 +76,7 @@ class CompiledReads(Reads):
     ) -> dict[Statistic, Tensor]:
         """With `progress`, head by head; progress is reported in rows, as if all heads were computed together."""
         if progress is None or 0 in of.q.shape[:2]:
-            return _done(of, lambda call: forward(call)[2], statistics=wanted)
+            return _done(of, lambda call: passes.forward(call)[2], statistics=wanted)
         b, h, _, _ = of.rule.grid
         found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
         for batch, one in _heads(of, progress):
@@ -104,17 +89,17 @@ class CompiledReads(Reads):
         return {s: x.view(b, h, *x.shape[2:]) for s, x in whole.items()}
 
     def reduced(self, lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
-        return reduce_rows(lse, measures)
+        return passes.reduce_rows(lse, measures)
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:
         """Attention with the values x."""
-        return _done(of.with_keys_of(x), lambda call: forward(call)[0], values=x)
+        return _done(of.with_keys_of(x), lambda call: passes.forward(call)[0], values=x)
 
     def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
         """The gradient of the values for that of the output."""
         # Keys are repeated; otherwise the result would be summed over the heads that share them.
         of = self.exact(of.with_keys_of(y))
-        return _done(of, lambda call: transposed(call, of.lse, y))
+        return _done(of, lambda call: passes.transposed(call, of.lse, y))
 
     def received(self, of: Matrix) -> Tensor:
         return self.statistics(of, (COLUMN_MASS,))[COLUMN_MASS]
@@ -133,8 +118,8 @@ class CompiledReads(Reads):
         return _done(of, lambda call: diagonals(call, of.lse))
 
     def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
-        if count > MOST_NUMBERS:
-            raise Declined(f"it supports at most {MOST_NUMBERS} weights per row, got {count}")
+        if count > passes.MOST_NUMBERS:
+            raise Declined(f"it supports at most {passes.MOST_NUMBERS} weights per row, got {count}")
         wanted = TopWeights(count), TopKeys(count)
         found = self.statistics(of, wanted, progress)
         return found[wanted[0]], found[wanted[1]]
@@ -154,14 +139,13 @@ def _done(
 ) -> Found:
     """Apply `work` to the matrix as a call, without values if `values` is None; raise Declined if it is refused."""
     call = Call(of.q, of.k, of.k[..., :0] if values is None else values, of.rule, statistics=statistics)
-    if reason := refusal(call):
+    if reason := passes.refusal(call):
         raise Declined(reason)
     return work(call)
 
 
 def _heads(of: Matrix, progress: Progress) -> Iterator[tuple[int, Matrix]]:
-    """Yield batch entry and matrix of each head, and report progress in rows, as if all heads were computed
-    together."""
+    """Yield batch entry and matrix of each head, and report progress in rows, as of all heads together."""
     b, h, n, _ = of.rule.grid
     for batch in range(b):
         for head in range(h):
@@ -179,10 +163,9 @@ def log_sums(call: Call, lse: Tensor) -> Tensor:
 
 
 def _squares(call: Call, lse: Tensor, cell: int, *wanted: str, stripe: int = 0) -> list[Tensor]:
-    """Mean weight, largest weight and number of unmasked pairs in each square of `cell` × `cell`, those that are
-    wanted; all [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
+    """The wanted ones of mean weight, largest weight and unmasked pairs in each square, [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
     b, h, n, m = call.rule.grid
-    q, k = in_rows(call.q), in_rows(call.k)
+    q, k = passes.in_rows(call.q), passes.in_rows(call.k)
     request = binding.PoolCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, q.shape[-1], *map(binding.view, (q, k))
     )
@@ -190,11 +173,12 @@ def _squares(call: Call, lse: Tensor, cell: int, *wanted: str, stripe: int = 0) 
     request.cell, request.logs = cell, stripe > 0
     shape = b, h, -(-n // cell), -(-m // (stripe or cell))
     found = [
-        torch.empty(shape, dtype=torch.int64, device="cpu") if name == "allowed" else floats(*shape) for name in wanted
+        torch.empty(shape, dtype=torch.int64, device="cpu") if name == "allowed" else passes.floats(*shape)
+        for name in wanted
     ]
     for name, x in zip(wanted, found, strict=True):
         setattr(request, name, x.data_ptr())
-    send("headwise_pool", request, call)
+    passes.send("headwise_pool", request, call)
     del held
     return found
 
@@ -202,14 +186,14 @@ def _squares(call: Call, lse: Tensor, cell: int, *wanted: str, stripe: int = 0) 
 def diagonals(call: Call, lse: Tensor) -> Tensor:
     """Sums of the weights along diagonals, [b, h, n + m − 1]; pair (i, j) is on diagonal j − i + n − 1."""
     b, h, n, m = call.rule.grid
-    q, k = in_rows(call.q), in_rows(call.k)
-    mass = floats(b, h, n + m - 1)
+    q, k = passes.in_rows(call.q), passes.in_rows(call.k)
+    mass = passes.floats(b, h, n + m - 1)
     request = binding.DiagonalsCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, q.shape[-1], *map(binding.view, (q, k))
     )
     held = binding.write_lse(request, lse)
     request.mass = mass.data_ptr()
-    send("headwise_diagonals", request, call)
+    passes.send("headwise_diagonals", request, call)
     del held
     return mass
 
@@ -224,10 +208,10 @@ class CPU:
 
     def refuse(self, call: Call) -> str | None:
         """Check device, dtype, sizes, library and rule."""
-        return refusal(call)
+        return passes.refusal(call)
 
     def run(self, call: Call) -> Result:
-        return Result(*forward(call))
+        return Result(*passes.forward(call))
 
     def prepared(self, call: Call, wanted: Sequence[Measure] | None, refusals: Mapping[str, str]) -> Prepared | None:
         """One call of the library; none for a subclass, which may run calls in another way."""
@@ -241,7 +225,7 @@ class CPU:
         b, h, n, m = call.rule.grid
         shape, handle = (b, h, n, v.shape[3]), library().handle
         assert handle is not None  # the kernel has run
-        request = _Request(m, *like(call.q, k, v, shape, call, scales))
+        request = _Request(m, *passes.like(call.q, k, v, shape, call, scales))
         same = call.q.shape == shape and call.q.is_contiguous()
         return _Output(None if same else shape, handle.headwise_again, request)
 
@@ -250,7 +234,7 @@ class CPU:
     ) -> list[Tensor | None]:
         """Computed by the compiled backward pass."""
         terms = call.rule.terms(lse[..., :0])
-        *found, d_relative, d_bias, d_sinks, delta = backward(call, out, lse, grad_out, requested(terms, wanted))
+        *found, d_relative, d_bias, d_sinks, delta = passes.backward(call, out, lse, grad_out, requested(terms, wanted))
         if call.on_delta is not None and delta is not None:
             call.on_delta(delta)
         d_relative, d_biases = of_terms(terms, wanted, d_relative, d_bias)
@@ -311,7 +295,7 @@ class _Map(NamedTuple):
         b, h, n, _ = shape
         out, lse = q.new_empty(shape), torch.empty(b, h, n, dtype=torch.float32, device="cpu")
         results = torch.empty(len(statistics), b, h, n, dtype=torch.float32, device="cpu")
-        reduced = empty(len(places), b, h)
+        reduced = passes.empty(len(places), b, h)
         status = compiled(
             request, rows, torch.get_num_threads(), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
             lse.data_ptr(), results.data_ptr(), reduced.values.data_ptr(), reduced.sums.data_ptr(),
@@ -358,8 +342,8 @@ def _of_map(call: Call, wanted: Sequence[Measure], refusals: Mapping[str, str]) 
     handle = library().handle
     assert handle is not None  # the kernel has run
     shape = (b, h, n, call.values.shape[3])
-    request, held = like(call.q, call.k, call.v, shape, call)
-    of_rows, held_masks = row_values(reduce, places, b, n)
+    request, held = passes.like(call.q, call.k, call.v, shape, call)
+    of_rows, held_masks = passes.row_values(reduce, places, b, n)
     arguments: list[Any] = [entry for _, entry in entries]
     requested = (binding.Wanted * len(entries))(*arguments)
     request.wanted_count, request.wanted = len(entries), requested
@@ -381,7 +365,7 @@ def _row_entries(statistics: Sequence[Statistic]) -> list[tuple[Statistic, tuple
     found: list[tuple[Statistic, tuple[Any, ...]]] = []
     for statistic in statistics:
         compiled = statistic.compiled
-        if compiled is None or not compiled.signature.endswith(ROW) or compiled.signature not in codes:
+        if compiled is None or not compiled.signature.endswith(passes.ROW) or compiled.signature not in codes:
             return None
         if compiled.keys is not None or compiled.queries is not None:
             return None

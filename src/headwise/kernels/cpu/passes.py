@@ -60,8 +60,7 @@ def refusal(call: Call) -> str | None:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
-    """Output, log-sum-exp and the requested statistics that the library supports. Declined if a key or value that is
-    masked for some query is not finite."""
+    """Output, log-sum-exp, supported statistics. Declined if a key or value masked for some query is not finite."""
     k, v, *scales = in_memory(call.keys, call.values)
     found = _forward(call, k, v, scales) if scales else None
     if found is None:
@@ -115,8 +114,7 @@ def like(
 def backward(
     call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool] = (False, False, False)
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, v, and of the rule's relative, bias and sinks where `wanted` is true (float32, else None); and
-    rowsum(grad_out ∘ out) [b, h, n]."""
+    """Gradients of q, k, v; relative, bias and sinks if `wanted` (float32, else None); rowsum(grad_out ∘ out)."""
     q = call.q
     if bool((lse == -torch.inf).any()):  # copies, which take a tenth of a small call's time
         q, grad_out = (without_masked_queries(x.detach(), lse) for x in (q, grad_out))
@@ -245,8 +243,7 @@ FORMULAS = {"same": 0, "inverse": 1, "share": 2, "logit": 3, "log_sum": 4}  # as
 
 
 def reduce_rows(lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
-    """Reduce measures over the rows of each head, given the log-sum-exp [b, h, n] and their statistics; None if the
-    library does not support one of them, or a tensor."""
+    """Measures reduced over the rows of each head; None if the library does not support one of them, or a tensor."""
     handle = library().handle
     given = [lse, *(one.x for one in measures if one.x is not None)]
     if handle is None or not all(_fits(x, lse) for x in given):
@@ -268,8 +265,7 @@ def reduce_rows(lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
 
 
 def row_values(measures: Sequence[ToReduce], places: Sequence[int], b: int, n: int) -> tuple[Any, list[Any]]:
-    """An array of headwise_row_value without the statistics, and the tensors that it points to; places: of each
-    measure's statistic among those that a call requests."""
+    """An array of headwise_row_value, and the tensors that it points to; places: of statistics in the request."""
     held: list[Any] = []
     entries: list[Any] = []
     for one, place in zip(measures, places, strict=True):
