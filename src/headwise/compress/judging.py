@@ -99,9 +99,9 @@ class Verdict:
                 model.cache_bytes,
             ))  # fmt: skip
         if len(rows) > 1:
-            rows.append(
-                (tr("change"), "", "", "", *(_change(a, b) for a, b in zip(rows[0][4:], rows[-1][4:], strict=True)))
-            )
+            numbers: Any = zip(rows[0][4:], rows[-1][4:], strict=True)
+            changes = [f"{100 * (after / before - 1):+.1f} %" if before else "—" for before, after in numbers]
+            rows.append((tr("change"), "", "", "", *changes))
         title = tr("Evaluation: the written model is loaded and compared with the original")
         return Plan(title, (), (Table("judged", tr("Before and after"), COLUMNS, tuple(rows), note=self.note),))
 
@@ -162,9 +162,3 @@ def _timed(one: Candidate, prompt: Tensor, written: int) -> tuple[float, float, 
         token = next_token(token)
     done = time.perf_counter()
     return read - begun, done - read, sum(cache.nbytes for cache in caches) / caches[0].seen
-
-
-def _change(before: Value, after: Value) -> str:
-    assert isinstance(before, int | float)
-    assert isinstance(after, int | float)
-    return f"{100 * (after / before - 1):+.1f} %" if before else "—"

@@ -90,7 +90,7 @@ def parameter_parts(config: ModelConfig, attentions: Attentions) -> dict[str, in
         "recurrent layers": sum(layer.parameters for layer in c.recurrent),
         "feed-forward": c.dense_layers * dense + (c.layers - c.dense_layers) * sparse + decoder,
         "norms": norms * norm,
-        "output": (c.vocab * c.d_model if c.output == "own" else 0) + _output_biases(c),
+        "output": (c.vocab * c.d_model if c.output == "own" else 0) + c.vocab * c.output_bias,
         "pooler": (c.d_model + 1) * c.d_model if c.pooler else 0,
         "other parts": 0 if c.others is None else c.others.parameters,
         "not for text": c.unread,
@@ -122,7 +122,14 @@ def pass_stages(config: ModelConfig, attentions: Attentions, load: Load, *, logi
         size = BYTES[load.dtype]
         ends.append(linear_stage("pooler", weights, weights, b, c.d_model, c.d_model, size, biases=c.d_model))
     beside = [*_recurrent(c, load, n), *_other_stages(c, load, b * n)]
-    return _added([*_convolution_stages(c, load, b * first), *layers, *beside, *fed, *ends])
+    convolutions = [
+        linear_stage(
+            "convolutions", one.weights + one.outputs, one.weights + one.outputs, b * first * one.positions,
+            one.stride * one.inputs, one.outputs, BYTES[load.dtype], biases=one.outputs,
+        )
+        for one in c.convolutions
+    ]  # fmt: skip
+    return _added([*convolutions, *layers, *beside, *fed, *ends])
 
 
 def step_stages(config: ModelConfig, attentions: Attentions, load: Load) -> list[Stage]:
@@ -259,20 +266,6 @@ def _common(config: ModelConfig) -> int:
     return c.experts * (c.d_model + c.router_bias) + shared + (c.d_model if c.shared_gate else 0)
 
 
-def _output_biases(config: ModelConfig) -> int:
-    return config.vocab if config.output_bias else 0
-
-
-def _convolution_stages(config: ModelConfig, load: Load, tokens: int) -> list[Stage]:
-    return [
-        linear_stage(
-            "convolutions", one.weights + one.outputs, one.weights + one.outputs, tokens * one.positions,
-            one.stride * one.inputs, one.outputs, BYTES[load.dtype], biases=one.outputs,
-        )
-        for one in config.convolutions
-    ]  # fmt: skip
-
-
 def _recurrent(config: ModelConfig, load: Load, tokens: int, transfers: int = 1) -> list[Stage]:
     """The layers with a state; transfers: how often a state is read or written."""
     size, rows = BYTES[load.dtype], load.batch * tokens
@@ -329,7 +322,7 @@ def _dense(config: ModelConfig, load: Load, tokens: int, layers: int, width: int
 def _vocabulary(config: ModelConfig, load: Load, rows: int) -> list[Stage]:
     if config.output == "none":
         return []
-    biases = _output_biases(config)
+    biases = config.vocab * config.output_bias
     table = config.vocab * config.d_model + biases
     size = BYTES[load.dtype]
     return [linear_stage("vocabulary", table, table, rows, config.d_model, config.vocab, size, biases=biases)]

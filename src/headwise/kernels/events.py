@@ -138,7 +138,14 @@ def subscribe(
     new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits), on_error)
     with _lock:
         for other in subscribers:
-            _check_agreement(new, other)
+            if modules is not None and other.modules is not None and modules.keys().isdisjoint(other.modules.keys()):
+                continue
+            for name in wanted.keys() & other.measures.keys():
+                if not same_measure(wanted[name], other.measures[name]):
+                    raise ConfigError(
+                        f"observe(measures=…): another observer of the same modules has a different measure {name!r}; "
+                        f"give one of them another name"
+                    )
         subscribers = (*subscribers, new)
         editing += bool(new.edits)
     try:
@@ -203,15 +210,3 @@ def same_measure(one: Measure, other: Measure) -> bool:
             for key in first
         )
     )
-
-
-def _check_agreement(one: Subscriber, other: Subscriber) -> None:
-    """Raise if one call would have to give two measures under one name."""
-    if one.modules is not None and other.modules is not None and one.modules.keys().isdisjoint(other.modules.keys()):
-        return
-    for name in one.measures.keys() & other.measures.keys():
-        if not same_measure(one.measures[name], other.measures[name]):
-            raise ConfigError(
-                f"observe(measures=…): another observer of the same modules has a different measure {name!r}; give "
-                f"one of them another name"
-            )

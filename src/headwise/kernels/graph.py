@@ -128,7 +128,7 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     seed = torch.randint(1 << 40, (), device="cpu") if dropout_p > 0 else None
     numbers = mask, rule.scale, terms.soft_cap, dropout_p, learned, terms.split, kernel
     tensors = q, k, v, *terms.biases, *held
-    operator = differentiable if has_derivatives() else _Attend.forward
+    operator = Attend.apply if has_derivatives() else Attend.forward
     if torch.compiler.is_dynamo_compiling() and has_derivatives():
         from headwise.kernels.dynamo import apply as operator
     out, lse, _ = operator(len(terms.biases), numbers, terms.relative, terms.sinks, seed, *tensors)
@@ -226,11 +226,6 @@ def second_derivative(x: Tensor, grad: Tensor) -> Tensor:
     raise KernelError(ONCE)
 
 
-def second_derivative_fake(x: Tensor, grad: Tensor) -> Tensor:
-    """The shape of x: a graph may contain it without computing it."""
-    return torch.empty_like(x)
-
-
 def _one_by_one(operator: Any) -> Any:
     """The vmap rule of an operator: one call per entry, since entries may differ in every argument."""
 
@@ -249,14 +244,9 @@ attend_vmap = _one_by_one(operators.attend)
 attend_backward_vmap = _one_by_one(operators.attend_backward)
 
 
-def differentiable(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
-    """`attend` in torch.func."""
-    return _Attend.apply(count, numbers, *given)
-
-
-class _Attend(torch.autograd.Function):
-    """Output, log-sum-exp, index of the kernel that ran. `count` and `numbers` are the operator's arguments that are
-    not tensors; `given` are relative, sinks, the seed, and its list of tensors."""
+class Attend(torch.autograd.Function):
+    """The first operator within torch.func, whose transforms do not support `register_autograd`. `count` and `numbers`
+    are its arguments that are not tensors; `given` are relative, sinks, the seed, and its list of tensors."""
 
     generate_vmap_rule = True
 

@@ -268,21 +268,19 @@ def _compiled(dtype: str) -> Machine | None:
 
 def _torch(dtype: str) -> Machine:
     n, count = 1024, 32 * 1024 * 1024
-    product = min(_product(n, getattr(torch, kind)) for kind in {"float32", dtype})
+    seconds = []
+    for kind in {"float32", dtype}:
+        one, other, out = (torch.ones(n, n, dtype=getattr(torch, kind)) for _ in range(3))
+        seconds.append(_best(partial(torch.mm, one, other, out=out)))
     source, target = torch.ones(count), torch.ones(count)  # both are written, so that no page fault is measured
     copy = _best(lambda: target.copy_(source))
     by = tr("measured with {threads} by torch.mm and Tensor.copy_", threads=_threads())
-    return Machine(2 * n**3 / product, 2 * source.nbytes / copy, by)  # a copy reads and writes
+    return Machine(2 * n**3 / min(seconds), 2 * source.nbytes / copy, by)  # a copy reads and writes
 
 
 def _threads() -> str:
     count = torch.get_num_threads()
     return tr("1 thread") if count == 1 else tr("{count} threads", count=count)
-
-
-def _product(n: int, dtype: torch.dtype) -> float:
-    one, other, out = (torch.ones(n, n, dtype=dtype) for _ in range(3))
-    return _best(lambda: torch.mm(one, other, out=out))
 
 
 def _best(call: Callable[[], object]) -> float:

@@ -167,14 +167,6 @@ def write_rule(view: RuleView, lowered: Lowered, rule: Rule) -> list[Any]:
     return held
 
 
-def write_lse(request: BackwardCall | PoolCall | DiagonalsCall, lse: Tensor) -> Tensor:
-    """Set the log-sum-exp. One in float64 is exact for logits that do not depend on the shapes of a read; so these are
-    requested too. Returns the tensor that the request points to; keep it alive while it is used."""
-    held = lse.double().contiguous()
-    request.lse, request.single = held.data_ptr(), lse.dtype == torch.float64
-    return held
-
-
 def of_all_keys(like: ForwardCall, m: int) -> tuple[ForwardCall, Any]:
     """The same request for m keys, all of which its only query attends to. Returns also the array that it points to;
     keep it alive while the request is used."""

@@ -169,7 +169,6 @@ def _squares(call: Call, lse: Tensor, cell: int, *wanted: str, stripe: int = 0) 
     request = binding.PoolCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, q.shape[-1], *map(binding.view, (q, k))
     )
-    held = binding.write_lse(request, lse)
     request.cell, request.logs = cell, stripe > 0
     shape = b, h, -(-n // cell), -(-m // (stripe or cell))
     found = [
@@ -178,8 +177,7 @@ def _squares(call: Call, lse: Tensor, cell: int, *wanted: str, stripe: int = 0) 
     ]
     for name, x in zip(wanted, found, strict=True):
         setattr(request, name, x.data_ptr())
-    passes.send("headwise_pool", request, call)
-    del held
+    passes.send("headwise_pool", request, call, lse)
     return found
 
 
@@ -191,10 +189,8 @@ def diagonals(call: Call, lse: Tensor) -> Tensor:
     request = binding.DiagonalsCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, q.shape[-1], *map(binding.view, (q, k))
     )
-    held = binding.write_lse(request, lse)
     request.mass = mass.data_ptr()
-    passes.send("headwise_diagonals", request, call)
-    del held
+    passes.send("headwise_diagonals", request, call, lse)
     return mass
 
 

@@ -127,14 +127,13 @@ def backward(
         *map(binding.view, (q, k, v, out, grad_out, dq, dk, dv)),
     )  # fmt: skip
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
-    held, request.delta = binding.write_lse(request, lse), delta.data_ptr()
+    request.delta = delta.data_ptr()
     assert isinstance(call.lowered, Lowered)  # refusal() has checked
     terms = call.lowered.relative, call.lowered.bias, call.lowered.sinks
     learned = [floats(*x.shape) if want and x is not None else None for x, want in zip(terms, wanted, strict=True)]
     binding.write_learned(request, *learned)
     try:
-        send("headwise_backward", request, call)
-        del held
+        send("headwise_backward", request, call, lse)
     except Declined:
         # The forward pass would have declined non-finite keys that are visible to a query: these are fully masked.
         k, v = (x.detach().nan_to_num(0.0, 0.0, 0.0) for x in (call.k, call.v))
@@ -152,18 +151,21 @@ def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, k.shape[2], d, y.shape[-1],
         binding.view(q), binding.view(k), nothing, nothing, binding.view(y), nothing, nothing, binding.view(out),
     )  # fmt: skip
-    held = binding.write_lse(request, lse)
-    send("headwise_backward", request, call)
-    del held
+    send("headwise_backward", request, call, lse)
     return out
 
 
-def send(name: str, request: binding.Request, call: Call) -> int:
-    """Call the library's function `name` with the call's rule in the request; return its status, or raise on errors."""
+def send(name: str, request: binding.Request, call: Call, lse: Tensor | None = None) -> int:
+    """Call the library's function `name` with the call's rule, and any log-sum-exp, in the request; return its status,
+    or raise on errors."""
     handle, lowered = library().handle, call.lowered
     assert handle is not None  # refusal() has checked
     assert isinstance(lowered, Lowered)
     held = binding.write_rule(request.rule, lowered, call.rule)
+    if lse is not None and not isinstance(request, binding.ForwardCall):
+        # One in float64 is exact for logits that do not depend on the shapes of a read; so these are requested too.
+        held.append(wide := lse.double().contiguous())
+        request.lse, request.single = wide.data_ptr(), lse.dtype == torch.float64
     status = getattr(handle, name)(ctypes.byref(request))
     del held
     if status == binding.NOT_FINITE:
