@@ -45,6 +45,10 @@ class RowsCache(StoredCache):
         keys), and 4 more per int8 vector. Held: all tokens, sinks + window − 1, or the longest sequence."""
         return self._k.nbytes + self._v.nbytes
 
+    def _crop(self, length: int) -> None:
+        for rows in (self._k, self._v):
+            rows.crop(length)
+
     def _select(self, indices: Tensor) -> None:
         for rows in (self._k, self._v):
             rows.select(indices)
@@ -99,10 +103,6 @@ class KVCache(RowsCache):
         """Empty: all tokens are held."""
         return NO_GAP
 
-    def _crop(self, length: int) -> None:
-        for rows in (self._k, self._v):
-            rows.crop(length)
-
 
 class SlidingCache(RowsCache):
     """Keeps the last `window` tokens, and the first `sinks` (StreamingLLM, Xiao et al. 2023, 2309.17453).
@@ -152,8 +152,7 @@ class SlidingCache(RowsCache):
                 f"to {dropped.stop - 1} were dropped, some of which the next query may attend to; keep "
                 f"copy.copy(cache) from before the tokens that may be rejected"
             )
-        for rows in (self._k, self._v):
-            rows.crop(length)
+        super()._crop(length)
 
 
 class ChosenCache(StoredCache):

@@ -169,7 +169,12 @@ class Room:
             forbidden = self._inference  # a graph cannot ask for the mode
         else:  # PyTorch forbids to write to tensors of `torch.inference_mode` outside of it
             forbidden = not torch.is_inference_mode_enabled() and any(part.is_inference() for part in self.parts)
-        return not forbidden and (at >= self.written or (not self.shared and _are_alone(self.parts)))
+        if forbidden or at >= self.written:
+            return not forbidden
+        if self.shared or torch.compiler.is_compiling() or not all(type(part) is Tensor for part in self.parts):
+            return False
+        alone = _references_alone()  # no other tensor refers to the memory, such as a view that an attention map holds
+        return all(_references(part) == alone for part in self.parts)
 
     def claimed(self, at: int, stop: int) -> bool:
         """`writable(at)`; the vectors up to `stop` are then the caller's: caches of other threads have to move."""
@@ -192,14 +197,6 @@ class Room:
         for part, x in zip(self.parts, new, strict=True):
             part = part if torch.compiler.is_compiling() else part.data
             part[:, :, at:end] = x
-
-
-def _are_alone(parts: Sequence[Tensor]) -> bool:
-    """Whether no other tensor, such as a view that an attention map holds, refers to the memory of these."""
-    if torch.compiler.is_compiling() or not all(type(part) is Tensor for part in parts):
-        return False
-    alone = _references_alone()
-    return all(_references(part) == alone for part in parts)
 
 
 def _references(x: Tensor) -> int:

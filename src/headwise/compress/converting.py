@@ -278,8 +278,7 @@ def plan_budget(
     threshold: float = 0.95,
     lengths: Sequence[int] = (),
 ) -> Budgeting:
-    """Select the KV heads with a short cache, from maps on the part of the text for planning (see `budget`). lengths:
-    tokens at which to report bytes, by default 1, 4, 16 and 64 contexts."""
+    """Select KV heads with a short cache by maps of the text for planning. lengths: tokens at which to report bytes."""
     check_budget(window, sinks, threshold, lengths)
     if window + sinks >= texts.context:
         raise ConfigError(

@@ -132,11 +132,8 @@ def judge(candidates: Sequence[Candidate], texts: Texts, progress: Progress) -> 
     found = []
     for one, loss, times in zip(candidates, losses, seconds, strict=True):
         reading, writing = (median(each[k] for each in times) for k in (0, 1))
-        found.append(
-            Judged(
-                one.name, loss, prompt.shape[1] / reading, written / writing, one.decoder.num_parameters, times[0][2]
-            )
-        )
+        speeds = prompt.shape[1] / reading, written / writing
+        found.append(Judged(one.name, loss, *speeds, one.decoder.num_parameters, times[0][2]))
     note = tr(
         "Loss in nats per token on text that was not used to choose; ± is the standard error of the rise over batches "
         "of the text. Speeds are medians of {rounds} alternating rounds, threads: {threads}: {read} tokens read at "

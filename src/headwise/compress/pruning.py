@@ -80,7 +80,7 @@ def check_ranking(by: str, penalty: float, steps: int) -> None:
 
 def units_of(site: HeadSite, layer: int) -> list[Unit]:
     """Heads of a layer that are removed together: those that share a KV head, if there are several KV heads."""
-    group = site.num_heads // site.num_kv_heads if site.num_kv_heads > 1 else 1
+    group = _unit(site)
     return [tuple((layer, head) for head in range(i, i + group)) for i in range(0, site.num_heads, group)]
 
 
@@ -360,15 +360,9 @@ def plan_pruning(
         counts = [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]
     points = sorted({*counts, *([wanted] if wanted else [])})
     curve = pruning_curve(
-        decoder,
-        texts.foretell,
-        mean_loss,
-        order.heads,
-        points=points,
-        random_orders=orders,
-        seed=seed,
+        decoder, texts.foretell, mean_loss, order.heads, points=points, random_orders=orders, seed=seed,
         progress=drawing,
-    )
+    )  # fmt: skip
     curve = replace(curve, method=importance.method)
     gone = curve.removable(choice.max_loss) if choice.max_loss is not None else wanted
     assert gone is not None

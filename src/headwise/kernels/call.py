@@ -17,21 +17,16 @@ from headwise.stats import Statistic
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a kernel: q [b, h, n, d], keys [b, h_kv, m, d], values [b, h_kv, m, d_v], the rule, dropout.
+    """The arguments of a kernel. Only one that supports quantized KV reads `keys` and `values`; others `k` and `v`."""
 
-    Kernels read the float tensors `k` and `v`; only a kernel that supports quantized KV reads `keys` and `values`.
-    `seed` seeds the dropout, so that the backward pass draws the same pattern. `statistics` are requested in addition
-    to the output; a kernel returns those that it supports. The backward pass calls `on_delta` with δ.
-    """
-
-    q: Tensor
-    keys: Vectors
-    values: Vectors
+    q: Tensor  # [b, h, n, d]
+    keys: Vectors  # [b, h_kv, m, d]
+    values: Vectors  # [b, h_kv, m, d_v]
     rule: Rule
     dropout_p: float = 0.0
-    seed: int = 0
-    statistics: tuple[Statistic, ...] = field(default=())
-    on_delta: OnDelta | None = None
+    seed: int = 0  # of the dropout, so that the backward pass draws the same pattern
+    statistics: tuple[Statistic, ...] = field(default=())  # requested; a kernel returns those that it supports
+    on_delta: OnDelta | None = None  # called with δ by the backward pass
 
     @cached_property
     def k(self) -> Tensor:

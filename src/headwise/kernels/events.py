@@ -62,8 +62,7 @@ def within(**changes: Any) -> Iterator[None]:
 
 @contextmanager
 def listen(on_delta: OnDelta) -> Iterator[None]:
-    """Within it, the backward pass of each `attend` call of this thread calls `on_delta` with δ [b, h, n], float32 or
-    float64: δ_i = Σ_c dO_ic·O_ic of each head and query."""
+    """Within it, the backward pass of each `attend` call of this thread calls `on_delta` with δ [b, h, n]."""
     global listening
     listening += 1
     try:

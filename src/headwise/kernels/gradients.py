@@ -5,7 +5,7 @@ mask and scores. PyTorch thus detects in-place changes between the two passes, a
 (`torch.autograd.graph.save_on_cpu`, gradient checkpointing) apply to all of them; the backward pass rebuilds the call
 from what these hooks return.
 
-The backward pass also reports δ_i = Σ_c dO_ic·O_ic of each head and query (`with_delta`). It is the gradient with
+The backward pass also reports δ_i = Σ_c dO_ic·O_ic of each head and query (`WithDelta`). It is the gradient with
 respect to a factor ξ = 1 on the head's output at that query; its sum over queries is the head's importance (Michel et
 al. 2019, 1905.10650, eq. 2). Every backward pass of attention computes it (Dao et al. 2022, 2205.14135, eq. 4): the
 compiled kernel reports its own; for the others it is computed from dO and O.
@@ -14,7 +14,7 @@ compiled kernel reports its own; for the others it is computed from dO and O.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,9 +62,8 @@ def once(message: Callable[[Any], str]) -> Callable[[Run], Callable[..., Any]]:
 
 
 def each_entry(run: Run, message: str, grad_out: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-    """`run(grad_out, *others)`, for each entry within torch.func.vmap and of
-    `torch.autograd.grad(is_grads_batched=True)`. message: of the error that a derivative of the results raises; "":
-    `run` may be differentiated outside of vmap."""
+    """`run(grad_out, *others)`, for each entry of a vmap, torch.func's or autograd's. message: of the error that a
+    derivative of the results raises; "": `run` may be differentiated outside of vmap."""
     if torch._C._functorch.is_legacy_batchedtensor(grad_out):
         return _each_batched_gradient(run, message, grad_out, others)
     if not message and torch._C._functorch.peek_interpreter_stack() is None:
@@ -245,8 +244,7 @@ class _Attend(torch.autograd.Function):
 def complete(
     found: Iterable[Tensor | None], learned: Iterable[Tensor | None], wanted: Iterable[bool]
 ) -> list[Tensor | None]:
-    """The gradients of q, k, v and `learned`, with zeros for those wanted that the kernel does not have: a table of
-    distances without entries is not passed to it."""
+    """Gradients of q, k, v and `learned`: zeros for wanted ones without any, as of a table without entries."""
     dq, dk, dv, *others = found
     each = zip(others, learned, wanted, strict=True)
     return [dq, dk, dv, *(torch.zeros_like(x) if d is None and want and x is not None else d for d, x, want in each)]
@@ -256,13 +254,8 @@ def _terms(call: Call) -> Terms:
     return call.rule.terms(compute(call.q[..., :0, :]))
 
 
-def with_delta(out: Tensor, on_delta: OnDelta) -> Tensor:
-    """Return `out` with a backward pass that calls `on_delta`."""
-    return cast(Tensor, _WithDelta.apply(out, on_delta))
-
-
-class _WithDelta(torch.autograd.Function):
-    """The identity. `save_for_backward` saves its input, so that checkpointing can drop it."""
+class WithDelta(torch.autograd.Function):
+    """The identity, whose backward pass calls `on_delta`; its input is saved, so that checkpointing can drop it."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, on_delta: OnDelta) -> Tensor:

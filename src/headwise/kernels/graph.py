@@ -196,10 +196,8 @@ def attend_backward_fake(
 
 def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     """Save what `backward` reads."""
-    tensors, ctx.count, relative, sinks, seed, *ctx.numbers, _ = inputs
-    _, lse, ran = output
-    ctx.save_for_backward(*output, relative, sinks, seed, *tensors)
-    ctx.mark_non_differentiable(lse, ran)
+    tensors, count, relative, sinks, seed, *numbers = inputs
+    Attend.setup_context(ctx, (count, numbers, relative, sinks, seed, *tensors), output)
 
 
 def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:

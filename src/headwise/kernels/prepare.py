@@ -63,7 +63,12 @@ def keep(
     resolved, of a call that returns a map."""
     prepare, gap = getattr(chosen, "prepared", None), call.rule.grid.gap
     memory = in_memory(call.keys, call.values)
-    if prepare is None or not _fits(call, scale, memory):
+    b, h, n, m = call.rule.grid
+    if prepare is None or b * h * n * m > PAIRS or call.dropout_p > 0 or call.rule.scores or not call.rule.mask.value:
+        return
+    if type(scale) not in (float, type(None)) or any(type(x) is not Tensor for x in (call.q, *memory[:2])):
+        return
+    if not call.q.stride(3) == memory[0].stride(3) == memory[1].stride(3) == 1:  # else the kernel received copies
         return
     if measures is not None and mask is not None and mask.of_step:
         return  # no call like it comes again
@@ -76,17 +81,6 @@ def keep(
         if len(_prepared) >= KEPT:
             _prepared.clear()
         _prepared[key] = prepared
-
-
-def _fits(call: Call, scale: float | None, memory: Sequence[Tensor]) -> bool:
-    """Whether decisions are stored for calls like this one."""
-    rule = call.rule
-    b, h, n, m = rule.grid
-    if b * h * n * m > PAIRS or call.dropout_p > 0 or rule.scores or not rule.mask.value:
-        return False
-    if type(scale) not in (float, type(None)) or any(type(x) is not Tensor for x in (call.q, *memory[:2])):
-        return False
-    return call.q.stride(3) == memory[0].stride(3) == memory[1].stride(3) == 1  # else the kernel received copies
 
 
 def _key(

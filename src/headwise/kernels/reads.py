@@ -87,20 +87,15 @@ class Whole:
 
 
 class Matrix(NamedTuple):
-    """The attention matrices of all heads, or a rectangle of them: q [b, h, n, d], k [b, h_kv, m, d], the log-sum-exp
-    [b, h, n] over whole rows, and the rule.
+    """The attention matrices of all heads, or a rectangle of them."""
 
-    whole: the matrix with all keys of the log-sum-exp; None if it is not known. Of it, this one has `rows`, and those
-    of one batch entry and head, `only`, if they are not None.
-    """
-
-    q: Tensor
-    k: Tensor
-    lse: Tensor
+    q: Tensor  # [b, h, n, d]
+    k: Tensor  # [b, h_kv, m, d]
+    lse: Tensor  # [b, h, n], the log-sum-exp over whole rows
     rule: Rule
-    whole: Whole | None = None
-    rows: Span = Span(0, 0)
-    only: tuple[int, int] | None = None
+    whole: Whole | None = None  # the matrix with all keys of the log-sum-exp; None if it is not known
+    rows: Span = Span(0, 0)  # of the whole
+    only: tuple[int, int] | None = None  # the batch entry and head of the whole that this one is of; None: all
 
     @classmethod
     def of_all_keys(cls, q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> "Matrix":
@@ -133,8 +128,7 @@ class Matrix(NamedTuple):
 
     @property
     def has_large_scores(self) -> bool:
-        """Whether scores are so large that rounding the log-sum-exp to float32 could change the sum of a row by 1e-6:
-        larger than `LARGE`, as the log-sum-exp of scores up to s is at most s + ln m."""
+        """Whether rounding the log-sum-exp to float32 could change the sum of a row by 1e-6: scores beyond `LARGE`."""
         whole = self.whole
         return whole is not None and self.has_exact_rows and whole.lse_size > LARGE + log(max(1, whole.rule.grid.m))
 

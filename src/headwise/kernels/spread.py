@@ -84,8 +84,7 @@ def held_as_declared(module: nn.Module) -> Held | None:
 
 def held_by(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Held | None:
     """The heads of a call among those of its layer, by the DTensor parameters of the module, else of those in which it
-    runs: where this rank's part has the call's width. None if it has all; ConfigError if none fits, or some
-    disagree."""
+    runs, whose part has the call's width. None if it has all; ConfigError if none fits, or some disagree."""
     known = held_as_declared(module)
     if known is not None:
         return known

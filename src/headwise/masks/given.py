@@ -214,7 +214,8 @@ class Dense(Mask):
         return self.mask
 
     def starts(self, grid: Grid) -> Tensor:
-        return starts.of_boolean(self.mask, self.padding)
+        shown = self.mask[:, :, :1] if self.padding else self.mask  # of padding, all rows are equal
+        return starts.of_rows(lambda start, stop: shown[:, :, start:stop], *shown.shape[2:], self.padding)
 
     @property
     def padding(self) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from headwise.errors import DTypeError, ShapeError, check_sequence, check_whole
 from headwise.fields import Array, Counts, Section, Whole
 from headwise.masks import spans
-from headwise.masks.base import Mask
+from headwise.masks.base import Mask, WithGap
 from headwise.masks.grid import Grid, Span, State
 
 
@@ -17,6 +17,9 @@ class _Anywhere(Mask, abstract=True):
     """A mask that depends on distances at most, so that every rectangle has the same mask."""
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
+        return self
+
+    def with_gap(self, gap: Span, grid: Grid) -> Mask:
         return self
 
     def starts(self, grid: Grid) -> None:
@@ -29,9 +32,6 @@ class Everything(_Anywhere):
 
     holds = {}
     whole_past = True
-
-    def with_gap(self, gap: Span, grid: Grid) -> Mask:
-        return self
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return torch.ones(1, 1, len(rows), len(cols), dtype=torch.bool, device=rows.device)
@@ -50,9 +50,6 @@ class Causal(_Anywhere):
     holds = {}
     causal = True
     whole_past = True
-
-    def with_gap(self, gap: Span, grid: Grid) -> Mask:
-        return self
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return ((rows + grid.shift)[:, None] >= cols)[None, None]
@@ -108,7 +105,7 @@ class Window(_Anywhere):
 
     def with_gap(self, gap: Span, grid: Grid) -> Mask:
         beyond = grid.shift - gap.start + 1 >= self.left  # all keys before the gap are, with it and without
-        return self if beyond or gap.start == 0 else super().with_gap(gap, grid)
+        return self if beyond or gap.start == 0 else WithGap(self, gap.start, gap.size)
 
     @property
     def causal(self) -> bool:

@@ -87,9 +87,17 @@ def trade_off(d_model: int, work: Work) -> Plan:
     """
     if d_model < 2:
         raise ConfigError("d_model={d_model}: expected at least 2, as one dimension cannot be divided", d_model=d_model)
+    kept: Any = {"batch": work.batch, "dtype": work.cache or work.dtype, "window": work.window, "sinks": work.sinks}
     rows: list[tuple[Value, ...]] = []
     while d_model % (heads := 2 ** len(rows)) == 0:
-        rows.append(_heads(d_model, heads, work))
+        counts, shared = (counts_of(name, {"d_model": d_model, "num_heads": heads}) for name in ("multi_head", "mqa"))
+        stages = attention_stages(counts, work)
+        rows.append((
+            heads, d_model // heads, counts.parameters, sum(stage.flops for stage in stages),
+            sum(stage.exponentials for stage in stages),
+            *(score_bytes(counts, replace(work, materialised=stored)) for stored in (True, False)),
+            *(cache_bytes(one, work.queries, **kept) for one in (counts, shared)),
+        ))  # fmt: skip
     if len(rows) == 1:
         raise ConfigError("d_model={d_model}: is odd, so no power of two above 1 divides it", d_model=d_model)
     note = tr(
@@ -115,22 +123,6 @@ def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
     table = plan.table("trade_off")
     columns = {column.key or column.name: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
     write_trade_off(columns, path, title=joined([plan.title, plan.facts[0][1]]))
-
-
-def _heads(d_model: int, heads: int, work: Work) -> tuple[Value, ...]:
-    """The values of `HEADS`."""
-    counts, shared = (counts_of(name, {"d_model": d_model, "num_heads": heads}) for name in ("multi_head", "mqa"))
-    stages = attention_stages(counts, work)
-    kept: Any = {"batch": work.batch, "dtype": work.cache or work.dtype, "window": work.window, "sinks": work.sinks}
-    return (
-        heads,
-        d_model // heads,
-        counts.parameters,
-        sum(stage.flops for stage in stages),
-        sum(stage.exponentials for stage in stages),
-        *(score_bytes(counts, replace(work, materialised=stored)) for stored in (True, False)),
-        *(cache_bytes(one, work.queries, **kept) for one in (counts, shared)),
-    )
 
 
 WAYS = (
@@ -177,9 +169,8 @@ def _inseparable(design: str) -> str:
 
 
 def spread_table(layers: Layers, devices: int, *, link: float | None = None, machine: Machine | None = None) -> Table:
-    """Return a table with a row for each way to partition attention over this number of devices; of None where a way is
-    not possible in all layers, with the reason in the note. layers: each kind with its input, and how many there
-    are."""
+    """A row for each way to partition attention over this number of devices; of None where a way is not possible in all
+    layers, with the reason in the note. layers: each kind with its input, and how many there are."""
     made: dict[str, Callable[[Counts, Work, int], communication.Way]] = {
         "ring": communication.ring, "head-parallel": communication.head_parallel, "Ulysses": communication.ulysses
     }  # fmt: skip

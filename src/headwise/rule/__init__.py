@@ -81,8 +81,7 @@ class Rule:
         return Rule(self.mask, self.scale, self.grid, tuple(score.kept() for score in self.scores))
 
     def row_blocks(self, multiple: int = 1) -> Iterator[Span]:
-        """Yield blocks of queries whose tiles of KEY_BLOCK keys have at most TILE_ELEMENTS scores (at least 16 rows);
-        each but the last has a multiple of `multiple` rows."""
+        """Yield blocks of ≥ 16 queries with at most TILE_ELEMENTS scores a tile, of a multiple of `multiple` rows."""
         b, h, n, m = self.grid
         height = max(16, TILE_ELEMENTS // max(1, b * h * min(m, KEY_BLOCK)))
         height = -(-height // multiple) * multiple
@@ -158,9 +157,8 @@ def score_tile(
     q: Tensor, k: Tensor, scale: float, soft_cap: float = 0.0, added: Iterable[Tensor] = (), *,
     minus: Tensor | None = None, out: Tensor | None = None, slope: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """cap(scale · q kᵀ) + Σ added − minus before the mask, at most 0 with `minus`. added: of `Terms.added`,
-    broadcasting to [b, h, r, c]; slope: output [b, h, r, c] for the cap's derivative, 1 − tanh². Others as in
-    `raw_scores`."""
+    """cap(scale · q kᵀ) + Σ added − minus before the mask, at most 0 with `minus`; as `raw_scores`. added: broadcasting
+    to [b, h, r, c]; slope: output [b, h, r, c] for the cap's derivative, 1 − tanh²."""
     if soft_cap == 0.0:
         scores = raw_scores(q, k, scale, minus, out)
     else:

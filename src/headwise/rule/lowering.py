@@ -1,7 +1,7 @@
 """A `Rule` as tensors in a fixed form for compiled kernels, O(n) numbers for most rules."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
@@ -77,7 +77,8 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
         if math.prod(shape) > held + grid.b * grid.h * (grid.n + grid.m):
             given = " and ".join(str(tuple(bias.shape)) for bias in terms.biases)
             return f"the sum of biases of shapes {given} would have shape {tuple(shape)}"
-    bias = joined(bias.to(device) for bias in terms.biases)
+    floats = [bias.to(device).float() for bias in terms.biases]
+    bias = reduce(torch.add, floats) if floats else None
     relative = None if terms.relative is None else terms.relative.contiguous()
     dense = None if dense is None else dense.to(device)
     return Lowered(ranges.contiguous(), dense, terms.soft_cap, relative, bias, terms.sinks)
@@ -114,12 +115,6 @@ def of_terms(
         for one, want in zip(terms.biases, of_biases, strict=True)
     ]
     return relative, biases
-
-
-def joined(biases: Iterable[Tensor]) -> Tensor | None:
-    """The sum of the biases in float32, or None if there are none."""
-    floats = [bias.float() for bias in biases]
-    return reduce(torch.add, floats) if floats else None
 
 
 def _as_dense(mask: Mask, grid: Grid) -> Tensor | None:

@@ -69,8 +69,7 @@ def in_squares(x: Tensor, cell: int) -> Tensor:
 def top_keys(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, count: int, progress: Progress | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The `count` largest weights of each row and their keys, [b, h, n, count], largest first, of equal ones the lower
-    key. Beyond the keys that a query may attend to, weights are 0 and keys −1."""
+    """The `count` largest weights of each row and their keys, of equal ones the lower key; beyond them 0 and −1."""
     b, h, n, _ = rule.grid
     logs = lse.new_full((b, h, n, count), -torch.inf)
     keys = torch.full((b, h, n, count), -1, dtype=torch.long, device=lse.device)

@@ -93,9 +93,8 @@ class Tile:
 
     @cached_property
     def among_keys(self) -> tuple[Tensor, Tensor]:
-        """top [b, h, r] and e [b, h, r, c]: exp(top) · e are the weights up to a factor per row that all its tiles
-        share. They are 0 and the weights; or with a learned sink, where weights may underflow, the largest score and
-        exp(S − top)."""
+        """top [b, h, r] and e [b, h, r, c]: exp(top) · e are the weights up to a factor of the row. They are 0 and the
+        weights; or with a learned sink, where weights may underflow, the largest score and exp(S − top)."""
         if self._terms.sinks is None:
             return torch.zeros_like(self.lse), self.weights
         scores = self.scores

@@ -277,8 +277,7 @@ def queries_of_keys(rule: Rule, like: Tensor) -> Tensor:
 
 
 def same_label(rule: Rule, keys: Tensor, queries: Tensor, ahead: int, like: Tensor) -> Tensor:
-    """How many of the keys j < position + ahead that each query may see have its integer label, [b or 1, 1, n]; keys [b
-    or 1, m], queries [b or 1, n], −1 is no label."""
+    """How many allowed keys j < position + ahead have the label of each query, [b or 1, 1, n]; −1 is no label."""
     spans = _known(rule).long()
     b, m = max(len(spans), len(keys)), rule.grid.m
     stop = torch.minimum(spans[..., 1], (rule.grid.positions() + ahead)[:, None])

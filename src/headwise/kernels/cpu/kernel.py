@@ -262,7 +262,10 @@ class _Output:
         (keys, values, *scales), request = memory, self.request
         if m != request.m:
             request = self.request = _Request(m, *binding.of_all_keys(request.like, m))
-        like = binding.with_scales(request.like, *scales) if scales else request.like
+        like = request.like
+        if scales:
+            like = binding.ForwardCall.from_buffer_copy(like)
+            like.key_scales.data, like.value_scales.data = (x.data_ptr() for x in scales)
         out = torch.empty_like(q) if self.shape is None else q.new_empty(self.shape)  # empty_like takes half the time
         status = self.again(
             ctypes.byref(like), torch.get_num_threads(), q.data_ptr(), keys.data_ptr(), values.data_ptr(),

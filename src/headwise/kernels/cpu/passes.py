@@ -97,8 +97,7 @@ def _forward(
 def like(
     q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int], call: Call, scales: Sequence[Tensor] = ()
 ) -> tuple[binding.ForwardCall, list[Any]]:  # fmt: skip
-    """The request of headwise_again for calls with the layouts of q, k, v and scales, and a contiguous output
-    [b, h, n, d_v]; and the objects that it points to, which must outlive it."""
+    """The request of headwise_again for such tensors and a contiguous output; and what it points to, to be kept."""
     assert isinstance(call.lowered, Lowered)  # refusal() has checked
     b, h, n, d_v = shape
     nowhere = (binding.TensorView(None, *x.stride()[:3]) for x in (q, k, v))
