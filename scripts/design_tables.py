@@ -10,7 +10,7 @@ from headwise.costs import Work
 from headwise.errors import ConfigError
 from headwise.nn.registry import DESIGNS
 from headwise.plan.compare import compare_designs
-from headwise.plan.show import markdown_table
+from headwise.plan.tables import markdown_table
 from headwise.wording import in_language
 
 PAGE = Path(__file__).parent.parent / "docs" / "designs.md"

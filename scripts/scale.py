@@ -29,8 +29,7 @@ from headwise.costs.communication import (
 )
 from headwise.costs.configs import find
 from headwise.nn.registry import attentions_of, counts_of
-from headwise.plan.show import markdown_table
-from headwise.plan.tables import Column, Table, Value, scaled, written
+from headwise.plan.tables import Column, Table, Value, markdown_table, scaled, written
 
 ROOT = Path(__file__).parent.parent
 DOC, PICTURE = ROOT / "docs" / "scale.md", ROOT / "docs" / "pictures" / "scale.png"

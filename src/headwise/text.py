@@ -89,29 +89,9 @@ class Message(Bilingual):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: text, zh, code and values, which may be texts themselves."""
-        values = {name: x.to_dict() if isinstance(x, Message) else x for name, x in self.values.items()}
+        named = ((name, x) for name, x in self.values.items() if not name.startswith("_"))  # not those of `joined`
+        values = {name: x.to_dict() if isinstance(x, Message) else x for name, x in named}
         return {"text": str(self), "zh": self.zh, "code": self.code, "values": values}
-
-
-class _Joined(Message):
-    """Texts with a separator between them."""
-
-    def __new__(cls, parts: tuple[str, ...], separator: str) -> "_Joined":
-        made = str.__new__(cls, separator.join(parts))
-        made.parts, made.separator = parts, separator
-        made.template, made.values, made.sense, made.many, made.domain, made.code = str(made), {}, "", "", OURS, ""
-        return made
-
-    parts: tuple[str, ...]
-    separator: str
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.parts, self.separator
-
-    @property
-    def zh(self) -> str:  # type: ignore[override]
-        """The parts and what stands between them in Chinese."""
-        return in_language(self.separator, "zh").join(in_language(part, "zh") for part in self.parts)
 
 
 class _Shown(str):
@@ -179,7 +159,8 @@ BLANK = Bilingual(" ", "")  # between sentences
 def joined(parts: Iterable[str], separator: str = COMMA) -> Message:
     """Texts in one, with a separator between them, all in the language in which they are shown: `COMMA` between
     phrases, `LIST` between names, or another `tr(…)`."""
-    return _Joined(tuple(parts), separator)
+    every = {f"_{i}": part for i, part in enumerate(parts)}
+    return Message("{_by}".join(f"{{{name}}}" for name in every), {**every, "_by": separator})
 
 
 def in_language(text: str, lang: str) -> str:

@@ -44,7 +44,7 @@ STRINGS_NAMED = {
     "reports/findings.py": "a finding is about the number of keys that a head attends to",
     "reports/views.py": "the two columns beside the patterns of heads in a terminal",
     "telemetry/alarms.py": "each alarm is about one measure",
-    "testing/kernels.py": "a measure whose formula is known is read of each kernel's map",
+    "testing/parts.py": "a measure whose formula is known is read of each kernel's map",
     "testing/layers.py": "a map with a measure is the same map",
     "testing/views.py": "a column of the made-up report",
     "telemetry/clip.py": "QK-clip acts on the largest logit",

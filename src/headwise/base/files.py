@@ -39,8 +39,20 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         CheckpointError: naming `path`, if it cannot be written, for example because the disk is full.
     """
-    with writing(path), _whole(Path(path)) as temporary:
-        yield temporary
+    target = Path(path)
+    with writing(path):
+        if target.exists() and not (target.is_file() or target.is_dir()):  # such as /dev/null, which would be replaced
+            raise OSError(errno.EINVAL, "it is a pipe or a device; expected a file name")
+        with _beside(target) as folder:
+            temporary = folder / target.name
+            yield temporary
+            with open(temporary, "rb") as written:
+                os.fsync(written.fileno())
+            # Some writers create files that only the owner can read; set the permissions of a plain open().
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(0o666 & ~umask)
+            os.replace(temporary, target)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -62,20 +74,6 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _whole(target: Path) -> Iterator[Path]:
-    if target.exists() and not (target.is_file() or target.is_dir()):  # such as /dev/null, which would be replaced
-        raise OSError(errno.EINVAL, "it is a pipe or a device; expected a file name")
-    with _beside(target) as folder:
-        temporary = folder / target.name
-        yield temporary
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        # Some writers create files that only the owner can read; set the permissions of a plain open().
-        temporary.chmod(0o666 & ~_umask())
-        os.replace(temporary, target)
-
-
-@contextmanager
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """As `atomic_path`, for a folder that does not exist or is empty."""
     target = Path(path)
@@ -87,8 +85,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove temporary files of `atomic_path` and `atomic_folder` that killed processes left in a folder: those no
-    longer locked. Nothing is removed on file systems without locks."""
+    """Remove temporary files that killed processes left in a folder: those no longer locked, if there are locks."""
     with contextlib.suppress(OSError):
         for path in [path for path in folder.iterdir() if is_temporary(path)]:
             with contextlib.suppress(OSError):
@@ -163,7 +160,16 @@ def short_name(name: str) -> str:
 def _beside(target: Path) -> Iterator[Path]:
     """Yield a new folder next to the target, which is locked during the block and removed afterwards."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, folder = _begun(target)
+    handle = None
+    while True:
+        folder = Path(tempfile.mkdtemp(".headwise.tmp", f".{short_name(target.name)}.", target.parent))
+        if fcntl is None:
+            break
+        with contextlib.suppress(FileNotFoundError):  # removed by a sweep before it was locked
+            handle = os.open(folder, os.O_RDONLY)
+            if lock(handle) is not False and is_at(handle, folder):
+                break
+            os.close(handle)
     try:
         yield folder
     finally:
@@ -172,37 +178,13 @@ def _beside(target: Path) -> Iterator[Path]:
             os.close(handle)
 
 
-def _begun(target: Path) -> tuple[int | None, Path]:
-    while True:
-        folder = Path(tempfile.mkdtemp(".headwise.tmp", f".{short_name(target.name)}.", target.parent))
-        if fcntl is None:
-            return None, folder
-        with contextlib.suppress(FileNotFoundError):  # removed by a sweep before it was locked
-            handle = os.open(folder, os.O_RDONLY)
-            if lock(handle) is not False and is_at(handle, folder):
-                return handle, folder
-            os.close(handle)
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
-
-
 FOLDER_LOCK = ".headwise.lock"
 OF_MODEL = ("*.safetensors", "*.safetensors.index.json", "*config.json", "tokenizer*", "vocab.*", "merges.txt")
 
 
 def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = False) -> None:
-    """Raise if `path` cannot be written, before any work begins. Nothing is changed, except that temporary files of
-    killed runs are removed.
-
-    Args:
-        option: the caller's name for it, "--out" or "out". folder: whether the output is a folder instead of a file.
-    Raises:
-        CheckpointError: naming the option, the path and the reason.
-    """
+    """CheckpointError if `path` cannot be written, with the caller's name for it, "--out" or "out". Nothing is changed,
+    except that temporary files of killed runs are removed. folder: whether the output is a folder."""
     target = Path(path)
     try:
         if folder and target.is_file():
@@ -228,18 +210,10 @@ def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = 
 
 @contextmanager
 def taken(path: str | os.PathLike[str], option: str, *, folder: bool = False) -> Iterator[None]:
-    """Lock an output path for the block. Missing folders are created, and removed if nothing was written.
-
-    The lock is a file next to the output, or inside it if it is a folder; the system releases it when the process ends
-    for any reason. On file systems without locks, nothing is locked.
-
-    Args:
-        path, option, folder: as for `check_writable`.
-    Returns:
-        A context manager: the lock is held in its block.
-    Raises:
-        CheckpointError: as `check_writable`. ConfigError: if another run has locked it.
-    """
+    """Lock an output path for the block, if the file system has locks; arguments and errors as `check_writable`, and
+    ConfigError if another run has it. Missing folders are created, and removed if nothing was written."""
+    # The lock is a file next to the output, or inside it if it is a folder: the system releases it when the process
+    # ends for any reason.
     check_writable(path, option, folder=folder)
     target = Path(path)
     home = target if folder else target.parent

@@ -93,8 +93,7 @@ def one_line(error: BaseException) -> str:
 
 
 class Entry:
-    """A JSON object in a file; values that are missing, of another type or out of range raise CheckpointError. at: its
-    location in the file, for messages."""
+    """A JSON object in a file; bad values raise CheckpointError. at: its location in the file, for messages."""
 
     def __init__(self, value: Any, at: str = "") -> None:
         self._at = at

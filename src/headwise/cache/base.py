@@ -114,11 +114,6 @@ class Rows:
         vars(new).update(vars(self))
         return new
 
-    def share(self) -> None:
-        """Note that a copy was made, which refers to the same memory."""
-        if self._room is not None:
-            self._room.shared = True
-
     @property
     def nbytes(self) -> int:
         """Bytes in use."""
@@ -381,8 +376,8 @@ def _kept(value: Any, shared: bool) -> Any:
         value.shared = True
     if not isinstance(value, Rows):
         return value
-    if shared:
-        value.share()
+    if shared and value._room is not None:
+        value._room.shared = True
     return copy(value)
 
 

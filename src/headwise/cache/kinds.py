@@ -1,6 +1,5 @@
 """The kinds of caches: full, sliding windows, chosen heads, ragged batches, budgets per KV head."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -26,9 +25,15 @@ class RowsCache(StoredCache):
         found_k, found_v = self.take(k, v)
         return decoded(found_k), decoded(found_v)
 
-    @abstractmethod
     def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
         """As `append`, but quantized keys and values stay quantized, as `attend` supports them."""
+        return self.put(self._kind_of(k, v), *self.encoded(k, v))
+
+    def put(self, kind: Kind, k: Encoded, v: Encoded) -> tuple[Vectors, Vectors]:
+        """`take`, of keys and values as they are stored."""
+        found = added(self._k, self._v, k, v)
+        self._kind, self._seen = kind, self.seen + k.parts[0].shape[2]
+        return found
 
     def encoded(self, k: Tensor, v: Tensor) -> tuple[Encoded, Encoded]:
         """Keys and values as they are stored; nothing is changed."""
@@ -39,6 +44,10 @@ class RowsCache(StoredCache):
         """Bytes in use: 2 · batch · num_kv_heads · held tokens · head_dim · bytes per element (if values are as wide as
         keys), and 4 more per int8 vector. Held: all tokens, sinks + window − 1, or the longest sequence."""
         return self._k.nbytes + self._v.nbytes
+
+    def _crop(self, length: int) -> None:
+        for rows in (self._k, self._v):
+            rows.crop(length)
 
     def _select(self, indices: Tensor) -> None:
         for rows in (self._k, self._v):
@@ -86,12 +95,6 @@ class KVCache(RowsCache):
             )
         return self.put(kind, *self.encoded(k, v))
 
-    def put(self, kind: Kind, k: Encoded, v: Encoded) -> tuple[Vectors, Vectors]:
-        """`take`, of keys and values as they are stored."""
-        found = added(self._k, self._v, k, v)
-        self._kind, self._seen = kind, self.seen + k.parts[0].shape[2]
-        return found
-
     def __repr__(self) -> str:
         return described(self, capacity=self.capacity)
 
@@ -99,10 +102,6 @@ class KVCache(RowsCache):
     def gap(self) -> Span:
         """Empty: all tokens are held."""
         return NO_GAP
-
-    def _crop(self, length: int) -> None:
-        for rows in (self._k, self._v):
-            rows.crop(length)
 
 
 class SlidingCache(RowsCache):
@@ -130,16 +129,11 @@ class SlidingCache(RowsCache):
         near = Window(self.window, max(0, n - 1))
         return near | Sinks(self.sinks) if self.sinks else near
 
-    def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
-        """As `append`, but quantized keys and values stay quantized, as `attend` supports them."""
-        return self.put(self._kind_of(k, v), *self.encoded(k, v))
-
     def put(self, kind: Kind, k: Encoded, v: Encoded) -> tuple[Vectors, Vectors]:
         """`take`, of keys and values as they are stored."""
-        found = added(self._k, self._v, k, v)
+        found = super().put(kind, k, v)
         for rows in (self._k, self._v):
             rows.cut(self.sinks, self.window - 1)
-        self._kind, self._seen = kind, self.seen + k.parts[0].shape[2]
         return found
 
     def __repr__(self) -> str:
@@ -158,8 +152,7 @@ class SlidingCache(RowsCache):
                 f"to {dropped.stop - 1} were dropped, some of which the next query may attend to; keep "
                 f"copy.copy(cache) from before the tokens that may be rejected"
             )
-        for rows in (self._k, self._v):
-            rows.crop(length)
+        super()._crop(length)
 
 
 class ChosenCache(StoredCache):
@@ -337,10 +330,9 @@ class RaggedCache(RowsCache):
             start = n - torch.tensor(self._prompts, device=k.device)
             padding = (torch.arange(n, device=k.device) < start[:, None])[:, None, :, None]
             k, v = k.masked_fill(padding, 0), v.masked_fill(padding, 0)
-        found = added(self._k, self._v, *encoded(self._k, self._v, k, v))
+        found = self.put(kind, *self.encoded(k, v))
         if first:
             self._trim(max(self._prompts))
-        self._kind, self._seen = kind, self.seen + n
         self._lengths = list(self._prompts) if first else [length + n for length in self._lengths]
         return found
 

@@ -165,9 +165,16 @@ class Room:
         """Whether vectors from `at` on can be written without a change of what others hold or were given."""
         if self.differentiable:
             return False
-        if self._forbidden():
+        if torch.compiler.is_compiling():
+            forbidden = self._inference  # a graph cannot ask for the mode
+        else:  # PyTorch forbids to write to tensors of `torch.inference_mode` outside of it
+            forbidden = not torch.is_inference_mode_enabled() and any(part.is_inference() for part in self.parts)
+        if forbidden or at >= self.written:
+            return not forbidden
+        if self.shared or torch.compiler.is_compiling() or not all(type(part) is Tensor for part in self.parts):
             return False
-        return at >= self.written or (not self.shared and _are_alone(self.parts))
+        alone = _references_alone()  # no other tensor refers to the memory, such as a view that an attention map holds
+        return all(_references(part) == alone for part in self.parts)
 
     def claimed(self, at: int, stop: int) -> bool:
         """`writable(at)`; the vectors up to `stop` are then the caller's: caches of other threads have to move."""
@@ -179,15 +186,8 @@ class Room:
             self.written = stop
             return True
 
-    def _forbidden(self) -> bool:
-        """Whether PyTorch forbids to write: to tensors of `torch.inference_mode`, outside of it."""
-        if torch.compiler.is_compiling():
-            return self._inference  # a graph cannot ask for the mode
-        return not torch.is_inference_mode_enabled() and any(part.is_inference() for part in self.parts)
-
     def write(self, at: int, new: Sequence[Tensor]) -> None:
-        """Write vectors [b, h, n, …] from `at` on, through `.data`: no change of those before, of which maps hold
-        views."""
+        """Write vectors [b, h, n, …] from `at` on, through `.data`: those before, of which maps hold views, stay."""
         self.written = at + new[0].shape[2]
         self.overwrite(at, new)
 
@@ -197,14 +197,6 @@ class Room:
         for part, x in zip(self.parts, new, strict=True):
             part = part if torch.compiler.is_compiling() else part.data
             part[:, :, at:end] = x
-
-
-def _are_alone(parts: Sequence[Tensor]) -> bool:
-    """Whether no other tensor, such as a view that an attention map holds, refers to the memory of these."""
-    if torch.compiler.is_compiling() or not all(type(part) is Tensor for part in parts):
-        return False
-    alone = _references_alone()
-    return all(_references(part) == alone for part in parts)
 
 
 def _references(x: Tensor) -> int:

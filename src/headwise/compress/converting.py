@@ -13,7 +13,7 @@ import torch
 from headwise.base.files import write_text
 from headwise.base.read import Entry, number, parsed, reading, text_of, whole
 from headwise.base.run import Progress
-from headwise.compress.source import Heads, Source, Texts, cost_table, counts_in, expected, term
+from headwise.compress.source import Heads, Source, Texts, cost_table, counts_in, expected
 from headwise.edit import budget, budget_effect, heal, merge_kv
 from headwise.edit.budgets import Budget, Effect
 from headwise.edit.healing import HealingStep
@@ -46,13 +46,18 @@ def healed(decoder: Decoder, texts: Texts, steps: int, lr: float, progress: Prog
     return model.eval()
 
 
-WHAT = {method: term(method) for method in ("mean", "first", "cluster", "svd")}
+WHAT = {
+    "mean": tr("the mean of adjacent heads"),
+    "first": tr("the first of adjacent heads"),
+    "cluster": tr("the mean of heads with similar W_K and W_V (cosine)"),
+    "svd": tr("the smallest error of W_Q W_Kᵀ and W_V W_O, for groups of heads with similar subspaces"),
+}
 MERGED = (
-    Column(term("layer")),
-    Column(term("key heads")),
-    Column(term("error of W_Q W_Kᵀ"), "share"),
-    Column(term("error of W_V W_O"), "share"),
-    Column(term("shared by")),
+    Column(tr("layer")),
+    Column(tr("KV heads")),
+    Column(tr("error of W_Q W_Kᵀ"), "share"),
+    Column(tr("error of W_V W_O"), "share"),
+    Column(tr("shared by")),
 )
 
 
@@ -75,9 +80,9 @@ class Conversion:
     def shown(self) -> Plan:
         """As tables."""
         facts = (
-            (term("model"), self.source.described),
-            (term("text"), self.texts.described(decided=False)),
-            (term("method"), term("how", method=self.method, what=WHAT[self.method])),
+            (tr("model"), self.source.described),
+            (tr("text"), self.texts.described(decided=False)),
+            (tr("method"), tr("{method}: {what}", method=self.method, what=WHAT[self.method])),
         )
         rows: list[tuple[Value, ...]] = [
             (
@@ -86,12 +91,15 @@ class Conversion:
             )
             for i, merge in enumerate(self.merges.values())
         ]  # fmt: skip
-        note, title = term("merges_note"), term("expected_measured")
-        tables = (
-            Table("merges", term("key_heads"), MERGED, tuple(rows), note=note),
-            cost_table(title, self.source.decoder, "merged", self.after, self.losses),
+        title = tr("Expected before healing: measured loss, other numbers by formula")
+        note = tr(
+            "Error: relative error of the matrices W_Q W_Kᵀ and W_V W_O, the expected error for isotropic inputs."
         )
-        return Plan(term("plan_convert"), facts, tables)
+        tables = (
+            Table("merges", tr("KV heads"), MERGED, tuple(rows), note=note),
+            cost_table(title, self.source.decoder, tr("merged"), self.after, self.losses),
+        )
+        return Plan(tr("Plan: KV heads to merge"), facts, tables)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -160,7 +168,10 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
             )
         layers = content.entries("layers")
         found = Budget(
-            tuple(tuple(layer.each("windows", _window)) for layer in layers),
+            tuple(
+                tuple(layer.each("windows", lambda x, at: None if x is None else whole(x, at, least=1)))
+                for layer in layers
+            ),
             tuple(torch.tensor(layer.each("kept", number), dtype=torch.float64) for layer in layers),
             content.whole("window", least=1), content.whole("sinks", least=0), content.number("threshold"),
             tuple((layer.whole("key_width", least=1), layer.whole("value_width", least=1)) for layer in layers),
@@ -173,22 +184,18 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
         return found
 
 
-def _window(value: Any, at: str) -> int | None:
-    return None if value is None else whole(value, at, least=1)
-
-
 HEADS = (
-    Column(term("layer")),
-    Column(term("short")),
-    Column(term("least kept"), "share"),
-    Column(term("mean kept"), "share"),
-    Column(term("last tokens of each key head")),
+    Column(tr("layer")),
+    Column(tr("short")),
+    Column(tr("lowest kept"), "share"),
+    Column(tr("mean kept"), "share"),
+    Column(tr("last tokens kept by each KV head")),
 )
 BYTES = (
-    Column(term("tokens"), "count"),
-    Column(term("all kept"), "bytes", "full_bytes"),
-    Column(term("with the budget"), "bytes", "bytes"),
-    Column(term("saved"), "share"),
+    Column(tr("tokens"), "count"),
+    Column(tr("all kept"), "bytes", "full_bytes"),
+    Column(tr("with the budget"), "bytes", "bytes"),
+    Column(tr("saved"), "share"),
 )
 
 
@@ -209,21 +216,26 @@ class Budgeting:
         short = sum(window is not None for window in heads)
         more = self.effect.short / self.effect.full - 1
         facts = (
-            (term("model"), self.source.described),
-            (term("text"), self.texts.described(decided=True)),
-            (term("short if"), term(
-                "short_condition", sinks=found.sinks, window=found.window, share=float(found.threshold)
+            (tr("model"), self.source.described),
+            (tr("text"), self.texts.described(decided=True)),
+            (tr("short if"), tr(
+                "the first {sinks} and the last {window} tokens hold {share:.1%} of the attention of every query head "
+                "that reads the keys", sinks=found.sinks, window=found.window, share=float(found.threshold),
             )),
-            (term("short are"), term("of_key_heads", count=short, of=len(heads))),
-            (term("expected"), term(
-                "loss_change", before=self.effect.full, after=self.effect.short, change=100 * more
+            (tr("short", sense="layers"), tr("{count} of {of} KV heads", count=short, of=len(heads))),
+            (tr("expected"), tr(
+                "loss {before:.4f} → {after:.4f} ({change:+.2f} %)", before=self.effect.full, after=self.effect.short,
+                change=100 * more,
             )),
         )  # fmt: skip
         tables = (
-            Table("heads", term("key_heads"), HEADS, tuple(self._heads()), note=term("kept_note")),
-            Table("bytes", term("bytes_title"), BYTES, tuple(self._bytes())),
+            Table("heads", tr("KV heads"), HEADS, tuple(self._heads()), note=tr(
+                "Kept: the share of a query head's attention on the window and the first tokens, minimum and mean over "
+                "the heads of a layer."
+            )),
+            Table("bytes", tr("Keys and values of all layers, by formula, in float32"), BYTES, tuple(self._bytes())),
         )  # fmt: skip
-        return Plan(term("plan_budget"), facts, tables)
+        return Plan(tr("Plan: short caches"), facts, tables)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -240,15 +252,12 @@ class Budgeting:
         }  # fmt: skip
 
     def _heads(self) -> list[tuple[Value, ...]]:
-        return [
-            (
-                str(i), term("of", count=sum(window is not None for window in layer), of=len(layer)), float(kept.min()),
-                float(kept.mean()), joined(
-                    (term("all") if window is None else str(window) for window in layer), ' '
-                ),
-            )
-            for i, (layer, kept) in enumerate(zip(self.found.windows, self.found.kept, strict=True))
-        ]  # fmt: skip
+        rows: list[tuple[Value, ...]] = []
+        for i, (layer, kept) in enumerate(zip(self.found.windows, self.found.kept, strict=True)):
+            short = tr("{count} of {of}", count=sum(window is not None for window in layer), of=len(layer))
+            windows = joined((tr("all") if window is None else str(window) for window in layer), " ")
+            rows.append((str(i), short, float(kept.min()), float(kept.mean()), windows))
+        return rows
 
     def _bytes(self) -> list[tuple[Value, ...]]:
         rows: list[tuple[Value, ...]] = []
@@ -269,8 +278,7 @@ def plan_budget(
     threshold: float = 0.95,
     lengths: Sequence[int] = (),
 ) -> Budgeting:
-    """Select the KV heads with a short cache, from maps on the part of the text for planning (see `budget`). lengths:
-    tokens at which to report bytes, by default 1, 4, 16 and 64 contexts."""
+    """Select KV heads with a short cache by maps of the text for planning. lengths: tokens at which to report bytes."""
     check_budget(window, sinks, threshold, lengths)
     if window + sinks >= texts.context:
         raise ConfigError(

@@ -13,24 +13,29 @@ from torch import Tensor
 from headwise.analysis.importance.losses import standard_error
 from headwise.base.run import Progress
 from headwise.cache.base import Cache
-from headwise.compress.source import Texts, term
+from headwise.compress.source import Texts
 from headwise.edit import budget_effect
 from headwise.edit.budgets import Budget
 from headwise.lm.model import Decoder
 from headwise.lm.train import heldout_loss
 from headwise.plan.tables import Column, Plan, Table, Value
+from headwise.wording import tr
 
 ROUNDS = 5
 WRITTEN = 32  # tokens generated per round
+NAMES = {
+    "before": tr("before"), "pruned": tr("pruned"), "merged": tr("merged"), "healed": tr("healed"),
+    "all tokens": tr("all tokens"), "budget": tr("budget", sense="plan"),
+}  # fmt: skip
 COLUMNS = (
-    Column(term("model")),
-    Column(term("loss"), "number"),
-    Column(term("rise"), "share"),
+    Column(tr("model")),
+    Column(tr("loss"), "number"),
+    Column(tr("rise"), "share"),
     Column("±", "share", "error"),
-    Column(term("reads tok/s"), "count", "reading"),
-    Column(term("writes tok/s"), "count", "writing"),
-    Column(term("parameters"), "count"),
-    Column(term("KV B/token"), "count", "cache_bytes"),
+    Column(tr("reads tok/s"), "count", "reading"),
+    Column(tr("writes tok/s"), "count", "writing"),
+    Column(tr("parameters"), "count"),
+    Column(tr("KV B/token"), "count", "cache_bytes"),
 )
 
 
@@ -90,14 +95,15 @@ class Verdict:
             rise, error = self.rise(i)
             more = ("", "") if not i else (f"{100 * rise:+.2f} %", "" if np.isnan(error) else f"{100 * error:.2f} %")
             rows.append((
-                term(model.name), f"{model.loss:.4f}", *more, model.reading, model.writing, model.parameters,
+                NAMES[model.name], f"{model.loss:.4f}", *more, model.reading, model.writing, model.parameters,
                 model.cache_bytes,
             ))  # fmt: skip
         if len(rows) > 1:
-            rows.append(
-                (term("change"), "", "", "", *(_change(a, b) for a, b in zip(rows[0][4:], rows[-1][4:], strict=True)))
-            )
-        return Plan(term("judged"), (), (Table("judged", term("before_after"), COLUMNS, tuple(rows), note=self.note),))
+            numbers: Any = zip(rows[0][4:], rows[-1][4:], strict=True)
+            changes = [f"{100 * (after / before - 1):+.1f} %" if before else "—" for before, after in numbers]
+            rows.append((tr("change"), "", "", "", *changes))
+        title = tr("Evaluation: the written model is loaded and compared with the original")
+        return Plan(title, (), (Table("judged", tr("Before and after"), COLUMNS, tuple(rows), note=self.note),))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -126,13 +132,14 @@ def judge(candidates: Sequence[Candidate], texts: Texts, progress: Progress) -> 
     found = []
     for one, loss, times in zip(candidates, losses, seconds, strict=True):
         reading, writing = (median(each[k] for each in times) for k in (0, 1))
-        found.append(
-            Judged(
-                one.name, loss, prompt.shape[1] / reading, written / writing, one.decoder.num_parameters, times[0][2]
-            )
-        )
-    threads = torch.get_num_threads()
-    note = term("judged_note", rounds=ROUNDS, threads=threads, read=prompt.shape[1], written=written)
+        speeds = prompt.shape[1] / reading, written / writing
+        found.append(Judged(one.name, loss, *speeds, one.decoder.num_parameters, times[0][2]))
+    note = tr(
+        "Loss in nats per token on text that was not used to choose; ± is the standard error of the rise over batches "
+        "of the text. Speeds are medians of {rounds} alternating rounds, threads: {threads}: {read} tokens read at "
+        "once, {written} generated one by one. Bytes of keys and values in float32.",
+        rounds=ROUNDS, threads=torch.get_num_threads(), read=prompt.shape[1], written=written,
+    )  # fmt: skip
     return Verdict(tuple(found), note)
 
 
@@ -152,9 +159,3 @@ def _timed(one: Candidate, prompt: Tensor, written: int) -> tuple[float, float, 
         token = next_token(token)
     done = time.perf_counter()
     return read - begun, done - read, sum(cache.nbytes for cache in caches) / caches[0].seen
-
-
-def _change(before: Value, after: Value) -> str:
-    assert isinstance(before, int | float)
-    assert isinstance(after, int | float)
-    return f"{100 * (after / before - 1):+.1f} %" if before else "—"

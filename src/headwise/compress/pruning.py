@@ -13,7 +13,7 @@ from headwise.analysis.importance.curve import PruningCurve, pruning_curve
 from headwise.analysis.importance.gradients import gradient_importance, learn_gates, taylor_importance
 from headwise.analysis.importance.losses import Head, HeadImportance
 from headwise.base.run import Progress, part
-from headwise.compress.source import Heads, Source, Texts, cost_table, expected, term
+from headwise.compress.source import Heads, Source, Texts, cost_table, expected
 from headwise.edit import prune
 from headwise.edit.pruning import check_independent
 from headwise.errors import ConfigError, check_choice
@@ -24,7 +24,12 @@ from headwise.stats.base import unit_of
 from headwise.table import HeadColumn
 from headwise.wording import LIST, joined, tr
 
-METHODS = {by: term(by) for by in ("ablation", "gradient", "taylor", "gates")}
+METHODS = {
+    "ablation": tr("increase of the loss without it, one head at a time"),
+    "gradient": tr("|dL/dξ| of a factor ξ on its output"),
+    "taylor": tr("Σ|o · dL/do| over tokens"),
+    "gates": tr("log α of a learned gate with a penalty on open gates"),
+}
 Unit = tuple[Head, ...]  # heads that are removed together
 
 
@@ -69,7 +74,7 @@ def check_ranking(by: str, penalty: float, steps: int) -> None:
 
 def units_of(site: HeadSite, layer: int) -> list[Unit]:
     """Heads of a layer that are removed together: those that share a KV head, if there are several KV heads."""
-    group = site.num_heads // site.num_kv_heads if site.num_kv_heads > 1 else 1
+    group = _unit(site)
     return [tuple((layer, head) for head in range(i, i + group)) for i in range(0, site.num_heads, group)]
 
 
@@ -131,16 +136,16 @@ def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
 
 
 MOST_POINTS = 32  # of the curve, in addition to the whole model
-GOING = (Column(term("layer")), Column(term("heads")), Column(term("that go"), key="gone"))
+GOING = (Column(tr("layer")), Column(tr("heads")), Column(tr("removed"), key="gone"))
 CURVE = (
-    Column(term("kept"), "count"),
-    Column(term("loss"), "number"),
-    Column(term("rise"), "share"),
+    Column(tr("kept"), "count"),
+    Column(tr("loss"), "number"),
+    Column(tr("rise"), "share"),
     Column("±", "share"),
-    Column(term("random"), "number"),
-    Column(term("least"), "number"),
-    Column(term("most"), "number"),
-    Column(term("better")),
+    Column(tr("random"), "number"),
+    Column(tr("lowest"), "number"),
+    Column(tr("highest"), "number"),
+    Column(tr("better")),
 )
 
 
@@ -213,18 +218,22 @@ class Pruning:
         """As tables."""
         source, curve = self.source, self.curve
         total = curve.total
+        why = tr("by name")
+        if self.importance:
+            why = tr("by {by}: {what}, lowest first", by=self.by, what=METHODS[self.by])
+        gone = len(self.heads)
         facts: list[tuple[str, str]] = [
-            (term("model"), source.described),
-            (term("text"), self.texts.described(decided=self.importance is not None)),
-            (term("why"), term("by", by=self.by, what=METHODS[self.by]) if self.importance else term("named")),
-            (term("go"), term("of_heads", count=len(self.heads), of=total, share=len(self.heads) / total)),
+            (tr("model"), source.described),
+            (tr("text"), self.texts.described(decided=self.importance is not None)),
+            (tr("selected", sense="plan"), why),
+            (tr("remove"), tr("{count} of {of} heads ({share:.1%})", count=gone, of=total, share=gone / total)),
         ]
-        title = term("expected_curve")
+        title = tr("Expected: loss from the curve, other numbers by formula")
         losses = float(curve.loss[0]), self.loss
-        tables = [self._going(), cost_table(title, source.decoder, "expected", self.after, losses)]
+        tables = [self._going(), cost_table(title, source.decoder, tr("expected"), self.after, losses)]
         if self.order is not None:
-            tables.append(Table("curve", term("curve"), CURVE, tuple(curve_rows(self.curve))))
-        return Plan(term("plan_prune"), tuple(facts), tuple(tables), tuple(self._notes()))
+            tables.append(Table("curve", tr("Loss against heads kept"), CURVE, tuple(curve_rows(self.curve))))
+        return Plan(tr("Plan: heads to remove"), tuple(facts), tuple(tables), tuple(self._notes()))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -251,10 +260,16 @@ class Pruning:
             heads, kv = self.after[layer]
             count = f"{site.num_heads} → {heads}"
             if kv != heads:
-                count = term("keys_too", before=site.num_heads, after=heads, kv=site.num_kv_heads, kv_after=kv)
+                count = tr(
+                    "{before} → {after}, KV heads {kv} → {kv_after}", before=site.num_heads, after=heads,
+                    kv=site.num_kv_heads, kv_after=kv,
+                )  # fmt: skip
             rows.append((str(layer), count, "  ".join(words)))
-        measured = self.importance and term("heads_important", unit=unit_of(self.importance.column.unit))
-        return Table("heads", measured or term("heads_named"), GOING, tuple(rows))
+        title = tr("Heads, as LAYER.HEAD")
+        if self.importance:
+            unit = unit_of(self.importance.column.unit)
+            title = tr("Heads, as LAYER.HEAD, with their importance ({unit})", unit=unit)
+        return Table("heads", title, GOING, tuple(rows))
 
     def _skipped(self) -> list[Head]:
         """Heads that are kept as the last ones of their layers, and are less important than some that are removed."""
@@ -273,17 +288,25 @@ class Pruning:
         notes: list[str] = []
         if skipped := self._skipped():
             names = joined((f"{layer}.{head}" for layer, head in skipped), LIST)
-            notes.append(term("skipped_note", names=names))
+            notes.append(tr(
+                "A layer keeps at least one head (or group that shares keys): {names} are kept, each as the last one "
+                "of its layer; the next heads in the order are removed instead.", names=names,
+            ))  # fmt: skip
         chance, count = curve.random, len(curve.random)
         if self.order is None:
             least, most = float(chance[:, -1].min()), float(chance[:, -1].max())
-            notes.append(term("chance_note", count=count, least=least, most=most))
+            notes.append(tr(
+                "The same number of random heads, {count} times: loss {least:.4f} to {most:.4f}.", count=count,
+                least=least, most=most,
+            ))  # fmt: skip
             return notes
         points = int(((curve.removed > 0) & (curve.removed < curve.total)).sum())
         better, every = int(curve.better.sum()), int(curve.better_than_all.sum())
-        notes.append(term(
-            "random_note", count=count, mean=better, points=points, every=every, removable=curve.removable(),
-            total=curve.total,
+        notes.append(tr(
+            "Random: mean, minimum and maximum of {count} random orders of single heads, which may empty a layer. "
+            "Better than their mean at {mean} of {points} points, than each at {every}; {removable} of {total} heads "
+            "can be removed for at most 1 %.",
+            count=count, mean=better, points=points, every=every, removable=curve.removable(), total=curve.total,
         ))  # fmt: skip
         return notes
 
@@ -331,15 +354,9 @@ def plan_pruning(
         counts = [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]
     points = sorted({*counts, *([wanted] if wanted else [])})
     curve = pruning_curve(
-        decoder,
-        texts.foretell,
-        mean_loss,
-        order.heads,
-        points=points,
-        random_orders=orders,
-        seed=seed,
+        decoder, texts.foretell, mean_loss, order.heads, points=points, random_orders=orders, seed=seed,
         progress=drawing,
-    )
+    )  # fmt: skip
     curve = replace(curve, method=importance.method)
     gone = curve.removable(choice.max_loss) if choice.max_loss is not None else wanted
     assert gone is not None
@@ -361,7 +378,7 @@ def curve_rows(curve: PruningCurve) -> list[tuple[Value, ...]]:
         error = "" if not i or np.isnan(curve.errors[i]) else f"{100 * curve.errors[i] / curve.loss[0]:.2f} %"
         against: tuple[str, ...] = ("", "", "", "")
         if i:
-            word = term("than all" if curve.better_than_all[i] else "than mean" if curve.better[i] else "no")
+            word = tr("than all") if curve.better_than_all[i] else tr("than mean") if curve.better[i] else tr("no")
             against = (f"{chance.mean():.4f}", f"{chance.min():.4f}", f"{chance.max():.4f}", word)
         rows.append((int(kept), f"{curve.loss[i]:.4f}", f"{100 * rise:+.2f} %" if i else "", error, *against))
     return rows

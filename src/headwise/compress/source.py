@@ -1,8 +1,4 @@
-"""The checkpoint to change and the new one: its text in three parts, its sizes, its words, what it was made of.
-
->>> term("of_heads", count=3, of=32, share=0.09375).zh
-'32 个头中的 3 个（9.4%）'
-"""
+"""The checkpoint to change and the new one: its text in three parts, its sizes, what it was made of."""
 
 import json
 import os
@@ -25,130 +21,7 @@ from headwise.lm.texts import HELD_OUT, CharTokenizer, Corpus
 from headwise.models import find_heads
 from headwise.nn.registry import counts_of, sizes_of
 from headwise.plan.tables import Column, Table, Value
-from headwise.wording import Message, tr
-
-TERMS = {
-    # Facts.
-    "model": tr("model"),
-    "text": tr("text"),
-    "why": tr("selected", sense="plan"),
-    "go": tr("remove"),
-    "method": tr("method"),
-    "short if": tr("short if"),
-    "short are": tr("short", sense="layers"),
-    "expected": tr("expected"),
-    "sizes": tr("{layers} layers × {heads} heads ({design})"),
-    "named_sizes": tr("{name}, {sizes}"),
-    "texts": tr(
-        "{name}: {decide} windows of {context} tokens to choose heads; of the last {share:.0%}, {foretell} to "
-        "estimate the loss and {judge} for the evaluation"
-    ),
-    "held_texts": tr(
-        "{name}: of the last {share:.0%}, {foretell} windows of {context} tokens to estimate the loss and {judge} for "
-        "the evaluation"
-    ),
-    "by": tr("by {by}: {what}, lowest first"),
-    "named": tr("by name"),
-    "of_heads": tr("{count} of {of} heads ({share:.1%})"),
-    "of_key_heads": tr("{count} of {of} KV heads"),
-    "how": tr("{method}: {what}"),
-    "short_condition": tr(
-        "the first {sinks} and the last {window} tokens hold {share:.1%} of the attention of every query head that "
-        "reads the keys"
-    ),
-    "loss_change": tr("loss {before:.4f} → {after:.4f} ({change:+.2f} %)"),
-    # Methods.
-    "ablation": tr("increase of the loss without it, one head at a time"),
-    "gradient": tr("|dL/dξ| of a factor ξ on its output"),
-    "taylor": tr("Σ|o · dL/do| over tokens"),
-    "gates": tr("log α of a learned gate with a penalty on open gates"),
-    "mean": tr("the mean of adjacent heads"),
-    "first": tr("the first of adjacent heads"),
-    "cluster": tr("the mean of heads with similar W_K and W_V (cosine)"),
-    "svd": tr("the smallest error of W_Q W_Kᵀ and W_V W_O, for groups of heads with similar subspaces"),
-    # Titles and columns.
-    "plan_prune": tr("Plan: heads to remove"),
-    "plan_convert": tr("Plan: KV heads to merge"),
-    "plan_budget": tr("Plan: short caches"),
-    "judged": tr("Evaluation: the written model is loaded and compared with the original"),
-    "before_after": tr("Before and after"),
-    "expected_curve": tr("Expected: loss from the curve, other numbers by formula"),
-    "expected_measured": tr("Expected before healing: measured loss, other numbers by formula"),
-    "heads_named": tr("Heads, as LAYER.HEAD"),
-    "heads_important": tr("Heads, as LAYER.HEAD, with their importance ({unit})"),
-    "curve": tr("Loss against heads kept"),
-    "key_heads": tr("KV heads"),
-    "bytes_title": tr("Keys and values of all layers, by formula, in float32"),
-    "loss": tr("loss"),
-    "rise": tr("rise"),
-    "reads tok/s": tr("reads tok/s"),
-    "writes tok/s": tr("writes tok/s"),
-    "parameters": tr("parameters"),
-    "KV B/token": tr("KV B/token"),
-    "layer": tr("layer"),
-    "heads": tr("heads"),
-    "that go": tr("removed"),
-    "kept": tr("kept"),
-    "random": tr("random"),
-    "least": tr("lowest"),
-    "most": tr("highest"),
-    "better": tr("better"),
-    "key heads": tr("KV heads"),
-    "error of W_Q W_Kᵀ": tr("error of W_Q W_Kᵀ"),
-    "error of W_V W_O": tr("error of W_V W_O"),
-    "shared by": tr("shared by"),
-    "short": tr("short"),
-    "least kept": tr("lowest kept"),
-    "mean kept": tr("mean kept"),
-    "last tokens of each key head": tr("last tokens kept by each KV head"),
-    "tokens": tr("tokens"),
-    "all kept": tr("all kept"),
-    "with the budget": tr("with the budget"),
-    "saved": tr("saved"),
-    # Rows.
-    "now": tr("now"),
-    "before": tr("before"),
-    "pruned": tr("pruned"),
-    "merged": tr("merged"),
-    "healed": tr("healed"),
-    "all tokens": tr("all tokens"),
-    "budget": tr("budget", sense="plan"),
-    "change": tr("change"),
-    "keys_too": tr("{before} → {after}, KV heads {kv} → {kv_after}"),
-    "of": tr("{count} of {of}"),
-    "all": tr("all"),
-    "no": tr("no"),
-    "than mean": tr("than mean"),
-    "than all": tr("than all"),
-    # Notes.
-    "judged_note": tr(
-        "Loss in nats per token on text that was not used to choose; ± is the standard error of the rise over batches "
-        "of the text. Speeds are medians of {rounds} alternating rounds, threads: {threads}: {read} tokens read at "
-        "once, {written} generated one by one. Bytes of keys and values in float32."
-    ),
-    "merges_note": tr(
-        "Error: relative error of the matrices W_Q W_Kᵀ and W_V W_O, the expected error for isotropic inputs."
-    ),
-    "kept_note": tr(
-        "Kept: the share of a query head's attention on the window and the first tokens, minimum and mean over the "
-        "heads of a layer."
-    ),
-    "skipped_note": tr(
-        "A layer keeps at least one head (or group that shares keys): {names} are kept, each as the last one of its "
-        "layer; the next heads in the order are removed instead."
-    ),
-    "chance_note": tr("The same number of random heads, {count} times: loss {least:.4f} to {most:.4f}."),
-    "random_note": tr(
-        "Random: mean, minimum and maximum of {count} random orders of single heads, which may empty a layer. Better "
-        "than their mean at {mean} of {points} points, than each at {every}; {removable} of {total} heads can be "
-        "removed for at most 1 %."
-    ),
-}
-
-
-def term(code: str, /, **values: int | float | str) -> Message:
-    """One of TERMS with its values."""
-    return TERMS[code].filled(code, **values)
+from headwise.wording import tr
 
 
 @dataclass(frozen=True)
@@ -168,12 +41,13 @@ class Source:
         """Layers and heads in words."""
         heads = [site.num_heads for site in find_heads(self.decoder)]
         alike = str(heads[0]) if len(set(heads)) == 1 else " ".join(map(str, heads))
-        return term("sizes", layers=len(heads), heads=alike, design=self.decoder.config.design)
+        design = self.decoder.config.design
+        return tr("{layers} layers × {heads} heads ({design})", layers=len(heads), heads=alike, design=design)
 
     @property
     def described(self) -> str:
         """Name and sizes."""
-        return term("named_sizes", name=self.name, sizes=self.sizes)
+        return tr("{name}, {sizes}", name=self.name, sizes=self.sizes)
 
 
 def open_source(model: str | os.PathLike[str] | None) -> Source:
@@ -211,8 +85,7 @@ def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = F
 def write_changed(
     source: Source, decoder: Decoder, out: str | os.PathLike[str], change: Mapping[str, Any], more: Mapping[str, Any]
 ) -> Decoder:  # fmt: skip
-    """Write a changed model into the folder `out`, and read it again, so that the model on disk is evaluated. Info:
-    `change` is appended to "changes", `more` is added."""
+    """Write a changed model, and read it again for evaluation. `change` is appended to "changes", `more` is added."""
     file = Path(out) / MODEL_FILE
     info = {**source.info, "changes": [*source.info.get("changes", []), dict(change)], **more}
     save_model(file, decoder, source.tokenizer, info, dtype=source.dtype)
@@ -243,7 +116,13 @@ def made_by(command: str, source: Source, text: str | os.PathLike[str], options:
 
 def is_made(out: Path, made: Made) -> bool:
     """Whether a file, or the checkpoint in a folder, is the result of these inputs."""
-    return _made_checkpoint(out / MODEL_FILE, made) if out.is_dir() else made_json(out, made)
+    if not out.is_dir():
+        return made_json(out, made)
+    file = out / MODEL_FILE
+    try:
+        return file.is_file() and bool(unpack(read(file)[1], file)[2].get(KEY) == made)
+    except CheckpointError:  # not a checkpoint
+        return False
 
 
 def made_json(file: Path, made: Made) -> bool:
@@ -253,13 +132,6 @@ def made_json(file: Path, made: Made) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get(KEY) == made
-
-
-def _made_checkpoint(file: Path, made: Made) -> bool:
-    try:
-        return file.is_file() and bool(unpack(read(file)[1], file)[2].get(KEY) == made)
-    except CheckpointError:  # not a checkpoint
-        return False
 
 
 TOGETHER = 2  # windows in a batch: the unit of standard errors of differences
@@ -280,9 +152,18 @@ class Texts:
     def described(self, *, decided: bool) -> str:
         """A description of the parts; decided: whether the first one is used."""
         decide, foretell, judge = (sum(map(len, part)) for part in (self.decide, self.foretell, self.judge))
-        held: dict[str, int | float | str] = {"name": self.name, "context": self.context, "share": HELD_OUT}
-        held |= {"foretell": foretell, "judge": judge}
-        return term("texts", decide=decide, **held) if decided else term("held_texts", **held)
+        words = tr(
+            "{name}: of the last {share:.0%}, {foretell} windows of {context} tokens to estimate the loss and {judge} "
+            "for the evaluation"
+        )
+        if decided:
+            words = tr(
+                "{name}: {decide} windows of {context} tokens to choose heads; of the last {share:.0%}, {foretell} to "
+                "estimate the loss and {judge} for the evaluation"
+            )
+        return words.filled(
+            name=self.name, context=self.context, share=HELD_OUT, decide=decide, foretell=foretell, judge=judge
+        )
 
     def healing(self, steps: int, seed: int = 0) -> Iterator[Tensor]:
         """Batches [8, context + 1] to train on, of the first 95 %."""
@@ -327,11 +208,11 @@ def _evenly(windows: Tensor, most: int) -> Tensor:
 
 Heads = tuple[int, int]  # query heads, and key and value heads
 COST = (
-    Column(term("model")),
-    Column(term("loss"), "number"),
-    Column(term("rise"), "share"),
-    Column(term("parameters"), "count"),
-    Column(term("KV B/token"), "count"),
+    Column(tr("model")),
+    Column(tr("loss"), "number"),
+    Column(tr("rise"), "share"),
+    Column(tr("parameters"), "count"),
+    Column(tr("KV B/token"), "count"),
 )
 
 
@@ -362,9 +243,9 @@ def cost_table(
     """The present model and, under `name`, the changed one: predicted losses, the rest by formula."""
     now, then = losses
     rows: tuple[tuple[Value, ...], ...] = (
-        (term("now"), f"{now:.4f}", "", decoder.num_parameters, expected_cache_bytes(decoder, {})),
+        (tr("now"), f"{now:.4f}", "", decoder.num_parameters, expected_cache_bytes(decoder, {})),
         (
-            term(name), f"{then:.4f}", f"{100 * (then / now - 1):+.2f} %", expected_parameters(decoder, heads),
+            name, f"{then:.4f}", f"{100 * (then / now - 1):+.2f} %", expected_parameters(decoder, heads),
             expected_cache_bytes(decoder, heads),
         ),
     )  # fmt: skip

@@ -70,11 +70,8 @@ def head_parallel(counts: Counts, work: Work, devices: int) -> Way:
 def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
     """A mesh of H × R devices: heads split over H, as in training large models on long texts (Llama 3, 2407.21783,
     §3.3.2); a ring of R, each sending its own h_kv/H KV heads. All-reduces of n/R tokens over H devices."""
-    _check(counts, work, devices)
-    positive(heads=heads)
+    _check(counts, work, devices, heads)
     h, h_kv = counts.heads, counts.key_vectors
-    if devices % heads:
-        raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if h % heads:
         raise ConfigError(
             "head-parallel: num_heads={h} cannot be divided evenly between {heads} devices", h=h, heads=heads
@@ -122,10 +119,7 @@ def ring(counts: Counts, work: Work, devices: int, *, layout: str = "zigzag") ->
 def hybrid(counts: Counts, work: Work, devices: int, heads: int) -> Way:
     """A mesh of U × R devices (Fang & Zhao 2024, 2405.07719): Ulysses over U, for fast links within a machine, with the
     heads of n/R tokens; a ring of R, for slower ones between them, with the keys of h_kv/U heads."""
-    _check(counts, work, devices)
-    positive(heads=heads)
-    if devices % heads:
-        raise ConfigError(f"heads={heads}: does not divide devices={devices}")
+    _check(counts, work, devices, heads)
     if counts.heads < heads:
         raise ConfigError(
             "Ulysses: num_heads={num_heads} is too small for {devices} devices", num_heads=counts.heads, devices=heads
@@ -234,7 +228,7 @@ def _lse(counts: Counts, work: Work) -> int:
     return work.batch * work.queries * counts.heads * LSE_BYTES
 
 
-def _check(counts: Counts, work: Work, devices: int) -> None:
+def _check(counts: Counts, work: Work, devices: int, heads: int = 1) -> None:
     positive(devices=devices)
     if work.new_keys != work.keys or (work.queries != work.keys and not work.cross):
         raise ConfigError(
@@ -246,6 +240,9 @@ def _check(counts: Counts, work: Work, devices: int) -> None:
         raise ConfigError(
             "counts: expected a design in which each query head uses one KV head, such as multi_head or gqa"
         )
+    positive(heads=heads)
+    if devices % heads:
+        raise ConfigError(f"heads={heads}: does not divide devices={devices}")
 
 
 def _rates(**rates: float) -> None:

@@ -19,9 +19,8 @@ STATE_BYTES = 4  # float32, whatever the dtype of the model is
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A layer with a state of constant size instead of a cache. Work is in multiply-adds; a state is counted as the
-    recurrence computes it, token by token: the outer product that is added to it, and its product with a vector (two
-    for the delta rule). Multiplication by decays and gates is not counted, as elsewhere."""
+    """A layer with a state of constant size instead of a cache. Work is in multiply-adds, without decays and gates: the
+    outer product that each token adds to the state, and its product with a vector (two for the delta rule)."""
 
     parameters: int
     width: int  # d_model

@@ -56,8 +56,7 @@ class Load:
 
 
 def source_tokens(config: ModelConfig, load: Load) -> int:
-    """Positions of the encoder of an encoder-decoder. ConfigError if the load has others than the model is built for,
-    or has a source for a model without one."""
+    """Positions of the encoder of an encoder-decoder. ConfigError if the load has a source that does not fit."""
     if load.source is None:
         return config.source_tokens or load.tokens
     name = config.name
@@ -91,7 +90,7 @@ def parameter_parts(config: ModelConfig, attentions: Attentions) -> dict[str, in
         "recurrent layers": sum(layer.parameters for layer in c.recurrent),
         "feed-forward": c.dense_layers * dense + (c.layers - c.dense_layers) * sparse + decoder,
         "norms": norms * norm,
-        "output": (c.vocab * c.d_model if c.output == "own" else 0) + _output_biases(c),
+        "output": (c.vocab * c.d_model if c.output == "own" else 0) + c.vocab * c.output_bias,
         "pooler": (c.d_model + 1) * c.d_model if c.pooler else 0,
         "other parts": 0 if c.others is None else c.others.parameters,
         "not for text": c.unread,
@@ -123,7 +122,14 @@ def pass_stages(config: ModelConfig, attentions: Attentions, load: Load, *, logi
         size = BYTES[load.dtype]
         ends.append(linear_stage("pooler", weights, weights, b, c.d_model, c.d_model, size, biases=c.d_model))
     beside = [*_recurrent(c, load, n), *_other_stages(c, load, b * n)]
-    return _added([*_convolution_stages(c, load, b * first), *layers, *beside, *fed, *ends])
+    convolutions = [
+        linear_stage(
+            "convolutions", one.weights + one.outputs, one.weights + one.outputs, b * first * one.positions,
+            one.stride * one.inputs, one.outputs, BYTES[load.dtype], biases=one.outputs,
+        )
+        for one in c.convolutions
+    ]  # fmt: skip
+    return _added([*convolutions, *layers, *beside, *fed, *ends])
 
 
 def step_stages(config: ModelConfig, attentions: Attentions, load: Load) -> list[Stage]:
@@ -226,8 +232,7 @@ def _decoding(config: ModelConfig, attentions: Attentions) -> list[tuple[int | N
 
 
 def _seen(config: ModelConfig, load: Load, window: int | None) -> int:
-    """Keys that a decoding step reads, its own included: of a chunk, only those in it; materialised scores are those of
-    all keys that the cache holds."""
+    """Keys that a decoding step reads, with its own: of a chunk, those in it; materialised, all in the cache."""
     if window is None:
         return load.tokens
     if config.chunked and not load.materialised:
@@ -259,20 +264,6 @@ def _common(config: ModelConfig) -> int:
     c = config
     shared = sum(_feed_forward(c, width) for width in _shared_widths(c))
     return c.experts * (c.d_model + c.router_bias) + shared + (c.d_model if c.shared_gate else 0)
-
-
-def _output_biases(config: ModelConfig) -> int:
-    return config.vocab if config.output_bias else 0
-
-
-def _convolution_stages(config: ModelConfig, load: Load, tokens: int) -> list[Stage]:
-    return [
-        linear_stage(
-            "convolutions", one.weights + one.outputs, one.weights + one.outputs, tokens * one.positions,
-            one.stride * one.inputs, one.outputs, BYTES[load.dtype], biases=one.outputs,
-        )
-        for one in config.convolutions
-    ]  # fmt: skip
 
 
 def _recurrent(config: ModelConfig, load: Load, tokens: int, transfers: int = 1) -> list[Stage]:
@@ -331,7 +322,7 @@ def _dense(config: ModelConfig, load: Load, tokens: int, layers: int, width: int
 def _vocabulary(config: ModelConfig, load: Load, rows: int) -> list[Stage]:
     if config.output == "none":
         return []
-    biases = _output_biases(config)
+    biases = config.vocab * config.output_bias
     table = config.vocab * config.d_model + biases
     size = BYTES[load.dtype]
     return [linear_stage("vocabulary", table, table, rows, config.d_model, config.vocab, size, biases=biases)]

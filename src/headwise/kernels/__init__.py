@@ -16,7 +16,7 @@ from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
 from headwise.kernels.events import here, within
-from headwise.kernels.gradients import run_kernel, with_delta
+from headwise.kernels.gradients import WithDelta, run_kernel
 from headwise.kernels.kernel import CONTRACT, Kernel
 from headwise.kernels.quantized import QuantizedKV
 from headwise.kernels.reads import Matrix
@@ -68,7 +68,7 @@ def use_kernel(name: str) -> Iterator[None]:
 
     The environment variable HEADWISE_KERNEL does the same for a whole process.
     """
-    _known(name, "use_kernel", name)
+    check_name(name, "use_kernel")
     with within(kernel=name):
         yield
 
@@ -87,7 +87,7 @@ def run(call: Call, name: str = "auto") -> tuple[Result, Kernel, dict[str, str]]
             with own_dtypes(call.q):
                 result = run_kernel(kernel, call) if progress is None else in_blocks(kernel, call, progress)
             if call.on_delta is not None and not kernel.gives_delta and result.out.requires_grad:
-                result = result._replace(out=with_delta(result.out, call.on_delta))
+                result = result._replace(out=WithDelta.apply(result.out, call.on_delta))
             return result, kernel, dict(refusals)
         except Declined as reason:
             refusals[kernel.name] = str(reason)
@@ -99,7 +99,7 @@ def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any,
     "auto", `use_kernel` and HEADWISE_KERNEL apply as they do to calls."""
     name = named(kernel)
     if name != "auto":
-        _known(name, "kernel", kernel)
+        check_name(name, given=kernel)
     refusals: dict[str, str] = {}
     for candidate in candidates(kernel):
         try:
@@ -131,7 +131,7 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
     given, name = name, named(name)
     refusals: dict[str, str] = {}
     if name != "auto":
-        _known(name, "kernel", given)
+        check_name(name, given=given)
         kernel = KERNELS[name]
         reason = kernel.refuse(call)
         if not reason:
@@ -143,7 +143,11 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
             why=reason,
             way_out=_way_out(given, tr("use kernel='auto'")),
         )
-    for candidate in _order(call):
+    order: Sequence[str] = AUTOMATIC
+    if not call.statistics and call.q.device.type == "cpu" and library().target() == "portable":
+        *others, last = (name for name in AUTOMATIC if name != "cpu")
+        order = *others, "cpu", last  # torch_fused precedes it, unless the call requests statistics
+    for candidate in order:
         if reason := KERNELS[candidate].refuse(call):
             refusals[candidate] = reason
         else:
@@ -160,21 +164,8 @@ def _way_out(given: str, named: Message) -> Message:
     return tr("it is selected by the environment variable {name}: unset it", name=FORCED)
 
 
-def _order(call: Call) -> Sequence[str]:
-    """`AUTOMATIC`; but on the portable target torch_fused precedes cpu, unless the call requests statistics."""
-    if call.statistics or call.q.device.type != "cpu" or library().target() != "portable":
-        return AUTOMATIC
-    *others, last = (name for name in AUTOMATIC if name != "cpu")
-    return *others, "cpu", last
-
-
-def check_name(name: str) -> None:
-    """Raise ConfigError if there is no such kernel."""
-    _known(name, "kernel", name)
-
-
-def _known(name: str, argument: str, given: str) -> None:
-    """Raise ConfigError if there is no kernel `name`; the error names `argument`, or the environment variable."""
+def check_name(name: str, argument: str = "kernel", given: str | None = None) -> None:
+    """ConfigError if there is no kernel `name`; it names `argument`, or the environment variable that forces it."""
     if name not in (*KERNELS, "auto"):
         source = FORCED if given == "auto" and here().kernel is None else argument
         raise ConfigError(f"{source}={name!r}: expected 'auto' or one of {', '.join(map(repr, KERNELS))}")

@@ -17,21 +17,16 @@ from headwise.stats import Statistic
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a kernel: q [b, h, n, d], keys [b, h_kv, m, d], values [b, h_kv, m, d_v], the rule, dropout.
+    """The arguments of a kernel. Only one that supports quantized KV reads `keys` and `values`; others `k` and `v`."""
 
-    Kernels read the float tensors `k` and `v`; only a kernel that supports quantized KV reads `keys` and `values`.
-    `seed` seeds the dropout, so that the backward pass draws the same pattern. `statistics` are requested in addition
-    to the output; a kernel returns those that it supports. The backward pass calls `on_delta` with δ.
-    """
-
-    q: Tensor
-    keys: Vectors
-    values: Vectors
+    q: Tensor  # [b, h, n, d]
+    keys: Vectors  # [b, h_kv, m, d]
+    values: Vectors  # [b, h_kv, m, d_v]
     rule: Rule
     dropout_p: float = 0.0
-    seed: int = 0
-    statistics: tuple[Statistic, ...] = field(default=())
-    on_delta: OnDelta | None = None
+    seed: int = 0  # of the dropout, so that the backward pass draws the same pattern
+    statistics: tuple[Statistic, ...] = field(default=())  # requested; a kernel returns those that it supports
+    on_delta: OnDelta | None = None  # called with δ by the backward pass
 
     @cached_property
     def k(self) -> Tensor:
@@ -69,17 +64,11 @@ def sum_finite(x: Tensor, y: Tensor) -> bool:
 
 
 class Result(NamedTuple):
-    """The results of a kernel.
+    """The results of a kernel. lse: float32 (float64 for float64 inputs), detached; −∞ for a fully masked query."""
 
-    out: [b, h, n, d_v] in q's dtype.
-    lse: log-sum-exp [b, h, n], float32 (float64 for float64 inputs), natural log, detached; −∞ for a fully
-        masked query.
-    statistics: those of `call.statistics` that the kernel computed, detached.
-    """
-
-    out: Tensor
-    lse: Tensor
-    statistics: Mapping[Statistic, Tensor] = {}
+    out: Tensor  # [b, h, n, d_v] in q's dtype
+    lse: Tensor  # log-sum-exp [b, h, n], natural log
+    statistics: Mapping[Statistic, Tensor] = {}  # those of `call.statistics` that the kernel computed, detached
 
 
 class Declined(Exception):

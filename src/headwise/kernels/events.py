@@ -29,23 +29,14 @@ OnError = Callable[[str, Any, Tensor, Exception], Any]  # (name, held heads, out
 
 
 class Here(NamedTuple):
-    """What holds in this thread.
+    """What holds in this thread."""
 
-    Attributes:
-        kernel: the kernel of calls with kernel="auto" (`use_kernel`).
-        progress: called by long calls without gradients after each block of rows (kernels/torch_blocks.py).
-        on_delta: called with δ [b, h, n] in the backward pass of calls made here.
-        module: the attention module that is computed for subscribers.
-        edited: computes the `attend` calls of that module with edits (`headwise.interventions`).
-        own_code: whether models compute their attention by their own code, although they are attached.
-    """
-
-    kernel: str | None = None
-    progress: Progress | None = None
-    on_delta: OnDelta | None = None
-    module: nn.Module | None = None
-    edited: Callable[..., Any] | None = None
-    own_code: bool = False
+    kernel: str | None = None  # of calls with kernel="auto" (`use_kernel`)
+    progress: Progress | None = None  # called by long calls without gradients after each block of rows
+    on_delta: OnDelta | None = None  # called with δ [b, h, n] in the backward pass of calls made here
+    module: nn.Module | None = None  # the attention module that is computed for subscribers
+    edited: Callable[..., Any] | None = None  # computes the `attend` calls of that module with edits
+    own_code: bool = False  # whether models compute their attention by their own code, although they are attached
 
 
 _here: ContextVar[Here] = ContextVar("headwise", default=Here())  # noqa: B039  (it is immutable)
@@ -71,8 +62,7 @@ def within(**changes: Any) -> Iterator[None]:
 
 @contextmanager
 def listen(on_delta: OnDelta) -> Iterator[None]:
-    """Within it, the backward pass of each `attend` call of this thread calls `on_delta` with δ [b, h, n], float32 or
-    float64: δ_i = Σ_c dO_ic·O_ic of each head and query."""
+    """Within it, the backward pass of each `attend` call of this thread calls `on_delta` with δ [b, h, n]."""
     global listening
     listening += 1
     try:
@@ -84,22 +74,16 @@ def listen(on_delta: OnDelta) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Subscriber:
-    """Who receives the calls of some modules.
+    """Who receives the calls of some modules. on_delta and on_error get a module's name first, then the `Held` of its
+    heads, if they are split over ranks, or None."""
 
-    Attributes:
-        on_call: called with each `AttentionCall`. on_delta: called with a module's name, the
-            `Held` of its heads, if they are split over ranks, or None, and δ [b, h, n] of one call.
-        measures: name → measure, to be reduced in the same pass. edits: changes of the calls, the first applied first.
-        modules: the modules and what to call them; None for every module in the process, all called "".
-        on_error: called with a module's name, its `Held` as above, its output [b, h, n, d_v] and what kept a call from
-            being measured; the module computes it without measures. None: the error is raised through the model.
-    """
-
-    on_call: Callable[[Any], Any] | None
-    on_delta: Callable[[str, Any, Tensor], Any] | None
-    measures: Mapping[str, Measure]
-    modules: Mapping[nn.Module, str] | None
-    edits: Sequence[Any] = ()
+    on_call: Callable[[Any], Any] | None  # called with each `AttentionCall`
+    on_delta: Callable[[str, Any, Tensor], Any] | None  # called with δ [b, h, n] of one call
+    measures: Mapping[str, Measure]  # by name, to be reduced in the same pass
+    modules: Mapping[nn.Module, str] | None  # and what to call them; None for every one in the process, all called ""
+    edits: Sequence[Any] = ()  # changes of the calls, the first applied first
+    # Called with the output [b, h, n, d_v] and what kept a call from being measured; the module computes it without
+    # measures. None: the error is raised through the model.
     on_error: OnError | None = None
 
     def sees(self, module: nn.Module) -> bool:
@@ -153,7 +137,14 @@ def subscribe(
     new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits), on_error)
     with _lock:
         for other in subscribers:
-            _check_agreement(new, other)
+            if modules is not None and other.modules is not None and modules.keys().isdisjoint(other.modules.keys()):
+                continue
+            for name in wanted.keys() & other.measures.keys():
+                if not same_measure(wanted[name], other.measures[name]):
+                    raise ConfigError(
+                        f"observe(measures=…): another observer of the same modules has a different measure {name!r}; "
+                        f"give one of them another name"
+                    )
         subscribers = (*subscribers, new)
         editing += bool(new.edits)
     try:
@@ -184,8 +175,7 @@ def in_backward() -> bool:
 
 
 def call_name(name: str, calls: Container[str]) -> str:
-    """The name of a call among those of the same forward pass: the module's name, and from the second call on name#2,
-    name#3, …"""
+    """The name of a call in a forward pass: the module's name, from the second call on name#2, name#3, …"""
     called, times = name, 1
     while called in calls:
         times += 1
@@ -219,15 +209,3 @@ def same_measure(one: Measure, other: Measure) -> bool:
             for key in first
         )
     )
-
-
-def _check_agreement(one: Subscriber, other: Subscriber) -> None:
-    """Raise if one call would have to give two measures under one name."""
-    if one.modules is not None and other.modules is not None and one.modules.keys().isdisjoint(other.modules.keys()):
-        return
-    for name in one.measures.keys() & other.measures.keys():
-        if not same_measure(one.measures[name], other.measures[name]):
-            raise ConfigError(
-                f"observe(measures=…): another observer of the same modules has a different measure {name!r}; give "
-                f"one of them another name"
-            )

@@ -5,17 +5,16 @@ mask and scores. PyTorch thus detects in-place changes between the two passes, a
 (`torch.autograd.graph.save_on_cpu`, gradient checkpointing) apply to all of them; the backward pass rebuilds the call
 from what these hooks return.
 
-The backward pass also reports δ_i = Σ_c dO_ic·O_ic of each head and query (`with_delta`). It is the gradient with
+The backward pass also reports δ_i = Σ_c dO_ic·O_ic of each head and query (`WithDelta`). It is the gradient with
 respect to a factor ξ = 1 on the head's output at that query; its sum over queries is the head's importance (Michel et
 al. 2019, 1905.10650, eq. 2). Every backward pass of attention computes it (Dao et al. 2022, 2205.14135, eq. 4): the
 compiled kernel reports its own; for the others it is computed from dO and O.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,14 +38,10 @@ Run = Callable[..., tuple[Tensor | None, ...]]
 
 
 def once(message: Callable[[Any], str]) -> Callable[[Run], Callable[..., Any]]:
-    """Decorator for `backward(ctx, saved, grad_out)` of an `autograd.Function`, where `saved` are the saved tensors and
-    only the first output is differentiable.
-
-    The function runs without a graph, and for each entry of batched gradients. With create_graph=True its results
-    depend on all its inputs, and computing a derivative of them raises KernelError with the message for the context.
-    PyTorch's `once_differentiable` raises only if the incoming gradients require a derivative, and otherwise silently
-    omits terms of second derivatives.
-    """
+    """Decorator for `backward(ctx, saved, grad_out)` of an `autograd.Function`, of whose outputs only the first one is
+    differentiable: it runs without a graph, and a derivative of its results raises KernelError with the message."""
+    # PyTorch's `once_differentiable` raises only if the incoming gradients require a derivative, and otherwise silently
+    # omits terms of second derivatives.
 
     def decorate(backward: Run) -> Callable[..., Any]:
         @wraps(backward)
@@ -67,9 +62,8 @@ def once(message: Callable[[Any], str]) -> Callable[[Run], Callable[..., Any]]:
 
 
 def each_entry(run: Run, message: str, grad_out: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-    """`run(grad_out, *others)`, for each entry within torch.func.vmap and of
-    `torch.autograd.grad(is_grads_batched=True)`. message: of the error that a derivative of the results raises; "":
-    `run` may be differentiated outside of vmap."""
+    """`run(grad_out, *others)`, for each entry of a vmap, torch.func's or autograd's. message: of the error that a
+    derivative of the results raises; "": `run` may be differentiated outside of vmap."""
     if torch._C._functorch.is_legacy_batchedtensor(grad_out):
         return _each_batched_gradient(run, message, grad_out, others)
     if not message and torch._C._functorch.peek_interpreter_stack() is None:
@@ -124,23 +118,17 @@ def _each_batched_gradient(
     one by one: the innermost batch is removed, and put back around the results."""
     # For any other than the innermost vmap, a dimension of the given size, 0, is added.
     level = next(level for level in range(LEVELS - 1, 0, -1) if len(torch._remove_batch_dim(grad_out, level, 0, 0)))
-    with _outside_vmap():
-        found = [each_entry(run, message, x, *others) for x in torch._remove_batch_dim(grad_out, level, 1, 0)]
-        results = _stacked_each(found)
-    return tuple(None if x is None else torch._add_batch_dim(x, 0, level) for x in results)
-
-
-@contextmanager
-def _outside_vmap() -> Iterator[None]:
-    """Leaves the innermost vmap of this thread, which forbids random numbers, such as dropout's."""
+    # The innermost vmap of this thread forbids random numbers, such as dropout's.
     within = torch._C._vmapmode_increment_nesting() > 1  # not in autograd's threads for other devices
     for _ in range(1 + within):
         torch._C._vmapmode_decrement_nesting()
     try:
-        yield
+        found = [each_entry(run, message, x, *others) for x in torch._remove_batch_dim(grad_out, level, 1, 0)]
+        results = _stacked_each(found)
     finally:
         if within:
             torch._C._vmapmode_increment_nesting()
+    return tuple(None if x is None else torch._add_batch_dim(x, 0, level) for x in results)
 
 
 def entry(x: Any, dim: Any, at: int) -> Any:
@@ -163,8 +151,20 @@ def stacked(parts: Sequence[Any]) -> Tensor:
 
 
 def run_kernel(kernel: Kernel, call: Call) -> Result:
-    """`kernel.run(call)` for a call that it does not refuse; differentiable if autograd records the call."""
-    return _differentiable(kernel, call) if not kernel.by_autograd and learns(call) else kernel.run(call)
+    """`kernel.run(call)`, differentiable in q, k, v and the scores' tensors if autograd records it."""
+    if kernel.by_autograd or not learns(call):
+        return kernel.run(call)
+    if torch._C._is_tracing():  # it would record the result as a constant
+        raise KernelError(
+            "torch.jit.trace cannot record this call with gradients, as it has measures (or is watched), or a mask of "
+            "a class that is not registered: trace it under torch.no_grad(), or without them"
+        )
+    call = replace(call, keys=call.k, values=call.v)  # the backward pass reads floats
+    terms = _terms(call)
+    numbers = terms.soft_cap, terms.split
+    return Result(
+        *_Attend.apply(kernel, call, numbers, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases)
+    )
 
 
 def learns(call: Call) -> bool:
@@ -177,21 +177,6 @@ def learns(call: Call) -> bool:
         return False
     terms = _terms(call)
     return any(x is not None and x.requires_grad for x in (terms.relative, terms.sinks, *terms.biases))
-
-
-def _differentiable(kernel: Kernel, call: Call) -> Result:
-    """`kernel.run(call)`, whose output is differentiable in q, k, v and the tensors of the scores."""
-    if torch._C._is_tracing():  # it would record the result as a constant
-        raise KernelError(
-            "torch.jit.trace cannot record this call with gradients, as it has measures (or is watched), or a mask of "
-            "a class that is not registered: trace it under torch.no_grad(), or without them"
-        )
-    call = replace(call, keys=call.k, values=call.v)  # the backward pass reads floats
-    terms = _terms(call)
-    numbers = terms.soft_cap, terms.split
-    return Result(
-        *_Attend.apply(kernel, call, numbers, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases)
-    )
 
 
 @dataclass(frozen=True)
@@ -259,8 +244,7 @@ class _Attend(torch.autograd.Function):
 def complete(
     found: Iterable[Tensor | None], learned: Iterable[Tensor | None], wanted: Iterable[bool]
 ) -> list[Tensor | None]:
-    """The gradients of q, k, v and `learned`, with zeros for those wanted that the kernel does not have: a table of
-    distances without entries is not passed to it."""
+    """Gradients of q, k, v and `learned`: zeros for wanted ones without any, as of a table without entries."""
     dq, dk, dv, *others = found
     each = zip(others, learned, wanted, strict=True)
     return [dq, dk, dv, *(torch.zeros_like(x) if d is None and want and x is not None else d for d, x, want in each)]
@@ -270,13 +254,8 @@ def _terms(call: Call) -> Terms:
     return call.rule.terms(compute(call.q[..., :0, :]))
 
 
-def with_delta(out: Tensor, on_delta: OnDelta) -> Tensor:
-    """Return `out` with a backward pass that calls `on_delta`."""
-    return cast(Tensor, _WithDelta.apply(out, on_delta))
-
-
-class _WithDelta(torch.autograd.Function):
-    """The identity. `save_for_backward` saves its input, so that checkpointing can drop it."""
+class WithDelta(torch.autograd.Function):
+    """The identity, whose backward pass calls `on_delta`; its input is saved, so that checkpointing can drop it."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, on_delta: OnDelta) -> Tensor:

@@ -53,8 +53,7 @@ def in_transform() -> bool:
 
 @contextmanager
 def outside_transforms() -> Iterator[None]:
-    """Within it, operations are not those of the torch.func transforms that run: results are plain tensors, if what
-    they are made of is `plain`."""
+    """Within it, operations are not those of torch.func: results of `plain` tensors are plain."""
     if torch._C._functorch.peek_interpreter_stack() is None:
         yield
         return
@@ -106,8 +105,7 @@ def has_no_numbers(x: Tensor) -> bool:
 
 
 def shapes(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel: str) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call on tensors without data: also without data, differentiable. The mask has no
-    effect."""
+    """Output and log-sum-exp of a call on tensors without data, differentiable; the mask has no effect."""
     return record(q, k, v, replace(rule, mask=Everything()), 0.0, kernel)
 
 
@@ -116,7 +114,10 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     written = write(rule.mask)
     assert written is not None  # the caller has checked can_record()
     mask, held = written
-    if _by_operations(kernel):
+    # Derivatives may be taken of the operations of a kernel that consists of PyTorch's, all of them: those of the
+    # operator are only the first, in reverse mode. The compiler cannot see which kernel is in force.
+    outside = has_derivatives() and not torch.compiler.is_dynamo_compiling()
+    if outside and (chosen := KERNELS.get(named(kernel))) is not None and chosen.by_autograd:
         if not traced():  # its data are known
             rule.mask.check(rule.grid)
         (out, lse, _), _, _ = run(Call(q, k, v, rule, dropout_p), kernel)
@@ -127,20 +128,11 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     seed = torch.randint(1 << 40, (), device="cpu") if dropout_p > 0 else None
     numbers = mask, rule.scale, terms.soft_cap, dropout_p, learned, terms.split, kernel
     tensors = q, k, v, *terms.biases, *held
-    operator = differentiable if has_derivatives() else _Attend.forward
+    operator = Attend.apply if has_derivatives() else Attend.forward
     if torch.compiler.is_dynamo_compiling() and has_derivatives():
         from headwise.kernels.dynamo import apply as operator
     out, lse, _ = operator(len(terms.biases), numbers, terms.relative, terms.sinks, seed, *tensors)
     return out, lse
-
-
-def _by_operations(kernel: str) -> bool:
-    """Whether derivatives may be taken of the operations of a kernel that consists of PyTorch's, all of them: those of
-    the operator are only the first, in reverse mode. The compiler cannot see which kernel is in force."""
-    if torch.compiler.is_dynamo_compiling() or not has_derivatives():
-        return False
-    chosen = KERNELS.get(named(kernel))
-    return chosen is not None and chosen.by_autograd
 
 
 def _call(
@@ -204,10 +196,8 @@ def attend_backward_fake(
 
 def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     """Save what `backward` reads."""
-    tensors, ctx.count, relative, sinks, seed, *ctx.numbers, _ = inputs
-    _, lse, ran = output
-    ctx.save_for_backward(*output, relative, sinks, seed, *tensors)
-    ctx.mark_non_differentiable(lse, ran)
+    tensors, count, relative, sinks, seed, *numbers = inputs
+    Attend.setup_context(ctx, (count, numbers, relative, sinks, seed, *tensors), output)
 
 
 def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
@@ -222,8 +212,7 @@ def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
 def placed(
     found: Iterable[Tensor], wanted: Sequence[bool], count: int
 ) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
-    """The gradients of the operator's list of `count` tensors, of relative and of sinks, from what `attend_backward`
-    returned."""
+    """Gradients of the operator's list of `count` tensors, of relative and of sinks, from `attend_backward`'s."""
     dq, dk, dv, *learned = found
     here = iter(learned)
     d_relative, d_sinks, *d_biases = (next(here) if want else None for want in wanted)
@@ -233,11 +222,6 @@ def placed(
 def second_derivative(x: Tensor, grad: Tensor) -> Tensor:
     """Raise KernelError."""
     raise KernelError(ONCE)
-
-
-def second_derivative_fake(x: Tensor, grad: Tensor) -> Tensor:
-    """The shape of x: a graph may contain it without computing it."""
-    return torch.empty_like(x)
 
 
 def _one_by_one(operator: Any) -> Any:
@@ -258,14 +242,9 @@ attend_vmap = _one_by_one(operators.attend)
 attend_backward_vmap = _one_by_one(operators.attend_backward)
 
 
-def differentiable(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
-    """`attend` in torch.func."""
-    return _Attend.apply(count, numbers, *given)
-
-
-class _Attend(torch.autograd.Function):
-    """Output, log-sum-exp, index of the kernel that ran. `count` and `numbers` are the operator's arguments that are
-    not tensors; `given` are relative, sinks, the seed, and its list of tensors."""
+class Attend(torch.autograd.Function):
+    """The first operator within torch.func, whose transforms do not support `register_autograd`. `count` and `numbers`
+    are its arguments that are not tensors; `given` are relative, sinks, the seed, and its list of tensors."""
 
     generate_vmap_rule = True
 

@@ -22,8 +22,7 @@ CONTRACT = {
 
 
 class Mapped(NamedTuple):
-    """What a prepared call that returns a map has besides the output. kernel: its name; measured: None without
-    measures."""
+    """What a prepared call that returns a map has besides the output; measured: None without measures."""
 
     lse: Tensor
     rule: Rule

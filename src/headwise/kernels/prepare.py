@@ -40,8 +40,12 @@ def again(
     """Run a plain call, which need not be valid, like an earlier one; None for any other call, and none in a graph.
     measures: those of a call that returns a map; None for the output alone, on which a gap has no effect."""
     memory = in_memory(k, v)
-    if not _plain_tensors(q, *memory) or (measures is not None and here().progress is not None):
+    if torch._C._len_torch_dispatch_stack() or (measures is not None and here().progress is not None):
         return None
+    recorded = torch.is_grad_enabled()
+    for x in (q, *memory):  # with a flag for signs, the values in memory have the opposite ones
+        if type(x) is not Tensor or not x.is_cpu or (recorded and x.requires_grad) or _wrapped(x) or x.is_neg():
+            return None
     try:
         found = _prepared.get(_key(q, k, v, memory, mask, scale, kernel, measures, gap))
         if found is None or (measures is not None and gap is not None and not (len(gap) == 2 and gap[0] < gap[1])):
@@ -59,7 +63,12 @@ def keep(
     resolved, of a call that returns a map."""
     prepare, gap = getattr(chosen, "prepared", None), call.rule.grid.gap
     memory = in_memory(call.keys, call.values)
-    if prepare is None or not _fits(call, scale, memory):
+    b, h, n, m = call.rule.grid
+    if prepare is None or b * h * n * m > PAIRS or call.dropout_p > 0 or call.rule.scores or not call.rule.mask.value:
+        return
+    if type(scale) not in (float, type(None)) or any(type(x) is not Tensor for x in (call.q, *memory[:2])):
+        return
+    if not call.q.stride(3) == memory[0].stride(3) == memory[1].stride(3) == 1:  # else the kernel received copies
         return
     if measures is not None and mask is not None and mask.of_step:
         return  # no call like it comes again
@@ -74,34 +83,11 @@ def keep(
         _prepared[key] = prepared
 
 
-def _plain_tensors(*given: object) -> bool:
-    """Whether these are ordinary tensors on the CPU for which no gradient is recorded."""
-    if torch._C._len_torch_dispatch_stack():
-        return False
-    recorded = torch.is_grad_enabled()
-    for x in given:  # with a flag for signs, the values in memory have the opposite ones
-        if type(x) is not Tensor or not x.is_cpu or (recorded and x.requires_grad) or _wrapped(x) or x.is_neg():
-            return False
-    return True
-
-
-def _fits(call: Call, scale: float | None, memory: Sequence[Tensor]) -> bool:
-    """Whether decisions are stored for calls like this one."""
-    rule = call.rule
-    b, h, n, m = rule.grid
-    if b * h * n * m > PAIRS or call.dropout_p > 0 or rule.scores or not rule.mask.value:
-        return False
-    if type(scale) not in (float, type(None)) or any(type(x) is not Tensor for x in (call.q, *memory[:2])):
-        return False
-    return call.q.stride(3) == memory[0].stride(3) == memory[1].stride(3) == 1  # else the kernel received copies
-
-
 def _key(
     q: Tensor, k: Vectors, v: Vectors, memory: Sequence[Tensor], mask: Mask | None, scale: float | None, kernel: str,
     measures: Sequence[str | Measure] | None, gap: tuple[int, int] | None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The cache key of a plain call, given `in_memory(k, v)`. It has the number of keys, unless a call without a map
-    has one query, which attends to all."""
+    """The key of a plain call, with the number of keys, unless without a map its one query attends to all."""
     of_q = q.shape
     of_k: tuple[int, ...] = k.shape
     of_v: tuple[int, ...] = v.shape
@@ -118,8 +104,7 @@ def _key(
 
 
 def _names(measures: Sequence[str | Measure]) -> tuple[Any, ...]:
-    """The measures as a part of the key; TypeError if they have more than numbers and names, or can be read only
-    once."""
+    """The measures as a part of the key; TypeError if they hold more than numbers and names, or are read once."""
     if isinstance(measures, str):
         return (measures,)
     if not isinstance(measures, (tuple, list)):

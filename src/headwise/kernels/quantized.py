@@ -50,7 +50,11 @@ class QuantizedKV:
             DTypeError: if x has non-finite values. ShapeError: if the parts do not add up to the width of x.
         """
         x = x.detach()
-        widths = _widths(x, parts)
+        width = x.shape[-1]
+        given = (width,) if parts is None else tuple(parts)
+        if sum(given) != width:
+            raise ShapeError(f"parts={given} add up to {sum(given)}, but a vector has {width} entries")
+        widths = tuple(part for part in given if part)  # an empty part has no scale
         scales = _largest(x, widths).float().div_(LEVELS)
         if not math.isfinite(float(scales.sum())) and not bool(torch.isfinite(scales).all()):  # a sum may overflow
             count = int((~torch.isfinite(x)).sum())
@@ -129,14 +133,6 @@ def in_memory(k: Vectors, v: Vectors) -> tuple[Any, ...]:
     if type(k) is QuantizedKV and type(v) is QuantizedKV and len(k.parts) == len(v.parts) == 1:
         return k.steps, v.steps, k.scales, v.scales
     return k, v
-
-
-def _widths(x: Tensor, parts: Sequence[int] | None) -> tuple[int, ...]:
-    width = x.shape[-1]
-    widths = (width,) if parts is None else tuple(parts)
-    if sum(widths) != width:
-        raise ShapeError(f"parts={widths} add up to {sum(widths)}, but a vector has {width} entries")
-    return tuple(part for part in widths if part)  # an empty part has no scale
 
 
 def _largest(x: Tensor, widths: tuple[int, ...]) -> Tensor:

@@ -41,8 +41,7 @@ class Whole:
 
     @cached_property
     def terms(self) -> list[tuple[float, float]]:
-        """Bounds of the product of queries and keys and of each term that is added to it: the highest and the lowest
-        number, at least and at most 0. NaN for vectors that are not finite."""
+        """Bounds (≥ 0, ≤ 0) of the product of queries and keys and of each added term; NaN of non-finite vectors."""
         norms = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (self.q, self.k))
         terms, product = self.rule.terms(self.lse[..., :0]), abs(self.rule.scale)
         for norm in norms:
@@ -72,8 +71,7 @@ class Whole:
 
     @cached_property
     def mean_score(self) -> float:
-        """The largest |Σ p·S| of a row, the mean of its scores by their weights: by it, errors of scores show in its
-        sum."""
+        """The largest |Σ p·S| of a row: by it, errors of scores show in the row's sum."""
         mean = torch.zeros_like(self.lse)
         for tile in stream(self.q, self.k, self.lse, self.rule):
             mean[:, :, slice(*tile.rows)] += tile.lse * tile.mass - tile.entropy
@@ -89,20 +87,15 @@ class Whole:
 
 
 class Matrix(NamedTuple):
-    """The attention matrices of all heads, or a rectangle of them: q [b, h, n, d], k [b, h_kv, m, d], the log-sum-exp
-    [b, h, n] over whole rows, and the rule.
+    """The attention matrices of all heads, or a rectangle of them."""
 
-    whole: the matrix with all keys of the log-sum-exp; None if it is not known. Of it, this one has `rows`, and those
-    of one batch entry and head, `only`, if they are not None.
-    """
-
-    q: Tensor
-    k: Tensor
-    lse: Tensor
+    q: Tensor  # [b, h, n, d]
+    k: Tensor  # [b, h_kv, m, d]
+    lse: Tensor  # [b, h, n], the log-sum-exp over whole rows
     rule: Rule
-    whole: Whole | None = None
-    rows: Span = Span(0, 0)
-    only: tuple[int, int] | None = None
+    whole: Whole | None = None  # the matrix with all keys of the log-sum-exp; None if it is not known
+    rows: Span = Span(0, 0)  # of the whole
+    only: tuple[int, int] | None = None  # the batch entry and head of the whole that this one is of; None: all
 
     @classmethod
     def of_all_keys(cls, q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> "Matrix":
@@ -135,8 +128,7 @@ class Matrix(NamedTuple):
 
     @property
     def has_large_scores(self) -> bool:
-        """Whether scores are so large that rounding the log-sum-exp to float32 could change the sum of a row by 1e-6:
-        larger than `LARGE`, as the log-sum-exp of scores up to s is at most s + ln m."""
+        """Whether rounding the log-sum-exp to float32 could change the sum of a row by 1e-6: scores beyond `LARGE`."""
         whole = self.whole
         return whole is not None and self.has_exact_rows and whole.lse_size > LARGE + log(max(1, whole.rule.grid.m))
 
@@ -146,8 +138,7 @@ class Matrix(NamedTuple):
         return self.whole is not None and self.has_exact_rows and self.whole.cancels
 
     def exact_lse(self, kernel: Hashable, compute: Callable[["Matrix"], Tensor]) -> Tensor:
-        """The log-sum-exp of its rows in float64 by `compute` from a matrix with all keys, kept for `kernel`, so that
-        each row is computed once."""
+        """The log-sum-exp of its rows in float64, of `compute` on whole rows; each is computed once for a `kernel`."""
         assert self.whole is not None
         if not self._has_numbers:
             return compute(self._whole_rows(self.rows))
@@ -196,8 +187,7 @@ def _largest(x: Tensor) -> float:
 
 
 class Reads:
-    """The reads of a `Matrix` that a kernel supports; none in this base class. Results are detached, in the dtype of
-    the log-sum-exp."""
+    """The reads of a `Matrix` that a kernel supports; detached, in the dtype of the log-sum-exp. None in this class."""
 
     def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
         """The weights at these indices, [len(batch), len(heads), len(rows), len(cols)]."""
@@ -227,8 +217,7 @@ class Reads:
         raise Declined("it does not compute statistics of a map")
 
     def reduced(self, lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
-        """Measures of rows, reduced over the rows of each head, given the log-sum-exp and their statistics; None if
-        tensor operations do that."""
+        """Measures of rows, reduced over the rows of each head; None if tensor operations do that."""
         return None
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:
@@ -275,8 +264,14 @@ class TileReads(Reads):
         return weights_at(*self.exact(some)[:4], batch, heads, there, cols).to(of.lse.dtype)
 
     def exact(self, of: Matrix) -> Matrix:
-        """In float64."""
-        return in_float64(of) if _needs_float64(of) else of
+        """In float64, where the rounding of scores in float32 could show in the sums of rows."""
+        whole = of.whole
+        if whole is None or not of.has_exact_rows or whole.size <= SMALL:
+            return of
+        # Bounds of all scores usually overestimate them, so that a read of the whole matrix looks at them.
+        within = of.lse.shape == whole.lse.shape and whole.highest <= BOUNDED
+        within = within and whole.lse_size <= RESOLVED + log(max(1, whole.rule.grid.m))
+        return of if within and whole.mean_score <= RESOLVED else in_float64(of)
 
     def tile_inputs(self, of: Matrix) -> Matrix:
         return of
@@ -329,16 +324,3 @@ def in_float64(of: Matrix) -> Matrix:
 
 def _log_sums(of: Matrix) -> Tensor:
     return log_sums(of.q.double(), of.k.double(), of.lse.double(), of.rule)
-
-
-def _needs_float64(of: Matrix) -> bool:
-    """Whether the rounding of scores in float32 could show in the sums of rows. Bounds of all scores usually
-    overestimate them, so that a read of the whole matrix looks at them."""
-    whole = of.whole
-    if whole is None or not of.has_exact_rows or whole.size <= SMALL:
-        return False
-    if of.lse.shape != whole.lse.shape or not whole.highest <= BOUNDED:
-        return True
-    if whole.lse_size > RESOLVED + log(max(1, whole.rule.grid.m)):
-        return True
-    return not whole.mean_score <= RESOLVED

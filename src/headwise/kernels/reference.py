@@ -96,7 +96,7 @@ class _Stored(Reads):
 
     def squares(self, of: Matrix, cell: int, progress: Progress | None = None) -> Squares:
         parts = pooling.in_squares(_matrix(of), cell)
-        allowed = pooling.in_squares(_allowed(of).double(), cell).sum((3, 5)).long()
+        allowed = pooling.in_squares(_allowed(of.rule, of.q.device).double(), cell).sum((3, 5)).long()
         mean = parts.sum((3, 5)) / allowed.clamp_min(1)
         if progress is not None:
             progress(COMPUTING, of.rule.grid.n, of.rule.grid.n)
@@ -125,15 +125,11 @@ def _log_matrix(of: Matrix) -> Tensor:
     lse = _Stored().tile_inputs(of).lse[..., None]
     logs = scores - lse.masked_fill(lse == -torch.inf, torch.inf)
     # Where not all keys are known it is rounded to float32. It may be NaN, and masked keys have weight 0 all the same.
-    return logs.clamp_max(0.0).masked_fill(~_allowed(of), -torch.inf)
+    return logs.clamp_max(0.0).masked_fill(~_allowed(of.rule, of.q.device), -torch.inf)
 
 
-def _allowed(of: Matrix) -> Tensor:
+def _allowed(rule: Rule, device: torch.device) -> Tensor:
     """[b or 1, h or 1, n, m]"""
-    return _allowed_by(of.rule, of.q.device)
-
-
-def _allowed_by(rule: Rule, device: torch.device) -> Tensor:
     n, m = rule.grid.n, rule.grid.m
     return rule.mask.allowed(torch.arange(n, device=device), torch.arange(m, device=device), rule.grid)
 
@@ -162,7 +158,7 @@ def dense_weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     mask [b or 1, h or 1, n, m]. With a learned sink, the softmax includes one more key, whose weight is dropped."""
     grid = call.rule.grid
     scores, terms = _scores(call.q, call.k, call.rule)
-    allowed = _allowed_by(call.rule, call.q.device)
+    allowed = _allowed(call.rule, call.q.device)
     scores = scores.masked_fill(~allowed, -torch.inf)
     empty = (scores == -torch.inf).all(-1)  # fully masked queries
     safe = scores.masked_fill(empty[..., None], 0.0)

@@ -35,7 +35,13 @@ def check_local(**tensors: Any) -> None:
     if torch.compiler.is_compiling() or "torch.distributed.tensor" not in sys.modules:
         return
     check_no_dtensor(**tensors)
-    if "torch.distributed.tensor.experimental" in sys.modules and _sequence_is_split():
+    if "torch.distributed.tensor.experimental" not in sys.modules:
+        return
+    dispatcher = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher
+    hooks = (hook for module in running() for hook in module._forward_pre_hooks.values())
+    owners = (getattr(getattr(hook, "func", None), "__self__", None) for hook in hooks)  # a plan's are partial
+    # It dispatches PyTorch's attention, or has gathered the arguments of a running module.
+    if _FUSED in dispatcher._custom_op_handlers or any(type(one).__name__ == "_ContextParallel" for one in owners):
         raise ConfigError(
             "attend: PyTorch's context_parallel is active, so this rank has only a part of the sequence, and "
             "attention over it alone would be wrong. Call headwise.parallel.ring_attend, which passes keys between "
@@ -61,16 +67,6 @@ def is_dtensor(x: object) -> bool:
     return module is not None and isinstance(x, module.DTensor)
 
 
-def _sequence_is_split() -> bool:
-    """Whether context parallelism dispatches PyTorch's attention, or has gathered the arguments of a running module."""
-    dispatcher = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher
-    if _FUSED in dispatcher._custom_op_handlers:
-        return True
-    hooks = (hook for module in running() for hook in module._forward_pre_hooks.values())
-    owners = (getattr(getattr(hook, "func", None), "__self__", None) for hook in hooks)  # a plan's are partial
-    return any(type(one).__name__ == "_ContextParallel" for one in owners)
-
-
 def running() -> Iterator[nn.Module]:
     """The modules whose forward runs in this thread, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
@@ -88,8 +84,7 @@ def held_as_declared(module: nn.Module) -> Held | None:
 
 def held_by(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Held | None:
     """The heads of a call among those of its layer, by the DTensor parameters of the module, else of those in which it
-    runs: where this rank's part has the call's width. None if it has all; ConfigError if none fits, or some
-    disagree."""
+    runs, whose part has the call's width. None if it has all; ConfigError if none fits, or some disagree."""
     known = held_as_declared(module)
     if known is not None:
         return known

@@ -14,17 +14,25 @@ from headwise.masks import Causal
 from headwise.rule import compute
 
 
+class Products(Reads):
+    """Only `times`: the operator returns no weights."""
+
+    def times(self, of: Matrix, x: Tensor) -> Tensor:
+        """Attention with the values x."""
+        of = of.with_keys_of(x)
+        call, kernel = Call(of.q, of.k, x, of.rule), TorchFused()
+        if reason := kernel.refuse(call):
+            raise Declined(reason)
+        return kernel.run(call).out
+
+
 class TorchFused:
     """Full and causal attention on a CPU, without dropout and scores."""
 
     name = "torch_fused"
     gives_delta = False
     by_autograd = False
-
-    @property
-    def reads(self) -> Reads:
-        """Only `times`: the operator returns no weights."""
-        return _Products()
+    reads = Products()
 
     def refuse(self, call: Call) -> str | None:
         """The operator supports two masks, one head size, one device, no dropout and no score but the scale."""
@@ -80,16 +88,6 @@ class TorchFused:
         )
         dq, dk, dv = (x.sum(2) for x in shared)
         return [dq, dk, dv, None, None]
-
-
-class _Products(Reads):
-    def times(self, of: Matrix, x: Tensor) -> Tensor:
-        """Attention with the values x."""
-        of = of.with_keys_of(x)
-        call, kernel = Call(of.q, of.k, x, of.rule), TorchFused()
-        if reason := kernel.refuse(call):
-            raise Declined(reason)
-        return kernel.run(call).out
 
 
 def _wide(call: Call) -> torch.dtype:

@@ -214,7 +214,8 @@ class Dense(Mask):
         return self.mask
 
     def starts(self, grid: Grid) -> Tensor:
-        return starts.of_boolean(self.mask, self.padding)
+        shown = self.mask[:, :, :1] if self.padding else self.mask  # of padding, all rows are equal
+        return starts.of_rows(lambda start, stop: shown[:, :, start:stop], *shown.shape[2:], self.padding)
 
     @property
     def padding(self) -> bool:
@@ -269,8 +270,7 @@ class _Place:
 
 
 def take_tensors(mask: Mask) -> tuple[Mask, list[Tensor]]:
-    """The mask, of any class, with placeholders instead of the tensors in its attributes, and in the lists and masks in
-    these; and the tensors. The mask itself if it has none."""
+    """The mask with placeholders instead of its tensors, and these; the mask itself if it has none."""
     tensors: list[Tensor] = []
 
     def take(x: Any) -> Any:
@@ -316,16 +316,11 @@ def real_tokens(mask: Mask, grid: Grid) -> Tensor | None:
 
 
 class Sequences(NamedTuple):
-    """The sequences in a row of the batch that a mask of self attention keeps apart.
+    """The sequences in a row of the batch that a mask of self attention keeps apart."""
 
-    Attributes:
-        number: of them, the most in a row; 1 if the mask does not depend on the data. alone: how many at one end of a
-            row have one token each. given: whether the mask was given as one of documents.
-    """
-
-    number: int
-    alone: int
-    given: bool
+    number: int  # the most in a row; 1 if the mask does not depend on the data
+    alone: int  # how many at one end of a row have one token each
+    given: bool  # whether the mask was given as one of documents
 
 
 def sequences(mask: Mask, grid: Grid) -> Sequences:

@@ -9,7 +9,7 @@ from torch import Tensor
 from headwise.errors import DTypeError, ShapeError, check_sequence, check_whole
 from headwise.fields import Array, Counts, Section, Whole
 from headwise.masks import spans
-from headwise.masks.base import Mask
+from headwise.masks.base import Mask, WithGap
 from headwise.masks.grid import Grid, Span, State
 
 
@@ -17,6 +17,9 @@ class _Anywhere(Mask, abstract=True):
     """A mask that depends on distances at most, so that every rectangle has the same mask."""
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
+        return self
+
+    def with_gap(self, gap: Span, grid: Grid) -> Mask:
         return self
 
     def starts(self, grid: Grid) -> None:
@@ -29,9 +32,6 @@ class Everything(_Anywhere):
 
     holds = {}
     whole_past = True
-
-    def with_gap(self, gap: Span, grid: Grid) -> Mask:
-        return self
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return torch.ones(1, 1, len(rows), len(cols), dtype=torch.bool, device=rows.device)
@@ -50,9 +50,6 @@ class Causal(_Anywhere):
     holds = {}
     causal = True
     whole_past = True
-
-    def with_gap(self, gap: Span, grid: Grid) -> Mask:
-        return self
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return ((rows + grid.shift)[:, None] >= cols)[None, None]
@@ -108,7 +105,7 @@ class Window(_Anywhere):
 
     def with_gap(self, gap: Span, grid: Grid) -> Mask:
         beyond = grid.shift - gap.start + 1 >= self.left  # all keys before the gap are, with it and without
-        return self if beyond or gap.start == 0 else super().with_gap(gap, grid)
+        return self if beyond or gap.start == 0 else WithGap(self, gap.start, gap.size)
 
     @property
     def causal(self) -> bool:
@@ -228,7 +225,8 @@ class Forbidden(Mask):
         if self._everywhere and bool(queries.all()) and bool(keys.all()):
             return State.EMPTY
         pairs = queries.any(-1) & keys.any(-1)
-        return State.MIXED if bool(pairs.any()) and self._anywhere else State.FULL
+        anywhere = self.heads is None or bool(self.heads.any())
+        return State.MIXED if anywhere and bool(pairs.any()) else State.FULL
 
     def spans(self, grid: Grid) -> Tensor | None:
         if not self._everywhere:
@@ -263,10 +261,6 @@ class Forbidden(Mask):
     @property
     def _everywhere(self) -> bool:
         return self.heads is None or bool(self.heads.all())
-
-    @property
-    def _anywhere(self) -> bool:
-        return self.heads is None or bool(self.heads.any())
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
         found: Mask = self.cut({"n": Section(*rows, grid.n), "m": Section(*cols, grid.m)})

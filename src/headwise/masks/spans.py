@@ -11,8 +11,7 @@ FAR = 1 << 62  # a distance beyond all keys, which added to a position does not 
 
 
 def one(start: Tensor | int, stop: Tensor | int, m: int) -> Tensor:
-    """Spans with the single range [start, stop) for each query, integers that broadcast to [b or 1, n], clipped to the
-    m keys."""
+    """Spans with one range [start, stop) for each query, integers broadcasting to [b or 1, n], clipped to the keys."""
     start, stop = (torch.as_tensor(end, device="cpu").clamp(0, m) for end in (start, stop))
     ends = torch.stack(torch.broadcast_tensors(start, stop), -1)
     return ends.masked_fill((start >= stop)[..., None], 0).int()[..., None, :]

@@ -28,16 +28,8 @@ def of_spans(spans: Tensor, m: int) -> Tensor:
     return _of_counts(change.cumsum(1)[:, :m], first[:, :m], spans.shape[1] >= m)
 
 
-def of_boolean(allowed: Tensor, padding: bool) -> Tensor:
-    """Return the same from a boolean tensor [b, h, n, m], of which padding has equal rows."""
-    allowed = allowed[:, :, :1] if padding else allowed
-    n, m = allowed.shape[2:]
-    return of_rows(lambda start, stop: allowed[:, :, start:stop], n, m, padding)
-
-
 def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int, padding: bool = False) -> Tensor:
-    """Return the same from a function of a first and a last row to their boolean [b, h, rows, m]; of padding, one row
-    is enough."""
+    """Return the same from a function of two rows to boolean [b, h, rows, m]; of padding, one row is enough."""
     seen = first = torch.zeros(1, m, dtype=torch.long, device="cpu")
     for start in range(0, n if m else 0, ROWS):
         rows = allowed(start, min(start + ROWS, n))
@@ -48,8 +40,7 @@ def of_rows(allowed: Callable[[int, int], Tensor], n: int, m: int, padding: bool
 
 
 def of_each(axis: str, mask: Described, inner: bool = False) -> bool:
-    """Whether the mask holds something for each query ("n") of its grid, so that its `allowed` is of no others, or for
-    each key ("m"), such as its document."""
+    """Whether the mask holds something for each query ("n") of its grid, or each key ("m"), such as its document."""
     if mask.holds is None:
         return inner
     return any(
@@ -68,9 +59,8 @@ def shown(spans: Tensor | None, allowed: Callable[[Tensor, Tensor, Grid], Tensor
 
 
 def behind_hidden(mask: Described, allowed: Callable[[Tensor, Tensor, Grid], Tensor], grid: Grid) -> Tensor | None:
-    """The same of a mask of positions, of which the grid has the last queries: one sequence an entry, behind the first
-    keys hidden from the query at their position. None without any, if a query may attend to one, or keys are no
-    tokens."""
+    """The same of a mask of positions, for the last queries: one sequence an entry, behind the first keys hidden from
+    the query at their position. None without any, if a query may attend to one, or keys are no tokens."""
     if not grid.at_end or grid.gap.size or grid.extra or of_each("n", mask):
         return None
     first = torch.zeros(1, dtype=torch.long, device="cpu")

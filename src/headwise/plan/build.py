@@ -1,11 +1,11 @@
 """The plan of a model by its name, folder or checkpoint, the plan of one layer, and the list of models and designs."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from headwise.base.files import folder_of
 from headwise.base.read import bounded, theirs
@@ -19,43 +19,38 @@ from headwise.costs import (
     backward_flops,
     cache_bytes,
     kept_bytes,
+    model,
     score_bytes,
 )
-from headwise.costs.configs import CONFIGS, ModelConfig, Sizes, find
-from headwise.costs.model import (
-    Load,
-    active_parameters,
-    attentions_over_all,
-    cached_numbers,
-    decodes,
-    largest_score_bytes,
-    model_cache_bytes,
-    model_kept_bytes,
-    parameter_parts,
-    pass_stages,
-    source_tokens,
-    states_bytes,
-    step_stages,
-    training_flops,
-)
+from headwise.costs.configs import CONFIGS, ModelConfig, find
 from headwise.costs.work import BYTES
 from headwise.errors import ConfigError
 from headwise.nn.registry import attentions_of, counts_of, names, sizes_of, summary_of
 from headwise.plan.compare import spread
-from headwise.plan.tables import Column, Plan, Table, Value, masked, named, term, written
+from headwise.plan.tables import Column, Plan, Table, Value, masked, named, written
 from headwise.wording import BLANK, Bilingual, joined, scaled, tr
 
-if TYPE_CHECKING:
-    from headwise.models import HeadSite
-
-NOTES = (term("plan_note"),)
-CHOSEN = (*NOTES, term("chosen_note"))
-_Input = TypeVar("_Input", Work, Load)
-_BYTES = (Column(term("what")), Column(term("bytes"), "bytes"))
+BOUNDS_NOTE = tr(
+    "A multiply-add is two FLOPs; exps are the softmax's exponentials. Bytes and times are lower bounds: each "
+    "step reads its inputs and writes its results once; the steps run one after another, each at the roofline."
+)
+CHOSEN_NOTE = tr(
+    "Of weights that tokens choose from, experts or heads, bytes count the mean number that all tokens read, if "
+    "each is chosen equally often and independently."
+)
+MEMORY_NOTE = tr(
+    "An int8 cache has one float32 scale per vector. Kept for backward: attention only, without other layers."
+)
+LIST_NOTE = tr(
+    "cache: numbers per token in all layers, source and target in an encoder-decoder; — for encoders. Layers with a "
+    "window keep no more tokens than it. h_kv c: all heads share one latent vector c."
+)
+_Input = TypeVar("_Input", Work, model.Load)
+_BYTES = (Column(tr("what")), Column(tr("bytes"), "bytes"))
 
 
 def plan_model(
-    config: ModelConfig, load: Load, *, machine: Machine | None = None, devices: int | None = None,
+    config: ModelConfig, load: model.Load, *, machine: Machine | None = None, devices: int | None = None,
     link: float | None = None,
 ) -> Plan:  # fmt: skip
     """Return parameters, memory, one pass over the whole text and one decoding step of a model.
@@ -66,44 +61,49 @@ def plan_model(
         devices: adds the ways to partition the attention over this many; link: and what each of them can send, in
             bytes/s.
     """
-    if load.cache is not None and not decodes(config):
+    if load.cache is not None and not model.decodes(config):
         raise ConfigError(
             "cache={cache!r}: {name} is an encoder, which has no cache; leave it out",
             cache=load.cache,
             name=config.name,
         )
     attentions = attentions_of(config)
-    total = sum(parameter_parts(config, attentions).values())
-    n, b, dtype, source = load.tokens, load.batch, load.dtype, source_tokens(config, load)
-    both = config.decoder_layers > 0
-    tokens = term("tokens_of_both", source=source, target=n) if both else term("tokens", n=n)
-    stored = joined([dtype, *([term("cached_as", dtype=load.cache)] if load.cache else [])])
+    total = sum(model.parameter_parts(config, attentions).values())
+    n, b, dtype, source = load.tokens, load.batch, load.dtype, model.source_tokens(config, load)
+    tokens = tr("{n:,} tokens", n=n)
+    if config.decoder_layers:
+        tokens = tr("{source:,} source and {target:,} target tokens", source=source, target=n)
+    stored = joined([dtype, *([tr("{dtype} cache", dtype=load.cache)] if load.cache else [])])
     facts = [
-        (term("source"), config.source),
-        (term("sizes"), _sizes(config, attentions)),
-        (term("input"), term("input_of", batch=b, tokens=tokens, rest=stored)),
+        (tr("source"), config.source),
+        (tr("sizes"), _sizes(config, attentions)),
+        (tr("input"), tr("{batch} × {tokens}, {rest}", batch=b, tokens=tokens, rest=stored)),
         *_machine_facts(machine),
     ]
     warnings = []
     if 0 < config.context < (n if config.source_tokens else max(n, source)):
-        warnings.append(term("beyond_context", context=config.context))
+        warnings.append(tr("the model was trained on at most {context:,} tokens", context=config.context))
     if config.quantized:
-        warnings.append(term("quantized", method=config.quantized, dtype=dtype))
+        counted = tr("the weights are quantized ({method}); here all of them are counted in {dtype}")
+        warnings.append(counted.filled(method=config.quantized, dtype=dtype))
     if warnings:
-        facts.append((term("warning"), joined(warnings, tr("; "))))
+        facts.append((tr("warning"), joined(warnings, tr("; "))))
     tables = [_parameters(config, attentions, total), _model_memory(config, attentions, total, load)]
     if config.layer_sizes or config.layer_windows or config.attended:
         tables.insert(1, layers_table(config, attentions))
-    title = term("prefill_title" if config.causal else "pass_title", tokens=tokens)
-    note = term("training_note", flops=written(training_flops(config, attentions, load), "flops"))
-    tables.append(_stage_table("pass", title, pass_stages(config, attentions, load), machine, note))
-    if decodes(config):
-        step = step_stages(config, attentions, load)
-        tables.append(_stage_table("step", term("step_title", n=n), step, machine))
+    title = tr("One forward pass over {tokens} (prefill)", tokens=tokens)
+    if not config.causal:
+        title = tr("One forward pass over {tokens}", tokens=tokens)
+    flops = written(model.training_flops(config, attentions, load), "flops")
+    note = tr("Training (all logits, forward and backward): {flops}.", flops=flops)
+    tables.append(_stage_table("pass", title, model.pass_stages(config, attentions, load), machine, note))
+    if model.decodes(config):
+        step = model.step_stages(config, attentions, load)
+        tables.append(_stage_table("step", tr("One decoding step at token {n:,}", n=n), step, machine))
     chosen = config.experts or any(counts.used is not None for counts in attentions.every)
-    notes = CHOSEN if chosen else NOTES
-    plan = Plan(term("model_title", name=config.name, total=total), tuple(facts), tuple(tables), notes)
-    return spread(plan, config.design, attentions_over_all(config, attentions, load), devices, link, machine)
+    notes = (BOUNDS_NOTE, CHOSEN_NOTE) if chosen else (BOUNDS_NOTE,)
+    plan = Plan(tr("{name}: {total:,} parameters", name=config.name, total=total), tuple(facts), tuple(tables), notes)
+    return spread(plan, config.design, model.attentions_over_all(config, attentions, load), devices, link, machine)
 
 
 def plan_design(
@@ -115,28 +115,29 @@ def plan_design(
     counts = counts_of(design, sizes)
     if work.causal and not counts.masked:
         raise ConfigError("causal=True: {design} does not support masks; add --full", design=design)
-    n, stored = work.queries, term("materialised" if work.materialised else "blockwise")
-    tokens = term("tokens", n=n)
+    n, stored = work.queries, tr("materialised") if work.materialised else tr("blockwise")
+    tokens = tr("{n:,} tokens", n=n)
     rest = joined([masked(work), stored, work.dtype])
     facts = [
-        (term("design"), summary_of(design)),
-        (term("sizes"), joined(f"{name} {value}" for name, value in sizes.items())),
-        (term("input"), term("input_of", batch=work.batch, tokens=tokens, rest=rest)),
+        (tr("design"), summary_of(design)),
+        (tr("sizes"), joined(f"{name} {value}" for name, value in sizes.items())),
+        (tr("input"), tr("{batch} × {tokens}, {rest}", batch=work.batch, tokens=tokens, rest=rest)),
         *_machine_facts(machine),
     ]
     forward = attention_stages(counts, work)
     backward = backward_flops(forward, materialised=work.materialised)
-    note = term("backward_note", flops=written(backward, "flops"))
+    note = tr("Backward: {flops}.", flops=written(backward, "flops"))
     tables = [
         _layer_memory(counts, work),
-        _stage_table("pass", term("prefill_title", tokens=tokens), forward, machine, note),
+        _stage_table("pass", tr("One forward pass over {tokens} (prefill)", tokens=tokens), forward, machine, note),
     ]
-    if _decodes(counts, work):
+    if counts.cached and work.causal:
         step = replace(work, queries=1)
         stages = attention_stages(counts.at_decoding, step)
-        tables.append(_stage_table("step", term("step_title", n=n), stages, machine))
-    title = term("layer_title", name=design, total=counts.parameters)
-    plan = Plan(title, tuple(facts), tuple(tables), NOTES if counts.used is None else CHOSEN)
+        tables.append(_stage_table("step", tr("One decoding step at token {n:,}", n=n), stages, machine))
+    title = tr("{name}: {total:,} parameters per layer", name=design, total=counts.parameters)
+    notes = (BOUNDS_NOTE,) if counts.used is None else (BOUNDS_NOTE, CHOSEN_NOTE)
+    plan = Plan(title, tuple(facts), tuple(tables), notes)
     return spread(plan, design, {(counts, work): 1}, devices, link, machine)
 
 
@@ -146,143 +147,149 @@ def listing() -> Plan:
 
     models = tuple(
         (
-            c.name, sum(parameter_parts(c, all_of).values()), c.layers + c.decoder_layers, c.d_model,
+            c.name, sum(model.parameter_parts(c, all_of).values()), c.layers + c.decoder_layers, c.d_model,
             all_of.layers[0].heads, c.head_dim, kv_heads(dict(c.sizes), all_of.layers[0]), c.d_ff, c.vocab,
-            cached_numbers(c, all_of) or None,
+            model.cached_numbers(c, all_of) or None,
         )
         for c, all_of in ((c, attentions_of(c)) for c in CONFIGS.values())
     )  # fmt: skip
     columns = (
-        Column(term("config"), key="name"), Column(term("parameters"), "figure"),
-        Column(term("layers_column"), "count"),
+        Column(tr("config"), key="name"), Column(tr("parameters"), "figure"),
+        Column(tr("layers"), "count"),
         Column("d_model", "count"), Column("h", "count", "num_heads"), Column("d_k", "count", "head_dim"),
-        Column("h_kv", "count", "num_kv_heads"), Column("d_ff", "count"), Column(term("vocab"), "count"),
-        Column(term("cache"), "count", "cached_numbers_a_token"),
+        Column("h_kv", "count", "num_kv_heads"), Column("d_ff", "count"), Column(tr("vocab"), "count"),
+        Column(tr("cache"), "count", "cached_numbers_a_token"),
     )  # fmt: skip
     designs = tuple((name, ", ".join(sizes_of(name))) for name in names())
-    return Plan(
-        term("list_title"),
-        (),
-        (
-            Table(
-                "configs", term("configs_title"), columns, models, note=term("list_note"),
-            ),
-            Table(
-                "designs", term("designs_title"), (Column(term("design")), Column(term("sizes"))), designs,
-            ),
-        ),
-        (term("folder_note", types=", ".join(sorted({*FAMILIES, *WITH_IMAGES}))),),
-    )  # fmt: skip
-
-
-def _decodes(counts: Counts, work: Work) -> bool:
-    """Whether a layer can decode token by token: it is causal and has a cache."""
-    return counts.cached and work.causal
+    listed = tr("Designs: headwise plan layer NAME --d-model … --num-heads … --set SIZE=…")
+    tables = (
+        Table("configs", tr("Published models: headwise plan model NAME"), columns, models, note=LIST_NOTE),
+        Table("designs", listed, (Column(tr("design")), Column(tr("sizes"))), designs),
+    )
+    folders = tr(
+        "`headwise plan model` also takes a folder with the config.json of a model of transformers, of one of these "
+        "types: {types}.",
+        types=", ".join(sorted({*FAMILIES, *WITH_IMAGES})),
+    )
+    return Plan(tr("Models and designs"), (), tables, (folders,))
 
 
 def _sizes(config: ModelConfig, attentions: Attentions) -> str:
     c = config
-    both = c.decoder_layers > 0
-    layers = (
-        term("layers_of_both", encoder=c.layers, decoder=c.decoder_layers) if both else term("layers", count=c.layers)
-    )
-    attended = [term("attended", count=c.self_attentions, states=len(c.recurrent))] if c.recurrent else []
-    parts: list[str] = [layers, *attended, f"d_model {c.d_model:,}", *sizes_of_heads(c)]
+    parts: list[str] = [tr("{count} layers", count=c.layers)]
+    if c.decoder_layers:
+        parts = [tr("{encoder} + {decoder} layers", encoder=c.layers, decoder=c.decoder_layers)]
+    if c.recurrent:
+        parts.append(tr("{count} with attention, {states} recurrent", count=c.self_attentions, states=len(c.recurrent)))
+    parts += [f"d_model {c.d_model:,}", *sizes_of_heads(c)]
     widths = f"{c.d_ff:,}" if c.decoder_d_ff in (0, c.d_ff) else f"{c.d_ff:,} + {c.decoder_d_ff:,}"
-    parts.append(term("gated", size=widths) if c.gated else f"d_ff {widths}")
+    parts.append(tr("d_ff {size} (gated)", size=widths) if c.gated else f"d_ff {widths}")
     if c.experts:
-        code, met = "shared_experts" if c.shared_experts else "experts", scaled(active_parameters(c, attentions))
-        parts.append(term(code, active=c.active_experts, all=c.experts, shared=c.shared_experts, parameters=met))
-    parts.append(term("tied_vocabulary" if c.output == "tied" else "vocabulary_of", size=c.vocab))
-    return joined([*parts, *_windows(c), *([term("prefix")] if c.prefix else [])])
+        experts = tr("{active} of {all} experts, {parameters} active")
+        if c.shared_experts:
+            experts = tr("{active} of {all} and {shared} shared experts, {parameters} active")
+        met = scaled(model.active_parameters(c, attentions))
+        parts.append(experts.filled(active=c.active_experts, all=c.experts, shared=c.shared_experts, parameters=met))
+    tied = c.output == "tied"
+    parts.append(tr("vocabulary {size:,} (tied)", size=c.vocab) if tied else tr("vocabulary {size:,}", size=c.vocab))
+    return joined([*parts, *_windows(c), *([tr("tokens of the input attend to both sides")] if c.prefix else [])])
 
 
 def _windows(config: ModelConfig) -> list[str]:
     """The windows of the layers in words."""
-    name = "chunks" if config.chunked else "window"
     if not config.layer_windows:
-        return [] if config.window is None else [term(name, size=config.window)]
-    name = "some_chunks" if config.chunked else "some_windows"
+        one = tr("chunks of {size:,}") if config.chunked else tr("window {size:,}")
+        return [] if config.window is None else [one.filled(size=config.window)]
+    one = tr("window {size:,} in {some} of {all} layers")
+    if config.chunked:
+        one = tr("chunks of {size:,} in {some} of {all} layers")
     some = Counter(window for window in config.windows if window is not None)
-    return [term(name, size=window, some=count, all=config.self_attentions) for window, count in some.items()]
+    return [one.filled(size=window, some=count, all=config.self_attentions) for window, count in some.items()]
 
 
 def _machine_facts(machine: Machine | None) -> list[tuple[str, str]]:
     if machine is None:
         return []
     peak, bandwidth = scaled(machine.peak, "FLOP/s"), scaled(machine.bandwidth, "B/s")
-    words = term("machine_of", peak=peak, bandwidth=bandwidth, by=named(machine.by), ridge=machine.ridge)
-    return [(term("machine"), words)]
+    words = tr(
+        "{peak} and {bandwidth}, {by}: memory-bound below {ridge:.3g} FLOP per byte", peak=peak, bandwidth=bandwidth,
+        by=named(machine.by), ridge=machine.ridge,
+    )  # fmt: skip
+    return [(tr("machine"), words)]
 
 
 def _parameters(config: ModelConfig, attentions: Attentions, total: int) -> Table:
-    parts = parameter_parts(config, attentions)
-    rows = [(term("output_part") if name == "output" else named(name), n, n / total) for name, n in parts.items()]
-    published = config.published
-    about = term("stated_about_note", count=scaled(published))
-    exact = term("stated_note" if config.stated else "built_note", count=published)
+    parts = model.parameter_parts(config, attentions)
+    output = tr("output", sense="layer")
+    rows = [(output if name == "output" else named(name), n, n / total) for name, n in parts.items()]
+    note = tr("A model that is built from the source has {count:,}.", count=config.published)
+    if config.rounded:
+        note = tr("The source states about {count}.", count=scaled(config.published))
+    elif config.stated:
+        note = tr("The source states {count:,}.", count=config.published)
     return Table(
-        "parameters", term("parameters_title"),
-        (Column(term("part")), Column(term("parameters"), "count"), Column(term("share"), "share")),
-        (*rows, (term("all"), total, 1.0)), total=True, note=about if config.rounded else exact,
+        "parameters", tr("Parameters"),
+        (Column(tr("part")), Column(tr("parameters"), "count"), Column(tr("share"), "share")),
+        (*rows, (tr("all", sense="total"), total, 1.0)), total=True, note=note,
     )  # fmt: skip
 
 
-def _model_memory(config: ModelConfig, attentions: Attentions, total: int, load: Load) -> Table:
-    rows: list[tuple[Value, ...]] = [(term("weights"), total * BYTES[load.dtype])]
-    if decodes(config):
+def _model_memory(config: ModelConfig, attentions: Attentions, total: int, load: model.Load) -> Table:
+    rows: list[tuple[Value, ...]] = [(tr("weights"), total * BYTES[load.dtype])]
+    if model.decodes(config):
         dtype = load.cache or load.dtype
-        for name, layers in (("target", attentions.decoding), ("source", attentions.cross)):
+        target = tr("cache, one target token") if attentions.cross else tr("cache, one token")
+        for name, layers in ((target, attentions.decoding), (tr("cache, one source token"), attentions.cross)):
             if layers:
-                one = sum(cache_bytes(counts, 1, dtype=dtype) for counts in layers)
-                rows.append((term(f"cache_of_{name}" if attentions.cross else "cache_of_one"), one))
+                rows.append((name, sum(cache_bytes(counts, 1, dtype=dtype) for counts in layers)))
         if longest := max((window for window in config.windows if window is not None), default=0):
             full = [counts for counts, window in zip(attentions.layers, config.windows, strict=True) if window is None]
             later = sum(cache_bytes(counts, 1, dtype=dtype) for counts in full)
-            rows.append((term("cache_of_later", size=longest - 1), later))
-        rows.append((term("cache_of_all"), model_cache_bytes(config, attentions, load)))
+            rows.append((tr("cache, each token after {size:,}", size=longest - 1), later))
+        rows.append((tr("cache, all tokens"), model.model_cache_bytes(config, attentions, load)))
         if dtype != "int8":
-            eight = model_cache_bytes(config, attentions, replace(load, cache="int8"))
-            rows.append((term("cache_of_all_in", dtype="int8"), eight))
+            eight = model.model_cache_bytes(config, attentions, replace(load, cache="int8"))
+            rows.append((tr("cache, all tokens, {dtype}", dtype="int8"), eight))
         if config.recurrent:
-            rows.append((term("states_of_all", count=len(config.recurrent)), states_bytes(config, load)))
-    alike = len({counts.heads for counts in attentions.every}) == 1 and source_tokens(config, load) == load.tokens
+            states = tr("states of {count} recurrent layers", count=len(config.recurrent))
+            rows.append((states, model.states_bytes(config, load)))
+    alike = len({counts.heads for counts in attentions.every}) == 1 and model.source_tokens(config, load) == load.tokens
     for stored, same in _both_ways(load):
-        scores = largest_score_bytes(config, attentions, same)
-        rows.append((term("scores_of" if alike else "scores_of_largest", stored=stored), scores))
-        kept = model_kept_bytes(config, attentions, same)
-        rows.append((term("kept_of_layers", stored=stored, layers=config.attention_layers), kept))
-    return Table("memory", term("memory_title"), _BYTES, tuple(rows), note=term("memory_note"))
+        scores = tr("scores, {stored}, one layer") if alike else tr("scores, {stored}, largest layer")
+        rows.append((scores.filled(stored=stored), model.largest_score_bytes(config, attentions, same)))
+        kept = tr("kept for backward, {stored}, {layers} layers", stored=stored, layers=config.attention_layers)
+        rows.append((kept, model.model_kept_bytes(config, attentions, same)))
+    return Table("memory", tr("Memory"), _BYTES, tuple(rows), note=MEMORY_NOTE)
 
 
 def _layer_memory(counts: Counts, work: Work) -> Table:
-    rows: list[tuple[Value, ...]] = [(term("weights"), counts.parameters * work.size)]
+    rows: list[tuple[Value, ...]] = [(tr("weights"), counts.parameters * work.size)]
     window = {"window": work.window, "sinks": work.sinks}
-    for dtype in dict.fromkeys((work.cache or work.dtype, "int8")) if _decodes(counts, work) else ():
-        rows.append((term("cache_of_one_in", dtype=dtype), cache_bytes(counts, 1, dtype=dtype)))
+    for dtype in dict.fromkeys((work.cache or work.dtype, "int8")) if counts.cached and work.causal else ():
+        rows.append((tr("cache, one token, {dtype}", dtype=dtype), cache_bytes(counts, 1, dtype=dtype)))
         full = cache_bytes(counts, work.queries, batch=work.batch, dtype=dtype, **window)  # type: ignore[arg-type]
-        rows.append((term("cache_of_all_in", dtype=dtype), full))
+        rows.append((tr("cache, all tokens, {dtype}", dtype=dtype), full))
     for stored, same in _both_ways(work):
-        rows.append((term("scores_of", stored=stored), score_bytes(counts, same)))
-        rows.append((term("kept_of", stored=stored), kept_bytes(counts, same)))
-    return Table("memory", term("layer_memory_title"), _BYTES, tuple(rows), note=term("memory_note"))
+        rows.append((tr("scores, {stored}, one layer", stored=stored), score_bytes(counts, same)))
+        rows.append((tr("kept for backward, {stored}", stored=stored), kept_bytes(counts, same)))
+    return Table("memory", tr("Memory of one layer"), _BYTES, tuple(rows), note=MEMORY_NOTE)
 
 
 def _both_ways(work: _Input) -> list[tuple[Bilingual, _Input]]:
     """With the scores materialised and blockwise, in words and as the input."""
-    return [(term(name), replace(work, materialised=name == "materialised")) for name in ("materialised", "blockwise")]
+    return [(name, replace(work, materialised=i == 0)) for i, name in enumerate((tr("materialised"), tr("blockwise")))]
 
 
 def _stage_table(key: str, title: str, stages: list[Stage], machine: Machine | None, note: str = "") -> Table:
     columns = [
-        Column(term("step")), Column("FLOPs", "flops", "flops"), Column(term("exps"), "figure", "exponentials"),
-        Column(term("bytes"), "bytes"), Column(term("FLOP/B"), "number", "intensity"),
+        Column(tr("step")), Column("FLOPs", "flops", "flops"), Column(tr("exps"), "figure", "exponentials"),
+        Column(tr("bytes"), "bytes"), Column(tr("FLOP/B"), "number", "intensity"),
     ]  # fmt: skip
     whole = Stage(
         "all", sum(s.flops for s in stages), sum(s.bytes for s in stages), sum(s.exponentials for s in stages)
     )
     if machine is not None:
-        columns += [Column(term("time"), "seconds", "seconds"), Column(term("limit"))]
+        columns += [Column(tr("time ≥"), "seconds", "seconds"), Column(tr("limit"))]
     rows = []
     for stage in [*stages, whole]:
         row: list[Value] = [named(stage.name), stage.flops or None, stage.exponentials or None, stage.bytes or None]
@@ -295,44 +302,56 @@ def _stage_table(key: str, title: str, stages: list[Stage], machine: Machine | N
 
 
 COLUMNS = (
-    Column(term("layers_column")), Column("h", "count", "num_heads"), Column("h_kv", "count", "num_kv_heads"),
-    Column("d_k", "count", "head_dim"), Column(term("parameters"), "count"),
-    Column(term("cache"), "count", "cached_numbers_a_token"),
+    Column(tr("layers")), Column("h", "count", "num_heads"), Column("h_kv", "count", "num_kv_heads"),
+    Column("d_k", "count", "head_dim"), Column(tr("parameters"), "count"),
+    Column(tr("cache"), "count", "cached_numbers_a_token"),
 )  # fmt: skip
-WINDOWS = (Column(term("window_column"), "count", "window"), Column(term("count_column"), "count", "layers_alike"))
+WINDOWS = (Column(tr("window"), "count", "window"), Column(tr("count"), "count", "layers_alike"))
 SHOWN = 4  # runs of layers in a row
 
 
 def layers_table(config: ModelConfig, attentions: Attentions) -> Table:
-    """Return a table with a row for each run of equal layers, or, if their windows differ, for all equal layers:
-    parameters and cache are those of one layer."""
+    """A row for each run of equal layers, or, if windows differ, for all equal ones; numbers are of one layer."""
     count = config.self_attentions
     first, second = config.attention_sizes[:count], config.attention_sizes[count:]
-    stacks = [("encoder" if second else "stack", first, attentions.layers)]
+    stacks = [(tr("encoder {numbers}") if second else tr("{numbers}"), first, attentions.layers)]
     if second:
-        stacks += [("decoder", second[::2], attentions.decoder), ("cross", second[1::2], attentions.cross)]
+        stacks.append((tr("decoder {numbers}"), second[::2], attentions.decoder))
+        stacks.append((tr("decoder {numbers}, cross"), second[1::2], attentions.cross))
     rows: list[tuple[Value, ...]] = []
     windowed = bool(config.layer_windows)
     for name, sizes, layers in stacks:
-        decodes = name != "encoder" and (config.causal or bool(second))
+        decodes = layers is not attentions.layers if second else config.causal
         windows = config.windows if windowed and layers is attentions.layers else (None,) * len(layers)
-        for numbers in _alike(layers, windows) if windowed else _runs(layers):
+        runs = (list(run) for _, run in groupby(range(len(layers)), key=layers.__getitem__))
+        for numbers in _alike(layers, windows) if windowed else runs:
             i = numbers[0]
             given, counts = dict(sizes[i]), layers[i]
             d_k = given.get("head_dim", config.d_model // counts.heads)
             cache = counts.cache if decodes and counts.cached else None
             places = [config.attended[i] for i in numbers] if config.attended else numbers
-            row: list[Value] = [term(name, numbers=_written(places)), counts.heads, kv_heads(given, counts), d_k]
+            row: list[Value] = [name.filled(numbers=_written(places)), counts.heads, kv_heads(given, counts), d_k]
             row += [counts.parameters, cache]
             rows.append((*row, windows[i], len(numbers)) if windowed else tuple(row))
-    notes = [term("layers_note"), *([term("cross_note")] if second else [])]
+    notes = [tr("Of one layer each; cache: numbers per token.")]
+    if second:
+        notes.append(
+            tr("cross: attention to the encoder's output, whose keys and values are cached once per source token.")
+        )
     if any(counts.shared for counts in attentions.layers):
-        notes.append(term("shared_note"))
-    if windowed:
-        kind = "chunk_note" if config.chunked else "window_note" if config.causal else "near_note"
-        notes.append(term(kind))
+        notes.append(tr("cache 0: the layer attends to the keys and values of an earlier one."))
+    if windowed and config.chunked:
+        notes.append(tr(
+            "A window of w tokens is a chunk of the text: a query attends within its own, and the cache keeps w − 1."
+        ))  # fmt: skip
+    elif windowed and config.causal:
+        notes.append(tr(
+            "A query in a window of w tokens attends to the last w tokens, its own included, and the cache keeps w − 1."
+        ))  # fmt: skip
+    elif windowed:
+        notes.append(tr("A query in a window of w tokens attends to tokens at a distance below w, to both sides."))
     columns = COLUMNS + WINDOWS if windowed else COLUMNS
-    return Table("layers", term("layers_title"), columns, tuple(rows), note=joined(notes, BLANK))
+    return Table("layers", tr("Attention layers"), columns, tuple(rows), note=joined(notes, BLANK))
 
 
 def kv_heads(sizes: Mapping[str, int | str], counts: Counts) -> Value:
@@ -350,13 +369,7 @@ def sizes_of_heads(config: ModelConfig) -> Iterable[str]:
         if len(values) == 1:
             yield f"{name} {every[0][name]}"
         elif len(numbers) == len(values):
-            yield term("from_to", name=name, least=min(numbers), most=max(numbers))
-
-
-def _runs(layers: tuple[Counts, ...]) -> Iterator[list[int]]:
-    """The numbers of each run of layers with the same counts."""
-    for _, run in groupby(range(len(layers)), key=lambda i: layers[i]):
-        yield list(run)
+            yield tr("{name} {least} to {most}", name=name, least=min(numbers), most=max(numbers))
 
 
 def _alike(layers: tuple[Counts, ...], windows: tuple[int | None, ...]) -> Iterable[list[int]]:
@@ -407,18 +420,23 @@ def _of_folder(folder: Path) -> ModelConfig:
     try:
         config = replace(model_config(c, folder.resolve().name, str(folder / "config.json")), quantized=quantized)
         with theirs(folder, "the model cannot be built"), bounded(folder):
-            model = build(c)
+            built = build(c)
     except ConfigError as error:
         raise ConfigError(
             "{folder!r}: {error}; `headwise plan layer` plans a layer of any sizes", folder=str(folder), error=error
         ) from None
     if is_pruned(folder):
-        resize_as_saved(model, folder)
-        sites = find_heads(model)  # in the order of the layers
+        resize_as_saved(built, folder)
+        sites = find_heads(built)  # in the order of the layers
         if len(sites) == config.attention_layers:  # else it has parts that `_checked` refuses
-            config = config.with_layers([_resized(*one) for one in zip(config.attention_sizes, sites, strict=True)])
-    check_shapes(folder, model)
-    return _checked(with_unread(config, model, c), folder)
+            sizes = [dict(one) for one in config.attention_sizes]
+            for one, site in zip(sizes, sites, strict=True):
+                one |= {"num_heads": site.num_heads, "num_kv_heads": site.num_kv_heads, "head_dim": site.head_dim}
+                if site.num_kv_heads == site.num_heads:
+                    del one["num_kv_heads"]
+            config = config.with_layers(sizes)
+    check_shapes(folder, built)
+    return _checked(with_unread(config, built, c), folder)
 
 
 def _of_checkpoint(path: Path) -> ModelConfig:
@@ -441,7 +459,7 @@ def _of_checkpoint(path: Path) -> ModelConfig:
 
 def _checked(config: ModelConfig, path: Path) -> ModelConfig:
     """The same; ConfigError if its sizes give another number of parameters than the model has that it describes."""
-    counted = sum(parameter_parts(config, attentions_of(config)).values())
+    counted = sum(model.parameter_parts(config, attentions_of(config)).values())
     if counted != config.published:
         raise ConfigError(
             "{path!r}: the model has {published:,} parameters, and one of these sizes {counted:,}: it has parts that "
@@ -451,11 +469,3 @@ def _checked(config: ModelConfig, path: Path) -> ModelConfig:
             counted=counted,
         )
     return config
-
-
-def _resized(sizes: Sizes, site: "HeadSite") -> Mapping[str, int | str]:
-    """The sizes of an attention layer with the heads of a site."""
-    own = {**dict(sizes), "num_heads": site.num_heads, "num_kv_heads": site.num_kv_heads, "head_dim": site.head_dim}
-    if site.num_kv_heads == site.num_heads:
-        del own["num_kv_heads"]
-    return own

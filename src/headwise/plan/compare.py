@@ -12,28 +12,18 @@ from typing import Any
 import torch
 
 from headwise.base.run import seeded
-from headwise.costs import Counts, Machine, Work, attention_stages, cache_bytes, score_bytes
-from headwise.costs.communication import (
-    Way,
-    exposed_seconds,
-    head_parallel,
-    heads_by_ring,
-    hiding_tokens,
-    hybrid,
-    ring,
-    ulysses,
-)
+from headwise.costs import Counts, Machine, Work, attention_stages, cache_bytes, communication, score_bytes
 from headwise.errors import ConfigError
 from headwise.kernels.cpu.library import library
 from headwise.nn.registry import counts_of, design_of, names, sizes_of
-from headwise.plan.tables import Column, Plan, Table, Value, masked, named, term, written
+from headwise.plan.tables import Column, Plan, Table, Value, masked, named, written
 from headwise.wording import BLANK, joined, tr
 
 DESIGNS = (
-    Column(term("design")), Column(term("parameters"), "count"),
-    Column(term("met"), "figure", "parameters_a_token_meets"),
-    Column("FLOPs", "flops", "flops"), Column(term("exps"), "figure", "exponentials"),
-    Column(term("cache"), "count", "cached_numbers_a_token"), Column(term("one_step"), "flops", "step_flops"),
+    Column(tr("design")), Column(tr("parameters"), "count"),
+    Column(tr("met"), "figure", "parameters_a_token_meets"),
+    Column("FLOPs", "flops", "flops"), Column(tr("exps"), "figure", "exponentials"),
+    Column(tr("cache"), "count", "cached_numbers_a_token"), Column(tr("step", sense="decoding"), "flops", "step_flops"),
 )  # fmt: skip
 
 
@@ -47,17 +37,23 @@ def compare_designs(d_model: int, num_heads: int, work: Work, *, num_kv_heads: i
     shared = num_heads // gcd(num_heads, 4) if num_kv_heads is None else num_kv_heads
     rows = tuple(_design(name, d_model, num_heads, shared, work) for name in names())
     grouped = joined((name for name in names() if sizes_of(name).get("num_kv_heads")), tr(" and "))
-    notes = [term("compare_note", n=work.queries, grouped=grouped, shared=written(shared, "count"))]
+    notes = [tr(
+        "met: parameters used per token. FLOPs and exps: one forward pass. cache: numbers per token. step: one "
+        "decoding step at token {n:,}. {grouped} has {shared} KV heads; all other options are at their defaults. —: "
+        "does not support decoding.", n=work.queries, grouped=grouped, shared=written(shared, "count"),
+    )]  # fmt: skip
     for name in names():
         design = design_of(name)
         remarks = [] if (own := design.notes.compared) is None else [own]
-        remarks += [] if design.takes_mask else [term("no_masks")]
+        remarks += [] if design.takes_mask else [tr("full, as it does not support masks")]
         if remarks:
-            notes.append(term("remark", name=name, remarks=joined(remarks)))
-    table = Table("comparison", term("comparison_title"), DESIGNS, rows, note=joined(notes, BLANK))
-    size = term("input_of", batch=work.batch, tokens=term("tokens", n=work.queries), rest=masked(work))
-    title = term("compare_title", d_model=d_model, h=num_heads)
-    return Plan(title, ((term("input"), size),), (table,), (term("compare_meaning"),))
+            notes.append(tr("{name}: {remarks}.", name=name, remarks=joined(remarks)))
+    table = Table("comparison", tr("One layer of each design"), DESIGNS, rows, note=joined(notes, BLANK))
+    tokens = tr("{n:,} tokens", n=work.queries)
+    size = tr("{batch} × {tokens}, {rest}", batch=work.batch, tokens=tokens, rest=masked(work))
+    title = tr("Head designs at d_model {d_model:,} and h {h:,}", d_model=d_model, h=num_heads)
+    meaning = tr("A multiply-add is two FLOPs; only matrix products are counted, and exps are the softmax's.")
+    return Plan(title, ((tr("input"), size),), (table,), (meaning,))
 
 
 def _design(name: str, d_model: int, num_heads: int, shared: int, work: Work) -> tuple[Value, ...]:
@@ -75,10 +71,10 @@ def _design(name: str, d_model: int, num_heads: int, shared: int, work: Work) ->
 
 
 HEADS = (
-    Column("h", "count", "num_heads"), Column("d_k", "count", "head_dim"), Column(term("parameters"), "count"),
-    Column("FLOPs", "flops", "flops"), Column(term("exps"), "figure", "exponentials"),
+    Column("h", "count", "num_heads"), Column("d_k", "count", "head_dim"), Column(tr("parameters"), "count"),
+    Column("FLOPs", "flops", "flops"), Column(tr("exps"), "figure", "exponentials"),
     Column("n×n", "bytes", "materialised_bytes"), Column("lse", "bytes", "blockwise_bytes"),
-    Column(term("MHA cache"), "bytes", "cache_bytes"), Column(term("MQA cache"), "bytes", "mqa_cache_bytes"),
+    Column(tr("MHA cache"), "bytes", "cache_bytes"), Column(tr("MQA cache"), "bytes", "mqa_cache_bytes"),
 )  # fmt: skip
 
 
@@ -91,16 +87,33 @@ def trade_off(d_model: int, work: Work) -> Plan:
     """
     if d_model < 2:
         raise ConfigError("d_model={d_model}: expected at least 2, as one dimension cannot be divided", d_model=d_model)
+    kept: Any = {"batch": work.batch, "dtype": work.cache or work.dtype, "window": work.window, "sinks": work.sinks}
     rows: list[tuple[Value, ...]] = []
     while d_model % (heads := 2 ** len(rows)) == 0:
-        rows.append(_heads(d_model, heads, work))
+        counts, shared = (counts_of(name, {"d_model": d_model, "num_heads": heads}) for name in ("multi_head", "mqa"))
+        stages = attention_stages(counts, work)
+        rows.append((
+            heads, d_model // heads, counts.parameters, sum(stage.flops for stage in stages),
+            sum(stage.exponentials for stage in stages),
+            *(score_bytes(counts, replace(work, materialised=stored)) for stored in (True, False)),
+            *(cache_bytes(one, work.queries, **kept) for one in (counts, shared)),
+        ))  # fmt: skip
     if len(rows) == 1:
         raise ConfigError("d_model={d_model}: is odd, so no power of two above 1 divides it", d_model=d_model)
-    table = Table("trade_off", term("vary_table_title"), HEADS, tuple(rows), note=term("vary_note"))
+    note = tr(
+        "Parameters, FLOPs and MHA's cache do not depend on h; exponentials and scores grow with it. A head's n×n "
+        "scores have rank d_k at most: with d_k ≥ n one head can reach every positive weight matrix (Bhojanapalli et "
+        "al. 2020, 2002.07028), with d_k < n − 1 it cannot."
+    )
+    meaning = tr(
+        "n×n: the scores, if stored; lse: what blockwise attention stores instead, a float32 log-sum-exp per query and "
+        "head. FLOPs are those of matrix products, exps the softmax's exponentials."
+    )
+    table = Table("trade_off", tr("One layer, h·d_k = d_model"), HEADS, tuple(rows), note=note)
     rest = joined([masked(work), work.dtype])
-    size = term("input_of", batch=work.batch, tokens=term("tokens", n=work.queries), rest=rest)
-    title = term("vary_title", d_model=d_model)
-    return Plan(title, ((term("input"), size),), (table,), (term("vary_meaning"),))
+    size = tr("{batch} × {tokens}, {rest}", batch=work.batch, tokens=tr("{n:,} tokens", n=work.queries), rest=rest)
+    title = tr("Number of heads h and head size d_k at d_model {d_model:,}", d_model=d_model)
+    return Plan(title, ((tr("input"), size),), (table,), (meaning,))
 
 
 def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
@@ -112,28 +125,12 @@ def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
     write_trade_off(columns, path, title=joined([plan.title, plan.facts[0][1]]))
 
 
-def _heads(d_model: int, heads: int, work: Work) -> tuple[Value, ...]:
-    """The values of `HEADS`."""
-    counts, shared = (counts_of(name, {"d_model": d_model, "num_heads": heads}) for name in ("multi_head", "mqa"))
-    stages = attention_stages(counts, work)
-    kept: Any = {"batch": work.batch, "dtype": work.cache or work.dtype, "window": work.window, "sinks": work.sinks}
-    return (
-        heads,
-        d_model // heads,
-        counts.parameters,
-        sum(stage.flops for stage in stages),
-        sum(stage.exponentials for stage in stages),
-        *(score_bytes(counts, replace(work, materialised=stored)) for stored in (True, False)),
-        *(cache_bytes(one, work.queries, **kept) for one in (counts, shared)),
-    )
-
-
 WAYS = (
-    Column(term("way")), Column(term("forward"), "bytes"), Column(term("backward"), "bytes"),
-    Column(term("weight gradients"), "bytes", "weight_gradients"), Column(term("weights"), "bytes"),
-    Column(term("kept"), "bytes", "kept_for_backward"),
+    Column(tr("way")), Column(tr("forward"), "bytes"), Column(tr("backward"), "bytes"),
+    Column(tr("weight gradients"), "bytes", "weight_gradients"), Column(tr("weights"), "bytes"),
+    Column(tr("kept"), "bytes", "kept_for_backward"),
 )  # fmt: skip
-TIMES = (Column(term("sending"), "seconds"), Column(term("waits"), "seconds", "waits_forward"))
+TIMES = (Column(tr("sending"), "seconds"), Column(tr("waits"), "seconds", "waits_forward"))
 Layers = Mapping[tuple[Counts, Work], int]
 
 
@@ -172,14 +169,14 @@ def _inseparable(design: str) -> str:
 
 
 def spread_table(layers: Layers, devices: int, *, link: float | None = None, machine: Machine | None = None) -> Table:
-    """Return a table with a row for each way to partition attention over this number of devices; of None where a way is
-    not possible in all layers, with the reason in the note. layers: each kind with its input, and how many there
-    are."""
-    made: dict[str, Callable[[Counts, Work, int], Way]] = {
-        "ring": ring, "head-parallel": head_parallel, "Ulysses": ulysses
+    """A row for each way to partition attention over this number of devices; of None where a way is not possible in all
+    layers, with the reason in the note. layers: each kind with its input, and how many there are."""
+    made: dict[str, Callable[[Counts, Work, int], communication.Way]] = {
+        "ring": communication.ring, "head-parallel": communication.head_parallel, "Ulysses": communication.ulysses
     }  # fmt: skip
     if between := _between(layers, devices):
-        made |= {"hybrid": partial(hybrid, heads=between), "heads by ring": partial(heads_by_ring, heads=between)}
+        made["hybrid"] = partial(communication.hybrid, heads=between)
+        made["heads by ring"] = partial(communication.heads_by_ring, heads=between)
     found, refused = [], {}
     for name, make in made.items():
         try:
@@ -198,26 +195,33 @@ def spread_table(layers: Layers, devices: int, *, link: float | None = None, mac
             times.append(sum(k * way.step for way, _, _, k in every) / link)
             if machine is not None:
                 waits = sum(
-                    k * exposed_seconds(way, counts, work, devices, peak=machine.peak, link=link)
+                    k * communication.exposed_seconds(way, counts, work, devices, peak=machine.peak, link=link)
                     for way, counts, work, k in every
                 )
-                times.append(waits or term("nothing"))
+                times.append(waits or tr("nothing"))
         rows.append((named(every[0][0].name), *sent, *times))
-    notes = [term("devices_note")]
+    notes = [tr(
+        "Bytes per device: sent in a training step, weights, and memory kept for the backward pass. Weight gradients "
+        "are summed where the sequence is partitioned; FSDP can partition those weights."
+    )]  # fmt: skip
     if link is not None and machine is not None:
         given = [
-            (hiding_tokens(counts, work, machine.peak, link), work.queries / devices)
+            (communication.hiding_tokens(counts, work, machine.peak, link), work.queries / devices)
             for counts, work in layers
             if work.window is None and not work.cross
         ]
         if given:
             tokens, here = max(given)
-            notes.append(term("ring_note", tokens=tokens, here=here))
+            notes.append(tr(
+                "A ring hides its forward transfers from {tokens:,.0f} tokens per device on; here each has "
+                "{here:,.0f}. waits: the time of a forward pass that computation does not hide.",
+                tokens=tokens, here=here,
+            ))  # fmt: skip
     columns = WAYS + TIMES[: 0 if link is None else 1 if machine is None else 2]
     rows += [(named(name), *[None] * (len(columns) - 1)) for name in refused]
-    count = sum(layers.values())
-    code = "layer_devices_title" if count == 1 else "devices_title"
-    title = term(code, layers=count, devices=devices)
+    title = tr("One layer over {devices:,} devices", devices=devices)
+    if (count := sum(layers.values())) > 1:
+        title = tr("The attention of {layers} layers over {devices:,} devices", layers=count, devices=devices)
     note = joined([*refused.values(), joined(notes, BLANK)], "\n")
     return Table("devices", title, columns, tuple(rows), note=note)
 
@@ -249,26 +253,25 @@ def _compiled(dtype: str) -> Machine | None:
     threads = torch.get_num_threads()
     peak = max(handle.headwise_peak(DTYPES.get(kind, 0), threads) for kind in {"float32", dtype})
     bandwidth = handle.headwise_bandwidth(threads)  # 0 if there is not enough memory
-    return Machine(peak, bandwidth, term("by_kernels", threads=_threads())) if bandwidth else None
+    by = tr("measured with {threads} by the compiled kernels", threads=_threads())
+    return Machine(peak, bandwidth, by) if bandwidth else None
 
 
 def _torch(dtype: str) -> Machine:
     n, count = 1024, 32 * 1024 * 1024
-    product = min(_product(n, getattr(torch, kind)) for kind in {"float32", dtype})
+    seconds = []
+    for kind in {"float32", dtype}:
+        one, other, out = (torch.ones(n, n, dtype=getattr(torch, kind)) for _ in range(3))
+        seconds.append(_best(partial(torch.mm, one, other, out=out)))
     source, target = torch.ones(count), torch.ones(count)  # both are written, so that no page fault is measured
     copy = _best(lambda: target.copy_(source))
-    by = term("by_torch", threads=_threads())
-    return Machine(2 * n**3 / product, 2 * source.nbytes / copy, by)  # a copy reads and writes
+    by = tr("measured with {threads} by torch.mm and Tensor.copy_", threads=_threads())
+    return Machine(2 * n**3 / min(seconds), 2 * source.nbytes / copy, by)  # a copy reads and writes
 
 
 def _threads() -> str:
     count = torch.get_num_threads()
-    return term("one_thread") if count == 1 else term("threads", count=count)
-
-
-def _product(n: int, dtype: torch.dtype) -> float:
-    one, other, out = (torch.ones(n, n, dtype=dtype) for _ in range(3))
-    return _best(lambda: torch.mm(one, other, out=out))
+    return tr("1 thread") if count == 1 else tr("{count} threads", count=count)
 
 
 def _best(call: Callable[[], object]) -> float:

@@ -81,8 +81,7 @@ class Rule:
         return Rule(self.mask, self.scale, self.grid, tuple(score.kept() for score in self.scores))
 
     def row_blocks(self, multiple: int = 1) -> Iterator[Span]:
-        """Yield blocks of queries whose tiles of KEY_BLOCK keys have at most TILE_ELEMENTS scores (at least 16 rows);
-        each but the last has a multiple of `multiple` rows."""
+        """Yield blocks of ≥ 16 queries with at most TILE_ELEMENTS scores a tile, of a multiple of `multiple` rows."""
         b, h, n, m = self.grid
         height = max(16, TILE_ELEMENTS // max(1, b * h * min(m, KEY_BLOCK)))
         height = -(-height // multiple) * multiple
@@ -158,9 +157,8 @@ def score_tile(
     q: Tensor, k: Tensor, scale: float, soft_cap: float = 0.0, added: Iterable[Tensor] = (), *,
     minus: Tensor | None = None, out: Tensor | None = None, slope: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """cap(scale · q kᵀ) + Σ added − minus before the mask, at most 0 with `minus`. added: of `Terms.added`,
-    broadcasting to [b, h, r, c]; slope: output [b, h, r, c] for the cap's derivative, 1 − tanh². Others as in
-    `raw_scores`."""
+    """cap(scale · q kᵀ) + Σ added − minus before the mask, at most 0 with `minus`; as `raw_scores`. added: broadcasting
+    to [b, h, r, c]; slope: output [b, h, r, c] for the cap's derivative, 1 − tanh²."""
     if soft_cap == 0.0:
         scores = raw_scores(q, k, scale, minus, out)
     else:
@@ -177,16 +175,8 @@ def score_tile(
 
 
 def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """scale · q kᵀ − minus before the mask, in the accumulation dtype.
-
-    Args:
-        q: [b, h, r, d]; k: [b, h_kv, c, d]. With h_kv < h (grouped queries) the group is folded into the
-            rows, so that keys are never repeated in memory.
-        minus: [b, h, r] subtracted from each row (its log-sum-exp, to get log-weights), or None.
-        out: contiguous output [b, h, r, c], or None to allocate it.
-    Returns:
-        [b, h, r, c] float32, or float64 for float64 inputs.
-    """
+    """scale · q kᵀ − minus [b, h, r] before the mask: [b, h, r, c] in the accumulation dtype. out: contiguous."""
+    # With h_kv < h (grouped queries) the group is folded into the rows: keys are never repeated in memory.
     b, h, r, d = q.shape
     h_kv, c = k.shape[1], k.shape[2]
     group = h // max(1, h_kv)  # a tile may have no heads
@@ -263,8 +253,7 @@ def without_masked_queries(x: Tensor, lse: Tensor) -> Tensor:
 
 
 def own_dtypes(x: Tensor) -> AbstractContextManager[object]:
-    """Context manager that disables autocast on x's device, which would round float32 logits, and with them the
-    log-sum-exp, to 16 bits."""
+    """Context manager without autocast on x's device, which would round float32 logits to 16 bits."""
     kind = x.device.type
     narrows = kind != "meta" and torch.is_autocast_enabled(kind)
     return torch.autocast(kind, enabled=False) if narrows else nullcontext()

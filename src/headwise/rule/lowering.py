@@ -1,8 +1,8 @@
 """A `Rule` as tensors in a fixed form for compiled kernels, O(n) numbers for most rules."""
 
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 
@@ -17,32 +17,19 @@ from headwise.scores import Terms
 
 @dataclass(frozen=True)
 class Lowered:
-    """A rule as tensors. Query i may attend to key j if j is in a span of i and `dense`, if not None, allows it.
+    """A rule as tensors. Query i may attend to key j if j is in a span of i and `dense`, if not None, allows it. The
+    tensors are differentiable functions of those of the scores."""
 
-    The tensors are differentiable functions of those of the scores.
-
-    Attributes:
-        spans: int32 [b or 1, n, K, 2], contiguous, on the CPU: half-open ranges of keys, sorted, disjoint, empty
-            ones (0, 0) last.
-        dense: bool [b or 1, h or 1, n, m], an n×m mask given by the caller that applies in addition to the spans, or
-            None.
-        soft_cap: 0.0 for none.
-        relative: float32 [h or 1, n + m − 1], contiguous, or None; entry j − i + n − 1 is added to S_ij.
-        bias: float32 [b or 1, h or 1, n or 1, m or 1], the sum of all `Bias`es, or None.
-        sinks: float32 [h], or None.
-    """
-
-    spans: Tensor
-    dense: Tensor | None = None
-    soft_cap: float = 0.0
-    relative: Tensor | None = None
-    bias: Tensor | None = None
-    sinks: Tensor | None = None
+    spans: Tensor  # int32 [b or 1, n, K, 2] on the CPU, contiguous: as in `masks.spans`
+    dense: Tensor | None = None  # bool [b or 1, h or 1, n, m], a mask given by the caller beside the spans
+    soft_cap: float = 0.0  # 0.0 for none
+    relative: Tensor | None = None  # float32 [h or 1, n + m − 1], contiguous; entry j − i + n − 1 is added to S_ij
+    bias: Tensor | None = None  # float32 [b or 1, h or 1, n or 1, m or 1], the sum of all `Bias`es
+    sinks: Tensor | None = None  # float32 [h]
 
 
 def lowered(rule: Rule) -> Lowered | str:
-    """`lower(rule)` on the CPU, cached: on the rule, or by value for masks without tensors, since a call may take less
-    time than computing its spans."""
+    """`lower(rule)` on the CPU, cached: computing spans may take longer than a call."""
     found = rule.__dict__.get("_lowered")
     if found is None:
         plain, grid = not rule.scores and rule.mask.value, rule.grid
@@ -66,7 +53,9 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
         if isinstance(plain, str):
             return plain
         ranges = plain.spans
-    with _on_cpu():
+    # On the CPU, whatever PyTorch's default is; its mode makes each operation take some microseconds more, and most
+    # programs do without.
+    with nullcontext() if torch.empty(0).is_cpu else torch.device("cpu"):
         for mask in conjuncts(rule.mask) if ranges is None else ():
             if mask.value and Rule(mask, 1.0, grid).is_full():  # such as Causal() for one query
                 continue
@@ -88,16 +77,11 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
         if math.prod(shape) > held + grid.b * grid.h * (grid.n + grid.m):
             given = " and ".join(str(tuple(bias.shape)) for bias in terms.biases)
             return f"the sum of biases of shapes {given} would have shape {tuple(shape)}"
-    bias = joined(bias.to(device) for bias in terms.biases)
+    floats = [bias.to(device).float() for bias in terms.biases]
+    bias = reduce(torch.add, floats) if floats else None
     relative = None if terms.relative is None else terms.relative.contiguous()
     dense = None if dense is None else dense.to(device)
     return Lowered(ranges.contiguous(), dense, terms.soft_cap, relative, bias, terms.sinks)
-
-
-def _on_cpu() -> AbstractContextManager[object]:
-    """Context manager in which new tensors are on the CPU, regardless of PyTorch's default. A mode of PyTorch's makes
-    each operation take some microseconds more, and most programs do without."""
-    return nullcontext() if torch.empty(0).is_cpu else torch.device("cpu")
 
 
 def _without_split(terms: Terms, grid: Grid) -> Terms | str:
@@ -112,8 +96,7 @@ def _without_split(terms: Terms, grid: Grid) -> Terms | str:
 
 
 def requested(terms: Terms, wanted: Sequence[bool]) -> tuple[bool, bool, bool]:
-    """Which gradients of `Lowered`, of relative, bias and sinks, are needed for those of the terms (relative, sinks,
-    *biases) where `wanted` is true."""
+    """Which gradients of `Lowered` (relative, bias, sinks) are needed for the wanted (relative, sinks, *biases)."""
     of_relative, of_sinks, *of_biases = wanted
     as_bias = of_relative and terms.split > 0
     return of_relative and not as_bias, as_bias or any(of_biases), of_sinks
@@ -132,12 +115,6 @@ def of_terms(
         for one, want in zip(terms.biases, of_biases, strict=True)
     ]
     return relative, biases
-
-
-def joined(biases: Iterable[Tensor]) -> Tensor | None:
-    """The sum of the biases in float32, or None if there are none."""
-    floats = [bias.float() for bias in biases]
-    return reduce(torch.add, floats) if floats else None
 
 
 def _as_dense(mask: Mask, grid: Grid) -> Tensor | None:

@@ -18,16 +18,11 @@ from headwise.rule.tiles import stream
 
 
 class Squares(NamedTuple):
-    """An attention matrix, or a rectangle of it, in squares of cell × cell; each [b, h, ⌈n/cell⌉, ⌈m/cell⌉].
+    """An attention matrix, or a rectangle of it, in squares of cell × cell; each [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
 
-    mean: the mean weight of the unmasked pairs, 0 if there are none.
-    largest: the largest weight.
-    allowed: int64, the number of unmasked pairs.
-    """
-
-    mean: Tensor
-    largest: Tensor
-    allowed: Tensor
+    mean: Tensor  # the mean weight of the unmasked pairs, 0 if there are none
+    largest: Tensor  # the largest weight
+    allowed: Tensor  # int64, the number of unmasked pairs
 
 
 def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None = None) -> Squares:
@@ -74,8 +69,7 @@ def in_squares(x: Tensor, cell: int) -> Tensor:
 def top_keys(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, count: int, progress: Progress | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The `count` largest weights of each row and their keys, [b, h, n, count], largest first, of equal ones the lower
-    key. Beyond the keys that a query may attend to, weights are 0 and keys −1."""
+    """The `count` largest weights of each row and their keys, of equal ones the lower key; beyond them 0 and −1."""
     b, h, n, _ = rule.grid
     logs = lse.new_full((b, h, n, count), -torch.inf)
     keys = torch.full((b, h, n, count), -1, dtype=torch.long, device=lse.device)

@@ -19,8 +19,7 @@ COMPUTING = "computing rows"  # the stage reported to `progress=`
 
 
 class Scratch:
-    """Buffers reused by the tiles of a stream: allocating new memory for each tile would take longer than computing
-    it."""
+    """Buffers that the tiles of a stream reuse: allocating memory for each tile takes longer than computing it."""
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
@@ -84,8 +83,7 @@ class Tile:
 
     @cached_property
     def weights(self) -> Tensor:
-        """The attention weights, [b, h, r, c]; exactly 0 where masked. The rows of the whole matrix sum to 1, or to
-        less with a learned sink."""
+        """The weights, [b, h, r, c]; exactly 0 where masked. Rows sum to 1, or to less with a learned sink."""
         return torch.exp(self.log_weights, out=self._scratch.take("weights", self.shape, self.lse))
 
     @property
@@ -95,9 +93,8 @@ class Tile:
 
     @cached_property
     def among_keys(self) -> tuple[Tensor, Tensor]:
-        """top [b, h, r] and e [b, h, r, c]: exp(top) · e are the weights up to a factor per row that all its tiles
-        share. They are 0 and the weights; or with a learned sink, where weights may underflow, the largest score and
-        exp(S − top)."""
+        """top [b, h, r] and e [b, h, r, c]: exp(top) · e are the weights up to a factor of the row. They are 0 and the
+        weights; or with a learned sink, where weights may underflow, the largest score and exp(S − top)."""
         if self._terms.sinks is None:
             return torch.zeros_like(self.lse), self.weights
         scores = self.scores
@@ -222,8 +219,7 @@ class Tile:
 
 
 def log_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
-    """The log-sum-exp of whole rows, computed from their scores, with that of a learned sink: [b, h, n] in the dtype of
-    lse, whose values are kept where they are not finite."""
+    """The log-sum-exp of whole rows by their scores, with a sink: [b, h, n]; that of lse where it is not finite."""
     found = torch.full_like(lse, -torch.inf)
     for tile in stream(q, k, lse, rule):
         rows = slice(*tile.rows)

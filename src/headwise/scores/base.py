@@ -71,8 +71,7 @@ class Terms:
 
 
 def together(n: int, terms: Iterable[Terms]) -> Terms:
-    """Join the terms of several scores. ConfigError for two soft caps, which do not combine to one, or distances with
-    different gaps."""
+    """Join the terms of several scores. ConfigError for two soft caps, or distances with different gaps."""
     given = list(terms)
     if len(given) == 1:
         return given[0]

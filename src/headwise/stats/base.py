@@ -63,8 +63,7 @@ class Words(NamedTuple):
 
 
 def texts_of(measure: Any) -> tuple[Message, Message, Message, Message]:
-    """Label, description, unit and range of a measure, or of a class of measures, in the catalogue of its package; the
-    description is the first paragraph of the docstring."""
+    """Label, description (first paragraph of the docstring), unit, range of a measure or class, in its catalogue."""
     kind = measure if isinstance(measure, type) else type(measure)
     package = kind.__module__.partition(".")[0]
     label = measure.label or measure.name.replace("_", " ")
@@ -265,18 +264,16 @@ class RowMeasure(Measure, abstract=True):
             )
         state.current = part if tile.first or state.current is None else self.combine(state.current, part)
         if tile.last:
-            self._close(state, state.current, tile.lse, tile.rows.start)
+            value, counted = self.value(state.current, tile.lse), self.counted(state.current, tile.lse)
+            self._add(state, value, counted, tile.lse, tile.rows.start)
             state.current = None
 
     def take(self, state: RowState, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
         value, counted = self.row_values(found, lse, rule)
         self._add(state, value, counted, lse, 0)
 
-    def _close(self, state: RowState, total: Tensor, lse: Tensor, first: int) -> None:
-        """Add rows whose partials are complete, the first of them being row `first`."""
-        self._add(state, self.value(total, lse), self.counted(total, lse), lse, first)
-
     def _add(self, state: RowState, value: Tensor, counted: Tensor | None, lse: Tensor, first: int) -> None:
+        """Add complete rows, the first of them being row `first`."""
         # Checking all rows costs less than masking each of them, except on a device that has to be synchronised.
         every = value.device.type == "cpu"
         if counted is None:
@@ -332,15 +329,14 @@ def row_measure(
 
 def tensors_of(state: Any) -> list[Tensor]:
     """The tensors in a measure's state, in a fixed order."""
-    if isinstance(state, Tensor):
-        return [state]
-    if isinstance(state, dict):
-        return [x for part in state.values() for x in tensors_of(part)]
-    if isinstance(state, (list, tuple)):
-        return [x for part in state for x in tensors_of(part)]
-    if is_dataclass(state):
-        return [x for one in fields(state) for x in tensors_of(getattr(state, one.name))]
-    return []
+    found: list[Tensor] = []
+
+    def take(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    with_tensors(state, take)
+    return found
 
 
 def with_tensors(state: Any, take: Callable[[Tensor], Tensor]) -> Any:

@@ -18,6 +18,7 @@ from headwise.stats.base import Measure, RowMeasure, Tokens
 from headwise.stats.statistic import (
     MASS,
     SAME,
+    Alike,
     Compiled,
     RowValue,
     Statistic,
@@ -30,7 +31,7 @@ from headwise.wording import tr
 
 
 @dataclass(frozen=True, eq=False)
-class KeyWeights(Statistic):
+class KeyWeights(Alike):
     """Σ_j p_ij·w_j for weights [1 or b, m] of the keys; two of them are the same only if they are one object."""
 
     weights: Tensor
@@ -45,9 +46,6 @@ class KeyWeights(Statistic):
 
     def at(self, cols: Span) -> Statistic:
         return KeyWeights(self.weights[:, cols.start : cols.stop])
-
-    def rows(self, rows: Span) -> Statistic:
-        return self
 
     def only(self, batch: int) -> Statistic:
         return KeyWeights(self.weights[batch : batch + 1]) if len(self.weights) > 1 else self
@@ -317,21 +315,12 @@ class InductionMass(_Match):
 
 
 @dataclass(frozen=True)
-class _ColumnMass(Statistic):
+class _ColumnMass(Alike):
     name = "column_mass"
     per = "key"
     joins = None  # a row's part of it depends on the log-sum-exp over all keys
     placed = False
     compiled = Compiled("column_mass", per="key")
-
-    def at(self, cols: Span) -> Statistic:
-        return self
-
-    def rows(self, rows: Span) -> Statistic:
-        return self
-
-    def only(self, batch: int) -> Statistic:
-        return self
 
 
 COLUMN_MASS = _ColumnMass()  # Σ_i p, what each key receives: [b, h, m]

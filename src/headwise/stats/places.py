@@ -17,6 +17,7 @@ from headwise.stats.keys import KeyWeights
 from headwise.stats.statistic import (
     MASS,
     SAME,
+    Alike,
     Compiled,
     Join,
     OfWeights,
@@ -32,7 +33,7 @@ FARTHEST = 1 << 40  # no key is as far from any query; numbers near 2⁶³ would
 
 
 @dataclass(frozen=True)
-class RangeMass(Statistic):
+class RangeMass(Alike):
     """Σ p over the keys [start, stop), counted from the query's position if `relative`, else from the first key: along
     the key axis, whatever is missing from it (`Grid.gap`)."""
 
@@ -60,12 +61,6 @@ class RangeMass(Statistic):
             return self
         start, stop = (min(max(end - cols.start, 0), cols.size) for end in (self.start, self.stop))
         return RangeMass(start, stop, relative=False) if start < stop else None
-
-    def rows(self, rows: Span) -> Statistic:
-        return self
-
-    def only(self, batch: int) -> Statistic:
-        return self
 
 
 @lru_cache

@@ -4,28 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from headwise.errors import ConfigError, unknown_name
+from headwise.stats import keys, places, weights
 from headwise.stats.base import PLACES, Measure, Tokens, Words, words_of
-from headwise.stats.keys import (
-    ClassMass,
-    DuplicateMass,
-    InductionMass,
-    PunctuationMass,
-    ReceivedMass,
-    SeparatorMass,
-    SpecialMass,
-)
-from headwise.stats.places import DistanceVariance, LocalMass, MeanDistance, NextMass, PreviousMass, SelfMass, SinkMass
-from headwise.stats.weights import (
-    EffectiveKeys,
-    Entropy,
-    LearnedSinkMass,
-    LogSumExp,
-    MaxLogit,
-    NormalizedEntropy,
-    SquaredWeights,
-    Top1Mass,
-    TopKMass,
-)
 from headwise.wording import language_of, tr
 
 MEASURES: dict[str, Callable[[], Measure]] = {}
@@ -64,9 +44,12 @@ def register(kind: Kind) -> Kind:
 
 
 for _kind in (
-    MaxLogit, LogSumExp, Entropy, NormalizedEntropy, EffectiveKeys, SquaredWeights, Top1Mass, TopKMass,
-    LearnedSinkMass, MeanDistance, DistanceVariance, LocalMass, SinkMass, PreviousMass, SelfMass, NextMass,
-    ReceivedMass, ClassMass, PunctuationMass, SeparatorMass, SpecialMass, DuplicateMass, InductionMass,
+    weights.MaxLogit, weights.LogSumExp, weights.Entropy, weights.NormalizedEntropy, weights.EffectiveKeys,
+    weights.SquaredWeights, weights.Top1Mass, weights.TopKMass, weights.LearnedSinkMass,
+    places.MeanDistance, places.DistanceVariance, places.LocalMass, places.SinkMass, places.PreviousMass,
+    places.SelfMass, places.NextMass,
+    keys.ReceivedMass, keys.ClassMass, keys.PunctuationMass, keys.SeparatorMass, keys.SpecialMass, keys.DuplicateMass,
+    keys.InductionMass,
 ):  # fmt: skip
     register(_kind)
 
@@ -96,8 +79,8 @@ def resolve(wanted: Sequence[str | Measure]) -> list[Measure]:
 def shown_in(place: str) -> tuple[str, ...]:
     """The measures that are shown there without being named, in their order: in a "report" or the "viewer", by "watch",
     or of a "corpus"."""
-    places = {name: kind.shown[place] for name in (*MEASURES, *GIVEN) if place in (kind := _known(name)).shown}
-    return tuple(sorted(places, key=places.__getitem__))
+    order = {name: kind.shown[place] for name in (*MEASURES, *GIVEN) if place in (kind := known(name)).shown}
+    return tuple(sorted(order, key=order.__getitem__))
 
 
 def of_tokens(name: str, tokens: Tokens) -> Measure | None:
@@ -119,7 +102,8 @@ def _unknown(name: object) -> ConfigError:
 
 def known(name: str) -> Any:
     """The class of the measures of that name, or one of them, for its attributes; None for an unknown one."""
-    return _known(name) if name in MEASURES or name in GIVEN else None
+    kind = GIVEN.get(name) or MEASURES.get(name)
+    return kind if kind is None or isinstance(kind, type) else kind()
 
 
 def describe(name: str, lang: str | None = None) -> Words | None:
@@ -127,8 +111,3 @@ def describe(name: str, lang: str | None = None) -> Words | None:
     the language of the locale; None for an unknown one."""
     found = known(name)
     return None if found is None else words_of(found, language_of(lang))
-
-
-def _known(name: str) -> Any:
-    kind = GIVEN[name] if name in GIVEN else MEASURES[name]
-    return kind if isinstance(kind, type) else kind()

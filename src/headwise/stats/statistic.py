@@ -115,6 +115,19 @@ class Statistic:
         return torch.stack(list(parts)).sum(0) if self.per == "key" else torch.cat(list(parts), 2)
 
 
+class Alike(Statistic, abstract=True):
+    """A statistic that some of the keys, of the queries, and of the batch entries have as all of them do."""
+
+    def at(self, cols: Span) -> Statistic | None:
+        return self
+
+    def rows(self, rows: Span) -> Statistic:
+        return self
+
+    def only(self, batch: int) -> Statistic:
+        return self
+
+
 class Part(NamedTuple):
     """A set of keys of a row, beside the other keys of it.
 
@@ -160,7 +173,7 @@ MASS = _Mass()  # Σ share · x: a sum of weights, or of weights times something
 
 
 @dataclass(frozen=True)
-class OfWeights(Statistic):
+class OfWeights(Alike):
     """A number per query that the weights of its row determine, whichever keys they are of.
 
     name, joins, placed, compiled: the attributes of `Statistic`.
@@ -171,15 +184,6 @@ class OfWeights(Statistic):
     per = "query"
     placed: bool = False
     compiled: Compiled | None = field(default=None, compare=False)
-
-    def at(self, cols: Span) -> Statistic | None:
-        return self
-
-    def rows(self, rows: Span) -> Statistic:
-        return self
-
-    def only(self, batch: int) -> Statistic:
-        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,8 +254,7 @@ def allowed_keys(rule: Rule, like: Tensor) -> Tensor:
 
 
 def sees_offset(rule: Rule, offset: int) -> Tensor:
-    """Whether each query may see the key at its position + offset, boolean [b or 1, 1, n] on the CPU. Made once for
-    rules that share their spans, as those of calls alike do."""
+    """Whether each query may see the key at its position + offset, boolean [b or 1, 1, n]; cached by spans."""
     found = lowered(rule)
     kept: dict[tuple[int, int], Tensor] = found.__dict__.setdefault("_sees_offset", {})
     place = offset, rule.grid.shift
@@ -274,8 +277,7 @@ def queries_of_keys(rule: Rule, like: Tensor) -> Tensor:
 
 
 def same_label(rule: Rule, keys: Tensor, queries: Tensor, ahead: int, like: Tensor) -> Tensor:
-    """How many of the keys j < position + ahead that each query may see have its integer label, [b or 1, 1, n]; keys [b
-    or 1, m], queries [b or 1, n], −1 is no label."""
+    """How many allowed keys j < position + ahead have the label of each query, [b or 1, 1, n]; −1 is no label."""
     spans = _known(rule).long()
     b, m = max(len(spans), len(keys)), rule.grid.m
     stop = torch.minimum(spans[..., 1], (rule.grid.positions() + ahead)[:, None])

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError
-from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.rule.tiles import Tile, tops
 from headwise.stats.base import RowMeasure
@@ -19,6 +18,7 @@ from headwise.stats.statistic import (
     LOGIT,
     SAME,
     SHARE,
+    Alike,
     Compiled,
     Join,
     OfWeights,
@@ -169,7 +169,20 @@ class _Largest(Join):
 LARGEST = OfWeights("largest", _Largest(), compiled=Compiled("largest"))  # max_j S_ij; −∞ for a fully masked query
 
 
-class MaxLogit(RowMeasure):
+class _OfLargest(RowMeasure, abstract=True):
+    """A value of max_j S_ij; partials are ln of the largest weight."""
+
+    def partial(self, tile: Tile) -> Tensor:
+        return tile.largest_log_weight
+
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.maximum(one, other)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[LARGEST] - lse
+
+
+class MaxLogit(_OfLargest):
     """Largest score before the softmax, max_ij S_ij, after scale and mask.
 
     The number to watch for instability in training (QK-clip acts on it). Source: Kimi K2 (2507.20534), §2.1.
@@ -181,23 +194,14 @@ class MaxLogit(RowMeasure):
     shown: ClassVar[Mapping[str, int]] = {"report": 5, "viewer": 4, "watch": 1, "corpus": 1}
     reduce: ClassVar[str] = "max"
 
-    def partial(self, tile: Tile) -> Tensor:
-        return tile.largest_log_weight
-
-    def combine(self, one: Tensor, other: Tensor) -> Tensor:
-        return torch.maximum(one, other)
-
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
         return total + lse
 
     def row_value(self, rule: Rule) -> RowValue:
         return RowValue(LOGIT, LARGEST)
 
-    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return found[LARGEST] - lse
 
-
-class Top1Mass(RowMeasure):
+class Top1Mass(_OfLargest):
     """max_j p_ij, mean over queries: the head's confidence (Voita et al. 2019, 1905.09418 §3)."""
 
     name, unit, range = "top1_mass", "mass", "0 to 1"
@@ -205,47 +209,31 @@ class Top1Mass(RowMeasure):
     short, dispensable, placed = "top 1", 4, False
     shown: ClassVar[Mapping[str, int]] = {"report": 4, "watch": 4, "corpus": 4}
 
-    def partial(self, tile: Tile) -> Tensor:
-        return tile.largest_log_weight
-
-    def combine(self, one: Tensor, other: Tensor) -> Tensor:
-        return torch.maximum(one, other)
-
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
         return total.clamp_max(0.0).exp()  # of logits whose rounding is large, the largest may exceed the log-sum-exp
 
     def row_value(self, rule: Rule) -> RowValue:
         return RowValue(SHARE, LARGEST)
 
-    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return found[LARGEST] - lse
-
 
 @dataclass(frozen=True)
-class _Top(Statistic, abstract=True):
+class _Top(Alike, abstract=True):
     count: int
     per = "query"
     joins = None
     placed = False
+    dtype: ClassVar[torch.dtype]
 
-    def at(self, cols: Span) -> Statistic:
-        return self
-
-    def rows(self, rows: Span) -> Statistic:
-        return self
-
-    def only(self, batch: int) -> Statistic:
-        return self
+    @cached_property
+    def compiled(self) -> Compiled:
+        return Compiled(self.name, count=self.count, dtype=self.dtype)
 
 
 class TopWeights(_Top):
     """The `count` largest p_ij of a query, largest first: [b, h, n, count], 0 beyond what it may see."""
 
     name = "top_weights"
-
-    @cached_property
-    def compiled(self) -> Compiled:
-        return Compiled(self.name, count=self.count)
+    dtype = torch.float32
 
 
 class TopKeys(_Top):
@@ -253,10 +241,7 @@ class TopKeys(_Top):
     scores are equal, −1 beyond what it may see."""
 
     name = "top_keys"
-
-    @cached_property
-    def compiled(self) -> Compiled:
-        return Compiled(self.name, count=self.count, dtype=torch.int64)
+    dtype = torch.int64
 
 
 class TopKMass(RowMeasure):

@@ -18,8 +18,7 @@ Place = tuple[int, int]  # layer and head
 
 
 class Rows:
-    """The (layer, head) of every row, each once; ConfigError for one given twice, or out of range. `heads` are
-    ascending by layer, `index` the rows that they are in."""
+    """The (layer, head) of every row. `heads` are ascending by layer, `index` the rows that they are in."""
 
     def __init__(self, places: Iterable[Place], layers: Sequence[str]) -> None:
         self.places, self.layers = tuple(places), tuple(layers)

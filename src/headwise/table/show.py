@@ -130,9 +130,11 @@ def html(
 ) -> str:
     """The same as an HTML table; the background colour of a number is stronger the larger it is in its column."""
     shown = min(len(places), ROWS)
-    head = "".join(
-        f'<th style="{_RIGHT}"{_tip(column)}>{escape(_named(name, column))}</th>' for name, column in columns.items()
-    )
+    head = ""
+    for name, column in columns.items():
+        tip = "; ".join(filter(None, (column.description, column.range)))
+        title_of = f' title="{escape(tip)}"' if tip else ""
+        head += f'<th style="{_RIGHT}"{title_of}>{escape(_named(name, column))}</th>'
     cells = [
         [f'<td style="{_RIGHT}{_colour(share)}">{escape(cell)}</td>' for cell, share in zip(
             _cells(column, shown), _shares(column.flat)[:shown], strict=True
@@ -213,8 +215,3 @@ def _shares(flat: Tensor) -> list[float]:
 
 def _colour(share: float) -> str:
     return "" if math.isnan(share) else f" background: {_HEAT.format(_STRONGEST * share)};"
-
-
-def _tip(column: HeadColumn) -> str:
-    tip = "; ".join(filter(None, (column.description, column.range)))
-    return f' title="{escape(tip)}"' if tip else ""

@@ -9,11 +9,9 @@ Each takes seconds, compares with formulas in float64 that are written apart fro
 an `AssertionError` that names the part and what it does not hold.
 """
 
-from headwise.testing.failed import CheckFailed
-from headwise.testing.kernels import check_kernel
 from headwise.testing.layers import check_design, check_kind
-from headwise.testing.measures import check_measure
-from headwise.testing.parts import check_mask, check_score
+from headwise.testing.parts import check_kernel, check_mask, check_measure, check_score
+from headwise.testing.truth import CheckFailed
 from headwise.testing.views import check_view
 
 __all__ = [

@@ -17,7 +17,7 @@ from headwise.nn.base import AttentionLayer
 from headwise.nn.layout import Part
 from headwise.nn.registry import CONTRACT, DESIGNS, counts_of, sizes_of
 from headwise.nn.steps import Steps
-from headwise.testing.failed import CheckFailed, check, require, require_close
+from headwise.testing.truth import CheckFailed, check, require, require_close
 
 BATCH, TOKENS = 2, 13
 FAR = 1e-9  # what differs by less is rounding, in float64
@@ -39,7 +39,11 @@ def check_design(name: str, *, d_model: int = 12, num_heads: int = 6, **options:
     require(name in DESIGNS, name, f"not registered in DESIGNS: {', '.join(DESIGNS)}")
     missing = [part for part in CONTRACT if part not in vars(DESIGNS[name])]
     require(not missing, name, f"its class does not define {', '.join(missing)}")
-    module = _built(name, d_model, num_heads, options)
+    module = DESIGNS[name].build(d_model, num_heads, **options).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # every parameter is drawn, so that none is at a zero or a one
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
     x = _given(TOKENS, d_model)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         y = copy.deepcopy(module).to(dtype)(x.to(dtype))
@@ -51,19 +55,12 @@ def check_design(name: str, *, d_model: int = 12, num_heads: int = 6, **options:
         _check_cache(name, module, x)
     _check_extras(name, module, x)
     _check_gradients(name, module, _given(5, d_model)[:1])
-    _check_costs(name, module, {"d_model": d_model, "num_heads": num_heads, **options})
+    sizes = {"d_model": d_model, "num_heads": num_heads, **options}
+    found = counts_of(name, {size: value for size, value in sizes.items() if size in sizes_of(name)}).parameters
+    held = sum(p.numel() for p in module.parameters())
+    require(found == held, name, f"costs counts {found:,} parameters; the layer has {held:,}")
     _check_steps(name, module, x)
     _check_layout(name, module, x)
-
-
-def _built(name: str, d_model: int, num_heads: int, options: dict[str, Any]) -> AttentionLayer:
-    """A layer in float64, every parameter drawn, so that none is at a zero or a one."""
-    generator = torch.Generator().manual_seed(1)
-    module = DESIGNS[name].build(d_model, num_heads, **options).double().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
-    return module
 
 
 def _given(tokens: int, d_model: int, seed: int = 3) -> Tensor:
@@ -148,12 +145,6 @@ def _check_gradients(name: str, module: AttentionLayer, x: Tensor) -> None:
         raise CheckFailed(f"{name}: gradients are not those of finite differences: {error}") from error
 
 
-def _check_costs(name: str, module: AttentionLayer, sizes: dict[str, Any]) -> None:
-    counted = {size: value for size, value in sizes.items() if size in sizes_of(name)}
-    found, held = counts_of(name, counted).parameters, sum(p.numel() for p in module.parameters())
-    require(found == held, name, f"costs counts {found:,} parameters; the layer has {held:,}")
-
-
 def _check_steps(name: str, module: AttentionLayer, x: Tensor) -> None:
     for causal in (False, True) if module.takes_mask else (False,):
         y = module(x, mask=Causal()) if causal else module(x)
@@ -177,7 +168,8 @@ def _check_layout(name: str, module: AttentionLayer, x: Tensor) -> None:
     _check_entries(name, layout.parts, h, module.num_kv_heads)
     if module.coupling.at in ("", "output"):
         plain = _heads(module, x)
-        held = {id(p) for part in layout.parts for p in _tensors(part)}
+        tensors = [part.tensor for part in layout.parts]
+        held = {id(p) for x in tensors for p in ([x] if isinstance(x, Tensor) else x)}
         for part in (part for part in layout.parts if part.letter != "o"):
             count = h if part.heads == "query" else module.num_kv_heads
             for head in range(count):
@@ -228,10 +220,6 @@ def _heads(module: AttentionLayer, x: Tensor) -> Tensor:
 
 def _changed(before: Tensor, after: Tensor) -> set[int]:
     return set(((after - before).abs().amax((0, 1, 3)) > FAR).nonzero().flatten().tolist())
-
-
-def _tensors(part: Part) -> list[Tensor]:
-    return [part.tensor] if isinstance(part.tensor, Tensor) else list(part.tensor)
 
 
 def _piece(part: Part, head: int) -> Tensor:

@@ -1,7 +1,9 @@
-"""Checks of masks and scores."""
+"""Checks of masks, scores, kernels and measures."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,29 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from headwise.errors import KernelError
 from headwise.fields import Array, Section, inside, same, unregistered
-from headwise.kernels import KERNELS
+from headwise.kernels import KERNELS, run
+from headwise.kernels.call import Call
 from headwise.map import AttentionMap
 from headwise.map.attention import attend
-from headwise.masks import Causal, Everything, Grid, Mask, Span, State, spans
-from headwise.rule import Rule
-from headwise.scores import Score
-from headwise.testing.failed import CheckFailed, check, require, require_close
-from headwise.testing.truth import SIZES, Formula, truth, vectors
+from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Span, State, Window, spans
+from headwise.parallel.layout import Rows, Way
+from headwise.rule import KEY_BLOCK, Rule
+from headwise.scores import ALiBi, Bias, Score, SinkLogits, SoftCap
+from headwise.stats import Measure
+from headwise.stats.base import side_by_side, with_tensors
+from headwise.testing.truth import (
+    HEAD_DIM,
+    KV_HEADS,
+    SIZES,
+    VALUE_DIM,
+    CheckFailed,
+    Formula,
+    check,
+    require,
+    require_close,
+    truth,
+    vectors,
+)  # fmt: skip
 
 
 @check
@@ -71,17 +88,6 @@ def _arrays(thing: Mask | Score) -> list[Array]:
     return [field for one in inside(thing) for field in (one.holds or {}).values() if isinstance(field, Array)]
 
 
-def _rectangles(n: int, m: int, count: int = 300) -> Iterator[tuple[Span, Span]]:
-    """All rows and all columns, single cells along the diagonal, and random rectangles."""
-    yield Span(0, n), Span(0, m)
-    yield from ((Span(i, i + 1), Span(j, j + 1)) for i in range(n) for j in range(max(0, i - 2), min(m, i + m - n + 3)))
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(count):
-        ends = [torch.randint(size, (2,), generator=generator).tolist() for size in (n, m)]
-        rows, cols = (Span(min(pair), max(pair) + 1) for pair in ends)
-        yield rows, cols
-
-
 def _blocks(n: int, m: int) -> list[tuple[Span, Span]]:
     """Rectangles that begin or end within the matrix."""
     return [(Span(0, n), Span(2, m)), (Span(3, n - 1), Span(m // 3, m - 2)), (Span(n - 1, n), Span(0, m))]
@@ -94,7 +100,15 @@ def _gap(n: int, m: int) -> tuple[Span, list[int]]:
 
 
 def _check_states(mask: Mask, grid: Grid, dense: Tensor) -> None:
-    for rows, cols in _rectangles(grid.n, grid.m):
+    """The state of the whole, of single cells along the diagonal, and of random rectangles."""
+    n, m = grid.n, grid.m
+    every = [(Span(0, n), Span(0, m))]
+    every += [(Span(i, i + 1), Span(j, j + 1)) for i in range(n) for j in range(max(0, i - 2), min(m, i + m - n + 3))]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(300):
+        ends = [sorted(torch.randint(size, (2,), generator=generator).tolist()) for size in (n, m)]
+        every.append((Span(ends[0][0], ends[0][1] + 1), Span(ends[1][0], ends[1][1] + 1)))
+    for rows, cols in every:
         state, tile = mask.state(rows, cols, grid), dense[:, :, slice(*rows), slice(*cols)]
         wrong = (state is State.EMPTY and tile.any()) or (state is State.FULL and not tile.all())
         require(not wrong, mask, f"state of queries {tuple(rows)} and keys {tuple(cols)} is {state.name}; it is not")
@@ -263,3 +277,164 @@ def _check_saved(part: object, options: dict[str, Any], inputs: tuple[Tensor, ..
     require(same(*things), part, "its fields have other values after save and load")
     traced = make_fx(lambda q, k, v: attend(q, k, v, **options))(*inputs)
     require_close(traced(*inputs), out, part, "output of a traced graph", atol=1e-6)
+
+
+@check
+def check_kernel(name: str) -> None:
+    """Check that a registered kernel computes what the formula says, or refuses.
+
+    Outputs, log-sum-exps, gradients, statistics and reads of maps are compared with a softmax in float64, under masks
+    and scores of every kind, in float32, bfloat16 and float64, with fully masked queries and large logits.
+
+    Raises:
+        CheckFailed: naming what it does not hold, or if it refuses every call.
+    """
+    masks = {
+        "no mask": (Everything(), 29), "causal": (Causal(), 29), "fewer queries, causal": (Causal(), 17),
+        "window": (Window(5, 2), 17), "lengths": (Lengths([0, 23], [17, 9]), 17),
+    }  # fmt: skip
+    scores: dict[str, tuple[tuple[Score, ...], Formula]] = {
+        "": ((), lambda s, i, j: s),
+        "soft cap": ((SoftCap(0.8),), lambda s, i, j: 0.8 * (s / 0.8).tanh()),
+        "ALiBi": ((ALiBi(SLOPES),), lambda s, i, j: s - SLOPES.double()[:, None, None] * (i - j).abs()),
+        "bias": ((Bias(BIAS),), lambda s, i, j: s + BIAS.double()),
+        "sinks": ((SinkLogits(SLOPES),), lambda s, i, j: (s, SLOPES)),
+    }
+    limits = {torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float64: 5e-6}
+    ran = 0
+    for (of_mask, (mask, n)), (of_score, (score, formula)), (dtype, limit), factor in product(
+        masks.items(), scores.items(), limits.items(), (1.0, 30.0)
+    ):
+        made = vectors((2, 6, n, 29), HEAD_DIM if n == 29 else VALUE_DIM)
+        q, k, v = (x.detach().to(dtype).requires_grad_() for x in made)
+        q = (q.detach() * factor).requires_grad_()
+        what = f"{of_mask}, {of_score or 'no score'}, {dtype}, logits × {factor:g}"
+        try:
+            out, amap = attend(q, k, v, mask=mask, score=score, kernel=name, return_map=True)
+        except KernelError:
+            continue
+        ran += 1
+        require(amap.kernel == name, name, f"{what}: kernel {amap.kernel!r} ran instead")
+        dense = mask.to_dense(n, 29, batch=2, heads=6).expand(2, 6, n, 29)
+        exact = tuple(x.detach().double().requires_grad_() for x in (q, k, v))
+        expected, weights, lse = truth(exact[0], exact[1], exact[2], formula, dense)
+        require(out.dtype == dtype, name, f"{what}: the output is {out.dtype}")
+        near = limit * max(1.0, factor / 5)
+        require_close(out, expected, name, f"output, {what}", rtol=near, atol=near)
+        require_close(amap.lse, lse, name, f"log-sum-exp, {what}", rtol=1e-5, atol=near)
+        pull = torch.ones_like(expected) / 3
+        grads = torch.autograd.grad((out * pull.to(dtype)).sum(), (q, k, v))
+        for got, right in zip(grads, torch.autograd.grad((expected * pull).sum(), exact), strict=True):
+            size = 1 + float(right.abs().max())
+            require_close(got, right, name, f"gradient, {what}", rtol=10 * near, atol=10 * near * size)
+        _check_reads(name, amap, weights.detach(), what, near)
+    require(ran > 0, name, "refuses every call that was tried")
+    q, k, v = (x.detach() for x in vectors(SIZES))
+    with suppress(KernelError):
+        empty = attend(q[:, :, :0], k, v, kernel=name)
+        require(empty.shape == (2, 6, 0, VALUE_DIM), name, f"no queries: output of shape {tuple(empty.shape)}")
+
+
+SLOPES = torch.linspace(0.1, 1.1, 6)
+BIAS = torch.randn(1, 6, 1, 29, generator=torch.Generator().manual_seed(5))
+
+
+def _check_reads(name: str, amap: AttentionMap, weights: Tensor, what: str, near: float) -> None:
+    """What it reads of a map is the weights; what it does not support raises."""
+    x = torch.randn(*weights.shape[:2], weights.shape[3], 2, generator=torch.Generator().manual_seed(6))
+    reads: dict[str, tuple[Callable[[], Tensor], Tensor]] = {
+        "weights": (lambda: amap[:], weights),
+        "product": (lambda: amap @ x, weights @ x.double()),
+        "received": (amap.received, weights.sum(-2)),
+        "entropy": (lambda: amap.measure("entropy", rows=True).rows["entropy"], torch.special.entr(weights).sum(-1)),
+    }
+    for read, (compute, expected) in reads.items():
+        try:
+            found = compute()
+        except KernelError:
+            continue
+        require_close(found, expected, name, f"{read} of its map, {what}", rtol=1e-4, atol=10 * near)
+
+
+@check
+def check_measure(measure: Measure | Callable[[int, int], Measure], formula: Formula) -> None:
+    """Check that a measure is its formula, however the weights are cut into tiles and inputs into batches.
+
+    >>> import torch, headwise as hw
+    >>> even = hw.stats.row_measure("even", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
+    >>> hw.testing.check_measure(even, lambda weights, allowed, scores: weights[..., ::2].sum(-1).mean(-1))
+
+    Args:
+        measure: the measure, or `make(batch, keys)` for one that is made of the tokens of its keys.
+        formula: `formula(weights, allowed, scores)` of a dense matrix [b, h, n, m] in float64 and the boolean cells of
+            its mask; it returns [b, h]. No row is fully masked.
+    Raises:
+        CheckFailed: naming what it does not hold.
+    """
+    make = measure if callable(measure) and not isinstance(measure, Measure) else lambda batch, keys: measure
+    first = make(2, 29)
+    described = bool((type(first).__doc__ or "").strip())
+    require(described, first.name, "no docstring, which reports show as its description")
+    for lang in ("en", "zh"):
+        words = first.words(lang)
+        require(all((words.label, words.about, words.summary)), first.name, f"no label or description in {lang!r}")
+    masks = Causal(), Causal() & Window(9), Everything()
+    for (b, h, n, m), mask in zip(((2, 6, 17, 29), (2, 6, 29, 29), (1, 3, 70, 2 * KEY_BLOCK + 37)), masks, strict=True):
+        q, k, v = vectors((b, h, n, m))
+        dense = mask.to_dense(n, m).expand(b, h, n, m)
+        _, weights, _ = truth(q, k, v, lambda logits, *_: logits, dense)
+        scores = q.double() @ k.double().repeat_interleave(h // KV_HEADS, 1).mT / HEAD_DIM**0.5
+        expected = formula(weights.detach(), dense, scores.detach())
+        for kernel in ("auto", "torch_blocks", "reference"):
+            one = make(b, m)
+            _, amap = attend(q, k, v, mask=mask, return_map=True, measures=[one], kernel=kernel)
+            given: Mapping[str, Tensor] = amap.measured or {}
+            for got in (given, amap.measure(one)):
+                what = f"kernel {kernel!r}, {n} queries and {m} keys in tiles of {KEY_BLOCK}"
+                require_close(got[one.name], expected, first.name, what, atol=1e-5)
+    if first.ahead:
+        q, k, v = vectors((2, 6, 29, 29))
+        ahead = attend(q, k, v, mask=Causal(), return_map=True)[1].measure(make(2, 29))[first.name]
+        require(not ahead.any(), first.name, "ahead, but it is not 0 under a causal mask")
+    _check_batches(make)
+    _check_statistics(make)
+
+
+def _check_batches(make: Callable[[int, int], Measure]) -> None:
+    """States merge in any order, as one batch does; those of some heads each lie side by side."""
+    q, k, v = (x.detach() for x in vectors((3, 6, 17, 29)))
+    mask, one = Causal() & Window(13), make(1, 29)
+    name = one.name
+
+    def state(entries: slice, heads: slice = slice(None)) -> Any:
+        kv = slice(*(end and end // 2 for end in (heads.start, heads.stop)))
+        _, amap = attend(q[entries, heads], k[entries, kv], v[entries, kv], mask=mask, return_map=True)
+        return amap.measure(one).states[name]
+
+    a, b, c = (state(slice(i, i + 1)) for i in range(3))
+    left, right = one.merge(one.merge(a, b), c), one.merge(a, one.merge(b, c))
+    require_close(one.finish(left), one.finish(right), name, "merge depends on the order", atol=1e-6)
+    if make(3, 29) is one:
+        batch = state(slice(None))
+        pooled = one.finish(one.merge(batch, with_tensors(batch, lambda x: x[:0])))
+        require_close(one.finish(left), pooled, name, "three entries merged, against a batch of three", atol=1e-6)
+    heads = side_by_side(one, [state(slice(0, 1), part) for part in (slice(0, 2), slice(2, 6))], (2, 4))
+    require_close(one.finish(heads), one.finish(a), name, "heads in two parts, side by side", atol=1e-6)
+
+
+def _check_statistics(make: Callable[[int, int], Measure]) -> None:
+    """The statistics that it needs are joined over sets of keys as they declare."""
+    b, _, n, m = SIZES
+    q, k, v = (x.detach() for x in vectors(SIZES))
+    rule, measure = Rule(Causal(), HEAD_DIM**-0.5, Grid(*SIZES)), make(b, m)
+    for statistic in measure.needs(rule) or ():
+        if statistic.joins is None or statistic.per == "key":
+            continue
+        result, _, _ = run(Call(q, k, v, rule, statistics=(statistic,)))
+        found = Rows(q, Span(0, n), Way(rule, statistics=(statistic,)), v.shape[-1])
+        for cols in (Span(19, m), Span(0, 3), Span(3, 19)):
+            found.meet(k[:, :, slice(*cols)], v[:, :, slice(*cols)], cols)
+        found.finish(None)
+        if statistic in result.statistics and statistic in found.found:
+            what = f"statistic {statistic.name!r} joined over three sets of keys by its `joins`, against one pass"
+            require_close(found.found[statistic], result.statistics[statistic], measure.name, what, atol=1e-5)

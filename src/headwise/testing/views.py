@@ -8,7 +8,7 @@ import numpy as np
 from headwise.reports.data import Passage, Report
 from headwise.reports.views import VIEWS, View, write_view
 from headwise.table import HeadColumn, HeadTable
-from headwise.testing.failed import CheckFailed, check, require
+from headwise.testing.truth import CheckFailed, check, require
 
 OPEN = "<"
 IMAGE = f"{OPEN}img src=x onerror=alert(1)>"  # a page that shows it unescaped runs code

@@ -167,28 +167,12 @@ def write_rule(view: RuleView, lowered: Lowered, rule: Rule) -> list[Any]:
     return held
 
 
-def write_lse(request: BackwardCall | PoolCall | DiagonalsCall, lse: Tensor) -> Tensor:
-    """Set the log-sum-exp. One in float64 is exact for logits that do not depend on the shapes of a read; so these are
-    requested too. Returns the tensor that the request points to; keep it alive while it is used."""
-    held = lse.double().contiguous()
-    request.lse, request.single = held.data_ptr(), lse.dtype == torch.float64
-    return held
-
-
 def of_all_keys(like: ForwardCall, m: int) -> tuple[ForwardCall, Any]:
-    """The same request for m keys, all of which its only query attends to. Returns also the array that it points to;
-    keep it alive while the request is used."""
+    """The same request for m keys, all seen by its only query; and the array that it points to, to be kept alive."""
     request, span = ForwardCall.from_buffer_copy(like), (c_int32 * 2)(0, m)
     request.m, request.rule.shift, request.rule.spans = m, m - 1, addressof(span)
     request.rule.span_batch, request.rule.span_count = 0, 1
     return request, span
-
-
-def with_scales(like: ForwardCall, keys: Tensor, values: Tensor) -> ForwardCall:
-    """The same request for vectors with these scales."""
-    request = ForwardCall.from_buffer_copy(like)
-    request.key_scales.data, request.value_scales.data = keys.data_ptr(), values.data_ptr()
-    return request
 
 
 def write_learned(view: BackwardCall, relative: Tensor | None, bias: Tensor | None, sinks: Tensor | None) -> None:

@@ -10,7 +10,6 @@ strides, dtypes and the rule of a call, and not on the addresses of its tensors.
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import log
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -19,23 +18,8 @@ from torch import Tensor
 
 from headwise.base.run import Progress
 from headwise.kernels.call import Call, Declined, Result, sum_finite
-from headwise.kernels.cpu import binding
+from headwise.kernels.cpu import binding, passes
 from headwise.kernels.cpu.library import library
-from headwise.kernels.cpu.passes import (
-    MOST_NUMBERS,
-    ROW,
-    backward,
-    empty,
-    floats,
-    forward,
-    in_rows,
-    like,
-    reduce_rows,
-    refusal,
-    row_values,
-    send,
-    transposed,
-)
 from headwise.kernels.kernel import Answer, Mapped, Prepared
 from headwise.kernels.quantized import in_memory
 from headwise.kernels.reads import Matrix, Reads, TileReads
@@ -92,7 +76,7 @@ class CompiledReads(Reads):
     ) -> dict[Statistic, Tensor]:
         """With `progress`, head by head; progress is reported in rows, as if all heads were computed together."""
         if progress is None or 0 in of.q.shape[:2]:
-            return _done(of, lambda call: forward(call)[2], statistics=wanted)
+            return _done(of, lambda call: passes.forward(call)[2], statistics=wanted)
         b, h, _, _ = of.rule.grid
         found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
         for batch, one in _heads(of, progress):
@@ -105,17 +89,17 @@ class CompiledReads(Reads):
         return {s: x.view(b, h, *x.shape[2:]) for s, x in whole.items()}
 
     def reduced(self, lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
-        return reduce_rows(lse, measures)
+        return passes.reduce_rows(lse, measures)
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:
         """Attention with the values x."""
-        return _done(of.with_keys_of(x), lambda call: forward(call)[0], values=x)
+        return _done(of.with_keys_of(x), lambda call: passes.forward(call)[0], values=x)
 
     def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
         """The gradient of the values for that of the output."""
         # Keys are repeated; otherwise the result would be summed over the heads that share them.
         of = self.exact(of.with_keys_of(y))
-        return _done(of, lambda call: transposed(call, of.lse, y))
+        return _done(of, lambda call: passes.transposed(call, of.lse, y))
 
     def received(self, of: Matrix) -> Tensor:
         return self.statistics(of, (COLUMN_MASS,))[COLUMN_MASS]
@@ -134,8 +118,8 @@ class CompiledReads(Reads):
         return _done(of, lambda call: diagonals(call, of.lse))
 
     def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
-        if count > MOST_NUMBERS:
-            raise Declined(f"it supports at most {MOST_NUMBERS} weights per row, got {count}")
+        if count > passes.MOST_NUMBERS:
+            raise Declined(f"it supports at most {passes.MOST_NUMBERS} weights per row, got {count}")
         wanted = TopWeights(count), TopKeys(count)
         found = self.statistics(of, wanted, progress)
         return found[wanted[0]], found[wanted[1]]
@@ -155,14 +139,13 @@ def _done(
 ) -> Found:
     """Apply `work` to the matrix as a call, without values if `values` is None; raise Declined if it is refused."""
     call = Call(of.q, of.k, of.k[..., :0] if values is None else values, of.rule, statistics=statistics)
-    if reason := refusal(call):
+    if reason := passes.refusal(call):
         raise Declined(reason)
     return work(call)
 
 
 def _heads(of: Matrix, progress: Progress) -> Iterator[tuple[int, Matrix]]:
-    """Yield batch entry and matrix of each head, and report progress in rows, as if all heads were computed
-    together."""
+    """Yield batch entry and matrix of each head, and report progress in rows, as of all heads together."""
     b, h, n, _ = of.rule.grid
     for batch in range(b):
         for head in range(h):
@@ -180,38 +163,34 @@ def log_sums(call: Call, lse: Tensor) -> Tensor:
 
 
 def _squares(call: Call, lse: Tensor, cell: int, *wanted: str, stripe: int = 0) -> list[Tensor]:
-    """Mean weight, largest weight and number of unmasked pairs in each square of `cell` × `cell`, those that are
-    wanted; all [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
+    """The wanted ones of mean weight, largest weight and unmasked pairs in each square, [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
     b, h, n, m = call.rule.grid
-    q, k = in_rows(call.q), in_rows(call.k)
+    q, k = passes.in_rows(call.q), passes.in_rows(call.k)
     request = binding.PoolCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, q.shape[-1], *map(binding.view, (q, k))
     )
-    held = binding.write_lse(request, lse)
     request.cell, request.logs = cell, stripe > 0
     shape = b, h, -(-n // cell), -(-m // (stripe or cell))
     found = [
-        torch.empty(shape, dtype=torch.int64, device="cpu") if name == "allowed" else floats(*shape) for name in wanted
+        torch.empty(shape, dtype=torch.int64, device="cpu") if name == "allowed" else passes.floats(*shape)
+        for name in wanted
     ]
     for name, x in zip(wanted, found, strict=True):
         setattr(request, name, x.data_ptr())
-    send("headwise_pool", request, call)
-    del held
+    passes.send("headwise_pool", request, call, lse)
     return found
 
 
 def diagonals(call: Call, lse: Tensor) -> Tensor:
     """Sums of the weights along diagonals, [b, h, n + m − 1]; pair (i, j) is on diagonal j − i + n − 1."""
     b, h, n, m = call.rule.grid
-    q, k = in_rows(call.q), in_rows(call.k)
-    mass = floats(b, h, n + m - 1)
+    q, k = passes.in_rows(call.q), passes.in_rows(call.k)
+    mass = passes.floats(b, h, n + m - 1)
     request = binding.DiagonalsCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, q.shape[-1], *map(binding.view, (q, k))
     )
-    held = binding.write_lse(request, lse)
     request.mass = mass.data_ptr()
-    send("headwise_diagonals", request, call)
-    del held
+    passes.send("headwise_diagonals", request, call, lse)
     return mass
 
 
@@ -225,21 +204,33 @@ class CPU:
 
     def refuse(self, call: Call) -> str | None:
         """Check device, dtype, sizes, library and rule."""
-        return refusal(call)
+        return passes.refusal(call)
 
     def run(self, call: Call) -> Result:
-        return Result(*forward(call))
+        return Result(*passes.forward(call))
 
     def prepared(self, call: Call, wanted: Sequence[Measure] | None, refusals: Mapping[str, str]) -> Prepared | None:
         """One call of the library; none for a subclass, which may run calls in another way."""
-        return prepared(call, wanted, refusals) if type(self) is CPU else None
+        if type(self) is not CPU:
+            return None
+        k, v, *scales = in_memory(call.keys, call.values)
+        if wanted is not None:
+            return None if scales else _of_map(call, wanted, refusals)
+        if call.statistics or (scales and call.reads_floats):
+            return None
+        b, h, n, m = call.rule.grid
+        shape, handle = (b, h, n, v.shape[3]), library().handle
+        assert handle is not None  # the kernel has run
+        request = _Request(m, *passes.like(call.q, k, v, shape, call, scales))
+        same = call.q.shape == shape and call.q.is_contiguous()
+        return _Output(None if same else shape, handle.headwise_again, request)
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """Computed by the compiled backward pass."""
         terms = call.rule.terms(lse[..., :0])
-        *found, d_relative, d_bias, d_sinks, delta = backward(call, out, lse, grad_out, requested(terms, wanted))
+        *found, d_relative, d_bias, d_sinks, delta = passes.backward(call, out, lse, grad_out, requested(terms, wanted))
         if call.on_delta is not None and delta is not None:
             call.on_delta(delta)
         d_relative, d_biases = of_terms(terms, wanted, d_relative, d_bias)
@@ -271,7 +262,10 @@ class _Output:
         (keys, values, *scales), request = memory, self.request
         if m != request.m:
             request = self.request = _Request(m, *binding.of_all_keys(request.like, m))
-        like = binding.with_scales(request.like, *scales) if scales else request.like
+        like = request.like
+        if scales:
+            like = binding.ForwardCall.from_buffer_copy(like)
+            like.key_scales.data, like.value_scales.data = (x.data_ptr() for x in scales)
         out = torch.empty_like(q) if self.shape is None else q.new_empty(self.shape)  # empty_like takes half the time
         status = self.again(
             ctypes.byref(like), torch.get_num_threads(), q.data_ptr(), keys.data_ptr(), values.data_ptr(),
@@ -281,24 +275,17 @@ class _Output:
 
 
 class _Map(NamedTuple):
-    """shape: of the output. again: headwise_again_measured. request, rows: its arguments, never modified.
-
-    statistics: those requested. measures, places, rule, refusals: of the results; places: of those that `rows` reduces.
-    reduced: the statistic of each of these, if the others, or the gap of a cache, remain to be looked at.
-    held: the objects that the requests point to.
-    """
-
-    shape: tuple[int, ...]
-    again: Callable[..., int]
-    request: Any
+    shape: tuple[int, ...]  # of the output
+    again: Callable[..., int]  # headwise_again_measured
+    request: Any  # its arguments, never modified
     rows: Any
-    statistics: tuple[Statistic, ...]
+    statistics: tuple[Statistic, ...]  # those requested
     measures: tuple[Measure, ...]
-    places: dict[str, int]
+    places: dict[str, int]  # of the measures that `rows` reduces
     rule: Rule
     refusals: dict[str, str]
-    reduced: list[Statistic | None] | None
-    held: list[Any]
+    reduced: list[Statistic | None] | None  # of these measures, if others, or a cache's gap, remain to be looked at
+    held: list[Any]  # the objects that the requests point to
 
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
         """As `Prepared.run`."""
@@ -307,7 +294,7 @@ class _Map(NamedTuple):
         b, h, n, _ = shape
         out, lse = q.new_empty(shape), torch.empty(b, h, n, dtype=torch.float32, device="cpu")
         results = torch.empty(len(statistics), b, h, n, dtype=torch.float32, device="cpu")
-        reduced = empty(len(places), b, h)
+        reduced = passes.empty(len(places), b, h)
         status = compiled(
             request, rows, torch.get_num_threads(), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
             lse.data_ptr(), results.data_ptr(), reduced.values.data_ptr(), reduced.sums.data_ptr(),
@@ -320,28 +307,21 @@ class _Map(NamedTuple):
         if kept_statistics is None or not wanted:
             measured = Measurements(wanted, (), reduced.nonfinite, (Together(places, reduced),)) if wanted else None
             return out, Mapped(lse, rule, CPU.name, refusals, measured)
-        known = dict(zip(statistics, results, strict=True))
-        same = partial(_reduced, kept_statistics, reduced)
+
+        def tiles() -> NoReturn:
+            raise _Others
+
+        def found(lse: Tensor, given: Sequence[ToReduce]) -> Reduced:
+            if [one.value.statistic for one in given] != kept_statistics:
+                raise _Others
+            return reduced
+
         try:
-            measured = measure(_none, lse, rule, wanted, found=known, reduce=same)
+            known = dict(zip(statistics, results, strict=True))
+            measured = measure(tiles, lse, rule, wanted, found=known, reduce=found)
         except _Others:
             return None
         return out, Mapped(lse, rule, CPU.name, refusals, measured)
-
-
-def prepared(call: Call, wanted: Sequence[Measure] | None, refusals: Mapping[str, str]) -> Prepared | None:
-    """`Kernel.prepared` of a call that has run."""
-    k, v, *scales = in_memory(call.keys, call.values)
-    if wanted is not None:
-        return None if scales else _of_map(call, wanted, refusals)
-    if call.statistics or (scales and call.reads_floats):
-        return None
-    b, h, n, m = call.rule.grid
-    shape, handle = (b, h, n, v.shape[3]), library().handle
-    assert handle is not None  # the kernel has run
-    request = _Request(m, *like(call.q, k, v, shape, call, scales))
-    same = call.q.shape == shape and call.q.is_contiguous()
-    return _Output(None if same else shape, handle.headwise_again, request)
 
 
 def _of_map(call: Call, wanted: Sequence[Measure], refusals: Mapping[str, str]) -> Prepared | None:
@@ -361,8 +341,8 @@ def _of_map(call: Call, wanted: Sequence[Measure], refusals: Mapping[str, str]) 
     handle = library().handle
     assert handle is not None  # the kernel has run
     shape = (b, h, n, call.values.shape[3])
-    request, held = like(call.q, call.k, call.v, shape, call)
-    of_rows, held_masks = row_values(reduce, places, b, n)
+    request, held = passes.like(call.q, call.k, call.v, shape, call)
+    of_rows, held_masks = passes.row_values(reduce, places, b, n)
     arguments: list[Any] = [entry for _, entry in entries]
     requested = (binding.Wanted * len(entries))(*arguments)
     request.wanted_count, request.wanted = len(entries), requested
@@ -378,26 +358,13 @@ class _Others(Exception):
     """A measure requires other statistics than those of the earlier call."""
 
 
-def _none() -> NoReturn:
-    raise _Others
-
-
-def _reduced(
-    statistics: list[Statistic | None], found: Reduced, lse: Tensor, given: Sequence[ToReduce]
-) -> Reduced:  # fmt: skip
-    """What the library has reduced; raises if it is of other statistics."""
-    if [one.value.statistic for one in given] != statistics:
-        raise _Others
-    return found
-
-
 def _row_entries(statistics: Sequence[Statistic]) -> list[tuple[Statistic, tuple[Any, ...]]] | None:
     """headwise_wanted without results, sorted by code; None if one is not a number of each query, or has arguments."""
     codes = library().statistics
     found: list[tuple[Statistic, tuple[Any, ...]]] = []
     for statistic in statistics:
         compiled = statistic.compiled
-        if compiled is None or not compiled.signature.endswith(ROW) or compiled.signature not in codes:
+        if compiled is None or not compiled.signature.endswith(passes.ROW) or compiled.signature not in codes:
             return None
         if compiled.keys is not None or compiled.queries is not None:
             return None

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import takewhile
@@ -123,17 +123,11 @@ def load(path: Path) -> Library:
     handle.headwise_again.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4]
     handle.headwise_again_measured.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int] + [ctypes.c_void_p] * 9
     handle.headwise_peak.restype = handle.headwise_bandwidth.restype = ctypes.c_double
-    _share_threads(handle)
+    # Run on PyTorch's OpenMP threads if its runtime has GNU's interface, as LLVM's has; else on threads of its own.
+    with suppress(AttributeError, OSError, TypeError):
+        handle.headwise_set_openmp(ctypes.CDLL(None).GOMP_parallel)
     _share_signals(handle)
     return Library(path, handle, None)
-
-
-def _share_threads(handle: ctypes.CDLL) -> None:
-    """Run on PyTorch's OpenMP threads if its runtime has GNU's interface, as LLVM's has."""
-    try:
-        handle.headwise_set_openmp(ctypes.CDLL(None).GOMP_parallel)
-    except (AttributeError, OSError, TypeError):
-        return  # no such runtime: the library starts its own threads
 
 
 def _share_signals(handle: ctypes.PyDLL) -> None:

@@ -60,8 +60,7 @@ def refusal(call: Call) -> str | None:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
-    """Output, log-sum-exp and the requested statistics that the library supports. Declined if a key or value that is
-    masked for some query is not finite."""
+    """Output, log-sum-exp, supported statistics. Declined if a key or value masked for some query is not finite."""
     k, v, *scales = in_memory(call.keys, call.values)
     found = _forward(call, k, v, scales) if scales else None
     if found is None:
@@ -98,8 +97,7 @@ def _forward(
 def like(
     q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int], call: Call, scales: Sequence[Tensor] = ()
 ) -> tuple[binding.ForwardCall, list[Any]]:  # fmt: skip
-    """The request of headwise_again for calls with the layouts of q, k, v and scales, and a contiguous output
-    [b, h, n, d_v]; and the objects that it points to, which must outlive it."""
+    """The request of headwise_again for such tensors and a contiguous output; and what it points to, to be kept."""
     assert isinstance(call.lowered, Lowered)  # refusal() has checked
     b, h, n, d_v = shape
     nowhere = (binding.TensorView(None, *x.stride()[:3]) for x in (q, k, v))
@@ -115,8 +113,7 @@ def like(
 def backward(
     call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool] = (False, False, False)
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, v, and of the rule's relative, bias and sinks where `wanted` is true (float32, else None); and
-    rowsum(grad_out ∘ out) [b, h, n]."""
+    """Gradients of q, k, v; relative, bias and sinks if `wanted` (float32, else None); rowsum(grad_out ∘ out)."""
     q = call.q
     if bool((lse == -torch.inf).any()):  # copies, which take a tenth of a small call's time
         q, grad_out = (without_masked_queries(x.detach(), lse) for x in (q, grad_out))
@@ -129,14 +126,13 @@ def backward(
         *map(binding.view, (q, k, v, out, grad_out, dq, dk, dv)),
     )  # fmt: skip
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
-    held, request.delta = binding.write_lse(request, lse), delta.data_ptr()
+    request.delta = delta.data_ptr()
     assert isinstance(call.lowered, Lowered)  # refusal() has checked
     terms = call.lowered.relative, call.lowered.bias, call.lowered.sinks
     learned = [floats(*x.shape) if want and x is not None else None for x, want in zip(terms, wanted, strict=True)]
     binding.write_learned(request, *learned)
     try:
-        send("headwise_backward", request, call)
-        del held
+        send("headwise_backward", request, call, lse)
     except Declined:
         # The forward pass would have declined non-finite keys that are visible to a query: these are fully masked.
         k, v = (x.detach().nan_to_num(0.0, 0.0, 0.0) for x in (call.k, call.v))
@@ -154,18 +150,21 @@ def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, k.shape[2], d, y.shape[-1],
         binding.view(q), binding.view(k), nothing, nothing, binding.view(y), nothing, nothing, binding.view(out),
     )  # fmt: skip
-    held = binding.write_lse(request, lse)
-    send("headwise_backward", request, call)
-    del held
+    send("headwise_backward", request, call, lse)
     return out
 
 
-def send(name: str, request: binding.Request, call: Call) -> int:
-    """Call the library's function `name` with the call's rule in the request; return its status, or raise on errors."""
+def send(name: str, request: binding.Request, call: Call, lse: Tensor | None = None) -> int:
+    """Call the library's function `name` with the call's rule, and any log-sum-exp, in the request; return its status,
+    or raise on errors."""
     handle, lowered = library().handle, call.lowered
     assert handle is not None  # refusal() has checked
     assert isinstance(lowered, Lowered)
     held = binding.write_rule(request.rule, lowered, call.rule)
+    if lse is not None and not isinstance(request, binding.ForwardCall):
+        # One in float64 is exact for logits that do not depend on the shapes of a read; so these are requested too.
+        held.append(wide := lse.double().contiguous())
+        request.lse, request.single = wide.data_ptr(), lse.dtype == torch.float64
     status = getattr(handle, name)(ctypes.byref(request))
     del held
     if status == binding.NOT_FINITE:
@@ -245,8 +244,7 @@ FORMULAS = {"same": 0, "inverse": 1, "share": 2, "logit": 3, "log_sum": 4}  # as
 
 
 def reduce_rows(lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
-    """Reduce measures over the rows of each head, given the log-sum-exp [b, h, n] and their statistics; None if the
-    library does not support one of them, or a tensor."""
+    """Measures reduced over the rows of each head; None if the library does not support one of them, or a tensor."""
     handle = library().handle
     given = [lse, *(one.x for one in measures if one.x is not None)]
     if handle is None or not all(_fits(x, lse) for x in given):
@@ -268,8 +266,7 @@ def reduce_rows(lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
 
 
 def row_values(measures: Sequence[ToReduce], places: Sequence[int], b: int, n: int) -> tuple[Any, list[Any]]:
-    """An array of headwise_row_value without the statistics, and the tensors that it points to; places: of each
-    measure's statistic among those that a call requests."""
+    """An array of headwise_row_value, and the tensors that it points to; places: of statistics in the request."""
     held: list[Any] = []
     entries: list[Any] = []
     for one, place in zip(measures, places, strict=True):
