@@ -16,9 +16,9 @@ from headwise.models.adapters.places import (
     Place,
     find,
     give_back,
-    has_transformers,
     named,
     nothing_found,
+    of_transformers,
     proven,
     select,
     take_over,
@@ -88,18 +88,21 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
     if copy:
         model = copied(model)
     places, targets, skipped = find(model)
-    if not places and batch is None and has_transformers(model):
+    if not places and batch is None and any(map(of_transformers, model.modules())):
         raise nothing_found(model, "attach", "attached", skipped, "hw.attach(model, batch=…)")
     for name, module in model.named_modules():
         if module in _attached:
             raise ConfigError(
                 f"attach(model): {name or type(model).__name__} is attached already; call .detach() on its handle first"
             )
-    if weights and (traced := next((place for place in places if _rewritten(place.module)), None)):
-        raise ConfigError(
-            f"attach(model, weights=True): nnsight has rewritten the attention function of {traced.name}, and would "
-            f"use that one further; attach the model first, then wrap it: StandardizedTransformer(model, …)"
-        )
+    for place in places if weights else ():
+        # nnsight keeps a rewritten copy of a function that a module calls, which replaces it in a trace.
+        operations = getattr(getattr(place.module, "__source_accessor__", None), "operations", {})
+        if any(getattr(one, "_source_accessor", None) is not None for one in operations.values()):
+            raise ConfigError(
+                f"attach(model, weights=True): nnsight has rewritten the attention function of {place.name}, and would "
+                f"use that one further; attach the model first, then wrap it: StandardizedTransformer(model, …)"
+            )
     targets = [target for target in targets if taken_anew(target)]
     parts = {part for target in targets for part in target.modules()}
     taken = [place for place in places if place.module in parts and place.kind != "headwise"]
@@ -127,13 +130,6 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
     names = {place.name: place.module for place in taken}
     own = tuple(p.name for p in places if p.name not in names)
     return Attachment(model, names, targets, own, skipped, recognised)
-
-
-def _rewritten(module: nn.Module) -> bool:
-    """Whether nnsight keeps a rewritten copy of a function that a module calls, which replaces the function in a trace
-    (`.source` of a `.source`)."""
-    operations = getattr(getattr(module, "__source_accessor__", None), "operations", {})
-    return any(getattr(one, "_source_accessor", None) is not None for one in operations.values())
 
 
 class Attachment:

@@ -140,12 +140,8 @@ class TorchKind(Kind):
         module = site.module
         assert isinstance(module, nn.MultiheadAttention)
         check_forward(site.place, module)
-        _fused_paths.forbid()
-        try:
-            with _Forward.with_change(module, change):
-                yield
-        finally:
-            _fused_paths.allow()
+        with _fused_paths.off(), _Forward.with_change(module, change):
+            yield
 
 
 class _Forward(ReplacedMethod):
@@ -164,23 +160,26 @@ class _Forward(ReplacedMethod):
 
 
 class _FusedPaths:
-    """PyTorch's fused paths of whole layers, which are off as long as something forbids them."""
+    """PyTorch's fused paths of whole layers."""
 
     def __init__(self) -> None:
         self._lock, self._users, self._before = Lock(), 0, True
 
-    def forbid(self) -> None:
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """They are off as long as any such context is open."""
         with self._lock:
             if not self._users:
                 self._before = torch.backends.mha.get_fastpath_enabled()
                 torch.backends.mha.set_fastpath_enabled(False)
             self._users += 1
-
-    def allow(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                torch.backends.mha.set_fastpath_enabled(self._before)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    torch.backends.mha.set_fastpath_enabled(self._before)
 
 
 _fused_paths = _FusedPaths()
@@ -220,7 +219,7 @@ def _identity(module: nn.MultiheadAttention) -> Iterator[Callable[[Tensor], Tens
 
 
 class OfStructure(Kind):
-    """Modules that are recognised by their maps, and whose sizes are attributes: numbers of heads, widths of all."""
+    """Modules whose sizes are attributes: numbers of heads, widths of all."""
 
     counts: ClassVar[tuple[str, ...]] = ()
     widths: ClassVar[tuple[str, ...]] = ()
@@ -233,36 +232,52 @@ class OfStructure(Kind):
         put_sizes(site.module, **dict.fromkeys(self.counts, num_heads), **dict.fromkeys(self.widths, width))
 
 
-class BertKind(OfStructure):
+class MapsKind(OfStructure):
+    """A module with maps of queries, keys, values and the output, and an attribute for the head size."""
+
+    maps: ClassVar[tuple[str, str, str]]  # names of the maps of queries, keys and values
+    out: ClassVar[str] = "out_proj"
+    size: ClassVar[str] = "head_dim"
+    group: ClassVar[str] = ""  # attribute: query heads of a KV head; "" for one
+    rotary: ClassVar[bool] = False
+
+    def site(self, name: str, module: nn.Module) -> HeadSite | None:
+        return self.with_output(name, module, getattr(module, self.out, None))
+
+    def with_output(self, name: str, module: nn.Module, out: Any) -> HeadSite | None:
+        """The site, if these are the modules of this kind."""
+        d, group = getattr(module, self.size, None), getattr(module, self.group, None) if self.group else 1
+        maps = [*(getattr(module, x, None) for x in self.maps), out]
+        if not isinstance(d, int) or not isinstance(group, int) or not all(isinstance(x, nn.Module) for x in maps):
+            return None
+        query, key, value, width = (features(x, axis) for x, axis in zip(maps, (0, 0, 0, 1), strict=True))
+        if not query or not key or query != width or key != value or query != group * key or key % d:
+            return None  # values of another size, or gates packed with the queries: not this kind
+        return HeadSite(name, module, self.name, query // d, key // d, d, d, out, self)
+
+    def layout(self, site: HeadSite) -> Layout:
+        d, parts = site.head_dim, list[Part]()
+        for letter, name in zip("qkv", self.maps, strict=True):
+            heads = "key" if self.group and letter != "q" else "query"
+            parts += linear_parts(letter, getattr(site.module, name), 0, heads, d)
+        assert site.output is not None
+        return Layout(tuple(parts), norms=norms_of(site.module), rotary=self.rotary).into(site.output, d)
+
+
+class BertKind(MapsKind):
     """A module with a child `self` that has query, key and value maps, and an `output.dense`. The site is the child,
     `….attention.self`."""
 
     name = "bert"
     about = "BERT-like models of transformers (query, key, value, output.dense)"
+    maps = ("query", "key", "value")
+    size = "attention_head_size"
     counts = ("num_attention_heads",)
     widths = ("all_head_size",)
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        """As in `Kind`; module is the parent of both."""
         inner, dense = getattr(module, "self", None), getattr(getattr(module, "output", None), "dense", None)
-        if not isinstance(inner, nn.Module) or not isinstance(dense, nn.Module):
-            return None
-        d = getattr(inner, "attention_head_size", None)
-        maps = [getattr(inner, x, None) for x in ("query", "key", "value")]
-        if not isinstance(d, int):
-            return None
-        width = features(dense, 1)
-        if width is None or any(features(linear, 0) != width for linear in maps):
-            return None
-        h = width // d
-        return HeadSite(f"{name}.self".lstrip("."), inner, self.name, h, h, d, d, dense, self)
-
-    def layout(self, site: HeadSite) -> Layout:
-        held: Any = site.module
-        d, maps = site.head_dim, {"q": held.query, "k": held.key, "v": held.value}
-        parts = tuple(part for x, linear in maps.items() for part in linear_parts(x, linear, 0, "query", d))
-        assert site.output is not None
-        return Layout(parts, norms=norms_of(held)).into(site.output, d)
+        return self.with_output(f"{name}.self".lstrip("."), inner, dense) if isinstance(inner, nn.Module) else None
 
 
 class Gpt2Kind(OfStructure):
@@ -274,7 +289,12 @@ class Gpt2Kind(OfStructure):
     widths = ("split_size",)
 
     def site(self, name: str, module: Any) -> HeadSite | None:
-        packed, out = (_weight(getattr(module, x, None)) for x in ("c_attn", "c_proj"))
+        def weight(linear: Any) -> Tensor | None:
+            """[in, out] of a Conv1D, alone or within an adapter."""
+            inside: list[Any] = [*linear.modules()] if isinstance(linear, nn.Module) else []
+            return next((part.weight for part in inside if type(part).__name__ == "Conv1D"), None)
+
+        packed, out = (weight(getattr(module, x, None)) for x in ("c_attn", "c_proj"))
         d = getattr(module, "head_dim", None)
         if not isinstance(d, int) or packed is None or out is None:
             return None
@@ -295,47 +315,22 @@ class Gpt2Kind(OfStructure):
         out = Part("o", held.c_proj, "weight", 0, "query", d)
         return Layout((*parts, out), site.output, norms_of(held))
 
-    def resizing(self, site: HeadSite) -> Resizing:
-        return Resizing()
 
-
-def _weight(linear: object) -> Tensor | None:
-    """The weight [in, out] of a Conv1D, alone or within an adapter; None for another object."""
-    parts: list[Any] = [*linear.modules()] if isinstance(linear, nn.Module) else []
-    return next((part.weight for part in parts if type(part).__name__ == "Conv1D"), None)
-
-
-MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
 # Attention modules that rotate the pairs (t, t + d/2) of all channels.
 HALF_SPLIT = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3")
 
 
-class LlamaKind(Kind):
+class LlamaKind(MapsKind):
     """A module with q_proj, k_proj, v_proj and o_proj, its `head_dim` and its `num_key_value_groups`."""
 
     name = "llama"
     about = "Llama-like models of transformers (q_proj, k_proj, v_proj, o_proj, num_key_value_groups)"
     merged = "Llama-like models of transformers"
-
-    def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        d, group = getattr(module, "head_dim", None), getattr(module, "num_key_value_groups", None)
-        q, k, v, o = maps = [getattr(module, x, None) for x in MAPS]
-        if not isinstance(d, int) or not isinstance(group, int) or not all(isinstance(x, nn.Module) for x in maps):
-            return None
-        query, key, value, out = (features(x, axis) for x, axis in ((q, 0), (k, 0), (v, 0), (o, 1)))
-        if query is None or key is None or query != out or key != value or query != group * key or key % d:
-            return None  # values of another size, or gates packed with the queries: not this kind
-        return HeadSite(name, module, self.name, query // d, key // d, d, d, o, self)
-
-    def layout(self, site: HeadSite) -> Layout:
-        held: Any = site.module
-        d = site.head_dim
-        parts = (
-            *linear_parts("q", held.q_proj, 0, "query", d),
-            *linear_parts("k", held.k_proj, 0, "key", d),
-            *linear_parts("v", held.v_proj, 0, "key", d),
-        )
-        return Layout(parts, norms=norms_of(held), rotary=True).into(held.o_proj, d)
+    maps = ("q_proj", "k_proj", "v_proj")
+    out = "o_proj"
+    group = "num_key_value_groups"
+    rotary = True
+    counts = ("num_heads", "num_attention_heads")
 
     def resizing(self, site: HeadSite) -> Resizing:
         if why := fixed_code(site.module):
@@ -347,54 +342,28 @@ class LlamaKind(Kind):
         return Resizing(merges=True, unknown_rotary=unknown)
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        put_sizes(
-            site.module, num_key_value_groups=num_heads // num_kv_heads, num_heads=num_heads,
-            num_attention_heads=num_heads, num_key_value_heads=num_kv_heads,
-        )  # fmt: skip
+        super().resize(site, num_heads, num_kv_heads)
+        put_sizes(site.module, num_key_value_groups=num_heads // num_kv_heads, num_key_value_heads=num_kv_heads)
 
 
-class FourMapsKind(OfStructure):
-    """A module with four such maps and an attribute for the head size; one KV head per query head."""
-
-    maps: ClassVar[tuple[str, str, str, str]]  # names of the maps of queries, keys, values and the output
-    size: ClassVar[str]  # name of the attribute
-
-    def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        d = getattr(module, self.size, None)
-        q, k, v, o = maps = [getattr(module, x, None) for x in self.maps]
-        if not isinstance(d, int) or not all(isinstance(x, nn.Module) for x in maps):
-            return None
-        width = features(o, 1)
-        if not width or width % d or any(features(x, 0) != width for x in (q, k, v)):
-            return None
-        return HeadSite(name, module, self.name, width // d, width // d, d, d, o, self)
-
-    def layout(self, site: HeadSite) -> Layout:
-        held: Any = site.module
-        d, (*inputs, out) = site.head_dim, (getattr(held, x) for x in self.maps)
-        parts = [part for x, owner in zip("qkv", inputs, strict=True) for part in linear_parts(x, owner, 0, "query", d)]
-        return Layout(tuple(parts), norms=norms_of(held)).into(out, d)
-
-
-class BartKind(FourMapsKind):
+class BartKind(MapsKind):
     """BART and models of the same structure: Whisper, mBART, Marian, Pegasus, OPT, CLIP, SigLIP, wav2vec 2.0 …"""
 
     name = "bart"
     about = "BART-like models of transformers, Whisper, OPT and CLIP among them (q_proj, k_proj, v_proj, out_proj)"
-    maps = ("q_proj", "k_proj", "v_proj", "out_proj")
-    size = "head_dim"
+    maps = ("q_proj", "k_proj", "v_proj")
     # `embed_dim` is the width that the code gives all heads together; GPT-J has `num_attention_heads`.
     counts = ("num_heads", "num_attention_heads")
     widths = ("embed_dim",)
 
 
-class ViTKind(FourMapsKind):
+class ViTKind(MapsKind):
     """ViT: maps named as in Llama, with one KV head per query head."""
 
     name = "vit"
     about = "ViT-like models of transformers (q_proj, k_proj, v_proj, o_proj, num_attention_heads)"
-    maps = ("q_proj", "k_proj", "v_proj", "o_proj")
-    size = "head_dim"
+    maps = ("q_proj", "k_proj", "v_proj")
+    out = "o_proj"
     counts = ("num_attention_heads",)
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
@@ -404,23 +373,25 @@ class ViTKind(FourMapsKind):
         return super().site(name, module)
 
 
-class DistilBertKind(FourMapsKind):
+class DistilBertKind(MapsKind):
     """DistilBERT."""
 
     name = "distilbert"
     about = "DistilBERT of transformers (q_lin, k_lin, v_lin, out_lin)"
-    maps = ("q_lin", "k_lin", "v_lin", "out_lin")
+    maps = ("q_lin", "k_lin", "v_lin")
+    out = "out_lin"
     size = "attention_head_size"
     counts = ("n_heads",)
     widths = ("dim",)
 
 
-class T5Kind(FourMapsKind):
+class T5Kind(MapsKind):
     """T5 and models of the same structure: mT5, UMT5, Switch Transformers … Relative biases have a column per head."""
 
     name = "t5"
     about = "T5-like models of transformers (q, k, v, o, key_value_proj_dim)"
-    maps = ("q", "k", "v", "o")
+    maps = ("q", "k", "v")
+    out = "o"
     size = "key_value_proj_dim"
     counts = ("n_heads",)
     widths = ("inner_dim",)

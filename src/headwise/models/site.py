@@ -225,8 +225,11 @@ def pick_heads(site: HeadSite, query: Order, key: Order) -> None:
             continue
         for axis in sorted({part.axis for part in parts}):
             along = sorted((part for part in parts if part.axis == axis), key=lambda part: part.start)
-            index = torch.cat([_entries(part, orders[part.heads]) for part in along])
-            x = x.detach().index_select(axis, index.to(x.device))
+            index = [
+                part.start + head * part.width + i
+                for part in along for head in orders[part.heads] for i in range(part.width)
+            ]  # fmt: skip
+            x = x.detach().index_select(axis, torch.tensor(index, dtype=torch.long, device=x.device))
         put(owner, name, x)
     site.anatomy.resize(site, len(query), len(key))
 
@@ -265,12 +268,6 @@ def _of_parameters(site: HeadSite) -> list[tuple[nn.Module, str, list[Part]]]:
     for part in site.parts():
         found.setdefault((id(part.owner), part.name), (part.owner, part.name, []))[2].append(part)
     return list(found.values())
-
-
-def _entries(part: Part, heads: Order) -> Tensor:
-    """Return the indices of these heads along the axis."""
-    first = torch.tensor(heads, dtype=torch.long) * part.width + part.start
-    return (first[:, None] + torch.arange(part.width)).flatten()
 
 
 Method = TypeVar("Method", bound="ReplacedMethod")
@@ -346,16 +343,13 @@ def scale_heads(sites: Sequence[HeadSite], gates: Sequence[Tensor] | Tensor) -> 
             raise ShapeError(
                 f"gates: shape {tuple(gate.shape)} for {site.name!r}; expected [{site.num_heads}], one for each head"
             )
-
-    def scaled(site: HeadSite, gate: Tensor) -> Change:
-        def change(concat: Tensor) -> Tensor:
-            return concat * gate.repeat_interleave(site.value_dim).to(concat)
-
-        return change
-
     with ExitStack() as stack:
         for site, gate in zip(sites, gates, strict=True):
-            stack.enter_context(tapped(site, scaled(site, gate)))
+
+            def scaled(concat: Tensor, width: int = site.value_dim, gate: Tensor = gate) -> Tensor:
+                return concat * gate.repeat_interleave(width).to(concat)
+
+            stack.enter_context(tapped(site, scaled))
         yield
 
 
@@ -372,18 +366,15 @@ def record_heads(sites: Sequence[HeadSite]) -> Iterator[list[Tensor]]:
     """
     check_sites(sites)
     heads = [torch.empty(0, site.num_heads, 0, site.value_dim) for site in sites]
-
-    def recorded(i: int, site: HeadSite) -> Change:
-        def change(concat: Tensor) -> Tensor:
-            rows = concat[None] if concat.ndim == 2 else concat.flatten(1, -2)  # [b, n, h·d_v]
-            heads[i] = rows.unflatten(-1, (site.num_heads, site.value_dim)).transpose(1, 2)
-            return concat
-
-        return change
-
     with ExitStack() as stack:
         for i, site in enumerate(sites):
-            stack.enter_context(tapped(site, recorded(i, site)))
+
+            def recorded(concat: Tensor, i: int = i, site: HeadSite = site) -> Tensor:
+                rows = concat[None] if concat.ndim == 2 else concat.flatten(1, -2)  # [b, n, h·d_v]
+                heads[i] = rows.unflatten(-1, (site.num_heads, site.value_dim)).transpose(1, 2)
+                return concat
+
+            stack.enter_context(tapped(site, recorded))
         yield heads
 
 

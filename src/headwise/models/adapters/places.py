@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
@@ -23,8 +23,7 @@ from headwise.nn.base import AttentionLayer
 KNOWN = "headwise's own layers, nn.MultiheadAttention, and models of transformers"
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """An attention module that can be watched."""
 
     name: str  # its qualified name
@@ -35,9 +34,19 @@ class Place:
 def find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
     """The attention modules that headwise computes or can compute, in the order of registration; the modules to convert
     for that (for `take_over`); and name → why a module cannot be computed."""
-    roots, refused = _transformers_models(model)
+    roots: list[nn.Module] = []  # the outermost models of transformers that headwise can compute
+    unwatched: dict[str, str] = {}
+    below: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if of_transformers(module) and module not in below:
+            below |= set(module.modules())
+            if not any(map(calls_interface, module.modules())) and not huggingface.left(module):
+                continue  # there is no attention in it
+            if not _ours(module) and (why := huggingface.refusal(module)):
+                unwatched[name] = why
+            else:
+                roots.append(module)
     places: list[Place] = []
-    unwatched = dict(refused)
     inside = {module for root in roots for module in root.modules()}
     for name, module in model.named_modules():
         if isinstance(module, AttentionLayer):
@@ -93,32 +102,32 @@ def proven(
 ) -> list[RemovableHandle]:
     """Compare the first call of each module with what was said of it: failed(name, why) unless headwise computes its
     attention there. Calls that are compiled, and those where `when()` is false, are not compared."""
-    return [handle for place in places for handle in _proof(place, failed, when)]
+    handles: dict[str, list[RemovableHandle]] = {}
 
+    def compared() -> bool:
+        return not (in_graph() or in_backward() or here().own_code) and when()
 
-def _proof(place: Place, failed: Callable[[str, str], Any], when: Callable[[], bool]) -> list[RemovableHandle]:
     def begin(module: nn.Module, args: Any) -> None:
-        if not (in_graph() or in_backward() or here().own_code) and when():
+        if compared():
             unproven.add(module)
 
-    def end(module: nn.Module, args: Any, result: Any) -> None:
-        if in_graph() or in_backward() or here().own_code or not when():
+    def end(name: str, module: nn.Module, args: Any, result: Any) -> None:
+        if not compared():
             return
-        for handle in handles:
+        for handle in handles[name]:
             handle.remove()
         if module in unproven:  # it stays there for other handles and records, until a call is computed
             changed = (
                 "its forward was replaced on the instance" if "forward" in vars(module) else "its class computes it"
             )
-            failed(
-                place.name, f"{type(module).__name__} was called, and headwise did not compute its attention: {changed}"
-            )
+            failed(name, f"{type(module).__name__} was called, and headwise did not compute its attention: {changed}")
 
-    handles = [
-        place.module.register_forward_pre_hook(Hook(begin)),
-        place.module.register_forward_hook(Hook(end), prepend=True),
-    ]
-    return handles
+    for name, module, _ in places:
+        handles[name] = [
+            module.register_forward_pre_hook(Hook(begin)),
+            module.register_forward_hook(Hook(partial(end, name)), prepend=True),
+        ]
+    return [handle for pair in handles.values() for handle in pair]
 
 
 def computed(module: nn.Module) -> bool:
@@ -144,34 +153,9 @@ def _ours(target: Any) -> bool:
     return bool(target.config._attn_implementation == "headwise")
 
 
-def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, str]]:
-    """The outermost models of transformers that headwise can compute, and name → why not the others."""
-    if "transformers" not in sys.modules:
-        return [], {}  # then the model is not from it
-    from transformers import PreTrainedModel
-
-    roots: list[nn.Module] = []
-    refused: dict[str, str] = {}
-    below: set[nn.Module] = set()
-    for name, module in model.named_modules():
-        if isinstance(module, PreTrainedModel) and module not in below:
-            below |= set(module.modules())
-            if not any(map(calls_interface, module.modules())) and not huggingface.left(module):
-                continue  # there is no attention in it
-            if not _ours(module) and (why := huggingface.refusal(module)):
-                refused[name] = why
-            else:
-                roots.append(module)
-    return roots, refused
-
-
-def has_transformers(model: nn.Module) -> bool:
-    """Whether a model of transformers is in it."""
-    if "transformers" not in sys.modules:
-        return False
-    from transformers import PreTrainedModel
-
-    return any(isinstance(module, PreTrainedModel) for module in model.modules())
+def of_transformers(module: nn.Module) -> bool:
+    """Whether a module is a model of transformers."""
+    return "transformers" in sys.modules and isinstance(module, sys.modules["transformers"].PreTrainedModel)
 
 
 def nothing_found(model: nn.Module, caller: str, done: str, refused: Mapping[str, str], way_out: str) -> ConfigError:
@@ -219,15 +203,12 @@ def named(places: list[Place], layers: Iterable[int | str] | int | str | None) -
         raise ConfigError(f"layers={layers!r}: expected names of attention modules or their indices; None for all")
     chosen: set[str] = set()
     for one in wanted:
-        found = _found(places, one)
+        if isinstance(one, int):
+            found = [places[one]] if -len(places) <= one < len(places) else []
+        else:
+            found = [place for place in places if fnmatchcase(place.name, one)]
         if not found:
             names = ", ".join(place.name or "(the model)" for place in places[:6]) + ", …" * (len(places) > 6)
             raise ConfigError(f"layers={one!r}: no such layer among the {len(places)} that can be watched: {names}")
         chosen |= {place.name for place in found}
     return [place for place in places if place.name in chosen]
-
-
-def _found(places: list[Place], wanted: int | str) -> list[Place]:
-    if isinstance(wanted, int):
-        return [places[wanted]] if -len(places) <= wanted < len(places) else []
-    return [place for place in places if fnmatchcase(place.name, wanted)]

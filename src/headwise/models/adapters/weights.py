@@ -90,7 +90,7 @@ def _sum(weights: "AttentionWeights", dim: Any = None, keepdim: bool = False, *,
 def _mean(weights: "AttentionWeights", dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     axes = _axes(weights, dim)
     if axes == [-3] and weights.ndim - weights.batched == 3 and not keepdim and dtype is None:
-        return weights.over_heads()
+        return weights.like(averaged=True)
     found = None if axes is None else _total(weights, axes, keepdim)
     if found is None or axes is None:
         return NotImplemented
@@ -174,9 +174,20 @@ def _dropout(weights: "AttentionWeights", p: float = 0.5, training: bool = True,
     return NotImplemented if training and p != 0 else weights
 
 
-streams(Tensor.detach)(lambda weights: weights.without_graph())
-streams(Tensor.float)(lambda weights: weights.as_dtype(torch.float32))
-streams(Tensor.double)(lambda weights: weights.as_dtype(torch.float64))
+@streams(Tensor.detach)
+def _detach(weights: "AttentionWeights") -> Any:
+    """The same values in shared memory."""
+    found = weights.like()
+    found._source = weights
+    return found
+
+
+def _as_dtype(dtype: torch.dtype, weights: "AttentionWeights") -> Any:
+    return weights if dtype == weights.dtype else weights.like(dtype=dtype)
+
+
+streams(Tensor.float)(partial(_as_dtype, torch.float32))
+streams(Tensor.double)(partial(_as_dtype, torch.float64))
 
 
 # Known without the values.
@@ -343,22 +354,8 @@ class AttentionWeights(LazyTensor):
         graph = self._graph is not None and torch.is_grad_enabled()
         return not self.made and not graph and not self.unfilled and (self._source is None or not self._source.made)
 
-    def over_heads(self) -> "AttentionWeights":
-        """The mean over heads, computed on first use."""
-        return self._like(averaged=True)
-
-    def as_dtype(self, dtype: torch.dtype) -> "AttentionWeights":
-        """The weights in another dtype, computed on first use; itself if it has that dtype."""
-        return self if dtype == self.dtype else self._like(dtype=dtype)
-
-    def without_graph(self) -> "AttentionWeights":
-        """The same values without gradients, in shared memory as those of `Tensor.detach`."""
-        found = self._like()
-        found._source = self
-        return found
-
-    def _like(self, **changes: Any) -> "AttentionWeights":
-        """The same without gradients, with changed arguments."""
+    def like(self, **changes: Any) -> "AttentionWeights":
+        """The same without gradients, with changed arguments, computed on first use."""
         how = {name: getattr(self, name) for name in ("dtype", "averaged", "batched", "appended", "unfilled")}
         return AttentionWeights(self.map, **how | changes)
 
@@ -414,8 +411,11 @@ class AttentionWeights(LazyTensor):
         """The index into the map, [batch, head, query, key], if it is a tile; None if the dense tensor is required."""
         parts = list(index) if isinstance(index, tuple) else [index]
         plain = all(
-            type(part) is int or (isinstance(part, slice) and _is_forward(part)) or part is ... for part in parts
-        )
+            type(part) is int or part is ...
+            or (isinstance(part, slice) and {type(part.start), type(part.stop), type(part.step)} <= {int, type(None)}
+                and (part.step is None or part.step > 0))
+            for part in parts
+        )  # fmt: skip
         if not self.in_parts or self.appended or not plain or parts.count(...) > 1:
             return None
         if len(parts) - parts.count(...) > self.ndim:
@@ -484,9 +484,3 @@ _OF_GRADIENTS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.autograd.grad: _grad,
     torch.autograd.backward: _backward,
 }
-
-
-def _is_forward(part: slice) -> bool:
-    return all(end is None or type(end) is int for end in (part.start, part.stop)) and (
-        part.step is None or (type(part.step) is int and part.step > 0)
-    )

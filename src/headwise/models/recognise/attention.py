@@ -1,6 +1,6 @@
 """A recognised call: its queries, keys, values and rule, and the comparison of its result with the code's own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import inf, log, prod
@@ -8,14 +8,14 @@ from operator import eq
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.fields import bits
 from headwise.map import AttentionMap
 from headwise.map.attention import attend
 from headwise.models.difference import Difference, difference, relative
 from headwise.models.recognise.axes import Axes, Dim, Plan, dimension, of_product
-from headwise.models.recognise.products import Contraction, Layout, whole
+from headwise.models.recognise.products import Contraction, whole
 from headwise.models.recognise.report import Call
 from headwise.models.recognise.scores import Changes
 from headwise.models.recognise.tracked import (
@@ -156,7 +156,8 @@ def _assembled(given: Values) -> Attention:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if not (k.requires_grad or v.requires_grad):  # else the first of each group would get the gradients of all
         k, v = _grouped(k, v)
-    matrix = None if weights.is_meta else partial(_weights, axes, weights, x.layout, keys)
+    layout = x.layout
+    matrix = None if weights.is_meta else lambda: axes.matrix(weights, layout)[..., :keys]
     return Attention(
         q,
         k,
@@ -176,11 +177,6 @@ def _assembled(given: Values) -> Attention:
         form.out.arranged,
         partial(axes.restored, shape=tuple(out.shape), dims=form.dims_out, groups=axes.groups[:3]),
     )
-
-
-def _weights(axes: Axes, weights: Tensor, layout: Layout, keys: int) -> Tensor:
-    """The code's weights of the first keys, [b, h, n, keys]."""
-    return axes.matrix(weights, layout)[..., :keys]
 
 
 class _Form(NamedTuple):
@@ -224,14 +220,6 @@ def _form(
             dims_out,
         )
     return found
-
-
-def names(product: Product, now: list[nn.Module], modules: Mapping[nn.Module, str]) -> tuple[nn.Module, str] | None:
-    """The innermost module that both computed the first product and is running now, and its name."""
-    for module in now:
-        if module in product.modules:
-            return module, modules[module]
-    return None
 
 
 def _dims(letters: str, of: Contraction, axes: Axes) -> list[Dim]:

@@ -92,7 +92,8 @@ class Axes:
                 self.groups[1 if letter == leading[-1] else 0] += self._atoms[i]
         if all(strides.get(atom) for atom in self.groups[1]):
             self.groups[1].sort(key=lambda atom: -strides[atom])  # heads are numbered as in that layer
-        self.sizes = tuple(prod(size for size, _ in group) for group in self.groups)  # b, h, n, m
+        b, h, n, m = (prod(size for size, _ in group) for group in self.groups)
+        self.sizes = b, h, n, m
         self._plans: dict[Any, Plan] = {}
 
     def _marks(self, i: int, inside: list[Part] | None) -> list[tuple[bool, int]]:
@@ -393,8 +394,3 @@ def _joined(layouts: Sequence[Layout], sizes: Sequence[int], at: int) -> Layout 
     if any(one != rest[0] for one in rest) or ends[:-1] != [one.offset for one in layouts[1:]]:
         return None
     return Layout((*first.dims[:at], ((sum(sizes), stride),), *first.dims[at + 1 :]), first.offset)
-
-
-def dim_of(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The dimension that `cat` and `stack` are given."""
-    return args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))

@@ -1,13 +1,13 @@
 """What views, functions of each number, and softmax, also where it is written out, do to a tensor that is followed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.models.recognise.axes import COMPLEX, dim_of, indexed, keep_origin, put_together, replaced
+from headwise.models.recognise.axes import COMPLEX, indexed, keep_origin, put_together, replaced
 from headwise.models.recognise.frames import user_line
 from headwise.models.recognise.functions import scaled_dot_product_attention
 from headwise.models.recognise.multiplied import multiplied, summed
@@ -49,7 +49,13 @@ def changed_total(x: Followed, kind: str, first: Tensor, other: Any) -> Followed
         return x.but(stage="lse")
     if kind != "add" or x.sink is not None or first.ndim != len(x.layout.dims) or first.shape[-1] != 1:
         return None
-    shift = _shift(x.steps)
+    shift = None  # what was added to the scores of each query, such as minus the largest; None if nothing was
+    for step in x.steps:
+        if step.kind == "mul" and shift is not None:
+            shift = shift * step.value
+        elif step.kind == "add" and isinstance(step.value, Tensor) and step.value.ndim and step.value.shape[-1] == 1:
+            added = step.value.detach().double() * step.coef
+            shift = added if shift is None else shift + added
     if shift is not None and isinstance(other, int | float) and abs(other) < NEGLIGIBLE:
         return x
     added = other.detach().double() if isinstance(other, Tensor) else torch.tensor(float(other), dtype=torch.double)
@@ -69,18 +75,6 @@ def log_of(seen: Tracked, x: Followed, y: Followed, first: Tensor, lse: Tensor, 
     elif not record.reason:
         record.reason = "the log-sum-exp of other scores is subtracted"
     return x.but(stage="log", softmax=record, lost=y.lost, note="", sink=y.sink)
-
-
-def _shift(steps: tuple[Step, ...]) -> Tensor | None:
-    """What was added to the scores of each query, such as minus the largest; None if nothing was."""
-    shift = None
-    for step in steps:
-        if step.kind == "mul" and shift is not None:
-            shift = shift * step.value
-        elif step.kind == "add" and isinstance(step.value, Tensor) and step.value.ndim and step.value.shape[-1] == 1:
-            added = step.value.detach().double() * step.coef
-            shift = added if shift is None else shift + added
-    return shift
 
 
 def viewed(
@@ -111,15 +105,11 @@ def viewed(
         if layout is not None:
             seen.remember(tensor, x.but(layout=layout, outer=None))
         elif isinstance(tensor, Tensor) and x.stage == "input":
-            if not _reads_tensors(args) or indexed(x, "__getitem__", args, kwargs):
+            index = [one for arg in args for one in (arg if isinstance(arg, tuple) else (arg,))]
+            if not any(isinstance(one, Tensor | list) for one in index) or indexed(x, "__getitem__", args, kwargs):
                 keep_origin(seen, x, tensor)
         elif isinstance(tensor, Tensor):
             seen.lose(x, f"{getattr(func, '__name__', 'a view')} at {user_line()}", tensor)
-
-
-def _reads_tensors(args: Sequence[Any]) -> bool:
-    """Whether an index has tensors or lists."""
-    return any(isinstance(one, Tensor | list) for arg in args for one in (arg if isinstance(arg, tuple) else (arg,)))
 
 
 def repeated(seen: Tracked, name: str, x: Followed, first: Tensor, args: Sequence[Any], kwargs: Any, out: Any) -> None:
@@ -211,8 +201,8 @@ def pointwise(
         changed = x.but(stage="other", note=kind)
     elif x.stage in ("weights", "exp") and kind in ("dropout", "feature_dropout"):
         changed = x.but(dropout_p=dropout_of(x.dropout_p, args, kwargs))
-    elif x.stage == "weights" and turns_nan_into_0(kind, other, kwargs):
-        changed = x  # of fully masked queries, whose weights are 0
+    elif x.stage == "weights" and kind == "nan_to_num" and kwargs.get("nan", other) in (None, 0):
+        changed = x  # of fully masked queries, whose weights are 0; weights have no infinity
     elif x.stage in ("weights", "exp", "log"):
         changed = x.but(note=x.note or f"{name} at {user_line()}")
     elif x.stage == "other":
@@ -304,7 +294,7 @@ def one_number(value: Any) -> float | None:
 def joined(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
     """A column joined to the scores at either end, as learned sinks are; or parts of inputs."""
     tensors = args[0] if args else kwargs.get("tensors", ())
-    dim = dim_of(args, kwargs)
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
     put_together(seen, name == "stack", tensors, dim, out)
     if name == "stack":
         return
@@ -388,12 +378,6 @@ def drops(place: str, args: Sequence[Any]) -> bool:
     if not isinstance(last, slice) or last.step not in (None, 1):
         return False
     return last.start == 1 and last.stop is None if place == "first" else last.start in (None, 0) and last.stop == -1
-
-
-def turns_nan_into_0(kind: str, other: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether it is nan_to_num with 0 for NaN; weights have no infinity. other: its second argument."""
-    nan = kwargs.get("nan", other)
-    return kind == "nan_to_num" and (nan is None or (isinstance(nan, int | float) and nan == 0))
 
 
 def dropout_of(before: float, args: Sequence[Any], kwargs: dict[str, Any]) -> float:

@@ -87,22 +87,18 @@ Kind = Literal["attribute", "heads", "operator", "ignored", "seen"]
 _kinds: dict[Any, tuple[str, Kind]] = {}
 
 
-def _opaque(name: str) -> bool:
-    """Whether the operator of this name computes a whole attention, unless it is one that is followed."""
-    return ("attention" in name or "attn" in name) and name != "scaled_dot_product_attention"
-
-
 def _kind(func: Any) -> tuple[str, Kind]:
     """The name of a function, and whether it reads an attribute that is not followed, is that of nn.MultiheadAttention,
     computes a whole attention, or is ignored; kept, as each call needs it."""
     name = name_of(func)
     kind: Kind = "seen"
+    attention = ("attention" in name or "attn" in name) and name != "scaled_dot_product_attention"  # not followed
     if name == "__get__":
         name = func.__self__.__name__
         kind = "seen" if name in VIEWS or name in SAME else "attribute"
     elif func is _mha:
         kind = "heads"
-    elif name in OPAQUE or (isinstance(func, _OPERATORS) and _opaque(name)):
+    elif name in OPAQUE or (isinstance(func, _OPERATORS) and attention):
         kind = "operator"
     elif name in IGNORED:
         kind = "ignored"
@@ -153,7 +149,10 @@ class Following(TorchFunctionMode):
                 return _OPENED(*args, **kwargs)
         out = self.call(func, name, args, kwargs)
         if kind == "operator":
-            compiled_operator(self.seen, func)
+            called = str(func) if isinstance(func, _OPERATORS) else f"torch.{name_of(func)}"
+            reason = f"computed by the operator {called} in compiled code, whose parts are not seen"
+            running = modules_in_call(self.seen.modules)
+            self.seen.near.append(Softmax(running, user_line(), torch.float32, self.seen.kept, reason=reason))
         elif kind == "seen" and (isinstance(out, Tensor) or name in RETURN_OTHERS):
             seen = self.seen
             try:
@@ -250,13 +249,6 @@ def _without(mode: TorchFunctionMode) -> Iterator[None]:
             _push_mode(off.pop())
 
 
-def compiled_operator(seen: Tracked, func: Any) -> None:
-    """An operator that computes attention, and whose parts are not seen."""
-    called = str(func) if isinstance(func, _OPERATORS) else f"torch.{name_of(func)}"
-    reason = f"computed by the operator {called} in compiled code, whose parts are not seen"
-    seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), torch.float32, seen.kept, reason=reason))
-
-
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -275,7 +267,11 @@ class OtherThreads:
         """Register those that follow calls."""
         if compiled_parts((name, module) for module, name in self._modules.items()):
             return []  # what torch.compile has compiled has no hooks that are registered later
-        own = [module for module in self._modules if _may_compute(module)]
+        # Layers of PyTorch compute no attention, or are known; those of a transformer would not take their fused path.
+        own = [
+            module for module in self._modules if not isinstance(module, torch.jit.ScriptModule)
+            and (not type(module).__module__.startswith("torch.nn.modules.") or isinstance(module, _CONTAINERS))
+        ]  # fmt: skip
         return [handle for module in own for handle in around(module, self._before, self._after)]
 
     @contextmanager
@@ -312,11 +308,3 @@ class OtherThreads:
         _, mode, other, seen = self._running.pop(thread)
         seen.join(other)
         return mode
-
-
-def _may_compute(module: nn.Module) -> bool:
-    """Whether a thread may begin with this module, and compute attention in it that has to be recognised. Layers of
-    PyTorch compute none, or are known, and those of a transformer would not take their fused path with hooks."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return False
-    return not type(module).__module__.startswith("torch.nn.modules.") or isinstance(module, _CONTAINERS)

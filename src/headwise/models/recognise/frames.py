@@ -4,6 +4,7 @@ graph of torch.fx."""
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import RLock, get_ident
 from types import FrameType
@@ -28,26 +29,6 @@ def node_running(frame: FrameType) -> Any:
     return nodes[index] if index is not None and index < len(nodes) else None
 
 
-def modules_of(node: Any, root: nn.Module) -> list[nn.Module]:
-    """The modules of the original model that called the function of a node, the innermost first, as far as the graph
-    has them."""
-    found = []
-    for path, _ in reversed(list((node.meta.get("nn_module_stack") or {}).values())):
-        try:
-            module = root.get_submodule(re.sub(r"@\d+$", "", path))
-        except AttributeError:
-            continue
-        if module is not root:
-            found.append(module)
-    return found
-
-
-def line_of(node: Any) -> str:
-    """file:line of the code that a node comes from; "" if it is not known."""
-    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return ":".join(places[-1]) if places else ""
-
-
 _INSIDE = tuple(str(Path(file).parent) for file in (str(torch.__file__), str(Path(__file__).parents[2])))
 _CHECKPOINT = str(Path("torch", "utils", "checkpoint.py"))
 _CALL = nn.Module._call_impl.__code__
@@ -66,7 +47,11 @@ def modules_in_call(modules: Mapping[nn.Module, str], like: list[nn.Module] | No
                     return like
                 found.append(module)
         elif frame.f_code.co_filename[:1] == "<" and (node := node_running(frame)) is not None:
-            found += [module for module in modules_of(node, frame.f_locals["self"]) if module in modules]
+            root = frame.f_locals["self"]
+            for path, _ in reversed(list((node.meta.get("nn_module_stack") or {}).values())):
+                with suppress(AttributeError):  # modules of the original model, as far as the graph has them
+                    module = root.get_submodule(re.sub(r"@\d+$", "", path))
+                    found += [module] if module is not root and module in modules else []
         frame = frame.f_back
     return found
 
@@ -139,7 +124,9 @@ def user_line() -> str:
         file = frame.f_code.co_filename
         if not file.startswith(_INSIDE) and not file.startswith("<frozen"):
             node = node_running(frame)
-            return (line_of(node) if node is not None else "") or f"{file}:{frame.f_lineno}"
+            trace = "" if node is None else node.meta.get("stack_trace") or ""
+            places = re.findall(r'File "([^"]+)", line (\d+)', trace)
+            return ":".join(places[-1]) if places else f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 

@@ -229,8 +229,9 @@ def _rounded(number: float) -> float:
     return short if abs(short - number) <= 3e-6 * abs(number) else number
 
 
-# q, k, v and out as a batch; the mask; and what packs an output again.
-Packed = tuple[tuple[Tensor, Tensor, Tensor, Tensor], Mask, Callable[[Tensor], Tensor]]
+# q, k, v and out as a batch; the mask of packed sequences; and what packs an output again.
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor]
+Packed = tuple[Tensors, Mask, Callable[[Tensor], Tensor]]
 
 
 def packed(
@@ -272,28 +273,16 @@ def windowed(left: int, right: int) -> Mask | None:
 _FAR = 1 << 30
 
 
-def _varlen(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: Tracked) -> FusedCall:
-    if given.get("block_table") is not None:
-        raise Lost("keys in pages (block_table)")
-    q, k, v = given["query"], given["key"], given["value"]
-    made = first_of(out)
-    cu_seq_k = given["cu_seq_q"] if given.get("cu_seq_k") is None else given["cu_seq_k"]
-
-    def arranged(out: Tensor) -> Packed:
-        return packed(q, k, v, out, given["cu_seq_q"], cu_seq_k, given.get("seqused_k"))
-
-    tensors, mask, again = arranged(made)
-    scale = given.get("scale")
-    return FusedCall(
-        *tensors, ("bnhd", "bmhd", "bmhe", "bnhe"),
-        (("mul", q.shape[-1] ** -0.5 if scale is None else scale),
-         *masked(mask, windowed(*(given.get("window_size") or (-1, -1))))),
-        heads=True, restore=again, returned=made, arrange=lambda x: arranged(x)[0][3],
-    )  # fmt: skip
+_VARLEN = {
+    "query": "q", "key": "k", "value": "v", "cu_seq_q": "cu_seqlens_q", "cu_seq_k": "cu_seqlens_k",
+    "scale": "softmax_scale",
+}  # fmt: skip
 
 
-# Tensors [b, tokens, …], the mask of packed sequences, and what packs an output again.
-_Arranged = tuple[tuple[Tensor, Tensor, Tensor, Tensor], Mask | None, Callable[[Tensor], Tensor] | None]
+def _varlen(given: dict[str, Any], *call: Any) -> FusedCall:
+    """`varlen_attn`, with flash-attn's names of its arguments."""
+    named = {_VARLEN.get(name, name): value for name, value in given.items() if name != "cu_seq_k" or value is not None}
+    return _flash(named, *call)
 
 
 def _flash(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: Tracked) -> FusedCall:
@@ -309,7 +298,7 @@ def _flash(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: 
     q, k, v = _tensors(given)
     starts_q = given.get("cu_seqlens_q", given.get("cu_seqlens"))
 
-    def arranged(out: Tensor) -> _Arranged:
+    def arranged(out: Tensor) -> Packed | tuple[Tensors, None, None]:
         if starts_q is not None:
             return packed(q, k, v, out, starts_q, given.get("cu_seqlens_k", starts_q), given.get("seqused_k"))
         if given.get("cache_seqlens") is not None:
@@ -347,7 +336,7 @@ def _tensors(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _cached(given: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Arranged:
+def _cached(given: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Packed:
     """Queries and a cache [b, size, h, d] whose first keys are used, as packed sequences."""
     b, n, size = *q.shape[:2], k.shape[1]
     if given.get("cache_batch_idx") is not None or given.get("cache_leftpad") is not None:

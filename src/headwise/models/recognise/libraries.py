@@ -199,7 +199,12 @@ def intercepted(names: list[tuple[str, str]], on_call: _OnCall) -> Iterator[None
     finally:
         with _lock:
             for key in entered:
-                _leave(key)
+                function, original, callback, users = _originals[key]
+                if users > 1:
+                    _originals[key] = function, original, callback, users - 1
+                else:
+                    function.__code__ = original.__code__
+                    del _originals[key]
 
 
 def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -224,23 +229,9 @@ def _enter(key: str, function: types.FunctionType, on_call: _OnCall) -> None:
     function.__code__ = _instead.__code__.replace(co_consts=constants, co_freevars=code.co_freevars)
 
 
-def _leave(key: str) -> None:
-    function, original, on_call, users = _originals[key]
-    if users > 1:
-        _originals[key] = function, original, on_call, users - 1
-        return
-    function.__code__ = original.__code__
-    del _originals[key]
-
-
 Made = TypeVar("Made")
 _PLAIN = (int, float, str, bool, type(None), types.BuiltinFunctionType)
-_FIXED = (
-    "torch",
-    "math",
-    "operator",
-    "builtins",
-)  # packages whose names nobody changes, unlike those of a user's module
+_FIXED = "torch", "math", "operator", "builtins"  # packages whose names nobody changes, unlike a user's module
 State = tuple[Any, ...]
 
 

@@ -25,9 +25,9 @@ from headwise.models.recognise.tracked import INPUT, Followed, Origin, Product, 
 Operand = tuple[Tensor, str]  # a tensor and the letters of its dimensions
 
 
-def of_weights(args: Sequence[Any], at: int) -> tuple[Contraction, int, Tensor] | None:
-    """The product of weights, operand `at`, with the one operand that has the dimensions of the keys, which of its
-    operands the weights are, and its result, computed here; None if there is no such product."""
+def of_weights(args: Sequence[Any], at: int) -> tuple[Contraction, Tensor] | None:
+    """The product of weights, operand `at`, with the one operand that has the dimensions of the keys, and its result,
+    computed here; None if there is no such product."""
     found = terms(args)
     if found is None:
         return None
@@ -43,7 +43,7 @@ def of_weights(args: Sequence[Any], at: int) -> tuple[Contraction, int, Tensor] 
     if product is None:
         return None
     with torch.no_grad():
-        return product, 0, torch.einsum(f"{letters[at]},{letters[v]}->{kept}", operands[at], operands[v])
+        return product, torch.einsum(f"{letters[at]},{letters[v]}->{kept}", operands[at], operands[v])
 
 
 def of_inputs(seen: Tracked, args: Sequence[Any]) -> tuple[Contraction, list[Operand]] | None:
@@ -108,7 +108,7 @@ def multiplied(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, 
     if name == "einsum" and at is not None and (of := of_weights(args, at)) is not None:
         x = known[at]
         assert x is not None
-        _with_values(seen, of[0], x if x.softmax else x.but(softmax=seen.record(out)), of[1], of[2], name)
+        _with_values(seen, of[0], x, 0, of[1], name)
     elif name == "einsum" and at is None and len(operands) > 2 and (inputs := of_inputs(seen, args)) is not None:
         combined(seen, inputs[0], out, name, [broadcast(one, inputs[0].out) for one in inputs[1]])
     else:
@@ -143,13 +143,17 @@ def combined(seen: Tracked, found: Contraction, out: Tensor, name: str, factors:
     both = seen.known(found.left), seen.known(found.right)
     for at, x in enumerate(both):
         if x is not None and x.stage in ("weights", "exp"):
-            if x.softmax is None:
-                x = x.but(softmax=seen.record(out))
             _with_values(seen, found, x, at, out, name)
             return
     for at, x in enumerate(both):
         if x is not None and x.stage in ("scores", "other") and x.product is not None and not x.product.learned:
-            _without_softmax(seen, found, x, at)
+            over = summed_factors(found, x, at)
+            if any(are_of(over, own_dims(x.product, side)) for side in (0, 1)):
+                what = f"{x.note} attention: {x.note} takes the place of softmax" if x.stage == "other" else (
+                    "two products without a softmax between them, as in linear attention"
+                )  # fmt: skip
+                running = modules_in_call(seen.modules)
+                seen.near.append(Softmax(running, user_line(), found.left.dtype, seen.kept, reason=what))
             break
     fixed = [learned(operand) for operand in (found.left, found.right)]
     if all(fixed) or _of_each_number(found.a, found.b):
@@ -171,22 +175,26 @@ def combined(seen: Tracked, found: Contraction, out: Tensor, name: str, factors:
 
 
 def _with_values(seen: Tracked, found: Contraction, x: Followed, at: int, out: Tensor, name: str) -> None:
-    before = len(seen.ready)
-    _connected(seen, found, x, at, out, name)
+    """A product of weights: an attention if it sums over the keys."""
+    if x.softmax is None:
+        x = x.but(softmax=seen.record(out))
     assert x.softmax is not None
-    if seen.on_refused is not None and len(seen.ready) == before and not x.softmax.done:
+    if x.softmax.done:
+        return
+    side = _side_of_keys(found, x, at, name)
+    if side is not None:
+        seen.ready.append(Values(found, x, at, side, out))
+    elif seen.on_refused is not None:
         seen.on_refused(found, x, at, out)
 
 
-def _connected(seen: Tracked, found: Contraction, x: Followed, at: int, out: Tensor, name: str) -> None:
-    """Whether the product sums over the keys; then it is an attention."""
+def _side_of_keys(found: Contraction, x: Followed, at: int, name: str) -> int | None:
+    """The operand of the first product that holds the keys; None, with the reason in the record, if it is none."""
     record = x.softmax
     assert record is not None
-    if record.done:
-        return
     if x.lost or x.product is None:
         record.reason = x.lost or record.reason
-        return
+        return None
     summed = summed_factors(found, x, at)
     if x.stage == "exp":
         record.keys = summed
@@ -195,7 +203,7 @@ def _connected(seen: Tracked, found: Contraction, x: Followed, at: int, out: Ten
     elif record.single:  # one key: of two operands without a dimension of their own, keys are mostly the second
         sides = [side for side in (1, 0) if not own_dims(x.product, side)][:1]
     else:
-        return
+        return None
     if x.extended:
         record.reason = f"the column that was joined to the scores is multiplied by values at {user_line()}"
     elif not sides:
@@ -208,18 +216,8 @@ def _connected(seen: Tracked, found: Contraction, x: Followed, at: int, out: Ten
             f"mixing of heads"
         )  # fmt: skip
     else:
-        seen.ready.append(Values(found, x, at, sides[0], out))
-
-
-def _without_softmax(seen: Tracked, found: Contraction, x: Followed, at: int) -> None:
-    """A product of a product: linear attention, or attention with another function than softmax."""
-    summed = summed_factors(found, x, at)
-    assert x.product is not None
-    if any(are_of(summed, own_dims(x.product, side)) for side in (0, 1)):
-        what = f"{x.note} attention: {x.note} takes the place of softmax" if x.stage == "other" else (
-            "two products without a softmax between them, as in linear attention"
-        )  # fmt: skip
-        seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), found.left.dtype, seen.kept, reason=what))
+        return sides[0]
+    return None
 
 
 def summed_factors(found: Contraction, x: Followed, at: int) -> tuple[Factor, ...]:

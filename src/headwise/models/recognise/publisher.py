@@ -1,7 +1,7 @@
 """`recognise(model, …)`: the attention in a forward pass; and how it is published to those who subscribe to it."""
 
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from contextlib import ExitStack
 from functools import partial
 from threading import get_ident
@@ -19,9 +19,8 @@ from headwise.kernels.spread import held_by
 from headwise.map import AttentionMap
 from headwise.map.attention import attend_to
 from headwise.models.adapters.places import computed
-from headwise.models.difference import Difference
 from headwise.models.hooks import Hook, around
-from headwise.models.recognise.attention import Attention, assembled, names
+from headwise.models.recognise.attention import Attention, assembled
 from headwise.models.recognise.following import (
     Following,
     OtherThreads,
@@ -32,7 +31,7 @@ from headwise.models.recognise.following import (
     uncompiled,
 )
 from headwise.models.recognise.frames import modules_in_call, user_line
-from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, named
+from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, numbered
 from headwise.models.recognise.tracked import (
     UNEXPECTED,
     Followed,
@@ -66,28 +65,10 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"recognise(model): expected an nn.Module, got {type(model).__name__}")
-    calls = _Calls(model)
-    with torch.no_grad(), within(own_code=True), following(Following(calls.seen)):
-        output = model(*args, **kwargs)
-    if not calls.found:
-        raise nothing(model, calls.seen, "recognise")
-    found = tuple(
-        Recognised(**a.shared, name=name, map=amap, error=apart.worst, line=line, remark=apart.remark)
-        for name, (_, a, amap, apart, line) in zip(named([one[0] for one in calls.found]), calls.found, strict=True)
-    )
-    return Recognition(found, not_followed(calls.seen), output)
+    found: list[Recognised] = []
 
-
-class _Calls:
-    """The calls of a forward pass."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.modules = {module: name for name, module in model.named_modules()}
-        self.seen = Tracked(self.modules, self._values)
-        self.found: list[tuple[str, Attention, AttentionMap, Difference, str]] = []
-
-    def _values(self, given: Values) -> None:
-        place = names(given.product, modules_in_call(self.modules), self.modules)
+    def values(given: Values) -> None:
+        place = seen.place(given.product)
         try:
             with own_dtypes(given.out):
                 a = assembled(given)
@@ -97,7 +78,16 @@ class _Calls:
             given.record.reason = explained(given.x, unexpected(error))
             return
         given.record.done = True
-        self.found.append(("" if place is None else place[1], a, amap, apart, user_line()))
+        name = "" if place is None else place[1]
+        found.append(Recognised(**a.shared, name=name, map=amap, error=apart.worst, line=user_line(),
+                                remark=apart.remark))  # fmt: skip
+
+    seen = Tracked({module: name for name, module in model.named_modules()}, values)
+    with torch.no_grad(), within(own_code=True), following(Following(seen)):
+        output = model(*args, **kwargs)
+    if not found:
+        raise nothing(model, seen, "recognise")
+    return Recognition(numbered(found), not_followed(seen), output)
 
 
 def explained(x: Followed, reason: str) -> str:
@@ -111,17 +101,9 @@ def not_followed(seen: Tracked) -> tuple[NotFollowed, ...]:
     left = [one for one in left if not one.modules or one.modules[0] not in seen.aside]
     found = [NotFollowed(seen.modules[one.modules[0]] if one.modules else "", one.reason, one.line) for one in left]
     done = {seen.modules[one.modules[0]] for one in seen.softmaxes if one.done and one.modules}
-    found += _nothing_in(seen, {one.name for one in found} | done)
-    opaque = [name for module, name in seen.modules.items() if isinstance(module, torch.jit.ScriptModule)]
-    outer = [name for name in opaque if name.rpartition(".")[0] not in opaque or not name]
-    found += [NotFollowed(name, "compiled by TorchScript, so that its functions are not seen", "") for name in outer]
-    return tuple(dict.fromkeys(found))
-
-
-def _nothing_in(seen: Tracked, named: set[str]) -> list[NotFollowed]:
-    """Modules whose class is called an attention, and in which nothing was seen."""
+    named = {one.name for one in found} | done
     inside = [f"{name}." for name in named]
-    lost = [
+    lost = [  # modules whose class is called an attention, and in which nothing was seen
         (name, type(module).__name__) for module, name in seen.modules.items()
         if re.search("attention|attn", type(module).__name__, re.IGNORECASE)
         and not any(f"{one}.".startswith(f"{name}." if name else "") for one in named)
@@ -129,9 +111,15 @@ def _nothing_in(seen: Tracked, named: set[str]) -> list[NotFollowed]:
         and not any(part in seen.aside or computed(part) for part in module.modules())
         and not isinstance(module, torch.jit.ScriptModule)
     ]  # fmt: skip
-    outer = [one for one in lost if not any(one[0].startswith(f"{name}.") for name, _ in lost)]
     reason = "nothing was recognised in this {}: it was not called, or compiled code computes its attention"
-    return [NotFollowed(name, reason.format(kind), "") for name, kind in outer]
+    found += [
+        NotFollowed(name, reason.format(kind), "") for name, kind in lost
+        if not any(name.startswith(f"{other}.") for other, _ in lost)
+    ]  # fmt: skip
+    opaque = [name for module, name in seen.modules.items() if isinstance(module, torch.jit.ScriptModule)]
+    outer = [name for name in opaque if name.rpartition(".")[0] not in opaque or not name]
+    found += [NotFollowed(name, "compiled by TorchScript, so that its functions are not seen", "") for name in outer]
+    return tuple(dict.fromkeys(found))
 
 
 def nothing(model: nn.Module, seen: Tracked, caller: str) -> ConfigError:
@@ -238,7 +226,7 @@ class FollowedForward:
         """Weights are multiplied by values."""
         x, out, record = given.x, given.out, given.record
         now = modules_in_call(self._modules, given.product.modules)
-        place = names(given.product, now, self._modules)
+        place = next(((one, self._modules[one]) for one in now if one in given.product.modules), None)
         weights = (given.of.left, given.of.right)[given.at]
         replaced = isinstance(weights, Deferred) and not weights.made  # attach computed and published it
         if place is None or replaced or now[0] in self._aside or not subscribed(place[0]) or in_backward():
@@ -274,26 +262,19 @@ class FollowedForward:
         if told and returned.requires_grad:
             held = held_by(place[0], a.q, a.k, a.v)
             receivers = [partial(one.on_delta, one.name(place[0]), held) for one in told if one.on_delta]
-            first = None if x.answer is None else x.answer.arrange
-            arrange = a.arrange if first is None else partial(_both, first, a.arrange)
+            first, second = None if x.answer is None else x.answer.arrange, a.arrange
+            arrange = second if first is None else lambda y: second(first(y))
             own = a.out.detach() if x.answer is None else arrange(returned.detach())
             result = _result(a, own, bool(record.function), *made)
-            hook = partial(_publish_delta, receivers, result, arrange)  # which must not hold `returned`
-            returned.register_hook(hook)
 
+            def publish(grad: Tensor) -> None:  # δ of each head and query; it must not hold `returned`
+                with torch.no_grad():
+                    dtype = torch.promote_types(result.dtype, torch.float32)
+                    delta = (arrange(grad).to(dtype) * result.to(dtype)).sum(-1)
+                for receiver in receivers:
+                    receiver(delta)
 
-def _publish_delta(
-    receivers: Sequence[Callable[[Tensor], Any]],
-    out: Tensor,
-    arrange: Callable[[Tensor], Tensor],
-    grad: Tensor,
-) -> None:
-    """Publish δ of each head and query, from the gradient of the output of the code."""
-    with torch.no_grad():
-        dtype = torch.promote_types(out.dtype, torch.float32)
-        delta = (arrange(grad).to(dtype) * out.to(dtype)).sum(-1)
-    for receiver in receivers:
-        receiver(delta)
+            returned.register_hook(publish)
 
 
 def _checked(
@@ -317,10 +298,6 @@ def _checked(
         raise Lost(unexpected(error)) from error
     made[:] = [out, amap.lse]
     return out, amap
-
-
-def _both(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return second(first(x))
 
 
 def _result(attention: Attention, own: Tensor, packed: bool, out: Tensor, lse: Tensor) -> Tensor:

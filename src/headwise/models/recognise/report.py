@@ -1,7 +1,7 @@
 """What `recognise` returns."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +124,6 @@ class Recognition(Sequence[Recognised]):
     def __len__(self) -> int:
         return len(self.calls)
 
-    def __iter__(self) -> Iterator[Recognised]:
-        return iter(self.calls)
-
     def __repr__(self) -> str:
         lines = [as_text(_HEAD, [_row(call) for call in self.calls], words=1, gap="  ")] if self.calls else []
         return "\n".join([*lines, *self._notes()])
@@ -153,9 +150,10 @@ def _row(call: Recognised) -> list[str]:
     ]  # fmt: skip
 
 
-def named(names: Sequence[str]) -> list[str]:
-    """Names of calls, numbered where a module is called again."""
-    found: list[str] = []
-    for name in names:
-        found.append(call_name(name, found))
-    return found
+def numbered(calls: Iterable[Any]) -> tuple[Any, ...]:
+    """Calls with numbers in their names where a module is called again."""
+    found: dict[str, Any] = {}
+    for call in calls:
+        name = call_name(call.name, found)
+        found[name] = replace(call, name=name)
+    return tuple(found.values())

@@ -35,10 +35,9 @@ def mask_of_rows(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor] | None = 
     found = _Found(rows, sizes)
     if found.everything:
         return None
-    if found.same_heads:
-        for mask, keys in found.candidates():
-            if _hides_alike(mask, keys, rows, sizes):
-                return both(mask, None if keys is None else of_padding(keys.expand(b, -1), n))
+    for mask in found.candidates():
+        if mask is not None and allows(mask, lambda span: rows(span)[:, :1], (b, 1, n, m)):
+            return mask
     allowed = whole() if whole is not None else torch.cat([rows(span) for span in blocks(sizes)], 2)
     allowed = allowed[: 1 if found.same_batch else None, : 1 if found.same_heads else None]
     return of_boolean(allowed)
@@ -70,7 +69,8 @@ def placed_mask(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor], *, cut: b
         return Placed(mask_of_rows(rows, sizes, whole), m, n == m)
     if n > 1 and allows(Causal(), rows, sizes):
         return Placed(Causal(), m, True)
-    last = torch.cat([_last(rows(span)) for span in blocks(sizes)])
+    seen = torch.cat([rows(span).flatten(0, 1).any(0) for span in blocks(sizes)])
+    last = (seen * torch.arange(1, m + 1, device=seen.device)).amax(-1) - 1  # of each query; −1 if there is none
     first = last - torch.arange(n, device=last.device)  # where the first query is, if this one is at its last key
     start = int(first[last >= 0].max()) if bool((last >= 0).any()) else m
     each = bool((first == start).all())
@@ -85,13 +85,6 @@ def placed_mask(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor], *, cut: b
 
 def _first_keys(rows: Rows, keys: int) -> Rows:
     return lambda span: rows(span)[..., :keys]
-
-
-def _last(allowed: Tensor) -> Tensor:
-    """The last key that each query may see in any batch entry or head, [r]; −1 if there is none."""
-    seen = allowed.flatten(0, 1).any(0)
-    numbers = torch.arange(1, seen.shape[-1] + 1, device=seen.device)
-    return (seen * numbers).amax(-1) - 1
 
 
 class _Found:
@@ -121,19 +114,25 @@ class _Found:
             self.first, self.last, self.none, self.joined = (torch.cat(x, 1) for x in (first, last, none, joined))
             self.keys = seen  # those that any query may attend to, [b or 1, m]
 
-    def candidates(self) -> Iterator[tuple[Mask | None, Tensor | None]]:
+    def candidates(self) -> Iterator[Mask | None]:
         """Masks to compare, the simplest first: of positions and documents, and of padding."""
-        band = self._band() if self.sizes[2] <= self.sizes[3] else None
-        yield None, self.keys
+        b, _, n, m = self.sizes
+        if not self.same_heads:
+            return
+        band = self._band() if n <= m else None
+        padding = of_padding(self.keys.expand(b, -1), n)
+        yield padding
         if band is not None:
-            yield band, None
-            yield band, self.keys
-        if self.sizes[2] == self.sizes[3]:
-            documents = self._documents()
-            yield documents, None
-            yield documents & Causal(), None
+            yield band
+            yield both(band, padding)
+        if n == m:
+            # Documents that begin where a query may not attend to the key before its own; −1 for fully masked queries.
+            ids = (~self.joined).cumsum(-1)
+            documents = Documents((ids - ids[:, :1]).masked_fill(self.none, -1))
+            yield documents
+            yield documents & Causal()
             if band is not None:
-                yield documents & band, None
+                yield documents & band
 
     def _band(self) -> Mask | None:
         """The mask of all keys that are no farther before and after their query than any that is allowed; None if that
@@ -151,11 +150,6 @@ class _Found:
             return Window(left + 1, right) if right else Causal() & Window(left + 1)
         return Window(m, right) if 0 < right < n - 1 else None if right else Causal()
 
-    def _documents(self) -> Documents:
-        """Documents that begin where a query may not attend to the key before its own; −1 for fully masked queries."""
-        ids = (~self.joined).cumsum(-1)
-        return Documents((ids - ids[:, :1]).masked_fill(self.none, -1))
-
 
 def blocks(sizes: Sizes) -> Iterator[Span]:
     """The queries, some at a time."""
@@ -166,25 +160,13 @@ def blocks(sizes: Sizes) -> Iterator[Span]:
 
 
 def allows(mask: Mask, rows: Rows, sizes: Sizes) -> bool:
-    """Whether rows, of all heads, allow exactly what the mask allows."""
+    """Whether rows allow exactly what the mask allows."""
     for span in blocks(sizes):
         allowed = rows(span)
         i, j = (torch.arange(*one, device=allowed.device) for one in (span, (0, sizes[3])))
-        if not _equal(mask.allowed(i, j, Grid(*sizes)), allowed):
-            return False
-    return True
-
-
-def _hides_alike(mask: Mask | None, keys: Tensor | None, rows: Rows, sizes: Sizes) -> bool:
-    """Whether the rows of the first head allow exactly the keys of both the mask and `keys` [b or 1, m]."""
-    b, _, n, m = sizes
-    for span in blocks(sizes):
-        allowed = rows(span)[:, 0]
-        expected = torch.ones(1, 1, m, dtype=torch.bool, device=allowed.device) if keys is None else keys[:, None]
-        if mask is not None:
-            i, j = (torch.arange(*one, device=allowed.device) for one in (span, (0, m)))
-            expected = expected & mask.allowed(i, j, Grid(b, 1, n, m))[:, 0]
-        if not _equal(expected, allowed):
+        expected = mask.allowed(i, j, Grid(*sizes))
+        shape = torch.broadcast_shapes(expected.shape, allowed.shape)
+        if not same(expected.expand(shape), allowed.expand(shape)):
             return False
     return True
 
@@ -226,11 +208,6 @@ def _relative(table: Tensor, m: int) -> RelativeBias:
     return RelativeBias(table[:1] if bool((table == table[:1]).all()) else table, 1 - m)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    shape = torch.broadcast_shapes(one.shape, other.shape)
-    return same(one.expand(shape), other.expand(shape))
-
-
 def same(one: Tensor, other: Tensor) -> bool:
     """Whether two boolean tensors have the same shape and values; eight values at a time where memory allows."""
     if one.shape != other.shape:
@@ -259,8 +236,8 @@ class Changes:
     masks: list[Mask] = field(default_factory=list)  # masks, scores: those of a function that defines them
     zeroed: list[Tensor] = field(default_factory=list)  # where scores were multiplied by 0, boolean
     scores: list[Score] = field(default_factory=list)
-    # Of other layers: sizes, device, whether keys may be cut, what is hidden, if that is small, and its mask
-    named: list[tuple[Sizes, torch.device, bool, Tensor | None, Placed]] = field(default_factory=list)
+    # Of other layers: sizes, device and whether keys may be cut; what is hidden, if that is small; and its mask
+    named: list[tuple[tuple[Sizes, torch.device, bool], Tensor | None, Placed]] = field(default_factory=list)
 
     def mask(self, axes: Axes, *, cut: bool) -> Placed:
         """All that is masked, as the shortest mask. cut: whether keys that are hidden from all queries may be left
@@ -271,27 +248,20 @@ class Changes:
         if not self.hidden:
             return Placed(both(*self.masks), m, known)
         hidden = reduce(torch.logical_or, self.hidden)
-        found = self._named(hidden, axes.sizes, cut=cut and not (self.masks or given))  # type: ignore[arg-type]
-        return Placed(both(*self.masks, found.mask), found.keys, known or found.known)
-
-    def _named(self, hidden: Tensor, sizes: Sizes, *, cut: bool) -> Placed:
-        """The mask that hides these keys; that of another layer if it hides the same."""
-        whole = hidden.expand(-1, -1, *sizes[2:])
+        whole = hidden.expand(-1, -1, n, m)
+        form = axes.sizes, hidden.device, cut and not (self.masks or given)
 
         def rows(span: Span) -> Tensor:
             return ~whole[:, :, span.start : span.stop]
 
-        for same_sizes, device, same_cut, kept, placed in self.named:
-            if (same_sizes, device, same_cut) != (sizes, hidden.device, cut):
-                continue
-            if same(kept, hidden) if kept is not None else placed.hides_alike(rows, sizes):
-                return placed
-        placed = placed_mask(rows, sizes, lambda: ~whole, cut=cut)
-        small = hidden.numel() <= KEPT
-        self.named.append(
-            (sizes, hidden.device, cut, hidden.clone() if small else None, placed)
-        )  # the code may change its own
-        return placed
+        for same_form, kept, found in self.named:
+            if same_form == form and (same(kept, hidden) if kept is not None else found.hides_alike(rows, axes.sizes)):
+                break
+        else:
+            found = placed_mask(rows, axes.sizes, lambda: ~whole, cut=form[2])
+            copy = hidden.clone() if hidden.numel() <= KEPT else None  # the code may change its own
+            self.named.append((form, copy, found))
+        return Placed(both(*self.masks, found.mask), found.keys, known or found.known)
 
     def added(self, n: int, keys: int) -> Iterator[Score]:
         """The biases of the first keys: numbers of distances where they are such, else of pairs. Those that need

@@ -135,11 +135,7 @@ INPUT.__dict__.update(stage="input", layout=Layout(()))
 
 def learned(x: Tensor) -> bool:
     """Whether it is a parameter, or a view of one, such as its transpose."""
-    return _is_parameter(x) or _is_parameter(x._base)
-
-
-def _is_parameter(x: Tensor | None) -> bool:
-    return x is not None and type(x) is not Tensor and isinstance(x, nn.Parameter)
+    return any(type(one) is not Tensor and isinstance(one, nn.Parameter) for one in (x, x._base))
 
 
 VIEWS = frozenset({
@@ -239,6 +235,11 @@ class Tracked:
             what = INPUT.but(layout=whole(shape), origin=origin)
             self._known[id(x)] = entry[0], what
         return what
+
+    def place(self, product: Product) -> tuple[nn.Module, str] | None:
+        """The innermost module that both computed a product and is running now, and its name."""
+        now = modules_in_call(self.modules, product.modules)
+        return next(((one, self.modules[one]) for one in now if one in product.modules), None)
 
     def remember(self, x: Tensor, what: Followed) -> None:
         """Keep what is known of a tensor, until it is freed."""

@@ -26,12 +26,12 @@ from headwise.kernels import events
 from headwise.kernels.events import here as settings, in_backward, subscribers_of
 from headwise.map.attention import attend_to
 from headwise.models.hooks import arguments
-from headwise.models.recognise.attention import assembled, names
+from headwise.models.recognise.attention import assembled
 from headwise.models.recognise.following import compile_with, following, not_in_one_graph, uncompiled
-from headwise.models.recognise.frames import in_checkpoint, is_outermost, modules_in_call
+from headwise.models.recognise.frames import in_checkpoint, is_outermost
 from headwise.models.recognise.publisher import explained, nothing
 from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, NotFinite, Tracked, Values, unexpected
-from headwise.models.replace.deferred import Deferred, Deferring, Place, place_of, without_shifts
+from headwise.models.replace.deferred import Deferred, Deferring, Place, without_shifts
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
 
@@ -127,28 +127,21 @@ class Replacement:
         """Runs before a call of a module: an outermost call begins a forward, or its repetition in a backward pass."""
         not_in_one_graph("attach")
         callback = compile_with(None)
-        if self._begins(module):
-            self._open[get_ident()] = _Open(self, module, callback)
-        else:
-            compile_with(callback)
-
-    def _begins(self, module: nn.Module) -> bool:
-        if module not in self.modules:  # a copy of the model has the hooks too
-            return False
-        here = self._open.get(get_ident())
+        own = module in self.modules  # a copy of the model has the hooks too
+        here = self._open.get(get_ident()) if own else None
         if here is not None and here.module is module and is_outermost(module):  # after a KeyboardInterrupt
             self._open.pop(get_ident()).close()
             here = None
         if here is not None:
             here.depth += 1
-            return False
-        if settings().own_code:
-            return False
+        if here is not None or not own or settings().own_code:
+            compile_with(callback)
+            return
         if not in_backward():
             self._certified = {
                 place: frozenset(key for key, why in keys.items() if not why) for place, keys in self._verdicts.items()
             }
-        return True
+        self._open[get_ident()] = _Open(self, module, callback)
 
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
         here = self._open.get(get_ident())
@@ -163,29 +156,24 @@ class Replacement:
             if module is self.model and result is not None and not self._checked:
                 self._checked = True
                 self.check(here.seen)
-            if result is not None:
-                self._check_edits(here.seen)
+            softmaxes = here.seen.softmaxes if events.editing and result is not None else []
+            done = {one.modules[0] for one in softmaxes if one.done and one.modules} | self._apart
+            for one in softmaxes:
+                if not one.done and one.modules and one.modules[0] not in done and is_edited(one.modules[0]):
+                    raise not_edited(self.modules[one.modules[0]], f"{one.reason} ({Path(one.line).name})")
         finally:
             compile_with(here.callback)
-
-    def _check_edits(self, seen: Tracked) -> None:
-        """Raise if a module with edits had a softmax that is not followed, and no attention."""
-        if not events.editing:
-            return
-        done = {one.modules[0] for one in seen.softmaxes if one.done and one.modules}
-        for one in seen.softmaxes:
-            if not one.done and one.modules and one.modules[0] not in done | self._apart and is_edited(one.modules[0]):
-                raise not_edited(self.modules[one.modules[0]], f"{one.reason} ({Path(one.line).name})")
 
     def values(self, here: "_Open", given: Values) -> None:
         """Weights are multiplied by values."""
         x, out, mode = given.x, given.out, here.mode
         given.record.done = True
-        place = names(given.product, modules_in_call(self.modules), self.modules)
+        place = here.seen.place(given.product)
         if place is None or place[0] in self._apart:
             return
         module, name = place
-        where, key = place_of(x), key_of(given, mode.dropout_p)
+        running = given.product.modules
+        where, key = (running[0] if running else None, given.product.line), key_of(given, mode.dropout_p)
         fused = out.is_meta and not isinstance(out, Deferred)
         waiting, why = fused or (isinstance(out, Deferred) and not out.made), ""
         if waiting:

@@ -13,14 +13,14 @@ from headwise.kernels.events import within
 from headwise.map import AttentionMap
 from headwise.models.difference import Difference, difference
 from headwise.models.hooks import arguments
-from headwise.models.recognise.attention import Attention, assembled, names
+from headwise.models.recognise.attention import Attention, assembled
 from headwise.models.recognise.axes import are_of, own_dims
 from headwise.models.recognise.following import Following, following
-from headwise.models.recognise.frames import modules_in_call, user_line
+from headwise.models.recognise.frames import user_line
 from headwise.models.recognise.multiplied import summed_factors
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.publisher import explained, not_followed, nothing
-from headwise.models.recognise.report import named
+from headwise.models.recognise.report import numbered
 from headwise.models.recognise.scores import HIDES, named_mask
 from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, Tracked, Values, unexpected
 from headwise.rule import own_dtypes
@@ -88,9 +88,6 @@ class Certificate(Sequence[Verdict]):
     def __len__(self) -> int:
         return len(self.verdicts)
 
-    def __iter__(self) -> Iterator[Verdict]:
-        return iter(self.verdicts)
-
     def __repr__(self) -> str:
         return as_text(_HEAD, [_row(one) for one in self.verdicts], words=2, gap="  ") + "".join(
             f"\n{note}" for note in self._notes()
@@ -130,22 +127,12 @@ def _row(one: Verdict) -> list[str]:
 LARGEST = 1 << 22  # cells of a mask that are looked at
 
 
-def remarks_of(a: Attention, amap: AttentionMap) -> tuple[str, ...]:
-    """Another scale than 1/√d, a mask that may be inverted, fully masked queries, dropout."""
-    return tuple(_remarks(a, amap))
-
-
 def _remarks(a: Attention, amap: AttentionMap) -> Iterator[str]:
+    """Another scale than 1/√d, a mask that may be inverted, fully masked queries, dropout."""
     d = a.q.shape[3]
     usual = d**-0.5
     if abs(a.scale / usual - 1) > 4 * torch.finfo(a.dtype).eps:
         yield f"its scale is {a.scale:.4g}, not 1/√{d} = {usual:.4g}" + (": there is none" if a.scale == 1 else "")
-    yield from _of_mask(a, amap)
-    if a.dropout_p:
-        yield f"a share of {a.dropout_p:g} of its weights is dropped; headwise drops others, with the same probability"
-
-
-def _of_mask(a: Attention, amap: AttentionMap) -> Iterator[str]:
     b, h, n, m = amap.shape
     hidden = amap.lse == -torch.inf
     if a.mask is not None and n > 1 and b * n * m <= LARGEST:
@@ -159,6 +146,8 @@ def _of_mask(a: Attention, amap: AttentionMap) -> Iterator[str]:
         count = int(hidden.any(1).sum())
         what = _result(a, hidden)
         yield f"{count} fully masked quer{'y' if count == 1 else 'ies'}: their result is {what}, where attend returns 0"
+    if a.dropout_p:
+        yield f"a share of {a.dropout_p:g} of its weights is dropped; headwise drops others, with the same probability"
 
 
 def _result(a: Attention, hidden: Tensor) -> str:
@@ -207,17 +196,14 @@ def certify(model: nn.Module, batch: Any) -> Certificate:
     ]  # fmt: skip
     if not calls.found and not rest:
         raise nothing(model, calls.seen, "certify")
-    numbered = named([one.name for one in calls.found])
-    found = [replace(one, name=name) for one, name in zip(calls.found, numbered, strict=True)]
-    return Certificate((*found, *rest), output)
+    return Certificate((*numbered(calls.found), *rest), output)
 
 
 class _Calls:
     """The verdicts of a forward pass. refused: names and reasons of those that are no attention as they are."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = {module: name for name, module in model.named_modules()}
-        self.seen = Tracked(self.modules, self._values)
+        self.seen = Tracked({module: name for name, module in model.named_modules()}, self._values)
         self.seen.on_refused = self._refused
         self.found: list[Verdict] = []
         self.refused: set[tuple[str, str]] = set()
@@ -235,13 +221,13 @@ class _Calls:
         reason, running = x.softmax.reason, x.softmax.modules
         closest = _closest(product, x, at)
         if closest is not None and self._compared(Values(product, closest[0], at, closest[1], out), reason):
-            self.refused.add((self.modules[running[0]] if running else "", reason))
+            self.refused.add((self.seen.modules[running[0]] if running else "", reason))
 
     def _compared(self, given: Values, reason: str) -> bool:
         """Append the verdict on a call, with the reason why it is not `attend` if one is known; False if there is
         nothing to compare it with."""
         product, x, at, _, out = given
-        place = names(given.product, modules_in_call(self.modules), self.modules)
+        place = self.seen.place(given.product)
         try:
             with own_dtypes(out):
                 a = assembled(given)
@@ -260,7 +246,7 @@ class _Calls:
             reason = "its gradients are not those of attention: they do not flow through all of it, or are not finite"
         self.found.append(Verdict(
             "" if place is None else place[1], not reason, _call(a), reason, apart.worst, allowed, gradients,
-            (*remarks_of(a, amap), *filter(None, [apart.remark]),
+            (*_remarks(a, amap), *filter(None, [apart.remark]),
              *([f"attach keeps {given.record.function}: {x.own}"] if x.own else [])), user_line(),
         ))  # fmt: skip
         return True

@@ -273,7 +273,9 @@ class Deferring(Following):
             return None
         if name in _LIKE and lazy[0] is not args[0]:
             return func(*tree_map(_form, tuple(args)), **tree_map(_form, kwargs))
-        if name in _NEVER or not (name in PRODUCTS or name in _KINDS or self._reduces(name, lazy[0])):
+        first = self.seen.known(lazy[0])
+        reduces = name in _REDUCTIONS and first is not None and first.stage in ("scores", "exp")
+        if name in _NEVER or not (name in PRODUCTS or name in _KINDS or reduces):
             return func(*args, **kwargs)
         for other in lazy[1:]:
             known = self.seen.known(other)
@@ -330,10 +332,6 @@ class Deferring(Following):
                 x.reduced = known.layout, _dims(args, kwargs, of.ndim)
         return found
 
-    def _reduces(self, name: str, x: Deferred) -> bool:
-        known = self.seen.known(x)
-        return name in _REDUCTIONS and known is not None and known.stage in ("scores", "exp")
-
     def _in_place(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], lazy: bool) -> Any:
         """A function that changes its first argument, or `out`."""
         target: Any = kwargs.get("out", args[0] if args else None)
@@ -346,14 +344,16 @@ class Deferring(Following):
                     other.dense()
             self.live.add(target.rewrite(func, args, kwargs))
             return target
+        numbers = isinstance(target, Tensor) and not isinstance(target, Deferred)
+        storage = target.untyped_storage()._cdata if numbers else None
         for x in list(self.live):
-            if not x.made and (lazy or any(_shares(target, leaf) for leaf in x.leaves())):
+            if not x.made and (lazy or storage in (leaf.untyped_storage()._cdata for leaf in x.leaves())):
                 x.dense()
         return func(*args, **kwargs)
 
     def _fused(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
         """The result of the fused function as `attend` computes it, or None."""
-        args, kwargs = tree_map(_number, tuple(args)), tree_map(_number, kwargs)
+        args, kwargs = tree_map(dense, (tuple(args), kwargs))
         found = deferred(FUSED, func, args, kwargs)
         if not isinstance(found, Deferred):
             return None
@@ -374,12 +374,6 @@ def place_here(seen: Tracked) -> Place:
     """The module and line that call a function now."""
     running = modules_in_call(seen.modules)
     return (running[0] if running else None), user_line()
-
-
-def place_of(x: Followed) -> Place:
-    """The module and line that computed the product of queries and keys."""
-    assert x.product is not None
-    return (x.product.modules[0] if x.product.modules else None), x.product.line
 
 
 def without_shifts(x: Followed) -> Followed | None:
@@ -417,18 +411,8 @@ def _dims(args: Sequence[Any], kwargs: dict[str, Any], ndim: int) -> tuple[int, 
     return tuple(one % ndim for one in dims)
 
 
-def _shares(x: Any, y: Tensor) -> bool:
-    if not isinstance(x, Tensor) or isinstance(x, Deferred):
-        return False
-    return x.untyped_storage()._cdata == y.untyped_storage()._cdata
-
-
 def _form(x: Any) -> Any:
     """Of what is not computed, a tensor of the same shape, dtype and device, without memory for its numbers."""
     if not isinstance(x, Deferred) or x.made:
         return x
     return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
-
-
-def _number(x: Any) -> Any:
-    return x.dense() if isinstance(x, Deferred) else x

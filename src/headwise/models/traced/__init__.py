@@ -309,7 +309,14 @@ def with_shared_maps(known: Traced, module: nn.Module) -> Traced:
         if {one.letter for one in those} == {"q"}:
             slices += those
             continue
-        maps = _divided(owner, those, known.num_heads)
+        maps: dict[str, nn.Linear] = {}  # one for each letter, in their order
+        for one in sorted((one for one in those if one.name == "weight"), key=lambda one: one.start):
+            rows = slice(one.start, one.start + known.num_heads * one.width)
+            linear = nn.Linear(owner.in_features, rows.stop - rows.start, owner.bias is not None, device="meta")
+            for name, x in owner._parameters.items():
+                if x is not None:
+                    linear._parameters[name] = nn.Parameter(x.detach()[rows].clone(), requires_grad=x.requires_grad)
+            maps[one.letter] = linear
         shared = SharedMaps(maps, {one.letter: one.width for one in those})
         shared.train(owner.training)
         shared._forward_hooks, shared._forward_pre_hooks = owner._forward_hooks, owner._forward_pre_hooks
@@ -323,19 +330,6 @@ def with_shared_maps(known: Traced, module: nn.Module) -> Traced:
             slices.append(replace(one, owner=maps[one.letter], start=0, heads=heads, size=size))
         sizes.append((shared, "repeats", "heads of a KV head"))
     return replace(known, slices=tuple(slices), sizes=tuple(sizes), shares=False)
-
-
-def _divided(owner: nn.Linear, slices: Sequence[Slices], heads: int) -> dict[str, nn.Linear]:
-    """One linear map for each letter, in their order."""
-    found: dict[str, nn.Linear] = {}
-    for one in sorted((one for one in slices if one.name == "weight"), key=lambda one: one.start):
-        rows = slice(one.start, one.start + heads * one.width)
-        linear = nn.Linear(owner.in_features, rows.stop - rows.start, owner.bias is not None, device="meta")
-        for name, x in owner._parameters.items():
-            if x is not None:
-                linear._parameters[name] = nn.Parameter(x.detach()[rows].clone(), requires_grad=x.requires_grad)
-        found[one.letter] = linear
-    return found
 
 
 class TracedKind(Kind):
@@ -389,7 +383,11 @@ class TracedKind(Kind):
             if x.ndim == 2 and one.letter != OF_HEAD:
                 heads = [x.narrow(one.axis, one.start + i * one.step, one.width) for i in range(found.count(one.heads))]
                 transposed = (one.axis == 0) == (one.letter != "o")
-                matrices[one.letter] = _stacked([head.mT if transposed else head for head in heads])
+                first = heads[0].mT if transposed else heads[0]
+                # A view: all heads follow each other at one distance.
+                step = heads[1].storage_offset() - first.storage_offset() if len(heads) > 1 else 0
+                sizes, strides = (len(heads), *first.shape), (step, *first.stride())
+                matrices[one.letter] = first.as_strided(sizes, strides, first.storage_offset())
         return matrices
 
     @contextmanager
@@ -411,12 +409,3 @@ def _of(site: HeadSite) -> Traced:
     found = traced(site.module)
     assert found is not None
     return found
-
-
-def _stacked(heads: list[Tensor]) -> Tensor:
-    """A view where all heads follow each other at one distance, as they do."""
-    first = heads[0]
-    if len(heads) == 1:
-        return first[None]
-    step = heads[1].storage_offset() - first.storage_offset()
-    return first.as_strided((len(heads), *first.shape), (step, *first.stride()), first.storage_offset())

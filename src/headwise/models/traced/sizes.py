@@ -1,6 +1,7 @@
 """Attributes, parameters and buffers of a module that depend on its numbers of heads, found by trying: without a head,
 the module must compute what it computes with that head masked."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,8 +35,15 @@ def with_sizes(known: Traced, module: nn.Module, running: Sequence[tuple[nn.Modu
     around = next(((one, call) for one, call in running if owners <= set(one.modules())), None)
     if around is None:
         return replace(known, fixed=f"the maps of {type(module).__name__} belong to modules outside of it")
-    if (reason := _not_alone(known)) or known.num_heads == 1:
-        return replace(known, fixed=reason or "it has one head")
+    held: dict[tuple[int, str, int], int] = defaultdict(int)
+    for part in known.parts():
+        held[id(part.owner), part.name, part.axis] += known.count(part.heads) * part.width
+    for one in known.slices:
+        if (own := held[id(one.owner), one.name, one.axis]) != one.size:
+            reason = f"{own} of the {one.size} entries of {one.name} belong to heads, and the others to something else"
+            return replace(known, fixed=reason)
+    if known.num_heads == 1:
+        return replace(known, fixed="it has one head")
     whole, call = around
     h, kv = known.num_heads, known.num_kv_heads
     group = h // kv
@@ -44,7 +52,10 @@ def with_sizes(known: Traced, module: nn.Module, running: Sequence[tuple[nn.Modu
         tests.append(_Test([i for i in range(h) if i % group], list(range(kv))))
     factor = next((p for p in range(2, kv + 1) if kv % p == 0), 1)
     fewer = _Test(list(range(h)), list(range(0, kv, factor))) if factor > 1 else None
-    merging = fewer if _separate(known) else None
+    letters = {one.letter: one.owner for one in known.slices if one.letter != OF_HEAD}
+    # Whether queries, keys, values and the output have an `nn.Linear` each
+    separate = len(set(letters.values())) == 4 and all(isinstance(owner, nn.Linear) for owner in letters.values())
+    merging = fewer if separate and all(one.name in ("weight", "bias") for one in known.slices) else None
     trial = _Trial(known, module, whole, call)
     found = None
     reason = ""
@@ -172,8 +183,15 @@ class _Trial:
         gates = torch.zeros(known.num_heads)
         gates[test.query] = 1
         with _restored(self.whole):
-            if len(test.query) == known.num_heads:
-                _repeat(known, test.key)
+            group = known.num_kv_heads // len(test.key)
+            for one in known.slices if len(test.query) == known.num_heads else ():
+                if one.letter in "kv":
+                    x = getattr(one.owner, one.name).detach().clone()
+                    for head in range(known.num_kv_heads):
+                        first = one.start + head // group * group * one.step
+                        piece = x.narrow(one.axis, first, one.width).clone()
+                        x.narrow(one.axis, one.start + head * one.step, one.width).copy_(piece)
+                    one.owner._parameters[one.name] = nn.Parameter(x)
             vars(self.module)[TRACED] = known
             with scale_heads([_site(self.module)], [gates]):
                 return tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
@@ -210,19 +228,6 @@ def _site(module: nn.Module) -> HeadSite:
     return site
 
 
-def _repeat(known: Traced, firsts: list[int]) -> None:
-    """Give every KV head the keys and values of the first of its group."""
-    group = known.num_kv_heads // len(firsts)
-    for one in known.slices:
-        if one.letter in "kv":
-            x = getattr(one.owner, one.name).detach().clone()
-            for head in range(known.num_kv_heads):
-                first = one.start + head // group * group * one.step
-                piece = x.narrow(one.axis, first, one.width).clone()
-                x.narrow(one.axis, one.start + head * one.step, one.width).copy_(piece)
-            one.owner._parameters[one.name] = nn.Parameter(x)
-
-
 def _apart(found: list[Any], expected: list[Any], kept: list[int], heads: int, what: str) -> str | None:
     """How the results differ beyond rounding, "" if they do not; None if shapes differ other than by the heads."""
     why, compared = "", 0
@@ -242,26 +247,6 @@ def _apart(found: list[Any], expected: list[Any], kept: list[int], heads: int, w
             apart = difference(mine.reshape(1, -1), theirs.reshape(1, -1), order=torch.inf)
             why = why or apart.reason(what, "that with the others masked", tolerance)
     return why if compared and len(found) == len(expected) else None
-
-
-def _not_alone(known: Traced) -> str:
-    """Why slices cannot be cut out: a parameter that also holds other things."""
-    sizes = {(id(one.owner), one.name, one.axis): one.size for one in known.slices}
-    held = dict.fromkeys(sizes, 0)
-    for part in known.parts():
-        held[id(part.owner), part.name, part.axis] += known.count(part.heads) * part.width
-    for key, size in sizes.items():
-        if held[key] != size:
-            return f"{held[key]} of the {size} entries of {key[1]} belong to heads, and the others to something else"
-    return ""
-
-
-def _separate(known: Traced) -> bool:
-    """Whether queries, keys, values and the output have an `nn.Linear` each."""
-    owners = {one.letter: one.owner for one in known.slices if one.letter != OF_HEAD}
-    names = all(one.name in ("weight", "bias") for one in known.slices)
-    linear = all(isinstance(owner, nn.Linear) for owner in owners.values())
-    return names and linear and len(set(owners.values())) == 4
 
 
 @contextmanager

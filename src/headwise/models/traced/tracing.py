@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from headwise.kernels.events import within
 from headwise.models.hooks import arguments
-from headwise.models.recognise.attention import Attention, assembled, names
+from headwise.models.recognise.attention import Attention, assembled
 from headwise.models.recognise.following import Following, name_of
-from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import NAMES as PRODUCTS, contraction
 from headwise.models.recognise.tracked import UNEXPECTED, Lost, Tracked, Values, learned, unexpected
 from headwise.models.traced import (
@@ -97,9 +96,9 @@ class Result:
         return grad
 
 
-def trace(model: nn.Module, batch: Any, taken: Collection[nn.Module]) -> int:
+def trace(model: nn.Module, batch: Any, taken: Collection[nn.Module]) -> None:
     """Run the model once on a batch, in evaluation mode, and keep what is known of the heads of its modules but for
-    those of other kinds (`taken`); returns how many were traced."""
+    those of other kinds (`taken`)."""
     args, kwargs = arguments(batch)
     pass_ = _Pass(model, taken)
     with _unchanged(model), torch.inference_mode(False), torch.enable_grad(), within(own_code=True):
@@ -109,7 +108,6 @@ def trace(model: nn.Module, batch: Any, taken: Collection[nn.Module]) -> int:
     for module, what in found.items():
         vars(module)[TRACED] = what
     pass_.seen.forget()
-    return len(found)
 
 
 @dataclass(eq=False)
@@ -159,7 +157,7 @@ class _Pass:
 
     def _values(self, given: Values) -> None:
         out, record = given.out, given.record
-        place = names(given.product, modules_in_call(self.modules), self.modules)
+        place = self.seen.place(given.product)
         if place is None or place[0] in self.taken:
             return
         try:
@@ -177,7 +175,8 @@ class _Pass:
         b, h, n, _ = a.q.shape
         result = Result(self.leaf, a.arrange, (b, h, n, a.v.shape[3]))
         calls = [
-            (module, Call(*tree_map(_copied, (call.args, call.kwargs)))) for module, call in _running(self.modules)
+            (module, Call(*tree_map_only(Tensor, lambda x: whole(x).detach().clone(), tuple(call))))
+            for module, call in _running(self.modules)
         ]
         self.calls[place[0]].append(_Traced(known, result, calls))
 
@@ -293,10 +292,6 @@ def _running(modules: Mapping[nn.Module, str]) -> list[tuple[nn.Module, Call]]:
             found.append((frame.f_locals["self"], Call(frame.f_locals["args"], frame.f_locals["kwargs"])))
         frame = frame.f_back
     return found
-
-
-def _copied(x: Any) -> Any:
-    return whole(x).detach().clone() if isinstance(x, Tensor) else x
 
 
 @contextmanager

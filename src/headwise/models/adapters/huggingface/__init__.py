@@ -53,7 +53,7 @@ def left(model: nn.Module) -> dict[str, str]:
     return left_out(model, [name for name, module in model.named_modules() if calls_interface(module)])
 
 
-def refusal(model: nn.Module) -> str:
+def refusal(model: Any) -> str:
     """Why a transformers model cannot be converted, as far as that is known before; "" if nothing is."""
     try:
         parts = _parts(model)
@@ -65,23 +65,17 @@ def refusal(model: nn.Module) -> str:
             f"{type(alone[0]).__name__} computes its attention by itself and ignores "
             f"attn_implementation, so headwise cannot compute it"
         )
-    if any(map(calls_interface, model.modules())):
-        return _untaken(model)
-    others = left(model)
-    return f"{type(model).__name__} " + (
-        f"computes its attention by itself: {_listed(others)}" if others else "has no attention"
-    )
-
-
-def _untaken(model: Any) -> str:
-    """Which parts would not take the setting. A method of the model's own says it only when it is called."""
-    if type(model).set_attn_implementation is library("modeling_utils").PreTrainedModel.set_attn_implementation:
-        return ""
-    try:
-        _switch(model)
-    except ConfigError as error:
-        return str(error)
-    restore(model)
+    if not any(map(calls_interface, model.modules())):
+        others = left(model)
+        return f"{type(model).__name__} " + (
+            f"computes its attention by itself: {_listed(others)}" if others else "has no attention"
+        )
+    if type(model).set_attn_implementation is not library("modeling_utils").PreTrainedModel.set_attn_implementation:
+        try:
+            _switch(model)  # a method of the model's own shows which parts take the setting only when it is called
+        except ConfigError as error:
+            return str(error)
+        restore(model)
     return ""
 
 
@@ -102,7 +96,14 @@ def _switch(model: Any) -> None:
     parts = _parts(model)
     attention = [module for module in model.modules() if calls_interface(module)]
     own = [module.config for module in attention]
-    before = [(config, config._attn_implementation_internal) for config in _configs(own, model, parts)]
+    configs: dict[int, Any] = {}  # each once
+    waiting = [*own, *(part.config for part in (model, *parts))]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in configs:
+            configs[id(config)] = config
+            waiting += [sub for name in config.sub_configs if (sub := getattr(config, name, None)) is not None]
+    before = [(config, config._attn_implementation_internal) for config in configs.values()]
     for module in attention:
         module.__dict__[FORMER] = module.config._attn_implementation_internal
     object.__setattr__(model, _BEFORE, before)
@@ -130,18 +131,6 @@ def restore(model: Any) -> None:
 def was_converted(model: Any) -> bool:
     """Whether `convert` was called on it or on the model that it is a copy of."""
     return _BEFORE in model.__dict__
-
-
-def _configs(own: list[Any], model: Any, parts: list[Any]) -> list[Any]:
-    """Every configuration with an attention implementation, each once: of modules, models and parts."""
-    found: dict[int, Any] = {}
-    waiting = [*own, *(part.config for part in (model, *parts))]
-    while waiting:
-        config = waiting.pop()
-        if id(config) not in found:
-            found[id(config)] = config
-            waiting += [sub for name in config.sub_configs if (sub := getattr(config, name, None)) is not None]
-    return list(found.values())
 
 
 def _listed(found: Mapping[str, str]) -> str:

@@ -242,7 +242,9 @@ def attention_forward(
                 weights = module.attn_dropout(weights)  # type: ignore[operator]
             weights = nn.functional.dropout(weights, p=0.0)  # dropout is in the output already
             if weights is not given_weights or given_weights.changed:
-                out = _of_weights(weights, value, float(dropout))
+                value = value.repeat_interleave(weights.shape[1] // value.shape[1], 1)
+                changed = weights[..., : value.shape[2]].to(value.dtype)
+                out = torch.dropout(changed, float(dropout), dropout > 0) @ value
     return out.transpose(1, 2).contiguous(), weights  # models call .view on it
 
 
@@ -279,7 +281,7 @@ def _read(
     else:
         own, allowed = None, None
         if attention_mask is not None:
-            attention_mask, allowed = _checked(module, attention_mask, Grid(b, h, n, key.shape[2]))
+            allowed = _checked(module, attention_mask, Grid(b, h, n, key.shape[2]))
         position = position_of(module, allowed, n, key.shape[2], sliding_window, kwargs)
     if (keys := position.keys) < key.shape[2]:
         key, value = key[:, :, :keys], value[:, :, :keys]
@@ -291,33 +293,25 @@ def _read(
     elif attention_mask is None:
         found.append(_of_module(module, keys, is_causal, sliding_window))
     else:
-        mask, score = _of_tensor(attention_mask[..., :keys], Grid(b, h, n, keys))
-        found.append(mask)
-        scores += score
+        given = attention_mask[..., :keys]
+        if given.dtype == torch.bool:
+            found.append(of_boolean(given.expand(-1, -1, n, -1)))
+        else:
+            given = given.expand(b, -1, -1, -1) if given.shape[2] == 1 else given  # padding has a length for each
+            mask, score = of_additive(given, n, lowest=_lowest(given))
+            found.append(mask)
+            scores += score
     if packed:
         found.append(_of_packed(kwargs, b, n, key.shape[2]))
-    if indices is not None:
-        found.append(_of_indices(indices, keys))
+    if indices is not None:  # keys that each query has chosen; others than 0 … keys − 1 are none
+        chosen = torch.zeros(*indices.shape[:2], keys + 1, dtype=torch.bool, device=indices.device)
+        chosen.scatter_(-1, indices.long().masked_fill((indices < 0) | (indices >= keys), keys), True)
+        found.append(of_boolean(chosen[:, None, :, :keys]))
     if position_bias is not None and (position_bias.requires_grad or bool(position_bias.any())):
         scores += (Bias(position_bias),)
     if s_aux is not None:
         scores += (SinkLogits(s_aux),)
     return _Call(query, key, value, position, scores, both(*found))
-
-
-def _of_indices(indices: Tensor, m: int) -> Mask | None:
-    """The mask of the keys [b, n, k] that each query has chosen; others than 0 … m − 1 are none."""
-    keys = indices.long()
-    chosen = torch.zeros(*keys.shape[:2], m + 1, dtype=torch.bool, device=keys.device)
-    chosen.scatter_(-1, keys.masked_fill((keys < 0) | (keys >= m), m), True)
-    return of_boolean(chosen[:, None, :, :m])
-
-
-def _of_weights(weights: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """The output of weights [b, h, n, m] that another library has changed."""
-    value = value.repeat_interleave(weights.shape[1] // value.shape[1], 1)
-    weights = weights[..., : value.shape[2]]
-    return torch.dropout(weights.to(value.dtype), dropout, dropout > 0) @ value
 
 
 def _to_itself(module: nn.Module, mask: Mask | None, n: int, position: Position) -> bool:
@@ -372,8 +366,8 @@ def _of_module(module: nn.Module, m: int, is_causal: bool | None, sliding_window
     return Causal() if sliding_window is None else Causal() & Window(sliding_window)
 
 
-def _checked(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """A 4-D mask from a user or a model, and which keys it allows, boolean."""
+def _checked(module: nn.Module, given: Tensor, grid: Grid) -> Tensor:
+    """Which keys a 4-D mask from a user or a model allows, boolean."""
     if not isinstance(given, Tensor) or (given.dtype != torch.bool and not given.is_floating_point()):
         came = given.dtype if isinstance(given, Tensor) else type(given).__name__
         raise DTypeError(f"attention_mask: expected a boolean or floating tensor, got {came}")
@@ -385,15 +379,7 @@ def _checked(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Tensor, Tens
             f"attention_mask: {type(module).__name__} passed shape {tuple(given.shape)}, expected [{b} or 1, {h} "
             f"or 1, {n} or 1, {m}]; a model that passes a 2-D padding mask on would ignore it, which headwise does not"
         )
-    return given, given if given.dtype == torch.bool else given.detach() > _lowest(given)
-
-
-def _of_tensor(given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ...]]:
-    """The mask and the scores of a 4-D mask."""
-    if given.dtype == torch.bool:
-        return of_boolean(given.expand(-1, -1, grid.n, -1)), ()
-    given = given.expand(grid.b, -1, -1, -1) if given.shape[2] == 1 else given  # padding has a length for each
-    return of_additive(given, grid.n, lowest=_lowest(given))
+    return given if given.dtype == torch.bool else given.detach() > _lowest(given)
 
 
 def _lowest(given: Tensor) -> float:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Collection
-from functools import cache
 from importlib import import_module
 from inspect import signature
 from typing import Any, NamedTuple
@@ -19,24 +18,16 @@ OLDEST = "5.18"  # as pyproject.toml has it: older ones have no interface for T5
 def library(name: str) -> Any:
     """The module `transformers.name`; ConfigError if transformers is not installed, or older than `OLDEST`."""
     try:
-        _check(import_module("transformers").__version__)
+        version = import_module("transformers").__version__
+        numbers = [[int(part) for part in one.split(".")[:2]] for one in (version, OLDEST)]
+        if numbers[0] < numbers[1]:
+            raise ImportError(f"{version} is installed")
         return import_module(f"transformers.{name}")
     except ImportError as error:
-        raise ConfigError(_needed(str(error))) from None
-
-
-@cache
-def _check(version: str) -> None:
-    numbers = [[int(part) for part in one.split(".")[:2]] for one in (version, OLDEST)]
-    if numbers[0] < numbers[1]:
-        raise ConfigError(_needed(f"{version} is installed"))
-
-
-def _needed(found: str) -> str:
-    return (
-        f"this requires Hugging Face transformers, version {OLDEST} or newer: "
-        f"pip install 'transformers>={OLDEST}' ({found})"
-    )
+        raise ConfigError(
+            f"this requires Hugging Face transformers, version {OLDEST} or newer: "
+            f"pip install 'transformers>={OLDEST}' ({error})"
+        ) from None
 
 
 def cache_argument(model: nn.Module) -> str:

@@ -76,9 +76,7 @@ class Place:
 
 def read(function: MaskFunction, place: Place) -> Mask:
     """The mask of a function over these keys, for queries aligned to their end; Unknown if it is not recognised."""
-    makers = _makers()
-    code = getattr(function, "__code__", None)
-    reader = makers.get(code)
+    reader = _makers().get(getattr(function, "__code__", None))
     if reader is None:
         raise Unknown(f"{getattr(function, '__qualname__', function)!r} is not one of transformers' own")
     return reader(_free(function), place)
@@ -148,26 +146,22 @@ def _makers() -> dict[Any, Reader]:
     for name, (arguments, reader) in _READERS.items():
         maker = getattr(theirs, name, None)
         function = maker if arguments is None or maker is None else maker(*arguments())
-        if function is not None and _agrees(function, reader):
+        if function is None:
+            continue
+        size = 7  # of a matrix of which both must allow the same cells
+        i = torch.arange(size)
+        try:
+            ours = reader(_free(function), Place(0, size)).allowed(i, i, Grid(1, 1, size, size))
+        except (KeyError, Unknown):
+            continue
+        cells = function(i[:1, None, None, None], i[None, :1, None, None], i[:, None], i[None, :])
+        if torch.equal(cells.expand(1, 1, size, size), ours.expand(1, 1, size, size)):
             makers[function.__code__] = reader
     for name, reader in _JOINS.items():
         maker = getattr(theirs, name, None)
         if maker is not None:
             makers[maker(theirs.causal_mask_function).__code__] = reader
     return makers
-
-
-def _agrees(function: Any, reader: Reader) -> bool:
-    """Whether a function and its mask allow the same cells of a small matrix."""
-    size = 7
-    i = torch.arange(size)
-    try:
-        mask = reader(_free(function), Place(0, size))
-    except (KeyError, Unknown):
-        return False
-    theirs = function(i[:1, None, None, None], i[None, :1, None, None], i[:, None], i[None, :])
-    ours = mask.allowed(i, i, Grid(1, 1, size, size))
-    return torch.equal(theirs.expand(1, 1, size, size), ours.expand(1, 1, size, size))
 
 
 def _is(function: Any, maker: str) -> bool:
@@ -222,7 +216,10 @@ def make_mask(
             raise Unknown("queries that are not aligned to the end of the keys")
     except Unknown:
         # Padding is a separate mask, so that the user's function stays one boolean for the whole batch.
-        index = _indices(batch_size, q_length, kv_length, int(q_offset), kv_offset, device)
+        index = [
+            torch.arange(size, device=device) + offset
+            for size, offset in ((batch_size, 0), (1, 0), (q_length, int(q_offset)), (kv_length, kv_offset))
+        ]
         cells = _evaluate(function, index, theirs, bool(kwargs.get("use_vmap")))
         at_end = keys == kv_length or (q_length <= keys < kv_length and not bool(cells[..., keys:].any()))
         keys = keys if at_end else kv_length
@@ -252,16 +249,7 @@ def _leaves_out(eager: Callable[..., Tensor | None]) -> bool:
         return False
 
 
-def _indices(b: int, n: int, m: int, q_offset: int, kv_offset: int, device: Any) -> tuple[Tensor, ...]:
-    return (
-        torch.arange(b, device=device),
-        torch.arange(1, device=device),
-        torch.arange(n, device=device) + q_offset,
-        torch.arange(m, device=device) + kv_offset,
-    )
-
-
-def _evaluate(function: MaskFunction, index: tuple[Tensor, ...], theirs: Any, one_by_one: bool) -> Tensor:
+def _evaluate(function: MaskFunction, index: list[Tensor], theirs: Any, one_by_one: bool) -> Tensor:
     """The boolean [b, 1, n, m] of a function; `one_by_one` for functions that may not support broadcasting."""
     if not one_by_one:
         cells = function(*(i[(None,) * at + (slice(None),) + (None,) * (3 - at)] for at, i in enumerate(index)))
