@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 
@@ -112,11 +113,13 @@ def _measured(begun: Begun, there: Units, output: Output, ranks: Ranks, progress
     """Measure units while any are left, wait until the other processes have finished theirs, and write the table."""
     done = _Done(begun, ranks, progress)
     done.report()
-    floors = Floors(begun.work.no_passages())
+    work, how, none = begun.work, begun.work.how(), begun.work.no_passages()
+    floors = Floors(work.no_passages())
     while (number := ranks.take(begun.left)) is not None:
-        tallies, passages = begun.work.measure(begun.units[number], done.add, floors)
-        there.write(number, tallies, passages, begun.work.how())
-        floors.raise_by(passages)
+        before = there.part(number, len(work.options.measures), none, how)
+        found = work.measure(begun.units[number], done.add, floors, before, partial(there.save, number, how=how))
+        there.write(number, found, how)
+        floors.raise_by(found.passages)
         done.report()
         ranks.count("units", 1)
     if not ranks.first:
