@@ -312,10 +312,7 @@ class Floors:
 
     def least(self) -> np.ndarray:
         """The strength below which a head needs no passage, [h] float32."""
-        full = [len(part) == self.most > 0 for part in self._found.strongest]
-        least = [
-            part[-1].strength if enough else -np.inf for part, enough in zip(self._found.strongest, full, strict=True)
-        ]
+        least = [part[-1].strength if len(part) == self.most > 0 else -np.inf for part in self._found.strongest]
         return np.array(least, np.float32)  # as strengths are: equal ones stay equal
 
     def largest(self) -> int:
@@ -347,11 +344,12 @@ class Collector:
         """Add a window; they come in any order."""
         for head in np.flatnonzero((found.strength >= self._least) & (found.strength > -np.inf)).tolist():
             self._offer(head, window, found)
-        at = _random(window)
+        # By the place of a window alone: those with the least numbers are a sample without order.
+        place = f"{window.source} {window.where} {window.first}".encode()
+        at = int.from_bytes(hashlib.blake2b(place, digest_size=7).digest(), "big")
         if at < self._largest:
-            known = np.flatnonzero(found.strength > -np.inf).tolist()
-            kept = {head: self._passage(window, found, head) for head in known}
-            heads = [kept.get(head) for head in range(len(self._best))]
+            known = enumerate((found.strength > -np.inf).tolist())
+            heads = [self._passage(window, found, head) if there else None for head, there in known]
             self._sample = sorted([*self._sample, (at, heads)], key=lambda one: one[0])[: self._most]
             self._raise_largest()
 
@@ -415,12 +413,6 @@ class Collector:
 
 def _order(kept: _Kept) -> tuple[float, int]:
     return -kept.passage.strength, kept.number
-
-
-def _random(window: TextWindow) -> int:
-    """A number that depends on the place of a window only: those with the least numbers are a sample without order."""
-    place = f"{window.source} {window.where} {window.first}".encode()
-    return int.from_bytes(hashlib.blake2b(place, digest_size=7).digest(), "big")
 
 
 def _short(x: np.floating | float) -> float:

@@ -98,8 +98,15 @@ def measure_corpus(
         with there.opened() if these.first else nullcontext():
             loaded = _placed(model, window, device, dtype, these)
             length = length_of(window, loaded, frame := Frame.of(loaded))
+            room = length - len(frame)  # for tokens of the text
+            if stride is not None and stride > room:
+                raise ConfigError(
+                    "stride={stride}: a window has {room} tokens of the text; expected at most as many",
+                    stride=stride,
+                    room=room,
+                )
             options = Options(
-                names, length, _stride(stride, length - len(frame)), max_tokens, per, field,
+                names, length, stride or room, max_tokens, per, field,
                 _numbers(layers), _numbers(heads), str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
                 passages, strongest_by,
             )  # fmt: skip
@@ -181,17 +188,6 @@ def _on(device: str | None, act: Callable[[torch.device], object]) -> None:
         act(torch.device(device))
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device={device!r}: {str(error).splitlines()[0]}") from None
-
-
-def _stride(stride: int | None, room: int) -> int:
-    """room: the tokens of the text in a window."""
-    if stride is not None and stride > room:
-        raise ConfigError(
-            "stride={stride}: a window has {room} tokens of the text; expected at most as many",
-            stride=stride,
-            room=room,
-        )
-    return room if stride is None else stride
 
 
 def _check(least: int, **numbers: int | None) -> None:

@@ -30,14 +30,14 @@ from headwise.corpus.sources import (
     Unit,
     changed,
     check,
-    check_lines,
     find_sources,
+    lines,
     piece_count,
     piece_end,
     units,
 )
 from headwise.corpus.tally import Tally, unit_of
-from headwise.corpus.work import Options, Part, Ranks, Work
+from headwise.corpus.work import Measured, Options, Ranks, Work
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.wording import in_language, joined, tr
 
@@ -143,14 +143,14 @@ class Units:
         """The numbers of finished units and of all units; None if there is no sweep."""
         return (len(self.finished()), self.settings().units) if self.begun else None
 
-    def write(self, unit: int, found: Part, how: Mapping[str, Any]) -> None:
+    def write(self, unit: int, found: Measured, how: Mapping[str, Any]) -> None:
         """Write a finished unit. how: settings that may differ between units, such as the batch size."""
         self._write(self._path(unit), self._content(found, how))
         with contextlib.suppress(OSError):
             self._path(unit, "part").unlink()
 
-    def save(self, unit: int, found: Part, how: Mapping[str, Any]) -> None:
-        """Write a part of a unit, in place of the one before."""
+    def save(self, unit: int, found: Measured, how: Mapping[str, Any]) -> None:
+        """Write what is measured of a unit so far, in place of what was before."""
         more = {"batches": found.batches, "places": found.places}
         self._write(self._path(unit, "part"), self._content(found, how) | more)
 
@@ -162,14 +162,14 @@ class Units:
         with reading(path, "finished unit", missing=again, way_out=f"remove it, and {again}"):
             return _unit(_read(path), measures, like)
 
-    def part(self, unit: int, measures: int, like: Collected, how: Mapping[str, Any]) -> Part | None:
-        """What an ended run has saved of a unit; None if there is no whole file of a part measured with `how`."""
+    def part(self, unit: int, measures: int, like: Collected, how: Mapping[str, Any]) -> Measured | None:
+        """What an ended run has saved of a unit; None if there is no whole file of it, measured with `how`."""
         with contextlib.suppress(CheckpointError, OSError):
             found = _read(self._path(unit, "part"))
             sums, passages, then = _unit(found, measures, like)
             if then == how:
                 places = found.each("places", lambda each, at: [(*one[:3], one[3]) for one in each])
-                return Part(found.whole("batches", least=1), sums, passages, places)
+                return Measured(found.whole("batches", least=1), sums, passages, places)
         return None
 
     def remove(self) -> None:
@@ -183,7 +183,7 @@ class Units:
         return self.folder / f"{what}-{unit:06}.json"
 
     @staticmethod
-    def _content(found: Part, how: Mapping[str, Any]) -> dict[str, Any]:
+    def _content(found: Measured, how: Mapping[str, Any]) -> dict[str, Any]:
         sums = {str(source): tally.to_dict() for source, tally in found.sums.items()}
         return {"sums": sums, "how": dict(how), "passages": found.passages.to_dict()}
 
@@ -269,7 +269,14 @@ def begin(
         decided = ranks.wait_for("plan")
         if decided is None:
             return CorpusMeasures.of_nothing(work, output.path)
-        settings, left = _followed(there, decided["settings"], model), decided["left"]
+        if not there.begun or (settings := there.settings()).checksum != decided["settings"]:
+            raise CheckpointError(
+                f"{str(there.folder)!r} is not the folder that the first process wrote; all processes need "
+                f"access to the same folder"
+            )
+        if settings.model["sha256"] != model["sha256"]:
+            raise ConfigError(f"model: this process has different weights of {model['name']} than the first process")
+        left = decided["left"]
     work = replace(work, sources=settings.given, step=settings.step, limit=settings.limit)
     every = units(work.sources, work.step, work.limit)
     if left is None:
@@ -376,18 +383,6 @@ def _decided(work: Work, there: Units, model: Mapping[str, Any], restart: bool, 
     return there.settings()
 
 
-def _followed(there: Units, checksum: str, model: Mapping[str, Any]) -> Settings:
-    """The settings of the first process, read by another one."""
-    if not there.begun or (settings := there.settings()).checksum != checksum:
-        raise CheckpointError(
-            f"{str(there.folder)!r} is not the folder that the first process wrote; all processes need "
-            f"access to the same folder"
-        )
-    if settings.model["sha256"] != model["sha256"]:
-        raise ConfigError(f"model: this process has different weights of {model['name']} than the first process")
-    return settings
-
-
 def _survey(work: Work, advance: Advance) -> tuple[list[Print], list[int], Limit | None]:
     """The prints of the measured files, the bytes that were checked of each, and the limit. TextError naming the file
     and the place that cannot be read."""
@@ -400,7 +395,8 @@ def _survey(work: Work, advance: Advance) -> tuple[list[Print], list[int], Limit
             upto = piece_end(source, limit.piece, work.step)
         prints.append(check(source, work.options.field, upto, advance))
         if source.kind == "jsonl":
-            check_lines(source, 0, upto, work.options.field)
+            for _ in lines(source, 0, upto, work.options.field):
+                pass  # it raises for errors in them
         checked.append(upto)
     return prints, checked, limit
 

@@ -52,9 +52,9 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Part:
-    """The sums of a unit after so many `batches`, for each of its files (by number, in order) or for `ALL`; its
-    passages, without those below the floors; and what `Collector.places` returns of them."""
+class Measured:
+    """The sums of a unit after so many `batches`, by the number of a file or for `ALL`; its passages, without those
+    below the floors; and what `Collector.places` returns of them."""
 
     batches: int
     sums: Mapping[int, Tally]
@@ -76,10 +76,10 @@ class Work:
     limit: Limit | None = None
 
     def measure(
-        self, unit: Unit, advance: Advance, floors: Floors, before: Part | None, save: Callable[[Part], None]
-    ) -> Part:
-        """The whole of a unit, from the part `before` on, which an earlier run has saved. `save` gets every part of
-        `SAVED` more batches but the last: sums and passages continue from it with the same bits."""
+        self, unit: Unit, advance: Advance, floors: Floors, before: Measured | None, save: Callable[[Measured], None]
+    ) -> Measured:
+        """A whole unit, from what an earlier run has saved of it on, `before`. Every `SAVED` batches, `save` gets what
+        is measured so far, from which sums and passages continue with the same bits."""
         found: dict[int, Tally] = {}
         collector = Collector(
             floors, lines=lambda source: self.sources[source].kind != "text",
@@ -90,19 +90,19 @@ class Work:
             collector.restore(before.passages, before.places)
         done, first, number = 0.0, 0 if before is None else before.batches, 0
 
-        def part() -> Part:
-            return Part(number, dict(sorted(found.items())), collector.collected(), collector.places())
+        def so_far() -> Measured:
+            return Measured(number, dict(sorted(found.items())), collector.collected(), collector.places())
 
         for number, batch in enumerate(batches(self._windows(unit), self.batch)):
             if number > first and number % SAVED == 0:
-                save(part())
+                save(so_far())
             if number >= first:
                 self._run(batch, found, collector)
             share = sum(window.share for window in batch)
             done += share
             advance(share, sum(len(window.ids) for window in batch) if number >= first else 0)
         advance(unit.size - done, 0)  # the bytes around the texts: line ends, other fields
-        return part()
+        return so_far()
 
     def nothing(self) -> Tally:
         """Sums of no windows."""
@@ -156,7 +156,6 @@ class Work:
                     break
 
     def _run(self, batch: list[TextWindow], found: dict[int, Tally], collector: Collector) -> None:
-        length = self.options.window
         try:
             self._forward(batch, found, collector)
         except RuntimeError as error:
@@ -165,7 +164,7 @@ class Work:
                     "batch={batch}: out of memory with windows of {length} tokens; the same command with a smaller "
                     "--batch resumes",
                     batch=self.batch,
-                    length=length,
+                    length=self.options.window,
                 ) from None
             raise
 
