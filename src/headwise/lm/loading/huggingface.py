@@ -73,7 +73,16 @@ def quiet() -> Iterator[None]:
 def check_weights(folder: Path, config: Any) -> list[int]:
     """The numbers in each tensor of the weights; CheckpointError if they are missing, damaged, outside the folder, or
     fewer than the model has layers."""
-    sizes = [size for name in _files(folder) for size in _sizes(folder / name)]
+    sizes: list[int] = []
+    for name in _files(folder):
+        with reading(folder / name, "weights"):
+            try:
+                with safe_open(folder / name, framework="pt") as file:
+                    sizes += [prod(file.get_slice(key).get_shape()) for key in file.keys()]  # noqa: SIM118
+            except SafetensorError as error:
+                raise CheckpointError(
+                    "truncated or damaged, so the model cannot be loaded: {error}", error=error
+                ) from None
     layers = num_layers(config) or 0
     if layers > len(sizes):
         raise CheckpointError(
@@ -118,7 +127,10 @@ def _files(folder: Path) -> list[str]:
         return [WEIGHTS[0]]
     index = folder / INDEX
     if index.is_file():
-        names = sorted(_parts(index))
+        with reading(index, "index"):
+            names = sorted(set(Entry(parsed(text_of(index))).named("weight_map", word).values()))
+            if not names:
+                raise CheckpointError(tr("weight_map lists no files"))
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise CheckpointError(
@@ -145,24 +157,6 @@ def _files(folder: Path) -> list[str]:
         folder=str(folder),
         index=INDEX,
     )
-
-
-def _sizes(path: Path) -> list[int]:
-    """Numbers in each tensor of a file."""
-    with reading(path, "weights"):
-        try:
-            with safe_open(path, framework="pt") as file:
-                return [prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118  # no mapping
-        except SafetensorError as error:
-            raise CheckpointError("truncated or damaged, so the model cannot be loaded: {error}", error=error) from None
-
-
-def _parts(index: Path) -> set[str]:
-    with reading(index, "index"):
-        parts = Entry(parsed(text_of(index))).named("weight_map", word)
-        if not parts:
-            raise CheckpointError(tr("weight_map lists no files"))
-        return set(parts.values())
 
 
 def read_config(folder: Path, *, weights: bool = True) -> Any:
@@ -467,8 +461,7 @@ def _load(folder: Path, config: Any) -> tuple[Any, bool]:
 
 def _mean_loss(model: nn.Module, windows: Tensor) -> Tensor:
     """Nats per token on windows [w, tokens + 1]."""
-    logits = model(input_ids=windows[:, :-1], use_cache=False).logits
-    return _nats(logits, windows[:, 1:])
+    return _nats(model(input_ids=windows[:, :-1], use_cache=False).logits, windows[:, 1:])
 
 
 def _nats(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
