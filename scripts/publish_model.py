@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from baselines import baseline_losses
 
 from headwise.lm.checkpoint import load_checkpoint, save_model
 from headwise.lm.model import Decoder, write
-from headwise.lm.texts import CharTokenizer, Corpus, baseline_losses, read_text
+from headwise.lm.texts import CharTokenizer, Corpus, read_text
 from headwise.lm.train import heldout_loss
 from headwise.lm.watch_heads import HeadScores, RepeatProbe, frequent_characters, probe_repeats
 from headwise.reports.pictures import loss_curve

@@ -5,12 +5,13 @@ import os
 
 import pytest
 import torch
-from sweep_samples import WINDOW, make_model, said
+from sweep_samples import WINDOW, make_model, said, write_jsonl
 
 import headwise.corpus.run as run
 from headwise.corpus import measure_corpus
 from headwise.corpus.passages import passages_path
 from headwise.corpus.units import Units
+from headwise.corpus.work import SAVED, Work
 from headwise.errors import CheckpointError, ConfigError, TextError
 
 OPTIONS = {"measures": ["entropy", "max_logit"], "window": WINDOW, "device": "cpu", "batch": 3}
@@ -88,6 +89,90 @@ def test_ended_after_every_unit_it_gives_the_same_bytes(model_folder, corpus, tm
             assert count[0] == len(written)
     assert count[0] == count[1] > 2
     assert written == sorted(set(written))
+    assert whole.read_bytes() == parts.read_bytes()
+    assert passages_path(whole).read_bytes() == passages_path(parts).read_bytes()
+
+
+@pytest.fixture
+def one_unit(tmp_path):
+    """A corpus of one unit with many batches; texts are read in several windows, which overlap with `STRIDE`."""
+    texts = [said(characters, seed) for seed, characters in enumerate((900, 5, 300, 40))]
+    return [write_jsonl(tmp_path / "one.jsonl", texts)]
+
+
+STRIDE = {"stride": 5}
+
+
+def measured_batches(monkeypatch):
+    """Counts the batches that the model runs."""
+    counts, run_batch = [0], Work._run
+
+    def counted(self, *more):
+        counts[0] += 1
+        run_batch(self, *more)
+
+    monkeypatch.setattr(Work, "_run", counted)
+    return counts
+
+
+@pytest.mark.parametrize("options", [STRIDE, {"per": "file", "passages": 3}])
+def test_ended_at_every_save_within_a_unit_it_gives_the_same_bytes(
+    model_folder, one_unit, tmp_path, monkeypatch, options
+):
+    """No batch is measured twice, and a unit that is whole leaves no part."""
+    options, whole, parts = {**OPTIONS, **options}, tmp_path / "whole.csv", tmp_path / "parts.csv"
+    counts, save, runs = measured_batches(monkeypatch), Units.save, 0
+    measure_corpus(model_folder, one_unit, whole, **options)
+    once, counts[0] = counts[0], 0
+
+    def save_and_end(self, *more, **how):
+        save(self, *more, **how)
+        raise Stop
+
+    monkeypatch.setattr(Units, "save", save_and_end)
+    while True:
+        try:
+            measure_corpus(model_folder, one_unit, parts, **options)
+            break
+        except Stop:
+            runs += 1
+            assert Units(parts).so_far() == (0, 1)
+            assert counts[0] == runs * SAVED
+    assert counts[0] == once
+    assert runs == (once - 1) // SAVED > 3
+    assert whole.read_bytes() == parts.read_bytes()
+    assert passages_path(whole).read_bytes() == passages_path(parts).read_bytes()
+
+
+@pytest.mark.parametrize("places", [(1, 6, 11), (8, 9, 26)])
+def test_ended_between_saves_it_goes_on_at_the_last(model_folder, one_unit, tmp_path, monkeypatch, places):
+    """Ended after so many batches of each run, without a word before."""
+    options, whole, parts = {**OPTIONS, **STRIDE}, tmp_path / "whole.csv", tmp_path / "parts.csv"
+    measure_corpus(model_folder, one_unit, whole, **options)
+    counts, done = measured_batches(monkeypatch), 0
+    for place in places:
+        counts[0] = 0
+        with pytest.raises(Stop):
+            measure_corpus(model_folder, one_unit, parts, **options, progress=stop_at(1 + done + place))
+        assert counts[0] == place
+        done += (place - 1) // SAVED * SAVED  # the next run has the batches before the last save
+    seen = []
+    measure_corpus(model_folder, one_unit, parts, **options, progress=lambda *now: seen.append(now))
+    assert whole.read_bytes() == parts.read_bytes()
+    assert passages_path(whole).read_bytes() == passages_path(parts).read_bytes()
+
+
+@pytest.mark.parametrize("how", ["damaged", "another batch size"])
+def test_a_part_that_does_not_fit_is_measured_again(model_folder, one_unit, tmp_path, how):
+    options = {**OPTIONS, **STRIDE, "batch": 2 if how == "another batch size" else OPTIONS["batch"]}
+    whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
+    measure_corpus(model_folder, one_unit, whole, **options)
+    with pytest.raises(Stop):
+        measure_corpus(model_folder, one_unit, parts, **OPTIONS, **STRIDE, progress=stop_at(20))
+    (part,) = Units(parts).folder.glob("part-*.json")
+    if how == "damaged":
+        part.write_bytes(part.read_bytes().replace(b'"windows": ', b'"windows": 1'))
+    measure_corpus(model_folder, one_unit, parts, **options)
     assert whole.read_bytes() == parts.read_bytes()
     assert passages_path(whole).read_bytes() == passages_path(parts).read_bytes()
 

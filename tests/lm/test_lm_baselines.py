@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from baselines import Bigram, Unigram, baseline_losses
 from hypothesis import given, strategies as st
 
 from headwise.errors import ConfigError
-from headwise.lm.texts import Bigram, Unigram, baseline_losses
 
 V = 7
 STREAMS = st.lists(st.lists(st.integers(0, V - 1), min_size=1, max_size=30).map(torch.tensor), min_size=1, max_size=3)

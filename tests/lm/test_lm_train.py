@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from baselines import baseline_losses
 
 from forked import Program
 from headwise.base.files import taken
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read
-from headwise.lm.texts import Corpus, baseline_losses
+from headwise.lm.texts import Corpus
 from headwise.lm.train import (
     LOG_FILE,
     TRAINING_FILE,

@@ -7,9 +7,8 @@ from torch import nn
 from watched_models import mixed, x
 
 import headwise as hw
-from headwise.telemetry.alarms import Alarms
+from headwise.telemetry.alarms import Alarms, JSONLines
 from headwise.telemetry.ledger import Summary
-from headwise.telemetry.writers import JSONLines
 from processes import files_no_larger_than
 
 

@@ -285,6 +285,7 @@ class Collected:
 BEFORE, AFTER = 24, 8  # tokens that are shown around a query
 AROUND = 2  # and on each side of a key outside of these
 Keys = tuple[np.ndarray, np.ndarray]  # positions and weights
+Places = Sequence[Sequence[tuple[int, str, int, int]]]  # of each head
 
 
 @dataclass(frozen=True)
@@ -311,10 +312,7 @@ class Floors:
 
     def least(self) -> np.ndarray:
         """The strength below which a head needs no passage, [h] float32."""
-        full = [len(part) == self.most > 0 for part in self._found.strongest]
-        least = [
-            part[-1].strength if enough else -np.inf for part, enough in zip(self._found.strongest, full, strict=True)
-        ]
+        least = [part[-1].strength if len(part) == self.most > 0 else -np.inf for part in self._found.strongest]
         return np.array(least, np.float32)  # as strengths are: equal ones stay equal
 
     def largest(self) -> int:
@@ -324,10 +322,8 @@ class Floors:
 
 
 class _Kept(NamedTuple):
-    strength: float
-    window: TextWindow
-    query: int
-    keys: Keys
+    number: int  # of the window in its unit
+    passage: CorpusPassage
 
 
 class Collector:
@@ -342,79 +338,81 @@ class Collector:
         self._most, self._lines, self._path, self._piece = floors.most, lines, path, piece
         self._best: list[dict[tuple[int, str, int], _Kept]] = [{} for _ in range(floors.heads)]
         self._least, self._largest = floors.least(), floors.largest()
-        self._sample: list[tuple[int, list[_Kept | None]]] = []
+        self._sample: list[tuple[int, list[CorpusPassage | None]]] = []
 
     def add(self, window: TextWindow, found: OfWindow) -> None:
         """Add a window; they come in any order."""
         for head in np.flatnonzero((found.strength >= self._least) & (found.strength > -np.inf)).tolist():
             self._offer(head, window, found)
-        at = _random(window)
+        # By the place of a window alone: those with the least numbers are a sample without order.
+        place = f"{window.source} {window.where} {window.first}".encode()
+        at = int.from_bytes(hashlib.blake2b(place, digest_size=7).digest(), "big")
         if at < self._largest:
-            known = np.flatnonzero(found.strength > -np.inf).tolist()
-            kept = {head: _kept(window, found, head) for head in known}
-            heads = [kept.get(head) for head in range(len(self._best))]
+            known = enumerate((found.strength > -np.inf).tolist())
+            heads = [self._passage(window, found, head) if there else None for head, there in known]
             self._sample = sorted([*self._sample, (at, heads)], key=lambda one: one[0])[: self._most]
-            if len(self._sample) == self._most:
-                self._largest = min(self._largest, self._sample[-1][0])
+            self._raise_largest()
 
     def _offer(self, head: int, window: TextWindow, found: OfWindow) -> None:
-        best, strength = self._best[head], float(found.strength[head])
-        document = self._document(window, int(found.query[head]))
+        best = self._best[head]
+        # A text has one passage; of a text file, as many tokens as a window has.
+        document, query = (window.source, window.where, 0), int(found.query[head])
+        if not self._lines(window.source):
+            own = np.flatnonzero(~window.special.numpy())
+            document = *document[:2], (window.first + query - int(own[0])) // window.room
         before = best.get(document)
         worst = None if len(best) < self._most else max(best, key=lambda one: _order(best[one]))
         beaten = before if before is not None else None if worst is None else best[worst]
-        if beaten is not None and _order(beaten) <= (-strength, window.number):
+        if beaten is not None and _order(beaten) <= (-_short(found.strength[head]), window.number):
             return
         if before is None and worst is not None:
             del best[worst]
-        best[document] = _kept(window, found, head)
-        if len(best) == self._most:
-            self._least[head] = max(self._least[head], min(one.strength for one in best.values()))
+        best[document] = _Kept(window.number, self._passage(window, found, head))
+        self._raise_least(head)
 
-    def _document(self, window: TextWindow, query: int) -> tuple[int, str, int]:
-        """What a head has one passage of: a text; of a text file, as many tokens as a window has."""
-        if self._lines(window.source):
-            return window.source, window.where, 0
-        own = np.flatnonzero(~window.special.numpy())
-        return window.source, window.where, (window.first + query - int(own[0])) // window.room
+    def _raise_least(self, head: int) -> None:
+        if len(best := self._best[head]) == self._most:
+            self._least[head] = max(self._least[head], min(one.passage.strength for one in best.values()))
+
+    def _raise_largest(self) -> None:
+        if len(self._sample) == self._most:
+            self._largest = min(self._largest, self._sample[-1][0])
 
     def collected(self) -> Collected:
         """The passages."""
-        strongest = [[self._passage(kept) for kept in sorted(best.values(), key=_order)] for best in self._best]
-        sampled = [
-            (at, [None if kept is None else self._passage(kept) for kept in heads]) for at, heads in self._sample
-        ]
-        return Collected(self._most, strongest, sampled)
+        strongest = [[kept.passage for kept in sorted(best.values(), key=_order)] for best in self._best]
+        return Collected(self._most, strongest, self._sample)
 
-    def _passage(self, kept: _Kept) -> CorpusPassage:
-        window, query, n = kept.window, kept.query, len(kept.window.ids)
-        weights = dict(zip(kept.keys[0].tolist(), kept.keys[1], strict=True))
+    def places(self) -> Places:
+        """The document and the window's number of each of the strongest passages, in their order."""
+        ordered = (sorted(best.items(), key=lambda one: _order(one[1])) for best in self._best)
+        return [[(*document, kept.number) for document, kept in each] for each in ordered]
+
+    def restore(self, found: Collected, places: Places) -> None:
+        """Go on from these, as `collected` and `places` have returned them."""
+        for head, (passages, here) in enumerate(zip(found.strongest, places, strict=True)):
+            self._best[head] = {at[:3]: _Kept(at[3], one) for one, at in zip(passages, here, strict=True)}
+            self._raise_least(head)
+        self._sample = list(found.sampled)
+        self._raise_largest()
+
+    def _passage(self, window: TextWindow, found: OfWindow, head: int) -> CorpusPassage:
+        query, n = int(found.query[head]), len(window.ids)
+        keys, largest = found.read(head)
+        weights = dict(zip(keys.tolist(), largest, strict=True))
         near = set(range(max(0, query - BEFORE), min(n, query + AFTER + 1)))
         for key in weights.keys() - near:
             near |= set(range(max(0, key - AROUND), min(n, key + AROUND + 1)))
         shown = sorted(near)
+        tokens = (self._piece(int(window.ids[at])) if window.special[at] else window.words[at] for at in shown)
         return CorpusPassage(
-            _short(kept.strength), self._path(window.source), window.where, window.first, query, tuple(shown),
-            tuple(self._token(window, at) for at in shown),
-            tuple(_short(weights[at]) if at in weights else None for at in shown),
+            _short(found.strength[head]), self._path(window.source), window.where, window.first, query, tuple(shown),
+            tuple(tokens), tuple(_short(weights[at]) if at in weights else None for at in shown),
         )  # fmt: skip
-
-    def _token(self, window: TextWindow, at: int) -> str:
-        return self._piece(int(window.ids[at])) if bool(window.special[at]) else window.words[at]
-
-
-def _kept(window: TextWindow, found: OfWindow, head: int) -> _Kept:
-    return _Kept(float(found.strength[head]), window, int(found.query[head]), found.read(head))
 
 
 def _order(kept: _Kept) -> tuple[float, int]:
-    return -kept.strength, kept.window.number
-
-
-def _random(window: TextWindow) -> int:
-    """A number that depends on the place of a window only: those with the least numbers are a sample without order."""
-    place = f"{window.source} {window.where} {window.first}".encode()
-    return int.from_bytes(hashlib.blake2b(place, digest_size=7).digest(), "big")
+    return -kept.passage.strength, kept.number
 
 
 def _short(x: np.floating | float) -> float:

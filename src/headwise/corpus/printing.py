@@ -14,15 +14,7 @@ from headwise.wording import LIST, counted, in_language, joined, language, tr
 
 SHOWN = 12  # heads
 _WIDE = "\ue000"  # a sign that no text has
-WORDS = {
-    "model": tr("model"),
-    "model_of": tr("{name}: {about}"),
-    "corpus": tr("corpus"),
-    "kernel": tr("kernel"),
-    "table": tr("table"),
-    "took": tr(", in {time}"),
-    "corpus_of": tr("{files}, {tokens} in {windows}{took}"),
-    "table_of": tr("{path}: {heads:,} heads × {measures} measures"),
+HEADINGS = {
     "measure": tr("measure"),
     "unit": tr("unit"),
     "mean of heads": tr("mean of heads"),
@@ -30,15 +22,6 @@ WORDS = {
     "largest": tr("largest"),
     "head": tr("head"),
     "layer": tr("layer"),
-    "more_heads": tr("{count:,} more heads"),
-    "both": tr("{one} and {other}"),
-    "also": tr("The table also contains {rest}."),
-    "nonfinite": tr(
-        "NaN or infinity: up to {rows:,} queries of a head, in {windows:,} windows that were left out for it."
-    ),
-    "nonfinite_values": tr(
-        "NaN or infinity among the values of a head; its weights are finite, and nothing was left out."
-    ),
 }
 
 
@@ -54,58 +37,59 @@ def print_measures(
     """Print facts, a line a measure, and a line each for the first heads, with as many measures as fit. sort: the
     measure to sort by, largest first; by layer and head if None."""
     about, total, lang = found.about, found.total, language()
-    took = "" if seconds is None else _said("took", time=duration(seconds))
+    took = "" if seconds is None else tr(", in {time}", time=duration(seconds))
     model = about["model"] | about["model"].get("zh", {}) if lang == "zh" else about["model"]
     counts = {"files": len(about["files"]), "tokens": total.tokens, "windows": total.windows}
-    corpus = _said("corpus_of", **{name: counted(name[:-1], n) for name, n in counts.items()}, took=took)
+    size = {name: counted(name[:-1], n) for name, n in counts.items()}
+    heads, measures = len(found.heads), len(found.measures)
     facts = [
-        ("model", _said("model_of", **{key: model[key] for key in ("name", "about")})),
-        ("corpus", corpus),
-        ("kernel", ", ".join(about["kernels"])),
-        ("table", _said("table_of", path=str(found.path), heads=len(found.heads), measures=len(found.measures))),
-    ]
-    margin = max(6, *(cell_len(_said(name)) for name, _ in facts))
-    for code, value in facts:
-        name = _said(code)
+        (tr("model"), tr("{name}: {about}", name=model["name"], about=model["about"])),
+        (tr("corpus"), tr("{files}, {tokens} in {windows}{took}", took=took, **size)),
+        (tr("kernel"), ", ".join(about["kernels"])),
+        (tr("table"), tr("{path}: {heads:,} heads × {measures} measures", path=str(found.path), heads=heads,
+                         measures=measures)),
+    ]  # fmt: skip
+    facts = [(in_language(name, lang), in_language(value, lang)) for name, value in facts]
+    margin = max(6, *(cell_len(name) for name, _ in facts))
+    for name, value in facts:
         console.print(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(value), soft_wrap=True)
     console.print()
     header, rows = found.overview()
     rows = [[name, in_language(unit_of(unit), lang), *cells] for name, unit, *cells in rows]
-    _print_table(console, _aligned([_said(name) for name in header], rows, words=2))
+    _print_table(console, _aligned([in_language(HEADINGS[name], lang) for name in header], rows, words=2))
     console.print()
     table = found.table if sort is None else found.table.sort(sort)
-    head = [_said("layer"), _said("head"), *table]
+    head = [*(in_language(HEADINGS[name], lang) for name in ("layer", "head")), *table]
     cells = zip(*(numbers(column)[:SHOWN] for column in table.values()), strict=True)
     body = [[str(layer), str(at), *row] for (layer, at), row in zip(table.places[:SHOWN], cells, strict=True)]
     fits = _fitting(head, body, console.width, sort)
     _print_table(console, _aligned([head[i] for i in fits], [[row[i] for i in fits] for row in body]))
-    rest = [_said("more_heads", count=len(found.heads) - SHOWN)] if len(found.heads) > SHOWN else []
+    rest = [tr("{count:,} more heads", count=heads - SHOWN)] if heads > SHOWN else []
     hidden = [name for i, name in enumerate(head) if i not in fits]
-    rest += [in_language(joined(hidden, LIST), lang)] if hidden else []
+    rest += [joined(hidden, LIST)] if hidden else []
     if rest:
-        console.print(
-            Text(
-                _said("also", rest=_said("both", one=rest[0], other=rest[1]) if len(rest) == 2 else rest[0]),
-                style="dim",
+        both = tr("{one} and {other}", one=rest[0], other=rest[1]) if len(rest) == 2 else rest[0]
+        console.print(Text(in_language(tr("The table also contains {rest}.", rest=both), lang), style="dim"))
+    if total.troubles:
+        console.print()
+        lost, windows = (int(count) for count in total.lost.max(1).values)
+        told = tr("NaN or infinity among the values of a head; its weights are finite, and nothing was left out.")
+        if lost:
+            told = tr(
+                "NaN or infinity: up to {rows:,} queries of a head, in {windows:,} windows that were left out for it.",
+                rows=lost,
+                windows=windows,
             )
-        )
-    _print_troubles(found, console)
-
-
-def _said(code: str, /, **values: int | str) -> str:
-    """One of WORDS in the user's language."""
-    return in_language(WORDS[code].filled(code, **values), language())
+        console.print(Text(in_language(told, lang), style="bold red"))
+    for trouble in total.troubles:
+        console.print(Text(f"  {trouble}"), soft_wrap=True)
 
 
 def _aligned(head: list[str], body: list[list[str]], words: int = 0) -> str:
     """Columns as `as_text` aligns them, by the width of their characters in a terminal."""
-    lines = as_text([_filled(cell) for cell in head], body, words=words, gap="  ")
-    return lines.replace(_WIDE, "")
-
-
-def _filled(text: str) -> str:
-    """A text with a sign for each second cell of wide characters, which makes its length its width."""
-    return text + _WIDE * (cell_len(text) - len(text))
+    # A sign for each second cell of wide characters makes the length of a text its width.
+    filled = [text + _WIDE * (cell_len(text) - len(text)) for text in head]
+    return as_text(filled, body, words=words, gap="  ").replace(_WIDE, "")
 
 
 def _fitting(head: list[str], body: list[list[str]], width: int, sort: str | None) -> list[int]:
@@ -125,14 +109,3 @@ def _print_table(console: Console, text: str) -> None:
     first, _, rest = text.partition("\n")
     console.print(Text(first, style="bold"), soft_wrap=True)
     console.print(Text(rest), soft_wrap=True)
-
-
-def _print_troubles(found: CorpusMeasures, console: Console) -> None:
-    rows, windows = (int(count) for count in found.total.lost.max(1).values)
-    if not found.total.troubles:
-        return
-    console.print()
-    told = _said("nonfinite", rows=rows, windows=windows) if rows else _said("nonfinite_values")
-    console.print(Text(told, style="bold red"))
-    for trouble in found.total.troubles:
-        console.print(Text(f"  {trouble}"), soft_wrap=True)

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 
@@ -97,8 +98,15 @@ def measure_corpus(
         with there.opened() if these.first else nullcontext():
             loaded = _placed(model, window, device, dtype, these)
             length = length_of(window, loaded, frame := Frame.of(loaded))
+            room = length - len(frame)  # for tokens of the text
+            if stride is not None and stride > room:
+                raise ConfigError(
+                    "stride={stride}: a window has {room} tokens of the text; expected at most as many",
+                    stride=stride,
+                    room=room,
+                )
             options = Options(
-                names, length, _stride(stride, length - len(frame)), max_tokens, per, field,
+                names, length, stride or room, max_tokens, per, field,
                 _numbers(layers), _numbers(heads), str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
                 passages, strongest_by,
             )  # fmt: skip
@@ -112,11 +120,13 @@ def _measured(begun: Begun, there: Units, output: Output, ranks: Ranks, progress
     """Measure units while any are left, wait until the other processes have finished theirs, and write the table."""
     done = _Done(begun, ranks, progress)
     done.report()
-    floors = Floors(begun.work.no_passages())
+    work, how, none = begun.work, begun.work.how(), begun.work.no_passages()
+    floors = Floors(work.no_passages())
     while (number := ranks.take(begun.left)) is not None:
-        tallies, passages = begun.work.measure(begun.units[number], done.add, floors)
-        there.write(number, tallies, passages, begun.work.how())
-        floors.raise_by(passages)
+        before = there.part(number, len(work.options.measures), none, how)
+        found = work.measure(begun.units[number], done.add, floors, before, partial(there.save, number, how=how))
+        there.write(number, found, how)
+        floors.raise_by(found.passages)
         done.report()
         ranks.count("units", 1)
     if not ranks.first:
@@ -178,17 +188,6 @@ def _on(device: str | None, act: Callable[[torch.device], object]) -> None:
         act(torch.device(device))
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device={device!r}: {str(error).splitlines()[0]}") from None
-
-
-def _stride(stride: int | None, room: int) -> int:
-    """room: the tokens of the text in a window."""
-    if stride is not None and stride > room:
-        raise ConfigError(
-            "stride={stride}: a window has {room} tokens of the text; expected at most as many",
-            stride=stride,
-            room=room,
-        )
-    return room if stride is None else stride
 
 
 def _check(least: int, **numbers: int | None) -> None:

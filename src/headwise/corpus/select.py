@@ -286,26 +286,24 @@ def tokens_of(ids: Tensor, batch: Sequence[TextWindow]) -> Tokens:
 
 
 def measures_for(tokens: Tokens, names: Sequence[str]) -> list[OfRows | OfWindows]:
-    """The measures of these names for these tokens; for `NOTHING`, for their names, units and what they are per."""
-    return [varied(_made(name, tokens)) for name in names]
-
-
-def _made(name: str, tokens: Tokens) -> Measure:
-    """The measure of that name for these tokens. ConfigError if it requires more than a corpus provides."""
-    if known(name) is not None and of_tokens(name, NOTHING) is None:
-        possible = [other for other in GIVEN if of_tokens(other, NOTHING) is not None]
-        raise ConfigError(
-            "measures: {name!r} requires {requires}; a corpus supports {possible}",
-            name=name,
-            requires=GIVEN[name].requires,
-            possible=joined(possible, LIST),
-        )
-    try:
-        found = of_tokens(name, tokens)
-    except ConfigError as error:
-        raise ConfigError("measures: {error}", error=error) from None
-    assert found is not None
-    return found
+    """The measures of these names for these tokens, or `NOTHING`. ConfigError for one that a corpus cannot have."""
+    made = []
+    for name in names:
+        if known(name) is not None and of_tokens(name, NOTHING) is None:
+            possible = [other for other in GIVEN if of_tokens(other, NOTHING) is not None]
+            raise ConfigError(
+                "measures: {name!r} requires {requires}; a corpus supports {possible}",
+                name=name,
+                requires=GIVEN[name].requires,
+                possible=joined(possible, LIST),
+            )
+        try:
+            found = of_tokens(name, tokens)
+        except ConfigError as error:
+            raise ConfigError("measures: {error}", error=error) from None
+        assert found is not None
+        made.append(varied(found))
+    return made
 
 
 @dataclass(frozen=True)

@@ -234,11 +234,6 @@ def piece_count(source: Source, step: int) -> int:
     return len(source.groups) if source.kind == "parquet" else -(-source.size // step)
 
 
-def piece_size(source: Source, piece: int, step: int) -> int:
-    """The approximate bytes of a piece."""
-    return source.groups[piece] if source.kind == "parquet" else min(step, source.size - piece * step)
-
-
 def piece_end(source: Source, piece: int, step: int) -> int:
     """The byte after a piece; for Parquet the size of the file."""
     return source.size if source.kind == "parquet" else _cut(source, (piece + 1) * step, step)
@@ -254,7 +249,7 @@ def documents(source: Source, piece: int, step: int, field: str) -> Iterator[Doc
     if start == stop:
         return
     if source.kind == "jsonl":
-        yield from _lines(source, start, stop, field)
+        yield from lines(source, start, stop, field)
         return
     with open(source.path, "rb") as file:
         file.seek(start)
@@ -263,13 +258,8 @@ def documents(source: Source, piece: int, step: int, field: str) -> Iterator[Doc
         yield Document(text, f"byte {start:,}")
 
 
-def check_lines(source: Source, start: int, stop: int, field: str) -> None:
-    """Read the lines of a part of a JSON-lines file, and raise for errors in them."""
-    for _ in _lines(source, start, stop, field):
-        pass
-
-
-def _lines(source: Source, start: int, stop: int, field: str) -> Iterator[Document]:
+def lines(source: Source, start: int, stop: int, field: str) -> Iterator[Document]:
+    """The texts of the lines in a part of a JSON-lines file."""
     with open(source.path, "rb") as file:
         file.seek(start)
         while start < stop and (line := file.readline()):
@@ -380,7 +370,11 @@ def step_for(window: int) -> int:
 
 def units(sources: Sequence[Source], step: int, limit: Limit | None = None) -> list[Unit]:
     """The units of a corpus in order."""
-    every = list(_pieces(sources, step, limit))
+    every = [
+        (i, piece, source.groups[piece] if source.groups else min(step, source.size - piece * step))
+        for i, source in enumerate(sources) for piece in range(piece_count(source, step))
+        if limit is None or (i, piece) <= (limit.source, limit.piece)
+    ]  # fmt: skip
     total = sum(size for _, _, size in every)
     target = max(step, -(-total // UNITS))
     found: list[Unit] = []
@@ -396,12 +390,3 @@ def units(sources: Sequence[Source], step: int, limit: Limit | None = None) -> l
             found.append(Unit(tuple(parts), size))
             parts, size = [], 0
     return [*found, Unit(tuple(parts), size)] if parts else found
-
-
-def _pieces(sources: Sequence[Source], step: int, limit: Limit | None) -> Iterator[tuple[int, int, int]]:
-    """(file, piece, bytes) up to the limit."""
-    for i, source in enumerate(sources):
-        for piece in range(piece_count(source, step)):
-            yield i, piece, piece_size(source, piece, step)
-            if limit is not None and (i, piece) == (limit.source, limit.piece):
-                return

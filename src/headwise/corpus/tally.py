@@ -146,20 +146,16 @@ class Batch:
         numbers, bad = every[:, :-2].unflatten(1, (len(self._measures), -1)), every[:, -2:]
         widths = [part.shape[-1] for _, part in found]
         kept = torch.tensor([sum(widths[: head.layer]) + head.head for head in self._heads])
-        return [
-            WindowSums(numbers[i][..., kept], bad[i, 0, kept], _first_bad(bad[i].split(widths, -1)))
-            for i in range(len(every))
-        ]
-
-
-def _first_bad(layers: Sequence[Tensor]) -> Bad | None:
-    """layers: for each, the numbers of queries with non-finite scores and of non-finite values, [2, heads]."""
-    for layer, counts in enumerate(layers):
-        for what, count in zip(("scores", "values"), counts, strict=True):
-            heads = tuple(count.nonzero().flatten().tolist())
-            if heads:
-                return layer, heads, what
-    return None
+        windows = []
+        for i in range(len(every)):
+            strange = (
+                (layer, heads, what)
+                for layer, counts in enumerate(bad[i].split(widths, -1))
+                for what, count in zip(("scores", "values"), counts, strict=True)
+                if (heads := tuple(count.nonzero().flatten().tolist()))
+            )
+            windows.append(WindowSums(numbers[i][..., kept], bad[i, 0, kept], next(strange, None)))
+        return windows
 
 
 def counted(numbers: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

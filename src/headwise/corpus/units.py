@@ -1,4 +1,5 @@
-"""An unfinished sweep on disk: its settings, which a resumed run must share, and a file for each finished unit.
+"""An unfinished sweep on disk: its settings, which a resumed run must share, and a file for each finished unit, or for
+the part of it that was last saved.
 
 Each file is written whole or not at all, so a run can be killed at any time: the next one measures the units that have
 no whole file yet. The processes agree on them at the beginning; at the end the units become a table.
@@ -29,14 +30,14 @@ from headwise.corpus.sources import (
     Unit,
     changed,
     check,
-    check_lines,
     find_sources,
+    lines,
     piece_count,
     piece_end,
     units,
 )
 from headwise.corpus.tally import Tally, unit_of
-from headwise.corpus.work import Options, Ranks, Work
+from headwise.corpus.work import Measured, Options, Ranks, Work
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.wording import in_language, joined, tr
 
@@ -142,20 +143,34 @@ class Units:
         """The numbers of finished units and of all units; None if there is no sweep."""
         return (len(self.finished()), self.settings().units) if self.begun else None
 
-    def write(self, unit: int, found: Mapping[int, Tally], passages: Collected, how: Mapping[str, Any]) -> None:
+    def write(self, unit: int, found: Measured, how: Mapping[str, Any]) -> None:
         """Write a finished unit. how: settings that may differ between units, such as the batch size."""
-        sums = {str(source): tally.to_dict() for source, tally in found.items()}
-        self._write(self._path(unit), {"sums": sums, "how": dict(how), "passages": passages.to_dict()})
+        self._write(self._path(unit), self._content(found, how))
+        with contextlib.suppress(OSError):
+            self._path(unit, "part").unlink()
+
+    def save(self, unit: int, found: Measured, how: Mapping[str, Any]) -> None:
+        """Write what is measured of a unit so far, in place of what was before."""
+        more = {"batches": found.batches, "places": found.places}
+        self._write(self._path(unit, "part"), self._content(found, how) | more)
 
     def read(self, unit: int, measures: int, like: Collected) -> tuple[dict[int, Tally], Collected, dict[str, Any]]:
         """The sums of a unit, its passages, and the settings that it was measured with. like: passages of as many
         heads."""
-        path, heads = self._path(unit), len(like.strongest)
+        path = self._path(unit)
         again = "the same command measures this unit again"
         with reading(path, "finished unit", missing=again, way_out=f"remove it, and {again}"):
-            found = _read(path)
-            sums = {int(name): Tally.of(one, measures, heads) for name, one in found.named("sums", Entry).items()}
-            return sums, Collected.of(found.entry("passages"), like.most, heads), found.entry("how").plain()
+            return _unit(_read(path), measures, like)
+
+    def part(self, unit: int, measures: int, like: Collected, how: Mapping[str, Any]) -> Measured | None:
+        """What an ended run has saved of a unit; None if there is no whole file of it, measured with `how`."""
+        with contextlib.suppress(CheckpointError, OSError):
+            found = _read(self._path(unit, "part"))
+            sums, passages, then = _unit(found, measures, like)
+            if then == how:
+                places = found.each("places", lambda each, at: [(*one[:3], one[3]) for one in each])
+                return Measured(found.whole("batches", least=1), sums, passages, places)
+        return None
 
     def remove(self) -> None:
         """Remove the folder after the result is written."""
@@ -164,8 +179,13 @@ class Units:
             self._manifest.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _path(self, unit: int) -> Path:
-        return self.folder / f"unit-{unit:06}.json"
+    def _path(self, unit: int, what: str = "unit") -> Path:
+        return self.folder / f"{what}-{unit:06}.json"
+
+    @staticmethod
+    def _content(found: Measured, how: Mapping[str, Any]) -> dict[str, Any]:
+        sums = {str(source): tally.to_dict() for source, tally in found.sums.items()}
+        return {"sums": sums, "how": dict(how), "passages": found.passages.to_dict()}
 
     def _write(self, path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
         whole = {"format": FORMAT, CHECKSUM: _checksum(content), **content}
@@ -192,6 +212,12 @@ def _read(path: Path) -> Entry:
     if found.word(CHECKSUM) != _checksum(content):
         raise CheckpointError(tr("it is damaged: its contents do not match its checksum"))
     return Entry(content)
+
+
+def _unit(found: Entry, measures: int, like: Collected) -> tuple[dict[int, Tally], Collected, dict[str, Any]]:
+    heads = len(like.strongest)
+    sums = {int(name): Tally.of(one, measures, heads) for name, one in found.named("sums", Entry).items()}
+    return sums, Collected.of(found.entry("passages"), like.most, heads), found.entry("how").plain()
 
 
 def _of_another_version() -> CheckpointError:
@@ -243,7 +269,14 @@ def begin(
         decided = ranks.wait_for("plan")
         if decided is None:
             return CorpusMeasures.of_nothing(work, output.path)
-        settings, left = _followed(there, decided["settings"], model), decided["left"]
+        if not there.begun or (settings := there.settings()).checksum != decided["settings"]:
+            raise CheckpointError(
+                f"{str(there.folder)!r} is not the folder that the first process wrote; all processes need "
+                f"access to the same folder"
+            )
+        if settings.model["sha256"] != model["sha256"]:
+            raise ConfigError(f"model: this process has different weights of {model['name']} than the first process")
+        left = decided["left"]
     work = replace(work, sources=settings.given, step=settings.step, limit=settings.limit)
     every = units(work.sources, work.step, work.limit)
     if left is None:
@@ -350,18 +383,6 @@ def _decided(work: Work, there: Units, model: Mapping[str, Any], restart: bool, 
     return there.settings()
 
 
-def _followed(there: Units, checksum: str, model: Mapping[str, Any]) -> Settings:
-    """The settings of the first process, read by another one."""
-    if not there.begun or (settings := there.settings()).checksum != checksum:
-        raise CheckpointError(
-            f"{str(there.folder)!r} is not the folder that the first process wrote; all processes need "
-            f"access to the same folder"
-        )
-    if settings.model["sha256"] != model["sha256"]:
-        raise ConfigError(f"model: this process has different weights of {model['name']} than the first process")
-    return settings
-
-
 def _survey(work: Work, advance: Advance) -> tuple[list[Print], list[int], Limit | None]:
     """The prints of the measured files, the bytes that were checked of each, and the limit. TextError naming the file
     and the place that cannot be read."""
@@ -374,7 +395,8 @@ def _survey(work: Work, advance: Advance) -> tuple[list[Print], list[int], Limit
             upto = piece_end(source, limit.piece, work.step)
         prints.append(check(source, work.options.field, upto, advance))
         if source.kind == "jsonl":
-            check_lines(source, 0, upto, work.options.field)
+            for _ in lines(source, 0, upto, work.options.field):
+                pass  # it raises for errors in them
         checked.append(upto)
     return prints, checked, limit
 

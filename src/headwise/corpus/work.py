@@ -8,7 +8,7 @@ CPUs or GPUs.
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwise.corpus.passages import Collected, Collector, Floors, OfWindow
+from headwise.corpus.passages import Collected, Collector, Floors, OfWindow, Places
 from headwise.corpus.select import Frame, Head, TextWindow, batches, measures_for, stacked, tokens_of, windows
 from headwise.corpus.sources import Document, Limit, Source, Unit, documents
 from headwise.corpus.tally import Batch, Tally, Trouble, counted, largest_keys, strongest
@@ -29,6 +29,7 @@ from headwise.lm.loading.base import Maps
 from headwise.stats import Tokens
 
 ALL = -1  # in place of a file's number: all files
+SAVED = 4  # batches after which the sums of a unit are saved
 Advance = Callable[[float, int], None]  # called with the bytes and tokens done since the last call
 
 
@@ -51,6 +52,17 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """The sums of a unit after so many `batches`, by the number of a file or for `ALL`; its passages, without those
+    below the floors; and what `Collector.places` returns of them."""
+
+    batches: int
+    sums: Mapping[int, Tally]
+    passages: Collected
+    places: Places
+
+
+@dataclass(frozen=True)
 class Work:
     """How a corpus is measured, `batch` windows at a time. step: bytes of a piece of a file."""
 
@@ -63,21 +75,34 @@ class Work:
     batch: int
     limit: Limit | None = None
 
-    def measure(self, unit: Unit, advance: Advance, floors: Floors) -> tuple[dict[int, Tally], Collected]:
-        """The sums of a unit, for each of its files (by number, in order) or for `ALL`, and its passages, without those
-        below the floors."""
+    def measure(
+        self, unit: Unit, advance: Advance, floors: Floors, before: Measured | None, save: Callable[[Measured], None]
+    ) -> Measured:
+        """A whole unit, from what an earlier run has saved of it on, `before`. Every `SAVED` batches, `save` gets what
+        is measured so far, from which sums and passages continue with the same bits."""
         found: dict[int, Tally] = {}
         collector = Collector(
             floors, lines=lambda source: self.sources[source].kind != "text",
             path=lambda source: self.sources[source].path, piece=lambda token: self.loaded.pieces([token])[0],
         )  # fmt: skip
-        done = 0.0
-        for batch in batches(self._windows(unit), self.batch):
-            self._run(batch, found, collector)
-            done += sum(window.share for window in batch)
-            advance(sum(window.share for window in batch), sum(len(window.ids) for window in batch))
+        if before is not None:
+            found.update(before.sums)
+            collector.restore(before.passages, before.places)
+        done, first, number = 0.0, 0 if before is None else before.batches, 0
+
+        def so_far() -> Measured:
+            return Measured(number, dict(sorted(found.items())), collector.collected(), collector.places())
+
+        for number, batch in enumerate(batches(self._windows(unit), self.batch)):
+            if number > first and number % SAVED == 0:
+                save(so_far())
+            if number >= first:
+                self._run(batch, found, collector)
+            share = sum(window.share for window in batch)
+            done += share
+            advance(share, sum(len(window.ids) for window in batch) if number >= first else 0)
         advance(unit.size - done, 0)  # the bytes around the texts: line ends, other fields
-        return dict(sorted(found.items())), collector.collected()
+        return so_far()
 
     def nothing(self) -> Tally:
         """Sums of no windows."""
@@ -113,10 +138,7 @@ class Work:
                 yield document, ids, reading.pieces[own], reading.words[own]
 
     def _windows(self, unit: Unit) -> Iterator[TextWindow]:
-        for number, window in enumerate(self._unnumbered(unit)):
-            yield replace(window, number=number)
-
-    def _unnumbered(self, unit: Unit) -> Iterator[TextWindow]:
+        number = count()
         for source, piece in unit.pieces():
             left = None
             if self.limit is not None and (source, piece) == (self.limit.source, self.limit.piece):
@@ -124,16 +146,16 @@ class Work:
             for document, ids, pieces, words in self.texts(source, piece):
                 here = len(ids) if left is None else min(left, len(ids))
                 size = len(document.text.encode())
-                yield from windows(
+                for window in windows(
                     ids[:here], pieces[:here], self.frame, self.options.window, self.options.stride, source,
                     document.where, size, words[:here],
-                )  # fmt: skip
+                ):  # fmt: skip
+                    yield replace(window, number=next(number))
                 left = None if left is None else left - here
                 if left == 0:
                     break
 
     def _run(self, batch: list[TextWindow], found: dict[int, Tally], collector: Collector) -> None:
-        length = self.options.window
         try:
             self._forward(batch, found, collector)
         except RuntimeError as error:
@@ -142,7 +164,7 @@ class Work:
                     "batch={batch}: out of memory with windows of {length} tokens; the same command with a smaller "
                     "--batch resumes",
                     batch=self.batch,
-                    length=length,
+                    length=self.options.window,
                 ) from None
             raise
 

@@ -175,7 +175,13 @@ def budget(
         raise ConfigError(f"threshold={threshold}: expected 0 < threshold <= 1")
     if value_dim is not None:
         value_dim = check_whole("budget", "value_dim", value_dim, 1)
-    texts = _texts(maps)
+    if not len(maps):
+        raise ConfigError("maps: empty; expected one per layer")
+    texts: list[list[AttentionMap]] = [[*maps]] if isinstance(maps[0], AttentionMap) else [[*text] for text in maps]
+    sizes = [[(amap.shape[1], amap.k.shape[1], amap.k.shape[3]) for amap in text] for text in texts]
+    for i, size in enumerate(sizes):
+        if size != sizes[0]:
+            raise ShapeError(f"maps: text {i} has layers (heads, KV heads, width) {size}, and text 0 {sizes[0]}")
     kept = tuple(_kept([text[i] for text in texts], window, sinks) for i in range(len(texts[0])))
     windows, widths = [], []
     for amap, share in zip(texts[0], kept, strict=True):
@@ -234,17 +240,6 @@ def budget_effect(model: nn.Module, batches: Iterable[Tensor], found: Budget, *,
 def _loss(logits: Any, ids: Tensor) -> float:
     """Return the sum over tokens, in nats."""
     return float(nn.functional.cross_entropy(logits[:, :-1].float().mT, ids[:, 1:], reduction="sum"))
-
-
-def _texts(maps: Sequence[Any]) -> list[list[AttentionMap]]:
-    if not len(maps):
-        raise ConfigError("maps: empty; expected one per layer")
-    texts = [list(maps)] if isinstance(maps[0], AttentionMap) else [list(text) for text in maps]
-    sizes = [[(amap.shape[1], amap.k.shape[1], amap.k.shape[3]) for amap in text] for text in texts]
-    for i, size in enumerate(sizes):
-        if size != sizes[0]:
-            raise ShapeError(f"maps: text {i} has layers (heads, KV heads, width) {size}, and text 0 {sizes[0]}")
-    return texts
 
 
 def _kept(maps: Sequence[AttentionMap], window: int, sinks: int) -> Tensor:

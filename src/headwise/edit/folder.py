@@ -99,13 +99,18 @@ def load_pruned(folder: str | os.PathLike[str], batch: Any = None) -> Any:
     with reading(file, "list of heads"):
         name = heads.word("class")
     kind = _kind(name, file)
-    config = _config(folder / CONFIG_FILE, kind)
+    path = folder / CONFIG_FILE
+    with reading(path, "configuration"):
+        values = Entry(parsed(text_of(path))).plain()
+        check_config(values, path)
+        with theirs(path, "it cannot be read"):
+            config = kind.config_class.from_json_file(path)  # which reads their spelling of ∞ and NaN
+        check_built(config, path)
     with reading(weights, "weights"):
         tensors, _ = read_tensors(weights, WEIGHTS_FORMAT)
     if (layers := num_layers(config) or 0) > len(tensors):  # before any layer is built
-        path = folder / CONFIG_FILE
         raise CheckpointError(f"{str(path)!r}: {layers} layers, and {len(tensors)} weights in {WEIGHTS_FILE}")
-    with theirs(folder / CONFIG_FILE, f"it does not build a {kind.__name__}"), bounded(folder, len(tensors)):
+    with theirs(path, f"it does not build a {kind.__name__}"), bounded(folder, len(tensors)):
         with without_memory():
             check_room(folder, kind._from_config(deepcopy(config)), sum(x.numel() for x in tensors.values()))
         model = kind._from_config(config)
@@ -138,7 +143,10 @@ def resize_as_saved(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 
 def _resize_all(model: Any, heads: Entry, batch: Any = None) -> None:
     inner = f"{model.base_model_prefix}."  # of names in a model with an output layer
-    sizes = {name.removeprefix(inner): size for name, size in _sizes(heads).items()}
+    sizes, listed = {}, heads.entry("sites")
+    for name in listed:
+        one = listed.entry(name)
+        sizes[name.removeprefix(inner)] = one.whole("num_heads", least=1), one.whole("num_kv_heads", least=1)
     hint = "" if batch is not None else "; if find_heads(model, batch) found them, give load_pruned a batch too"
     try:
         sites = {site.name.removeprefix(inner): site for site in find_heads(model, batch)}
@@ -155,12 +163,6 @@ def _resize_all(model: Any, heads: Entry, batch: Any = None) -> None:
             )
         if (num_heads, num_kv_heads) != (site.num_heads, site.num_kv_heads):
             make_room(site, num_heads, num_kv_heads)
-
-
-def _sizes(heads: Entry) -> dict[str, tuple[int, int]]:
-    sizes = heads.entry("sites")
-    each = {name: sizes.entry(name) for name in sizes}
-    return {name: (one.whole("num_heads", least=1), one.whole("num_kv_heads", least=1)) for name, one in each.items()}
 
 
 def _heads(file: Path) -> Entry:
@@ -181,16 +183,6 @@ def _kind(name: str, file: Path) -> Any:
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise CheckpointError(f"{str(file)!r}: {name!r} is not a model class of the installed transformers")
     return kind
-
-
-def _config(path: Path, kind: Any) -> Any:
-    with reading(path, "configuration"):
-        values = Entry(parsed(text_of(path))).plain()
-        check_config(values, path)
-        with theirs(path, "it cannot be read"):
-            config = kind.config_class.from_json_file(path)  # which reads their spelling of ∞ and NaN
-        check_built(config, path)
-        return config
 
 
 def _apart(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

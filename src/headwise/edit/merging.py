@@ -31,14 +31,8 @@ Groups = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Merge:
-    """The KV heads that were merged in one module.
-
-    Attributes:
-        groups: KV heads by their previous numbers that were merged to one, in the new order.
-        queries: query heads by their previous numbers, in the new order.
-        lost_scores, lost_values: relative Frobenius error of the matrices W_Q W_Kᵀ and W_V W_O of all heads (0 is
-            exact, and it can exceed 1): the expected error for isotropic inputs.
-    """
+    """The KV heads (groups) that were merged to one each and the query heads of one module, by their previous numbers;
+    lost_…: relative Frobenius error of W_Q W_Kᵀ and W_V W_O of all heads, expected for isotropic inputs, 0 if exact."""
 
     module: str
     groups: tuple[tuple[int, ...], ...]
@@ -211,7 +205,10 @@ def _merge(site: HeadSite, groups: list[list[int]], method: str) -> Merge:
     values = lost(per_query[2], o, per_query[3], new_o)
     maps: dict[str, Any] = {part.letter: part.owner for part in site.parts() if part.letter in "qkvo"}
     for letter, x in (("q", new_q), ("k", new_k), ("v", new_v)) if method == "svd" else (("k", new_k), ("v", new_v)):
-        _write(maps[letter], x)
+        linear, bias = maps[letter], maps[letter].bias  # [heads, in + 1, d], the last row is the bias
+        put(linear, "weight", x[:, :-1].mT.flatten(0, 1).to(linear.weight))
+        if bias is not None:
+            put(linear, "bias", x[:, -1].flatten().to(bias))
     if method == "svd":
         put(maps["o"], "weight", new_o.flatten(0, 1).mT.to(maps["o"].weight))
     site.anatomy.resize(site, site.num_heads, len(groups))
@@ -256,14 +253,6 @@ def _extended(site: HeadSite) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             row = bias.detach().double().narrow(0, part.start, len(x) * part.width).view(len(x), 1, -1)
         weights[name] = torch.cat((x, row), 1)
     return weights["q"], weights["k"], weights["v"], weights["o"]
-
-
-def _write(linear: nn.Linear, x: Tensor) -> None:
-    """Write [heads, in + 1, d] to a linear map, the last row as its bias."""
-    bias = linear.bias
-    put(linear, "weight", x[:, :-1].mT.flatten(0, 1).to(linear.weight))
-    if bias is not None:
-        put(linear, "bias", x[:, -1].flatten().to(bias))
 
 
 def shared_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

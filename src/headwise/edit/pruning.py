@@ -144,13 +144,8 @@ Heads = Mapping[str | int, Iterable[int]] | Iterable[int] | Iterable[tuple[int, 
 
 @dataclass(frozen=True)
 class Cut:
-    """The heads that were removed from one module.
-
-    Attributes:
-        removed, kept: query heads by their previous numbers; head i is now what kept[i] was.
-        kept_kv: the KV heads that are kept.
-        num_heads, num_kv_heads: before pruning.
-    """
+    """The query heads that were removed from one module and those that are kept, by their previous numbers: head i is
+    now what kept[i] was. kept_kv: of the KV heads. num_heads, num_kv_heads: before pruning."""
 
     module: str
     removed: tuple[int, ...]

@@ -1,10 +1,9 @@
 """An attention call computed with edits."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +45,13 @@ def attend_edited(
         )  # fmt: skip
         out, amap = _joined(edits, whole, plain, return_map)
         if on_delta is not None and out.requires_grad:
-            _report_delta(out, on_delta)
+            receive, value = on_delta, out.detach()
+
+            def report(gradient: Tensor) -> None:  # δ_i = Σ_c dO_ic·O_ic of all heads together
+                wide = torch.promote_types(value.dtype, torch.float32)
+                receive((gradient.to(wide) * value.to(wide)).sum(-1))
+
+            out.register_hook(report)
         if amap is None:
             return out
         amap.rule = replace(amap.rule, grid=replace(amap.rule.grid, gap=grid.gap, extra=extra))
@@ -80,8 +85,10 @@ def _joined(edits: Sequence[Placed], whole: Arguments, plain: Callable[..., Resu
         chosen.append(placed.edit.chosen(named).tolist())
         placed.applied.append((placed.name, placed.edit.applies(named)))
         masks = placed.edit.mask(named)
-    outs, maps = [], []
-    for heads, own in _runs(list(zip(*chosen, strict=True))):
+    outs, maps, start = [], [], 0
+    for own, same_edits in groupby(zip(*chosen, strict=True)):  # consecutive heads with the same edits
+        heads = range(start, start + len(list(same_edits)))
+        start = heads.stop
         here = [placed for placed, mine in zip(edits, own, strict=True) if mine]
         out, amap = _edited(here, _part(whole, heads), plain, mapped)
         outs.append(out)
@@ -91,15 +98,6 @@ def _joined(edits: Sequence[Placed], whole: Arguments, plain: Callable[..., Resu
         return out, None
     own_keys = all(placed.edit.own_keys for placed in edits)
     return out, _joined_map([amap for amap in maps if amap is not None], whole, masks, own_keys)
-
-
-def _runs(own: list[tuple[bool, ...]]) -> Iterator[tuple[range, tuple[bool, ...]]]:
-    """Consecutive heads with the same edits."""
-    start = 0
-    for edits, heads in groupby(own):
-        stop = start + len(list(heads))
-        yield range(start, stop), edits
-        start = stop
 
 
 def _part(whole: Arguments, heads: range) -> Arguments:
@@ -163,14 +161,3 @@ def _joined_map(maps: list[AttentionMap], whole: Arguments, mask: Mask, own_keys
         q = torch.cat([amap.q for amap in maps], 1)
         k = torch.cat([amap.k.repeat_interleave(amap.q.shape[1] // amap.k.shape[1], 1) for amap in maps], 1)
     return AttentionMap(q, k, lse, rule, kernel=one.kernel, named=one.named, refusals=one.refusals)
-
-
-def _report_delta(out: Tensor, on_delta: Callable[[Tensor], Any]) -> None:
-    """Call `on_delta` with δ_i = Σ_c dO_ic·O_ic of all heads together in the backward pass."""
-    value = out.detach()
-
-    def report(gradient: Tensor) -> None:
-        wide = torch.promote_types(value.dtype, torch.float32)
-        on_delta((gradient.to(wide) * value.to(wide)).sum(-1))
-
-    out.register_hook(report)

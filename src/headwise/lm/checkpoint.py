@@ -70,7 +70,27 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenize
     tensors, header = read(file)
     config, tokenizer, info = unpack(header, file)
     with reading(file, WHAT):
-        _check_sizes(config, tensors)
+        # Before memory is allocated for it.
+        if config.num_layers > len(tensors):
+            raise CheckpointError(
+                "{num_layers} layers in the configuration, but {count} tensors in the file",
+                num_layers=config.num_layers,
+                count=len(tensors),
+            )
+        try:
+            with without_memory():
+                expected = {name: tuple(x.shape) for name, x in Decoder(config).state_dict().items()}
+        except (RuntimeError, OverflowError) as error:  # raised by PyTorch for impossible sizes
+            raise CheckpointError("invalid sizes: {error}", error=one_line(error)) from None
+        for name, shape in expected.items():
+            if name not in tensors:
+                raise CheckpointError("{name} is missing; the sizes require {shape}", name=name, shape=shape)
+            if (found := tuple(tensors[name].shape)) != shape:
+                raise CheckpointError(
+                    "{name} is {found}; the sizes require {shape}", name=name, found=found, shape=shape
+                )
+        if strange := next((name for name in tensors if name not in expected), None):
+            raise CheckpointError("{name} is not a weight of a decoder of these sizes", name=strange)
         with seeded(0):  # the weights drawn here are replaced below
             decoder = Decoder(config)
         decoder.load_state_dict({name: x.float() for name, x in tensors.items()})
@@ -113,29 +133,6 @@ def unpack(
                 tokens=tokenizer.vocab_size, embeddings=config.vocab_size,
             )  # fmt: skip
         return config, tokenizer, Entry(parsed(text.word("info")), "info").plain()
-
-
-def _check_sizes(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError if these are not the weights of such a decoder, before memory is allocated for it."""
-    if config.num_layers > len(tensors):
-        raise CheckpointError(
-            "{num_layers} layers in the configuration, but {count} tensors in the file",
-            num_layers=config.num_layers,
-            count=len(tensors),
-        )
-    try:
-        with without_memory():
-            expected = {name: tuple(x.shape) for name, x in Decoder(config).state_dict().items()}
-    except (RuntimeError, OverflowError) as error:  # raised by PyTorch for impossible sizes
-        raise CheckpointError("invalid sizes: {error}", error=one_line(error)) from None
-    for name, shape in expected.items():
-        found = tuple(tensors[name].shape) if name in tensors else None
-        if found != shape:
-            if found is None:
-                raise CheckpointError("{name} is missing; the sizes require {shape}", name=name, shape=shape)
-            raise CheckpointError("{name} is {found}; the sizes require {shape}", name=name, found=found, shape=shape)
-    if strange := next((name for name in tensors if name not in expected), None):
-        raise CheckpointError("{name} is not a weight of a decoder of these sizes", name=strange)
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, each of its parameter's size

@@ -127,10 +127,6 @@ class Run:
         self.step, self.best, self.log, self.seconds = state.step, state.best, state.log, state.seconds
         return max(0.0, time.time() - path.stat().st_mtime)
 
-    def forget(self) -> None:
-        """Remove the state of an earlier run; next to a model of this run it would look like a finished run."""
-        (self.folder / TRAINING_FILE).unlink(missing_ok=True)
-
     def _same(self, path: Path, header: dict[str, str]) -> dict[str, Any]:
         """The info of a checkpoint of this run; CheckpointError if it is of another run."""
         config, tokenizer, info = unpack(header, path)
@@ -243,9 +239,12 @@ def train(
             "batch_size": batch_size, "lr": lr, "warmup": warmup, "weight_decay": weight_decay,
             "repeat_share": str(repeat_share), "seed": seed, "precision": precision, "init": made,
         }  # fmt: skip
-        run = Run(Path(out), corpus, decoder, _optimizer(decoder, lr, weight_decay), settings)
-        if not resume:
-            run.forget()
+        decay, plain = ([p for p in decoder.parameters() if (p.ndim > 1) is matrix] for matrix in (True, False))
+        groups = [{"params": decay, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+        run = Run(Path(out), corpus, decoder, optimizer, settings)
+        if not resume:  # next to a model of this run, the state of an earlier one would look like a finished run
+            (run.folder / TRAINING_FILE).unlink(missing_ok=True)
         elif (since := run.restore()) is not None and resumed is not None:
             resumed(Resumed(run.step, steps, since))
         windows = corpus.heldout_windows(context, most=24)
@@ -289,14 +288,6 @@ def heldout_loss(decoder: Decoder, windows: Sequence[Tensor], precision: str = "
             losses.append(sum(parts) / len(group))
     decoder.train(training)
     return losses
-
-
-def _optimizer(decoder: Decoder, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    """AdamW, without weight decay on vectors."""
-    decay = [p for p in decoder.parameters() if p.ndim > 1]
-    plain = [p for p in decoder.parameters() if p.ndim <= 1]
-    groups = [{"params": decay, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
 
 
 def _step(run: Run, batch: Tensor, lr: float, seed: int, precision: str) -> float:

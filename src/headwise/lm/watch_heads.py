@@ -23,7 +23,7 @@ from headwise.analysis.information import output_similarities
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.errors import ConfigError
 from headwise.lm.model import Decoder
-from headwise.lm.texts import CharTokenizer, Corpus
+from headwise.lm.texts import BYTES, CharTokenizer, Corpus
 from headwise.models import find_heads, input_embedding, record_heads
 
 __all__ = ["VERSION", "HeadScores", "RepeatProbe", "frequent_characters", "offset_mass", "probe_repeats"]
@@ -40,24 +40,6 @@ def probe_repeats(
 ) -> RepeatProbe:
     """Induction and previous-token scores of every head on `sequences` random sequences of 2·length tokens, of
     `characters` that are one token each; sequence s is drawn with seed + s, none twice in a copy."""
-    ids = _ids(decoder, tokenizer, characters, length, sequences)
-    device = decoder.embedding.weight.device
-    return probe_induction(
-        lambda drawn: decoder(drawn, return_maps=True),
-        ids, length=length, copies=2, sequences=sequences, seed=seed, device=device,
-    )  # fmt: skip
-
-
-def frequent_characters(text: str, tokenizer: CharTokenizer, count: int = 256) -> str:
-    """The `count` most frequent letters and ideographs of `text` with a token of their own. Punctuation and white space
-    are excluded because heads treat them differently."""
-    known = set(tokenizer.characters)
-    found = Counter(c for c in text if c in known and unicodedata.category(c)[0] == "L")
-    return "".join(sorted(found, key=lambda c: (-found[c], c))[:count])
-
-
-def _ids(decoder: Decoder, tokenizer: CharTokenizer, characters: str, length: int, sequences: int) -> Tensor:
-    """The tokens of the characters to draw from, after a check of the arguments."""
     if sequences < 1:
         raise ConfigError(f"sequences={sequences}: expected at least 1")
     if not 2 <= length <= decoder.config.context // 2:
@@ -76,7 +58,19 @@ def _ids(decoder: Decoder, tokenizer: CharTokenizer, characters: str, length: in
         )
     if decoder.training:
         raise ConfigError("decoder: is in training mode; call decoder.eval() first")
-    return torch.from_numpy(tokenizer.encode(characters))
+    ids, device = torch.from_numpy(tokenizer.encode(characters)), decoder.embedding.weight.device
+    return probe_induction(
+        lambda drawn: decoder(drawn, return_maps=True),
+        ids, length=length, copies=2, sequences=sequences, seed=seed, device=device,
+    )  # fmt: skip
+
+
+def frequent_characters(text: str, tokenizer: CharTokenizer, count: int = 256) -> str:
+    """The `count` most frequent letters and ideographs of `text` with a token of their own. Punctuation and white space
+    are excluded because heads treat them differently."""
+    known = set(tokenizer.characters)
+    found = Counter(c for c in text if c in known and unicodedata.category(c)[0] == "L")
+    return "".join(sorted(found, key=lambda c: (-found[c], c))[:count])
 
 
 HEADS_FILE = "heads.jsonl"
@@ -103,7 +97,10 @@ class HeadWatcher:
                 f"watch_heads: layers have {sorted(counts)} heads; watching requires the same number in every layer"
             )
         self._path, self._decoder, self._tokenizer = folder / HEADS_FILE, decoder, corpus.tokenizer
-        self._ids = _passage(windows)
+        # A few windows of each file without their last token, [w, context].
+        each = math.ceil(PASSAGE / (windows[0].shape[1] - 1) / len(windows))
+        picked = [group[torch.linspace(0, len(group) - 1, min(each, len(group))).long()] for group in windows]
+        self._ids = torch.cat(picked)[:, :-1]
         text = "".join(corpus.tokenizer.decode(stream.numpy()) for stream in corpus.heldout)
         self._drawn = frequent_characters(text, corpus.tokenizer)
         self._length = min(LENGTH, decoder.config.context // 2, len(self._drawn))
@@ -139,7 +136,10 @@ class HeadWatcher:
                 )
         finally:
             decoder.train(training)
-        pieces = [self._pieces(row) for row in self._ids.tolist()]
+        known = self._tokenizer.characters
+        pieces = [
+            [known[i - BYTES] if i >= BYTES else chr(i) if i < 128 else "" for i in row] for row in self._ids.tolist()
+        ]
         found = roles(maps, tokens=self._ids, pieces=pieces, embeddings=input_embedding(decoder))
         repeats = {} if probe is None else {x.name: x.mass for x in (probe.previous, probe.induction, probe.duplicate)}
         layers, heads = found.shape
@@ -152,17 +152,6 @@ class HeadWatcher:
             alike = {name: _alike(x, heads) for name, x in similar.items()}
         passage = {name: score.mass for name, score in found.items()}
         return HeadLook(step, time.perf_counter() - begun, passage, repeats, labels, alike)
-
-    def _pieces(self, ids: list[int]) -> list[str]:
-        known = self._tokenizer.characters
-        return [known[i - 256] if i >= 256 else chr(i) if i < 128 else "" for i in ids]
-
-
-def _passage(windows: Sequence[Tensor]) -> Tensor:
-    """A few windows of each file without their last token, [w, context]."""
-    each = math.ceil(PASSAGE / (windows[0].shape[1] - 1) / len(windows))
-    picked = [group[torch.linspace(0, len(group) - 1, min(each, len(group))).long()] for group in windows]
-    return torch.cat(picked)[:, :-1]
 
 
 def _read(decoder: Decoder, ids: Tensor) -> tuple[list[Any], list[Tensor]]:

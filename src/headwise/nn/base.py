@@ -1,7 +1,8 @@
 """The base class of all head designs: the call, its checks, and the order of the steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, cast
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -232,26 +233,19 @@ class AttentionLayer(Shown, nn.Module):
     def _over_cache(
         self, mask: Mask | None, scores: tuple[Score, ...], x: Tensor, cache: Cache | None, held: bool
     ) -> tuple[Mask | None, tuple[Score, ...]]:
-        """`_over_held`, and the mask of what the cache holds. held: whether the mask is one of held keys already."""
-        over, scores = self._over_held(None if held else mask, scores, x, cache)
-        mask = mask if held else over
-        limits = None if cache is None else cache.limits(x.shape[1], self.num_heads)
+        """A mask and scores over all tokens as those of the keys that the cache holds and the new ones, and the mask
+        of what it holds. held: whether the mask is one of held keys already."""
+        if cache is None:
+            return mask, scores
+        gap, n = gap_of(cache), x.shape[1]
+        if gap.start != gap.stop and (scores or mask is not None):  # else the same object keeps what is derived from it
+            grid = Grid(x.shape[0], self.num_heads, n, cache.seen + n - gap.size)
+            mask = mask if held or mask is None else mask.with_gap(gap, grid)
+            scores = tuple(one.with_gap(gap, grid) if isinstance(one, Score) else one for one in scores)
+        limits = cache.limits(n, self.num_heads)
         if limits is not None:
             mask = limits if mask is None else mask & limits
         return mask, scores
-
-    def _over_held(
-        self, mask: Mask | None, scores: tuple[Score, ...], x: Tensor, cache: Cache | None
-    ) -> tuple[Mask | None, tuple[Score, ...]]:
-        """Return a mask and scores over all tokens as those of the keys that the cache holds and the new ones."""
-        if cache is None or (mask is None and not scores):
-            return mask, scores
-        gap, n = gap_of(cache), x.shape[1]
-        if gap.start == gap.stop:  # the same object keeps what is derived from it
-            return mask, scores
-        grid = Grid(x.shape[0], self.num_heads, n, cache.seen + n - gap.size)
-        mask = None if mask is None else mask.with_gap(gap, grid)
-        return mask, tuple(one.with_gap(gap, grid) if isinstance(one, Score) else one for one in scores)
 
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
@@ -262,8 +256,9 @@ class AttentionLayer(Shown, nn.Module):
         if cache is not None and "parts" in options:
             heads, amap = attend_in_parts(self.attention, cache, q, k, v, **options), None
         else:
-            if cache is not None:
-                k, v = self._remembered(cache, k, v)
+            if cache is not None:  # keys stay quantized only where they are passed to `attend` unchanged
+                remember: Any = partial(remembered, cache) if self._passes_vectors else cache.append
+                k, v = remember(k, v)
             q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast, norms may widen what projections narrowed
             heads, amap = self.attention(q, k, v, **options)
         concat = self.merge(heads, x)
@@ -320,13 +315,6 @@ class AttentionLayer(Shown, nn.Module):
                 runs_of(heads, self.num_heads // sum(len(each) for each, _ in parts), own, terms, grid, x.device)
             )
         return found
-
-    def _remembered(self, cache: Cache, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append to the cache and return all its keys and values. They stay quantized only for layers that pass them to
-        `attend` unchanged."""
-        if self._passes_vectors:
-            return cast(tuple[Tensor, Tensor], remembered(cache, k, v))
-        return cache.append(k, v)
 
     def check(
         self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()

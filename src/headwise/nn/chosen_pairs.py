@@ -20,12 +20,8 @@ FEW = 64  # tokens of a head, on average, below which copying its weights would 
 
 @dataclass(frozen=True)
 class Selected:
-    """The (head, token) pairs of a selection, sorted by head, batch entry and position; each tensor is [pairs].
-
-    Attributes:
-        heads, entries, positions: of each pair. ranks: how many earlier tokens of the entry selected the head.
-        counts: [b, h], the tokens of each entry that selected each head. n: tokens of an entry.
-    """
+    """The (head, token) pairs of a selection, sorted by head, entry and position, each [pairs]; ranks: how many earlier
+    tokens of the entry selected the head; counts [b, h] of tokens that did; n tokens an entry."""
 
     heads: Tensor
     entries: Tensor

@@ -220,8 +220,12 @@ def _from_conv(
     if conv.padding_mode != "zeros":
         raise ConfigError(f"padding_mode={conv.padding_mode!r}: expected 'zeros'")
     places = list(product(*(range(0, d * k, d) for d, k in zip(conv.dilation, conv.kernel_size, strict=True))))
+    reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+    padding = [(size, size) for size in conv.padding if not isinstance(size, str)]
+    if isinstance(conv.padding, str):
+        padding = [(r // 2, r - r // 2) if conv.padding == "same" else (0, 0) for r in reach]
     module = ConvolutionAttention(
-        conv.in_channels, len(places), offsets=torch.tensor(places), padding=_padding(conv), bias=conv.bias is not None,
+        conv.in_channels, len(places), offsets=torch.tensor(places), padding=padding, bias=conv.bias is not None,
         out_dim=conv.out_channels, sharpness=sharpness,
     ).to(conv.weight)  # fmt: skip
     kernel = conv.weight.detach().flatten(2)  # [out, in / groups, h]
@@ -232,13 +236,6 @@ def _from_conv(
     pairs = [(module.o_proj.weight, dense.transpose(1, 2).flatten(1))]  # [out, h·in]
     copy_into(pairs if conv.bias is None else [*pairs, (module.o_proj.bias, conv.bias)])
     return module.train(conv.training)
-
-
-def _padding(conv: nn.Conv1d | nn.Conv2d) -> list[Pad]:
-    reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-    if isinstance(conv.padding, str):
-        return [(r // 2, r - r // 2) if conv.padding == "same" else (0, 0) for r in reach]
-    return [(size, size) for size in conv.padding]
 
 
 def _grid(sizes: list[int], like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from headwise.costs.work import Counts
 from headwise.errors import ConfigError
 from headwise.nn.base import AttentionLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, flag, size
-from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.multi_head import MultiHeadAttention, copied_as
 from headwise.nn.owned import check_copied
 from headwise.nn.steps import Notes, Steps
 from headwise.wording import tr
@@ -19,12 +19,8 @@ Form = TypeVar("Form", bound="MultiHeadForm")
 
 
 class MultiHeadForm(AttentionLayer):
-    """Stores the weights of `MultiHeadAttention` in another arrangement; outputs and gradients are the same.
-
-    Args:
-        bias: b_q [h, d_k], b_k [h_kv, d_k], b_v [h_kv, d_v] and b_o [d_model].
-        options: sizes, dropout and rotary, as in `AttentionLayer`.
-    """
+    """Stores the weights of `MultiHeadAttention` in another arrangement; outputs and gradients are the same. bias: b_q
+    [h, d_k], b_k [h_kv, d_k], b_v [h_kv, d_v] and b_o [d_model]."""
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, **options)
@@ -57,17 +53,12 @@ class MultiHeadForm(AttentionLayer):
         """Return the same function in this form, with copied weights; ConfigError with QK-norm."""
         if other.q_norm is not None:
             raise ConfigError(f"{cls.__name__} does not support QK-norm, and this MultiHeadAttention has qk_norm=True")
-        other.check_owned()
-        module = cls(
-            other.d_model, other.num_heads, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim,
-            value_dim=other.value_dim, context_dim=other.context_dim, bias=other.q_proj.bias is not None,
-            dropout=other.dropout, rotary=other.rotary is not None,
-        ).to(other.q_proj.weight)  # fmt: skip
+        module = copied_as(cls, other)
         weights = other.per_head_weights()
         for name, matrices in module.matrices().items():
             copy_into(zip(matrices, weights[name], strict=True))
         copy_into(module._biases(other))
-        return module.train(other.training)
+        return module
 
     def to_multi_head(self) -> MultiHeadAttention:
         """Return the same function as a `MultiHeadAttention`, with copied weights."""

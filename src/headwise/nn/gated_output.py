@@ -10,7 +10,7 @@ from headwise.costs.work import Counts
 from headwise.errors import check_choice
 from headwise.nn.base import ProjectedLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Resizing, linear_parts
-from headwise.nn.multi_head import MultiHeadAttention, copy_projections
+from headwise.nn.multi_head import MultiHeadAttention, copied_as, copy_projections
 from headwise.nn.steps import Notes, Steps
 from headwise.wording import tr
 
@@ -153,14 +153,9 @@ class GatedAttention(ProjectedLayer):
     @classmethod
     def from_multi_head(cls, other: MultiHeadAttention, *, gate: str = "head") -> "GatedAttention":
         """Return a module that computes the same function, for further training: gates are ½, and W_O is doubled."""
-        other.check_owned()
-        module = cls(
-            other.d_model, other.num_heads, gate=gate, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim,
-            value_dim=other.value_dim, context_dim=other.context_dim, bias=other.q_proj.bias is not None,
-            dropout=other.dropout, rotary=other.rotary is not None, qk_norm=other.q_norm is not None,
-        ).to(other.q_proj.weight)  # fmt: skip
+        module = copied_as(cls, other, gate=gate)
         copy_projections(other, module)
         nn.init.zeros_(module.gate_proj.weight)
         nn.init.zeros_(module.gate_proj.bias)
         copy_into([(module.o_proj.weight, 2.0 * other.o_proj.weight)])
-        return module.train(other.training)
+        return module

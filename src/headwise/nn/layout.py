@@ -141,14 +141,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Coupling:
-    """Whether the heads of a design depend on each other.
-
-    Attributes:
-        at: the first step in which a head depends on the others: "scores"; "heads", the outputs that are concatenated;
-            "output", the map after the concatenation. "" if they are independent: y is then a sum over heads, and
-            removing a head equals setting its output to 0.
-        why: the reason in one sentence, for error messages.
-    """
+    """The first step in which heads depend on each other: "scores"; "heads", the outputs that are concatenated;
+    "output", the map after it; "" if y is a sum over heads. why: the reason in one sentence, for error messages."""
 
     at: Literal["", "scores", "heads", "output"] = ""
     why: str = ""
@@ -229,12 +223,8 @@ def no_layout(what: str, why: str) -> ConfigError:
 
 
 class Run(NamedTuple):
-    """KV heads that attend in one call.
-
-    Attributes:
-        heads: which of all KV heads. within: which of those of their part of the cache; None for all.
-        options: of `attend`, for their query heads and the keys that the part holds.
-    """
+    """KV heads that attend in one call, with options of `attend`. within: which of those of their part of the cache;
+    None for all."""
 
     heads: list[int]
     within: slice | None

@@ -16,7 +16,7 @@ from headwise.nn.base import ProjectedLayer
 from headwise.nn.chosen_pairs import by_choice
 from headwise.nn.gated_output import Gates, choose_heads
 from headwise.nn.layout import Coupling, Layout, Resizing, size
-from headwise.nn.multi_head import MultiHeadAttention, copy_projections
+from headwise.nn.multi_head import MultiHeadAttention, copied_as, copy_projections
 from headwise.nn.sparse_attention import SparseCall, by_sequence, by_token, without_data
 from headwise.nn.steps import Notes, Steps
 from headwise.rule import own_dtypes
@@ -155,7 +155,17 @@ class SparseHeadMixture(ProjectedLayer):
         if not x.shape[0] * x.shape[1]:  # no queries, so nothing to select
             return super().compute(x, source, cache, options, return_concat)
         if has_no_numbers(x):
-            self._check_without_data(x, cache)
+            name = type(self).__name__
+            if recording():
+                raise ConfigError(
+                    f"{name} cannot be part of a graph of torch.export or make_fx: how many tokens select a head is "
+                    f"known only from the data. torch.compile without fullgraph=True runs it between two graphs"
+                )
+            if isinstance(cache, ChosenCache):
+                raise ConfigError(
+                    f"cache: x has no data (it is on {x.device}, or a FakeTensor), and how many keys a ChosenCache "
+                    f"keeps depends on the heads that {name} selects"
+                )
             return without_data(SparseCall(self, x, source, self.route(x), cache, options, return_concat))
         measures = options.pop("measures")
         if not torch.compiler.is_dynamo_compiling() and (is_batched(x) or is_batched(self.gate.weight)):
@@ -309,20 +319,6 @@ class SparseHeadMixture(ProjectedLayer):
         if cache is not None and self.per == "sequence":
             raise ConfigError("cache: requires per='token'; with per='sequence' the whole sequence selects the heads")
 
-    def _check_without_data(self, x: Tensor, cache: Cache | None) -> None:
-        """Raise ConfigError for what depends on the selected heads when x has no data to select them by."""
-        name = type(self).__name__
-        if recording():
-            raise ConfigError(
-                f"{name} cannot be part of a graph of torch.export or make_fx: how many tokens select a head is known "
-                f"only from the data. torch.compile without fullgraph=True runs it between two graphs"
-            )
-        if isinstance(cache, ChosenCache):
-            raise ConfigError(
-                f"cache: x has no data (it is on {x.device}, or a FakeTensor), and how many keys a ChosenCache keeps "
-                f"depends on the heads that {name} selects"
-            )
-
     def new_cache(self, window: int | None = None) -> Cache:
         return ChosenCache(window) if self.keys == "chosen" else super().new_cache(window)
 
@@ -459,14 +455,8 @@ class MixtureOfHeads(SparseHeadMixture):
         weights of standard deviation `router_std`, so that tokens select different heads. With router_std=0 and all
         heads selected (top_k = h − shared_heads) it computes the function of the module.
         """
-        other.check_owned()
-        module = cls(
-            other.d_model, other.num_heads, shared_heads=shared_heads, top_k=top_k, scaled=True,
-            num_kv_heads=other.num_kv_heads, head_dim=other.head_dim, value_dim=other.value_dim,
-            context_dim=other.context_dim, bias=other.q_proj.bias is not None, dropout=other.dropout,
-            rotary=other.rotary is not None, qk_norm=other.q_norm is not None,
-        ).to(other.q_proj.weight)  # fmt: skip
+        module = copied_as(cls, other, shared_heads=shared_heads, top_k=top_k, scaled=True)
         copy_projections(other, module)
         for router, std in ((module.gate, router_std), (module.shared_gate, 0.0), (module.balance, 0.0)):
             nn.init.normal_(router.weight, std=std)
-        return module.train(other.training)
+        return module

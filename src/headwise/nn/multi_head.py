@@ -1,18 +1,20 @@
 """Multi-head attention: grouped-query and cross attention, rotary positions, QK-norm, caches and maps."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from headwise.costs.work import Counts, divided, positive
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.nn.base import ProjectedLayer, copy_into
+from headwise.nn.base import AttentionLayer, ProjectedLayer, copy_into
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.owned import check_copied
 from headwise.nn.steps import Notes, Preset, Steps
 from headwise.wording import tr
+
+Kind = TypeVar("Kind", bound=AttentionLayer)
 
 
 class MultiHeadAttention(ProjectedLayer):
@@ -197,10 +199,8 @@ class MultiHeadAttention(ProjectedLayer):
             raise DTypeError(f"from_torch(other): expected an nn.MultiheadAttention, got {type(other).__name__}")
         names = ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight")
         check_copied(type(other).__name__, other, [Part("qkv", other, name, 0, "query", 1) for name in names])
-        unlike = (other.bias_k is not None, "add_bias_kv"), (other.add_zero_attn, "add_zero_attn"), (
-            other.kdim != other.vdim, "kdim different from vdim"
-        )  # fmt: skip
-        for present, name in unlike:
+        unlike = {"add_bias_kv": other.bias_k is not None, "add_zero_attn": other.add_zero_attn}
+        for name, present in {**unlike, "kdim different from vdim": other.kdim != other.vdim}.items():
             if present:
                 raise ConfigError(f"nn.MultiheadAttention with {name} is not supported")
         bias = other.in_proj_bias is not None
@@ -229,6 +229,18 @@ class MultiHeadAttention(ProjectedLayer):
         for own, to in _same_numbers(self, other):
             _copy(own, to)
         return other.train(self.training)
+
+
+def copied_as(kind: type[Kind], other: MultiHeadAttention, **options: Any) -> Kind:
+    """A layer of another kind with the sizes, options, dtype and mode of this module, and weights of its own."""
+    other.check_owned()
+    if other.q_norm is not None:
+        options["qk_norm"] = True
+    return kind(
+        other.d_model, other.num_heads, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim,
+        value_dim=other.value_dim, context_dim=other.context_dim, bias=other.q_proj.bias is not None,
+        dropout=other.dropout, rotary=other.rotary is not None, **options,
+    ).to(other.q_proj.weight).train(other.training)  # fmt: skip
 
 
 def copy_projections(other: MultiHeadAttention, into: nn.Module) -> None:

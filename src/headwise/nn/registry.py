@@ -11,6 +11,7 @@ Options and sizes are those of a file or a command line:
 import inspect
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from headwise.costs.configs import ModelConfig
@@ -46,12 +47,8 @@ class Designs(UserDict[str, type[AttentionLayer]]):
     """Designs by name, in the order of the documentation; only those that describe themselves."""
 
     def __setitem__(self, name: str, design: type[AttentionLayer]) -> None:
-        """Register a design.
-
-        Raises:
-            ConfigError: for a name, its own or of one of its presets, that another design has; and for a part of
-                `CONTRACT` that its class does not define, or defines as something else, with the line of the contract.
-        """
+        """ConfigError for a name, its own or of one of its presets, that another design has; and for a part of
+        `CONTRACT` that its class does not define, or defines as something else, with the line of the contract."""
         if not (isinstance(design, type) and issubclass(design, AttentionLayer)):
             raise ConfigError(f"design={name!r}: expected a class of AttentionLayer, got {design!r}")
         for part, line in CONTRACT.items():
@@ -108,29 +105,25 @@ def names() -> tuple[str, ...]:
     return tuple(_named())
 
 
-def design_of(name: str) -> type[AttentionLayer]:
-    """Return the design of this name; ConfigError with the closest names if it is unknown."""
-    return _found(name)[0]
-
-
-def preset_of(name: str) -> Preset | None:
-    """Return the preset of this name, or None for the name of a design itself; ConfigError as in `design_of`."""
-    return _found(name)[1]
-
-
-def _found(name: str) -> tuple[type[AttentionLayer], Preset | None]:
-    known = _named()
-    if name not in known:
-        raise unknown_name("design", name, known)
-    return known[name]
-
-
 def _named() -> dict[str, tuple[type[AttentionLayer], Preset | None]]:
     found: dict[str, tuple[type[AttentionLayer], Preset | None]] = {}
     for name, design in DESIGNS.items():
         presets: tuple[Preset, ...] = vars(design).get("presets", ())  # inherited presets belong to another design
         found |= {name: (design, None), **{preset.name: (design, preset) for preset in presets}}
     return found
+
+
+def design_of(name: str) -> type[AttentionLayer]:
+    """Return the design of this name; ConfigError with the closest names if it is unknown."""
+    if name not in (known := _named()):
+        raise unknown_name("design", name, known)
+    return known[name][0]
+
+
+def preset_of(name: str) -> Preset | None:
+    """Return the preset of this name, or None for the name of a design itself; ConfigError as in `design_of`."""
+    design_of(name)
+    return _named()[name][1]
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -152,15 +145,16 @@ def build(name: str, d_model: int, num_heads: int, options: Mapping[str, Any] | 
     known = _parameters(design)
     for option, value in given.items():
         check_option(name, option, value, known)
-        _check_type(option, value, known[option].annotation)
+        kind = known[option].annotation
+        accepted = kind | int if kind in (float, float | None) else kind
+        is_flag = isinstance(value, bool) and kind is not bool  # Python's own booleans are numbers too
+        if is_flag or not isinstance(value, accepted):
+            raise ConfigError(
+                "{option}={value!r}: expected {expected}", option=option, value=value, expected=EXPECTED[kind]
+            )
     preset = preset_of(name)
-    if preset is not None:
-        given = _filled(preset, given)
-    return design.build(d_model, num_heads, **given)
-
-
-def _filled(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with those of the preset."""
+    if preset is None:
+        return design.build(d_model, num_heads, **given)
     for option, what in preset.needs.items():
         if given.get(option) is None:
             raise ConfigError("{option}: {name} requires it, {what}", option=option, name=preset.name, what=what)
@@ -174,23 +168,13 @@ def _filled(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
                 value=value,
                 instead=preset.instead,
             )
-    return {**given, **preset.given}
+    return design.build(d_model, num_heads, **{**given, **preset.given})
 
 
 def _parameters(design: type[AttentionLayer]) -> dict[str, inspect.Parameter]:
     """Return the options that a file or a command line can give."""
     known = parameters_of(design)
     return {name: p for name, p in known.items() if p.annotation in EXPECTED and name not in design.refused_options}
-
-
-def _check_type(option: str, value: Any, kind: Any) -> None:
-    """Raise ConfigError for a value of the wrong type."""
-    accepted = kind | int if kind in (float, float | None) else kind
-    is_flag = isinstance(value, bool) and kind is not bool  # Python's own booleans are numbers too
-    if is_flag or not isinstance(value, accepted):
-        raise ConfigError(
-            "{option}={value!r}: expected {expected}", option=option, value=value, expected=EXPECTED[kind]
-        )
 
 
 def read_options(assigned: Iterable[str]) -> dict[str, Any]:
@@ -204,20 +188,13 @@ def read_options(assigned: Iterable[str]) -> dict[str, Any]:
         name, sign, value = (part.strip() for part in text.partition("="))
         if not (sign and name and value):
             raise ConfigError("--set {text!r}: expected NAME=VALUE, for example latent_dim=512", text=text)
-        found[name.replace("-", "_")] = _value(value)
+        words: dict[str, Any] = {"true": True, "false": False, "none": None}
+        read: Any = words.get(value.lower(), value)
+        for kind in (float, int) if read is value else ():
+            with suppress(ValueError):
+                read = kind(value)
+        found[name.replace("-", "_")] = read
     return found
-
-
-def _value(text: str) -> Any:
-    words: dict[str, Any] = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def sizes_of(design: str) -> dict[str, bool]:

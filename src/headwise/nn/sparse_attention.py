@@ -23,16 +23,8 @@ from headwise.rule import Rule
 
 
 class Picked(Mask):
-    """The rows of another mask that were selected for some heads, different ones for each head.
-
-    Laid over a grid of e entries, one head, c rows and m keys: entry (b, i) is a batch entry and a head of the other
-    mask's grid, and its row r is the query `positions[b, i, r]`.
-
-    Args:
-        mask: the other mask, over `grid`.
-        heads: int64 [b, i], which heads of it.
-        positions: int64 [b, i, c], increasing along c, so that the rows of a block are close together.
-    """
+    """The rows of another mask over `grid` that were selected for its heads [b, i]: entry (b, i) of this mask's grid
+    has one head, m keys, and as row r the query `positions[b, i, r]`, increasing."""
 
     holds = None
 
@@ -99,16 +91,8 @@ class Rows(Mask):
 
 
 class Pairs(Mask):
-    """Another mask over selected queries and selected keys, different ones for each batch entry and head.
-
-    Laid over a grid of b·i entries, one head, c rows and m' keys: entry (b, j) is a batch entry and the head `heads[j]`
-    of the other mask's grid, its row r the query `positions[b·j, r]`, its column the key `keys[b·j, …]`.
-
-    Args:
-        mask: the other mask, over `grid`.
-        heads: int64 [i]. positions: int64 [b·i, c], −1 for a row without a query, which is fully masked.
-        keys: int64 [b·i, m'], increasing; `grid.m` for a column without a key.
-    """
+    """Another mask over `grid` of selected queries, `positions` [b·i, c] (−1: none, fully masked), and keys [b·i, m']
+    (increasing; `grid.m`: none). Entry (b, j) of this mask's grid has one head, `heads[j]` of the other mask."""
 
     holds = None
 
@@ -211,10 +195,6 @@ class Picks:
     heads: Tensor
     positions: Tensor
     filled: Tensor
-
-    def are_all(self, n: int) -> bool:
-        """Whether every head has all n queries, in order."""
-        return self.positions.shape[-1] == n and bool(self.filled.all())
 
     @property
     def index(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -320,7 +300,9 @@ def _attend(
     mask = call.options["mask"] or Everything()
     mask.check(grid)
     q, k = q.to(v.dtype), k.to(v.dtype)
-    if picks.are_all(grid.n) and _is_same_for_all_heads(mask, grid):
+    first = torch.zeros(min(1, grid.n), dtype=torch.long, device="cpu")
+    whole = picks.positions.shape[-1] == grid.n and bool(picks.filled.all())  # all queries, in order
+    if whole and mask.allowed(first, first[: grid.m], grid).shape[1] == 1:  # and the mask of all heads is one
         out, part = attend_to(q, k, v, **call.options)
         return out, [] if part is None else [part]
     # Each head has queries of its own: heads become batch entries, and the mask maps rows to positions.
@@ -399,11 +381,6 @@ class Extras:
     def concat(self) -> Tensor | None:
         """Return [b, n, h·d_v], zeros where a head was not selected."""
         return None if self._concat is None else self._concat.flatten(2)
-
-
-def _is_same_for_all_heads(mask: Mask, grid: Grid) -> bool:
-    first = torch.zeros(min(1, grid.n), dtype=torch.long, device="cpu")
-    return mask.allowed(first, first[: grid.m], grid).shape[1] == 1
 
 
 def heads_of(linear: nn.Linear, heads: int) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:

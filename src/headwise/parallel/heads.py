@@ -8,7 +8,7 @@ The q, k and v projections are partitioned by columns and the output projection 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -57,6 +57,9 @@ class Heads(ParallelStyle):
         return module
 
 
+_groups: dict[tuple[int, ...], Any] = {}  # of ranks that share a KV head
+
+
 class KeyHeads(ColwiseParallel):
     """W^K or W^V: ranks that share a KV head compute some of its channels each and gather the rest; gradients are
     summed and scattered."""
@@ -69,7 +72,11 @@ class KeyHeads(ColwiseParallel):
         module = super()._apply(module, device_mesh)
         sharing = device_mesh.size() // self.num_kv_heads
         if sharing > 1:
-            group = _sharing_group(device_mesh, sharing)
+            at = device_mesh.get_local_rank() // sharing * sharing  # the ranks are neighbours in the mesh
+            ranks = tuple(device_mesh.mesh.flatten()[at : at + sharing].tolist())
+            if ranks not in _groups:
+                _groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+            group = _groups[ranks]
             module.register_forward_hook(
                 lambda _, __, y: waited(all_gather_tensor_autograd(y, y.ndim - 1, group))  # of d
             )
@@ -154,38 +161,23 @@ def _replicated(x: Any, mesh: DeviceMesh) -> Any:
 
 def _of_held_heads(kwargs: dict[str, Any], held: HeldHeads) -> dict[str, Any]:
     """The arguments of a call with masks and scores cut to the heads of this rank."""
-    found, enter = dict(kwargs), adding_up(held.mesh)
+    found = dict(kwargs)
     cuts = {"h": Section(held.heads.start, held.heads.stop, held.num_heads)}
     if isinstance(kwargs.get("mask"), Mask):
         found["mask"] = kwargs["mask"].cut(cuts)
     if kwargs.get("score"):
+
+        def enter(x: Tensor) -> Tensor:  # equal on all ranks; its gradient is the sum over all
+            if not x.requires_grad:
+                return x
+            return DTensor.from_local(x, held.mesh, [Replicate()], run_check=False).to_local(
+                grad_placements=[Partial()]
+            )
+
         given = kwargs["score"]
         scores = (given,) if isinstance(given, Score) else given
         found["score"] = tuple(score.mapped(enter).cut(cuts) for score in scores)
     return found
-
-
-def adding_up(mesh: DeviceMesh) -> Callable[[Tensor], Tensor]:
-    """The identity on a tensor that is equal on all ranks; its gradient is the sum over all ranks."""
-
-    def enter(x: Tensor) -> Tensor:
-        if not x.requires_grad:
-            return x
-        return DTensor.from_local(x, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
-
-    return enter
-
-
-_groups: dict[tuple[int, ...], Any] = {}
-
-
-def _sharing_group(mesh: DeviceMesh, sharing: int) -> Any:
-    """The process group of the ranks that share a KV head with this one: neighbours in the mesh."""
-    at = mesh.get_local_rank() // sharing * sharing
-    ranks = tuple(mesh.mesh.flatten()[at : at + sharing].tolist())
-    if ranks not in _groups:
-        _groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
-    return _groups[ranks]
 
 
 def head_parallel_plan(module: AttentionLayer | TransformerBlock) -> dict[str, ParallelStyle]:

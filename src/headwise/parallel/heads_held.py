@@ -130,7 +130,14 @@ def gather_map(amap: AttentionMap, layer: nn.Module) -> AttentionMap:
         nonfinite_values=bad if bool(bad.any()) else None,
     )  # fmt: skip
     if amap.measured is not None:
-        whole.measured = _measured(amap.measured, held)
+        measured, states = amap.measured, []
+        for measure, state in zip(measured._measures, measured.states.values(), strict=True):
+            of_ranks = []
+            for each in zip(*(_of_ranks(x, held) for x in tensors_of(state)), strict=True):
+                numbers = iter(each)
+                of_ranks.append(with_tensors(state, lambda _, numbers=numbers: next(numbers)))  # type: ignore[misc]
+            states.append(side_by_side(measure, of_ranks, [len(held.heads)] * held.ranks))
+        whole.measured = Measurements(measured._measures, states, gathered(measured.nonfinite, held))
         whole.measured.nonfinite_values = whole.nonfinite_values
     return whole
 
@@ -147,16 +154,3 @@ def _of_ranks(x: Tensor, held: HeldHeads) -> list[Tensor]:
     parts = [torch.empty_like(x) for _ in range(held.ranks)]
     dist.all_gather(parts, x, group=held.mesh.get_group())
     return parts
-
-
-def _measured(own: Measurements, held: HeldHeads) -> Measurements:
-    """The statistics of all ranks side by side."""
-    states = []
-    for measure, state in zip(own._measures, own.states.values(), strict=True):
-        tensors = zip(*(_of_ranks(x, held) for x in tensors_of(state)), strict=True)
-        of_ranks = []
-        for each in tensors:
-            numbers = iter(each)
-            of_ranks.append(with_tensors(state, lambda _, numbers=numbers: next(numbers)))  # type: ignore[misc]
-        states.append(side_by_side(measure, of_ranks, [len(held.heads)] * held.ranks))
-    return Measurements(own._measures, states, gathered(own.nonfinite, held))

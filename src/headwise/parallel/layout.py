@@ -221,15 +221,11 @@ class Way:
         # The odd constant spreads the positions over all seeds, so that no two rectangles have the same dropout.
         place = rows.start * self.rule.grid.m + cols.start + 1
         seed = (self.seed + place * 0x9E3779B97F4A7C15) % (1 << 40)
-        return Call(q, k, v, self._part(rows, cols), self.dropout_p, seed)
-
-    def _part(self, rows: Span, cols: Span) -> Rule:
-        """The rule of a rectangle; full blocks without distances drop their position, as more kernels support that."""
         part = self.rule.part(rows, cols)
-        placed = any(score.placed for score in part.scores) or any(x.placed for x in self.statistics)
-        if placed or not part.is_full():
-            return part
-        return replace(part, mask=Everything(), grid=replace(part.grid, first=None))
+        if part.is_full() and not any(x.placed for x in (*part.scores, *self.statistics)):
+            # More kernels support full blocks without a position.
+            part = replace(part, mask=Everything(), grid=replace(part.grid, first=None))
+        return Call(q, k, v, part, self.dropout_p, seed)
 
 
 class Rows:

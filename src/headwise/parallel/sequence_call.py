@@ -58,11 +58,19 @@ def agree(
         }  # fmt: skip
     except Exception as error:  # of any type, as the other ranks must not wait for this one
         own = error
-    everyone = _gathered(facts, who, device_of(who, q))
-    failed = [rank for rank, row in enumerate(everyone) if row is None]
-    if failed:
+    numbers = list(facts.values()) or [1] + [0] * (FACTS - 1)
+    assert len(numbers) == FACTS
+    mine = torch.tensor(numbers, dtype=torch.int64, device=device_of(who, q))
+    everyone = [torch.empty_like(mine) for _ in range(who.ranks)]
+    try:
+        dist.all_gather(everyone, mine, group=who.group)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"rank {who.rank} of {who.ranks}: not all ranks made this call; see the first error there: {error}"
+        ) from error
+    rows = torch.stack(everyone).tolist()
+    if failed := [rank for rank, row in enumerate(rows) if row[0]]:
         _raise_together(who, name, own, failed)
-    rows = [row for row in everyone if row is not None]
     names = list(facts)
     for index, fact in enumerate(names[3:], 3):
         numbers = [row[index] for row in rows]
@@ -101,22 +109,6 @@ def together(who: Members, name: str, device: torch.device, call: Callable[[], R
 
 
 FACTS = 17  # numbers that are compared: whether the check failed, n, m, and those that must be equal
-
-
-def _gathered(facts: dict[str, int], who: Members, device: torch.device) -> list[list[int] | None]:
-    """Every rank's numbers; None for one whose check failed."""
-    numbers = list(facts.values()) or [1] + [0] * (FACTS - 1)
-    assert len(numbers) == FACTS
-    mine = torch.tensor(numbers, dtype=torch.int64, device=device)
-    rows = [torch.empty_like(mine) for _ in range(who.ranks)]
-    try:
-        dist.all_gather(rows, mine, group=who.group)
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"rank {who.rank} of {who.ranks}: not all ranks made this call; see the first error there: {error}"
-        ) from error
-    found = torch.stack(rows).tolist()
-    return [None if row[0] else row for row in found]
 
 
 def device_of(who: Members, like: object) -> torch.device:

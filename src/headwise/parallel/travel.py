@@ -128,7 +128,14 @@ class Gradients:
             if self._coming is not None:
                 for cols, so_far in self._coming.land().items():
                     _add(parts[cols], so_far)
-            self._send(hop, parts)
+            plan, who = self._plan, self._who
+            ending = set(plan.ending(who.rank, hop))  # the others are passed on to the next rank, these to their owner
+            onward = {cols: part for cols, part in parts.items() if cols not in ending}
+            expected = plan.arriving(who.rank, hop + 1) if hop + 1 < who.ranks else ()
+            self._coming = _Flight(who, onward, who.rank + 1, expected, who.rank - 1, self._like)
+            homeward = {cols: parts[cols] for cols in parts if cols in ending}
+            back = plan.ending((who.rank + hop) % who.ranks, hop)
+            self._returning.append(_Flight(who, homeward, who.rank - hop, back, who.rank + hop, self._like))
 
     def home(self) -> Held:
         """The final sums of this rank's own pieces."""
@@ -136,17 +143,6 @@ class Gradients:
             for cols, total in flight.land().items():
                 _add(self.own[cols], total)
         return self.own
-
-    def _send(self, hop: int, parts: Held) -> None:
-        """Send the sums of pieces that are passed on to the next rank, then the others to their owner."""
-        plan, who = self._plan, self._who
-        ending = set(plan.ending(who.rank, hop))
-        onward = {cols: part for cols, part in parts.items() if cols not in ending}
-        expected = plan.arriving(who.rank, hop + 1) if hop + 1 < who.ranks else ()
-        self._coming = _Flight(who, onward, who.rank + 1, expected, who.rank - 1, self._like)
-        homeward = {cols: parts[cols] for cols in parts if cols in ending}
-        back = plan.ending((who.rank + hop) % who.ranks, hop)
-        self._returning.append(_Flight(who, homeward, who.rank - hop, back, who.rank + hop, self._like))
 
 
 class _Flight:
@@ -281,7 +277,13 @@ def measured(
     ]
     lses = lse.split([run.size for run in runs], 2)
     rules = [rule.rows(run) for run in runs]
-    missing = torch.tensor([int(not _enough(m, rules, found)) for m in wanted], device=lse.device)
+    # Measures that need more than the statistics of the kernels.
+    needs = [[m.needs(rule) for rule in rules] for m in wanted]
+    lacking = [
+        not found or any(need is None or not {*need} <= there.keys() for need, there in zip(each, found, strict=True))
+        for each in needs
+    ]
+    missing = torch.tensor(lacking, dtype=torch.int64, device=lse.device)
     dist.all_reduce(missing, dist.ReduceOp.MAX, group=who.group)
     by_tiles = []
     for m, state, absent in zip(wanted, states, missing.tolist(), strict=True):
@@ -297,7 +299,15 @@ def measured(
             _by_tiles(*inputs[:4], plan, who, by_tiles)
     nonfinite = (torch.isnan(lse) | (lse == torch.inf)).sum(-1)
     bad_values = bad_values.clone()
-    _reduce(states, wanted, (nonfinite, bad_values), who)
+    # Maxima in one collective, sums and counts in another.
+    largest: list[Tensor] = []
+    sums: list[Tensor] = [nonfinite, bad_values]
+    for measure, state in zip(wanted, states, strict=True):
+        for name, how in measure.of_blocks().items():
+            (largest if how == "max" else sums).append(getattr(state, name))
+    for tensors, operation in ((largest, dist.ReduceOp.MAX), (sums, dist.ReduceOp.SUM)):
+        if tensors:
+            reduce_together(tensors, who, operation, torch.float64)
     for state in states:
         if isinstance(state, RowState) and state.rows is not None:
             state.rows = torch.cat([state.rows[:, :, run.start : run.stop] for run in runs], 2)
@@ -306,23 +316,17 @@ def measured(
     return result
 
 
-def _enough(measure: Measure, rules: Sequence[Rule], found: Found) -> bool:
-    """Whether the kernels' statistics contain everything that the measure needs for these rows."""
-    if not found:
-        return False
-    for of_run, rule in zip(found, rules, strict=True):
-        needed = measure.needs(rule)
-        if needed is None or not all(statistic in of_run for statistic in needed):
-            return False
-    return True
-
-
 def _by_tiles(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members,
     wanted: Sequence[tuple[Measure, Any]],
 ) -> None:  # fmt: skip
     """Another round of the ring, for measures of the weights: the tiles of a row arrive in the order of its keys."""
-    blocks = list(_row_blocks(rule, plan.rows(who.rank)))
+    blocks, first = [], 0  # of a rank's rows: their positions in the sequence, and among the rank's own rows
+    for run in plan.rows(who.rank):
+        for block in rule.rows(run).row_blocks():
+            here = slice(first + block.start, first + block.stop)
+            blocks.append((Span(run.start + block.start, run.start + block.stop), here))
+        first += run.size
     order = [cols for hop in range(who.ranks) for cols in plan.arriving(who.rank, hop)]
     left = {rows: sum(len(list(rule.tiles(rows, within=cols))) for cols in order) for rows, _ in blocks}
     waiting: dict[tuple[int, Span], Tensor | None] = {}
@@ -343,24 +347,3 @@ def _by_tiles(
                         measure.update(state, tile)
                         if isinstance(state, RowState):
                             waiting[index, rows] = state.current
-
-
-def _row_blocks(rule: Rule, runs: Sequence[Span]) -> Iterator[tuple[Span, slice]]:
-    """Blocks of a rank's rows: their positions in the sequence, and among the rank's own rows."""
-    first = 0
-    for run in runs:
-        for block in rule.rows(run).row_blocks():
-            yield Span(run.start + block.start, run.start + block.stop), slice(first + block.start, first + block.stop)
-        first += run.size
-
-
-def _reduce(states: Sequence[Any], wanted: Sequence[Measure], counts: Sequence[Tensor], who: Members) -> None:
-    """Reduce over the ranks in place: maxima in one collective, sums and counts in another."""
-    largest: list[Tensor] = []
-    sums: list[Tensor] = list(counts)
-    for measure, state in zip(wanted, states, strict=True):
-        for name, how in measure.of_blocks().items():
-            (largest if how == "max" else sums).append(getattr(state, name))
-    for tensors, operation in ((largest, dist.ReduceOp.MAX), (sums, dist.ReduceOp.SUM)):
-        if tensors:
-            reduce_together(tensors, who, operation, torch.float64)

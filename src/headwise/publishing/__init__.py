@@ -11,6 +11,10 @@
 headwise's layers (`AttentionLayer.forward`) and the adapters of other libraries (`attended`) come through here, and
 there is no other way to capture attention. The measures are computed in the same pass as the output where the kernel
 can, in training too.
+
+Subscribers receive padded batches so that padded queries are fully masked, and no measure counts them. Models compute
+these rows like any others, and outputs must stay the same; but they are no data. In self attention a query at the
+position of a hidden key is padding itself, so the mask says which they are.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, held_warnings, warn
@@ -31,9 +36,12 @@ from headwise.kernels.graph import in_graph
 from headwise.kernels.spread import Held, held_as_declared, held_by
 from headwise.map import AttentionMap
 from headwise.map.attention import attend_to
-from headwise.masks import Mask, conjuncts
-from headwise.publishing.tokens import over_tokens, renamed, token_map
-from headwise.stats import Measure, Measurements, resolve
+from headwise.masks import Grid, Mask, conjuncts, real_tokens
+from headwise.masks.base import kept
+from headwise.rule import Rule
+from headwise.rule.tiles import Tile
+from headwise.stats import Measure, Measurements, RowMeasure, Statistic, resolve
+from headwise.stats.base import RowState
 
 
 @dataclass(frozen=True)
@@ -167,7 +175,14 @@ def published(
         raise unread
     changes: dict[str, Any] = {"module": module}
     if edits := [replace(placed, name=one.name(module)) for one in seen_by for placed in one.edits]:
-        _check_editable(edits[0].name or type(module).__name__, edits, numbers, unstarted)
+        name = f"intervene(model): {edits[0].name or type(module).__name__}"
+        if numbers is not None:
+            raise ConfigError(f"{name}: {numbers}, and heads that are split over ranks cannot be edited")
+        if unstarted and any(tokens is not None for one in edits for tokens in one.edit.tokens.values()):
+            raise ConfigError(
+                f"{name}: its cache drops tokens, and no mask shows which tokens its keys are, so tokens cannot be "
+                f"edited; give the model a 2-D attention_mask, or none"
+            )
         at_end = to_itself if at_end is None else at_end
         changes["edited"] = partial(attend_edited, edits, at_end, placed=not unplaced, extra=extra)
         compute = partial(_edited, edits, type(module).__name__, compute)
@@ -200,16 +215,6 @@ def _tried(held: Callable[[], Held | None]) -> tuple[Held | None, Exception | No
         return held(), None
     except Exception as error:
         return None, error
-
-
-def _check_editable(name: str, edits: Sequence[Placed], held: Held | None, unstarted: bool) -> None:
-    if held is not None:
-        raise ConfigError(f"intervene(model): {name}: {held}, and heads that are split over ranks cannot be edited")
-    if unstarted and any(tokens is not None for one in edits for tokens in one.edit.tokens.values()):
-        raise ConfigError(
-            f"intervene(model): {name}: its cache drops tokens, and no mask shows which tokens its keys are, so tokens "
-            f"cannot be edited; give the model a 2-D attention_mask, or none"
-        )
 
 
 @dataclass(frozen=True)
@@ -334,7 +339,11 @@ def _publish(
         try:
             with held_warnings() as more:
                 seen = asked.seen(amap, found.failed, apart)
-                heads = _heads(out, seen.shape[1], *rest)
+                joined = rest[0] if rest else None  # else heads are not concatenated
+                if joined is not None and not joined.shape[-1] % seen.shape[1]:
+                    heads = joined.detach().unflatten(-1, (seen.shape[1], -1)).transpose(1, 2)
+                elif not rest:
+                    heads = out.detach()
             remarks += more
         except Exception as reason:
             error = reason
@@ -374,11 +383,110 @@ def _edited(edits: Sequence[Placed], kind: str, compute: Callable[..., tuple[Any
     return result
 
 
-def _heads(out: Tensor, num_heads: int, *concat: Tensor | None) -> Tensor | None:
-    """The output of each head, [b, h, n, d_v], or None."""
-    if not concat:
-        return out.detach()
-    (joined,) = concat
-    if joined is None or joined.shape[-1] % num_heads:
-        return None
-    return joined.detach().unflatten(-1, (num_heads, -1)).transpose(1, 2)
+class OverTokens(RowMeasure):
+    """A measure of rows over the queries that are not padding; for self attention."""
+
+    name: str
+    unit: str
+    range: str
+    source: str
+
+    def __init__(self, inner: RowMeasure) -> None:
+        self.inner = inner
+        self.name = f"{inner.name} over tokens"
+        self.unit, self.range, self.source = inner.unit, inner.range, inner.source
+        self.reduce = inner.reduce  # type: ignore[misc]  # a class variable elsewhere
+
+    def partial(self, tile: Tile) -> Tensor:
+        return self.inner.partial(tile)
+
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        return self.inner.combine(one, other)
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        return self.inner.value(total, lse)
+
+    def counted(self, total: Tensor, lse: Tensor) -> Tensor:
+        return self.inner.counted(total, lse) & (lse != -torch.inf)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return self.inner.needs(rule)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return self.inner.from_rows(found, lse, rule)
+
+    def start(self, grid: Grid, like: Tensor, keep_rows: bool = False) -> RowState:
+        return self.inner.start(grid, like, keep_rows)
+
+    def take(self, state: RowState, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
+        self._close(state, self.from_rows(found, lse, rule), _seen(lse, rule, 0), 0)
+
+    def update(self, state: RowState, tile: Tile) -> None:
+        part = self.partial(tile)
+        state.current = part if tile.first or state.current is None else self.combine(state.current, part)
+        if tile.last:
+            self._close(state, state.current, _seen(tile.lse, tile.rule, tile.rows.start), tile.rows.start)
+            state.current = None
+
+
+def over_tokens(measure: Measure) -> Measure:
+    """The measure over tokens; one that is not made of rows, such as `received_mass`, is returned as it is."""
+    own = isinstance(measure, RowMeasure) and type(measure).update is RowMeasure.update
+    return OverTokens(measure) if own and isinstance(measure, RowMeasure) else measure
+
+
+def token_map(amap: AttentionMap, measures: Sequence[Measure], asked: Sequence[Measure]) -> AttentionMap:
+    """The map of self attention in which padded queries are fully masked, and its measures. `amap` is measured by
+    `asked`, which are `measures` or `over_tokens` of them; only measures not made of rows are computed anew."""
+    result, rule, measured = copy(amap), amap.rule, amap.measured
+    states = {} if measured is None else measured.states
+    whole = isinstance(amap, AttentionMap) and token_queries(rule.mask, rule.grid) is not None
+    if whole:
+        seen = Rule(token_mask(rule.mask, rule.grid), rule.scale, rule.grid, rule.scores)
+        result = AttentionMap(
+            amap.q, amap.k, _seen(amap.lse, rule, 0), seen, kernel=amap.kernel, named=amap.named,
+            refusals=amap.refusals, nonfinite_values=amap.nonfinite_values,
+        )  # fmt: skip
+        others = [one for one, other in zip(measures, asked, strict=True) if one is other]
+        states |= result.measure(*others).states if others else {}
+    if measured is not None and measures:
+        result.measured = renamed(measured, measures, [states[one.name] for one in asked])
+        if whole:
+            result.measured.nonfinite = (torch.isnan(result.lse) | (result.lse == torch.inf)).sum(-1)
+    return result
+
+
+def renamed(measured: Measurements, measures: Sequence[Measure], states: Sequence[Any]) -> Measurements:
+    """Other measurements of the same call, made of these states."""
+    found = Measurements(measures, states, measured.nonfinite)
+    found.nonfinite_values = measured.nonfinite_values
+    return found
+
+
+def token_queries(mask: Mask, grid: Grid) -> Tensor | None:
+    """Which queries of self attention are tokens, boolean [b or 1, n]; None if all are. Computed once for each mask
+    and size."""
+
+    def queries() -> Tensor | None:
+        real = None if grid.n > grid.m else real_tokens(mask, grid)
+        here = None if real is None else real[:, grid.first_token :]
+        return None if here is None or bool(here.all()) else here
+
+    found: Tensor | None = kept("_token_queries", queries, mask, (grid.n, grid.m))
+    return found
+
+
+def token_mask(mask: Mask, grid: Grid) -> Mask:
+    """The mask of self attention under which padded queries are fully masked. It is made once for each mask and size,
+    so that layers that share a mask share this one too."""
+    made: Mask = kept("_token_mask", lambda: mask.over_tokens(grid), mask, (grid.n, grid.m))
+    return made
+
+
+def _seen(lse: Tensor, rule: Rule, first: int) -> Tensor:
+    """The log-sum-exp [b, h, r] of rows from `first` on, −∞ where the query is padding."""
+    real = token_queries(rule.mask, rule.grid)
+    if real is None:
+        return lse
+    here = real[:, None, first : first + lse.shape[-1]].to(lse.device)
+    return lse.masked_fill(~here, -torch.inf)

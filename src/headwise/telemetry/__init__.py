@@ -7,9 +7,13 @@ from headwise.telemetry.alarms import (
     DeadHeadAlarm,
     EntropyAlarm,
     Finding,
+    JSONLines,
     MaxLogitAlarm,
     NonFiniteAlarm,
     SinkAlarm,
+    TensorBoard,
+    WeightsAndBiases,
+    Writer,
 )
 from headwise.telemetry.clip import Clipped, qk_clip
 from headwise.telemetry.gates import GateGradients, gate_gradients
@@ -17,7 +21,6 @@ from headwise.telemetry.ledger import History, Summary
 from headwise.telemetry.ranks import Reduced
 from headwise.telemetry.record import Record
 from headwise.telemetry.watching import lightning_callback, trainer_callback, watch
-from headwise.telemetry.writers import JSONLines, TensorBoard, WeightsAndBiases, Writer
 
 __all__ = [
     "Alarm",

@@ -245,7 +245,8 @@ class _Sums:
         """Means and their standard errors, [h]."""
         self.finished()
         if not self.passes:
-            nothing = np.full(_heads(module), np.nan)
+            known: Any = getattr(module, "num_heads", num_heads(getattr(module, "config", None)) or 1)
+            nothing = np.full(int(known), np.nan)
             return nothing, nothing.copy()
         count = self.rows if per == "row" else self.passes
         signed, size, squares = self._sums[per].cpu().numpy() / count
@@ -265,8 +266,3 @@ class _Sums:
 def _unsupported(module: nn.Module) -> str:
     """Why the gradients of a module's heads are not those of the outputs of one `attend`; "" if they are."""
     return module.coupling.of_heads if isinstance(module, AttentionLayer) else ""
-
-
-def _heads(module: Any) -> int:
-    """The number of heads of an attention module without a backward pass; 1 if unknown."""
-    return int(getattr(module, "num_heads", num_heads(getattr(module, "config", None)) or 1))

@@ -289,7 +289,10 @@ class Summary(Tabled, Mapping[str, Tensor]):
                 )
         places = [(index[layer], head) for layer, head in self.places]
         about = {"step": self.step, "steps": self.steps}
-        return HeadTable.of_rows(columns, places, layers=self.layers, title=self._title(), about=about)
+        title = f"step {self.step}" if self.steps else "no step measured yet"
+        if self.steps > 1:
+            title = f"{self.steps} steps, the last of them step {self.step}"
+        return HeadTable.of_rows(columns, places, layers=self.layers, title=title, about=about)
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers for JSON: step, steps, and for each layer its heads and their measures; None for NaN and infinity,
@@ -305,11 +308,6 @@ class Summary(Tabled, Mapping[str, Tensor]):
                 }  # fmt: skip
             layers[layer] = entry
         return {"step": self.step, "steps": self.steps, "layers": layers}
-
-    def _title(self) -> str:
-        if not self.steps:
-            return "no step measured yet"
-        return f"step {self.step}" if self.steps == 1 else f"{self.steps} steps, the last of them step {self.step}"
 
     def _column(self, name: str) -> int:
         if name not in self.names:

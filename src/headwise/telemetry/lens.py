@@ -95,15 +95,13 @@ def hook(name: str, of: Any, kept: Kept | None) -> Any:
     if call.heads is None:
         raise KeyError(f"{type(call.module).__name__} has no output of each head before its output projection")
     z = call.heads.transpose(1, 2)
-    return z if name == "hook_z" else torch.einsum("bnhd,hde->bnhe", z, _output_weights(call.module).to(z.dtype))
-
-
-def _output_weights(module: nn.Module) -> Tensor:
-    """W_O of each head, [h, d_v, d_model]."""
+    if name == "hook_z":
+        return z
     try:
-        return next(site for site in find_heads(module) if site.module is module).weights()["o"]
+        w_o = next(site for site in find_heads(call.module) if site.module is call.module).weights()["o"]
     except ConfigError as error:
         raise KeyError(f"its output projection is not known: {error}") from None
+    return torch.einsum("bnhd,hde->bnhe", z, w_o.to(z.dtype))
 
 
 class Projections:

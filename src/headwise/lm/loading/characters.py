@@ -64,8 +64,12 @@ def pieces_of(tokenizer: Any, ids: Sequence[int], special: Sequence[bool] | None
     outside = [is_marker(token) if marks is None else i in marks for i, token in zip(ids, tokens, strict=True)]
     outside = outside if special is None else [a or b for a, b in zip(outside, special, strict=True)]
     between, joins = _between(decode)
+
+    def merged(i: int, token: str) -> bool:  # an added token that is made of text, as it is in the vocabulary too
+        return fast is not None and fast.model.token_to_id(token) == i and BROKEN not in between([token])
+
     apart = [
-        own or name is None or (i in added and not _merged(fast, i, token, between))
+        own or name is None or (i in added and not merged(i, token))
         for i, name, token, own in zip(ids, names, tokens, outside, strict=True)
     ]
     return Pieces(_joined(tokens, apart, between, joins), outside, joins)
@@ -102,11 +106,6 @@ def _decoder(fast: Any) -> Decode:
     if getattr(model, "continuing_subword_prefix", None):
         return partial(_without_prefix, prefix=model.continuing_subword_prefix)
     return " ".join if type(model).__name__ == "WordLevel" else "".join
-
-
-def _merged(fast: Any, i: int, token: str, between: Decode) -> bool:
-    """Whether an added token is one of the model's vocabulary too, and so made of text like any other."""
-    return fast is not None and fast.model.token_to_id(token) == i and BROKEN not in between([token])
 
 
 def _between(decode: Decode) -> tuple[Decode, bool]:

@@ -73,7 +73,16 @@ def quiet() -> Iterator[None]:
 def check_weights(folder: Path, config: Any) -> list[int]:
     """The numbers in each tensor of the weights; CheckpointError if they are missing, damaged, outside the folder, or
     fewer than the model has layers."""
-    sizes = [size for name in _files(folder) for size in _sizes(folder / name)]
+    sizes: list[int] = []
+    for name in _files(folder):
+        with reading(folder / name, "weights"):
+            try:
+                with safe_open(folder / name, framework="pt") as file:
+                    sizes += [prod(file.get_slice(key).get_shape()) for key in file.keys()]  # noqa: SIM118
+            except SafetensorError as error:
+                raise CheckpointError(
+                    "truncated or damaged, so the model cannot be loaded: {error}", error=error
+                ) from None
     layers = num_layers(config) or 0
     if layers > len(sizes):
         raise CheckpointError(
@@ -118,7 +127,10 @@ def _files(folder: Path) -> list[str]:
         return [WEIGHTS[0]]
     index = folder / INDEX
     if index.is_file():
-        names = sorted(_parts(index))
+        with reading(index, "index"):
+            names = sorted(set(Entry(parsed(text_of(index))).named("weight_map", word).values()))
+            if not names:
+                raise CheckpointError(tr("weight_map lists no files"))
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise CheckpointError(
@@ -145,24 +157,6 @@ def _files(folder: Path) -> list[str]:
         folder=str(folder),
         index=INDEX,
     )
-
-
-def _sizes(path: Path) -> list[int]:
-    """Numbers in each tensor of a file."""
-    with reading(path, "weights"):
-        try:
-            with safe_open(path, framework="pt") as file:
-                return [prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118  # no mapping
-        except SafetensorError as error:
-            raise CheckpointError("truncated or damaged, so the model cannot be loaded: {error}", error=error) from None
-
-
-def _parts(index: Path) -> set[str]:
-    with reading(index, "index"):
-        parts = Entry(parsed(text_of(index))).named("weight_map", word)
-        if not parts:
-            raise CheckpointError(tr("weight_map lists no files"))
-        return set(parts.values())
 
 
 def read_config(folder: Path, *, weights: bool = True) -> Any:
@@ -260,14 +254,21 @@ class TransformersModel(LoadedModel):
         self._recognised = self._attach()
         self.limit = positions_of(self.model)
         self.context = trained_context(config) if self.limit is None else self.limit
-        found = self._tried()
+        # The maps of two tokens show the layers, the heads, and whether the model is causal.
+        kind, last = type(self.model).__name__, self._vocabulary - 1
+        with theirs(self._folder, f"{kind} cannot be run on token ids alone"):
+            found, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
+        if not found:
+            raise CheckpointError(
+                "{folder!r}: {name} has no attention that headwise can compute", folder=self._folder, name=kind
+            )
         self.layers, self.heads = tuple(found), tuple(amap.shape[1] for amap in found.values())
         self.causal = all(float(amap[0, :, 0, 1].max()) == 0.0 for amap in found.values())
         self._predicts = self._predicts and self.causal
         size = scaled(sum(p.numel() for p in self.model.parameters()))
         d = width(config)
         wide = [] if d is None else [tr("hidden size {width}", width=d)]
-        self.about = joined([type(self.model).__name__, described(self.heads), *wide, tr("{size} weights", size=size)])
+        self.about = joined([kind, described(self.heads), *wide, tr("{size} weights", size=size)])
 
     def read(self, text: str) -> TokenizedText:
         """Tokenize a text with the folder's tokenizer, including special tokens."""
@@ -414,18 +415,6 @@ class TransformersModel(LoadedModel):
             name=name,
         )
 
-    def _tried(self) -> Maps:
-        """The maps of two tokens, which show the layers, the heads, and whether the model is causal."""
-        name = type(self.model).__name__
-        with theirs(self._folder, f"{name} cannot be run on token ids alone"):
-            last = self._vocabulary - 1
-            maps, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
-        if not maps:
-            raise CheckpointError(
-                "{folder!r}: {name} has no attention that headwise can compute", folder=self._folder, name=name
-            )
-        return maps
-
 
 def _kind(config: Any) -> tuple[Any, bool, set[str]]:
     """The class of transformers that loads the model, whether it predicts the next token, and all such models."""
@@ -467,8 +456,7 @@ def _load(folder: Path, config: Any) -> tuple[Any, bool]:
 
 def _mean_loss(model: nn.Module, windows: Tensor) -> Tensor:
     """Nats per token on windows [w, tokens + 1]."""
-    logits = model(input_ids=windows[:, :-1], use_cache=False).logits
-    return _nats(logits, windows[:, 1:])
+    return _nats(model(input_ids=windows[:, :-1], use_cache=False).logits, windows[:, 1:])
 
 
 def _nats(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
