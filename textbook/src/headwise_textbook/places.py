@@ -28,7 +28,7 @@ from headwise.errors import ConfigError
 from headwise.wording import Bilingual, in_language, joined, tr
 from headwise_textbook.claims import Claim, located
 from headwise_textbook.texts import COUNTED, TEXTS, Place, Section, Text, everything, read_toml, words
-from headwise_textbook.topics import Topic, cell, topics
+from headwise_textbook.topics import Topic, cell, find_topic, page, stored_output, topics
 
 # Of the page: its title, the heads of the columns, two words and the lead.
 HEAD = (
@@ -146,9 +146,14 @@ def sections_of(topic: str) -> list[Bilingual]:
 
 
 def result(row: Row, output: str) -> str:
-    """The line of a topic's output that is the result of a place. ConfigError if there is none."""
-    for line in output.splitlines():
-        if row.shown.line in line:
+    """The line of a topic's output that is the result of a place. ConfigError if there is none.
+
+    Code prints the same lines in both languages; the line is named by its English words.
+    """
+    topic = find_topic(row.shown.topic)
+    english = output if topic.is_command else stored_output(page(topic.name, "en"))[1]
+    for known, line in zip(english.splitlines(), output.splitlines(), strict=False):
+        if row.shown.line in known:
             return " ".join(line.split())
     raise ConfigError(f"{row.text.id} {row.where}: no line of topic {row.shown.topic!r} has {row.shown.line!r}")
 
