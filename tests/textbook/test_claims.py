@@ -215,6 +215,11 @@ YES, NO = at_most("x", 1.0, 2.0), at_most("x", 3.0, 2.0)  # a control of either 
         ([YES, YES.suggested(), NO.suggested()], Verdict.UNDECIDED),
         ([YES, NO.beyond(), NO.suggested()], Verdict.UNDECIDED),
         ([YES, YES.control(3.0)], Verdict.HOLDS),
+        ([YES, NO.of_machine()], Verdict.MACHINE),
+        ([YES, YES.of_machine()], Verdict.MACHINE),
+        ([NO, YES.of_machine()], Verdict.FAILS),
+        ([YES, NO.of_machine(), NO.beyond()], Verdict.CONDITIONS),
+        ([NO.of_machine()], Verdict.UNDECIDED),
         ([YES, NO.control(1.0)], Verdict.UNDECIDED),
         ([NO, NO.control(1.0)], Verdict.UNDECIDED),
         ([YES.control(3.0)], Verdict.UNDECIDED),
@@ -233,10 +238,16 @@ def test_what_is_not_finite_is_no_verdict(value: float, role: Role, relation: st
         assert judge([*rest, Check(both("x"), value, relation, 1.0, role=role)]) is Verdict.UNDECIDED
 
 
+JUDGED = [role for role in Role if role is not Role.MACHINE]
+
+
 @pytest.mark.thorough
-@given(st.lists(st.tuples(st.booleans(), st.sampled_from(list(Role))), min_size=1, max_size=6), st.data())
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(JUDGED)), min_size=1, max_size=6), st.data())
 def test_no_check_is_idle(plan: list[tuple[bool, Role]], data: st.DataObject) -> None:
-    """Wherever there is a verdict, turning any one check around takes it away (of two, only with both turned)."""
+    """Wherever there is a verdict, turning any one check around takes it away (of two, only with both turned).
+
+    Not so one that depends on the machine: it is shown only.
+    """
     checks = [replace(YES if held else NO, role=role) for held, role in plan]
     verdict = judge(checks)
     if verdict is Verdict.UNDECIDED:
@@ -553,6 +564,7 @@ def test_curves_are_told_with_their_numbers(some: list[Finding]) -> None:
 def test_the_page_in_the_documentation_has_the_claims_and_verdicts_of_today(lang: str) -> None:
     def as_expected(claim: Claim) -> Finding:
         one = {Verdict.HOLDS: [YES], Verdict.CONDITIONS: [YES, NO.beyond()], Verdict.FAILS: [NO]}
+        one[Verdict.MACHINE] = [YES, NO.of_machine()]
         return Finding(claim, tuple(one.get(claim.expected, [YES, NO.suggested()])), 0.0)
 
     fresh = to_markdown([as_expected(claim) for claim in ALL], lang)

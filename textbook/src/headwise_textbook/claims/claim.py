@@ -56,6 +56,7 @@ class Verdict(Enum):
     CONDITIONS = "holds under conditions"
     FAILS = "does not hold"
     MISLEADING = "faithful but misleading"
+    MACHINE = "depends on the machine"
     UNDECIDED = "undecided"
 
     @property
@@ -66,7 +67,8 @@ class Verdict(Enum):
 
 VERDICTS = (
     tr("holds", sense="verdict"), tr("holds under conditions", sense="verdict"), tr("does not hold", sense="verdict"),
-    tr("faithful but misleading", sense="verdict"), tr("undecided", sense="verdict"),
+    tr("faithful but misleading", sense="verdict"), tr("depends on the machine", sense="verdict"),
+    tr("undecided", sense="verdict"),
 )  # fmt: skip
 
 
@@ -76,6 +78,7 @@ class Role(Enum):
     STATED = "stated"  # the claim within its intended conditions
     BEYOND = "beyond its conditions"
     SUGGESTED = "suggested"  # what the claim leads a reader to believe
+    MACHINE = "depends on the machine"  # a time that may be otherwise on another machine: shown, and not judged
     CONTROL = "control"  # where the result must be another one, or a baseline: the measurement can fail
 
 
@@ -122,6 +125,10 @@ class Check:
     def suggested(self) -> "Check":
         """This check with the role SUGGESTED."""
         return replace(self, role=Role.SUGGESTED)
+
+    def of_machine(self) -> "Check":
+        """This check with the role MACHINE."""
+        return replace(self, role=Role.MACHINE)
 
     def control(self, instead: float) -> "Check":
         """This check with the role CONTROL. instead: the number that the claim's own case gave."""
@@ -184,7 +191,7 @@ def judge(checks: Iterable[Check]) -> Verdict:
     rest = beyond + suggested
     if all(stated):
         if all(rest):
-            return Verdict.HOLDS
+            return Verdict.MACHINE if of[Role.MACHINE] else Verdict.HOLDS
         if not any(rest) and not (beyond and suggested):
             return Verdict.MISLEADING if suggested else Verdict.CONDITIONS
         return Verdict.UNDECIDED

@@ -37,17 +37,18 @@ from headwise_textbook.curves import Curve, legend, svg
 
 STYLES = {
     Verdict.HOLDS: "green", Verdict.CONDITIONS: "yellow", Verdict.FAILS: "red", Verdict.MISLEADING: "magenta",
-    Verdict.UNDECIDED: "bold red reverse",
+    Verdict.MACHINE: "cyan", Verdict.UNDECIDED: "bold red reverse",
 }  # fmt: skip
 PLURALS = {
     Verdict.HOLDS: ("holds", "hold"), Verdict.CONDITIONS: ("holds under conditions", "hold under conditions"),
     Verdict.FAILS: ("does not hold", "do not hold"), Verdict.MISLEADING: ("is misleading", "are misleading"),
+    Verdict.MACHINE: ("depends on the machine", "depend on the machine"),
     Verdict.UNDECIDED: ("is undecided", "are undecided"),
 }  # fmt: skip
 CLAIM, MEASURED = tr("claim"), tr("measured")
 VERDICT, EXPECTED = tr("verdict"), tr("expected")
 CONTROL = tr("control")
-MARK = "⇄"  # of a control
+MARK, OPEN = "⇄", "◇"  # of a control, and of what depends on the machine
 COLON = {"en": ": ", "zh": "："}
 # Of the page.
 LEAD = tr(
@@ -122,7 +123,9 @@ def _checks(finding: Finding, lang: str) -> Table:
 
 
 def _mark(check: Check) -> str:
-    return ("✓" if check.held else "✗") if check.role is not Role.CONTROL else f"{MARK}{'' if check.held else ' ✗'}"
+    if check.role is Role.CONTROL:
+        return f"{MARK}{'' if check.held else ' ✗'}"
+    return OPEN if check.role is Role.MACHINE else "✓" if check.held else "✗"
 
 
 def _control(claim: Claim, lang: str) -> str:
@@ -381,9 +384,8 @@ def _items(checks: Sequence[Check], lang: str) -> str:
     """Checks as items of a list, numbers such as 1e-12 each on one line."""
     number = r"\d[\d.]*e-\d+"
     texts = (re.sub(number, r'<span class="number">\g<0></span>', escape(in_language(c.text, lang))) for c in checks)
-    return "".join(
-        f'<li class="{"yes" if c.held else "no"}">{text}</li>' for c, text in zip(checks, texts, strict=True)
-    )
+    kinds = ("open" if c.role is Role.MACHINE else "yes" if c.held else "no" for c in checks)
+    return "".join(f'<li class="{kind}">{text}</li>' for kind, text in zip(kinds, texts, strict=True))
 
 
 def _raised(formula: str) -> str:
