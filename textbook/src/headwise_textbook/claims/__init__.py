@@ -5,7 +5,7 @@
 
 To add a claim, write a function that returns checks (and curves), at least one of them a control, decorate it with
 `@claim`, and say in the TOML file of its group, in the same order, what is claimed: words in English and Chinese, its
-places in the texts, and what the control is. To add a group, add its file and a line in `claim.GROUPS`.
+places in the texts, and what the control is. To add a group, add its file and its name in `claim.ORDER`.
 """
 
 from collections.abc import Sequence

@@ -27,26 +27,13 @@ from headwise_textbook.trace import seeded
 
 QUICK_SECONDS, SLOW_SECONDS = 0.4, 15.0  # of a claim, the mean over all, measured on one core of an AMD Zen 4
 
-# The groups in the order of the texts; what the claims of one say is in a TOML file of its name.
-GROUPS = {
-    "definitions": tr("What multi-head attention is"),
-    "scaling": tr("Scores and their scale"),
-    "parameters": tr("Parameters and sizes of heads"),
-    "published": tr("Sizes of released models"),
-    "counts": tr("What it costs"),
-    "memory": tr("What it keeps"),
-    "blocks": tr("The block around the heads"),
-    "forms": tr("Mixtures, groups and mixing of heads"),
-    "capacity": tr("What heads can express"),
-    "functions": tr("Kernels, freedom, approximation"),
-    "tasks": tr("What heads can be trained to do"),
-    "trainings": tr("One head against several, trained"),
-    "places": tr("Attention and convolution"),
-    "learnt": tr("What heads learn"),
-    "demonstration": tr("The demonstration"),
-    "printed": tr("Formulas and listings as printed"),
-    "identities": tr("Identities"),
-}
+# The groups in the order of the texts; the title of one, and what its claims say, is in a TOML file of its name.
+ORDER = (
+    "definitions", "scaling", "parameters", "published", "counts", "memory", "blocks", "forms", "capacity", "functions",
+    "tasks", "trainings", "places", "learnt", "demonstration", "printed", "identities",
+)  # fmt: skip
+READ = {group: read_toml(__package__, f"{group}.toml") for group in ORDER}
+GROUPS = {group: words(entries.pop("title")) for group, entries in READ.items()}
 
 
 class Verdict(Enum):
@@ -293,8 +280,7 @@ def claim(measure: Callable[[], Sequence[Check | Curve]]) -> Claim:
 @cache
 def entries() -> dict[str, tuple[str, dict[str, Any]]]:
     """The group of each claim and what it says, by id, in the order of the groups."""
-    read = {group: read_toml(__package__, f"{group}.toml") for group in GROUPS}
-    return {id: (group, entry) for group, entries in read.items() for id, entry in entries.items()}
+    return {id: (group, entry) for group, entries in READ.items() for id, entry in entries.items()}
 
 
 def expected_seconds(claims: Iterable[Claim]) -> float:

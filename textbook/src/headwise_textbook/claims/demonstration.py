@@ -1,6 +1,7 @@
 """A common small demonstration: attention trained to reconstruct the embeddings of three passages of a novel."""
 
 from functools import cache
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
@@ -17,15 +18,7 @@ from headwise_textbook.trace import seeded
 
 SEEDS = 0, 1, 2
 # Three paragraphs of Water Margin, chapters 1 to 3, as the demonstration has them.
-PARAGRAPHS = (
-    "話說大宋仁宗天子在位，嘉祐三年三月三日五更三點，天子駕坐紫宸殿，受百官朝賀。但見：祥雲迷鳳閣，瑞氣罩龍樓。含煙"
-    "御柳拂旌旗，帶露宮花迎劍戟。天香影裏，玉簪珠履聚丹墀。仙樂聲中，繡襖錦衣扶御駕。珍珠廉卷，黃金殿上現金輿。鳳尾"
-    "扇開，白玉階前停寶輦。隱隱凈鞭三下響，層層文武兩班齊。",
-    "那高俅在臨淮州，因得了赦宥罪犯，思鄉要回東京。這柳世權卻和東京城里金梁橋下開生藥鋪的董將士是親戚，寫了一封書札，"
-    "收拾些人事盤纏，赍發高俅回東京，投奔董將士家過活。",
-    "話說當時史進道：「卻怎生是好？」朱武等三個頭領跪下答道：「哥哥，你是乾淨的人，休為我等連累了大郎。可把索來綁縛"
-    "我三個，出去請賞，免得負累了你不好看。」",
-)
+PARAGRAPHS = files(__package__).joinpath("paragraphs.txt").read_text(encoding="utf-8").split()
 PAIRS = ("天", "子"), ("鳳", "閣")
 LENGTHS = torch.tensor([len(text) for text in PARAGRAPHS])
 # Colours of two maps of matplotlib at equal steps, red, green and blue.
