@@ -181,6 +181,12 @@ def test_a_control_rejects_the_number_of_the_claims_own_case() -> None:
     assert judge([YES, control]) is Verdict.HOLDS
 
 
+def test_a_control_rejects_the_number_of_the_first_check_if_none_is_named() -> None:
+    found = finding("kv-cache")
+    assert [control.instead for control in found.controls] == [found.checks[0].value]
+    assert at_least("x", 1.0, 0.5).control().instead is None
+
+
 def test_every_group_has_claims_and_is_registered() -> None:
     folder = Path(sizes.__file__).parent
     marked = sum(len(re.findall(r"^@claim$", path.read_text("utf-8"), re.M)) for path in folder.glob("*.py"))

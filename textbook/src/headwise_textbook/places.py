@@ -161,28 +161,31 @@ def result(row: Row, output: str) -> str:
 def table(outputs: dict[str, str], lang: str) -> str:
     """The page of all places: the command, the result in what each topic prints, and whether it is as in the text."""
     title, *head, works, differs, lead = (in_language(words, lang) for words in HEAD)
-    parts = [f"# {title}", links("sections", lang), lead]
+    colon, semicolon, brackets = ("：", "；", "（{}）") if lang == "zh" else (": ", "; ", " ({})")
     option = " --lang zh" if lang == "zh" else ""
+    lines = []
+    for row in rows():
+        what = in_language(row.section.title, lang) if row.kind == "section" else ""
+        out = cell(result(row, outputs[row.shown.topic]))
+        verdicts = semicolon.join(f"{one.id}{colon}{in_language(one.expected.words, lang)}" for one in row.claims)
+        said = f"{differs}{colon}{cell(in_language(row.shown.differs, lang))}" if row.shown.differs else works
+        said += brackets.format(verdicts) if verdicts else ""
+        link = f"[`{in_language(row.command, lang)}{option}`]({row.shown.topic}.md)"
+        lines.append((row.text.id, (in_language(row.where, lang), what, link, f"`{out}`", said)))
+    return paged("sections", lang, [title, lead], [("", head), *lines])
+
+
+def paged(name: str, lang: str, lead: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """A page with a table for each text. lead: its title, and prose. lines: cells of a text, or of all with ""."""
+    other, folder = ("English", "en") if lang == "zh" else ("中文", "zh")
+    links = f"[{in_language(tr('The guide'), lang)}](index.md) · [{other}](../{folder}/{name}.md)"
+    parts = [f"# {lead[0]}", links, *lead[1:]]
     for text in TEXTS.values():
-        lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-        for row in (row for row in rows() if row.text is text):
-            what = in_language(row.section.title, lang) if row.kind == "section" else ""
-            out = cell(result(row, outputs[row.shown.topic]))
-            colon, semicolon, brackets = ("：", "；", "（{}）") if lang == "zh" else (": ", "; ", " ({})")
-            verdicts = semicolon.join(f"{one.id}{colon}{in_language(one.expected.words, lang)}" for one in row.claims)
-            said = f"{differs}{colon}{cell(in_language(row.shown.differs, lang))}" if row.shown.differs else works
-            said += brackets.format(verdicts) if verdicts else ""
-            link = f"[`{in_language(row.command, lang)}{option}`]({row.shown.topic}.md)"
-            lines.append(f"| {in_language(row.where, lang)} | {what} | {link} | `{out}` | {said} |")
-        name = in_language(text.title, lang)
-        parts += [f"## {name[0].upper()}{name[1:]}", "\n".join(lines)]
+        head, *rest = (f"| {' | '.join(cells)} |" for of, cells in lines if of in ("", text.id))
+        title = in_language(text.title, lang)
+        rule = f"|{' --- |' * len(lines[0][1])}"
+        parts += [f"## {title[0].upper()}{title[1:]}", "\n".join([head, rule, *rest])]
     return "\n\n".join(parts) + "\n"
-
-
-def links(page: str, lang: str) -> str:
-    """The line below the title of a page: to the guide, and to the page in the other language."""
-    name, folder = ("English", "en") if lang == "zh" else ("中文", "zh")
-    return f"[{in_language(tr('The guide'), lang)}](index.md) · [{name}](../{folder}/{page}.md)"
 
 
 # Finding.

@@ -47,7 +47,7 @@ def d_k_bounds_information() -> list[Check | Curve]:
     return [
         at_most(tr("bits in the output of a head with d_k = 2"), bits, 2.0),
         at_most(tr("bits in its pattern, per row"), measured[KEYS], 2.0),
-        at_most(tr("bits in the signs of the output"), signs, 2.0).control(bits),
+        at_most(tr("bits in the signs of the output"), signs, 2.0).control(),
         Curve.of(title, tr("keys n"), tr("bits"), {MEASURED: measured}, claimed, log="x"),
     ]  # fmt: skip
 
@@ -136,7 +136,7 @@ def one_head_is_asymmetric() -> list[Check]:
     return [
         at_least(tr("rank of the log-weights of two heads of d_k = d_model = 4, mean pattern, 17 tokens"), two, 5),
         at_least(tr("error of one head of size n on an asymmetric matrix P"), found, 0.01).beyond(),
-        at_most(tr("the rank of one head"), one, 4).control(two),
+        at_most(tr("the rank of one head"), one, 4).control(),
         at_least(tr("error of one head with W_Q = W_K up to constants in a row"), difference(symmetric, p), 0.01)
         .control(found),
     ]  # fmt: skip
@@ -150,7 +150,7 @@ def independent_heads_add() -> list[Check]:
         at_most(tr("bits of two heads minus their joint bits, independent"), apart, 0.01),
         at_least(tr("the same, correlated: redundant bits"), alike, 0.5),
         at_least(tr("the same of one head and its copy with a little noise"), _bits_shared(module, x, copied=True), 5)
-        .control(apart),
+        .control(),
     ]  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def basis_functions() -> list[Check | Curve]:
     return [
         at_most(tr("error of the fit"), error, 1e-10),
         same(tr("W_O found, error"), fit, module.o_proj.weight.mT, 1e-8),
-        differs(tr("missed by a fit on X itself"), x.flatten(0, 1) @ of_x, out, error),
+        differs(tr("missed by a fit on X itself"), x.flatten(0, 1) @ of_x, out),
         at_least(tr("missed by a fit on two of the heads"), left[2], 0.01).control(left[3]),
         Curve.of(tr("Output of three heads fitted by least squares"),
                  tr("heads available to the fit"), tr("share missed"), {
@@ -281,7 +281,7 @@ def degrees_of_freedom() -> list[Check | Curve]:
     return [
         equal(tr("degrees of freedom of P, n = 7"), free[n], n),
         equal(tr("with d_k = 2"), low[n], n),
-        equal(tr("of a P with one free number in each row"), one, n).control(free[n]),
+        equal(tr("of a P with one free number in each row"), one, n).control(),
         Curve.of(tr("Degrees of freedom of a head's weights"), tr("tokens n"),
                  tr("rank of the Jacobian"), lines, {half: {m: m for m in sizes}}),
     ]  # fmt: skip
@@ -297,7 +297,7 @@ def approximates_everything() -> list[Check]:
         at_most(tr("share of y = x² − 1 missed by heads, n = 1, better of 1 and 8"), min(square.values()), 0.1)
         .beyond(),
         at_most(tr("share of y = (x_1, 0) missed by heads, n = 2"), first, 0.1).beyond(),
-        at_least(tr("share of y = x² − 1 missed by combinations of 2 random functions"), poor, 0.5).control(rich),
+        at_least(tr("share of y = x² − 1 missed by combinations of 2 random functions"), poor, 0.5).control(),
     ]  # fmt: skip
 
 
@@ -345,7 +345,7 @@ def low_rank_bottleneck() -> list[Check | Curve]:
     return [
         at_least(tr("d_k = 1: share of the target missed"), missed[1], 0.5),
         at_least(tr("d_k = 4, still below n = 12"), missed[4], 0.5).beyond(),
-        at_most("d_k = 12", missed[12], 0.05).control(missed[1]),
+        at_most("d_k = 12", missed[12], 0.05).control(),
         Curve.of(tr("A head trained to copy one of 12 tokens"), "d_k", MISSED, {
             tr("after 400 steps"): missed}, log="y"),
     ]  # fmt: skip
@@ -363,7 +363,7 @@ def more_heads_learn_more() -> list[Check | Curve]:
         at_most("h = 2, d_k = 16", ends[2], 0.03),
         at_most("h = 4, d_k = 8", ends[4], 0.03),
         at_most("h = 32, d_k = 1", ends[32], 0.03).beyond(),
-        at_most(tr("one head on y_i = x_π(i)"), _trained_missed(1, patterns=1)[-1], 0.03).control(ends[1]),
+        at_most(tr("one head on y_i = x_π(i)"), _trained_missed(1, patterns=1)[-1], 0.03).control(),
         Curve.of(title, tr("heads h"), MISSED, {
             tr("after {steps} steps", steps=STEPS): ends}, log="xy"),
         Curve.of(tr("The same in training"), tr("step"), MISSED, ways, log="y"),

@@ -117,9 +117,9 @@ class Check:
         """This check with the role MACHINE."""
         return replace(self, role=Role.MACHINE)
 
-    def control(self, instead: float) -> "Check":
-        """This check with the role CONTROL. instead: the number that the claim's own case gave."""
-        return replace(self, role=Role.CONTROL, instead=float(instead))
+    def control(self, instead: float | None = None) -> "Check":
+        """This check with the role CONTROL. instead: the number of the own case, None for the first check."""
+        return replace(self, role=Role.CONTROL, instead=None if instead is None else float(instead))
 
 
 def both(words: str) -> Bilingual:
@@ -155,8 +155,8 @@ def difference(one: Tensor, other: Tensor) -> float:
     return float(gap / other.detach().double().abs().max())
 
 
-def differs(what: str, one: Tensor, other: Tensor, instead: float) -> Check:
-    """A control: two tensors differ by at least 0.01. instead: the difference in the claim's own case."""
+def differs(what: str, one: Tensor, other: Tensor, instead: float | None = None) -> Check:
+    """A control: two tensors differ by at least 0.01. instead: as of `Check.control`."""
     return at_least(what, difference(one, other), 0.01).control(instead)
 
 
@@ -300,11 +300,13 @@ def run(claims: Iterable[Claim], progress: Callable[[str, int, int], None] | Non
         start = time.perf_counter()
         with seeded(0):  # new modules draw weights: results depend neither on the order of claims nor on the caller
             results = one.measure()
-        checks = tuple(x for x in results if isinstance(x, Check))
+        checks = [x for x in results if isinstance(x, Check)]
+        own = next((x.value for x in checks if x.role is Role.STATED), None)
+        checks = [replace(x, instead=own) if x.role is Role.CONTROL and x.instead is None else x for x in checks]
         if not any(check.role is Role.CONTROL for check in checks):
             raise ConfigError(f"claim {one.id!r}: its measurement returns no control")
         curves = tuple(x for x in results if isinstance(x, Curve))
-        found.append(Finding(one, checks, time.perf_counter() - start, curves))
+        found.append(Finding(one, tuple(checks), time.perf_counter() - start, curves))
     if progress is not None:
         progress("done", len(wanted), len(wanted))
     return found

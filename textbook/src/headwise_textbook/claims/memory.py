@@ -74,7 +74,7 @@ def memory_n_squared() -> list[Check | Curve]:
     return [
         at_least(tr("memory at twice n, weights stored"), growth[False], 3.5),
         at_least(tr("blockwise"), growth[True], 3.5).beyond(),
-        equal(tr("at twice n, product entry by entry"), linear[1] / linear[0], 2).control(growth[False]),
+        equal(tr("at twice n, product entry by entry"), linear[1] / linear[0], 2).control(),
         Curve.of(tr("What is kept for the gradient, 4 heads of 8, float64"),
                  TOKENS, BYTES, lines, log="xy"),
     ]  # fmt: skip
@@ -92,7 +92,7 @@ def blockwise_is_exact() -> list[Check]:
         same(tr("error in float64"), exact, truth, 1e-12),
         same(tr("in float32"), single[0], truth, 2e-6),
         same(tr("in float32, fastest kernel"), single[1], truth, 2e-6),
-        at_least(tr("error of the mean of two blocks"), mean, 0.01).control(difference(exact, truth)),
+        at_least(tr("error of the mean of two blocks"), mean, 0.01).control(),
     ]
 
 
@@ -123,7 +123,7 @@ def output_in_full_precision() -> list[Check]:
         bits[half] = [8 * t.element_size() for t in seen]
     return [
         equal(tr("bits of the output projection in mixed precision"), bits[True][-1], 32),
-        equal(tr("the same without mixed precision"), bits[False][-1], 32).control(bits[True][-1]),
+        equal(tr("the same without mixed precision"), bits[False][-1], 32).control(),
     ]
 
 
@@ -166,7 +166,7 @@ def kv_cache() -> list[Check]:
     return [
         same(tr("error of a token at a time"), steps, whole),
         equal(tr("numbers cached per token"), cache.nbytes / 8 / 2 / 11, 2 * 24),
-        differs(tr("error without a cache"), alone, whole, difference(steps, whole)),
+        differs(tr("error without a cache"), alone, whole),
     ]  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def cache_saves_space() -> list[Check | Curve]:
         at_most(tr("the same at n = 128 = 2·d_k·L"), saved[128], 1.0).beyond(),
         at_most(tr("relative to all tokens again, blockwise"), with_cache[512, 8] / blockwise[512], 0.5).beyond(),
         at_least(tr("a cache of eight layers relative to that of one"), with_cache[512, 8] / with_cache[512, 1], 4)
-        .control(saved[512]),
+        .control(),
         Curve.of(tr("Largest memory at a step of decoding, eight layers, d_model = 32, float32"), TOKENS, BYTES, lines,
                  log="xy"),
     ]  # fmt: skip

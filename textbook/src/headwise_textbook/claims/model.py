@@ -1,7 +1,7 @@
 """What is measured: random inputs and small layers in float64, the same in every run, and a trained model."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -75,17 +75,6 @@ def adam(
         optimizer.step()
         rate.step()
         yield value.item()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run the block with one thread of PyTorch."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 # The decoder that comes with headwise, for claims about trained heads.

@@ -52,7 +52,7 @@ def equal_heads_stay_equal() -> list[Check | Curve]:
         at_most(tr("distance of equal heads after training"), same, 1e-9),
         at_least(tr("after noise of 1e-6 at the start, relative to it"), noisy / 1e-6, 1000),
         at_least(tr("distance of equal heads after training on minibatches"), batches, 1e-3).beyond(),
-        at_least(tr("after training with dropout"), dropped, 1e-3).control(batches),
+        at_least(tr("after training with dropout"), dropped, 1e-3).control(),
         Curve.of(tr("Two heads in training"), tr("step"),
                  tr("relative distance"), lines, log="y"),
     ]  # fmt: skip
@@ -85,7 +85,7 @@ def small_heads_specialise() -> list[Check]:
         at_least(tr("distance of patterns, 4 heads of 8 relative to 4 heads of 32"), apart[8] / apart[32], 1.2),
         at_least(tr("the same before training"), first[8] / first[32], 1.2),
         at_least(tr("distance after training relative to that before, heads of 32"), apart[32] / first[32], 1.2)
-        .control(apart[8] / apart[32]),
+        .control(),
     ]  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def heads_learn_language() -> list[Check]:
         at_least(tr("previous character, weight of the best head"), now, 0.5),
         at_least(tr("relations of syntax that can be counted in a passage without annotation"), len(relations), 1)
         .beyond(),
-        at_most(tr("previous character before training"), before, 0.5).control(now),
+        at_most(tr("previous character before training"), before, 0.5).control(),
     ]  # fmt: skip
 
 
