@@ -135,6 +135,7 @@ def test_every_claim_has_its_words_in_chinese() -> None:
         for words in (claim.statement, claim.note, claim.control, *(place.says for place in claim.places)):
             assert is_chinese(words.zh), (claim.id, words)
             assert not is_chinese(re.sub("[天子鳳閣宋]", "", words)), (claim.id, words)
+        assert all(is_chinese(plot["title"]["zh"]) for plot in claim.plots), claim.id
         assert claim.statement.zh.endswith("。")
         assert claim.note.zh.endswith("。")
     assert all(is_chinese(title.zh) for title in GROUPS.values())

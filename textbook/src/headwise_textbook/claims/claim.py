@@ -11,17 +11,17 @@ A check holds or fails, and one rule derives the verdict from all of them.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.wording import Bilingual, joined, tr
-from headwise_textbook.curves import Curve
+from headwise_textbook.curves import Curve, Lines
 from headwise_textbook.texts import Place, place, read_toml, words
 from headwise_textbook.trace import seeded
 
@@ -185,6 +185,13 @@ def judge(checks: Iterable[Check]) -> Verdict:
     return Verdict.UNDECIDED if any(stated + rest) else Verdict.FAILS
 
 
+class Plot(NamedTuple):
+    """Lines x → y of a measurement; the claim's entry says what they show. reference: lines not measured."""
+
+    lines: Lines
+    reference: Lines | None = None
+
+
 @dataclass(frozen=True)
 class Claim:
     """One claim, in our words. Raises ConfigError if there is no control, or neither a place nor literature."""
@@ -196,9 +203,10 @@ class Claim:
     control: Bilingual  # the case in which the measurement must give another result, or the baseline
     note: Bilingual  # how it is measured, how an ambiguous sentence is read, and the reason for the verdict
     expected: Verdict
-    measure: Callable[[], Sequence[Check | Curve]] = field(repr=False)
+    measure: Callable[[], Sequence[Check | Plot]] = field(repr=False)
     slow: bool = False
     group: str = ""  # of GROUPS
+    plots: Sequence[Mapping[str, Any]] = ()  # for each plot its title, the names of its axes, and `log` of `Curve.of`
 
     def __post_init__(self) -> None:
         if not self.control:
@@ -264,7 +272,7 @@ class Finding:
         return [check for check in self.checks if check.role is Role.CONTROL]
 
 
-def claim(measure: Callable[[], Sequence[Check | Curve]]) -> Claim:
+def claim(measure: Callable[[], Sequence[Check | Plot]]) -> Claim:
     """Decorate the function that measures a claim. What is claimed is its entry in a group's TOML file."""
     group, given = entries().get(measure.__name__.replace("_", "-"), ("", {}))
     if not group:
@@ -305,8 +313,14 @@ def run(claims: Iterable[Claim], progress: Callable[[str, int, int], None] | Non
         checks = [replace(x, instead=own) if x.role is Role.CONTROL and x.instead is None else x for x in checks]
         if not any(check.role is Role.CONTROL for check in checks):
             raise ConfigError(f"claim {one.id!r}: its measurement returns no control")
-        curves = tuple(x for x in results if isinstance(x, Curve))
+        plots = zip((x for x in results if isinstance(x, Plot)), one.plots, strict=True)
+        curves = tuple(_curve(plot, said) for plot, said in plots)
         found.append(Finding(one, tuple(checks), time.perf_counter() - start, curves))
     if progress is not None:
         progress("done", len(wanted), len(wanted))
     return found
+
+
+def _curve(plot: Plot, said: Mapping[str, Any]) -> Curve:
+    title, x, y = (words(said[part]) for part in ("title", "x", "y"))
+    return Curve.of(title, x, y, plot.lines, plot.reference, log=said.get("log", ""))

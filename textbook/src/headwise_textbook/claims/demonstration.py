@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from headwise.masks import Dense, Lengths, Mask
 from headwise.wording import tr
-from headwise_textbook.claims.claim import Check, at_least, at_most, claim, equal
+from headwise_textbook.claims.claim import Check, Plot, at_least, at_most, claim, equal
 from headwise_textbook.claims.model import trained
-from headwise_textbook.curves import Curve
 from headwise_textbook.reconstruct import DROPOUT, EPOCHS, fit, numbered, stolen
 from headwise_textbook.trace import seeded
 
@@ -27,17 +26,13 @@ JET = (0, 0, 128), (0, 128, 255), (125, 255, 122), (255, 148, 0), (128, 0, 0)
 
 
 @claim
-def demo_learns_attention() -> list[Check | Curve]:
+def demo_learns_attention() -> list[Check | Plot]:
     _, _, losses, weights = _rebuilt(0)
     masked = _fitted(Lengths(LENGTHS, queries=LENGTHS), LENGTHS)[3]
     to_itself = _fitted(Dense(torch.eye(int(LENGTHS.max()), dtype=torch.bool)))[2]
     moved = _moved(_rebuilt(0)[0])
     left, alone = losses[-1] / losses[0], to_itself[-1] / to_itself[0]
     epochs = (*range(0, EPOCHS, 10), EPOCHS - 1)
-    lines = {
-        tr("as described"): {at + 1: losses[at] for at in epochs},
-        tr("each character attends only to itself"): {at + 1: to_itself[at] for at in epochs},
-    }
     on_padding = float(stolen(weights, LENGTHS).mean())
     return [
         at_most(tr("remaining share of the loss"), left, 0.5),
@@ -47,8 +42,10 @@ def demo_learns_attention() -> list[Check | Curve]:
                  alone / left, 1.0).suggested(),
         at_most(tr("weight on padding if it is masked"), float(stolen(masked, LENGTHS).max()), 0.0)
         .control(on_padding),
-        Curve.of(tr("Loss of the demonstration"), tr("epoch"),
-                 tr("mean squared error"), lines),
+        Plot({
+            tr("as described"): {at + 1: losses[at] for at in epochs},
+            tr("each character attends only to itself"): {at + 1: to_itself[at] for at in epochs},
+        }),
     ]  # fmt: skip
 
 

@@ -10,16 +10,15 @@ from headwise import attend
 from headwise.masks import Causal
 from headwise.nn import DESIGNS, AttentionLayer, from_conv1d, from_conv2d
 from headwise.wording import tr
-from headwise_textbook.claims.claim import Check, at_least, at_most, claim, difference, differs, equal, same
+from headwise_textbook.claims.claim import Check, Plot, at_least, at_most, claim, difference, differs, equal, same
 from headwise_textbook.claims.formulas import formula_of
 from headwise_textbook.claims.model import counted, layer, multi_head, normal, size_of, standard, trained
-from headwise_textbook.curves import Curve
 from headwise_textbook.trace import seeded
 
 
 # The block around the heads: residual connection, norm, and the projections in front.
 @claim
-def residual_norm() -> list[Check | Curve]:
+def residual_norm() -> list[Check | Plot]:
     depths = 1, 3, 6, 12, 24
     cases = {
         tr("residual and LayerNorm"): (True, True),
@@ -34,8 +33,7 @@ def residual_norm() -> list[Check | Curve]:
         at_least(tr("with the residual connection only"), residual, 0.1),
         at_least(tr("with LayerNorm only"), norm, 0.1),
         at_most(tr("with neither"), neither, 1e-6).control(),
-        Curve.of(tr("Gradient at the input of a stack of attention layers"),
-                 tr("layers"), tr("relative to the output's"), left, log="xy"),
+        Plot(left),
     ]  # fmt: skip
 
 
@@ -309,7 +307,7 @@ def attention_is_convolution() -> list[Check]:
 
 
 @claim
-def convolution_is_a_limit() -> list[Check | Curve]:
+def convolution_is_a_limit() -> list[Check | Plot]:
     with seeded(0):
         conv = nn.Conv2d(3, 2, 3, padding=1, bias=False).double()
     image = normal(1, 3, 9, 9)
@@ -324,13 +322,10 @@ def convolution_is_a_limit() -> list[Check | Curve]:
         what = tr("error · e^α at α = {alpha}", alpha=alpha)
         found.append(at_most(what, error * math.exp(alpha), 10))
         found.append(at_least(what, error * math.exp(alpha), 0.5).control(errors[40] * math.exp(alpha)))
-    lines = {tr("nine heads"): errors}
-    bound = {"4·e^{−α}": {alpha: 4 * math.exp(-alpha) for alpha in errors}}
     return [
         *found,
         at_most(tr("error at α = 40"), errors[40], 1e-12),
-        Curve.of(tr("Attention as a 3×3 convolution"), tr("sharpness α"),
-                 tr("largest error"), lines, bound, log="y"),
+        Plot({tr("nine heads"): errors}, {"4·e^{−α}": {alpha: 4 * math.exp(-alpha) for alpha in errors}}),
     ]  # fmt: skip
 
 

@@ -13,9 +13,8 @@ from headwise import AttentionMap, attend
 from headwise.masks import Causal
 from headwise.nn import DESIGNS
 from headwise.wording import joined, tr
-from headwise_textbook.claims.claim import Check, at_least, at_most, claim, difference, differs, equal, same
+from headwise_textbook.claims.claim import Check, Plot, at_least, at_most, claim, difference, differs, equal, same
 from headwise_textbook.claims.model import layer, multi_head, normal, trained
-from headwise_textbook.curves import Curve
 from headwise_textbook.trace import seeded
 
 # What multi-head attention is: the formula, the heads, and equivalent forms.
@@ -237,7 +236,7 @@ WITHOUT = tr("without the factor")
 
 
 @claim
-def scaling_keeps_variance() -> list[Check | Curve]:
+def scaling_keeps_variance() -> list[Check | Plot]:
     found, plain, scaled = [], {}, {}
     for d in SIZES:
         dots = (normal(20_000, d, seed=1) * normal(20_000, d, seed=2)).sum(-1)
@@ -258,13 +257,12 @@ def scaling_keeps_variance() -> list[Check | Curve]:
         .beyond(),
         equal(tr("largest head"), most, 1, 0.05).beyond(),
         equal(tr("divided by d_k = 64"), plain[64] / 64**2, 1 / 64, 0.05).control(scaled[64]),
-        Curve.of(tr("Variance of the logits"), "d_k", tr("variance"), {
-            "q·k": plain, "q·k / √d_k": scaled}, {"d_k": {d: d for d in SIZES}}, log="xy"),
+        Plot({"q·k": plain, "q·k / √d_k": scaled}, {"d_k": {d: d for d in SIZES}}),
     ]  # fmt: skip
 
 
 @claim
-def scaling_keeps_gradients() -> list[Check | Curve]:
+def scaling_keeps_gradients() -> list[Check | Plot]:
     plain, scaled, saturated = {}, {}, {}
     for d in SIZES:
         dots = normal(200, d, seed=1) @ normal(64, d, seed=2).mT  # [queries, keys]
@@ -272,12 +270,6 @@ def scaling_keeps_gradients() -> list[Check | Curve]:
         saturated[d] = float((torch.softmax(dots, -1).amax(-1) > 0.99).double().mean())
     median, mean = ({d: {way: float(of(x)) for way, x in (("plain", plain[d]), ("scaled", scaled[d]))} for d in SIZES}
                     for of in (torch.median, torch.mean))  # fmt: skip
-    lines = {
-        joined([of_rows, factor]): {d: x[way] for d, x in slopes.items()}
-        for of_rows, slopes in ((tr("mean"), mean), (tr("median"), median))
-        for factor, way in ((WITHOUT, "plain"), (tr("with 1/√d_k"), "scaled"))
-    }
-    axis = tr("‖∂p/∂s‖ of a row")
     return [
         at_most(tr("median gradient at d_k = 1024 relative to 16, without the factor"),
                 median[1024]["plain"] / median[16]["plain"], 0.5),
@@ -290,7 +282,11 @@ def scaling_keeps_gradients() -> list[Check | Curve]:
         equal(tr("median gradient without the factor relative to that with it, d_k = 1"),
               median[1]["plain"] / median[1]["scaled"], 1, 0.01)
         .control(median[1024]["plain"] / median[1024]["scaled"]),
-        Curve.of(tr("Gradient of the softmax, 64 keys"), "d_k", axis, lines, log="x"),
+        Plot({
+            joined([of_rows, factor]): {d: x[way] for d, x in slopes.items()}
+            for of_rows, slopes in ((tr("mean"), mean), (tr("median"), median))
+            for factor, way in ((WITHOUT, "plain"), (tr("with 1/√d_k"), "scaled"))
+        }),
     ]  # fmt: skip
 
 
@@ -443,7 +439,7 @@ def key_bias_does_nothing() -> list[Check]:
 
 
 @claim
-def entropy_has_a_floor() -> list[Check | Curve]:
+def entropy_has_a_floor() -> list[Check | Plot]:
     margins, reached = [], []
     for t, sigma in (5, 1.0), (64, 4.0), (64, 12.0):
         rows = normal(500, t, seed=t)
@@ -457,17 +453,15 @@ def entropy_has_a_floor() -> list[Check | Curve]:
     rows = normal(500, 64, seed=64)
     rows = rows / rows.norm(dim=-1, keepdim=True)
     entropies = {sigma: _row_entropy(sigma * rows) for sigma in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}
-    lines = {
-        tr("mean of 500 random rows"): {at: float(x.mean()) for at, x in entropies.items()},
-        tr("least of them"): {at: float(x.min()) for at, x in entropies.items()},
-    }
     floor = {tr("the bound"): {sigma: _floor(64, sigma) for sigma in entropies}}
     return [
         at_least(tr("smallest entropy minus the bound, 1500 random rows"), min(margins), 0.0),
         at_most(tr("distance of the extreme row from it"), max(reached), 1e-12),
         at_most(tr("entropy of the extreme row minus the bound for σ/2"), below, -0.01).control(),
-        Curve.of(tr("Entropy of rows of 64 scores"),
-                 tr("norm σ of the scores"), tr("nats"), lines, floor, log="x"),
+        Plot({
+            tr("mean of 500 random rows"): {at: float(x.mean()) for at, x in entropies.items()},
+            tr("least of them"): {at: float(x.min()) for at, x in entropies.items()},
+        }, floor),
     ]  # fmt: skip
 
 

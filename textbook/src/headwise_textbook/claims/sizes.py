@@ -13,19 +13,16 @@ from headwise import attend
 from headwise.costs import Work, attention_stages
 from headwise.nn import counts_of
 from headwise.wording import tr
-from headwise_textbook.claims.claim import Check, at_least, at_most, claim, equal
+from headwise_textbook.claims.claim import Check, Plot, at_least, at_most, claim, equal
 from headwise_textbook.claims.formulas import formula_of
 from headwise_textbook.claims.model import counted, layer, normal, size_of, standard
 from headwise_textbook.claims.published import PUBLISHED
-from headwise_textbook.curves import Curve
 
 # Parameters, counted on layers.
-HEADS, TOKENS, FLOPS = tr("heads h"), tr("tokens n"), tr("FLOPs")
-COUNT = tr("parameters")
 
 
 @claim
-def four_d_squared() -> list[Check | Curve]:
+def four_d_squared() -> list[Check | Plot]:
     d, target = 48, 4 * 48**2
     others: dict[str, dict[str, Any]] = {
         tr("with bias"): {"bias": True},
@@ -34,18 +31,16 @@ def four_d_squared() -> list[Check | Curve]:
     }
     heads = 1, 2, 4, 8, 16, 48
     sizes = {h: size_of(standard(d, h)) for h in heads}
-    lines = {
-        tr("no bias"): sizes,
-        tr("with bias"): {h: size_of(standard(d, h, bias=True)) for h in heads},
-        tr("one KV head (MQA)"): {h: size_of(standard(d, h, num_kv_heads=1)) for h in heads},
-    }
-    title = tr("Parameters of a layer, d_model = {d}", d=d)
     return [
         *(equal(f"h = {h}", sizes[h], target) for h in (1, 2, 8, 48)),
         *(equal(what, size_of(standard(d, 8, **o)), target).beyond() for what, o in others.items()),
         equal(tr("eight heads of size 48"), size_of(standard(d, 8, head_dim=48)), 8 * target).control(),
-        Curve.of(title, HEADS, COUNT, lines, log="x"),
-    ]
+        Plot({
+            tr("no bias"): sizes,
+            tr("with bias"): {h: size_of(standard(d, h, bias=True)) for h in heads},
+            tr("one KV head (MQA)"): {h: size_of(standard(d, h, num_kv_heads=1)) for h in heads},
+        }),
+    ]  # fmt: skip
 
 
 @claim
@@ -105,8 +100,8 @@ def _accepts(width: int, heads: int) -> bool:
 
 
 @claim
-def mqa_parameters() -> list[Check | Curve]:
-    found: list[Check | Curve] = []
+def mqa_parameters() -> list[Check | Plot]:
+    found: list[Check | Plot] = []
     for d, h in (48, 8), (96, 4), (60, 12):
         shared, full = (_without_output(d, h, num_kv_heads=heads) for heads in (1, None))
         found += [equal(f"MQA, d = {d}, h = {h}", shared, d * d + 2 * d * (d // h)), equal("MHA", full, 3 * d * d)]
@@ -118,8 +113,7 @@ def mqa_parameters() -> list[Check | Curve]:
         for name, heads in (("MHA", None), ("MQA", 1))
     }
     formula = {"d² + 2·d·d_k": {h: 96**2 + 2 * 96 * 96 // h for h in sizes}}
-    title = tr("Parameters of Q, K and V, d_model = 96")
-    return [*found, Curve.of(title, HEADS, COUNT, counted, formula, log="x")]
+    return [*found, Plot(counted, formula)]
 
 
 def _without_output(d: int, h: int, **options: Any) -> int:
@@ -133,7 +127,7 @@ PYTORCH = tr("PyTorch's attention")
 
 
 @claim
-def one_product_is_faster() -> list[Check | Curve]:
+def one_product_is_faster() -> list[Check | Plot]:
     x, w = normal(64, 512).float(), normal(512, 512, seed=1).float()
     parts = {h: [part.contiguous() for part in w.split(512 // h, 1)] for h in (1, 4, 16, 64)}
     ways = {h: partial(lambda some: [x @ part for part in some][-1], some) for h, some in parts.items()}
@@ -145,19 +139,17 @@ def one_product_is_faster() -> list[Check | Curve]:
         at_least(what[64], ratios[64], 1.5),
         at_least(what[4], ratios[4], 1.5).of_machine(),
         at_most(tr("time of the large product, measured again"), ratios.pop(0), 1.5).control(ratios[64]),
-        Curve.of(tr("Projection of [64, 512], float32, one thread"), HEADS, tr("relative time"),
-                 {tr("h products instead of one"): ratios}, log="xy"),
+        Plot({tr("h products instead of one"): ratios}),
     ]  # fmt: skip
 
 
 @claim
-def splitting_lowers_cost() -> list[Check | Curve]:
+def splitting_lowers_cost() -> list[Check | Plot]:
     one = _attention_flops(64, 32, 1)
     ratios = {h: _attention_flops(64, 32, h) / one for h in (1, 2, 4, 8, 16, 32)}
     stages = {h: _stages(64, 32, h) for h in ratios}
     exponentials = {h: sum(stage.exponentials for stage in stages[h]) / 64**2 for h in stages}
     times = _times(N, D, (1, 2, 4, 8, 16, 32))
-    claimed = {h: times[PYTORCH][1] / h for h in ratios}
     large = [_stages(4096, 1024, h) for h in (1, 16)]
     exps = [sum(stage.exponentials for stage in stages) for stages in large]
     alone = counted(lambda: attend(*(normal(1, 1, 64, 4, seed=s) for s in range(3)))) / one
@@ -168,16 +160,11 @@ def splitting_lowers_cost() -> list[Check | Curve]:
         equal(tr("FLOPs at n = 4096, d = 1024, h = 16, by formula"),
               sum(stage.flops for stage in large[1] if stage.name in ("scores", "weighted sum")), 6.87e10 / 16, 0.001),
         equal(tr("FLOPs of one of eight heads relative to a single one of full size"), alone, 1 / 8, 0.01).control(),
-        Curve.of(tr("Work of attention, relative to one head"), HEADS,
-                 tr("times that of one head"), {
+        Plot({
             tr("FLOPs, counted"): ratios,
             tr("exponentials of the softmax"): exponentials,
-        }, {tr("FLOPs, as claimed"): {h: 1 / h for h in ratios}}, log="xy"),
-        Curve.of(
-            tr("Time of attention, n = {n:,}, d_model = {d}, float32, one thread", n=N, d=D), HEADS,
-            tr("ms, minimum of several runs"), times,
-            {tr("as claimed, of PyTorch's"): claimed}, log="xy",
-        ),
+        }, {tr("FLOPs, as claimed"): {h: 1 / h for h in ratios}}),
+        Plot(times, {tr("as claimed, of PyTorch's"): {h: times[PYTORCH][1] / h for h in ratios}}),
     ]  # fmt: skip
 
 
@@ -211,32 +198,28 @@ def cost_grows_with_heads() -> list[Check]:
 
 
 @claim
-def complexity() -> list[Check | Curve]:
+def complexity() -> list[Check | Plot]:
     sizes = (16, 24, 1), (16, 24, 6), (32, 24, 6), (64, 24, 2), (64, 48, 2)
     counted = [_layer_flops(*size) for size in sizes]
     lengths = 4, 8, 16, 32, 64, 128, 256
-    grown = {tr("counted, h = 6"): {n: _layer_flops(n, 24, 6) for n in lengths}}
     terms = {"8·n·d²": {n: 8 * n * 24 * 24 for n in lengths}, "4·n²·d": {n: 4 * n * n * 24 for n in lengths}}
     return [
         *(equal(tr("FLOPs at n = {n}, d = {d}, h = {h}", n=n, d=d, h=h), found,
                 4 * n * n * d + 8 * n * d * d) for (n, d, h), found in zip(sizes, counted, strict=True)),
         equal(tr("FLOPs without projections, n = 16, d = 24"), _attention_flops(16, 24, 6), 4 * 16 * 16 * 24).control(),
-        Curve.of(tr("FLOPs of a layer, d_model = 24"),
-                 TOKENS, FLOPS, grown, terms, log="xy"),
+        Plot({tr("counted, h = 6"): {n: _layer_flops(n, 24, 6) for n in lengths}}, terms),
     ]  # fmt: skip
 
 
 @claim
-def n_squared_at_n_near_d() -> list[Check | Curve]:
+def n_squared_at_n_near_d() -> list[Check | Plot]:
     d = 24
     shares = {n: _attention_flops(n, d, 2) / _layer_flops(n, d, 2) for n in (3, 6, 12, 24, 36, 48, 96, 192)}
-    half = {tr("half"): dict.fromkeys(shares, 0.5)}
     return [
         at_least(tr("share of n²·d at n = d"), shares[24], 0.5),
         at_least(tr("at n = 1.5·d"), shares[36], 0.5),
         at_least(tr("at n = 8·d"), shares[192], 0.5).control(),
-        Curve.of(tr("Share of attention in the FLOPs of a layer, d_model = 24"),
-                 TOKENS, tr("share"), {tr("counted"): shares}, half, log="x"),
+        Plot({tr("counted"): shares}, {tr("half"): dict.fromkeys(shares, 0.5)}),
     ]  # fmt: skip
 
 
