@@ -49,14 +49,10 @@ class Verdict(Enum):
     @property
     def words(self) -> Bilingual:
         """The verdict in both languages."""
-        return next(words for words in VERDICTS if words == self.value)
+        return words(VERDICTS[self.name])
 
 
-VERDICTS = (
-    tr("holds", sense="verdict"), tr("holds under conditions", sense="verdict"), tr("does not hold", sense="verdict"),
-    tr("faithful but misleading", sense="verdict"), tr("depends on the machine", sense="verdict"),
-    tr("undecided", sense="verdict"),
-)  # fmt: skip
+VERDICTS = read_toml("headwise_textbook", "verdicts.toml")
 
 
 class Role(Enum):

@@ -32,19 +32,9 @@ from headwise.base import write_text
 from headwise.errors import ConfigError
 from headwise.reports import font_face
 from headwise.wording import BLANK, Bilingual, in_language, joined, language_of, tr, trn
-from headwise_textbook.claims.claim import GROUPS, Check, Claim, Finding, Role, Verdict
+from headwise_textbook.claims.claim import GROUPS, VERDICTS, Check, Claim, Finding, Role, Verdict
 from headwise_textbook.curves import Curve, legend, svg
 
-STYLES = {
-    Verdict.HOLDS: "green", Verdict.CONDITIONS: "yellow", Verdict.FAILS: "red", Verdict.MISLEADING: "magenta",
-    Verdict.MACHINE: "cyan", Verdict.UNDECIDED: "bold red reverse",
-}  # fmt: skip
-PLURALS = {
-    Verdict.HOLDS: ("holds", "hold"), Verdict.CONDITIONS: ("holds under conditions", "hold under conditions"),
-    Verdict.FAILS: ("does not hold", "do not hold"), Verdict.MISLEADING: ("is misleading", "are misleading"),
-    Verdict.MACHINE: ("depends on the machine", "depend on the machine"),
-    Verdict.UNDECIDED: ("is undecided", "are undecided"),
-}  # fmt: skip
 CLAIM, MEASURED = tr("claim"), tr("measured")
 VERDICT, EXPECTED = tr("verdict"), tr("expected")
 CONTROL = tr("control")
@@ -91,7 +81,7 @@ def print_findings(findings: Sequence[Finding], console: Console, *, skipped: in
             table.add_row(
                 Text(f"{finding.claim.id}\n", style="cyan").append(statement, style="default"),
                 _checks(finding, lang),
-                Text(in_language(finding.verdict.words, lang), style=STYLES[finding.verdict]),
+                Text(in_language(finding.verdict.words, lang), style=VERDICTS[finding.verdict.name]["style"]),
                 Text(in_language(finding.claim.expected.words, lang), style="dim" if finding.agrees else "bold red"),
             )
             sources = Table.grid()
@@ -150,8 +140,10 @@ def by_group(findings: Sequence[Finding]) -> dict[Bilingual, list[Finding]]:
 def summary(findings: Sequence[Finding], skipped: int = 0) -> list[Bilingual]:
     """A summary of the findings in sentences."""
     count = Counter(finding.verdict for finding in findings)
-    verdicts = {v: Bilingual(PLURALS[v][count[v] != 1], in_language(v.words, "zh")) for v in Verdict if count[v]}
-    parts = joined(tr("{count} {verdict}", count=count[v], verdict=words) for v, words in verdicts.items())
+    verdicts = (
+        (n, Bilingual(VERDICTS[v.name]["one" if n == 1 else "many"], v.words.zh)) for v in Verdict if (n := count[v])
+    )
+    parts = joined(tr("{count} {verdict}", count=n, verdict=words) for n, words in verdicts)
     lines: list[Bilingual] = [
         trn(
             "{count} claim in {seconds:.0f} s: {parts}.",
