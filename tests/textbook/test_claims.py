@@ -135,6 +135,7 @@ def test_every_claim_has_its_words_in_chinese() -> None:
         for words in (claim.statement, claim.note, claim.control, *(place.says for place in claim.places)):
             assert is_chinese(words.zh), (claim.id, words)
             assert not is_chinese(re.sub("[天子鳳閣宋]", "", words)), (claim.id, words)
+        assert all(is_chinese(plot["title"]["zh"]) for plot in claim.plots), claim.id
         assert claim.statement.zh.endswith("。")
         assert claim.note.zh.endswith("。")
     assert all(is_chinese(title.zh) for title in GROUPS.values())
@@ -181,6 +182,12 @@ def test_a_control_rejects_the_number_of_the_claims_own_case() -> None:
     assert judge([YES, control]) is Verdict.HOLDS
 
 
+def test_a_control_rejects_the_number_of_the_first_check_if_none_is_named() -> None:
+    found = finding("kv-cache")
+    assert [control.instead for control in found.controls] == [found.checks[0].value]
+    assert at_least("x", 1.0, 0.5).control().instead is None
+
+
 def test_every_group_has_claims_and_is_registered() -> None:
     folder = Path(sizes.__file__).parent
     marked = sum(len(re.findall(r"^@claim$", path.read_text("utf-8"), re.M)) for path in folder.glob("*.py"))
@@ -215,6 +222,11 @@ YES, NO = at_most("x", 1.0, 2.0), at_most("x", 3.0, 2.0)  # a control of either 
         ([YES, YES.suggested(), NO.suggested()], Verdict.UNDECIDED),
         ([YES, NO.beyond(), NO.suggested()], Verdict.UNDECIDED),
         ([YES, YES.control(3.0)], Verdict.HOLDS),
+        ([YES, NO.of_machine()], Verdict.MACHINE),
+        ([YES, YES.of_machine()], Verdict.MACHINE),
+        ([NO, YES.of_machine()], Verdict.FAILS),
+        ([YES, NO.of_machine(), NO.beyond()], Verdict.CONDITIONS),
+        ([NO.of_machine()], Verdict.UNDECIDED),
         ([YES, NO.control(1.0)], Verdict.UNDECIDED),
         ([NO, NO.control(1.0)], Verdict.UNDECIDED),
         ([YES.control(3.0)], Verdict.UNDECIDED),
@@ -233,10 +245,16 @@ def test_what_is_not_finite_is_no_verdict(value: float, role: Role, relation: st
         assert judge([*rest, Check(both("x"), value, relation, 1.0, role=role)]) is Verdict.UNDECIDED
 
 
+JUDGED = [role for role in Role if role is not Role.MACHINE]
+
+
 @pytest.mark.thorough
-@given(st.lists(st.tuples(st.booleans(), st.sampled_from(list(Role))), min_size=1, max_size=6), st.data())
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(JUDGED)), min_size=1, max_size=6), st.data())
 def test_no_check_is_idle(plan: list[tuple[bool, Role]], data: st.DataObject) -> None:
-    """Wherever there is a verdict, turning any one check around takes it away (of two, only with both turned)."""
+    """Wherever there is a verdict, turning any one check around takes it away (of two, only with both turned).
+
+    Not so one that depends on the machine: it is shown only.
+    """
     checks = [replace(YES if held else NO, role=role) for held, role in plan]
     verdict = judge(checks)
     if verdict is Verdict.UNDECIDED:
@@ -553,6 +571,7 @@ def test_curves_are_told_with_their_numbers(some: list[Finding]) -> None:
 def test_the_page_in_the_documentation_has_the_claims_and_verdicts_of_today(lang: str) -> None:
     def as_expected(claim: Claim) -> Finding:
         one = {Verdict.HOLDS: [YES], Verdict.CONDITIONS: [YES, NO.beyond()], Verdict.FAILS: [NO]}
+        one[Verdict.MACHINE] = [YES, NO.of_machine()]
         return Finding(claim, tuple(one.get(claim.expected, [YES, NO.suggested()])), 0.0)
 
     fresh = to_markdown([as_expected(claim) for claim in ALL], lang)

@@ -1,6 +1,5 @@
 """`headwise tour`: what a reader types finds the place meant, and what is shown of it fits the terminal."""
 
-import ast
 import io
 import re
 import shlex
@@ -13,7 +12,7 @@ from commands import Command
 from headwise.wording import LANGUAGES, in_language
 from headwise_textbook.places import SIMPLIFIED, TERMS, find, rows
 from headwise_textbook.topics import topics
-from headwise_textbook.tour import narrow, print_topics
+from headwise_textbook.tour import print_topic, print_topics
 
 
 def places(query: str) -> list[str]:
@@ -137,20 +136,18 @@ def test_the_list_names_the_text_of_each_section_and_breaks_no_name(lang: str, c
         assert any(in_language(row.where, lang) in line for line in lines)
 
 
-@pytest.mark.parametrize("width", [60, 80])
-def test_code_in_a_narrow_terminal_is_the_same_code(width: int):
-    wide = 0
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_code_fits_a_terminal_and_keeps_its_lines_in_a_narrower_one(lang: str):
     for topic in topics().values():
-        if not topic.is_command:
-            code = narrow(topic.code, width)
-            assert ast.dump(ast.parse(code)) == ast.dump(ast.parse(topic.code))
-            wide += sum(cell_len(line) > width for line in code.splitlines())
-    assert wide <= {60: 20, 80: 2}[width]  # what is no list, call or text stays in one line
+        assert max(map(cell_len, topic.code_in(lang).splitlines())) <= 80, topic.name
+    printed = io.StringIO()
+    print_topic(topics()["splitting"], Console(file=printed, width=60), lang)
+    assert topics()["splitting"].code_in(lang) in printed.getvalue()
 
 
 def test_tour_points_out_the_line_of_a_place(headwise: Command):
     assert (
-        "\n11.4.1，图 1 → right: token 0 = token 0 of heads 0 … 3: True\n"
+        "\n11.4.1，图 1 → 对: 词元 0 = 词元 0 在头 0 … 3 中的结果: True\n"
         in headwise("tour", "11.4.1，图 1", "--lang", "zh").out
     )
     assert "(../" not in headwise("tour", "11.4.1", "--lang", "zh").out

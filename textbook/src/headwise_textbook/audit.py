@@ -56,7 +56,6 @@ _TOTAL = re.compile(
     r"(?:总参数量?|參數總量|total (?:number of )?parameters?)\D{0,12}?(\d+)\s*[×*]\s*\$?d(?:_model)?\s*[²^]"
 )
 _RULE = re.compile(r"d_?\{?k\w*\}?[^\n=]{0,20}=[^\n]{0,20}d_?\{?(?:\\text\{)?model\}*\s*/\s*(?:h|num_heads|n_heads)\b")
-_CODE = re.compile(r"^\s*(import|def|class)\s", re.MULTILINE)
 _FOUR = re.compile(r"四个|四個|4 个|\bfour\b|\b4 matrices", re.IGNORECASE)
 Sizes = dict[str, dict[str, tuple[int, int]]]  # by function and name: the size, and the line that has it first
 

@@ -28,7 +28,7 @@ from headwise.errors import ConfigError
 from headwise.wording import Bilingual, in_language, joined, tr
 from headwise_textbook.claims import Claim, located
 from headwise_textbook.texts import COUNTED, TEXTS, Place, Section, Text, everything, read_toml, words
-from headwise_textbook.topics import Topic, cell, topics
+from headwise_textbook.topics import Topic, cell, find_topic, page, stored_output, topics
 
 # Of the page: its title, the heads of the columns, two words and the lead.
 HEAD = (
@@ -146,9 +146,14 @@ def sections_of(topic: str) -> list[Bilingual]:
 
 
 def result(row: Row, output: str) -> str:
-    """The line of a topic's output that is the result of a place. ConfigError if there is none."""
-    for line in output.splitlines():
-        if row.shown.line in line:
+    """The line of a topic's output that is the result of a place. ConfigError if there is none.
+
+    Code prints the same lines in both languages; the line is named by its English words.
+    """
+    topic = find_topic(row.shown.topic)
+    english = output if topic.is_command else stored_output(page(topic.name, "en"))[1]
+    for known, line in zip(english.splitlines(), output.splitlines(), strict=False):
+        if row.shown.line in known:
             return " ".join(line.split())
     raise ConfigError(f"{row.text.id} {row.where}: no line of topic {row.shown.topic!r} has {row.shown.line!r}")
 
@@ -156,82 +161,39 @@ def result(row: Row, output: str) -> str:
 def table(outputs: dict[str, str], lang: str) -> str:
     """The page of all places: the command, the result in what each topic prints, and whether it is as in the text."""
     title, *head, works, differs, lead = (in_language(words, lang) for words in HEAD)
-    parts = [f"# {title}", links("sections", lang), lead]
+    colon, semicolon, brackets = ("：", "；", "（{}）") if lang == "zh" else (": ", "; ", " ({})")
     option = " --lang zh" if lang == "zh" else ""
+    lines = []
+    for row in rows():
+        what = in_language(row.section.title, lang) if row.kind == "section" else ""
+        out = cell(result(row, outputs[row.shown.topic]))
+        verdicts = semicolon.join(f"{one.id}{colon}{in_language(one.expected.words, lang)}" for one in row.claims)
+        said = f"{differs}{colon}{cell(in_language(row.shown.differs, lang))}" if row.shown.differs else works
+        said += brackets.format(verdicts) if verdicts else ""
+        link = f"[`{in_language(row.command, lang)}{option}`]({row.shown.topic}.md)"
+        lines.append((row.text.id, (in_language(row.where, lang), what, link, f"`{out}`", said)))
+    return paged("sections", lang, [title, lead], [("", head), *lines])
+
+
+def paged(name: str, lang: str, lead: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """A page with a table for each text. lead: its title, and prose. lines: cells of a text, or of all with ""."""
+    other, folder = ("English", "en") if lang == "zh" else ("中文", "zh")
+    links = f"[{in_language(tr('The guide'), lang)}](index.md) · [{other}](../{folder}/{name}.md)"
+    parts = [f"# {lead[0]}", links, *lead[1:]]
     for text in TEXTS.values():
-        lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-        for row in (row for row in rows() if row.text is text):
-            what = in_language(row.section.title, lang) if row.kind == "section" else ""
-            out = cell(result(row, outputs[row.shown.topic]))
-            colon, semicolon, brackets = ("：", "；", "（{}）") if lang == "zh" else (": ", "; ", " ({})")
-            verdicts = semicolon.join(f"{one.id}{colon}{in_language(one.expected.words, lang)}" for one in row.claims)
-            said = f"{differs}{colon}{cell(in_language(row.shown.differs, lang))}" if row.shown.differs else works
-            said += brackets.format(verdicts) if verdicts else ""
-            link = f"[`{in_language(row.command, lang)}{option}`]({row.shown.topic}.md)"
-            lines.append(f"| {in_language(row.where, lang)} | {what} | {link} | `{out}` | {said} |")
-        name = in_language(text.title, lang)
-        parts += [f"## {name[0].upper()}{name[1:]}", "\n".join(lines)]
+        head, *rest = (f"| {' | '.join(cells)} |" for of, cells in lines if of in ("", text.id))
+        title = in_language(text.title, lang)
+        rule = f"|{' --- |' * len(lines[0][1])}"
+        parts += [f"## {title[0].upper()}{title[1:]}", "\n".join([head, rule, *rest])]
     return "\n\n".join(parts) + "\n"
-
-
-def links(page: str, lang: str) -> str:
-    """The line below the title of a page: to the guide, and to the page in the other language."""
-    name, folder = ("English", "en") if lang == "zh" else ("中文", "zh")
-    return f"[{in_language(tr('The guide'), lang)}](index.md) · [{name}](../{folder}/{page}.md)"
 
 
 # Finding.
 DIGITS = {sign: str(value) for value, sign in enumerate("零一二三四五六七八九")} | {"〇": "0", "两": "2"}
-# Traditional characters and the simplified ones of titles and texts.
-SIMPLIFIED = str.maketrans(
-    "與專業兩個為爲麼義習書從會傳餘夠幾劃剛動勵單參變後圖塊復複頭學實對導層併並張歸徵總應擴換數時權樣構標殘維縮線"
-    "組結給績綜編練級經絕統聯計記設訓試詞話語誤說課論識讀輸轉較連遠還過邊鄰釋鍵長門間關隨隱項順預頻題類驗點儲備優"
-    "價際險陣陳雜離電靜頁須響風馬魚鳥龍滸圓緩視覺啟觸讓選擇將據檢於無獨當畫種稱積穩範號處裡裏製證評譯貫質軸輪辭農"
-    "運達違適遞鏈錯鐘開閱闡陰陽難雙顯顧騙體鬆麗黃齊機碼節詢納續徑殼嗎擁戶階",
-    "与专业两个为为么义习书从会传余够几划刚动励单参变后图块复复头学实对导层并并张归征总应扩换数时权样构标残维缩线"
-    "组结给绩综编练级经绝统联计记设训试词话语误说课论识读输转较连远还过边邻释键长门间关随隐项顺预频题类验点储备优"
-    "价际险阵陈杂离电静页须响风马鱼鸟龙浒圆缓视觉启触让选择将据检于无独当画种称积稳范号处里里制证评译贯质轴轮辞农"
-    "运达违适递链错钟开阅阐阴阳难双显顾骗体松丽黄齐机码节询纳续径壳吗拥户阶",
-)
-# Terms that no title has, by the topic that explains them. What is between commas is one term.
-TERMS = {
-    "scores": "自注意力, 自注意力机制, self attention, 注意力机制, 缩放, scaling, 缩放点积注意力, "
-    "scaled dot product attention, softmax, 点积, dot product, 注意力权重, attention weights",
-    "why_heads": "多头注意力, 多头自注意力, multi head attention, 单头注意力",
-    "splitting": "多头切分, 拆分",
-    "masks": "因果掩码, 因果遮罩, 因果, causal mask, causal, causal attention, 因果注意力, 遮罩, mask, 填充, padding, "
-    "滑动窗口, sliding window, 注意力汇, attention sink, sink",
-    "merging": "concat, concatenate",
-    "residual": "残差, 残差连接, residual connection, layernorm, 层归一化, 归一化",
-    "parameters": "参数, 参数数量",
-    "head_kinds": "归纳头, induction head, 位置头, 语法头, 指代头, 头的分工",
-    "pruning": "剪枝, pruning, 头的重要性, head importance, 冗余",
-    "cost": "复杂度, complexity, 时间复杂度, flops",
-    "subspaces": "子空间, subspace",
-    "mixtures": "moe, 混合专家, mixture of experts, 稀疏激活, 门控",
-    "kv_sharing": "gqa, mqa, mla, 分组查询注意力, grouped query attention, 多查询注意力, multi query attention, 键值头",
-    "hardware": "kv cache, 键值缓存, 缓存, flash attention, flashattention, 混合精度, bf16",
-    "demonstration": "热图, heat map",
-    "chapter_class": "完整代码",
-    "writing": "语言模型, language model, 生成",
-}  # fmt: skip
-# What words of a query mean: a kind of part, or how the next number is to be read.
-WORDS: dict[str, str] = {
-    word: meaning
-    for meaning, said in {
-        "equation": "equation equations eq eqs formula formulas formulae 式 公式 方程 等式",
-        "table": "table tables tab 表 表格",
-        "listing": "listing listings code 代码 程序 代码清单 清单",
-        "figure": "figure figures fig figs picture 图 插图",
-        "paragraph": "paragraph paragraphs 段 段落",
-        "item": "item items 项",
-        "section": "section sections sec part 节 小节 部分 of in from at 的 中 里",
-        "chapter": "chapter ch 章",
-        "ordinal": "第",
-        "nothing": "the no number and 个 张 幅 条 号 和 与 要 呢 吗",
-    }.items()
-    for word in said.split()
-}
+_FINDING = read_toml(__package__, "finding.toml")
+SIMPLIFIED = str.maketrans(*_FINDING["characters"].values())  # from traditional characters
+TERMS: dict[str, str] = _FINDING["terms"]  # by the topic that explains them, with commas between them
+WORDS: dict[str, str] = {word: meaning for meaning, said in _FINDING["words"].items() for word in said.split()}
 _CHINESE_WORDS = sorted((word for word in WORDS if not word.isascii()), key=len, reverse=True)
 TOKEN = re.compile(rf"\d+(?:\.\d+)*|\(|[a-z]+|{'|'.join(_CHINESE_WORDS)}|[^\s)]")
 MOST = 3  # places that an error names

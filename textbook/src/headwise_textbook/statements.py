@@ -17,7 +17,7 @@ from typing import Any
 from headwise.errors import ConfigError
 from headwise.wording import BLANK, Bilingual, in_language, joined, tr
 from headwise_textbook.claims import Claim, choose
-from headwise_textbook.places import Row, links, rows
+from headwise_textbook.places import Row, paged, rows
 from headwise_textbook.texts import TEXTS, place, read_toml, words
 from headwise_textbook.topics import cell
 
@@ -77,16 +77,11 @@ def table(lang: str) -> str:
     judged = [one for one in found if one.claims]
     used = Counter(claim.id for one in judged for claim in one.claims)
     count = COUNTED.filled(count=len(found), judged=len(judged), claims=len(used), left=len(found) - len(judged))
-    parts = [f"# {title}", links("statements", lang), lead, in_language(count, lang)]
-    for text in TEXTS.values():
-        lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-        lines += [_line(one, lang) for one in found if one.text == text.id]
-        name = in_language(text.title, lang)
-        parts += [f"## {name[0].upper()}{name[1:]}", "\n".join(lines)]
-    return "\n\n".join(parts) + "\n"
+    lines = [(one.text, _line(one, lang)) for one in found]
+    return paged("statements", lang, [title, lead, in_language(count, lang)], [("", head), *lines])
 
 
-def _line(one: Statement, lang: str) -> str:
+def _line(one: Statement, lang: str) -> list[str]:
     says = "<br>".join(cell(in_language(part, lang)) for part in one.says)
     verdicts = "<br>".join(in_language(claim.expected.words, lang) for claim in one.claims)
     by = [claim.id for claim in one.claims]
@@ -94,8 +89,7 @@ def _line(one: Statement, lang: str) -> str:
         by.append(
             in_language(joined([NOT_JUDGED, one.why], tr(": ")), lang) if one.claims else in_language(one.why, lang)
         )
-    shown = [in_language(one.where, lang), says, verdicts or in_language(NOT_JUDGED, lang), "<br>".join(map(cell, by))]
-    return f"| {' | '.join(shown)} |"
+    return [in_language(one.where, lang), says, verdicts or in_language(NOT_JUDGED, lang), "<br>".join(map(cell, by))]
 
 
 def _single(entry: Mapping[str, Any]) -> Statement:

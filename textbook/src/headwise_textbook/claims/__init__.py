@@ -3,9 +3,10 @@
     claim   a claim, its checks, and how a verdict follows     model   inputs, layers and a trained model
     show    output as a table, Markdown, JSON and HTML         the other files: functions that measure claims
 
-To add a claim, write a function that returns checks (and curves), at least one of them a control, decorate it with
+To add a claim, write a function that returns checks (and plots), at least one of them a control, decorate it with
 `@claim`, and say in the TOML file of its group, in the same order, what is claimed: words in English and Chinese, its
-places in the texts, and what the control is. To add a group, add its file and a line in `claim.GROUPS`.
+places in the texts, what the control is, and what its plots show. To add a group, add its file and, in
+`claim.ORDER`, its name.
 """
 
 from collections.abc import Sequence

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from headwise import AttentionMap, attend
 from headwise.wording import tr
-from headwise_textbook.claims.claim import Check, at_least, at_most, claim, difference, differs, equal, same
+from headwise_textbook.claims.claim import Check, Plot, at_least, at_most, claim, difference, differs, equal, same
 from headwise_textbook.claims.model import Trained, adam, layer, multi_head, normal, rank, standard, trained
-from headwise_textbook.curves import Curve
 from headwise_textbook.trace import seeded
 
 # What one head can express, and what only several heads can.
@@ -30,7 +29,7 @@ def d_k_bounds_rank() -> list[Check]:
 
 
 @claim
-def d_k_bounds_information() -> list[Check | Curve]:
+def d_k_bounds_information() -> list[Check | Plot]:
     amap = _circle(KEYS)
     out = (amap @ amap.k[0, 0])[0, 0]  # the values are the points of the circle, d_v = d_k = 2
     known = (out - amap.k[0, 0]).norm(dim=-1) < math.sin(math.pi / KEYS)  # half the distance of two keys
@@ -43,17 +42,16 @@ def d_k_bounds_information() -> list[Check | Curve]:
         tr("as claimed: d_k"): dict.fromkeys(measured, 2.0),
         tr("log2 n, the maximum"): {n: math.log2(n) for n in measured},
     }
-    title = tr("Information in the pattern of a head with d_k = 2")
     return [
         at_most(tr("bits in the output of a head with d_k = 2"), bits, 2.0),
         at_most(tr("bits in its pattern, per row"), measured[KEYS], 2.0),
-        at_most(tr("bits in the signs of the output"), signs, 2.0).control(bits),
-        Curve.of(title, tr("keys n"), tr("bits"), {MEASURED: measured}, claimed, log="x"),
+        at_most(tr("bits in the signs of the output"), signs, 2.0).control(),
+        Plot({MEASURED: measured}, claimed),
     ]  # fmt: skip
 
 
 @claim
-def head_output_is_limited() -> list[Check | Curve]:
+def head_output_is_limited() -> list[Check | Plot]:
     model = trained()
     ranks, energy = [], []
     for i, heads in enumerate(model.heads):
@@ -66,31 +64,27 @@ def head_output_is_limited() -> list[Check | Curve]:
     d_v, whole = model.heads[0].shape[-1], model.decoder.config.d_model
     shares = torch.cat(energy)  # [layers · h, …]
     size = (1, 2, 4, 8, 16, d_v)
-    lines = {
-        tr("mean of all heads"): {r: float(shares[:, r - 1].mean()) for r in size},
-        tr("the head with the fewest directions"): {r: float(shares[:, r - 1].max()) for r in size},
-        tr("the head with the most directions"): {r: float(shares[:, r - 1].min()) for r in size},
-    }
-    title = tr("Output of trained heads, {d_v} directions each", d_v=d_v)
     return [
         at_most(tr("largest rank of the output of a trained head, of {whole} dimensions", whole=whole),
                 max(ranks), d_v),
         at_most(tr("tokens of 4096 distinguished with d_v = 1"), _distinguished(KEYS), 2).beyond(),
         at_least(tr("rank of the layer's output relative to that of a head"),
                  _rank_of_sum(model) / d_v, 2.0).control(max(ranks) / d_v),
-        Curve.of(title, tr("directions"), tr("share of energy"), lines, log="x"),
+        Plot({
+            tr("mean of all heads"): {r: float(shares[:, r - 1].mean()) for r in size},
+            tr("the head with the fewest directions"): {r: float(shares[:, r - 1].max()) for r in size},
+            tr("the head with the most directions"): {r: float(shares[:, r - 1].min()) for r in size},
+        }),
     ]  # fmt: skip
 
 
 @claim
-def one_head_every_pattern() -> list[Check | Curve]:
+def one_head_every_pattern() -> list[Check | Plot]:
     n = 17
     p = torch.softmax(2.0 * normal(n, n), -1)
     low = torch.softmax(normal(n, 2, seed=1) @ normal(n, 2, seed=2).mT, -1)
     errors = {d: _pattern_error(p, d) for d in range(1, n + 1)}
-    lines = {tr("closest scores of that rank"): errors}
     centred = p.log() - p.log().mean(-1, keepdim=True)
-    title = tr("Error of a matrix P made with scores of rank d_k, n = 17")
     # Scores that give P differ from ln P by a constant a row, so centred they are `centred`: no lower rank will do.
     return [
         at_most(tr("n = 17, d_k = 17: error of P"), errors[n], 1e-10),
@@ -99,7 +93,7 @@ def one_head_every_pattern() -> list[Check | Curve]:
         at_least(tr("d_k = 16: error of P"), errors[n - 1], 1e-3).beyond(),
         at_most(tr("d_k = 2: error of a P whose logarithms have rank 2"),
                 _pattern_error(low, 2), 1e-10).control(errors[2]),
-        Curve.of(title, "d_k", tr("largest error"), lines, log="y"),
+        Plot({tr("closest scores of that rank"): errors}),
     ]  # fmt: skip
 
 
@@ -136,7 +130,7 @@ def one_head_is_asymmetric() -> list[Check]:
     return [
         at_least(tr("rank of the log-weights of two heads of d_k = d_model = 4, mean pattern, 17 tokens"), two, 5),
         at_least(tr("error of one head of size n on an asymmetric matrix P"), found, 0.01).beyond(),
-        at_most(tr("the rank of one head"), one, 4).control(two),
+        at_most(tr("the rank of one head"), one, 4).control(),
         at_least(tr("error of one head with W_Q = W_K up to constants in a row"), difference(symmetric, p), 0.01)
         .control(found),
     ]  # fmt: skip
@@ -150,7 +144,7 @@ def independent_heads_add() -> list[Check]:
         at_most(tr("bits of two heads minus their joint bits, independent"), apart, 0.01),
         at_least(tr("the same, correlated: redundant bits"), alike, 0.5),
         at_least(tr("the same of one head and its copy with a little noise"), _bits_shared(module, x, copied=True), 5)
-        .control(apart),
+        .control(),
     ]  # fmt: skip
 
 
@@ -163,7 +157,7 @@ def _bits_shared(module: Any, x: Tensor, copied: bool = False) -> float:
 
 
 @claim
-def basis_functions() -> list[Check | Curve]:
+def basis_functions() -> list[Check | Plot]:
     module, x = multi_head(), normal(5, 11, 12, seed=5)
     y, concat = module(x, return_concat=True)
     phi, out = concat.detach().flatten(0, 1), y.detach().flatten(0, 1)
@@ -177,11 +171,9 @@ def basis_functions() -> list[Check | Curve]:
     return [
         at_most(tr("error of the fit"), error, 1e-10),
         same(tr("W_O found, error"), fit, module.o_proj.weight.mT, 1e-8),
-        differs(tr("missed by a fit on X itself"), x.flatten(0, 1) @ of_x, out, error),
+        differs(tr("missed by a fit on X itself"), x.flatten(0, 1) @ of_x, out),
         at_least(tr("missed by a fit on two of the heads"), left[2], 0.01).control(left[3]),
-        Curve.of(tr("Output of three heads fitted by least squares"),
-                 tr("heads available to the fit"), tr("share missed"), {
-            tr("linear in the heads"): left}, log="y"),
+        Plot({tr("linear in the heads"): left}),
     ]  # fmt: skip
 
 
@@ -265,7 +257,7 @@ def head_is_a_kernel() -> list[Check]:
 
 
 @claim
-def degrees_of_freedom() -> list[Check | Curve]:
+def degrees_of_freedom() -> list[Check | Plot]:
     n, half = 7, tr("n, as claimed")
 
     def one_number_a_row(numbers: Tensor) -> Tensor:
@@ -277,13 +269,11 @@ def degrees_of_freedom() -> list[Check | Curve]:
     free = {m: _freedom(lambda scores: torch.softmax(scores, -1), normal(m, m)) for m in sizes}
     low = {m: _freedom(lambda qk: torch.softmax(qk[0] @ qk[1].mT / math.sqrt(2), -1), normal(2, m, 2)) for m in sizes}
     one = _freedom(one_number_a_row, normal(n))
-    lines = {tr("free scores"): free, tr("scores of rank 2"): low}
     return [
         equal(tr("degrees of freedom of P, n = 7"), free[n], n),
         equal(tr("with d_k = 2"), low[n], n),
-        equal(tr("of a P with one free number in each row"), one, n).control(free[n]),
-        Curve.of(tr("Degrees of freedom of a head's weights"), tr("tokens n"),
-                 tr("rank of the Jacobian"), lines, {half: {m: m for m in sizes}}),
+        equal(tr("of a P with one free number in each row"), one, n).control(),
+        Plot({tr("free scores"): free, tr("scores of rank 2"): low}, {half: {m: m for m in sizes}}),
     ]  # fmt: skip
 
 
@@ -297,7 +287,7 @@ def approximates_everything() -> list[Check]:
         at_most(tr("share of y = x² − 1 missed by heads, n = 1, better of 1 and 8"), min(square.values()), 0.1)
         .beyond(),
         at_most(tr("share of y = (x_1, 0) missed by heads, n = 2"), first, 0.1).beyond(),
-        at_least(tr("share of y = x² − 1 missed by combinations of 2 random functions"), poor, 0.5).control(rich),
+        at_least(tr("share of y = x² − 1 missed by combinations of 2 random functions"), poor, 0.5).control(),
     ]  # fmt: skip
 
 
@@ -340,33 +330,29 @@ MISSED = tr("share of the target missed")
 
 
 @claim
-def low_rank_bottleneck() -> list[Check | Curve]:
+def low_rank_bottleneck() -> list[Check | Plot]:
     missed = {d: _copying_missed(d) for d in (1, 2, 3, 4, 12)}
     return [
         at_least(tr("d_k = 1: share of the target missed"), missed[1], 0.5),
         at_least(tr("d_k = 4, still below n = 12"), missed[4], 0.5).beyond(),
-        at_most("d_k = 12", missed[12], 0.05).control(missed[1]),
-        Curve.of(tr("A head trained to copy one of 12 tokens"), "d_k", MISSED, {
-            tr("after 400 steps"): missed}, log="y"),
+        at_most("d_k = 12", missed[12], 0.05).control(),
+        Plot({tr("after 400 steps"): missed}),
     ]  # fmt: skip
 
 
 @claim
-def more_heads_learn_more() -> list[Check | Curve]:
+def more_heads_learn_more() -> list[Check | Plot]:
     missed = {h: _trained_missed(h) for h in (1, 2, 4, 8, 16, 32)}
     steps = (*range(0, STEPS, 25), STEPS)
     ends = {h: way[-1] for h, way in missed.items()}
-    ways = {f"h = {h}, d_k = {32 // h}": {t: missed[h][t] for t in steps} for h in (1, 2, 4, 32)}
-    title = tr("Trained on y_i = x_π(i) − x_σ(i), d_model = 32")
     return [
         at_least(tr("h = 1, d_k = 32: share missed"), ends[1], 0.4),
         at_most("h = 2, d_k = 16", ends[2], 0.03),
         at_most("h = 4, d_k = 8", ends[4], 0.03),
         at_most("h = 32, d_k = 1", ends[32], 0.03).beyond(),
-        at_most(tr("one head on y_i = x_π(i)"), _trained_missed(1, patterns=1)[-1], 0.03).control(ends[1]),
-        Curve.of(title, tr("heads h"), MISSED, {
-            tr("after {steps} steps", steps=STEPS): ends}, log="xy"),
-        Curve.of(tr("The same in training"), tr("step"), MISSED, ways, log="y"),
+        at_most(tr("one head on y_i = x_π(i)"), _trained_missed(1, patterns=1)[-1], 0.03).control(),
+        Plot({tr("after {steps} steps", steps=STEPS): ends}),
+        Plot({f"h = {h}, d_k = {32 // h}": {t: missed[h][t] for t in steps} for h in (1, 2, 4, 32)}),
     ]  # fmt: skip
 
 

@@ -11,42 +11,29 @@ A check holds or fails, and one rule derives the verdict from all of them.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.wording import Bilingual, joined, tr
-from headwise_textbook.curves import Curve
+from headwise_textbook.curves import Curve, Lines
 from headwise_textbook.texts import Place, place, read_toml, words
 from headwise_textbook.trace import seeded
 
 QUICK_SECONDS, SLOW_SECONDS = 0.4, 15.0  # of a claim, the mean over all, measured on one core of an AMD Zen 4
 
-# The groups in the order of the texts; what the claims of one say is in a TOML file of its name.
-GROUPS = {
-    "definitions": tr("What multi-head attention is"),
-    "scaling": tr("Scores and their scale"),
-    "parameters": tr("Parameters and sizes of heads"),
-    "published": tr("Sizes of released models"),
-    "counts": tr("What it costs"),
-    "memory": tr("What it keeps"),
-    "blocks": tr("The block around the heads"),
-    "forms": tr("Mixtures, groups and mixing of heads"),
-    "capacity": tr("What heads can express"),
-    "functions": tr("Kernels, freedom, approximation"),
-    "tasks": tr("What heads can be trained to do"),
-    "trainings": tr("One head against several, trained"),
-    "places": tr("Attention and convolution"),
-    "learnt": tr("What heads learn"),
-    "demonstration": tr("The demonstration"),
-    "printed": tr("Formulas and listings as printed"),
-    "identities": tr("Identities"),
-}
+# The groups in the order of the texts; the title of one, and what its claims say, is in a TOML file of its name.
+ORDER = (
+    "definitions", "scaling", "parameters", "published", "counts", "memory", "blocks", "forms", "capacity", "functions",
+    "tasks", "trainings", "places", "learnt", "demonstration", "printed", "identities",
+)  # fmt: skip
+READ = {group: read_toml(__package__, f"{group}.toml") for group in ORDER}
+GROUPS = {group: words(entries.pop("title")) for group, entries in READ.items()}
 
 
 class Verdict(Enum):
@@ -56,18 +43,16 @@ class Verdict(Enum):
     CONDITIONS = "holds under conditions"
     FAILS = "does not hold"
     MISLEADING = "faithful but misleading"
+    MACHINE = "depends on the machine"
     UNDECIDED = "undecided"
 
     @property
     def words(self) -> Bilingual:
         """The verdict in both languages."""
-        return next(words for words in VERDICTS if words == self.value)
+        return words(VERDICTS[self.name])
 
 
-VERDICTS = (
-    tr("holds", sense="verdict"), tr("holds under conditions", sense="verdict"), tr("does not hold", sense="verdict"),
-    tr("faithful but misleading", sense="verdict"), tr("undecided", sense="verdict"),
-)  # fmt: skip
+VERDICTS = read_toml("headwise_textbook", "verdicts.toml")
 
 
 class Role(Enum):
@@ -76,6 +61,7 @@ class Role(Enum):
     STATED = "stated"  # the claim within its intended conditions
     BEYOND = "beyond its conditions"
     SUGGESTED = "suggested"  # what the claim leads a reader to believe
+    MACHINE = "depends on the machine"  # a time that may be otherwise on another machine: shown, and not judged
     CONTROL = "control"  # where the result must be another one, or a baseline: the measurement can fail
 
 
@@ -123,9 +109,13 @@ class Check:
         """This check with the role SUGGESTED."""
         return replace(self, role=Role.SUGGESTED)
 
-    def control(self, instead: float) -> "Check":
-        """This check with the role CONTROL. instead: the number that the claim's own case gave."""
-        return replace(self, role=Role.CONTROL, instead=float(instead))
+    def of_machine(self) -> "Check":
+        """This check with the role MACHINE."""
+        return replace(self, role=Role.MACHINE)
+
+    def control(self, instead: float | None = None) -> "Check":
+        """This check with the role CONTROL. instead: the number of the own case, None for the first check."""
+        return replace(self, role=Role.CONTROL, instead=None if instead is None else float(instead))
 
 
 def both(words: str) -> Bilingual:
@@ -161,8 +151,8 @@ def difference(one: Tensor, other: Tensor) -> float:
     return float(gap / other.detach().double().abs().max())
 
 
-def differs(what: str, one: Tensor, other: Tensor, instead: float) -> Check:
-    """A control: two tensors differ by at least 0.01. instead: the difference in the claim's own case."""
+def differs(what: str, one: Tensor, other: Tensor, instead: float | None = None) -> Check:
+    """A control: two tensors differ by at least 0.01. instead: as of `Check.control`."""
     return at_least(what, difference(one, other), 0.01).control(instead)
 
 
@@ -184,11 +174,18 @@ def judge(checks: Iterable[Check]) -> Verdict:
     rest = beyond + suggested
     if all(stated):
         if all(rest):
-            return Verdict.HOLDS
+            return Verdict.MACHINE if of[Role.MACHINE] else Verdict.HOLDS
         if not any(rest) and not (beyond and suggested):
             return Verdict.MISLEADING if suggested else Verdict.CONDITIONS
         return Verdict.UNDECIDED
     return Verdict.UNDECIDED if any(stated + rest) else Verdict.FAILS
+
+
+class Plot(NamedTuple):
+    """Lines x → y of a measurement; the claim's entry says what they show. reference: lines not measured."""
+
+    lines: Lines
+    reference: Lines | None = None
 
 
 @dataclass(frozen=True)
@@ -202,9 +199,10 @@ class Claim:
     control: Bilingual  # the case in which the measurement must give another result, or the baseline
     note: Bilingual  # how it is measured, how an ambiguous sentence is read, and the reason for the verdict
     expected: Verdict
-    measure: Callable[[], Sequence[Check | Curve]] = field(repr=False)
+    measure: Callable[[], Sequence[Check | Plot]] = field(repr=False)
     slow: bool = False
     group: str = ""  # of GROUPS
+    plots: Sequence[Mapping[str, Any]] = ()  # for each plot its title, the names of its axes, and `log` of `Curve.of`
 
     def __post_init__(self) -> None:
         if not self.control:
@@ -270,7 +268,7 @@ class Finding:
         return [check for check in self.checks if check.role is Role.CONTROL]
 
 
-def claim(measure: Callable[[], Sequence[Check | Curve]]) -> Claim:
+def claim(measure: Callable[[], Sequence[Check | Plot]]) -> Claim:
     """Decorate the function that measures a claim. What is claimed is its entry in a group's TOML file."""
     group, given = entries().get(measure.__name__.replace("_", "-"), ("", {}))
     if not group:
@@ -286,8 +284,7 @@ def claim(measure: Callable[[], Sequence[Check | Curve]]) -> Claim:
 @cache
 def entries() -> dict[str, tuple[str, dict[str, Any]]]:
     """The group of each claim and what it says, by id, in the order of the groups."""
-    read = {group: read_toml(__package__, f"{group}.toml") for group in GROUPS}
-    return {id: (group, entry) for group, entries in read.items() for id, entry in entries.items()}
+    return {id: (group, entry) for group, entries in READ.items() for id, entry in entries.items()}
 
 
 def expected_seconds(claims: Iterable[Claim]) -> float:
@@ -307,11 +304,19 @@ def run(claims: Iterable[Claim], progress: Callable[[str, int, int], None] | Non
         start = time.perf_counter()
         with seeded(0):  # new modules draw weights: results depend neither on the order of claims nor on the caller
             results = one.measure()
-        checks = tuple(x for x in results if isinstance(x, Check))
+        checks = [x for x in results if isinstance(x, Check)]
+        own = next((x.value for x in checks if x.role is Role.STATED), None)
+        checks = [replace(x, instead=own) if x.role is Role.CONTROL and x.instead is None else x for x in checks]
         if not any(check.role is Role.CONTROL for check in checks):
             raise ConfigError(f"claim {one.id!r}: its measurement returns no control")
-        curves = tuple(x for x in results if isinstance(x, Curve))
-        found.append(Finding(one, checks, time.perf_counter() - start, curves))
+        plots = zip((x for x in results if isinstance(x, Plot)), one.plots, strict=True)
+        curves = tuple(_curve(plot, said) for plot, said in plots)
+        found.append(Finding(one, tuple(checks), time.perf_counter() - start, curves))
     if progress is not None:
         progress("done", len(wanted), len(wanted))
     return found
+
+
+def _curve(plot: Plot, said: Mapping[str, Any]) -> Curve:
+    title, x, y = (words(said[part]) for part in ("title", "x", "y"))
+    return Curve.of(title, x, y, plot.lines, plot.reference, log=said.get("log", ""))

@@ -1,6 +1,7 @@
 """A common small demonstration: attention trained to reconstruct the embeddings of three passages of a novel."""
 
 from functools import cache
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
@@ -9,23 +10,14 @@ from torch import Tensor, nn
 
 from headwise.masks import Dense, Lengths, Mask
 from headwise.wording import tr
-from headwise_textbook.claims.claim import Check, at_least, at_most, claim, equal
+from headwise_textbook.claims.claim import Check, Plot, at_least, at_most, claim, equal
 from headwise_textbook.claims.model import trained
-from headwise_textbook.curves import Curve
 from headwise_textbook.reconstruct import DROPOUT, EPOCHS, fit, numbered, stolen
 from headwise_textbook.trace import seeded
 
 SEEDS = 0, 1, 2
 # Three paragraphs of Water Margin, chapters 1 to 3, as the demonstration has them.
-PARAGRAPHS = (
-    "話說大宋仁宗天子在位，嘉祐三年三月三日五更三點，天子駕坐紫宸殿，受百官朝賀。但見：祥雲迷鳳閣，瑞氣罩龍樓。含煙"
-    "御柳拂旌旗，帶露宮花迎劍戟。天香影裏，玉簪珠履聚丹墀。仙樂聲中，繡襖錦衣扶御駕。珍珠廉卷，黃金殿上現金輿。鳳尾"
-    "扇開，白玉階前停寶輦。隱隱凈鞭三下響，層層文武兩班齊。",
-    "那高俅在臨淮州，因得了赦宥罪犯，思鄉要回東京。這柳世權卻和東京城里金梁橋下開生藥鋪的董將士是親戚，寫了一封書札，"
-    "收拾些人事盤纏，赍發高俅回東京，投奔董將士家過活。",
-    "話說當時史進道：「卻怎生是好？」朱武等三個頭領跪下答道：「哥哥，你是乾淨的人，休為我等連累了大郎。可把索來綁縛"
-    "我三個，出去請賞，免得負累了你不好看。」",
-)
+PARAGRAPHS = files(__package__).joinpath("paragraphs.txt").read_text(encoding="utf-8").split()
 PAIRS = ("天", "子"), ("鳳", "閣")
 LENGTHS = torch.tensor([len(text) for text in PARAGRAPHS])
 # Colours of two maps of matplotlib at equal steps, red, green and blue.
@@ -34,17 +26,13 @@ JET = (0, 0, 128), (0, 128, 255), (125, 255, 122), (255, 148, 0), (128, 0, 0)
 
 
 @claim
-def demo_learns_attention() -> list[Check | Curve]:
+def demo_learns_attention() -> list[Check | Plot]:
     _, _, losses, weights = _rebuilt(0)
     masked = _fitted(Lengths(LENGTHS, queries=LENGTHS), LENGTHS)[3]
     to_itself = _fitted(Dense(torch.eye(int(LENGTHS.max()), dtype=torch.bool)))[2]
     moved = _moved(_rebuilt(0)[0])
     left, alone = losses[-1] / losses[0], to_itself[-1] / to_itself[0]
     epochs = (*range(0, EPOCHS, 10), EPOCHS - 1)
-    lines = {
-        tr("as described"): {at + 1: losses[at] for at in epochs},
-        tr("each character attends only to itself"): {at + 1: to_itself[at] for at in epochs},
-    }
     on_padding = float(stolen(weights, LENGTHS).mean())
     return [
         at_most(tr("remaining share of the loss"), left, 0.5),
@@ -54,8 +42,10 @@ def demo_learns_attention() -> list[Check | Curve]:
                  alone / left, 1.0).suggested(),
         at_most(tr("weight on padding if it is masked"), float(stolen(masked, LENGTHS).max()), 0.0)
         .control(on_padding),
-        Curve.of(tr("Loss of the demonstration"), tr("epoch"),
-                 tr("mean squared error"), lines),
+        Plot({
+            tr("as described"): {at + 1: losses[at] for at in epochs},
+            tr("each character attends only to itself"): {at + 1: to_itself[at] for at in epochs},
+        }),
     ]  # fmt: skip
 
 
@@ -80,8 +70,7 @@ def demo_heads_have_kinds() -> list[Check]:
     }
     return [
         *(at_least(what[kind], demo[kind], 1.5) for kind in what),
-        at_least(tr("{what} of the language model", what=what["neighbours"]), model["neighbours"], 1.5)
-        .control(demo["neighbours"]),
+        at_least(tr("{what} of the language model", what=what["neighbours"]), model["neighbours"], 1.5).control(),
         at_least(tr("{what} of the language model", what=what["starts"]), model["starts"], 1.5)
         .control(demo["starts"]),
     ]  # fmt: skip
@@ -95,7 +84,7 @@ def bright_is_important() -> list[Check]:
     return [
         at_least(tr("share of characters that are rebuilt worse without the one that is brightest"), brightest, 0.7),
         at_least(tr("weight of 宋 on 天 relative to uniform"), float(to_sky.mean()), 2.0).suggested(),
-        at_most(tr("share that are rebuilt worse without any other one, mean"), all_, 0.6).control(brightest),
+        at_most(tr("share that are rebuilt worse without any other one, mean"), all_, 0.6).control(),
     ]  # fmt: skip
 
 
@@ -113,7 +102,7 @@ def brighter_is_stronger() -> list[Check]:
                 float(tops.max() / tops.min()), 1.1).beyond(),
         at_most(tr("share of cells above their row's median that are drawn darkest, after dropout"),
                 float((shown[above] == 0).double().mean()), 0.01).beyond(),
-        equal(tr("steps of the colour map jet at which more weight is darker"), steps[1], 2).control(steps[0]),
+        equal(tr("steps of the colour map jet at which more weight is darker"), steps[1], 2).control(),
     ]  # fmt: skip
 
 

@@ -13,9 +13,8 @@ from headwise import AttentionMap, attend
 from headwise.masks import Causal
 from headwise.nn import DESIGNS
 from headwise.wording import joined, tr
-from headwise_textbook.claims.claim import Check, at_least, at_most, claim, difference, differs, equal, same
+from headwise_textbook.claims.claim import Check, Plot, at_least, at_most, claim, difference, differs, equal, same
 from headwise_textbook.claims.model import layer, multi_head, normal, trained
-from headwise_textbook.curves import Curve
 from headwise_textbook.trace import seeded
 
 # What multi-head attention is: the formula, the heads, and equivalent forms.
@@ -29,8 +28,7 @@ def attention_formula() -> list[Check]:
     plain = difference(torch.softmax(q @ k.mT, -1) @ v, outputs["auto"])
     return [
         *(same(tr("error, kernel {name}", name=name), out, formula) for name, out in outputs.items()),
-        at_least(tr("difference without the factor"), plain, 0.01).control(
-            difference(outputs["auto"], formula)),
+        at_least(tr("difference without the factor"), plain, 0.01).control(),
     ]  # fmt: skip
 
 
@@ -42,8 +40,7 @@ def multi_head_formula() -> list[Check]:
     formula, reversed_ = (torch.cat(order, -1) @ module.o_proj.weight.mT for order in (heads, heads[::-1]))
     return [
         same(tr("error of the layer"), y, formula),
-        differs(tr("difference with the heads in reverse order"),
-                reversed_, y, difference(y, formula)),
+        differs(tr("difference with the heads in reverse order"), reversed_, y),
     ]  # fmt: skip
 
 
@@ -61,7 +58,7 @@ def splitting() -> list[Check]:
         at_least(
             tr("entries of head i that are not its columns, without the transpose"),
             int((x.view(2, 3, 7, 4) != columns).sum()), 1,
-        ).control(others),
+        ).control(),
     ]  # fmt: skip
 
 
@@ -84,7 +81,7 @@ def output_sums_heads() -> list[Check]:
     mean = torch.stack(heads).mean(0) @ w.sum(0)
     return [
         same(tr("error of the sum"), total, y),
-        differs(tr("difference of the averaged heads"), mean, y, difference(total, y)),
+        differs(tr("difference of the averaged heads"), mean, y),
     ]  # fmt: skip
 
 
@@ -113,8 +110,7 @@ def heads_own_their_weights() -> list[Check]:
         equal(tr("heads whose queries change with W_1^Q"), _heads_changed(module, "q_proj"), 1),
         at_least(tr("difference between X times all W_i^Q side by side and their queries"), apart, 1e-6).beyond(),
         equal(tr("heads whose keys change with the shared W^K of MQA"),
-              _heads_changed(layer("multi_head", 12, 3, num_kv_heads=1), "k_proj"), 3)
-        .control(_heads_changed(module, "q_proj")),
+              _heads_changed(layer("multi_head", 12, 3, num_kv_heads=1), "k_proj"), 3).control(),
     ]  # fmt: skip
 
 
@@ -156,7 +152,7 @@ def heads_have_no_order() -> list[Check]:
     y, kept = type(module).from_heads(**moved)(x), type(module).from_heads(**{**moved, "o": weights["o"]})(x)
     return [
         same(tr("error"), y, module(x)),
-        differs(tr("difference if W_O stays"), kept, module(x), difference(y, module(x))),
+        differs(tr("difference if W_O stays"), kept, module(x)),
     ]  # fmt: skip
 
 
@@ -171,8 +167,7 @@ def one_step_path() -> list[Check]:
         equal(tr("pairs (i, j) with ∂y_i/∂x_j ≠ 0"), int(reach[0].sum()), 49),
         equal(tr("pairs under a causal mask"), int((reach[1] & torch.ones(7, 7).tril().bool()).sum()), 28),
         equal(tr("pairs beyond the causal mask"), int(reach[1].triu(1).sum()), 0),
-        equal(tr("pairs that a convolution of width 3 reaches"), int(local.sum()), 19).control(
-            int(reach[0].sum())),
+        equal(tr("pairs that a convolution of width 3 reaches"), int(local.sum()), 19).control(),
     ]  # fmt: skip
 
 
@@ -201,8 +196,7 @@ def _equals_multi_head(form: str) -> list[Check]:
             same(tr("of gradients of {letters}", letters=letters[name]), gradients[name], parameter)
             for name, parameter in of_module.items()
         ),
-        differs(tr("difference with queries exchanged"),
-                kind.from_multi_head(exchanged)(x), outputs[0], difference(outputs[1], outputs[0])),
+        differs(tr("difference with queries exchanged"), kind.from_multi_head(exchanged)(x), outputs[0]),
     ]  # fmt: skip
 
 
@@ -242,7 +236,7 @@ WITHOUT = tr("without the factor")
 
 
 @claim
-def scaling_keeps_variance() -> list[Check | Curve]:
+def scaling_keeps_variance() -> list[Check | Plot]:
     found, plain, scaled = [], {}, {}
     for d in SIZES:
         dots = (normal(20_000, d, seed=1) * normal(20_000, d, seed=2)).sum(-1)
@@ -263,13 +257,12 @@ def scaling_keeps_variance() -> list[Check | Curve]:
         .beyond(),
         equal(tr("largest head"), most, 1, 0.05).beyond(),
         equal(tr("divided by d_k = 64"), plain[64] / 64**2, 1 / 64, 0.05).control(scaled[64]),
-        Curve.of(tr("Variance of the logits"), "d_k", tr("variance"), {
-            "q·k": plain, "q·k / √d_k": scaled}, {"d_k": {d: d for d in SIZES}}, log="xy"),
+        Plot({"q·k": plain, "q·k / √d_k": scaled}, {"d_k": {d: d for d in SIZES}}),
     ]  # fmt: skip
 
 
 @claim
-def scaling_keeps_gradients() -> list[Check | Curve]:
+def scaling_keeps_gradients() -> list[Check | Plot]:
     plain, scaled, saturated = {}, {}, {}
     for d in SIZES:
         dots = normal(200, d, seed=1) @ normal(64, d, seed=2).mT  # [queries, keys]
@@ -277,12 +270,6 @@ def scaling_keeps_gradients() -> list[Check | Curve]:
         saturated[d] = float((torch.softmax(dots, -1).amax(-1) > 0.99).double().mean())
     median, mean = ({d: {way: float(of(x)) for way, x in (("plain", plain[d]), ("scaled", scaled[d]))} for d in SIZES}
                     for of in (torch.median, torch.mean))  # fmt: skip
-    lines = {
-        joined([of_rows, factor]): {d: x[way] for d, x in slopes.items()}
-        for of_rows, slopes in ((tr("mean"), mean), (tr("median"), median))
-        for factor, way in ((WITHOUT, "plain"), (tr("with 1/√d_k"), "scaled"))
-    }
-    axis = tr("‖∂p/∂s‖ of a row")
     return [
         at_most(tr("median gradient at d_k = 1024 relative to 16, without the factor"),
                 median[1024]["plain"] / median[16]["plain"], 0.5),
@@ -295,7 +282,11 @@ def scaling_keeps_gradients() -> list[Check | Curve]:
         equal(tr("median gradient without the factor relative to that with it, d_k = 1"),
               median[1]["plain"] / median[1]["scaled"], 1, 0.01)
         .control(median[1024]["plain"] / median[1024]["scaled"]),
-        Curve.of(tr("Gradient of the softmax, 64 keys"), "d_k", axis, lines, log="x"),
+        Plot({
+            joined([of_rows, factor]): {d: x[way] for d, x in slopes.items()}
+            for of_rows, slopes in ((tr("mean"), mean), (tr("median"), median))
+            for factor, way in ((WITHOUT, "plain"), (tr("with 1/√d_k"), "scaled"))
+        }),
     ]  # fmt: skip
 
 
@@ -318,8 +309,7 @@ def entropy_without_weights() -> list[Check]:
     truth = torch.special.entr(_weights(q, k)).sum(-1)
     return [
         same(ERROR, entropy, truth),
-        differs(tr("error of the log-sum-exp alone"),
-                amap.lse, truth, difference(entropy, truth)),
+        differs(tr("error of the log-sum-exp alone"), amap.lse, truth),
     ]  # fmt: skip
 
 
@@ -331,8 +321,7 @@ def effective_keys_from_lse() -> list[Check]:
     found, truth = torch.exp(twice - 2 * once), _weights(q, k).square().sum(-1)
     return [
         same(ERROR, found, truth),
-        differs(tr("error of exp(LSE(2s) − LSE(s))"),
-                torch.exp(twice - once), truth, difference(found, truth)),
+        differs(tr("error of exp(LSE(2s) − LSE(s))"), torch.exp(twice - once), truth),
     ]  # fmt: skip
 
 
@@ -347,8 +336,7 @@ def received_mass_gradient() -> list[Check]:
     return [
         same(tr("error of the gradient"), v.grad[..., 0], mass),
         same(tr("of the map's own sum"), amap.received(), mass),
-        differs(tr("error of sums over rows"),
-                torch.ones_like(mass), mass, difference(v.grad[..., 0], mass)),
+        differs(tr("error of sums over rows"), torch.ones_like(mass), mass),
     ]  # fmt: skip
 
 
@@ -383,8 +371,7 @@ def importance_from_gradient() -> list[Check]:
     scaled = norms * by_gate.abs().max() / norms.max()
     return [
         same(ERROR, found, by_gate.abs()),
-        differs(tr("error of ‖O‖, scaled"),
-                scaled, by_gate.abs(), difference(found, by_gate.abs())),
+        differs(tr("error of ‖O‖, scaled"), scaled, by_gate.abs()),
     ]  # fmt: skip
 
 
@@ -397,7 +384,7 @@ def key_blocks_merge_exactly() -> list[Check]:
     whole, mean = attend(q, k, v), torch.stack([out for out, _ in parts]).mean(0)
     return [
         same(ERROR, merged, whole),
-        differs(tr("error of the mean of the parts"), mean, whole, difference(merged, whole)),
+        differs(tr("error of the mean of the parts"), mean, whole),
     ]  # fmt: skip
 
 
@@ -419,8 +406,7 @@ def weights_are_an_operator() -> list[Check]:
         same(tr("of Pᵀ X"), (amap.T @ x)[0, 0], p.mT @ x),
         same(tr("of four layers of rollout"), rolled, torch.linalg.matrix_power(mean, 4) @ x),
         same(tr("of singular values"), singular, torch.linalg.svdvals(p), 1e-9),
-        differs(tr("difference between Pᵀ X and P X"),
-                (amap.T @ x)[0, 0], p @ x, difference((amap @ x)[0, 0], p @ x)),
+        differs(tr("difference between Pᵀ X and P X"), (amap.T @ x)[0, 0], p @ x),
     ]  # fmt: skip
 
 
@@ -433,8 +419,7 @@ def torch_tells_lse() -> list[Check]:
     return [
         same(tr("error of LSE"), lse, scores.logsumexp(-1)),
         same(tr("of the output"), out, _weights(q, k) @ v),
-        differs(tr("error of LSE without the factor"),
-                lse, (q @ k.mT).logsumexp(-1), difference(lse, scores.logsumexp(-1))),
+        differs(tr("error of LSE without the factor"), lse, (q @ k.mT).logsumexp(-1)),
     ]  # fmt: skip
 
 
@@ -449,12 +434,12 @@ def key_bias_does_nothing() -> list[Check]:
         moved[name] = difference(module(x), before)
     return [
         at_most(tr("change by a key bias"), moved["k_proj"], 1e-12),
-        at_least(tr("by a query bias"), moved["q_proj"], 0.01).control(moved["k_proj"]),
+        at_least(tr("by a query bias"), moved["q_proj"], 0.01).control(),
     ]
 
 
 @claim
-def entropy_has_a_floor() -> list[Check | Curve]:
+def entropy_has_a_floor() -> list[Check | Plot]:
     margins, reached = [], []
     for t, sigma in (5, 1.0), (64, 4.0), (64, 12.0):
         rows = normal(500, t, seed=t)
@@ -468,18 +453,15 @@ def entropy_has_a_floor() -> list[Check | Curve]:
     rows = normal(500, 64, seed=64)
     rows = rows / rows.norm(dim=-1, keepdim=True)
     entropies = {sigma: _row_entropy(sigma * rows) for sigma in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}
-    lines = {
-        tr("mean of 500 random rows"): {at: float(x.mean()) for at, x in entropies.items()},
-        tr("least of them"): {at: float(x.min()) for at, x in entropies.items()},
-    }
     floor = {tr("the bound"): {sigma: _floor(64, sigma) for sigma in entropies}}
     return [
         at_least(tr("smallest entropy minus the bound, 1500 random rows"), min(margins), 0.0),
         at_most(tr("distance of the extreme row from it"), max(reached), 1e-12),
-        at_most(tr("entropy of the extreme row minus the bound for σ/2"), below, -0.01).control(
-            min(margins)),
-        Curve.of(tr("Entropy of rows of 64 scores"),
-                 tr("norm σ of the scores"), tr("nats"), lines, floor, log="x"),
+        at_most(tr("entropy of the extreme row minus the bound for σ/2"), below, -0.01).control(),
+        Plot({
+            tr("mean of 500 random rows"): {at: float(x.mean()) for at, x in entropies.items()},
+            tr("least of them"): {at: float(x.min()) for at, x in entropies.items()},
+        }, floor),
     ]  # fmt: skip
 
 

@@ -1,9 +1,10 @@
 """What is measured: random inputs and small layers in float64, the same in every run, and a trained model."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import torch
@@ -76,26 +77,9 @@ def adam(
         yield value.item()
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run the block with one thread of PyTorch."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 # The decoder that comes with headwise, for claims about trained heads.
 # From chapter 120 of Water Margin, which the model has not been trained on.
-PASSAGE = (
-    '当下上皇在马上观之不足，问戴宗道："此是何处，要寡人到此？"戴宗指着山上关路道："请陛下行去，到彼便知。"上'
-    "皇纵马登山，行过三重关道，至第三座关前，见有上百人，俯伏在地，尽是披袍挂铠，戎装革带，金盔金甲之将。上皇大惊"
-    '，连问道："卿等皆是何人？"只见为头一个，凤翅金盔，锦袍金甲，向前奏道："臣乃梁山泊宋江是也。"上皇曰："寡'
-    '人已教卿在楚州为安抚使，却缘何在此？"宋江奏道："臣等谨请陛下到忠义堂上，容臣细诉衷曲枉死之冤。"上皇到忠义'
-    "堂前下马，上堂坐定，看堂下时，烟雾中拜伏着许多人。上皇犹豫不定。只见为首"
-)
+PASSAGE = files(__package__).joinpath("passage.txt").read_text(encoding="utf-8").strip()
 
 
 @dataclass(frozen=True)

@@ -32,22 +32,13 @@ from headwise.base import write_text
 from headwise.errors import ConfigError
 from headwise.reports import font_face
 from headwise.wording import BLANK, Bilingual, in_language, joined, language_of, tr, trn
-from headwise_textbook.claims.claim import GROUPS, Check, Claim, Finding, Role, Verdict
+from headwise_textbook.claims.claim import GROUPS, VERDICTS, Check, Claim, Finding, Role, Verdict
 from headwise_textbook.curves import Curve, legend, svg
 
-STYLES = {
-    Verdict.HOLDS: "green", Verdict.CONDITIONS: "yellow", Verdict.FAILS: "red", Verdict.MISLEADING: "magenta",
-    Verdict.UNDECIDED: "bold red reverse",
-}  # fmt: skip
-PLURALS = {
-    Verdict.HOLDS: ("holds", "hold"), Verdict.CONDITIONS: ("holds under conditions", "hold under conditions"),
-    Verdict.FAILS: ("does not hold", "do not hold"), Verdict.MISLEADING: ("is misleading", "are misleading"),
-    Verdict.UNDECIDED: ("is undecided", "are undecided"),
-}  # fmt: skip
 CLAIM, MEASURED = tr("claim"), tr("measured")
 VERDICT, EXPECTED = tr("verdict"), tr("expected")
 CONTROL = tr("control")
-MARK = "⇄"  # of a control
+MARK, OPEN = "⇄", "◇"  # of a control, and of what depends on the machine
 COLON = {"en": ": ", "zh": "："}
 # Of the page.
 LEAD = tr(
@@ -90,7 +81,7 @@ def print_findings(findings: Sequence[Finding], console: Console, *, skipped: in
             table.add_row(
                 Text(f"{finding.claim.id}\n", style="cyan").append(statement, style="default"),
                 _checks(finding, lang),
-                Text(in_language(finding.verdict.words, lang), style=STYLES[finding.verdict]),
+                Text(in_language(finding.verdict.words, lang), style=VERDICTS[finding.verdict.name]["style"]),
                 Text(in_language(finding.claim.expected.words, lang), style="dim" if finding.agrees else "bold red"),
             )
             sources = Table.grid()
@@ -122,7 +113,9 @@ def _checks(finding: Finding, lang: str) -> Table:
 
 
 def _mark(check: Check) -> str:
-    return ("✓" if check.held else "✗") if check.role is not Role.CONTROL else f"{MARK}{'' if check.held else ' ✗'}"
+    if check.role is Role.CONTROL:
+        return f"{MARK}{'' if check.held else ' ✗'}"
+    return OPEN if check.role is Role.MACHINE else "✓" if check.held else "✗"
 
 
 def _control(claim: Claim, lang: str) -> str:
@@ -147,8 +140,10 @@ def by_group(findings: Sequence[Finding]) -> dict[Bilingual, list[Finding]]:
 def summary(findings: Sequence[Finding], skipped: int = 0) -> list[Bilingual]:
     """A summary of the findings in sentences."""
     count = Counter(finding.verdict for finding in findings)
-    verdicts = {v: Bilingual(PLURALS[v][count[v] != 1], in_language(v.words, "zh")) for v in Verdict if count[v]}
-    parts = joined(tr("{count} {verdict}", count=count[v], verdict=words) for v, words in verdicts.items())
+    verdicts = (
+        (n, Bilingual(VERDICTS[v.name]["one" if n == 1 else "many"], v.words.zh)) for v in Verdict if (n := count[v])
+    )
+    parts = joined(tr("{count} {verdict}", count=n, verdict=words) for n, words in verdicts)
     lines: list[Bilingual] = [
         trn(
             "{count} claim in {seconds:.0f} s: {parts}.",
@@ -381,9 +376,8 @@ def _items(checks: Sequence[Check], lang: str) -> str:
     """Checks as items of a list, numbers such as 1e-12 each on one line."""
     number = r"\d[\d.]*e-\d+"
     texts = (re.sub(number, r'<span class="number">\g<0></span>', escape(in_language(c.text, lang))) for c in checks)
-    return "".join(
-        f'<li class="{"yes" if c.held else "no"}">{text}</li>' for c, text in zip(checks, texts, strict=True)
-    )
+    kinds = ("open" if c.role is Role.MACHINE else "yes" if c.held else "no" for c in checks)
+    return "".join(f'<li class="{kind}">{text}</li>' for kind, text in zip(kinds, texts, strict=True))
 
 
 def _raised(formula: str) -> str:

@@ -18,7 +18,7 @@ from headwise.cache import KVCache
 from headwise.lm import Decoder, DecoderConfig
 from headwise.stats import ClassMass
 from headwise.wording import tr, trn
-from headwise_textbook.claims.claim import Check, at_least, at_most, claim, equal
+from headwise_textbook.claims.claim import Check, Plot, at_least, at_most, claim, equal
 from headwise_textbook.claims.model import (
     PASSAGE,
     Trained,
@@ -32,12 +32,11 @@ from headwise_textbook.claims.model import (
     trained,
     untrained,
 )
-from headwise_textbook.curves import Curve
 from headwise_textbook.trace import seeded
 
 
 @claim
-def equal_heads_stay_equal() -> list[Check | Curve]:
+def equal_heads_stay_equal() -> list[Check | Plot]:
     apart = {
         tr("equal at the start"): _apart_in_training(0.0),
         tr("noise of 1e-06 at the start"): _apart_in_training(1e-6),
@@ -46,15 +45,13 @@ def equal_heads_stay_equal() -> list[Check | Curve]:
         tr("equal, dropout 0.1"): _apart_in_training(0.0, dropout=0.1),
     }
     steps = (*range(0, 300, 15), 300)
-    lines = {name: {t: way[t] for t in steps} for name, way in apart.items()}
     same, noisy, _, batches, dropped = (way[-1] for way in apart.values())
     return [
         at_most(tr("distance of equal heads after training"), same, 1e-9),
         at_least(tr("after noise of 1e-6 at the start, relative to it"), noisy / 1e-6, 1000),
         at_least(tr("distance of equal heads after training on minibatches"), batches, 1e-3).beyond(),
-        at_least(tr("after training with dropout"), dropped, 1e-3).control(batches),
-        Curve.of(tr("Two heads in training"), tr("step"),
-                 tr("relative distance"), lines, log="y"),
+        at_least(tr("after training with dropout"), dropped, 1e-3).control(),
+        Plot({name: {t: way[t] for t in steps} for name, way in apart.items()}),
     ]  # fmt: skip
 
 
@@ -85,7 +82,7 @@ def small_heads_specialise() -> list[Check]:
         at_least(tr("distance of patterns, 4 heads of 8 relative to 4 heads of 32"), apart[8] / apart[32], 1.2),
         at_least(tr("the same before training"), first[8] / first[32], 1.2),
         at_least(tr("distance after training relative to that before, heads of 32"), apart[32] / first[32], 1.2)
-        .control(apart[8] / apart[32]),
+        .control(),
     ]  # fmt: skip
 
 
@@ -119,7 +116,7 @@ def _patterns_apart(size: int, seed: int) -> tuple[float, float]:
 
 
 @claim
-def outputs_are_dissimilar() -> list[Check | Curve]:
+def outputs_are_dissimilar() -> list[Check | Plot]:
     before, after, changes, half = [], [], [], []  # a number for each layer
     for i, heads in enumerate(trained().heads):
         found = heads.double()  # [n, h, d_v]
@@ -134,19 +131,17 @@ def outputs_are_dissimilar() -> list[Check | Curve]:
     fresh = untrained()
     at_first = [_cosine(heads.double()) for heads in fresh.heads]
     mean_fresh = sum(at_first) / len(at_first)
-    lines = {
-        tr("trained"): dict(enumerate(before, 1)),
-        tr("before training"): dict(enumerate(at_first, 1)),
-        tr("trained, in other bases"): dict(enumerate(after, 1)),
-    }
     return [
         at_most(tr("mean |ρ| of two heads of a layer"), mean, 0.1),
         at_least(tr("before training, relative to that"), mean_fresh / mean, 1.2),
         at_most(tr("change of the output in other bases"), max(changes), 1e-12),
         at_most(tr("mean |ρ| for the same layer in other bases"), mean_turned, 0.1).suggested(),
         at_least(tr("change of the output with V turned alone"), min(half), 0.01).control(max(changes)),
-        Curve.of(tr("Cosine of two heads' outputs, mean of all pairs"),
-                 tr("layer"), tr("mean |ρ|"), lines),
+        Plot({
+            tr("trained"): dict(enumerate(before, 1)),
+            tr("before training"): dict(enumerate(at_first, 1)),
+            tr("trained, in other bases"): dict(enumerate(after, 1)),
+        }),
     ]  # fmt: skip
 
 
@@ -177,7 +172,7 @@ def heads_learn_language() -> list[Check]:
         at_least(tr("previous character, weight of the best head"), now, 0.5),
         at_least(tr("relations of syntax that can be counted in a passage without annotation"), len(relations), 1)
         .beyond(),
-        at_most(tr("previous character before training"), before, 0.5).control(now),
+        at_most(tr("previous character before training"), before, 0.5).control(),
     ]  # fmt: skip
 
 
@@ -187,7 +182,7 @@ def _previous(amap: AttentionMap) -> float:
 
 
 @claim
-def heads_can_be_pruned() -> list[Check | Curve]:
+def heads_can_be_pruned() -> list[Check | Plot]:
     model, every = trained(), trained().every
     harm = {head: losses_without(model, [head]) - model.losses for head in every}
     few, middle = len(every) // 8, len(model.losses) // 2
@@ -216,7 +211,7 @@ def heads_can_be_pruned() -> list[Check | Curve]:
         at_least(tr("without the {few} least important", few=7 * few), lost[least][7 * few], 0.05).control(
             lost[least][few]
         ),
-        Curve.of(tr("Heads removed from the trained model"), tr("heads removed"), tr("relative loss increase"), lost),
+        Plot(lost),
     ]
 
 
@@ -314,24 +309,22 @@ def multi_head_is_better() -> list[Check]:
 
 
 @claim
-def easier_to_train() -> list[Check | Curve]:
+def easier_to_train() -> list[Check | Plot]:
     one, four = (pupils(h) for h in HEADS)
     half, end = ([a.near(at) - b.near(at) for a, b in zip(one, four, strict=True)] for at in (STEPS // 2, STEPS))
     ends = [pupil.near(STEPS) for pupil in one]
     at = range(20, STEPS + 1, 20)
-    lines = {
-        trn("{count} head, mean of 3", "{count} heads, mean of 3", count=h): {
-            t: sum(pupil.near(t) for pupil in pupils(h)) / len(SEEDS) for t in at
-        }
-        for h in HEADS
-    }
     return [
         at_least(tr("training loss of one head minus four heads, halfway, mean of 3"),
                  sum(half) / len(half), 0.02),
         at_least(tr("at the end, smallest of 3"), min(end), 0.02),
         at_most(tr("largest difference between single-head trainings"), max(ends) - min(ends), 0.02).control(min(end)),
-        Curve.of(tr("Training loss, d_model = 64"), tr("step"),
-                 tr("nats per character"), lines),
+        Plot({
+            trn("{count} head, mean of 3", "{count} heads, mean of 3", count=h): {
+                t: sum(pupil.near(t) for pupil in pupils(h)) / len(SEEDS) for t in at
+            }
+            for h in HEADS
+        }),
     ]  # fmt: skip
 
 

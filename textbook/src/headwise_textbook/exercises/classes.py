@@ -19,6 +19,7 @@ from headwise.wording import COMMA, Bilingual, Message, joined, tr
 from headwise_textbook.exercises.definition import MISTAKES, PARTS, Case, Weights, agree, explained, steps
 from headwise_textbook.exercises.exercise import CLASS
 from headwise_textbook.exercises.grade import MEMORY, Raised, Sandbox, Stopped, raised
+from headwise_textbook.texts import read_toml
 
 TASK = tr(
     "Write multi-head attention as a class, a `torch.nn.Module` with the width and the number of heads as arguments. "
@@ -30,7 +31,8 @@ STEP_NAMES = {
     "mask": tr("mask"), "softmax": tr("softmax"), "weigh": tr("weighted values"), "merge": tr("merging the heads"),
     "output": tr("output projection"), "dropout": tr("dropout"),
 }  # fmt: skip
-INSIDE = (Path(__file__).parent / "inside.py").read_text(encoding="utf-8")
+INSIDE = f"NAMES = {read_toml(__package__, 'arguments.toml')!r}\n"
+INSIDE += (Path(__file__).parent / "inside.py").read_text(encoding="utf-8")
 WIDTH, HEADS, BATCH, LENGTHS = 15, 3, 2, (7, 5, 3)  # prime sizes differ; a length of d_k or h lets some mistakes run
 FORMS = {
     "boolean": tr("boolean masks"), "whole": tr("boolean masks"), "additive": tr("masks that are added"),

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headwise.wording import Message, tr
+from headwise.wording import Bilingual
+from headwise_textbook.texts import read_toml
 
 Weights = Mapping[str, tuple[Tensor | None, Tensor | None]]  # of q, k, v and o: [d_in, d_out] and [d_out]
 STEPS = ("project", "split", "score", "scale", "mask", "softmax", "weigh", "merge", "output")
@@ -184,85 +185,17 @@ def _output(merged: Tensor, case: Case, how: str) -> Tensor:
     return y + case.x[0] if how == "residual" else y
 
 
-MISTAKES: dict[str, Message] = {
-    **{
-        f"project/uses-{x}{y}": tr("{x} is computed with the matrix of {y}: W_{y} instead of W_{x}", x=x, y=y)
-        for x, y in ("vk", "kq", "vq", "qk", "kv", "qv")
-    },
-    **{
-        f"project/from-{x}{y}": tr("{x} is computed from the input of {y}", x=x, y=y)
-        for x, y in ("kq", "vk", "vq", "qk", "kv", "qv")
-    },
-    **{f"project/raw-{x}": tr("{x} is not projected: W_{x} is not applied", x=x) for x in "qkv"},
-    "project/turned": tr(
-        "the first axis is read as that of the positions, so that the {b} sequences of a batch attend to each other; "
-        "expected [b, n, d]: nn.MultiheadAttention needs batch_first=True"
-    ),
-    "project/transposed": tr("the projections are x @ W, expected x @ Wᵀ: `nn.Linear` keeps W as [out, in]"),
-    "project/unbiased-all": tr("the biases of q, k and v are not added"),
-    **{f"project/unbiased-{x}": tr("the bias of {x} is not added", x=x) for x in "qv"},
-    "split/kept": tr(
-        "the heads are not moved before the positions: q, k and v are [{b}, {n}, {h}, {d_k}], and the {h} heads of a "
-        "position attend to each other; expected [{b}, {h}, {n}, {d_k}], by .transpose(1, 2) after .view"
-    ),
-    "split/view": tr(
-        "[{b}, {n}, {d}] is viewed as [{b}, {h}, {n}, {d_k}] at once, which mixes positions; expected "
-        ".view({b}, {n}, {h}, {d_k}).transpose(1, 2)"
-    ),
-    "split/one": tr("there is one head of {d} numbers; expected {h} heads of {d_k}"),
-    **{
-        f"split/{how}-{x}": said
-        for x in "qkv"
-        for how, said in (
-            ("kept", tr("the heads of {x} are not moved before the positions, those of the others are", x=x)),
-            ("view", tr("{x} is viewed as [{{b}}, {{h}}, {{n}}, {{d_k}}] at once, which mixes positions", x=x)),
-        )
-    },
-    "score/untransposed": tr("the scores are q @ k, expected q @ kᵀ: .transpose(-2, -1) is missing"),
-    "score/swapped": tr("the scores are k @ qᵀ, expected q @ kᵀ: queries belong in rows"),
-    "scale/none": tr("the scores are not divided by √d_k = √{d_k}"),
-    "scale/width": tr("the scores are divided by √d_model = √{d}, expected √d_k = √{d_k}"),
-    "scale/square": tr("the scores are divided by d_k = {d_k}, expected √d_k: once, and with the root"),
-    "scale/times": tr("the scores are multiplied by √d_k = √{d_k}, expected a division"),
-    "scale/length": tr("the scores are divided by √n = √{n}, the length, expected √d_k = √{d_k}"),
-    "scale/heads": tr("the scores are divided by √h = √{h}, the number of heads, expected √d_k = √{d_k}"),
-    "scale/fourth": tr("the scores are divided by the fourth root of d_k = {d_k}, expected √d_k"),
-    "scale/after": tr("the scale comes after the softmax: the rows sum to 1/√{d_k}; expected scores / √d_k before it"),
-    "mask/inverted": tr("the mask hides the keys that may be seen: True (1) is to mean that a query may see the key"),
-    "mask/ignored": tr("the mask has no effect"),
-    "mask/transposed": tr("the mask is transposed: it hides queries from keys; its rows belong to queries"),
-    "mask/zero": tr("hidden scores are set to about 0, whose weight is exp(0) = 1; expected −∞ before the softmax"),
-    "mask/added": tr("the mask is added to the scores as 0 and 1; expected −∞ where a key is hidden"),
-    "mask/after": tr("the mask comes after the softmax, so that rows do not sum to 1; expected −∞ before it"),
-    "mask/inverted_after": tr("the mask comes after the softmax, and hides the keys that may be seen"),
-    "mask/strict": tr("the causal mask hides the position itself too; expected `tril` with the diagonal"),
-    "mask/loose": tr("the causal mask shows the next position too; expected `tril` without another diagonal"),
-    "softmax/queries": tr("the softmax is over the queries (dim −2), so that columns sum to 1; expected keys (dim −1)"),
-    "softmax/heads": tr("the softmax is over the heads (dim 1); expected over the keys (dim −1)"),
-    "softmax/batch": tr("the softmax is over the batch (dim 0); expected over the keys (dim −1)"),
-    "softmax/none": tr("there is no softmax: the scores themselves weigh the values"),
-    "softmax/log": tr("log_softmax weighs the values; expected softmax"),
-    "softmax/sigmoid": tr("a sigmoid weighs the values; expected softmax over the keys"),
-    "softmax/exp": tr("exp without a division: rows do not sum to 1"),
-    "softmax/twice": tr("the softmax is applied twice"),
-    "softmax/all": tr("the softmax is over queries and keys together: a whole head sums to 1; expected each row"),
-    "weigh/transposed": tr("the values are weighed by weightsᵀ; expected weights @ v"),
-    "weigh/keys": tr("the weights are applied to k; expected weights @ v"),
-    "weigh/queries": tr("the weights are applied to q; expected weights @ v"),
-    "merge/view": tr(
-        "[{b}, {h}, {n}, {d_k}] is viewed as [{b}, {n}, {d}] without moving the heads back, which mixes positions; "
-        "expected .transpose(1, 2) before it"
-    ),
-    "merge/mean": tr("the heads are averaged; expected their concatenation, [{b}, {n}, {d}]"),
-    "merge/sum": tr("the heads are added; expected their concatenation, [{b}, {n}, {d}]"),
-    "merge/last": tr("only the last head is returned; expected the concatenation of {h}"),
-    "merge/apart": tr("the heads are not merged: the result is [{b}, {h}, {n}, {d_k}], expected [{b}, {n}, {d}]"),
-    "output/missing": tr("W_O is not applied: the result is the concatenation of the heads"),
-    "output/transposed": tr("the output is merged @ W, expected merged @ Wᵀ: `nn.Linear` keeps W as [out, in]"),
-    "output/unbiased": tr("the bias of W_O is not added"),
-    "output/twice": tr("W_O is applied twice"),
-    "output/residual": tr("the input is added to the output; a residual connection is no part of attention"),
-}
+def _mistakes() -> dict[str, Bilingual]:
+    """What each mistake is, by step and name, with the letters of sizes in braces."""
+    found = {}
+    for name, entry in read_toml(__package__, "mistakes.toml").items():
+        for of in entry.get("of", [""]):
+            said = (text.replace("{x}", of[:1]).replace("{y}", of[1:]) for text in (entry["en"], entry["zh"]))
+            found[name.replace("*", of)] = Bilingual(*said)
+    return found
+
+
+MISTAKES = _mistakes()
 
 
 def agree(theirs: Tensor, ours: Tensor, without: Tensor | None = None, tolerance: float = 2e-4) -> bool:

@@ -4,12 +4,12 @@ The function runs in a process of its own: calls have a time limit, and its end 
 """
 
 import inspect
+import io
 import json
 import math
 import os
 import queue
 import re
-import secrets
 import shutil
 import signal
 import subprocess
@@ -35,11 +35,10 @@ CASES = 40  # random inputs
 ATTEMPTS = 60  # smaller inputs that are tried after a failure
 PRINTS = 300  # characters of what the code printed that are shown
 LARGEST = 2**63 - 1  # the largest whole number in a tensor
-PRINTED = 1 << 20  # bytes that the code may print
+PRINTED, PRINTS_READ = 1 << 20, 2000  # bytes that the code may print, and those that are read
 REPLY = 256 << 20  # bytes of one value
 MEMORY = 2 << 30  # bytes that the code may allocate
 START_SECONDS = 180.0  # to import PyTorch on a busy machine
-PRINTS_SECONDS = 1.0  # of waiting for what the code has printed
 WALL = 4.0  # seconds of waiting for each second of CPU time, on a busy machine or in a sleep
 HEADWISE = Path(headwise.__file__).parents[1]  # the folder that has it
 ANSWERS = Path(__file__).parents[1]  # headwise_textbook
@@ -293,20 +292,17 @@ class Sandbox:
     def __init__(
         self, source: str, file: str, function: str, *, seconds: float = 10.0, memory: int = MEMORY, beside: str = ""
     ) -> None:
-        self._seconds, self._until = seconds, 0.0
+        self._seconds, self._until, self._before = seconds, 0.0, 0
         self._lines: queue.Queue[str | None] = queue.Queue()
-        self._printed, self._flooded = bytearray(), threading.Event()
-        self._waits = True
-        self._mark, self._replies = secrets.token_hex(16), 0  # the process prints the mark before each reply
         self._folder = tempfile.mkdtemp(prefix="headwise-check-")
-        self._process = _started(self._folder)
-        threads = ((self._read_replies, self._process.stdout), (self._read_prints, self._process.stderr))
-        self._threads = [threading.Thread(target=read, args=(pipe,), daemon=True) for read, pipe in threads]
-        for thread in self._threads:
-            thread.start()
+        with open(f"{self._folder}/printed", "wb") as prints:  # the process writes it, and it is read meanwhile
+            self._prints: IO[bytes] = open(prints.name, "rb")  # noqa: SIM115
+            self._process = _started(self._folder, prints)
+        self._reading = threading.Thread(target=self._read_replies, args=(self._process.stdout,), daemon=True)
+        self._reading.start()
         try:
             self._write({"source": source, "file": file, "function": function, "seconds": seconds, "memory": memory,
-                         "mark": self._mark, "beside": beside})  # fmt: skip
+                         "beside": beside})  # fmt: skip
             # Why the process is not apart from files, network and other processes; "" if it is.
             self.together: str = self._reply(START_SECONDS)["apart"]
             self._until = time.monotonic() + seconds * WALL
@@ -349,13 +345,8 @@ class Sandbox:
     @property
     def printed(self) -> str:
         """The beginning of what the code printed in the last call, or while it was read."""
-        mark, until = self._mark.encode(), time.monotonic() + PRINTS_SECONDS
-        while self._waits and self._printed.count(mark) < self._replies and self._threads[1].is_alive():
-            time.sleep(0.002)  # the reply may be here before the prints
-            self._waits = time.monotonic() < until  # False where the code has closed the stream
-        calls = bytes(self._printed).split(mark)
-        finished = calls[self._replies - 1] if 0 < self._replies <= len(calls) else b""
-        return (calls[-1] or finished)[:2000].decode("utf-8", "replace")
+        self._prints.seek(self._before)
+        return self._prints.read(PRINTS_READ).decode("utf-8", "replace")
 
     def close(self) -> None:
         """End the process and all that it may have started, and remove its folder."""
@@ -365,17 +356,20 @@ class Sandbox:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for thread in self._threads:
-            thread.join(5.0)
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+        self._reading.join(5.0)
+        for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
+        with self._prints as prints:
+            prints.seek(self._before)
+            self._prints, self._before = io.BytesIO(prints.read(PRINTS_READ)), 0
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _left(self) -> float:
         return max(0.0, self._until - time.monotonic())
 
     def _write(self, value: Any) -> None:
+        self._before = os.fstat(self._prints.fileno()).st_size
         with suppress(BrokenPipeError):  # the reply says how it ended
             self._process.stdin.write(json.dumps(value).encode() + b"\n")  # type: ignore[union-attr]
             self._process.stdin.flush()  # type: ignore[union-attr]
@@ -383,18 +377,16 @@ class Sandbox:
     def _reply(self, seconds: float) -> dict[str, Any]:
         """The next line of the process, as JSON."""
         until = time.monotonic() + seconds
-        while True:
-            if self._flooded.is_set():
-                raise _stopped(tr("printed more than {printed} MiB", printed=PRINTED >> 20))
-            try:
+        line: str | None = ""
+        while line == "":
+            with suppress(queue.Empty):
                 line = self._lines.get(timeout=min(0.1, max(0.0, until - time.monotonic())))
-                break
-            except queue.Empty:
-                if time.monotonic() >= until:
-                    raise self._ended(None) from None
+            if os.fstat(self._prints.fileno()).st_size > PRINTED:
+                raise _stopped(tr("printed more than {printed} MiB", printed=PRINTED >> 20))
+            if line == "" and time.monotonic() >= until:
+                raise self._ended(None)
         if line is None:
             raise self._ended(self._process.wait())
-        self._replies += 1
         try:
             reply = json.loads(line)
         except RecursionError:
@@ -420,17 +412,9 @@ class Sandbox:
                 self._lines.put(line.decode("utf-8", "replace"))
         self._lines.put(None)
 
-    def _read_prints(self, pipe: IO[bytes]) -> None:
-        with suppress(ValueError, OSError):
-            while chunk := pipe.read1(1 << 16):  # type: ignore[attr-defined]
-                self._printed += chunk
-                if len(self._printed) > PRINTED:
-                    self._flooded.set()
-                    return
 
-
-def _started(folder: str) -> "subprocess.Popen[bytes]":
-    """The process, apart where the system allows it."""
+def _started(folder: str, prints: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """The process, apart where the system allows it. prints: what gets its standard error."""
     homes = (sys.prefix, sys.base_prefix, str(HEADWISE), str(Path(torch.__file__).parents[1]))
     program = [sys.executable, "-c", Path(child.__file__).read_text(encoding="utf-8")]
     hidden = [str(ANSWERS)] if any(ANSWERS.is_relative_to(os.path.abspath(home)) for home in homes) else []
@@ -441,7 +425,7 @@ def _started(folder: str) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-I", "-S", str(Path(__file__).parent / "apart.py"), json.dumps(task)]
     if not hasattr(os, "fork"):
         command, environment["HEADWISE_APART"] = program, f"{sys.platform} has no namespaces"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": prints}
     return subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True, **pipes)  # type: ignore[call-overload]
 
 

@@ -22,27 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 reader: dict[str, Any] = globals().get("reader", {})
 file: str = globals().get("file", "")
+NAMES: dict[str, list[str]] = globals().get("NAMES", {})  # of arguments, as arguments.toml has them
 RECORDS, NUMBERS = 200, 20_000  # tensors that are recorded in a call, and the numbers of the largest one
-WIDTHS = (
-    "d_model", "dim", "embed_dim", "embedding_dim", "emb_dim", "d_embed", "num_hiddens", "hidden_size", "hidden_dim",
-    "hidden", "d", "n_embd", "d_in", "d_out", "d_input", "d_output", "input_dim", "output_dim", "model_dim",
-    "embed_size", "emb_size", "width", "size", "features", "channels", "in_features", "out_features",
-)  # fmt: skip
-HEADS = (
-    "num_heads", "n_heads", "nheads", "n_head", "nhead", "heads", "h", "num_attention_heads", "head", "num_head",
-    "n_kv_heads", "num_kv_heads", "num_key_value_heads", "n_kv_head",
-)  # fmt: skip
-HEAD_WIDTHS = (
-    "d_k", "d_v", "d_key", "d_value", "d_head", "head_dim", "dim_head", "head_size", "d_q", "d_query",
-)  # fmt: skip
-LENGTHS = (
-    "max_len", "max_seq_len", "max_length", "seq_len", "block_size", "context_length", "ctx_len", "context_size",
-    "n_ctx", "max_position_embeddings",
-)  # fmt: skip
-DROPOUTS = (
-    "dropout", "p", "drop", "dropout_p", "attn_dropout", "attn_pdrop", "resid_pdrop", "dropout_rate", "drop_rate",
-    "attn_drop", "proj_drop", "attention_dropout", "dropout_prob",
-)  # fmt: skip
 HIDDEN = ("print", "_shown", "__builtins__")
 built: list[nn.Module] = []
 arguments_given: dict[str, Any] = {}
@@ -66,8 +47,8 @@ def build(name: str, width: int, heads: int, length: int, dropout: float, seed: 
     """
     kind = reader[name]
     known: dict[str, Any] = {
-        **dict.fromkeys(WIDTHS, width), **dict.fromkeys(HEADS, heads), **dict.fromkeys(HEAD_WIDTHS, width // heads),
-        **dict.fromkeys(LENGTHS, length), **dict.fromkeys(DROPOUTS, dropout), "bias": True, "qkv_bias": True,
+        **_named(width=width, heads=heads, head_width=width // heads, length=length, dropout=dropout),
+        "bias": True, "qkv_bias": True,
         "batch_first": True, "causal": False, "is_causal": False, "device": None, "dtype": None,
     }  # fmt: skip
     known.update(dict.fromkeys(("config", "cfg", "args", "params"), SimpleNamespace(**known)))
@@ -99,12 +80,18 @@ def build(name: str, width: int, heads: int, length: int, dropout: float, seed: 
             linear = isinstance(owner, nn.Linear | nn.MultiheadAttention)
             rows.append([path, values.clone(), "Linear" if linear else "" if owner is module else type(owner).__name__])
     matrices = [values for _, values, _ in rows if values.ndim > 1]
-    if not any(one.lower() in WIDTHS for one in given) and "config" not in given and matrices:
+    if not any(one.lower() in NAMES["width"] for one in given) and "config" not in given and matrices:
         width = matrices[0].shape[-1]
-    if not any(one.lower() in HEADS for one in given):
-        heads = next((int(getattr(module, one)) for one in HEADS if isinstance(getattr(module, one, None), int)), heads)
-    dropouts = any(one.lower() in DROPOUTS for one in given)
+    if not any(one.lower() in NAMES["heads"] for one in given):
+        kept = (getattr(module, one, None) for one in NAMES["heads"])
+        heads = next((int(one) for one in kept if isinstance(one, int)), heads)
+    dropouts = any(one.lower() in NAMES["dropout"] for one in given)
     return [width, heads, rows, arguments, dropouts]
+
+
+def _named(**values: Any) -> dict[str, Any]:
+    """The values by all names that arguments of that meaning have."""
+    return {name: value for meaning, value in values.items() for name in NAMES[meaning]}
 
 
 def called_with() -> str:
@@ -209,7 +196,7 @@ def _pseudo() -> dict[str, Any]:
     sizes = {
         **dict.fromkeys(("batch_size", "batch", "B", "b", "N"), 2),
         **dict.fromkeys(("seq_len", "seq", "T", "n", "L"), 7),
-        **dict.fromkeys(HEADS, 3), **dict.fromkeys(HEAD_WIDTHS, 5), **dict.fromkeys(WIDTHS, 15),
+        **_named(heads=3, head_width=5, width=15),
     }  # fmt: skip
     weights = {f"{w}{x}": Projection(15, 15) for w in ("W_", "W", "w_", "w") for x in "QKVOqkvo"}
     inputs = {name: torch.randn(2, 7, 15) for name in ("X", "x")}
