@@ -6,6 +6,7 @@ The colour scale of heat maps is the square root of the weight, with the colours
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -158,9 +159,9 @@ def overview(report: Report, passage: Passage, lang: str | None = None) -> "Figu
             if row == 0:
                 axes.set_title(text["head_short"].format(head=head), color=INK, fontproperties=font(9))
         grid[row, 0].set_ylabel(text["layer_short"].format(layer=layer), color=INK, fontproperties=font(9))
-    figure.suptitle(
-        drawable(clipped(in_language(report.title, lang), 12 * heads + 12)), color=INK, fontproperties=font(12)
-    )
+    title = drawable(in_language(report.title, lang))
+    across = int(len(title) * (size[0] - 0.2) / max(width_of(title, 12), 0.1))  # characters of a line
+    figure.suptitle(fill(title, max(across, 4)), color=INK, fontproperties=font(12))
     return figure
 
 

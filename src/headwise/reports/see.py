@@ -16,7 +16,7 @@ from headwise.lm.loading import LoadedModel, load_model
 from headwise.lm.texts import read_text
 from headwise.map import AttentionMap
 from headwise.reports.data import Report
-from headwise.reports.figure import figure_class
+from headwise.reports.figure import clipped, figure_class
 from headwise.reports.images import images_of
 from headwise.reports.messages import message
 from headwise.reports.numbers import check_sort, wanted
@@ -252,6 +252,5 @@ def _of_module(text: Any, model: nn.Module, tokenizer: Any, title: str, cells: i
 
 
 def _start(text: str) -> str:
-    """A title for a text."""
-    start = " ".join(text.split())
-    return start if len(start) <= 24 else start[:24] + "…"
+    """A title for a text; those who show it break it into lines, or cut it to their width."""
+    return clipped(" ".join(text.split()), 120)

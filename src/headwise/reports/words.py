@@ -143,10 +143,13 @@ REPORT = {
     "next": tr("Next match"),
     "previous": tr("Previous match"),
     "text_as": tr("Show the text as"),
-    "as_strip": tr("Text"),
     "as_arcs": tr("Arcs"),
     "arcs_label": tr(
         "Arcs from queries, on the left, to keys, on the right; use the up and down arrow keys to select a token"
+    ),
+    "arcs_hint": tr(
+        "Layer {layer}, a colour per head: the stronger a line, the larger the weight, up to {top}. A click switches "
+        "a head on or off, a double click shows it alone."
     ),
     "everywhere": tr("One token in all heads"),
     "everywhere_hint": tr("Pin a token to see in which head it attends most to which token."),

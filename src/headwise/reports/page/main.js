@@ -19,7 +19,7 @@ const compared = new Compare((layer, head) => {
   lead();
 });
 const everywhere = new Everywhere((layer, head) => { chooseHead(layer, head); lead(); });
-const arcs = new Arcs(byId("arcs")), image = new PatchedImage(byId("image")), find = new Find(), sides = new Sides(), writes = new Writes();
+const arcs = new Arcs(byId("arcs"), byId("arc-heads")), image = new PatchedImage(byId("image")), find = new Find(), sides = new Sides(), writes = new Writes();
 const corpus = new CorpusPassages(REPORT.corpus, byId("corpus-list"));
 
 // Where panels are below one another, the map of the chosen head comes into view.
@@ -55,6 +55,15 @@ function chooseHead(layer, head) {
 function headButton([layer, head]) {
   const button = make("button", { type: "button", textContent: nameOfHead(layer, head) });
   button.addEventListener("click", () => { openTab("maps"); chooseHead(layer, head); lead(); });
+  return button;
+}
+
+// On a phone, the first finding stands above the map; this button unfolds the others.
+function moreFindings() {
+  const button = make("button", { type: "button", className: "more", textContent: `+${REPORT.findings.length - 1}` });
+  button.setAttribute("aria-label", T.findings);
+  button.setAttribute("aria-expanded", "false");
+  button.addEventListener("click", () => button.setAttribute("aria-expanded", String(byId("findings").classList.toggle("open"))));
   return button;
 }
 
@@ -163,11 +172,11 @@ function controls() {
   for (const name of ["kind", "scale", "range"]) on(name, (value) => { state[name] = value; openTab(state.tab); });
   byId("unzoom").addEventListener("click", () => { byId("sentence").value = "-1"; openSentence(-1); });
   byId("unpin").addEventListener("click", () => pin(pinned));
-  const title = () => `${clipped(document.title, 60)} · ${fill(T.head_name, state)}`;
+  const title = () => `${fill(T.head_name, state)} · ${document.title}`;  // what has no room is cut at the end
   saves("save", heat, () => ({ title: title(), name: `layer${state.layer}-head${state.head}` }));
   saves("save-d", sides.maps[2], () => ({ title: sides.title(), name: "difference" }));
-  byId("save-arcs").addEventListener("click", () => offer(new Blob([arcs.file()], { type: "image/svg+xml" }), `layer${state.layer}-head${state.head}-arcs.svg`));
-  for (const kind of ["strip", "arcs"]) byId(`as-${kind}`).addEventListener("click", () => { showText(kind); refresh(); });
+  byId("save-arcs").addEventListener("click", () => offer(new Blob([arcs.file()], { type: "image/svg+xml" }), `layer${state.layer}${arcs.layered ? "" : `-head${state.head}`}-arcs.svg`));
+  for (const kind of TEXTS) byId(`as-${kind}`).addEventListener("click", () => { showText(kind); refresh(); });
   watchTheme(() => { if (passage().q.spans && !onScreen) openTab(state.tab); });
   strips();
   document.addEventListener("keydown", (event) => {
@@ -177,6 +186,7 @@ function controls() {
   let wait = 0;
   addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(() => openTab(state.tab), 80); });
   const heads = REPORT.counts.reduce((sum, count) => sum + count), comparable = REPORT.comparisons.length || REPORT.importance.length;
+  byId("as-layer").hidden = REPORT.heads < 2;
   byId("tab-compare").hidden = !comparable;
   byId("tab-sides").hidden = heads * REPORT.passages.length < 2;
   byId("tabs").hidden = byId("tab-compare").hidden && byId("tab-sides").hidden;
@@ -199,6 +209,7 @@ function start() {
   if (typeof DecompressionStream === "undefined") { fail(new Error("DecompressionStream")); return; }
   byId("facts").replaceChildren(...REPORT.facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
   byId("findings").replaceChildren(...REPORT.findings.map(([text, heads]) => make("li", {}, `${text} `, ...heads.map(headButton))));
+  if (REPORT.findings.length > 1) byId("findings").firstChild.append(moreFindings());
   byId("corpus-panel").hidden = !REPORT.corpus;
   if (REPORT.corpus) byId("corpus-by").textContent = corpus.strengthIn();
   byId("notes-panel").hidden = !REPORT.notes.length;
