@@ -326,14 +326,14 @@ def _publish(
     calls: Sequence[events.Subscriber], module: nn.Module, found: _Found, asked: _Asked,
     facts: Callable[..., AttentionCall], held: Held | None, remarks: list[str], *, apart: bool,
 ) -> None:  # fmt: skip
-    """Give the call to its subscribers, or tell them why they do not have it. apart: whether the caller has the map
-    too."""
+    """Give the call to its subscribers, or the reason why not. apart: whether the caller has the map too."""
     out, amap, *rest = found.result
     error, seen, heads = found.error, None, None
     if error is None:
         try:
             with held_warnings() as more:
                 seen = asked.seen(amap, found.failed, apart)
+                seen.layer = next(filter(None, (one.name(module) for one in calls)), "")
                 heads = _heads(out, seen.shape[1], *rest)
             remarks += more
         except Exception as reason:

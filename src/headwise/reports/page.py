@@ -66,7 +66,7 @@ def page(report: Report, lang: str, *, embed_font: bool = True, still: str = "")
         blobs.append(element)
     code = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     style = source("base.css") + source("report.css") + source("passages.css")
-    title = _printable(in_language(report.title, lang))
+    title = in_language(report.title, lang).encode("utf-8", "replace").decode()
     if embed_font:
         style = font_face(code + title + read) + style
     parts = {
@@ -202,10 +202,6 @@ def _columns(table: HeadTable, lang: str) -> list[dict[str, Any]]:
 def _numbers(values: np.ndarray, digits: int = 6) -> list[list[float | None]]:
     """JSON has no NaN."""
     return [[float(f"{v:.{digits}g}") if np.isfinite(v) else None for v in row] for row in values]
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _labels(report: Report, lang: str) -> dict[str, Any]:

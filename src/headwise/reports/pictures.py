@@ -73,19 +73,18 @@ def write_pngs(
         for layer, head in heads[k]:
             if progress is not None:
                 progress("drawing", len(written), total)
-            picture = pixels(_heat_map(report, passage, layer, head, lang, labelled=False))
+            picture = pixels(heat_map(report, passage, layer, head, lang, labelled=False))
             name = f"{prefix}layer-{layer}-head-{head}.png"
             written.append(save_pixels(np.minimum(labels, picture), folder / name))
     return written
 
 
-def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str | None = None) -> "Figure":
-    """One head: axes with the characters, colour bar and, for short texts, the weight in each cell; of pooled maps, the
-    largest weight of each cell."""
-    return _heat_map(report, passage, layer, head, language_of(lang), labelled=True)
-
-
-def _heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str, labelled: bool) -> "Figure":
+def heat_map(
+    report: Report, passage: Passage, layer: int, head: int, lang: str | None = None, *, labelled: bool = True
+) -> "Figure":
+    """One head: axes with the characters if `labelled`, colour bar and, for short texts, the weight in each cell; of
+    pooled maps, the largest weight of each cell."""
+    lang = language_of(lang)
     text, figure = words(lang, "report"), _frame(report, passage, lang, labelled)
     (axes,) = figure.axes
     weights = finite(shown(passage)[report.shown_in(passage).index(layer), head])

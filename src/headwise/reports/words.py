@@ -148,8 +148,7 @@ REPORT = {
         "Arcs from queries, on the left, to keys, on the right; use the up and down arrow keys to select a token"
     ),
     "arcs_hint": tr(
-        "Layer {layer}, a colour per head: the stronger a line, the larger the weight, up to {top}. A click switches "
-        "a head on or off, a double click shows it alone."
+        "Layer {layer}, a colour per head, strongest at {top}. A click switches a head, a double click shows it alone."
     ),
     "everywhere": tr("One token in all heads"),
     "everywhere_hint": tr("Pin a token to see in which head it attends most to which token."),

@@ -63,7 +63,7 @@ class Arcs {
     const change = (now) => { this.off = new Set(now); refresh(); };
     if (list.made !== made) {
       const buttons = every.map((head) => {
-        const button = make("button", { type: "button", layer: 0, head, title: fill(T.head_name, { layer, head }) }, make("i"), `${head}`);
+        const button = make("button", { type: "button", layer: 0, head, title: headName(layer, head) }, make("i"), `${head}`);
         button.style.setProperty("--kind", `rgb(${headColour(head, every.length)})`);
         button.setAttribute("aria-label", button.title);
         button.addEventListener("click", () => change(this.off.has(head) ? [...this.off].filter((other) => other !== head) : [...this.off, head]));

@@ -78,10 +78,10 @@ async function refresh() {
   grid.select(state.layer, state.head);
   numbers.select(state.layer, state.head);
   const pattern = REPORT.patterns[state.layer][state.head], badge = byId("map-pattern");
-  byId("map-title").textContent = fill(T.head_name, state);
+  byId("map-title").textContent = headName(state.layer, state.head);
   byId("layer-name").textContent = REPORT.names[state.layer] ?? "";
-  byId("layer-name").hidden = !REPORT.names.length;
-  byId("map").setAttribute("aria-label", fill(T.head_name, state) + (pattern ? `, ${pattern}` : ""));
+  byId("layer-name").hidden = REPORT.layers < 2 || !REPORT.names.length;
+  byId("map").setAttribute("aria-label", byId("map-title").textContent + (pattern ? `, ${pattern}` : ""));
   badge.hidden = !pattern;
   badge.replaceChildren(make("i"), pattern);
   badge.style.setProperty("--kind", colourOf(state.layer, state.head));
@@ -172,7 +172,7 @@ function controls() {
   for (const name of ["kind", "scale", "range"]) on(name, (value) => { state[name] = value; openTab(state.tab); });
   byId("unzoom").addEventListener("click", () => { byId("sentence").value = "-1"; openSentence(-1); });
   byId("unpin").addEventListener("click", () => pin(pinned));
-  const title = () => `${fill(T.head_name, state)} · ${document.title}`;  // what has no room is cut at the end
+  const title = () => `${headName(state.layer, state.head)} · ${document.title}`;  // what has no room is cut at the end
   saves("save", heat, () => ({ title: title(), name: `layer${state.layer}-head${state.head}` }));
   saves("save-d", sides.maps[2], () => ({ title: sides.title(), name: "difference" }));
   byId("save-arcs").addEventListener("click", () => offer(new Blob([arcs.file()], { type: "image/svg+xml" }), `layer${state.layer}${arcs.layered ? "" : `-head${state.head}`}-arcs.svg`));
@@ -186,6 +186,7 @@ function controls() {
   let wait = 0;
   addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(() => openTab(state.tab), 80); });
   const heads = REPORT.counts.reduce((sum, count) => sum + count), comparable = REPORT.comparisons.length || REPORT.importance.length;
+  for (const [id, count] of [["layer", REPORT.layers], ["head", REPORT.heads]]) byId(id).parentElement.hidden = count < 2;
   byId("as-layer").hidden = REPORT.heads < 2;
   byId("tab-compare").hidden = !comparable;
   byId("tab-sides").hidden = heads * REPORT.passages.length < 2;
