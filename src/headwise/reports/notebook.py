@@ -99,7 +99,7 @@ def framed(report: Report, lang: str, still: str | None = None) -> str:
     frame = (
         f'<iframe srcdoc="{source}" sandbox="allow-scripts allow-downloads" title="headwise" style="{_LOOK}"></iframe>'
     )
-    look = f"grid-area: 1 / 1; max-height: {HEIGHT}px; overflow: auto"
+    look = f"grid-area: 1 / 1; max-height: {HEIGHT}px; overflow: auto; padding: 0 8px"
     below = f'<div style="{look}">{inside if still is None else still}</div>'
     return f'<div style="display: grid; grid-template-columns: minmax(0, 1fr)">{below}{frame}</div>'
 
