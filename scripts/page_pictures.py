@@ -1,4 +1,4 @@
-"""Writes the pictures of the report and of the viewer in docs/pictures, by a headless Chromium.
+"""Writes the pictures of the report, the viewer, a notebook and a terminal in docs/pictures, by a headless Chromium.
 
 python scripts/page_pictures.py water_margin_simplified.txt                         the pictures of the documentation
 python scripts/page_pictures.py water_margin_simplified.txt --looks FOLDER          each page in both languages and
@@ -6,13 +6,24 @@ python scripts/page_pictures.py water_margin_simplified.txt --looks FOLDER      
 """
 
 import argparse
+import fcntl
+import html
+import io
+import os
+import pty
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+from rich.text import Text
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "viewer")]
@@ -31,7 +42,22 @@ PINNED = {
     "zh": "#passage=0&layer=1&head=6&kind=mean&scale=sqrt&range=own&pin=74",
 }
 COMPARED = "#tab=compare&passage=0&layer=1&head=6"
+CAT = "The cat sat on the mat because it was tired."
+ARCS = "#passage=0&layer=2&head=8&text=layer&pin=9"
 ZOOMED = "&layer=1&head=6&reduce=mean&scale=log&x=3478&y=3475&zoom=24&row=3482&col=3478"
+
+
+CELL = """<!doctype html><meta charset="utf-8"><title>notebook</title><style>
+body { margin: 16px 20px; font-family: sans-serif; background: #fff; }
+div.cell { display: grid; grid-template-columns: 44px minmax(0, 1fr); align-items: start; margin-bottom: 10px; }
+div.cell > span { color: #307fc1; font: 13px/1.6 monospace; padding-top: 8px; }
+pre { margin: 0; padding: 8px 10px; background: #f5f5f5; border: 1px solid #ddd; font: 13.5px/1.6 monospace; }
+</style><div class="cell"><span>[1]:</span><pre>CODE</pre></div>
+<div class="cell"><span>[1]:</span><div>SHOWN</div></div>"""
+SCREEN = """<!doctype html><meta charset="utf-8"><title>terminal</title><style>
+body {{ margin: 0; padding: 12px 14px; background: #16161d; color: #dcdce4; }}
+pre {{ margin: 0; font: 15px/1.25 "DejaVu Sans Mono", monospace; }}
+</style><pre>{code}</pre>"""
 
 
 @contextmanager
@@ -44,6 +70,39 @@ def viewer(file: Path, lang: str) -> Iterator[str]:
             yield process.stdout.readline().strip()
         finally:
             process.terminate()
+
+
+def keep(page: Page, name: str) -> None:
+    """Write the window as a picture of the documentation, with a palette of 256 colours."""
+    whole = Image.open(io.BytesIO(page.picture())).convert("RGB")
+    few = whole.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=5, dither=Image.Dither.NONE)  # keeps rare colours
+    few.save(PICTURES / f"{name}.png", optimize=True)
+
+
+def screen(folder: Path, *command: str) -> str:
+    """What `headwise` writes to a terminal of 80 × 24, as a page."""
+    read, write = pty.openpty()
+    fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color", "HEADWISE_LANG": "en"}
+    written = b""
+    with subprocess.Popen(
+        [sys.executable, "-m", "headwise", *command], stdout=write, stderr=subprocess.DEVNULL, cwd=folder,
+        env=environment,
+    ):  # fmt: skip
+        os.close(write)
+        while more := _read(read):
+            written += more
+    os.close(read)
+    console = Console(record=True, width=80, file=io.StringIO())
+    console.print(Text.from_ansi(f"$ headwise {' '.join(command)}\n{written.decode()}".replace("\r\n", "\n")))
+    return console.export_html(code_format=SCREEN, inline_styles=True)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # its last program has ended
+        return b""
 
 
 def show_report(page: Page, path: Path, fragment: str) -> None:
@@ -85,6 +144,7 @@ def main() -> None:
         folder = Path(name)
         text = folder / "water-margin.txt"
         text.write_text(given.file.read_text(encoding="utf-8")[:TOKENS], encoding="utf-8")
+        (folder / "profile").mkdir()
         browser = Browser(folder / "profile")
         try:
             if given.looks is None:
@@ -106,16 +166,49 @@ def documentation(browser: Browser, folder: Path, text: Path) -> None:
     for lang, name, fragment, height in shown:
         page = browser.page(1400, height)
         show_report(page, reports[lang], fragment)
-        page.picture(PICTURES / f"{name}.png")
+        keep(page, name)
         page.close()
+    first_screens(browser, folder, reports["en"])
     with viewer(text, "en") as address:
         page = browser.page(1280, 800)
         show_viewer(page, address)
-        page.picture(PICTURES / "viewer_heads.png")
+        keep(page, "viewer_heads")
         show_viewer(page, address, ZOOMED)
         search(page, "大虫", 4)
-        page.picture(PICTURES / "viewer_map.png")
+        keep(page, "viewer_map")
         page.close()
+
+
+def first_screens(browser: Browser, folder: Path, report: Path) -> None:
+    """What a reader sees first: in a terminal, on a phone, in a notebook; and the arcs of all heads of a layer."""
+    (folder / "screen.html").write_text(screen(folder, "see"), encoding="utf-8")
+    page = browser.page(752, 476)
+    page.open((folder / "screen.html").as_uri())
+    keep(page, "see")
+    page.close()
+    for theme in ("light", "dark"):
+        page = browser.page(390, 844, theme=theme, touch=True)
+        show_report(page, report, "")
+        keep(page, f"report_phone_{theme}")
+        page.close()
+        page = browser.page(1280, 800, theme=theme)
+        show_report(page, report, "")
+        keep(page, f"report_first_{theme}")
+        page.close()
+    cat = hw.see(CAT, model="minilm", lang="en")
+    page = browser.page(1280, 800)
+    show_report(page, write_report(cat, folder / "cat.html", lang="en"), ARCS)
+    page.do("scrollTo(0, document.querySelector('main').offsetTop - 64)")
+    keep(page, "report_arcs")
+    page.close()
+    code = html.escape(f"import headwise as hw\n\nhw.show('minilm', text='{CAT}')")
+    cell = CELL.replace("CODE", code).replace("SHOWN", cat._repr_html_())
+    (folder / "cell.html").write_text(cell, encoding="utf-8")
+    page = browser.page(1100, 700)
+    page.open((folder / "cell.html").as_uri())
+    page.do("new Promise((done) => setTimeout(done, 3000))")
+    keep(page, "notebook")
+    page.close()
 
 
 def looks(browser: Browser, folder: Path, text: Path, out: Path) -> None:

@@ -12,6 +12,7 @@ from settled import SETTLED
 from view_samples import HOSTILE, compared, passage, report_of
 
 from chromium import Page
+from parameters import thorough
 
 pytestmark = pytest.mark.browser
 
@@ -58,6 +59,50 @@ def test_arcs_join_queries_to_keys_and_a_pinned_token_keeps_its_own(show, chines
     assert "pin=4" in page.do("location.hash")
     picture = ElementTree.fromstring(saved(page, "#save-arcs"))
     assert len(picture.findall(".//{http://www.w3.org/2000/svg}path")) == 9
+
+
+HEADS = "[...document.querySelectorAll('#arc-heads button')]"
+LINES = "[...document.querySelectorAll('#arcs path')]"
+COLOURS = f"[...new Set({LINES}.map((e) => e.getAttribute('stroke')))]"
+
+
+@pytest.mark.parametrize("theme", thorough(["light", "dark"], {"light"}))
+def test_arcs_of_all_heads_of_a_layer_have_a_colour_each_and_are_switched(show, chinese, theme):
+    page = show(chinese, "layer=1&head=2&text=layer", theme=theme)
+    maps = chinese.passages[0].maps[1]
+    dots = page.do(f"{HEADS}.map((e) => e.style.getPropertyValue('--kind')).filter(Boolean)")
+    assert len(set(dots)) == 3
+    assert sorted(page.do(COLOURS)) == sorted(dots)
+    count = f"{LINES}.length"
+    assert page.do(count) == (maps >= maps.max() / 1000).sum()
+    # One scale for all heads: the strongest line is that of the largest weight of the layer.
+    strongest = page.do(f"{LINES}.at(-1).getAttribute('stroke')")
+    assert dots.index(strongest) == np.unravel_index(maps.argmax(), maps.shape)[0]
+    click(page, "#arc-heads button")
+    assert sorted(page.do(COLOURS)) == sorted(dots[1:])
+    assert "off=0" in page.do("location.hash")
+    page.do(f"{HEADS}[0].focus()")
+    page.press("ArrowRight")
+    page.press("Enter")
+    page.do(SETTLED)
+    assert page.do(COLOURS) == dots[2:]
+    assert len(show(chinese, page.do("location.hash")[1:], theme=theme).do(COLOURS)) == 1
+
+
+def test_a_token_under_the_pointer_shows_its_arcs_of_all_heads_alone(show, chinese):
+    page = show(chinese, "layer=0&head=2&text=layer")
+    every = page.do(f"{LINES}.length")
+    hover = "document.querySelector('#arcs [data-arc=q4]').dispatchEvent(new PointerEvent('{}', {{ bubbles: true }}))"
+    page.do(hover.format("pointerover"))
+    maps = chinese.passages[0].maps[0]
+    own = np.zeros((9, 9), bool)
+    own[4], own[:, 4] = True, True
+    assert page.do(f"{LINES}.length") == (maps[:, own] >= maps.max() / 1000).sum() < every
+    page.do("document.querySelector('#arcs').dispatchEvent(new PointerEvent('pointerleave'))")
+    assert page.do(f"{LINES}.length") == every
+    picture = ElementTree.fromstring(saved(page, "#save-arcs"))
+    names = [e.text for e in picture.findall(".//{http://www.w3.org/2000/svg}text")]
+    assert names[-3:] == ["L0H0", "L0H1", "L0H2"]
 
 
 @pytest.mark.thorough
@@ -234,6 +279,22 @@ def test_on_a_phone_a_tapped_head_comes_into_view(show, chinese):
         "(({ top, bottom }) => [top, bottom])(document.querySelector('#map').getBoundingClientRect())"
     )
     assert 0 <= top < bottom <= 844
+
+
+@pytest.mark.parametrize("lang", thorough(["en", "zh"], {"en"}))
+def test_a_phones_first_screen_has_the_title_the_first_finding_and_the_whole_map(show, lang):
+    text = "The tiger sleeps in the shade of the old tree. A bird sings to it, and it hears nothing at all."
+    page = show(report_of(passage(text), title=text), lang=lang, width=390, height=844, touch=True)
+    boxes = "(css) => { const b = document.querySelector(css).getBoundingClientRect(); return [b.top, b.bottom]; }"
+    title, first, second, chart, about = (
+        page.do(f"({boxes})('{css}')") for css in ("h1", "#findings li", "#findings li:last-child", "#map", ".about")
+    )
+    assert 0 <= title[0] < title[1] <= first[0] < first[1] < chart[0] < chart[1] <= 844 < about[0]
+    assert second == [0, 0]
+    click(page, "#findings .more")
+    assert page.do("document.querySelector('#findings li:last-child').clientHeight") > 0
+    assert page.do("document.querySelector('#findings .more').ariaExpanded") == "true"
+    assert page.do("document.documentElement.scrollWidth") <= 390
 
 
 @pytest.mark.thorough

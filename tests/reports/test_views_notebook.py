@@ -17,6 +17,7 @@ from view_samples import HOSTILE, compared, passage, report_of
 
 import headwise as hw
 from chromium import Browser, Page
+from headwise.reports import write_report
 from headwise.reports.colours import heat_png, stops
 
 
@@ -311,3 +312,34 @@ def test_a_notebook_runs_and_its_outputs_are_html():
     assert ["<iframe" in one for one in shown] == [True, True, False, False]
     assert ["<img" in one for one in shown] == [True, True, False, False]
     assert all(not re.search(r"(src|href)=\"?(https?:)?//", one) for one in shown)
+
+
+def test_a_map_of_a_model_is_named_as_its_layer():
+    first, second = record("lazy").maps.values()
+    assert (amap().layer, first.layer, second.layer) == ("", "0.self_attn", "1.self_attn")
+    assert second.using("auto").layer == second.clone().layer == "1.self_attn"
+    page = second._repr_html_()
+    assert "AttentionMap(1.self_attn: 2 × 3 heads" in page
+    assert "<figcaption><small>head 2</small></figcaption>" in page
+    assert '<h1 title="1.self_attn">1.self_attn</h1>' in frames(page)[0]
+    one = second.head(1, 2)
+    page = one._repr_html_()
+    assert repr(one).startswith("AttentionMap(1.self_attn, head 2: 1 × 1 heads, ")
+    assert "<title>1.self_attn, head 2</title>" in frames(page)[0]
+    assert "<figcaption><small>head 2</small></figcaption>" in page
+    assert hw.show(one, lang="zh").title.zh == "1.self_attn，第 2 头"
+    assert hw.show(amap()).title == "Attention map"
+
+
+@pytest.mark.browser
+def test_a_page_of_one_map_says_which_layer_it_is(tab: Page, tmp_path: Path):
+    second = record("lazy").maps["1.self_attn"]
+    said = {}
+    for name, shown in {"map": second, "head": second.head(0, 2)}.items():
+        write_report(hw.show(shown, lang="en"), tmp_path / f"{name}.html", lang="en")
+        tab.open((tmp_path / f"{name}.html").as_uri())
+        tab.do(SETTLED)
+        said[name] = tab.do("document.querySelector('#map-title').textContent")
+        assert tab.do("document.querySelector('#layer').parentElement.hidden")
+    assert re.fullmatch(r"1\.self_attn · H\d", said["map"])
+    assert said["head"] == "1.self_attn"

@@ -60,6 +60,8 @@ class AttentionMap(Shown):
             quantized (they are dequantized when they are first read); lse: [b, h, n]. A read raises ConfigError if one
             of them, or a tensor of the mask or the scores, was changed in place since; keep `clone()` of a map to read
             it after such a change. A cache that is written after the keys of the map changes none of them.
+        layer: the name of the module that computed it, in the model that was watched or observed, or ""; first_head:
+            the number in the layer of the map's first head, which `head` sets.
         rule: mask, scale and sizes; kernel: the kernel that computed it; refusals: why faster kernels did not.
         named: the kernel named in the call, which then also reads the map, or raises KernelError. "auto": the fastest
             kernel that supports a read, or the one that `use_kernel` or HEADWISE_KERNEL names at that time.
@@ -90,6 +92,7 @@ class AttentionMap(Shown):
         self._inputs = noted(self._q, self._k, self.rule)
         self.kernel, self.named, self.refusals = kernel, named, dict(refusals or {})
         self.read_by: dict[str, str] = {}
+        self.layer, self.first_head = "", 0
         self.nonfinite_values = nonfinite_values
         self.measured: Measurements | None = None
         self._whole, self._looked_at = whole, not whole
@@ -322,7 +325,7 @@ class AttentionMap(Shown):
             *part[:4], kernel=self.kernel, named=self.named, refusals=self.refusals, nonfinite_values=strange,
             whole=self._whole,
         )  # fmt: skip
-        one._read_from = part
+        one._read_from, one.layer, one.first_head = part, self.layer, self.first_head + head
         return one
 
     def clone(self) -> "AttentionMap":
@@ -353,8 +356,10 @@ class AttentionMap(Shown):
         missing = self.rule.grid.gap
         gap = f" without tokens {missing.start}:{missing.stop}" if missing.size else ""
         gap += f", the first {extra} no tokens" if (extra := self.rule.grid.extra) else ""
+        name = f"{self.layer}, head {self.first_head}" if h == 1 else self.layer
+        name = f"{name}: " if self.layer else ""
         return (
-            f"AttentionMap({b} × {h} heads, {n} queries × {m} keys{gap}, {self.rule.mask!r}{scores}, "
+            f"AttentionMap({name}{b} × {h} heads, {n} queries × {m} keys{gap}, {self.rule.mask!r}{scores}, "
             f"kernel {self.kernel}; "
             f"{scaled(self.nbytes, 'B')} stored, {scaled(b * h * n * m * 4, 'B')} if dense)"
         )

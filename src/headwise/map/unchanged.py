@@ -48,15 +48,8 @@ class Original(NamedTuple):
 
 
 class Unchanged:
-    """The inputs of a map as they were when it was made.
-
-    Args:
-        q, k: the queries and keys. rule: its mask and scores may have tensors too, and of k only keys that a query may
-            attend to matter.
-        whole: whether these are all keys of the rule, so that keys that had been written to before can be looked at;
-            otherwise every change that PyTorch counts is one.
-        keep: what to keep of a map, in the error.
-    """
+    """The inputs of a map as they were when it was made; of k only keys that a query may attend to matter. whole: these
+    are all keys of the rule; else every change that PyTorch counts is one. keep: what to keep of a map, in errors."""
 
     def __init__(self, q: Tensor, k: Vectors, rule: Rule, *, whole: bool = True, keep: str = "map.clone()") -> None:
         self._originals: list[Original] = []

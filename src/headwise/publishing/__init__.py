@@ -331,14 +331,14 @@ def _publish(
     calls: Sequence[events.Subscriber], module: nn.Module, found: _Found, asked: _Asked,
     facts: Callable[..., AttentionCall], held: Held | None, remarks: list[str], *, apart: bool,
 ) -> None:  # fmt: skip
-    """Give the call to its subscribers, or tell them why they do not have it. apart: whether the caller has the map
-    too."""
+    """Give the call to its subscribers, or the reason why not. apart: whether the caller has the map too."""
     out, amap, *rest = found.result
     error, seen, heads = found.error, None, None
     if error is None:
         try:
             with held_warnings() as more:
                 seen = asked.seen(amap, found.failed, apart)
+                seen.layer = next(filter(None, (one.name(module) for one in calls)), "")
                 joined = rest[0] if rest else None  # else heads are not concatenated
                 if joined is not None and not joined.shape[-1] % seen.shape[1]:
                     heads = joined.detach().unflatten(-1, (seen.shape[1], -1)).transpose(1, 2)

@@ -22,7 +22,7 @@ from headwise.reports.colours import data_url, heat_png
 from headwise.reports.data import Report, value_range
 from headwise.reports.messages import message
 from headwise.reports.page import page
-from headwise.reports.watched import of_maps
+from headwise.reports.watched import of_map
 from headwise.reports.words import label, unit, words
 from headwise.table import HeadTable
 from headwise.table.show import as_html, number, register
@@ -99,7 +99,7 @@ def framed(report: Report, lang: str, still: str | None = None) -> str:
     frame = (
         f'<iframe srcdoc="{source}" sandbox="allow-scripts allow-downloads" title="headwise" style="{_LOOK}"></iframe>'
     )
-    look = f"grid-area: 1 / 1; max-height: {HEIGHT}px; overflow: auto"
+    look = f"grid-area: 1 / 1; max-height: {HEIGHT}px; overflow: auto; padding: 0 8px"
     below = f'<div style="{look}">{inside if still is None else still}</div>'
     return f'<div style="display: grid; grid-template-columns: minmax(0, 1fr)">{below}{frame}</div>'
 
@@ -124,11 +124,11 @@ def _map(amap: AttentionMap, lang: str) -> str:
     shown = 0 if has_no_numbers(amap.lse) or not (b and n and m) else min(h, MAP_HEADS, COMPUTED // (n * m))
     own = amap.using(amap.named)  # that a map is shown is no reading of it
     try:
-        heads = [(i, own.head(0, i).pool(MAP_CELLS)[0, 0].cpu().numpy()) for i in range(shown)]
+        heads = [(own.first_head + i, own.head(0, i).pool(MAP_CELLS)[0, 0].cpu().numpy()) for i in range(shown)]
         still = still_of_map(repr(amap), heads, in_language(note(amap.shape, shown), lang), lang)
         if not shown or h * n * m > COMPUTED:
             return still
-        return framed(of_maps({"": own}, (None, None), 0, message("title_map"), cells_of(h, n, m)), lang, still)
+        return framed(of_map(amap, (None, None), 0, "", cells_of(h, n, m)), lang, still)
     except KernelError as error:  # the named kernel does not support what is shown
         return still_of_map(repr(amap), [], str(error), lang)
 
@@ -219,7 +219,9 @@ TOKENS = 3  # of the input on which the steps are noted; their values are not sh
 
 def _layer(layer: AttentionLayer, lang: str) -> str:
     table = words(lang, "notebook")
-    parts = [f"<p><b>{escape(_title(layer))}</b></p>"]
+    sizes = {name: getattr(layer, name) for name in ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim")}
+    title = f"{type(layer).__name__}({', '.join(f'{name}={size}' for name, size in sizes.items())})"
+    parts = [f"<p><b>{escape(title)}</b></p>"]
     if (notes := getattr(layer, "notes", None)) is not None:
         summary = in_language(notes.summary, lang)
         parts.append(f"<p>{escape(summary)} <small>{escape(notes.source)}</small></p>")
@@ -232,11 +234,6 @@ def _layer(layer: AttentionLayer, lang: str) -> str:
 def _block(block: TransformerBlock, lang: str) -> str:
     inside = _parameters(block, lang) + _layer(block.attention, lang)
     return f"<div><p><b>{escape(type(block).__name__)}</b></p>{inside}</div>"
-
-
-def _title(layer: AttentionLayer) -> str:
-    sizes = {name: getattr(layer, name) for name in ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim")}
-    return f"{type(layer).__name__}({', '.join(f'{name}={size}' for name, size in sizes.items())})"
 
 
 def _steps(layer: AttentionLayer, lang: str) -> Steps | None:

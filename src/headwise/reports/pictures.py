@@ -6,6 +6,7 @@ The colour scale of heat maps is the square root of the weight, with the colours
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,7 +86,8 @@ def write_pngs(
 def heat_map(
     report: Report, passage: Passage, layer: int, head: int, lang: str | None = None, *, labelled: bool = True
 ) -> "Figure":
-    """One head: axes with the tokens, colour bar, the weights of a short text; of pooled maps the largest."""
+    """One head: axes with the characters if `labelled`, colour bar and, for short texts, the weight in each cell; of
+    pooled maps, the largest weight of each cell."""
     lang = language_of(lang)
     text, figure = words(lang, "report"), _frame(report, passage, lang, labelled)
     (axes,) = figure.axes
@@ -157,9 +159,9 @@ def overview(report: Report, passage: Passage, lang: str | None = None) -> "Figu
             if row == 0:
                 axes.set_title(text["head_short"].format(head=head), color=INK, fontproperties=font(9))
         grid[row, 0].set_ylabel(text["layer_short"].format(layer=layer), color=INK, fontproperties=font(9))
-    figure.suptitle(
-        drawable(clipped(in_language(report.title, lang), 12 * heads + 12)), color=INK, fontproperties=font(12)
-    )
+    title = drawable(in_language(report.title, lang))
+    across = int(len(title) * (size[0] - 0.2) / max(width_of(title, 12), 0.1))  # characters of a line
+    figure.suptitle(fill(title, max(across, 4)), color=INK, fontproperties=font(12))
     return figure
 
 

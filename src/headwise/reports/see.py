@@ -16,15 +16,14 @@ from headwise.lm.loading import LoadedModel, load_model
 from headwise.lm.texts import read_text
 from headwise.map import AttentionMap
 from headwise.reports.data import Report
-from headwise.reports.figure import figure_class
+from headwise.reports.figure import clipped, figure_class
 from headwise.reports.images import images_of
-from headwise.reports.messages import message
 from headwise.reports.numbers import check_sort, wanted
 from headwise.reports.page import write_report
 from headwise.reports.passages import inputs_of, text_of
 from headwise.reports.pictures import write_pngs
 from headwise.reports.text import CELLS, check_beside, known_of, look_at, with_beside
-from headwise.reports.watched import of_maps, report as report
+from headwise.reports.watched import of_map, report as report
 from headwise.telemetry import Record, watch
 from headwise.wording import in_language, language_of, tr
 
@@ -218,10 +217,7 @@ def show(
         )  # fmt: skip
     elif isinstance(thing, AttentionMap):
         texts = text_of("", tokens, pieces, tokenizer, written), None
-        images = images_of(image, grid, image_start, side)
-        found = of_maps(
-            {"": thing.using(thing.named)}, texts, entries, title or message("title_map"), cells, images=images
-        )
+        found = of_map(thing, texts, entries, title, cells, images_of(image, grid, image_start, side))
     else:
         found = see(text, thing, tokenizer=tokenizer, **options)
     return replace(found, lang=lang)
@@ -250,6 +246,5 @@ def _of_module(text: Any, model: nn.Module, tokenizer: Any, title: str, cells: i
 
 
 def _start(text: str) -> str:
-    """A title for a text."""
-    start = " ".join(text.split())
-    return start if len(start) <= 24 else start[:24] + "…"
+    """A title for a text; those who show it break it into lines, or cut it to their width."""
+    return clipped(" ".join(text.split()), 120)

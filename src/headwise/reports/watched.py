@@ -106,6 +106,16 @@ def report(
     return found
 
 
+def of_map(
+    amap: AttentionMap, texts: tuple[Text | None, Text | None], entries: int | Sequence[int] | None, title: str,
+    cells: int, images: Images | None = None,
+) -> Report:  # fmt: skip
+    """The report of a map, named as its layer. That it is shown is no reading of it."""
+    head = message("head_number", head=amap.first_head) if amap.shape[1] == 1 else ""
+    name = joined(filter(None, (amap.layer, head))) if amap.layer else message("title_map")
+    return of_maps({amap.layer: amap.using(amap.named)}, texts, entries, title or name, cells, images=images)
+
+
 @torch.no_grad()
 def of_maps(
     maps: Mapping[str, AttentionMap | Picture], texts: tuple[Text | None, Text | None],

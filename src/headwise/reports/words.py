@@ -138,10 +138,12 @@ REPORT = {
     "next": tr("Next match"),
     "previous": tr("Previous match"),
     "text_as": tr("Show the text as"),
-    "as_strip": tr("Text"),
     "as_arcs": tr("Arcs"),
     "arcs_label": tr(
         "Arcs from queries, on the left, to keys, on the right; use the up and down arrow keys to select a token"
+    ),
+    "arcs_hint": tr(
+        "Layer {layer}, a colour per head, strongest at {top}. A click switches a head, a double click shows it alone."
     ),
     "everywhere": tr("One token in all heads"),
     "everywhere_hint": tr("Pin a token to see in which head it attends most to which token."),

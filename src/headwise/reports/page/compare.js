@@ -107,7 +107,7 @@ class Compare {
       for (let h = 0; h < REPORT.heads; h++) {
         if (h >= REPORT.counts[l]) { parts.push(make("span")); continue; }
         const value = method.values[l][h], colour = mixed(value ?? 0, top);
-        const cell = make("button", { type: "button", className: "weight-cell", layer: l, head: h, title: `${fill(T.head_name, { layer: l, head: h })}: ${fixed(value)} ${method.unit}` });
+        const cell = make("button", { type: "button", className: "weight-cell", layer: l, head: h, title: `${headName(l, h)}: ${fixed(value)} ${method.unit}` });
         cell.append(make("span", { textContent: value === null ? fixed(value) : trimmed(Number(value.toPrecision(2))) }));
         cell.style.background = `rgb(${colour})`;
         cell.style.color = inkOn(colour);

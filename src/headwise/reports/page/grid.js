@@ -33,7 +33,7 @@ class Grid {
   thumb(layer, head) {
     const pattern = REPORT.patterns[layer][head];
     const button = make("button", { type: "button", className: "thumb" }, make("canvas"), make("i"));
-    Object.assign(button, { layer, head, title: fill(T.head_name, { layer, head }) + (pattern ? ` · ${pattern}` : "") });
+    Object.assign(button, { layer, head, title: headName(layer, head) + (pattern ? ` · ${pattern}` : "") });
     button.setAttribute("aria-label", button.title);
     button.style.setProperty("--kind", colourOf(layer, head));
     button.addEventListener("click", () => this.choose(layer, head));

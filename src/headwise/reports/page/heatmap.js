@@ -93,7 +93,7 @@ class HeatMap {
     context.textBaseline = "middle";
     for (const i of this.ticks(view.r0, view.r1)) {
       context.textAlign = "right";
-      context.fillText(fitted(context, this.label(i, this.passage.q), room), left - 6, top0 + (i - view.r0 + 0.5) * cell);
+      context.fillText(fitted(context, this.label(i, this.passage.q), room), left - 6, Math.max(6, top0 + (i - view.r0 + 0.5) * cell));
     }
     const below = top0 + height;
     let end = -Infinity;  // of the last number of a narrow map, whose numbers must not meet

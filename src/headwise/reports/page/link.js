@@ -5,6 +5,7 @@ const VIEW = ["r0", "r1", "c0", "c1"];
 function remember() {
   const kept = { ...(state.tab === "maps" ? {} : { tab: state.tab }), passage: state.passage, layer: state.layer, head: state.head, kind: state.kind, scale: state.scale, range: state.range };
   if (state.text !== "strip") kept.text = state.text;
+  if (arcs.layered && arcs.off.size) kept.off = [...arcs.off].join("-");
   if (state.full) kept.full = 1;
   if (passage().image && image.towards !== "looks") kept.image = image.towards;
   if (state.sentence >= 0) kept.sentence = state.sentence;
@@ -35,7 +36,8 @@ function recall() {
   state.full = kept.get("full") === "1";
   openPassage();
   sides.recall(number);
-  if (kept.get("text") === "arcs") showText("arcs");
+  if (TEXTS.includes(kept.get("text"))) showText(kept.get("text"));
+  arcs.off = new Set((kept.get("off") ?? "").split("-").filter(Boolean).map(Number).filter((head) => head < REPORT.heads));
   const place0 = passage(), pin0 = number("pin", unitsOf(place0.q).length), key0 = number("pinkey", unitsOf(place0.k).length);
   if (pin0 !== null) pinned = unitsOf(place0.q)[pin0];
   else if (key0 !== null) pinned = unitsOf(place0.k)[key0];

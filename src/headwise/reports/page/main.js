@@ -19,7 +19,7 @@ const compared = new Compare((layer, head) => {
   lead();
 });
 const everywhere = new Everywhere((layer, head) => { chooseHead(layer, head); lead(); });
-const arcs = new Arcs(byId("arcs")), image = new PatchedImage(byId("image")), find = new Find(), sides = new Sides(), writes = new Writes();
+const arcs = new Arcs(byId("arcs"), byId("arc-heads")), image = new PatchedImage(byId("image")), find = new Find(), sides = new Sides(), writes = new Writes();
 const corpus = new CorpusPassages(REPORT.corpus, byId("corpus-list"));
 
 // Where panels are below one another, the map of the chosen head comes into view.
@@ -58,6 +58,15 @@ function headButton([layer, head]) {
   return button;
 }
 
+// On a phone, the first finding stands above the map; this button unfolds the others.
+function moreFindings() {
+  const button = make("button", { type: "button", className: "more", textContent: `+${REPORT.findings.length - 1}` });
+  button.setAttribute("aria-label", T.findings);
+  button.setAttribute("aria-expanded", "false");
+  button.addEventListener("click", () => button.setAttribute("aria-expanded", String(byId("findings").classList.toggle("open"))));
+  return button;
+}
+
 // Show the state: everything that depends on it is drawn again.
 async function refresh() {
   const mine = ++turn, place0 = passage();
@@ -69,10 +78,10 @@ async function refresh() {
   grid.select(state.layer, state.head);
   numbers.select(state.layer, state.head);
   const pattern = REPORT.patterns[state.layer][state.head], badge = byId("map-pattern");
-  byId("map-title").textContent = fill(T.head_name, state);
+  byId("map-title").textContent = headName(state.layer, state.head);
   byId("layer-name").textContent = REPORT.names[state.layer] ?? "";
-  byId("layer-name").hidden = !REPORT.names.length;
-  byId("map").setAttribute("aria-label", fill(T.head_name, state) + (pattern ? `, ${pattern}` : ""));
+  byId("layer-name").hidden = REPORT.layers < 2 || !REPORT.names.length;
+  byId("map").setAttribute("aria-label", byId("map-title").textContent + (pattern ? `, ${pattern}` : ""));
   badge.hidden = !pattern;
   badge.replaceChildren(make("i"), pattern);
   badge.style.setProperty("--kind", colourOf(state.layer, state.head));
@@ -163,11 +172,11 @@ function controls() {
   for (const name of ["kind", "scale", "range"]) on(name, (value) => { state[name] = value; openTab(state.tab); });
   byId("unzoom").addEventListener("click", () => { byId("sentence").value = "-1"; openSentence(-1); });
   byId("unpin").addEventListener("click", () => pin(pinned));
-  const title = () => `${clipped(document.title, 60)} · ${fill(T.head_name, state)}`;
+  const title = () => `${headName(state.layer, state.head)} · ${document.title}`;  // what has no room is cut at the end
   saves("save", heat, () => ({ title: title(), name: `layer${state.layer}-head${state.head}` }));
   saves("save-d", sides.maps[2], () => ({ title: sides.title(), name: "difference" }));
-  byId("save-arcs").addEventListener("click", () => offer(new Blob([arcs.file()], { type: "image/svg+xml" }), `layer${state.layer}-head${state.head}-arcs.svg`));
-  for (const kind of ["strip", "arcs"]) byId(`as-${kind}`).addEventListener("click", () => { showText(kind); refresh(); });
+  byId("save-arcs").addEventListener("click", () => offer(new Blob([arcs.file()], { type: "image/svg+xml" }), `layer${state.layer}${arcs.layered ? "" : `-head${state.head}`}-arcs.svg`));
+  for (const kind of TEXTS) byId(`as-${kind}`).addEventListener("click", () => { showText(kind); refresh(); });
   watchTheme(() => { if (passage().q.spans && !onScreen) openTab(state.tab); });
   strips();
   document.addEventListener("keydown", (event) => {
@@ -177,6 +186,8 @@ function controls() {
   let wait = 0;
   addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(() => openTab(state.tab), 80); });
   const heads = REPORT.counts.reduce((sum, count) => sum + count), comparable = REPORT.comparisons.length || REPORT.importance.length;
+  for (const [id, count] of [["layer", REPORT.layers], ["head", REPORT.heads]]) byId(id).parentElement.hidden = count < 2;
+  byId("as-layer").hidden = REPORT.heads < 2;
   byId("tab-compare").hidden = !comparable;
   byId("tab-sides").hidden = heads * REPORT.passages.length < 2;
   byId("tabs").hidden = byId("tab-compare").hidden && byId("tab-sides").hidden;
@@ -199,6 +210,7 @@ function start() {
   if (typeof DecompressionStream === "undefined") { fail(new Error("DecompressionStream")); return; }
   byId("facts").replaceChildren(...REPORT.facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
   byId("findings").replaceChildren(...REPORT.findings.map(([text, heads]) => make("li", {}, `${text} `, ...heads.map(headButton))));
+  if (REPORT.findings.length > 1) byId("findings").firstChild.append(moreFindings());
   byId("corpus-panel").hidden = !REPORT.corpus;
   if (REPORT.corpus) byId("corpus-by").textContent = corpus.strengthIn();
   byId("notes-panel").hidden = !REPORT.notes.length;

@@ -36,6 +36,14 @@ function weightAt(at, top, scale, low = bottom(top, scale)) {
 
 const colourAt = (at) => TABLES[theme()][Math.round(255 * Math.min(1, Math.max(0, at)))];
 
+// One of `count` colours, for lines on the background: hues around the circle, by turns darker and lighter, as bytes.
+function headColour(at, count) {
+  const hue = (6 * at) / count, goal = { light: [0.3, 0.46], dark: [0.56, 0.74] }[theme()][at % 2];
+  const pure = [Math.abs(hue - 3) - 1, 2 - Math.abs(hue - 2), 2 - Math.abs(hue - 4)].map((part) => Math.min(1, Math.max(0, part)));
+  const light = 0.3 * pure[0] + 0.59 * pure[1] + 0.11 * pure[2];
+  return pure.map((part) => Math.round(255 * (light > goal ? (part * goal) / light : part + ((1 - part) * (goal - light)) / (1 - light))));
+}
+
 const hex = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
 
 // The colour bar below a picture; `cut`: whether there are weights above its end.

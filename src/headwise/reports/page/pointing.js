@@ -39,7 +39,7 @@ function pin(unit) {
 
 // Scroll a unit into view within the box of its text or of its arcs; the page stays.
 function reveal(unit) {
-  const element = state.text === "arcs" ? arcs.elementOf(unit) : unit.side.spans?.[unit.index];
+  const element = arcs.open ? arcs.elementOf(unit) : unit.side.spans?.[unit.index];
   const box = element?.closest(".strip, .arcs");
   if (!box) return;
   const outer = box.getBoundingClientRect(), inner = element.getBoundingClientRect();

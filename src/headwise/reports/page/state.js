@@ -15,4 +15,9 @@ const topOf = (layer, head) => {
   const { own, all } = passage()[state.kind];
   return state.range === "own" ? own[layer][head] : all;
 };
+// A report of one layer, such as that of a map, names it.
+const headName = (layer, head) => {
+  if (REPORT.layers > 1 || !REPORT.names[0]) return fill(T.head_name, { layer, head });
+  return REPORT.heads > 1 ? `${REPORT.names[0]} · ${fill(T.head_short, { head })}` : REPORT.names[0];
+};
 const nameOfHead = (layer, head) => fill(T.short_name, { layer, head });

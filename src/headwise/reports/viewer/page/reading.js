@@ -1,6 +1,6 @@
 // Giving a text to the server, and waiting for its maps.
 
-const TITLE = 28;       // characters of a text's beginning that name it
+const TITLE = 120;      // characters of a text's beginning that name it
 
 class Reading {
   // Calls `ready(text)` with the state of a text once its first heads are drawn, `more(text)` for further heads, and
