@@ -142,7 +142,8 @@ def overview(report: Report, passage: Passage, lang: str | None = None) -> "Figu
     text, between = words(lang, "report"), in_language(COMMA, lang).strip()
     layers, heads = report.shown_in(passage), report.shape[1]
     maps = shown(passage)
-    figure = figure_of(1.5 * heads + 0.5, 1.75 * len(layers) + 0.7)
+    wide = 1.5 * heads + 0.5
+    figure = figure_of(wide, 1.75 * len(layers) + 0.7)
     figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.02, hspace=0.02)
     grid = figure.subplots(len(layers), heads, squeeze=False)
     for row, layer in enumerate(layers):
@@ -160,7 +161,7 @@ def overview(report: Report, passage: Passage, lang: str | None = None) -> "Figu
                 axes.set_title(text["head_short"].format(head=head), color=INK, fontproperties=font(9))
         grid[row, 0].set_ylabel(text["layer_short"].format(layer=layer), color=INK, fontproperties=font(9))
     title = drawable(in_language(report.title, lang))
-    across = int(len(title) * (size[0] - 0.2) / max(width_of(title, 12), 0.1))  # characters of a line
+    across = int(len(title) * (wide - 0.2) / max(width_of(title, 12), 0.1))  # characters of a line
     figure.suptitle(fill(title, max(across, 4)), color=INK, fontproperties=font(12))
     return figure
 
