@@ -26,7 +26,7 @@ from headwise.kernels.quantized import Vectors, in_memory
 from headwise.masks import Mask, shows_whole_past
 from headwise.stats import Measure, Statistic
 
-PAIRS = 1 << 21  # (query, key) pairs over all heads: in larger calls the time of dispatch is negligible
+PAIRS = 1 << 21  # (query, key) pairs over all heads: in larger calls on a CPU the time of dispatch is negligible
 KEPT = 512  # the most decisions that are stored
 
 _prepared: dict[Any, Prepared] = {}
@@ -40,7 +40,7 @@ def again(
     """Run a plain call, which need not be valid, like an earlier one; None for any other call, and none in a graph.
     measures: those of a call that returns a map; None for the output alone, on which a gap has no effect."""
     memory = in_memory(k, v)
-    if not _plain_tensors(q, *memory) or (measures is not None and here().progress is not None):
+    if not _plain_tensors(q, *memory) or ((measures is not None or q.is_cuda) and here().progress is not None):
         return None
     try:
         found = _prepared.get(_key(q, k, v, memory, mask, scale, kernel, measures, gap))
@@ -75,12 +75,12 @@ def keep(
 
 
 def _plain_tensors(*given: object) -> bool:
-    """Whether these are ordinary tensors on the CPU for which no gradient is recorded."""
+    """Whether these are ordinary tensors on one device for which no gradient is recorded."""
     if torch._C._len_torch_dispatch_stack():
         return False
-    recorded = torch.is_grad_enabled()
+    recorded, device = torch.is_grad_enabled(), getattr(given[0], "device", None)
     for x in given:  # with a flag for signs, the values in memory have the opposite ones
-        if type(x) is not Tensor or not x.is_cpu or (recorded and x.requires_grad) or _wrapped(x) or x.is_neg():
+        if type(x) is not Tensor or x.device != device or (recorded and x.requires_grad) or _wrapped(x) or x.is_neg():
             return False
     return True
 
@@ -89,7 +89,7 @@ def _fits(call: Call, scale: float | None, memory: Sequence[Tensor]) -> bool:
     """Whether decisions are stored for calls like this one."""
     rule = call.rule
     b, h, n, m = rule.grid
-    if b * h * n * m > PAIRS or call.dropout_p > 0 or rule.scores or not rule.mask.value:
+    if (call.q.is_cpu and b * h * n * m > PAIRS) or call.dropout_p > 0 or rule.scores or not rule.mask.value:
         return False
     if type(scale) not in (float, type(None)) or any(type(x) is not Tensor for x in (call.q, *memory[:2])):
         return False
@@ -102,17 +102,21 @@ def _key(
 ) -> tuple[Any, ...]:  # fmt: skip
     """The cache key of a plain call, given `in_memory(k, v)`. It has the number of keys, unless a call without a map
     has one query, which attends to all."""
-    of_q = q.shape
+    of_q, strides = q.shape, tuple(map(Tensor.stride, memory))
     of_k: tuple[int, ...] = k.shape
     of_v: tuple[int, ...] = v.shape
     if measures is None:
         of_map = None
         if of_q[2] == 1 and 0 < of_k[2] == of_v[2] <= PAIRS and shows_whole_past(mask):
             of_k, of_v = (of_k[0], of_k[1], of_k[3]), (of_v[0], of_v[1], of_v[3])  # strides show that there are four
+            if (
+                q.is_cuda
+            ):  # those over batch and heads depend on the number of keys in what has been joined by torch.cat
+                strides = tuple(x[2:] for x in strides)
     else:
         of_map = _names(measures), None if gap is None else gap[0]
     return (
-        of_q, of_k, of_v, q.stride(), *map(Tensor.stride, memory), q.dtype, k.dtype, v.dtype, mask, scale,
+        q.device, of_q, of_k, of_v, q.stride(), strides, q.dtype, k.dtype, v.dtype, mask, scale,
         candidates(kernel), of_map,
     )  # fmt: skip
 
