@@ -1,4 +1,4 @@
-"""A cache of dispatch decisions for small repeated calls, such as those of the layers of a model.
+"""A cache of dispatch decisions for repeated calls, small or on a GPU, such as those of the layers of a model.
 
 Validation, the choice of a kernel and its request depend, for a plain call (no scores, dropout or gradients), only on
 shapes, strides, dtypes, mask, scale, measures and the kernels to choose from, and not on the addresses. `keep` stores
