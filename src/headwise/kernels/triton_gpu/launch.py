@@ -333,7 +333,8 @@ class Again(NamedTuple):
         k, v = memory
         kind = self.forward.kind(q, k, v)
         if kind not in self.forward.attend.compiled:  # with other numbers of keys, it may be checked as another kind
-            rule = replace(self.rule, grid=Grid(*q.shape[:3], m))
+            b, h, n, _ = q.shape
+            rule = replace(self.rule, grid=Grid(b, h, n, m))
             if refusal(Call(q, k, v, rule), None):
                 return None
         used(self.forward.held, q.device)
