@@ -1,6 +1,6 @@
 """What Triton makes of the GPU kernels for a GPU that need not be here: registers, spills, shared memory, pipelining.
 
-    python -m benchmarks.gpu_compiled                            # compute capability 8.0, 8.9 and 9.0; some minutes
+    python -m benchmarks.gpu_compiled          # compute capability 8.0, 8.9, 9.0 and 10.0; minutes
     python -m benchmarks.gpu_compiled --arch 90 --case 'bf16 128*'
 
 Calls of the kernel are compiled to the machine code of these GPUs and not launched. This shows whether they compile and
@@ -33,8 +33,8 @@ from headwise.scores import Score
 from headwise.stats import COLUMN_MASS
 
 # Most bytes of shared memory of a block, by compute capability: CUDA C++ Programming Guide, technical specifications.
-SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
-USUAL = (80, 89, 90)  # A100; L4 and RTX 40; H100 and H200
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+USUAL = (80, 89, 90, 100)  # A100; L4 and RTX 40; H100 and H200; B200
 B, H, N = 2, 4, 512
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -183,7 +183,7 @@ def _row(case: str, arch: int, name: str, kernel: Any) -> Compiled:
         text = subprocess.run([tool, "--dump-resource-usage", file], check=True, capture_output=True, text=True).stdout
     used = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", text)}
     ptx, meta = kernel.asm["ptx"], kernel.metadata
-    products = len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", ptx))
+    products = len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b", ptx))
     return Compiled(
         case, arch, name, used["REG"], used["STACK"], meta.shared, meta.num_warps, ptx.count("cp.async.cg"), products
     )

@@ -2,6 +2,7 @@
 # All that only a GPU can show, in at most nine minutes: which kernels run, the tests on the GPU, times beside PyTorch's.
 #
 #     bash scripts/on_gpu.sh [FOLDER]     # writes doctor.txt, tests.txt, gpu.txt and gpu.json there, by default gpu/
+#     TESTS=3600 bash scripts/on_gpu.sh FOLDER all    # all tests; without "all", each value of a parameter once
 #
 # It runs in the Python that has PyTorch with CUDA, Triton, pytest, pytest-xdist and hypothesis; headwise need not be
 # installed. What fails is printed at once, so that nothing is lost if the machine is taken away. TESTS and TIMES set, in seconds,
@@ -16,9 +17,15 @@ export PYTHONPATH="$PWD/src:$PWD/textbook/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" P
 "$python" -c 'from headwise.cli import main; main()' doctor > "$folder/doctor.txt" 2>&1 || echo "doctor failed: see doctor.txt"
 tail -n 4 "$folder/doctor.txt"
 
+# Most of the time is that of compiling kernels, some seconds for each set of parameters. The most telling files are
+# first, and tests are not handed out in chunks, so that they begin in this order.
+marks="not slow and not thorough"
+if [ "${2:-}" = all ]; then marks=""; fi
+files="on_device triton_again triton_reads triton_forward triton_gradients triton_statistics triton_check triton_rectangles"
 # As a keyboard would end it, so that pytest still says what failed.
-timeout -s INT -k 20 "${TESTS:-240}" "$python" -m pytest tests/gpu -m "${MARKS:-}" -n "${WORKERS:-$(nproc)}" -p no:cacheprovider \
-  -W default --tb=short ${ARGS:-} > "$folder/tests.txt" 2>&1
+timeout -s INT -k 20 "${TESTS:-240}" "$python" -m pytest $(printf 'tests/gpu/test_%s.py ' $files) -m "${MARKS-$marks}" \
+  -n "${WORKERS:-$(nproc)}" --maxschedchunk 1 -p no:cacheprovider -W default --tb=short --durations 30 ${ARGS:-} \
+  > "$folder/tests.txt" 2>&1
 tests=$?
 grep -E '^(FAILED|ERROR)|passed|failed|KeyboardInterrupt' "$folder/tests.txt" | tail -n 60
 

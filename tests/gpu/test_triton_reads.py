@@ -1,4 +1,4 @@
-"""The GPU kernel reads of a map what its forward pass gives, and nothing else reads a map for which it was named."""
+"""A map of the GPU kernel: its forward pass computes what it can of the reads, and PyTorch the others."""
 
 import pytest
 import torch
@@ -28,20 +28,22 @@ def test_statistics_products_and_columns(amap: AttentionMap) -> None:
     assert amap.read_by == {"statistics": "triton_gpu", "times": "triton_gpu", "received": "triton_gpu"}
 
 
-def test_auto_reads_with_it_first_and_what_it_lacks_with_others(amap: AttentionMap) -> None:
-    free = amap.using("auto")
-    free.measure("entropy")
-    assert free.read_by == {"statistics": "triton_gpu"}
-    torch.testing.assert_close(free[0, 2, 30:], amap.using("reference")[0, 2, 30:], rtol=1e-4, atol=1e-6)
-    assert free.read_by["weights"] != "triton_gpu"
-
-
-def test_what_it_lacks_is_an_error_where_it_is_named(amap: AttentionMap) -> None:
+def test_other_reads_are_computed_by_pytorch(amap: AttentionMap) -> None:
     even = hw.stats.row_measure("even", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
+    exact, y = amap.using("reference"), amap.q[..., :3]
     reads = (
-        lambda: amap[0], lambda: amap.T @ amap.q, lambda: amap.pool(8), lambda: amap.topk(2), lambda: amap.diagonals(),
-        lambda: amap.measure(even),
+        lambda x: x[0, 2, 30:], lambda x: x.row(-1), lambda x: x.T @ y, lambda x: x.pool(8), lambda x: x.topk(2)[0],
+        lambda x: x.diagonals()[0], lambda x: x.measure(even)["even"],
     )  # fmt: skip
     for read in reads:
-        with pytest.raises(hw.KernelError, match="kernel='triton_gpu' cannot read this map"):
-            read()
+        for given in (amap, amap.using("auto")):
+            torch.testing.assert_close(read(given), read(exact), rtol=1e-4, atol=1e-5)
+
+
+def test_a_map_on_another_device_is_not_read_with_it(monkeypatch: pytest.MonkeyPatch, amap: AttentionMap) -> None:
+    monkeypatch.setattr("headwise.kernels.triton_gpu._absent", lambda q: "it requires another device")
+    with pytest.raises(hw.KernelError, match="kernel='triton_gpu' cannot read this map: it requires another device"):
+        amap[0]
+    free = amap.using("auto")
+    assert torch.isfinite(free[0]).all()
+    assert free.read_by["weights"] != "triton_gpu"

@@ -1,4 +1,4 @@
-"""A cache of dispatch decisions for small repeated calls, such as those of the layers of a model.
+"""A cache of dispatch decisions for repeated calls, small or on a GPU, such as those of the layers of a model.
 
 Validation, the choice of a kernel and its request depend, for a plain call (no scores, dropout or gradients), only on
 shapes, strides, dtypes, mask, scale, measures and the kernels to choose from, and not on the addresses. `keep` stores
@@ -26,7 +26,7 @@ from headwise.kernels.quantized import Vectors, in_memory
 from headwise.masks import Mask, shows_whole_past
 from headwise.stats import Measure, Statistic
 
-PAIRS = 1 << 21  # (query, key) pairs over all heads: in larger calls the time of dispatch is negligible
+PAIRS = 1 << 21  # (query, key) pairs over all heads: in larger calls on a CPU the time of dispatch is negligible
 KEPT = 512  # the most decisions that are stored
 
 _prepared: dict[Any, Prepared] = {}
@@ -40,12 +40,14 @@ def again(
     """Run a plain call, which need not be valid, like an earlier one; None for any other call, and none in a graph.
     measures: those of a call that returns a map; None for the output alone, on which a gap has no effect."""
     memory = in_memory(k, v)
-    if torch._C._len_torch_dispatch_stack() or (measures is not None and here().progress is not None):
+    if torch._C._len_torch_dispatch_stack():
         return None
-    recorded = torch.is_grad_enabled()
+    recorded, device = torch.is_grad_enabled(), getattr(q, "device", None)
     for x in (q, *memory):  # with a flag for signs, the values in memory have the opposite ones
-        if type(x) is not Tensor or not x.is_cpu or (recorded and x.requires_grad) or _wrapped(x) or x.is_neg():
+        if type(x) is not Tensor or x.device != device or (recorded and x.requires_grad) or _wrapped(x) or x.is_neg():
             return None
+    if (measures is not None or q.is_cuda) and here().progress is not None:
+        return None
     try:
         found = _prepared.get(_key(q, k, v, memory, mask, scale, kernel, measures, gap))
         if found is None or (measures is not None and gap is not None and not (len(gap) == 2 and gap[0] < gap[1])):
@@ -64,7 +66,9 @@ def keep(
     prepare, gap = getattr(chosen, "prepared", None), call.rule.grid.gap
     memory = in_memory(call.keys, call.values)
     b, h, n, m = call.rule.grid
-    if prepare is None or b * h * n * m > PAIRS or call.dropout_p > 0 or call.rule.scores or not call.rule.mask.value:
+    if prepare is None or call.dropout_p > 0 or call.rule.scores or not call.rule.mask.value:
+        return
+    if call.q.is_cpu and b * h * n * m > PAIRS:
         return
     if type(scale) not in (float, type(None)) or any(type(x) is not Tensor for x in (call.q, *memory[:2])):
         return
@@ -88,17 +92,19 @@ def _key(
     measures: Sequence[str | Measure] | None, gap: tuple[int, int] | None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The key of a plain call, with the number of keys, unless without a map its one query attends to all."""
-    of_q = q.shape
+    of_q, strides = q.shape, tuple(map(Tensor.stride, memory))
     of_k: tuple[int, ...] = k.shape
     of_v: tuple[int, ...] = v.shape
     if measures is None:
         of_map = None
         if of_q[2] == 1 and 0 < of_k[2] == of_v[2] <= PAIRS and shows_whole_past(mask):
             of_k, of_v = (of_k[0], of_k[1], of_k[3]), (of_v[0], of_v[1], of_v[3])  # strides show that there are four
+            if q.is_cuda:  # those over batch and heads depend on m in what has been joined by torch.cat
+                strides = tuple(x[2:] for x in strides)
     else:
         of_map = _names(measures), None if gap is None else gap[0]
     return (
-        of_q, of_k, of_v, q.stride(), *map(Tensor.stride, memory), q.dtype, k.dtype, v.dtype, mask, scale,
+        q.device, of_q, of_k, of_v, q.stride(), strides, q.dtype, k.dtype, v.dtype, mask, scale,
         candidates(kernel), of_map,
     )  # fmt: skip
 

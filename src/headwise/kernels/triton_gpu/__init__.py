@@ -6,7 +6,7 @@ first call. The other modules are imported at the first supported call, so Trito
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
@@ -17,11 +17,13 @@ from headwise.errors import KernelError
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.compiling import eager
 from headwise.kernels.gradients import learns
-from headwise.kernels.reads import Matrix, Reads
+from headwise.kernels.kernel import Prepared
+from headwise.kernels.quantized import in_memory
+from headwise.kernels.reads import Matrix, Reads, TileReads
 from headwise.kernels.triton_gpu.check import refusal
 from headwise.rule.lowering import Lowered, requested
 from headwise.rule.tiles import COMPUTING
-from headwise.stats import COLUMN_MASS, Statistic
+from headwise.stats import COLUMN_MASS, Measure, Statistic
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
@@ -36,15 +38,13 @@ class TritonGPU:
 
     @property
     def reads(self) -> Reads:
-        """The reads that the forward pass computes: `statistics`, `times` and `received`."""
+        """All reads: the forward pass computes `statistics`, `times` and `received`, PyTorch the others from tiles."""
         return _ForwardReads()
 
     def refuse(self, call: Call) -> str | None:
         """Check device, dtype, sizes and rule; and what the kernels compute, at the first such call on a device."""
-        if not _installed():
-            return "Triton is not installed"
         q, grid = call.q, call.rule.grid
-        if reason := _wrong_device(q):
+        if reason := _absent(q):
             return reason
         if q.dtype not in DTYPES:
             return f"it computes in float32, got {q.dtype}"
@@ -62,6 +62,14 @@ class TritonGPU:
 
         return attend(call)
 
+    def prepared(self, call: Call, wanted: Sequence[Measure] | None, refusals: Mapping[str, str]) -> Prepared | None:
+        """Launches whose arguments are kept; none for maps, and for a subclass, which may run calls in another way."""
+        if wanted is not None or type(self) is not TritonGPU or len(in_memory(call.keys, call.values)) > 2:
+            return None
+        from headwise.kernels.triton_gpu.launch import again
+
+        return again(call)
+
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
@@ -74,7 +82,12 @@ class TritonGPU:
         return gradients(call, out, lse, grad_out, wanted)
 
 
-class _ForwardReads(Reads):
+class _ForwardReads(TileReads):
+    def suited(self, of: Matrix) -> Reads:
+        if reason := _absent(of.q):
+            raise Declined(reason)
+        return self
+
     def statistics(
         self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
     ) -> dict[Statistic, Tensor]:
@@ -115,7 +128,10 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _wrong_device(q: Tensor) -> str | None:
+def _absent(q: Tensor) -> str | None:
+    """Why no kernel can run on the device of q, or None."""
+    if not _installed():
+        return "Triton is not installed"
     if q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return None
     if q.device.type != "cuda":

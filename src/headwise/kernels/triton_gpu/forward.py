@@ -1,7 +1,7 @@
 """The forward pass: output, log-sum-exp and row statistics in one pass over the keys (Dao 2023, algorithm 1).
 
 Each program computes a block of queries of one head. In decoding (FOLD) its rows are the queries of all heads that
-share keys, and with SPLIT each program computes a range of the keys; `merge_kernel` joins their partial sums.
+share keys, and with `partial` each program computes a range of the keys; `merge_kernel` joins their partial sums.
 """
 # mypy: allow-untyped-defs, disable-error-code="import-not-found,misc,untyped-decorator"
 
@@ -92,11 +92,15 @@ def _visit(
     DROP: tl.constexpr, PRECISION: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr,
     G: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The blocks of keys of some intervals from `floor` to `ceiling`."""
+    """The blocks of keys of some intervals from `floor` to `ceiling`; without intervals, of all keys: the whole blocks,
+    or with MASKED the last one, if it is a part."""
     for slot in range(visit_count):
-        low = tl.maximum(tl.load(visits + slot * 2), floor)
-        high = tl.minimum(tl.load(visits + slot * 2 + 1), ceiling)
-        for block in range(low, high):
+        if visits is None:
+            low = m // BN if MASKED else 0
+            high = tl.cdiv(m, BN) if MASKED else m // BN
+        else:
+            low, high = tl.load(visits + slot * 2), tl.load(visits + slot * 2 + 1)
+        for block in range(tl.maximum(low, floor), tl.minimum(high, ceiling)):
             acc, top, total, tilt, squares, origin, first, second, masses = _step(
                 queries, acc, top, total, tilt, squares, origin, first, second, masses,
                 k, kj, kd, v, vj, vd, block, i, position, row, i_first, i_last,
@@ -119,15 +123,15 @@ def _empty(BM: tl.constexpr, DVP: tl.constexpr, G: tl.constexpr):
 
 @triton.jit
 def _store_partial(
-    partial, partial_out, row, live, row_count, acc, top, total, tilt, squares, origin, first, second, masses,
+    partial, row, live, row_count, acc, top, total, tilt, squares, origin, first, second, masses,
     DV: tl.constexpr, DVP: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """The sums of one range of keys."""
+    """The sums of one range of keys: the outputs of all ranges are first in `partial`."""
     column = tl.arange(0, DVP)
-    part = tl.program_id(1).to(tl.int64)
-    at = partial_out + (part * row_count + row)[:, None] * DV + column[None, :]
+    part, parts = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    at = partial + (part * row_count + row)[:, None] * DV + column[None, :]
     tl.store(at, acc, mask=live[:, None] & (column[None, :] < DV))
-    at = partial + part * (7 + G) * row_count + row
+    at = partial + (parts * DV + part * (7 + G)) * row_count + row
     tl.store(at, top, mask=live)
     tl.store(at + row_count, total, mask=live)
     if ENT:
@@ -164,20 +168,18 @@ def _store_output(
     )
 
 
-@triton.jit(do_not_specialize=["seed", "shift"])
+@triton.jit(do_not_specialize=["chunk", "row_count", "seed", "shift"])
 def attend_kernel(
-    q, k, v, qb, qh, qi, qd, kb, kh, kj, kd, vb, vh, vj, vd, h, h_kv, n, m,
+    q, k, v, out, results, partial, m, chunk, kb, kh, vb, vh, qb, qh, qi, qd, kj, kd, vj, vd, h, h_kv, n,
     factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
     spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, sinks, seed, drop,
-    full, full_b, full_count, mixed, mixed_b, mixed_count,
-    out, results, partial, partial_out, row_blocks, row_count, chunk,
-    table, mass_count, weights, shift,
+    full, full_b, full_count, mixed, mixed_b, mixed_count, row_blocks, row_count, table, mass_count, weights, shift,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     HAS_SINKS: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr,
-    DIST: tl.constexpr, G: tl.constexpr, WEIGHTED: tl.constexpr, FOLD: tl.constexpr, SPLIT: tl.constexpr,
+    DIST: tl.constexpr, G: tl.constexpr, WEIGHTED: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
-    """out [b, h, n, DV] and results [planes, b·h·n], or with SPLIT the partial sums of the range of keys."""
+    """out [b, h, n, DV] and results [planes, b·h·n], or with `partial` the sums of the range of keys."""
     # The last rows, the most work under a causal mask, start first.
     which = row_blocks - 1 - tl.program_id(0) % row_blocks
     lane = tl.program_id(0) // row_blocks
@@ -209,14 +211,17 @@ def attend_kernel(
         bias += b64 * bias_b + head_2d.to(tl.int64) * bias_h
     if HAS_DENSE:
         dense += b64 * dense_b + head_2d.to(tl.int64) * dense_h
-    spans += batch * spans_b
+    if spans is not None:
+        spans += batch * spans_b
     position = i + shift
     acc, top, total, tilt, squares, origin, first, second, masses = _empty(BM, DVP, G)
     floor, ceiling = 0, tl.cdiv(m, BN)
-    if SPLIT:
+    if partial is not None:
         floor = tl.program_id(1) * chunk
         ceiling = floor + chunk
-    full += batch * full_b + walk * full_count * 2
+    if full is not None:
+        full += batch * full_b + walk * full_count * 2
+        mixed += batch * mixed_b + walk * mixed_count * 2
     acc, top, total, tilt, squares, origin, first, second, masses = _visit(
         full, full_count, floor, ceiling, queries, acc, top, total, tilt, squares, origin, first, second, masses,
         k, kj, kd, v, vj, vd, i[:, None], position, row[:, None], i_first, i_last,
@@ -224,7 +229,6 @@ def attend_kernel(
         batch, table, weights, n, m, D, DP, DV, DVP, BM, BN,
         HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, False,
     )  # fmt: skip
-    mixed += batch * mixed_b + walk * mixed_count * 2
     acc, top, total, tilt, squares, origin, first, second, masses = _visit(
         mixed, mixed_count, floor, ceiling, queries, acc, top, total, tilt, squares, origin, first, second, masses,
         k, kj, kd, v, vj, vd, i[:, None], position, row[:, None], i_first, i_last,
@@ -232,9 +236,9 @@ def attend_kernel(
         batch, table, weights, n, m, D, DP, DV, DVP, BM, BN,
         HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, True,
     )  # fmt: skip
-    if SPLIT:
+    if partial is not None:
         _store_partial(
-            partial, partial_out, row, live, row_count, acc, top, total, tilt, squares, origin, first, second, masses,
+            partial, row, live, row_count, acc, top, total, tilt, squares, origin, first, second, masses,
             DV, DVP, ENT, SQ, DIST, G,
         )  # fmt: skip
     else:
@@ -247,9 +251,9 @@ def attend_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "row_count"])
 def merge_kernel(
-    partial, partial_out, out, results, sinks, h, n, row_count, parts, mass_count, drop,
+    out, results, partial, parts, sinks, h, n, row_count, mass_count, drop,
     DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, HAS_SINKS: tl.constexpr, DROP: tl.constexpr,
     ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr, G: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -260,7 +264,8 @@ def merge_kernel(
     inside = live[:, None] & (column[None, :] < DV)
     acc, top, total, tilt, squares, origin, first, second, masses = _empty(BM, DVP, G)
     for part in range(parts):
-        at = partial + tl.cast(part, tl.int64) * (7 + G) * row_count + row
+        part = tl.cast(part, tl.int64)
+        at = partial + (parts * DV + part * (7 + G)) * row_count + row
         b_top = tl.load(at, mask=live, other=-float("inf"))
         b_total = tl.load(at + row_count, mask=live, other=0.0)
         new_top = tl.maximum(top, b_top)
@@ -286,7 +291,7 @@ def merge_kernel(
             b_masses = tl.load(at[:, None] + plane[None, :], mask=live[:, None], other=0.0)
             masses = masses * decay[:, None] + b_masses * b_decay[:, None]
         total = total * decay + b_total * b_decay
-        at_out = partial_out + (tl.cast(part, tl.int64) * row_count + row)[:, None] * DV + column[None, :]
+        at_out = partial + (part * row_count + row)[:, None] * DV + column[None, :]
         acc = acc * decay[:, None] + tl.load(at_out, mask=inside, other=0.0) * b_decay[:, None]
         top = new_top
     sink2 = top

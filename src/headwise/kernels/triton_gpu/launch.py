@@ -2,9 +2,8 @@
 # mypy: disable-error-code="import-not-found"
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import triton
 from torch import Tensor
 
 from headwise.kernels.call import Call, Result
+from headwise.kernels.kernel import Answer
 from headwise.kernels.triton_gpu.backward import (
     bias_gradient_kernel,
     column_mass_kernel,
@@ -21,6 +21,7 @@ from headwise.kernels.triton_gpu.backward import (
     query_gradient_kernel,
     relative_gradient_kernel,
 )
+from headwise.kernels.triton_gpu.check import refusal
 from headwise.kernels.triton_gpu.forward import attend_kernel, merge_kernel
 from headwise.kernels.triton_gpu.plan import (
     DECODE_QUERIES,
@@ -35,10 +36,11 @@ from headwise.kernels.triton_gpu.plan import (
     placed,
     query_blocks,
     splits,
+    used,
 )
-from headwise.kernels.triton_gpu.tile import COLUMNS, FORMULAS, KINDS, LSE, MASSES, SHARES
+from headwise.kernels.triton_gpu.tile import COLUMNS, FORMULAS, KINDS, LSE, MASSES, MAX, SHARES
 from headwise.masks import Grid
-from headwise.rule import sink_gradient
+from headwise.rule import Rule, sink_gradient
 from headwise.rule.lowering import Lowered, of_terms, requested
 from headwise.stats import Statistic
 
@@ -63,6 +65,7 @@ class Problem:
     sinks: Tensor | None = None
     drop: float = 0.0
     seed: int = 0
+    whole: bool = False  # every query attends to every key
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
@@ -109,15 +112,14 @@ class Problem:
         q, k, v = self.q, self.k, self.v
         return q, k, v, *q.stride(), *k.stride(), *v.stride(), *self.sizes[1:]
 
-    @property
-    def score_inputs(self) -> tuple[Any, ...]:
-        """Kernel arguments for the rule."""
+    def score_inputs(self, *, whole: bool = False) -> tuple[Any, ...]:
+        """Kernel arguments for the rule; whole: without spans."""
         cap, dense, bias, relative = self.soft_cap, self.dense, self.bias, self.relative
-        (spans,) = self.placed("spans", make=lambda: (self.spans,))
+        spans = None if whole else self.placed("spans", make=lambda: (self.spans,))[0]
         return (
             self.scale / cap if cap else self.scale * LOG2E, cap * LOG2E, relative, stride(relative, 0),
             bias, *(stride(bias, axis) for axis in range(4)),
-            spans, stride(spans, 0), spans.shape[2], dense, *(stride(dense, axis) for axis in range(4)),
+            spans, stride(spans, 0), self.spans.shape[2], dense, *(stride(dense, axis) for axis in range(4)),
         )  # fmt: skip
 
     def constants(self, size: Blocks) -> dict[str, Any]:
@@ -150,9 +152,10 @@ def stride(x: Tensor | None, axis: int) -> int:
     return 0 if x is None or x.shape[axis] == 1 else x.stride(axis)
 
 
-def walk(plan: Plan) -> tuple[Any, ...]:
-    """Kernel arguments for a plan."""
-    return tuple(x for part in plan for x in (part, stride(part, 0), part.shape[2]))
+def walk(plan: Plan | None) -> tuple[Any, ...]:
+    """Kernel arguments for a plan; None: all keys."""
+    parts = (None, None) if plan is None else plan
+    return tuple(x for part in parts for x in (part, stride(part, 0), 1 if part is None else part.shape[2]))
 
 
 def options(size: Blocks, *, busy: bool = False) -> dict[str, Any]:
@@ -169,11 +172,6 @@ def shared_memory(device: torch.device) -> int:
         return 0
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
-
-
-def on(x: Tensor) -> AbstractContextManager[object]:
-    """Context manager that launches kernels on the device of x."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 LIMIT = torch.iinfo(torch.int32).max
@@ -227,54 +225,120 @@ class Wanted:
         return wanted
 
 
+class Launch:
+    """Launches of a kernel with the same arguments, but for the first ones.
+
+    What Triton compiles depends on whether pointers and numbers are multiples of 16, and numbers are 1, or larger than
+    an int32. `kind` is all of that for the first arguments: Triton looks at arguments once for each kind.
+    """
+
+    def __init__(self, kernel: Any, *rest: Any, options: dict[str, Any], **constants: Any) -> None:
+        self.kernel, self.options, self.compiled = kernel, options, dict[Hashable, Any]()
+        self.rest = *rest, *(constants[name] for name in kernel.arg_names[-len(constants) :])
+
+    def __call__(self, kind: Hashable, grid: tuple[int, int, int], *first: Any) -> None:
+        if (found := self.compiled.get(kind)) is not None:
+            found[grid](*first, *self.rest)
+        else:  # the interpreter returns nothing
+            self.compiled[kind] = self.kernel[grid](*first, *self.rest, **self.options) or self.kernel
+
+
 MERGE_ROWS = 16
 
 
-def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
-    """Output [b, h, n, d_v] in q's dtype, and float32 [planes, b, h, n] in the order of `tile.LSE` and following."""
-    b, h, h_kv, n, m = problem.sizes
-    q, v = problem.q, problem.v
-    d_v = v.shape[-1]
-    fold = n <= DECODE_QUERIES
-    of = q.shape[-1], d_v, q.dtype
-    if fold:
-        size = decode_blocks(*of, extras=problem.extras)
-    else:
-        size = forward_blocks(*of, extras=problem.extras, shared=shared_memory(q.device))
-    row_blocks = -(-(h // h_kv * n) // size.rows) if fold else -(-n // size.rows)
-    programs = row_blocks * b * (h_kv if fold else h)
-    parts = splits(m, programs) if fold else 1
-    cols = -(-m // size.cols)
-    plan = problem.keys_of(n if fold else size.rows, size.cols)
-    mass_count = len(wanted.table)
-    g = 1 << (mass_count - 1).bit_length() if mass_count else 0
-    rows = b * h * n
-    out = torch.empty(b, h, n, d_v, dtype=q.dtype, device=q.device)
-    results = torch.zeros(SHARES + mass_count, b, h, n, dtype=torch.float32, device=q.device)
-    partial = results.new_empty(parts if parts > 1 else 0, MASSES + g, rows)
-    partial_out = results.new_empty(parts if parts > 1 else 0, rows, d_v)
-    entries = (*wanted.table, *[(-1, 0, 0, 0)] * (g - mass_count))
-    (table,) = problem.placed(*entries, make=lambda: (torch.tensor(entries, dtype=torch.int32, device="cpu"),))
-    weights = torch.cat([x.to(q.device) for x in wanted.weights]).contiguous() if wanted.weights else None
-    flags: dict[str, Any] = {
-        "HAS_SINKS": problem.sinks is not None,
-        "DROP": problem.drop > 0,
-        **{flag: flag in wanted.flags for _, flag in FORMULAS.values() if flag},
-        "G": g,
-    }
-    with on(q):
-        attend_kernel[(programs, parts)](
-            *problem.inputs, *problem.score_inputs, problem.sinks, problem.seed, problem.drop, *walk(plan),
-            out, results, partial, partial_out, row_blocks, rows, -(-cols // parts),
-            table, mass_count, weights, wanted.shift, **problem.constants(size), **flags,
-            WEIGHTED=weights is not None, FOLD=fold, SPLIT=parts > 1, **options(size, busy=wanted.busy),
+class Forward:
+    """The forward pass of calls that differ only in addresses, in the strides of k and v over batch and heads, and in
+    decoding, where the query attends to all keys, in their number. held: what it reads besides q, k and v."""
+
+    def __init__(self, problem: Problem, wanted: Wanted) -> None:
+        b, h, h_kv, n, _ = problem.sizes
+        q, whole, d_v = problem.q, problem.whole, problem.v.shape[-1]
+        self.fold = fold = n <= DECODE_QUERIES
+        of = q.shape[-1], d_v, q.dtype
+        if fold:
+            size = decode_blocks(*of, extras=problem.extras)
+        else:
+            size = forward_blocks(*of, extras=problem.extras, shared=shared_memory(q.device))
+        row_blocks = -(-(h // h_kv * n) // size.rows) if fold else -(-n // size.rows)
+        plan = None if whole else problem.keys_of(n if fold else size.rows, size.cols)
+        rule = problem.score_inputs(whole=whole)
+        mass_count = len(wanted.table)
+        g = 1 << (mass_count - 1).bit_length() if mass_count else 0
+        self.cols, self.programs, self.rows = size.cols, row_blocks * b * (h_kv if fold else h), b * h * n
+        self.shape, self.planes = (b, h, n, d_v), (SHARES + mass_count if wanted.busy else MAX + 1, b, h, n)
+        self.sums = d_v + MASSES + g  # partial sums of each row and range of keys
+        entries, table = (*wanted.table, *[(-1, 0, 0, 0)] * (g - mass_count)), None
+        if entries:
+            (table,) = problem.placed(*entries, make=lambda: (torch.tensor(entries, dtype=torch.int32, device="cpu"),))
+        weights = torch.cat([x.to(q.device) for x in wanted.weights]).contiguous() if wanted.weights else None
+        self.held = tuple(x for x in (*rule, *(plan or ()), table, weights) if isinstance(x, Tensor))
+        flags: dict[str, Any] = {
+            "HAS_SINKS": problem.sinks is not None,
+            "DROP": problem.drop > 0,
+            **{flag: flag in wanted.flags for _, flag in FORMULAS.values() if flag},
+            "G": g,
+        }
+        self.attend = Launch(
+            attend_kernel, *q.stride(), *problem.k.stride()[2:], *problem.v.stride()[2:], h, h_kv, n, *rule,
+            problem.sinks, problem.seed, problem.drop, *walk(plan), row_blocks, self.rows, table, mass_count, weights,
+            wanted.shift, **problem.constants(size), **flags, WEIGHTED=weights is not None, FOLD=fold,
+            options=options(size, busy=wanted.busy),
         )  # fmt: skip
+        self.merge = Launch(
+            merge_kernel, problem.sinks, h, n, self.rows, mass_count, problem.drop,
+            DV=d_v, DVP=padded(d_v), BM=MERGE_ROWS, **flags, PRECISION=problem.precision, options={"num_warps": 4},
+        )  # fmt: skip
+
+    def parts(self, m: int) -> int:
+        """The number of ranges of m keys."""
+        return splits(m, self.programs) if self.fold else 1
+
+    def kind(self, q: Tensor, k: Tensor, v: Tensor) -> Hashable:
+        """What the compiled kernels depend on, of these tensors."""
+        m, pointers = k.shape[2], (q.data_ptr() % 16, k.data_ptr() % 16, v.data_ptr() % 16)
+        numbers = (m, *k.stride()[:2], *v.stride()[:2])
+        return self.parts(m) > 1, pointers, *((x == 1, x % 16 == 0, x > LIMIT) for x in numbers)
+
+    def run(self, kind: Hashable, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Output [b, h, n, d_v] in q's dtype, and float32 [planes, b, h, n] in the order of `tile.LSE` and so on."""
+        m = k.shape[2]
+        parts, blocks, partial = self.parts(m), -(-m // self.cols), None
+        out, results = q.new_empty(self.shape), q.new_empty(self.planes, dtype=torch.float32)
         if parts > 1:
-            merge_kernel[(-(-rows // MERGE_ROWS),)](
-                partial, partial_out, out, results, problem.sinks, h, n, rows, parts, mass_count, problem.drop,
-                DV=d_v, DVP=padded(d_v), BM=MERGE_ROWS, **flags, PRECISION=problem.precision, num_warps=4,
+            partial = q.new_empty(parts * self.rows * self.sums, dtype=torch.float32)
+        with torch.cuda.device_of(q):
+            self.attend(
+                kind, (self.programs, parts, 1), q, k, v, out, results, partial, m, -(-blocks // parts),
+                *k.stride()[:2], *v.stride()[:2],
             )  # fmt: skip
-    return out, results
+            if parts > 1:
+                self.merge(kind, (-(-self.rows // MERGE_ROWS), 1, 1), out, results, partial, parts)
+        return out, results
+
+
+def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
+    """`Forward.run`, once."""
+    found, given = Forward(problem, wanted), (problem.q, problem.k, problem.v)
+    return found.run(found.kind(*given), *given)
+
+
+class Again(NamedTuple):
+    """`Kernel.prepared` of calls without a map. rule: of one of them."""
+
+    forward: Forward
+    rule: Rule
+
+    def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
+        """As `Prepared.run`."""
+        k, v = memory
+        kind = self.forward.kind(q, k, v)
+        if kind not in self.forward.attend.compiled:  # with other numbers of keys, it may be checked as another kind
+            b, h, n, _ = q.shape
+            rule = replace(self.rule, grid=Grid(b, h, n, m))
+            if refusal(Call(q, k, v, rule), None):
+                return None
+        used(self.forward.held, q.device)
+        return self.forward.run(kind, q, k, v)[0], None
 
 
 def columns(problem: Problem, lse: Tensor) -> Tensor:
@@ -286,10 +350,10 @@ def columns(problem: Problem, lse: Tensor) -> Tensor:
     col_blocks = -(-m // size.cols)
     constants = problem.constants(size)
     del constants["DV"], constants["DVP"]
-    with on(lse):
+    with torch.cuda.device_of(lse):
         column_mass_kernel[(col_blocks * b * h,)](
             problem.q, problem.k, *problem.q.stride(), *problem.k.stride(), *problem.sizes[1:],
-            *problem.score_inputs, *walk(plan), lse, received, col_blocks, **constants, **options(size),
+            *problem.score_inputs(), *walk(plan), lse, received, col_blocks, **constants, **options(size),
         )  # fmt: skip
     return received
 
@@ -325,10 +389,10 @@ def backward(
     dq = torch.empty(b, h, n, d, dtype=q.dtype, device=q.device)
     dk = torch.empty(b, h_kv, m, d, dtype=q.dtype, device=q.device)
     dv = torch.empty(b, h_kv, m, d_v, dtype=q.dtype, device=q.device)
-    common = (*problem.inputs, *problem.score_inputs, problem.seed, problem.drop)
+    common = (*problem.inputs, *problem.score_inputs(), problem.seed, problem.drop)
     given = (d_out, *d_out.stride(), lse, delta)
     flags = {**problem.constants(size), "DROP": problem.drop > 0, **options(size)}
-    with on(q):
+    with torch.cuda.device_of(q):
         delta_kernel[(-(-delta.numel() // DELTA_ROWS),)](
             out, d_out, delta, *d_out.stride(), h, n, delta.numel(), DV=d_v, DVP=padded(d_v), BM=DELTA_ROWS
         )
@@ -393,6 +457,11 @@ def attend(call: Call) -> Result:
     return Result(out, planes[LSE], found)
 
 
+def again(call: Call) -> Again:
+    """What is kept for calls like this one, which has no statistics."""
+    return Again(Forward(_problem(call), Wanted()), call.rule)
+
+
 def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
     """`Kernel.gradients`. The kernels add all biases into one; its gradient is reduced to the shape of each."""
     terms = call.rule.terms(lse[..., :0])
@@ -411,5 +480,5 @@ def _problem(call: Call) -> Problem:
     )  # fmt: skip
     return Problem(
         q, k, v, call.rule.scale, lowered.spans, lowered.dense, lowered.soft_cap, relative, bias, sinks,
-        call.dropout_p, call.seed,
+        call.dropout_p, call.seed, lowered.dense is None and call.rule.is_full(),
     )  # fmt: skip

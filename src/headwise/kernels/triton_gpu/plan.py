@@ -95,13 +95,20 @@ def placed(
     kept = _placed.setdefault(spans, {})
     if (found := kept.get((device, key))) is None:
         found = kept[device, key] = tuple(x.to(device) for x in make())
-    if device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
-            _captured.append(found)
-        else:
-            for x in found:
-                x.record_stream(torch.cuda.current_stream(device))
+    used(found, device)
     return found
+
+
+def used(tensors: tuple[Tensor, ...], device: torch.device) -> None:
+    """Keep tensors on a device for as long as the kernels that are launched now read them."""
+    if not tensors or device.type != "cuda":
+        return
+    if torch.cuda.is_current_stream_capturing():
+        _captured.append(tensors)
+    else:
+        stream = torch.cuda.current_stream(device)
+        for x in tensors:
+            x.record_stream(stream)
 
 
 def key_blocks(spans: Tensor, m: int, rows: int, cols: int, *, masked: bool) -> Plan:

@@ -77,12 +77,15 @@ def tanh(x):
 
 @triton.jit
 def visible(i, j, spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE: tl.constexpr):
-    """Whether query i may attend to key j; False for j ≥ m."""
-    row = tl.minimum(i, n - 1)
-    seen = (i < 0) & (j < 0)
-    for slot in range(count):
-        at = spans + (row * count + slot) * 2
-        seen = seen | ((j >= tl.load(at)) & (j < tl.load(at + 1)))
+    """Whether query i may attend to key j; False for j ≥ m. Without spans, every query attends to every key."""
+    if spans is None:
+        seen = (i >= 0) & (j < m)
+    else:
+        row = tl.minimum(i, n - 1)
+        seen = (i < 0) & (j < 0)
+        for slot in range(count):
+            at = spans + (row * count + slot) * 2
+            seen = seen | ((j >= tl.load(at)) & (j < tl.load(at + 1)))
     if HAS_DENSE:
         at = dense + i.to(tl.int64) * dense_i + j * dense_j
         seen = seen & (tl.load(at, mask=(i < n) & (j < m), other=0) != 0)
