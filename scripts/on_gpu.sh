@@ -17,14 +17,14 @@ export PYTHONPATH="$PWD/src:$PWD/textbook/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" P
 "$python" -c 'from headwise.cli import main; main()' doctor > "$folder/doctor.txt" 2>&1 || echo "doctor failed: see doctor.txt"
 tail -n 4 "$folder/doctor.txt"
 
-# Most of the time is that of compiling kernels, some seconds for each set of parameters. The most telling files are
-# first, and tests are not handed out in chunks, so that they begin in this order.
+# The most telling files are first, and tests are not handed out in chunks, so that they begin in this order. With more
+# processes most of the time is that of starting them.
 marks="not slow and not thorough"
 if [ "${2:-}" = all ]; then marks=""; fi
 files="on_device triton_again triton_reads triton_forward triton_gradients triton_statistics triton_check triton_rectangles"
 # As a keyboard would end it, so that pytest still says what failed.
 timeout -s INT -k 20 "${TESTS:-240}" "$python" -m pytest $(printf 'tests/gpu/test_%s.py ' $files) -m "${MARKS-$marks}" \
-  -n "${WORKERS:-$(nproc)}" --maxschedchunk 1 -p no:cacheprovider -W default --tb=short --durations 30 ${ARGS:-} \
+  -n "${WORKERS:-6}" --maxschedchunk 1 -p no:cacheprovider -W default --tb=short --durations 30 ${ARGS:-} \
   > "$folder/tests.txt" 2>&1
 tests=$?
 grep -E '^(FAILED|ERROR)|passed|failed|KeyboardInterrupt' "$folder/tests.txt" | tail -n 60
