@@ -14,6 +14,7 @@ from headwise.errors import ConfigError, KernelError
 from headwise.map import AttentionMap
 from headwise.map.attention import attend
 from headwise.masks import Causal, Mask, Window
+from headwise.nn import DESIGNS
 from headwise.scores import ALiBi, Bias, Score, SinkLogits
 from headwise.stats import MaxLogit, Measure, RowMeasure, row_measure
 
@@ -375,3 +376,18 @@ def test_learned_biases_by_finite_differences() -> None:
         return amap.measured["mean_distance"].sum()
 
     assert torch.autograd.gradcheck(loss, bias)
+
+
+@pytest.mark.parametrize("name", sorted(DESIGNS.keys() - {"convolution"}))  # whose weights are constants
+def test_layers_train_or_refuse(name: str) -> None:
+    torch.manual_seed(0)
+    layer = DESIGNS[name](d_model=12, num_heads=1 if name == "single_head" else 3)
+    x = torch.randn(2, 7, 12)
+    if name in ("sparse_mixture", "mixture_of_heads", "talking_heads"):
+        with pytest.raises(ConfigError, match="differentiable=True"):
+            layer(x, return_map=True, differentiable=True)
+        return
+    y, amap = layer(x, return_map=True, differentiable=True)
+    torch.testing.assert_close(y, layer(x))
+    amap.measure("entropy")["entropy"].sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())
