@@ -18,7 +18,7 @@ from headwise.kernels.call import Declined, traced
 from headwise.masks import Span
 from headwise.rule import Rule, grouped, grouped_t, pooling
 from headwise.rule.pooling import Squares
-from headwise.rule.tiles import Scratch, Tile, log_sums, stream, weights_at
+from headwise.rule.tiles import Scratch, Tile, log_sums, scores_at, stream
 from headwise.stats import Statistic
 from headwise.stats.statistic import Reduced, ToReduce
 
@@ -255,13 +255,13 @@ class TileReads(Reads):
 
     def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
         if not rows:
-            return weights_at(*of[:4], batch, heads, rows, cols)
+            return scores_at(*of[:4], batch, heads, rows, cols, less_lse=True).exp_()
         if len(batch) == len(heads) == 1 and of.only is None:
             of, batch, heads = of.head(batch[0], heads[0]), range(1), range(1)
         first = min(rows)
         some = of.part(range(first, max(rows) + 1), range(of.rule.grid.m))
         there = range(rows.start - first, rows.stop - first, rows.step)
-        return weights_at(*self.exact(some)[:4], batch, heads, there, cols).to(of.lse.dtype)
+        return scores_at(*self.exact(some)[:4], batch, heads, there, cols, less_lse=True).exp_().to(of.lse.dtype)
 
     def exact(self, of: Matrix) -> Matrix:
         """In float64, where the rounding of scores in float32 could show in the sums of rows."""

@@ -59,7 +59,7 @@ class TorchBlocks:
     ) -> list[Tensor | None]:
         """For its own output, or for that of any kernel if there is no dropout."""
         terms = call.rule.terms(lse[..., :0])
-        sums = _Gradients(terms, wanted, lse)
+        sums = TermGradients(terms, wanted, lse)
         return [*_backward(call, terms, sums, call.q, call.k, call.v, out, lse, grad_out), *sums.finish()]
 
 
@@ -110,7 +110,7 @@ def _forward(call: Call, terms: Terms) -> tuple[Tensor, Tensor]:
 
 
 def _backward(
-    call: Call, terms: Terms, sums: "_Gradients", q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    call: Call, terms: Terms, sums: "TermGradients", q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     grad_out: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     h_kv = k.shape[1]
@@ -153,7 +153,7 @@ def _backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
-class _Gradients:
+class TermGradients:
     """Gradients of the scores' tensors, summed over the tiles; for those that are requested."""
 
     def __init__(self, terms: Terms, wanted: Sequence[bool], like: Tensor) -> None:

@@ -19,6 +19,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,11 +31,12 @@ from headwise.errors import ConfigError, KernelError, ShapeError, check_whole
 from headwise.kernels import KERNELS, check_name, named as kernel_of, read
 from headwise.kernels.graph import has_no_numbers, in_graph
 from headwise.kernels.quantized import Vectors, decoded
-from headwise.kernels.reads import Matrix
-from headwise.map import file
+from headwise.kernels.reads import Matrix, TileReads
+from headwise.map import file, pairs, shares
+from headwise.map.gradients import Learned, attached
 from headwise.map.index import TransposedMap, linear_operator, operand, reading, select
 from headwise.map.unchanged import add_up, check_sums, noted
-from headwise.masks import Mask
+from headwise.masks import Mask, Span
 from headwise.masks.given import put_tensors, take_tensors
 from headwise.rule import Rule, pooling
 from headwise.rule.pooling import Squares
@@ -52,8 +54,10 @@ DENSE_LIMIT = 1 << 26  # the most weights that to_dense() returns without force=
 class AttentionMap(Shown):
     """Attention weights of all batch entries and heads, [b, h, n, m], computed from q, k and the log-sum-exp.
 
-    All results are detached, float32 (float64 for float64 inputs) and exact up to the rounding of the logits; numbers
-    of `measure` per head are float32, computed in float64. Weights are those before dropout.
+    All results are float32 (float64 for float64 inputs) and exact up to the rounding of the logits; numbers of
+    `measure` per head are float32, computed in float64. Weights are those before dropout. Results are detached, unless
+    the map is of `attend(…, differentiable=True)`: then q, k and the tensors of the scores have exact gradients from
+    all of them, in O(n) memory, but not from counts and indices; results of `measure` are then in the dtype of others.
 
     Attributes:
         q, k: [b, h, n, d] and [b, h_kv, m, d], the tensors given to `attend` (no copy), in float32 if the keys were
@@ -84,9 +88,10 @@ class AttentionMap(Shown):
         refusals: Mapping[str, str] | None = None,
         nonfinite_values: Tensor | None = None,
         whole: bool = True,
+        differentiable: bool = False,
     ) -> None:
         """whole: whether the log-sum-exp is over the keys of the rule, so that rows sum to 1; False: over more."""
-        self._q, self.lse, self.rule = q.detach(), lse.detach(), rule.kept()
+        self._q, self._lse, self.rule = q.detach(), lse.detach(), rule.kept()
         self._k = k.detach() if isinstance(k, Tensor) else k
         self._rounding = 0.0 if isinstance(k, Tensor) else torch.finfo(k.dtype).eps  # of keys that are dequantized
         self._inputs = noted(self._q, self._k, self.rule)
@@ -97,6 +102,8 @@ class AttentionMap(Shown):
         self.measured: Measurements | None = None
         self._whole, self._looked_at = whole, not whole
         self._read_from: Matrix | None = None
+        self._exact: Tensor | None = None  # the log-sum-exp as gradients need it
+        self._learned = Learned(q, decoded(k), rule, self._lse) if differentiable else None
 
     @property
     def q(self) -> Tensor:
@@ -113,12 +120,22 @@ class AttentionMap(Shown):
             self._inputs = noted(self._q, self._k, self.rule)
         return self._k
 
+    @property
+    def lse(self) -> Tensor:
+        """The log-sum-exp of each row, [b, h, n]."""
+        return self._lse if self._learned is None else self._with_graph(self._lse, shares.LogSums())
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether results have gradients, as of `attend(…, differentiable=True)`."""
+        return self._learned is not None
+
     def _check(self) -> None:
         """Raise if an input has changed. What a graph returns is noted when it is first read."""
         if self._inputs is None:
             self._inputs = noted(self._q, self._k, self.rule)
         elif not in_graph():
-            self._inputs.check(lambda: add_up(self._q, decoded(self._k), self.lse, self.rule))
+            self._inputs.check(lambda: add_up(self._q, decoded(self._k), self._lse, self.rule))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -144,7 +161,23 @@ class AttentionMap(Shown):
 
         Only these rows and columns are computed. An omitted index selects the whole axis.
         """
-        return select(index, self.shape, lambda *spans: self._read("weights", *spans))
+        return select(index, self.shape, self._entries)
+
+    @reading
+    def log(self, index: Any = ...) -> Tensor:
+        """ln of the weights of a tile, by an index as of the map itself, such as `np.s_[0, 3, 5:9, :]`; −∞ where
+        masked. It is exact where weights underflow."""
+        return select(index, self.shape, partial(self._entries, logs=True))
+
+    def _entries(self, batch: range, heads: range, rows: range, cols: range, logs: bool = False) -> Tensor:
+        """Weights, or their logarithms, [len(batch), len(heads), len(rows), len(cols)]."""
+        self._look()
+        places = batch, heads, rows, cols
+        found = shares.log_weights(self._matrix, *places) if logs else self._read("weights", *places)
+        if len(batch) == len(heads) == 1 and self._learned is not None:
+            one = shares.Entries(range(1), range(1), rows, cols, logs=logs)
+            return self._with_graph(found, one, head=(batch[0], heads[0]))
+        return self._with_graph(found, shares.Entries(*places, logs=logs))
 
     def __len__(self) -> int:
         """The number of batch entries."""
@@ -170,8 +203,8 @@ class AttentionMap(Shown):
         """P @ x for x [m, e], or [b, h or h_kv, m, e]: [b, h, n, e]. Attention with the values x."""
         x = operand(x, self, self.shape[3], "keys")
         heads = self.shape[1] if x.shape[1] == self.shape[1] else self.k.shape[1]
-        product: Tensor = self._read("times", x.expand(-1, heads, -1, -1))
-        return product
+        x = x.expand(-1, heads, -1, -1)
+        return self._with_graph(self._read("times", x.detach()), shares.Product(), operand=x)
 
     @property
     def T(self) -> "TransposedMap[AttentionMap]":
@@ -211,9 +244,10 @@ class AttentionMap(Shown):
             found = {**(found or {}), **self._read("statistics", missing, progress)}
             ran = self.read_by["statistics"]
         reduce = KERNELS[ran].reads.reduced if ran in KERNELS else None
-        result = measure(tiles, self.lse, self.rule, wanted, rows=rows, found=found, reduce=reduce)
+        kept = rows or self.differentiable
+        result = measure(tiles, self._lse, self.rule, wanted, rows=kept, found=found, reduce=reduce)
         result.nonfinite_values = self.nonfinite_values
-        return result
+        return shares.with_gradients(result, wanted, self._lse, self._with_graph) if self.differentiable else result
 
     @reading
     def pool(self, size: int, reduce: str = "mean", *, progress: Progress | None = None) -> Tensor:
@@ -222,7 +256,7 @@ class AttentionMap(Shown):
         "mean" averages the unmasked pairs of each square; "max" keeps peaks that a mean would hide.
         """
         cell = pooling.cell_for(size, reduce, *self.shape[2:])
-        found: Squares = self._read("squares", cell, progress)
+        found = self._squares(range(self.shape[2]), range(self.shape[3]), cell, progress)
         return found.mean if reduce == "mean" else found.largest
 
     @reading
@@ -244,9 +278,14 @@ class AttentionMap(Shown):
         n, m = self.shape[2:]
         rows, cols = pooling.side("rows", rows, n), pooling.side("cols", cols, m)
         cell = min(check_whole("pooled", "cell", cell, 1), max(len(rows), len(cols)))  # larger ones are one square
-        part = self._matrix.part(rows, cols)
+        return self._squares(rows, cols, cell, progress)
+
+    def _squares(self, rows: range, cols: range, cell: int, progress: Progress | None) -> Squares:
+        part = None if (len(rows), len(cols)) == self.shape[2:] else self._matrix.part(rows, cols)
         found: Squares = self._read("squares", cell, progress, of=part)
-        return found
+        at = Span(rows.start, rows.stop), Span(cols.start, cols.stop), cell, found.allowed
+        mean = self._with_graph(found.mean, shares.SquareMeans(*at))
+        return Squares(mean, self._with_graph(found.largest, shares.SquareMaxima(*at)), found.allowed)
 
     @reading
     def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
@@ -255,15 +294,14 @@ class AttentionMap(Shown):
         k = check_whole("topk", "k", k, 1)
         if k > self.shape[3]:
             raise ConfigError(f"topk(k={k}): expected 1 <= k <= {self.shape[3]}, the number of keys")
-        found: tuple[Tensor, Tensor] = self._read("top", k, progress)
-        return found
+        weights, keys = self._read("top", k, progress)
+        return self._with_graph(weights, shares.Largest(keys)), keys
 
     @reading
     def received(self) -> Tensor:
         """Column mass Σ_i p_ij, the weight that each key receives: [b, h, m]; without a learned sink it sums to the
         number of queries that are not fully masked."""
-        mass: Tensor = self._read("received")
-        return mass
+        return self._with_graph(self._read("received"), shares.Received())
 
     @reading
     def diagonals(self) -> tuple[Tensor, Tensor]:
@@ -274,8 +312,44 @@ class AttentionMap(Shown):
         n, parts = self.shape[2], []
         for cols in self.rule.grid.sides()[1 if self.rule.grid.extra else 0 :]:
             side = self._matrix if cols.size == self.shape[3] else self._matrix.part(range(n), range(*cols))
-            parts.append((side.rule, self._read("diagonals", of=side)))
+            sums = self._with_graph(self._read("diagonals", of=side), shares.Diagonals(n, cols))
+            parts.append((side.rule, sums))
         return pooling.diagonal_means(parts)
+
+    @reading
+    def kl(self, teacher: "AttentionMap", *, heads: pairs.Heads = None, renormalized: bool = False) -> Tensor:
+        """KL(t ‖ p) = Σ_j t_ij ln(t_ij / p_ij) of each query, [b, h, n] in nats, from the weights t of another map.
+
+        Gradients reach both maps, if they are differentiable. They may differ in all but batch, queries and keys. A
+        learned sink's weight is divided out. Fully masked queries have 0. Source: Kullback & Leibler 1951.
+
+        Args:
+            teacher: the other map. heads: for each head of this map, one of the teacher's, or a list of those whose
+                mean weights are t; None if they are the same heads.
+            renormalized: divide t by its sum over the keys that this map may attend to, as for a sparse indexer.
+        Raises:
+            ConfigError: if t has weight on a key that is masked here, or none; with the query's index. ShapeError.
+        """
+        return pairs.beside(self, teacher, "kl", heads, renormalized)
+
+    @reading
+    def js(self, other: "AttentionMap", *, heads: pairs.Heads = None) -> Tensor:
+        """Jensen–Shannon divergence of each query from another map, [b, h, n], from 0 to ln 2: the mean of both KL
+        divergences from the mean of both rows. Arguments as of `kl`; masks may differ. Source: Lin 1991."""
+        return pairs.beside(self, other, "js", heads)
+
+    @reading
+    def cross_entropy(
+        self, targets: "AttentionMap | Tensor | pairs.Sparse", *, heads: pairs.Heads = None, empty: bool = False
+    ) -> Tensor:
+        """−Σ_j t_ij ln p_ij of each query, [b, h, n] in nats, of which `kl` is another form; errors as there.
+
+        Args:
+            targets: another map; or a tensor [n, m] or broadcasting to [b, h, n, m]; or a pair of keys and weights,
+                both broadcasting to [b, h, n, count], key −1 for none. Each row is divided by its sum.
+            heads: as of `kl`, for a map. empty: whether rows may sum to 0, which then have 0.
+        """
+        return pairs.beside(self, targets, "cross_entropy", heads, empty=empty)
 
     def to_dense(self, *, force: bool = False) -> Tensor:
         """All weights, [b, h, n, m]. Raises ConfigError above 2²⁶ weights (256 MB in float32) unless `force=True`."""
@@ -290,7 +364,7 @@ class AttentionMap(Shown):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the map as safetensors (q, k, log-sum-exp, mask, scale, scores): O(n) bytes, atomically. Raises
         CheckpointError if the file cannot be written, or the class of the mask or of a score is not registered."""
-        tensors = {"q": self.q, "k": self.k, "lse": self.lse}
+        tensors = {"q": self.q, "k": self.k, "lse": self._lse}
         if self.nonfinite_values is not None:
             tensors["nonfinite_values"] = self.nonfinite_values
         content = file.content(tensors, self.rule, self.kernel)
@@ -326,6 +400,7 @@ class AttentionMap(Shown):
             whole=self._whole,
         )  # fmt: skip
         one._read_from, one.layer, one.first_head = part, self.layer, self.first_head + head
+        one._learned = None if self._learned is None else self._learned.head(batch, head)
         return one
 
     def clone(self) -> "AttentionMap":
@@ -338,6 +413,14 @@ class AttentionMap(Shown):
         scores = tuple(score.mapped(Tensor.clone) for score in self.rule.scores)
         same.rule = replace(self.rule, mask=put_tensors(mask, [x.clone() for x in held]), scores=scores)
         same._inputs = noted(same._q, same._k, same.rule)
+        same._learned = None if self._learned is None else self._learned.clone()
+        return same
+
+    def detach(self) -> "AttentionMap":
+        """Return the same map without gradients. No copy."""
+        same = copy(self)
+        same._learned, same._read_from = None, self._read_from
+        same.measured = None if self.differentiable else self.measured
         return same
 
     def using(self, kernel: str) -> "AttentionMap":
@@ -366,7 +449,7 @@ class AttentionMap(Shown):
 
     def __getstate__(self) -> dict[str, Any]:
         self._check()
-        return {**vars(self), "_inputs": None, "_read_from": None}
+        return {**vars(self), "_inputs": None, "_read_from": None, "_learned": None, "_exact": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _read_from=None)
@@ -376,19 +459,39 @@ class AttentionMap(Shown):
     def _matrix(self) -> Matrix:
         q, k = self.q, self.k  # raises if they have changed
         if self._read_from is None:
-            self._read_from = (Matrix.of_all_keys if self._whole else Matrix)(q, k, self.lse, self.rule)
+            self._read_from = (Matrix.of_all_keys if self._whole else Matrix)(q, k, self._lse, self.rule)
         return self._read_from
+
+    def _with_graph(
+        self, value: Tensor, of: shares.Shares, *, operand: Tensor | None = None, head: tuple[int, int] | None = None
+    ) -> Tensor:
+        """What was read, as a node of the graph if the map is differentiable; head: the only one it depends on."""
+        if self._learned is None or not torch.is_grad_enabled():
+            return value
+        learned = self.with_exact()
+        return attached(value, of, learned if head is None else learned.head(*head), operand=operand)
+
+    def with_exact(self) -> Learned:
+        """The tensors of the map, with their graph if it is differentiable, and the exact log-sum-exp; internal."""
+        self._look()
+        if self._exact is None:
+            with torch.no_grad():
+                self._exact = TileReads().exact(self._matrix).lse
+        if self._learned is None:
+            return Learned(self.q, self.k, self.rule, self._exact)
+        rule = replace(self.rule, scores=self._learned.rule.scores)
+        return replace(self._learned, rule=rule, lse=self._exact)
 
     def _look(self) -> None:
         """Check before the first read that the weights add up."""
-        if not (self._looked_at or in_graph() or has_no_numbers(self.lse)):
-            check_sums(self._q, self.k, self.lse, self.rule, self._rounding)
+        if not (self._looked_at or in_graph() or has_no_numbers(self._lse)):
+            check_sums(self._q, self.k, self._lse, self.rule, self._rounding)
             self._looked_at = True
 
     def _read(self, what: str, *given: Any, of: Matrix | None = None) -> Any:
         """The result of the method `what` of `kernels.reads.Reads` for this map, or for a part of it."""
-        if has_no_numbers(self.lse):
-            raise KernelError(f"this map has no data to read: it is on {self.lse.device}, or consists of FakeTensors")
+        if has_no_numbers(self._lse):
+            raise KernelError(f"this map has no data to read: it is on {self._lse.device}, or consists of FakeTensors")
         self._look()
         found, name = read(what, self._matrix if of is None else of, *given, kernel=self.named)
         self.read_by[what] = name

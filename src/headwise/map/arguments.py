@@ -72,8 +72,10 @@ def check_mask(mask: object) -> None:
         raise DTypeError(f"mask: expected a headwise mask such as Causal(), got {type(mask).__name__}{hint}")
 
 
-def check_measures(measures: Sequence[str | Measure], return_map: bool) -> None:
-    """Raise ConfigError for measures without a map."""
+def check_measures(measures: Sequence[str | Measure], return_map: bool, differentiable: bool = False) -> None:
+    """Raise ConfigError for measures, or gradients, without a map."""
+    if differentiable and not return_map:
+        raise ConfigError("differentiable=True requires return_map=True: it is the map that has gradients")
     if measures and not return_map:
         raise ConfigError("measures=… requires return_map=True: the results are stored in the map, as map.measured")
 

@@ -45,18 +45,21 @@ class Options(NamedTuple):
     measures: Sequence[str | Measure]
     kernel: str
     gap: tuple[int, int] | None
+    differentiable: bool
 
 
 @overload
 def attend(q: Tensor, k: Vectors, v: Vectors, *, mask: Mask | Tensor | None = ..., is_causal: bool = ...,
            scale: float | None = ..., score: Score | Sequence[Score] = ..., dropout_p: float = ...,
            return_map: Literal[False] = ..., measures: Sequence[str | Measure] = ...,
-           kernel: str = ..., gap: tuple[int, int] | None = ...) -> Tensor: ...  # fmt: skip
+           kernel: str = ..., gap: tuple[int, int] | None = ..., differentiable: bool = ...,
+           ) -> Tensor: ...  # fmt: skip
 @overload
 def attend(q: Tensor, k: Vectors, v: Vectors, *, mask: Mask | Tensor | None = ..., is_causal: bool = ...,
            scale: float | None = ..., score: Score | Sequence[Score] = ..., dropout_p: float = ...,
            return_map: Literal[True], measures: Sequence[str | Measure] = ..., kernel: str = ...,
-           gap: tuple[int, int] | None = ...) -> tuple[Tensor, AttentionMap]: ...  # fmt: skip
+           gap: tuple[int, int] | None = ..., differentiable: bool = ...,
+           ) -> tuple[Tensor, AttentionMap]: ...  # fmt: skip
 def attend(
     q: Tensor,
     k: Vectors,
@@ -71,6 +74,7 @@ def attend(
     measures: Sequence[str | Measure] = (),
     kernel: str = "auto",
     gap: tuple[int, int] | None = None,
+    differentiable: bool = False,
 ) -> Attended:
     """Exact multi-head attention, softmax(scale · q kᵀ + …) v under a mask, without the n×m matrix.
 
@@ -99,6 +103,9 @@ def attend(
             token j before `start`, and token j + stop − start from there on. Distances and positions of the map and its
             measures are those of the tokens; `mask` and `score` are over the keys, as their `with_gap` makes them.
             headwise's layers pass it for their cache.
+        differentiable: the map stays in the graph: all that is read from it, and `map.measured`, has gradients in q, k
+            and the tensors of `score`, in O(n) memory, for losses on attention (`headwise.losses`). Requires
+            `return_map=True`.
     Returns:
         [b, h, n, d_v] in q's dtype, differentiable in q, k, v and the tensors of `score`; with `return_map`, also the
         `AttentionMap`. The output of a fully masked query is 0.
@@ -112,7 +119,7 @@ def attend(
         mask, score = torch_arguments(q, k, v, mask, is_causal, score)
     whole = return_map or not measures  # else an error follows
     edited, graph = events.here().edited if events.editing and whole else None, in_graph()
-    if whole and edited is None and not graph and dropout_p == 0 and score == ():
+    if whole and edited is None and not graph and dropout_p == 0 and score == () and not differentiable:
         known = again(q, k, v, mask, scale, kernel, measures if return_map else None, gap)
         if known is not None:
             out, mapped = known
@@ -122,26 +129,37 @@ def attend(
             amap = AttentionMap(q, k, lse, rule, kernel=ran, named=named(kernel), refusals=refusals)
             amap.measured = measured
             return out, amap
-    options = Options(mask, scale, score, dropout_p, return_map, measures, kernel, gap)
-    return _attended(q, k, v, options, graph) if edited is None else edited(q, k, v, **options._asdict())
+    options = Options(mask, scale, score, dropout_p, return_map, measures, kernel, gap, differentiable)
+    if edited is None:
+        return _attended(q, k, v, options, graph)
+    if differentiable:
+        raise ConfigError("differentiable=True: within hw.intervene, maps have no gradients; leave its block")
+    given = options._asdict()
+    del given["differentiable"]
+    return edited(q, k, v, **given)
 
 
 def _attended(q: Tensor, k: Vectors, v: Vectors, options: Options, graph: bool) -> Attended:
     """`attend` for any call; graph: whether it is recorded, or transformed by torch.func."""
-    mask, scale, score, dropout_p, return_map, measures, _, gap = options
-    check_measures(measures, return_map)
+    mask, scale, score, dropout_p, return_map, measures, _, gap, learned = options
+    check_measures(measures, return_map, learned)
     wanted = resolve(measures) if measures else []
     rule = rule_of(q, k, v, mask, scale, score, dropout_p, graph, gap)
     if graph:
         k, v = decoded(k), decoded(v)
         rule = recordable(rule, q.device)
         listened = events.listening and torch.compiler.is_dynamo_compiling()  # the operator's backward reports no δ
-        if not measures and not listened and can_record(rule):
+        if not measures and not listened and not learned and can_record(rule):
             return _without_numbers(record, q, k, v, rule, options)
         if torch.compiler.is_dynamo_compiling():
             from headwise.kernels.dynamo import outside
 
             return outside(attend, q, k, v, **options._asdict())
+        if learned:
+            raise ConfigError(
+                "differentiable=True: a map with gradients is no part of a graph of torch.export or make_fx, nor of "
+                "torch.func; call it outside of these, or without differentiable=True"
+            )
         if measures and in_transform():
             if any(map(is_batched, (q, k, v))):
                 raise ConfigError(
@@ -170,7 +188,7 @@ def _computed(
     q: Tensor, k: Vectors, v: Vectors, rule: Rule, wanted: list[Measure], options: Options, graph: bool
 ) -> Attended:
     """Run a call whose arguments are checked, with the statistics of the wanted measures."""
-    mask, scale, score, dropout_p, return_map, measures, kernel, _ = options
+    mask, scale, score, dropout_p, return_map, measures, kernel, _, learned = options
     # The seed comes from torch's generator, so that torch.manual_seed() makes runs reproducible.
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
     dtype = q.dtype
@@ -180,7 +198,7 @@ def _computed(
     statistics = statistics_for(wanted, rule) if wanted else ()
     call = Call(q, k, v, rule, float(dropout_p), seed, statistics, events.here().on_delta)
     (out, lse, found), chosen, refusals = run(call, kernel)
-    plain = not graph and dropout_p == 0 and score == () and not out.requires_grad
+    plain = not graph and dropout_p == 0 and score == () and not out.requires_grad and not learned
     if not return_map:
         if plain:
             keep(call, chosen, mask, scale, kernel, refusals)
@@ -188,7 +206,8 @@ def _computed(
     out = out.to(dtype)
     bad_values = None if call.values_finite else nonfinite_values(call.v)
     amap = AttentionMap(
-        q, k, lse, call.rule, kernel=chosen.name, named=named(kernel), refusals=refusals, nonfinite_values=bad_values
+        q, k, lse, call.rule, kernel=chosen.name, named=named(kernel), refusals=refusals, nonfinite_values=bad_values,
+        differentiable=learned,
     )  # fmt: skip
     if measures:
         amap.measured = amap.measured_by(found, wanted)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import DTypeError, ShapeError, whole_number
+from headwise.map import shares
 from headwise.rule import own_dtypes
 
 AXES = "batch", "head", "query", "key"
@@ -78,8 +79,8 @@ if TYPE_CHECKING:
 class Readable(Protocol):
     """An `AttentionMap` as this module uses it."""
 
-    lse: Tensor
-
+    @property
+    def lse(self) -> Tensor: ...
     @property
     def q(self) -> Tensor: ...
     @property
@@ -87,6 +88,7 @@ class Readable(Protocol):
     @property
     def shape(self) -> tuple[int, int, int, int]: ...
     def _read(self, what: str, *given: Any) -> Any: ...
+    def _with_graph(self, value: Tensor, of: shares.Shares, *, operand: Tensor | None = None) -> Tensor: ...
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -94,11 +96,13 @@ Map = TypeVar("Map", bound=Readable)
 
 
 def reading(method: Method) -> Method:
-    """Decorator for methods that read a map: disables autograd, and autocast, which would lower the precision."""
+    """Decorator for methods that read a map: disables autocast, which would lower the precision, and autograd unless
+    the map is differentiable."""
 
     @wraps(method)
     def wrapped(self: Any, *args: Any, **options: Any) -> Any:
-        with torch.no_grad(), own_dtypes(self.q):
+        graph = torch.is_grad_enabled() and getattr(self, "differentiable", False)
+        with torch.set_grad_enabled(graph), own_dtypes(self.q):
             return method(self, *args, **options)
 
     return cast(Method, wrapped)
@@ -111,7 +115,7 @@ def operand(x: Tensor, amap: Readable, size: int, what: str) -> Tensor:
         came = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise DTypeError(f"attention map @ x: expected a tensor of real numbers, got {came}")
     given = tuple(x.shape)
-    x = x.detach().to(amap.lse)
+    x = x.to(amap.lse)
     x = x[None, None] if x.ndim == 2 else x
     if not (x.ndim == 4 and x.shape[0] in (1, b) and x.shape[1] in (1, amap.k.shape[1], h) and x.shape[2] == size):
         raise ShapeError(
@@ -132,6 +136,11 @@ class TransposedMap(Generic[Map]):
         return self._map.q
 
     @property
+    def differentiable(self) -> bool:
+        """Whether the map is."""
+        return bool(getattr(self._map, "differentiable", False))
+
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         """(b, h, m, n)"""
         b, h, n, m = self._map.shape
@@ -147,8 +156,10 @@ class TransposedMap(Generic[Map]):
         """Pᵀ @ y for y [n, e] or [b, h, n, e]: [b, h, m, e]."""
         _, h, n, _ = self._map.shape
         y = operand(y, self._map, n, "queries").expand(-1, h, -1, -1)
-        product: Tensor = self._map._read("transposed_times", y)
-        return product
+        product: Tensor = self._map._read("transposed_times", y.detach())
+        if not self.differentiable:
+            return product
+        return self._map._with_graph(product, shares.TransposedProduct(), operand=y)
 
 
 def linear_operator(one: Any) -> "LinearOperator":

@@ -157,6 +157,7 @@ class AttentionLayer(Shown, nn.Module):
         return_map: bool = False,
         measures: Sequence[str | Measure] = (),
         return_concat: bool = False,
+        differentiable: bool = False,
     ) -> Any:
         """Attend from x [b, n, d_model] to itself or to context [b, m, context_dim].
 
@@ -170,12 +171,12 @@ class AttentionLayer(Shown, nn.Module):
             cache: a KV cache, self attention only; x is then the next n tokens. Gradients flow to cached keys and
                 values too, unless they are quantized; decode under `torch.no_grad()`. A call that raises leaves the
                 cache as it was.
-            return_map, measures: as in `attend`.
+            return_map, measures, differentiable: as in `attend`; the last raises if the map is not that of one call.
             return_concat: also return Concat(head_1 … head_h) [b, n, h·d_v], the input of `output`.
         Returns:
             y [b, n, d_model]; with return_map (y, map); with return_concat (y, concat); with both (y, map, concat).
         """
-        check_measures(measures, return_map)
+        check_measures(measures, return_map, differentiable)
         scores = listed(score)
         given, own = mask, scores
         if isinstance(mask, Tensor):
@@ -193,6 +194,8 @@ class AttentionLayer(Shown, nn.Module):
             options["mask"] = mask
             if scores:
                 options["score"] = scores
+        if differentiable:
+            options["differentiable"] = True
         source, to_itself = x if context is None else context, context is None and self.at_end
 
         def compute(*, return_map: bool, **more: Any) -> tuple[Tensor, Any, Any]:
@@ -210,6 +213,8 @@ class AttentionLayer(Shown, nn.Module):
                 )
             else:
                 y, amap, concat = compute(return_map=return_map, measures=measures)
+            if differentiable and not getattr(amap, "differentiable", False):
+                raise ConfigError(f"differentiable=True: the map of this {type(self).__name__} has no gradients")
         except BaseException:
             if undo is not None:
                 undo()

@@ -24,8 +24,9 @@ class Scratch:
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
-    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return contiguous, uninitialized memory of that shape, in the dtype and on the device of `like`."""
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+        """Return contiguous, uninitialized memory of that shape, in the dtype and on the device of `like`; None where
+        a graph keeps the results."""
         size = math.prod(shape)
         held = self._held.get(name)
         if held is None or held.numel() < size:
@@ -197,8 +198,9 @@ class Tile:
         safe = mass.masked_fill(mass == 0, 1.0)
         mean = torch.mul(e, offset, out=room).sum(-1) / safe
         rest = torch.sub(offset, mean[..., None], out=self._scratch.take("rest", self.shape, self.lse))
-        first = torch.mul(e, rest, out=room).sum(-1)  # the rounding error of the mean
-        second = room.mul_(rest).sum(-1)
+        part = torch.mul(e, rest, out=room)
+        first = part.sum(-1)  # the rounding error of the mean
+        second = part.mul_(rest).sum(-1)
         mean = middle.double() + mean.double() + first.double() / safe.double()
         return torch.stack((top.double(), mass.double(), mean, second.double()), -1)
 
@@ -234,13 +236,6 @@ def tops(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     top = torch.maximum(one, other)
     base = top.masked_fill(top == -torch.inf, 0.0)
     return top, (one - base).exp(), (other - base).exp()
-
-
-def weights_at(
-    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, batch: range, heads: range, rows: range, cols: range
-) -> Tensor:
-    """The weights at these indices, [len(batch), len(heads), len(rows), len(cols)]."""
-    return scores_at(q, k, lse, rule, batch, heads, rows, cols, less_lse=True).exp_()
 
 
 def scores_at(

@@ -1,0 +1,299 @@
+"""Losses on attention, for training: each is a number to add to the loss of a model, in O(n) memory.
+
+    >>> import torch, headwise as hw
+    >>> q, k, v = (torch.randn(1, 4, 100, 16, requires_grad=True) for _ in range(3))
+    >>> out, amap = hw.attend(q, k, v, mask=hw.Causal(), return_map=True, differentiable=True)
+    >>> loss = out.square().mean() + 0.01 * hw.losses.entropy_floor(amap, 2.0) + 1e-4 * hw.losses.z_loss(amap)
+    >>> loss.backward()
+
+All take a map of `attend(…, return_map=True, differentiable=True)`, or a sequence of maps, such as those of the layers,
+of which they return the mean. Letters: b batch, h heads, n queries, m keys, p_ij weights, S_ij scores. Means are over
+batch entries, heads and queries that are not fully masked.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.map import AttentionMap
+from headwise.map.pairs import Heads
+from headwise.stats import ClassMass, Measure, SinkMass, row_measure
+from headwise.stats.registry import MEASURES
+
+__all__ = [
+    "class_mass",
+    "distance",
+    "distillation",
+    "entropy_ceiling",
+    "entropy_floor",
+    "guided_diagonal",
+    "head_similarity",
+    "indexer_kl",
+    "max_logit",
+    "output_similarity",
+    "pairs",
+    "z_loss",
+]
+
+Maps = AttentionMap | Sequence[AttentionMap]  # one map or several, whose losses are averaged
+
+
+def entropy_floor(attention: Maps, floor: float, *, normalized: bool = False) -> Tensor:
+    """Mean over heads of max(0, floor − H), H being the head's mean entropy: against entropy collapse, in which
+    training becomes unstable.
+
+    Args:
+        attention: the map or maps. floor: in nats; with `normalized`, a share of the largest possible entropy, 0 to 1.
+    Returns:
+        A number, 0 if no head is below.
+    Source: Zhai et al. 2023, 2303.06296 (attention entropy Ent(A) and its collapse).
+    """
+    name = "normalized_entropy" if normalized else "entropy"
+    return _mean("entropy_floor", attention, lambda amap: (floor - _measured(amap, name)).clamp_min(0.0).mean())
+
+
+def entropy_ceiling(attention: Maps, ceiling: float, *, normalized: bool = False) -> Tensor:
+    """Mean over heads of max(0, H − ceiling): for heads that attend to few keys.
+
+    Args:
+        attention: the map or maps. ceiling: as the floor of `entropy_floor`; so is normalized.
+    Returns:
+        A number, 0 if no head is above.
+    Source: the counterpart of `entropy_floor`; cf. Correia et al. 2019, 1909.00015 (sparse attention).
+    """
+    name = "normalized_entropy" if normalized else "entropy"
+    return _mean("entropy_ceiling", attention, lambda amap: (_measured(amap, name) - ceiling).clamp_min(0.0).mean())
+
+
+def guided_diagonal(
+    attention: Maps, g: float = 0.2, *, queries: Tensor | None = None, keys: Tensor | None = None
+) -> Tensor:
+    """Mean of Σ_j p_ij W_ij with W_ij = 1 − exp(−(i/N − j/M)² / 2g²): for alignments near the diagonal, as of speech
+    and text.
+
+    Args:
+        attention: the map or maps, usually of cross attention. g: how far from the diagonal weights are free.
+        queries, keys: [b], the lengths N and M of each batch entry if it is padded; n and m by default. Padding should
+            be masked too.
+    Returns:
+        A number, 0 to 1. It is M times the mean over all pairs, which the paper takes.
+    Raises:
+        ConfigError: for a g that is not positive; ShapeError: for lengths that are not [b].
+    Source: Tachibana et al. 2017, 1710.08969 (guided attention loss, W_nt).
+    """
+
+    def loss(amap: AttentionMap) -> Tensor:
+        b, _, n, m = amap.shape
+        sizes = []
+        for name, given, size in (("queries", queries, n), ("keys", keys, m)):
+            if given is not None and given.shape != (b,):
+                raise ShapeError(f"guided_diagonal({name}): expected a length for each of {b} batch entries")
+            found = torch.full((b,), size) if given is None else given
+            sizes.append(found.to(amap.q.device).clamp_min(1).double()[:, None, None, None])
+
+        def partial(tile):  # type: ignore[no-untyped-def]
+            i, j = (torch.arange(*span, device=tile.lse.device).double() for span in (tile.rows, tile.cols))
+            away = i[:, None] / sizes[0] - j / sizes[1]
+            return (tile.weights * (1.0 - (-away.square() / (2 * g * g)).exp()).to(tile.weights)).sum(-1)
+
+        return _rows(amap, row_measure("guided_diagonal", partial))
+
+    if not g > 0:
+        raise ConfigError(f"guided_diagonal(g={g}): expected g > 0")
+    return _mean("guided_diagonal", attention, loss)
+
+
+def pairs(attention: Maps, wanted: Tensor, *, heads: Sequence[int] | None = None) -> Tensor:
+    """−ln p_ij of given pairs of query i and key j, mean over pairs and heads: supervision of heads by syntax,
+    coreference, alignments or human rationales.
+
+    Args:
+        attention: the map or maps. wanted: integers [pairs, 2] of (i, j), in all batch entries, or [pairs, 3] of
+            (batch entry, i, j); the keys of one query share it evenly. heads: which heads are supervised; None: all.
+    Returns:
+        A number in nats; 0 if each query attends to its key alone.
+    Raises:
+        ConfigError: for a pair whose key is masked, with the index of its query; ShapeError, DTypeError: for pairs that
+            do not fit.
+    Source: Strubell et al. 2018, 1804.08199 (syntactically-informed self-attention).
+    """
+
+    def loss(amap: AttentionMap) -> Tensor:
+        b, h, n, m = amap.shape
+        targets = _targets(wanted, b, n, m, amap.q.device)
+        found = amap.cross_entropy(targets, empty=True)
+        rows = (targets[1].sum(-1) > 0).expand(b, h, n)
+        if heads is not None:
+            found, rows = found[:, list(heads)], rows[:, list(heads)]
+        return found.sum() / rows.sum().clamp_min(1)
+
+    return _mean("pairs", attention, loss)
+
+
+def class_mass(attention: Maps, members: Tensor | None = None, *, most: float = 0.0) -> Tensor:
+    """Mean over heads of max(0, mass − most), the mass being the mean weight on a class of keys: against sinks, or for
+    less weight on separators, punctuation or images.
+
+    Args:
+        attention: the map or maps. members: boolean [m] or [b, m]; None: the first token of each sequence, the sink.
+        most: the mass that costs nothing, 0 to 1.
+    Returns:
+        A number, 0 if no head has more.
+    Source: Xiao et al. 2023, 2309.17453 (sinks); Clark et al. 2019, 1906.04341 §3.2 (separators).
+    """
+    measure = SinkMass() if members is None else ClassMass(members)
+    return _mean("class_mass", attention, lambda amap: (_measured(amap, measure) - most).clamp_min(0.0).mean())
+
+
+def distance(attention: Maps, *, most: float = 0.0) -> Tensor:
+    """Mean over heads of max(0, D − most), D = mean of Σ_j p_ij |i − j| in tokens: for local attention.
+    Source: Vig & Belinkov 2019, 1906.04284 (attention distance); Sukhbaatar et al. 2019, 1905.07799 (span penalty)."""
+    return _mean("distance", attention, lambda amap: (_measured(amap, "mean_distance") - most).clamp_min(0.0).mean())
+
+
+def head_similarity(attention: Maps) -> Tensor:
+    """Mean of Σ_j p^a_ij p^b_ij over pairs of different heads a, b: less of it makes heads attend to other keys.
+
+    It is computed from the sum over heads, Σ_b p^b, without pairs. A map of one head has 0.
+    Source: Li et al. 2018, 1810.10183 (disagreement regularization of attended positions).
+    """
+
+    def partial(tile):  # type: ignore[no-untyped-def]
+        others = tile.weights.sum(1, keepdim=True) - tile.weights
+        return (tile.weights * others).sum(-1) / max(1, tile.shape[1] - 1)
+
+    return _mean("head_similarity", attention, lambda amap: _rows(amap, row_measure("head_similarity", partial)))
+
+
+def output_similarity(out: Tensor) -> Tensor:
+    """Mean cosine between the outputs of different heads at the same query, of outputs [b, h, n, d]; vectors of 0 have
+    cosine 0. Raises ShapeError for another shape. Source: Li et al. 2018, 1810.10183 (disagreement regularization of
+    outputs)."""
+    if not isinstance(out, Tensor) or out.ndim != 4:
+        raise ShapeError("output_similarity(out): expected the output of attend, [b, h, n, d]")
+    h = out.shape[1]
+    units = torch.nn.functional.normalize(out.float() if out.dtype != torch.float64 else out, dim=-1)
+    both = units.sum(1).square().sum(-1) - units.square().sum((1, -1))
+    return both.mean() / max(1, h * (h - 1))
+
+
+def distillation(student: Maps, teacher: Maps, *, heads: Heads = None) -> Tensor:
+    """Mean KL(teacher ‖ student) over heads and queries; the teacher gets no gradient.
+
+    Args:
+        student, teacher: maps of the same batch, queries and keys, or equally many of them, such as of layers. heads:
+            the teacher's head or heads for each of the student's, as of `AttentionMap.kl`.
+    Returns:
+        A number in nats.
+    Raises:
+        ConfigError: for numbers of maps or heads that differ, and as `AttentionMap.kl`.
+    Source: Wang et al. 2020, 2002.10957 (MiniLM: L_AT); Jiao et al. 2020, 1909.10351 (TinyBERT).
+    """
+    teachers = [teacher] if isinstance(teacher, AttentionMap) else list(teacher)
+    count = 1 if isinstance(student, AttentionMap) else len(student)
+    if len(teachers) != count:
+        raise ConfigError(f"distillation: {count} maps of the student, and {len(teachers)} of the teacher")
+    each = iter(teachers)
+    return _mean("distillation", student, lambda amap: _over_queries(amap, amap.kl(next(each).detach(), heads=heads)))
+
+
+def indexer_kl(index: AttentionMap, attention: AttentionMap, *, per_head: bool = False) -> Tensor:
+    """Mean over queries of KL(p ‖ softmax(I)), which trains an indexer I to choose the keys that attention uses.
+
+    Args:
+        index: the map of the indexer's scores, with its own queries and keys and usually one head. Its mask is that of
+            the keys allowed: all earlier ones in the dense stage, those chosen in the sparse one.
+        attention: the map of the attention that it follows, which gets no gradient.
+        per_head: False: p is the sum of the weights over heads, divided by its sum over the allowed keys. True: each
+            head's weights are divided by their sum over the allowed keys first, and the mean of the divergences counts.
+    Returns:
+        A number in nats. Its denominator is over the allowed keys, in the target as in the indexer.
+    Source: DeepSeek-V3.2, 2512.02556 (lightning indexer: dense warm-up and sparse training).
+    """
+    target, heads = attention.detach(), range(attention.shape[1])
+    groups = [[i] for i in heads] if per_head else [list(heads)]
+
+    def loss(amap: AttentionMap) -> Tensor:
+        each = [amap.kl(target, heads=[group] * amap.shape[1], renormalized=True) for group in groups]
+        return _over_queries(amap, torch.stack(each).mean(0))
+
+    return _mean("indexer_kl", index, loss)
+
+
+def z_loss(attention: Maps) -> Tensor:
+    """Mean of log² Z_i, Z_i = Σ_j exp S_ij: keeps scores from drifting; the usual factor is 1e-4.
+    Source: Chowdhery et al. 2022, 2204.02311, §5 (PaLM, there of the output's softmax)."""
+
+    def loss(amap: AttentionMap) -> Tensor:
+        lse = amap.lse
+        return _over_queries(amap, lse.masked_fill(lse == -torch.inf, 0.0).square())
+
+    return _mean("z_loss", attention, loss)
+
+
+def max_logit(attention: Maps, most: float = 100.0) -> Tensor:
+    """Mean over heads of max(0, max_ij S_ij − most): against exploding logits.
+    Source: Kimi K2, 2507.20534, §2.1 (there by clipping weights at τ = 100)."""
+    return _mean("max_logit", attention, lambda amap: (_measured(amap, "max_logit") - most).clamp_min(0.0).mean())
+
+
+def _mean(name: str, attention: Maps, loss: Callable[[AttentionMap], Tensor]) -> Tensor:
+    """The mean of a loss over maps, which must have gradients."""
+    maps = list(attention) if isinstance(attention, Sequence) else [attention]
+    for amap in maps:
+        if not isinstance(amap, AttentionMap):
+            raise DTypeError(f"losses.{name}: expected attention maps, got {type(amap).__name__}")
+        if not amap.differentiable:
+            raise ConfigError(
+                "losses.{name}: this map has no gradients, and the loss would train nothing; return it by "
+                "attend(…, return_map=True, differentiable=True)",
+                name=name,
+            )
+    if not maps:
+        raise ConfigError(f"losses.{name}: expected at least one map")
+    return torch.stack([loss(amap) for amap in maps]).mean()
+
+
+def _measured(amap: AttentionMap, measure: str | Measure) -> Tensor:
+    """A measure of each head, [b, h]; that of the call if it has it."""
+    if isinstance(measure, str) and amap.measured is not None and measure in amap.measured:
+        return amap.measured[measure]
+    return next(iter(amap.measure(MEASURES[measure]() if isinstance(measure, str) else measure).values()))
+
+
+def _rows(amap: AttentionMap, measure: Measure) -> Tensor:
+    """The mean over queries of a measure of rows."""
+    return _over_queries(amap, amap.measure(measure, rows=True).rows[measure.name])
+
+
+def _over_queries(amap: AttentionMap, rows: Tensor) -> Tensor:
+    """The mean of [b, h, n] over queries that are not fully masked, where others have 0."""
+    with torch.no_grad():
+        count = (amap.lse != -torch.inf).sum()
+    return rows.sum() / count.clamp_min(1)
+
+
+def _targets(wanted: Tensor, b: int, n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Pairs as keys and weights [b, 1, n, count], as `AttentionMap.cross_entropy` takes them."""
+    if not isinstance(wanted, Tensor) or wanted.is_floating_point() or wanted.dtype == torch.bool:
+        raise DTypeError("losses.pairs(wanted): expected a tensor of whole numbers")
+    if wanted.ndim != 2 or wanted.shape[1] not in (2, 3) or not len(wanted):
+        raise ShapeError(f"losses.pairs(wanted): expected [pairs, 2] or [pairs, 3], got {tuple(wanted.shape)}")
+    wanted = wanted.to(device).long()
+    if wanted.shape[1] == 2:
+        entries = torch.arange(b, device=device).repeat_interleave(len(wanted))[:, None]
+        wanted = torch.cat((entries, wanted.repeat(b, 1)), 1)
+    sizes = torch.tensor([b, n, m], device=device)
+    if bool(((wanted < 0) | (wanted >= sizes)).any()):
+        raise ShapeError(f"losses.pairs(wanted): an index is out of range for {b} entries, {n} queries and {m} keys")
+    place, keys = wanted[:, 0] * n + wanted[:, 1], wanted[:, 2]
+    order = place.argsort(stable=True)
+    place, keys = place[order], keys[order]
+    counts = torch.bincount(place, minlength=b * n)
+    rank = torch.arange(len(place), device=device) - (counts.cumsum(0) - counts)[place]
+    found = torch.full((b * n, int(counts.max())), -1, device=device)
+    found[place, rank] = keys
+    found = found.view(b, 1, n, -1)
+    return found, (found >= 0).float()
