@@ -179,8 +179,8 @@ MUTANTS = [
             ("start = self.sinks if x.shape[2] < out.shape[2] else 0", "start = 0"),
         ]),
         ("base/files.py", FILES, [
-            ("temporary.chmod(0o666 & ~_umask())", "pass"),
-            ("        os.replace(temporary, target)\n\n\n@contextmanager\ndef atomic_folder", "        shutil.copyfile(temporary, target)\n        raise OSError\n\n\n@contextmanager\ndef atomic_folder"),
+            ("temporary.chmod(0o666 & ~umask)", "pass"),
+            ("            os.replace(temporary, target)\n\n\ndef write_text", "            shutil.copyfile(temporary, target)\n            raise OSError\n\n\ndef write_text"),
             ("                    if lock(handle):\n", "                    if True:\n"),
             ("        shutil.rmtree(folder, ignore_errors=True)\n", "        pass\n"),
         ]),

@@ -183,8 +183,14 @@ OF_MODEL = ("*.safetensors", "*.safetensors.index.json", "*config.json", "tokeni
 
 
 def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = False) -> None:
-    """CheckpointError if `path` cannot be written, with the caller's name for it, "--out" or "out". Nothing is changed,
-    except that temporary files of killed runs are removed. folder: whether the output is a folder."""
+    """Raise if `path` cannot be written, before any work begins. Nothing is changed, except that temporary files of
+    killed runs are removed.
+
+    Args:
+        option: the caller's name for it, "--out" or "out". folder: whether the output is a folder instead of a file.
+    Raises:
+        CheckpointError: naming the option, the path and the reason.
+    """
     target = Path(path)
     try:
         if folder and target.is_file():
@@ -210,10 +216,18 @@ def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = 
 
 @contextmanager
 def taken(path: str | os.PathLike[str], option: str, *, folder: bool = False) -> Iterator[None]:
-    """Lock an output path for the block, if the file system has locks; arguments and errors as `check_writable`, and
-    ConfigError if another run has it. Missing folders are created, and removed if nothing was written."""
-    # The lock is a file next to the output, or inside it if it is a folder: the system releases it when the process
-    # ends for any reason.
+    """Lock an output path for the block. Missing folders are created, and removed if nothing was written.
+
+    The lock is a file next to the output, or inside it if it is a folder; the system releases it when the process ends
+    for any reason. On file systems without locks, nothing is locked.
+
+    Args:
+        path, option, folder: as for `check_writable`.
+    Returns:
+        A context manager: the lock is held in its block.
+    Raises:
+        CheckpointError: as `check_writable`. ConfigError: if another run has locked it.
+    """
     check_writable(path, option, folder=folder)
     target = Path(path)
     home = target if folder else target.parent

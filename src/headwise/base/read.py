@@ -253,8 +253,7 @@ def check_built(config: Any, path: str | os.PathLike[str], *, unused: tuple[str,
 
 @contextmanager
 def bounded(folder: str | os.PathLike[str], tensors: int | None = None) -> Iterator[None]:
-    """Building a model raises CheckpointError once it has many more parameters than there are tensors in its files
-    (None: not read): a number in config.json may ask for millions of layers."""
+    """CheckpointError once a model has many more parameters than `tensors` in its files allow (None: not read)."""
     own, most = get_ident(), (1 << 18) if tensors is None else PARAMETERS * tensors + (1 << 12)
     held, left = "none were read" if tensors is None else f"{tensors:,} tensors", most
 

@@ -82,8 +82,7 @@ def part(progress: Progress | None, what: str, index: int = 0, count: int = 1) -
 
 
 def held_bytes(thing: Any) -> int:
-    """Bytes of memory of all tensors in an object, its attributes and collections, modules aside. Memory that several
-    share counts once, and all of it if a tensor is a view of a part, as it keeps the whole."""
+    """Bytes of memory of all tensors in an object, modules aside; of a view, all of its memory; shared memory once."""
     left, seen, sizes = [thing], {}, {}
     while left:
         x = left.pop()

@@ -30,8 +30,7 @@ class Encoded(NamedTuple):
 
 
 class Rows:
-    """Stored vectors [b, h, length, d], which can grow, be cut and be selected from; copies are independent. Room for
-    twice as many is made as needed, so that adding one copies O(1) vectors on average."""
+    """Stored vectors [b, h, length, d], added at O(1) copies on average, cut and selected; copies are independent."""
 
     def __init__(self, storage: Storage, *, capacity: int | None = None) -> None:
         self.storage, self._capacity = storage, capacity

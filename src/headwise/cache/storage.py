@@ -144,8 +144,7 @@ if hasattr(os, "register_at_fork"):  # a lock that another thread holds at a for
 
 
 class Room:
-    """Memory of a cache, and of its copies, for vectors along axis 2: `parts` [b, h, capacity, …], how many are
-    `written` by the cache that wrote the most, and whether another cache may refer to it (`shared`)."""
+    """Memory that caches share: `parts` [b, h, capacity, …], how many are `written`, whether another refers to it."""
 
     def __init__(self, parts: Sequence[Tensor], written: int) -> None:
         self.parts, self.written, self.shared = tuple(parts), written, False

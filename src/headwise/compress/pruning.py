@@ -323,8 +323,7 @@ def plan_pruning(
     gate_steps: int = 200,
     seed: int = 0,
 ) -> Pruning:
-    """Select heads to remove, ranked on the part of the text for planning, with the curve on that for prediction. Heads
-    of a KV head go together, by their summed importance; the last of a layer stays."""
+    """Select heads to remove, ranked on one part of the text, the curve on another; those of a KV head together."""
     check_options(by, orders, penalty, gate_steps)
     decoder, sites = source.decoder, find_heads(source.decoder)
     for site in sites:

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from headwise.kernels import graph
+from headwise.kernels.operators import differentiable
 
 
 @torch.compiler.allow_in_graph
 def apply(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
     """The operator inside torch.func, as one node of the graph that the compiler does not trace."""
-    return graph.Attend.apply(count, numbers, *given)
+    return differentiable(count, numbers, *given)
 
 
 @torch.compiler.disable(

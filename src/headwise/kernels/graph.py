@@ -128,7 +128,7 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     seed = torch.randint(1 << 40, (), device="cpu") if dropout_p > 0 else None
     numbers = mask, rule.scale, terms.soft_cap, dropout_p, learned, terms.split, kernel
     tensors = q, k, v, *terms.biases, *held
-    operator = Attend.apply if has_derivatives() else Attend.forward
+    operator = _Attend.apply if has_derivatives() else _Attend.forward
     if torch.compiler.is_dynamo_compiling() and has_derivatives():
         from headwise.kernels.dynamo import apply as operator
     out, lse, _ = operator(len(terms.biases), numbers, terms.relative, terms.sinks, seed, *tensors)
@@ -197,7 +197,7 @@ def attend_backward_fake(
 def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     """Save what `backward` reads."""
     tensors, count, relative, sinks, seed, *numbers = inputs
-    Attend.setup_context(ctx, (count, numbers, relative, sinks, seed, *tensors), output)
+    _Attend.setup_context(ctx, (count, numbers, relative, sinks, seed, *tensors), output)
 
 
 def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
@@ -242,9 +242,8 @@ attend_vmap = _one_by_one(operators.attend)
 attend_backward_vmap = _one_by_one(operators.attend_backward)
 
 
-class Attend(torch.autograd.Function):
-    """The first operator within torch.func, whose transforms do not support `register_autograd`. `count` and `numbers`
-    are its arguments that are not tensors; `given` are relative, sinks, the seed, and its list of tensors."""
+class _Attend(torch.autograd.Function):
+    """count, numbers: the operator's arguments that are not tensors. given: relative, sinks, the seed, its tensors."""
 
     generate_vmap_rule = True
 
@@ -272,6 +271,9 @@ class Attend(torch.autograd.Function):
             f"attention has no derivative in forward mode (torch.func.jvp, jacfwd, hessian; forward_ad); use reverse "
             f"mode (torch.func.grad, vjp, jacrev) for first derivatives; {REMEDY}"
         )
+
+
+differentiable = _Attend.apply
 
 
 def _gradients(

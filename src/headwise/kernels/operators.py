@@ -49,3 +49,6 @@ torch.library.define("headwise::second_derivative", "(Tensor x, Tensor grad) -> 
 torch.library.impl("headwise::second_derivative", "CompositeExplicitAutograd", _code("second_derivative"))
 torch.library.register_fake("headwise::second_derivative", lambda x, grad: torch.empty_like(x))
 second_derivative = torch.ops.headwise.second_derivative.default
+
+# The first operator within torch.func, whose transforms do not support `register_autograd`.
+differentiable = _code("differentiable")

@@ -27,8 +27,7 @@ CANCELLING = 16.0  # terms of a score this many times larger than the scores lea
 
 
 class Whole:
-    """The matrix of a map with all of its keys, and what its reads keep of it: the sizes of its scores, and for each
-    kernel the exact log-sum-exp of each row that has been read."""
+    """The matrix of a map with all of its keys, and what reads keep of it: its scores' sizes, exact log-sum-exps."""
 
     def __init__(self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> None:
         self.q, self.k, self.lse, self.rule = q, k, lse, rule

@@ -215,7 +215,8 @@ class Dense(Mask):
 
     def starts(self, grid: Grid) -> Tensor:
         shown = self.mask[:, :, :1] if self.padding else self.mask  # of padding, all rows are equal
-        return starts.of_rows(lambda start, stop: shown[:, :, start:stop], *shown.shape[2:], self.padding)
+        _, _, n, m = shown.shape
+        return starts.of_rows(lambda start, stop: shown[:, :, start:stop], n, m, self.padding)
 
     @property
     def padding(self) -> bool:

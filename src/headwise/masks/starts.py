@@ -100,8 +100,7 @@ def of_both(one: Tensor, other: Tensor, grid: Grid) -> Tensor:
 
 
 def _of_counts(seen: Tensor, first: Tensor, every: bool) -> Tensor:
-    """Return the starts from the number of rows that see each key, and of those whose first key it is; `every`: whether
-    these are all rows, so that a key that none of them sees is padding."""
+    """Return the starts from the rows that see each key, and those whose first key it is; `every`: of all rows."""
     m = seen.shape[1]
     key = torch.arange(m, device="cpu")
     latest = torch.where((seen > 0) & (seen == first), key, -1).cummax(1).values

@@ -236,8 +236,7 @@ def add_diagonals(into: Tensor, terms: Terms, d_scores: Tensor, rows: Span, cols
 
 
 def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """The gradient of learned sinks [h], from the log-sum-exp and δ = Σ dO∘O of each row, both [b, h, n]. A sink's
-    weight is p = exp(sink − lse), and its value 0: dS = p · (0 − δ)."""
+    """The gradient of learned sinks [h]: dS = p · (0 − δ), p = exp(sink − lse); lse and δ = Σ dO∘O are [b, h, n]."""
     return -(sink_weight(sinks, lse) * delta).sum((0, 2))
 
 

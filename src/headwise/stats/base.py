@@ -264,16 +264,18 @@ class RowMeasure(Measure, abstract=True):
             )
         state.current = part if tile.first or state.current is None else self.combine(state.current, part)
         if tile.last:
-            value, counted = self.value(state.current, tile.lse), self.counted(state.current, tile.lse)
-            self._add(state, value, counted, tile.lse, tile.rows.start)
+            self._close(state, state.current, tile.lse, tile.rows.start)
             state.current = None
 
     def take(self, state: RowState, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
         value, counted = self.row_values(found, lse, rule)
         self._add(state, value, counted, lse, 0)
 
+    def _close(self, state: RowState, total: Tensor, lse: Tensor, first: int) -> None:
+        """Add rows whose partials are complete, the first of them being row `first`."""
+        self._add(state, self.value(total, lse), self.counted(total, lse), lse, first)
+
     def _add(self, state: RowState, value: Tensor, counted: Tensor | None, lse: Tensor, first: int) -> None:
-        """Add complete rows, the first of them being row `first`."""
         # Checking all rows costs less than masking each of them, except on a device that has to be synchronised.
         every = value.device.type == "cpu"
         if counted is None:
@@ -353,8 +355,7 @@ def with_tensors(state: Any, take: Callable[[Tensor], Tensor]) -> Any:
 
 
 def side_by_side(measure: Measure, states: Sequence[Any], heads: Sequence[int]) -> Any:
-    """The state of a measure for all heads, of its states for `heads` of them each, laid beside one another;
-    ConfigError if the joined state gives other values, as the measure stores heads in another layout."""
+    """A measure's state for all heads, of its states for `heads` each; ConfigError if the joined one is another."""
     columns = zip(*(tensors_of(state) for state in states), strict=True)
     joined = (
         torch.cat(xs, 1) if all(x.shape[1:2] == (h,) for x, h in zip(xs, heads, strict=True)) else xs[0]

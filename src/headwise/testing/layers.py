@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headwise.cache import KVCache
 from headwise.edit import prune
 from headwise.errors import ConfigError
-from headwise.masks import Causal, Dense, Lengths, Mask, Window
+from headwise.masks import Causal, Dense, Lengths, Window
 from headwise.models import HeadSite, find_heads, scale_heads
 from headwise.nn.base import AttentionLayer
 from headwise.nn.layout import Part
@@ -75,7 +75,11 @@ def _check_masks(name: str, module: AttentionLayer, x: Tensor) -> None:
         if module.reads_ahead:
             continue
         allowed = dense.to_dense(n, n, batch=BATCH)[:, 0].expand(BATCH, n, n)
-        read = _reach(module, x, mask) & ~torch.eye(n, dtype=torch.bool)
+        given = x.clone().requires_grad_()
+        y = module(given, mask=mask)
+        pull = torch.randn(y.shape[-1], generator=torch.Generator().manual_seed(9), dtype=y.dtype)
+        rows = [torch.autograd.grad((y[:, i] @ pull).sum(), given, retain_graph=True)[0] for i in range(n)]
+        read = torch.stack([grad.abs().amax(-1) > 0 for grad in rows], 1) & ~torch.eye(n, dtype=torch.bool)
         require(not (read & ~allowed).any(), name, f"mask={mask}: a query reads a token that it may not attend to")
     y = module(x, mask=Lengths([0, n]))
     require(y.isfinite().all(), name, "a fully masked query is not finite")
@@ -88,15 +92,6 @@ def _check_masks(name: str, module: AttentionLayer, x: Tensor) -> None:
         "five tokens of padding on the left shift all positions and change y; positions may enter by distances alone",
         atol=1e-4,
     )  # fmt: skip
-
-
-def _reach(module: AttentionLayer, x: Tensor, mask: Mask) -> Tensor:
-    """Boolean [b, n, n]: whether output i changes with input j."""
-    x = x.clone().requires_grad_()
-    y = module(x, mask=mask)
-    pull = torch.randn(y.shape[-1], generator=torch.Generator().manual_seed(9), dtype=y.dtype)
-    rows = [torch.autograd.grad((y[:, i] @ pull).sum(), x, retain_graph=True)[0] for i in range(x.shape[1])]
-    return torch.stack([grad.abs().amax(-1) > 0 for grad in rows], 1)
 
 
 def _check_cache(name: str, module: AttentionLayer, x: Tensor) -> None:

@@ -167,6 +167,14 @@ def write_rule(view: RuleView, lowered: Lowered, rule: Rule) -> list[Any]:
     return held
 
 
+def write_lse(request: BackwardCall | PoolCall | DiagonalsCall, lse: Tensor) -> Tensor:
+    """Set the log-sum-exp, and return the tensor that the request points to. One in float64 is exact for logits that do
+    not depend on the shapes of a read; so these are requested too."""
+    held = lse.double().contiguous()
+    request.lse, request.single = held.data_ptr(), lse.dtype == torch.float64
+    return held
+
+
 def of_all_keys(like: ForwardCall, m: int) -> tuple[ForwardCall, Any]:
     """The same request for m keys, all seen by its only query; and the array that it points to, to be kept alive."""
     request, span = ForwardCall.from_buffer_copy(like), (c_int32 * 2)(0, m)

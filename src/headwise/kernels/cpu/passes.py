@@ -162,9 +162,7 @@ def send(name: str, request: binding.Request, call: Call, lse: Tensor | None = N
     assert isinstance(lowered, Lowered)
     held = binding.write_rule(request.rule, lowered, call.rule)
     if lse is not None and not isinstance(request, binding.ForwardCall):
-        # One in float64 is exact for logits that do not depend on the shapes of a read; so these are requested too.
-        held.append(wide := lse.double().contiguous())
-        request.lse, request.single = wide.data_ptr(), lse.dtype == torch.float64
+        held.append(binding.write_lse(request, lse))
     status = getattr(handle, name)(ctypes.byref(request))
     del held
     if status == binding.NOT_FINITE:
