@@ -13,7 +13,6 @@ from ways import B, D, E, H, N
 import headwise as hw
 from headwise.errors import ConfigError
 from headwise.models.recognise import scores
-from headwise.models.recognise.scores import named_mask
 
 HALF = D**-0.5
 CAUSAL, NONE = "Causal()", "None"
@@ -317,12 +316,14 @@ def test_an_attention_in_which_nothing_was_seen_is_named(x):
     ids=repr,
 )
 def test_a_boolean_gets_the_name_of_its_mask(mask, n, m):
+    def named(allowed: torch.Tensor) -> hw.masks.Mask | None:
+        return scores.mask_of_rows(lambda rows: allowed[:, :, rows.start : rows.stop], (B, H, n, m))
+
     dense = mask.to_dense(n, m, batch=B)
-    named = named_mask(dense, (B, H, n, m))
-    assert repr(named) == repr(mask)
+    assert repr(named(dense)) == repr(mask)
     other = dense.clone()
     other[0, 0, 3, 1] ^= True
-    assert named_mask(other, (B, H, n, m)).boolean is not None
+    assert named(other).boolean is not None
 
 
 @pytest.mark.thorough_except("False")

@@ -1,6 +1,6 @@
 """`attach(model)`: compute the attention of a model with headwise until it is detached; `intervene(model)`: edit it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from headwise.interventions.edits import Edit, Placed
 from headwise.kernels import events
 from headwise.models.adapters.huggingface.attention import always_weights
 from headwise.models.adapters.places import (
-    Place,
+    Layers,
     find,
     give_back,
     named,
@@ -95,21 +95,23 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
             raise ConfigError(
                 f"attach(model): {name or type(model).__name__} is attached already; call .detach() on its handle first"
             )
-    for place in places if weights else ():
+    for name, module in places.items() if weights else ():
         # nnsight keeps a rewritten copy of a function that a module calls, which replaces it in a trace.
-        operations = getattr(getattr(place.module, "__source_accessor__", None), "operations", {})
+        operations = getattr(getattr(module, "__source_accessor__", None), "operations", {})
         if any(getattr(one, "_source_accessor", None) is not None for one in operations.values()):
             raise ConfigError(
-                f"attach(model, weights=True): nnsight has rewritten the attention function of {place.name}, and would "
+                f"attach(model, weights=True): nnsight has rewritten the attention function of {name}, and would "
                 f"use that one further; attach the model first, then wrap it: StandardizedTransformer(model, …)"
             )
     targets = [target for target in targets if taken_anew(target)]
     parts = {part for target in targets for part in target.modules()}
-    taken = [place for place in places if place.module in parts and place.kind != "headwise"]
+    taken = {
+        name: module for name, module in places.items() if module in parts and not isinstance(module, AttentionLayer)
+    }
     recognised = None
     take_over(targets, adopt=True)
     if batch is not None or not places:
-        recognised = Replacement(model, frozenset(place.module for place in places))
+        recognised = Replacement(model, frozenset(places.values()))
         try:
             if batch is not None:
                 recognised.run(batch)
@@ -120,16 +122,16 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
         skipped = {} if not places else {
             name: why for name, why in skipped.items() if name not in recognised.computed
         }  # fmt: skip
-    _attached.update([place.module for place in taken] if recognised is None else model.modules())
+    _attached.update(taken.values() if recognised is None else model.modules())
     if skipped:
         listed = "; ".join(f"{name or type(model).__name__}: {why}" for name, why in skipped.items())
         out = "; attach(model, batch=…) recognises attention of any code" if batch is None else ""
         warn(f"attach(model): not attached: {listed}{out}")
     if weights:
-        always_weights.update(place.module for place in places if place.kind == "transformers")
-    names = {place.name: place.module for place in taken}
-    own = tuple(p.name for p in places if p.name not in names)
-    return Attachment(model, names, targets, own, skipped, recognised)
+        others = AttentionLayer, nn.MultiheadAttention
+        always_weights.update(module for module in places.values() if not isinstance(module, others))
+    own = tuple(name for name in places if name not in taken)
+    return Attachment(model, taken, targets, own, skipped, recognised)
 
 
 class Attachment:
@@ -151,7 +153,7 @@ class Attachment:
         self.model, self.own, self._skipped = model, own, dict(skipped)
         self._modules, self._targets, self._recognised = dict(modules), list(targets), recognised
         self._active, self._own_code = True, dict[str, str]()
-        self._proofs = proven([Place(name, module, "attached") for name, module in modules.items()], self._left)
+        self._proofs = proven(self._modules, self._left)
         for name, module in modules.items():
             vars(module)[TOLD] = Hook(partial(self._left, name))  # which copies do not keep
 
@@ -225,7 +227,7 @@ def model_of(model: nn.Module | Attachment) -> nn.Module:
 def intervene(
     model: nn.Module | Attachment,
     *edits: Edit,
-    layers: Iterable[int | str] | int | str | None = None,
+    layers: Layers = None,
     unused: str = "warn",
 ) -> Iterator[None]:
     """Within it, the attention of a model is computed with these edits.
@@ -264,35 +266,35 @@ def intervene(
     targets: list[nn.Module] = []
     if isinstance(model, Attachment):
         modules = dict(model.model.named_modules())
-        places = named([Place(name, modules[name], "attached") for name in model.editable], layers)
+        places = named({name: modules[name] for name in model.editable}, layers)
     else:
         places, targets, _ = select(model, layers, "intervene", done="edited", way_out=RECOGNISED)
-    for place in places:
-        if isinstance(place.module, AttentionLayer) and (why := place.module.coupling.of_heads):
+    for name, module in places.items():
+        if isinstance(module, AttentionLayer) and (why := module.coupling.of_heads):
             raise ConfigError(
-                f"intervene(model): {place.name or 'the model'} ({type(place.module).__name__}) cannot be edited: {why}"
+                f"intervene(model): {name or 'the model'} ({type(module).__name__}) cannot be edited: {why}"
             )
     placed = [Placed(edit, []) for edit in edits]
     take_over(targets)
     try:
-        names = {place.module: place.name for place in places}
+        names = {module: name for name, module in places.items()}
         with called(names) as calls, events.subscribe(modules=names, edits=placed):
             yield
     finally:
         give_back(targets)
     if unused == "ignore":
         return
-    for what in _without_effect(placed, [place for place in places if place.name in calls]):
+    for what in _without_effect(placed, {name: module for name, module in places.items() if name in calls}):
         if unused == "raise":
             raise ConfigError(what)
         warn(what)
 
 
-def _without_effect(placed: Sequence[Placed], places: Sequence[Place]) -> Iterator[str]:
+def _without_effect(placed: Sequence[Placed], places: Mapping[str, nn.Module]) -> Iterator[str]:
     """What was not done, in sentences."""
     reached = {name for name, _ in placed[0].applied}
-    if missed := [f"{place.name or 'the model'} ({type(place.module).__name__})" for place in places
-                  if place.name not in reached]:  # fmt: skip
+    if missed := [f"{name or 'the model'} ({type(module).__name__})" for name, module in places.items()
+                  if name not in reached]:  # fmt: skip
         yield (
             f"intervene(model): {', '.join(missed)}: called, but without an attention that headwise computes, as where "
             f"its forward was replaced on the instance; no edit was applied there"

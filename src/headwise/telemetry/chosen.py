@@ -1,14 +1,13 @@
 """What is watched, and how: the options of `watch`; modules that headwise computes, and those that are recognised."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
 from headwise.errors import ConfigError, check_choice
-from headwise.models.adapters.places import Place, find, select
+from headwise.models.adapters.places import Layers, Named, find, listed, matching, select
 from headwise.models.recognise.following import compiled_parts
 from headwise.stats import Measure, resolve, shown_in
 from headwise.telemetry.alarms import Alarm
@@ -72,7 +71,6 @@ def options(
     return Options(names, found, every, chosen, maps, values, history, steps, during, tuple(alarms), on_error)
 
 
-Layers = Iterable[int | str] | int | str | None
 _WRITTEN_ELSEWHERE = ("torch", "headwise", "transformers")  # packages whose attention is found without running it
 
 
@@ -80,77 +78,66 @@ _WRITTEN_ELSEWHERE = ("torch", "headwise", "transformers")  # packages whose att
 class Chosen:
     """What of a model is watched."""
 
-    known: list[Place]  # modules whose attention headwise computes
+    known: Named  # modules whose attention headwise computes
     targets: list[nn.Module]  # as `select` returns them
     unwatched: dict[str, str]  # as `select` returns it
-    rest: list[Place]  # modules in which attention is recognised
+    rest: Named  # modules in which attention is recognised
     aside: frozenset[nn.Module]  # those in which it is not, as headwise computes it
 
 
 def chosen(model: nn.Module, layers: Layers, caller: str, unsupported: Any = None) -> Chosen:
     """The modules of these names or indices, which count those with an adapter (ConfigError); None for all."""
-    wanted = _listed(layers)
+    wanted = [] if layers is None else listed(layers)
     if not isinstance(model, nn.Module) or any(isinstance(x, bool) or not isinstance(x, int | str) for x in wanted):
-        return Chosen(*select(model, layers, caller, unsupported), [], frozenset())  # which raises
+        return Chosen(*select(model, layers, caller, unsupported), {}, frozenset())  # which raises
     places, _, unwatched = find(model)
-    aside = frozenset(part for place in places for part in place.module.modules())
-    named = [(name, module) for name, module in model.named_modules() if module not in aside]
-    others = [Place(name, module, "recognised") for name, module in named]
+    aside = frozenset(part for module in places.values() for part in module.modules())
+    others = {name: module for name, module in model.named_modules() if module not in aside}
     if not places:
-        return Chosen([], [], {}, _named(model, others, layers), aside)
-    more = others if may_have_more(others, unwatched) else []
-    reasons = {} if unsupported is None else {p.name: why for p in places if (why := unsupported(p.module))}
+        return Chosen({}, [], {}, _named(model, others, layers), aside)
+    more = others if may_have_more(others, unwatched) else {}
+    reasons = {name: why for name, one in places.items() if unsupported is not None and (why := unsupported(one))}
     none = len(reasons) == len(places)  # select raises if headwise computes nothing that is supported
     if layers is None and more and none:
-        return Chosen([], [], unwatched | reasons, more, aside)
+        return Chosen({}, [], unwatched | reasons, more, aside)
     if layers is None or not more:
         return Chosen(*select(model, layers, caller, unsupported), more, aside)
-    of_known = [one for one in wanted if isinstance(one, int) or _matching(places, [one])]
-    of_others = [one for one in wanted if isinstance(one, str) and _matching(others, [one])]
+    of_known = [one for one in wanted if isinstance(one, int) or matching(places, [one])]
+    of_others = [one for one in wanted if isinstance(one, str) and matching(others, [one])]
     if missing := set(wanted) - {*of_known, *of_others}:
         select(model, [one for one in wanted if one in missing], caller, unsupported)  # which raises
-    rest = _matching(others, of_others)
+    rest = matching(others, of_others)
     if not of_known or (none and set(of_known) <= set(of_others)):
-        return Chosen([], [], unwatched | reasons, rest, aside)
+        return Chosen({}, [], unwatched | reasons, rest, aside)
     return Chosen(*select(model, of_known, caller, unsupported), rest, aside)
 
 
-def may_have_more(others: list[Place], unwatched: dict[str, str]) -> bool:
+def may_have_more(others: Named, unwatched: dict[str, str]) -> bool:
     """Whether modules beside the known ones may compute attention: some of no known package, in no compiled model."""
-    if compiled_parts((place.name, place.module) for place in others):
+    if compiled_parts(others.items()):
         return False
-    kinds = {type(place.module).__module__.partition(".")[0] for place in others}
+    kinds = {type(module).__module__.partition(".")[0] for module in others.values()}
     return bool(unwatched) or not kinds <= set(_WRITTEN_ELSEWHERE)
 
 
-def _listed(layers: Layers) -> list[Any]:
-    if layers is None:
-        return []
-    return list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
-
-
-def _matching(places: list[Place], names: list[str]) -> list[Place]:
-    return [place for place in places if any(fnmatchcase(place.name, name) for name in names)]
-
-
-def _named(model: nn.Module, places: list[Place], layers: Layers) -> list[Place]:
+def _named(model: nn.Module, places: Named, layers: Layers) -> Named:
     """The modules of these names, in a model without any that headwise has an adapter for."""
     if layers is None:
         return places
-    wanted = _listed(layers)
+    wanted = listed(layers)
     if not all(isinstance(one, str) for one in wanted):
         raise ConfigError(
             f"layers={layers!r}: the attention of {type(model).__name__} is recognised while it runs, so its layers "
             f"have no indices; give names of modules"
         )
-    found = _matching(places, wanted)
+    found = matching(places, wanted)
     if not found:
         raise ConfigError(f"layers={layers!r}: {type(model).__name__} has no module of that name")
     return found
 
 
-def entrances(model: nn.Module, places: list[Place]) -> dict[nn.Module, None]:
+def entrances(model: nn.Module, places: Named) -> dict[nn.Module, None]:
     """Where a forward may begin: the model, its children and models of transformers in it, as trainers call parts."""
-    watched = {place.module for place in places}
+    watched = {*places.values()}
     parts = [*model.children(), *(part for part in model.modules() if hasattr(part, "set_attn_implementation"))]
     return dict.fromkeys([model, *(part for part in parts if not watched.isdisjoint(part.modules()))])

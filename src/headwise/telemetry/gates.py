@@ -74,7 +74,7 @@ class GateGradients:
 
     def __init__(self, model: nn.Module, what: Chosen) -> None:
         self._model, self._what = model, what
-        self._modules = {place.name: place.module for place in (*what.known, *what.rest)}
+        self._modules = what.known | what.rest
         self._open = ExitStack()
         self._follower: FollowedForward | None = None
         self.active = False
@@ -83,7 +83,7 @@ class GateGradients:
 
     def clear(self) -> None:
         """Discard the gradients so far."""
-        self._sums = {place.name: _Sums() for place in self._what.known}
+        self._sums = {name: _Sums() for name in self._what.known}
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class GateGradients:
             modules = {module: name for name, module in self._modules.items()}
             self._open.enter_context(subscribe(on_delta=self._add, modules=modules))
             if self._what.rest:
-                self._entrances = entrances(self._model, [*self._what.known, *self._what.rest])
+                self._entrances = entrances(self._model, self._modules)
                 self._calls = Calls()
                 self._follower = FollowedForward(
                     self._model, self._what.aside, "gate_gradients", known=bool(self._what.known), begin=self._begin,

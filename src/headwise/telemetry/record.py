@@ -57,7 +57,7 @@ class Record(Shown):
     def __init__(self, model: nn.Module, what: Chosen, how: Options) -> None:
         self._uncomputed: dict[str, str] = {}  # name → why headwise does not compute a layer that it has an adapter for
         self.model, self._what, self._how = model, what, how
-        self.layers = tuple(place.name for place in what.known)
+        self.layers = tuple(what.known)
         self._follower: FollowedForward | None = None
         if what.rest:
             self._follower = FollowedForward(
@@ -68,7 +68,7 @@ class Record(Shown):
         self._measured: Tracked | None = None  # what was seen in the last forward that was measured
         self.maps: Maps = Maps(how.maps)
         self._projections = Projections()
-        self._places = [*what.known, *what.rest]
+        self._places = what.known | what.rest
         self._entrances = entrances(model, self._places)
         self._writers, self._alarms = Writers(), Alarms(how.alarms)
         self._strict = how.on_error == "raise"
@@ -124,7 +124,7 @@ class Record(Shown):
         take_over(self._what.targets)
         if self._how.values:
             self._handles += self._projections.follow(self.model)
-        names = tuple(place.name for place in self._what.known)
+        names = tuple(self._what.known)
         self.layers = (*names, *(name for name in self.layers if name not in names))
         self._left = {name: why for name, why in self.unwatched.items() if name not in self._uncomputed}
         self._warned -= {(name, "unwatched") for name in self._uncomputed}
@@ -270,8 +270,7 @@ class Record(Shown):
 
     def modules(self) -> dict[str, nn.Module]:
         """name → attention module of every watched layer; of those so far, where attention is recognised."""
-        named = {place.name: place.module for place in self._places}
-        return named if self._follower is None else {name: named[name] for name in self.layers}
+        return dict(self._places) if self._follower is None else {name: self._places[name] for name in self.layers}
 
     def __repr__(self) -> str:
         left = f", {len(self.unwatched)} that cannot be watched" if self.unwatched else ""
@@ -355,7 +354,7 @@ class Record(Shown):
         """A measured forward begins."""
         self._forward, self._seen = Running(), Maps(self._how.maps)
         self._remarks = self._remarks.next()
-        modules = {place.module: place.name for place in self._places}
+        modules = {module: name for name, module in self._places.items()}
         on_error = None if self._strict else self._failed
         with self._guarded(""):
             self._observing.enter_context(
@@ -390,7 +389,7 @@ class Record(Shown):
         if keep and self._follower is not None and self._follower.seen is not None:
             self.layers = (*self.layers, *(name for name in self._forward.layers if name not in self.layers))
             self._left, self._measured = None, self._follower.seen
-            if (known := self._what.known) and not (self.unwatched or set(self.layers) - {one.name for one in known}):
+            if (known := self._what.known) and not (self.unwatched or set(self.layers) - {*known}):
                 self._follows = False
         if keep:
             self.maps = self._seen

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
@@ -23,18 +23,14 @@ from headwise.nn.base import AttentionLayer
 KNOWN = "headwise's own layers, nn.MultiheadAttention, and models of transformers"
 
 
-class Place(NamedTuple):
-    """An attention module that can be watched."""
-
-    name: str  # its qualified name
-    module: nn.Module
-    kind: str  # "headwise", "torch" or "transformers"
+Named = dict[str, nn.Module]  # attention modules by qualified name, in the order of registration
+Layers = Iterable[int | str] | int | str | None
 
 
-def find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
-    """The attention modules that headwise computes or can compute, in the order of registration; the modules to convert
-    for that (for `take_over`); and name → why a module cannot be computed."""
-    roots: list[nn.Module] = []  # the outermost models of transformers that headwise can compute
+def find(model: nn.Module) -> tuple[Named, list[nn.Module], dict[str, str]]:
+    """The attention modules that headwise computes or can compute; the modules to convert for that (for `take_over`);
+    and name → why a module cannot be computed."""
+    targets: list[nn.Module] = []  # at first the outermost models of transformers that headwise can compute
     unwatched: dict[str, str] = {}
     below: set[nn.Module] = set()
     for name, module in model.named_modules():
@@ -45,21 +41,19 @@ def find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]
             if not _ours(module) and (why := huggingface.refusal(module)):
                 unwatched[name] = why
             else:
-                roots.append(module)
-    places: list[Place] = []
-    inside = {module for root in roots for module in root.modules()}
+                targets.append(module)
+    places: Named = {}
+    inside = {module for root in targets for module in root.modules()}
     for name, module in model.named_modules():
-        if isinstance(module, AttentionLayer):
-            places.append(Place(name, module, "headwise"))
-        elif type(module) is nn.MultiheadAttention or isinstance(module, MultiheadAttention):
-            places.append(Place(name, module, "torch"))
-        elif module in inside and calls_interface(module):
-            places.append(Place(name, module, "transformers"))
+        if type(module) is nn.MultiheadAttention or isinstance(module, MultiheadAttention):
+            places[name] = module
+            targets.append(module)
+        elif isinstance(module, AttentionLayer) or (module in inside and calls_interface(module)):
+            places[name] = module
         elif isinstance(module, nn.MultiheadAttention):
             unwatched[name] = f"{type(module).__name__} does more than nn.MultiheadAttention, whose place it takes"
-    for name, class_name in left_out(model, [*(place.name for place in places), *unwatched]).items():
+    for name, class_name in left_out(model, [*places, *unwatched]).items():
         unwatched[name] = f"{class_name} computes its attention by itself"
-    targets = [*roots, *(place.module for place in places if place.kind == "torch")]
     return places, targets, unwatched
 
 
@@ -98,7 +92,7 @@ def give_back(targets: Sequence[nn.Module]) -> None:
 
 
 def proven(
-    places: Sequence[Place], failed: Callable[[str, str], Any], when: Callable[[], bool] = lambda: True
+    places: Named, failed: Callable[[str, str], Any], when: Callable[[], bool] = lambda: True
 ) -> list[RemovableHandle]:
     """Compare the first call of each module with what was said of it: failed(name, why) unless headwise computes its
     attention there. Calls that are compiled, and those where `when()` is false, are not compared."""
@@ -122,7 +116,7 @@ def proven(
             )
             failed(name, f"{type(module).__name__} was called, and headwise did not compute its attention: {changed}")
 
-    for name, module, _ in places:
+    for name, module in places.items():
         handles[name] = [
             module.register_forward_pre_hook(Hook(begin)),
             module.register_forward_hook(Hook(partial(end, name)), prepend=True),
@@ -171,44 +165,54 @@ def nothing_found(model: nn.Module, caller: str, done: str, refused: Mapping[str
 
 def select(
     model: nn.Module,
-    layers: Iterable[int | str] | int | str | None,
+    layers: Layers,
     caller: str,  # the function that was called, for errors
     unsupported: Callable[[nn.Module], str] | None = None,  # why it does not support a module, or ""
     *,
     done: str = "watched",  # what it does to modules, for errors
     way_out: str = "",  # as `nothing_found` takes it
-) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
+) -> tuple[Named, list[nn.Module], dict[str, str]]:
     """The modules with these names or indices (None: all), what to `take_over` for them, and name → why a module is not
     supported; ConfigError naming the argument, or the modules, if there is none."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{caller}(model): expected an nn.Module, got {type(model).__name__}")
     places, targets, unwatched = find(model)
     if unsupported is not None:
-        unwatched |= {place.name: why for place in places if (why := unsupported(place.module))}
-    places = [place for place in places if place.name not in unwatched]
+        unwatched |= {name: why for name, module in places.items() if (why := unsupported(module))}
+    places = {name: module for name, module in places.items() if name not in unwatched}
     if not places:
         raise nothing_found(model, caller, done, unwatched, way_out)
     chosen = named(places, layers)
-    modules = {place.module for place in chosen}
+    modules = {*chosen.values()}
     needed = [target for target in targets if any(part in modules for part in target.modules())]
     return chosen, needed, unwatched
 
 
-def named(places: list[Place], layers: Iterable[int | str] | int | str | None) -> list[Place]:
-    """The places with these indices or names."""
+def listed(layers: Layers) -> list[Any]:
+    """What is given as `layers`."""
+    return list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
+
+
+def matching(places: Named, patterns: Iterable[str]) -> Named:
+    """Those of which one of these patterns matches the name."""
+    return {name: module for name, module in places.items() if any(fnmatchcase(name, one) for one in patterns)}
+
+
+def named(places: Named, layers: Layers) -> Named:
+    """Those with these indices or names."""
     if layers is None:
         return places
-    wanted: list[Any] = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
+    wanted, names = listed(layers), list(places)
     if not wanted or any(isinstance(one, bool) or not isinstance(one, int | str) for one in wanted):
         raise ConfigError(f"layers={layers!r}: expected names of attention modules or their indices; None for all")
     chosen: set[str] = set()
     for one in wanted:
         if isinstance(one, int):
-            found = [places[one]] if -len(places) <= one < len(places) else []
+            found = {names[one]} if -len(places) <= one < len(places) else set()
         else:
-            found = [place for place in places if fnmatchcase(place.name, one)]
+            found = {*matching(places, [one])}
         if not found:
-            names = ", ".join(place.name or "(the model)" for place in places[:6]) + ", …" * (len(places) > 6)
-            raise ConfigError(f"layers={one!r}: no such layer among the {len(places)} that can be watched: {names}")
-        chosen |= {place.name for place in found}
-    return [place for place in places if place.name in chosen]
+            first = ", ".join(name or "(the model)" for name in names[:6]) + ", …" * (len(places) > 6)
+            raise ConfigError(f"layers={one!r}: no such layer among the {len(places)} that can be watched: {first}")
+        chosen |= found
+    return {name: module for name, module in places.items() if name in chosen}

@@ -71,7 +71,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
-        _keep_fused_path_away(self)
+        self.register_forward_hook(_nothing)
 
     def forward(
         self,
@@ -248,7 +248,7 @@ def convert(module: nn.MultiheadAttention) -> None:
     """Convert a plain `nn.MultiheadAttention` to headwise, in place."""
     _change_class(module, MultiheadAttention)
     module.__dict__[_CONVERTED] = True
-    _keep_fused_path_away(module)
+    module.register_forward_hook(_nothing)
 
 
 def restore(module: nn.MultiheadAttention) -> None:
@@ -282,13 +282,8 @@ def was_converted(module: nn.MultiheadAttention) -> bool:
     return _CONVERTED in module.__dict__
 
 
-def _keep_fused_path_away(module: nn.Module) -> None:
-    """Register a hook: `nn.TransformerEncoderLayer` uses its fused path unless a module in it has one."""
-    module.register_forward_hook(_nothing)
-
-
 def _nothing(module: nn.Module, inputs: Any, output: Any) -> None:
-    """A hook without effect."""
+    """A hook without effect: `nn.TransformerEncoderLayer` uses its fused path unless a module in it has a hook."""
 
 
 def _expect(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:

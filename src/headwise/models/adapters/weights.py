@@ -315,15 +315,8 @@ class AttentionWeights(LazyTensor):
         graph: tuple[Tensor, Tensor, Rule] | None = None,
         beside: bool = False,
     ) -> None:
-        """
-        Args:
-            dtype: of the weights as a tensor.
-            averaged: over heads. batched: False drops the batch axis.
-            appended: number of the map's first keys that the caller expects last. unfilled: number of keys after the
-                map's, of weight 0.
-            graph: queries, keys and rule with their graph, where weights must be differentiable.
-            beside: whether the other library does not compute its output from what it returns as weights either.
-        """
+        # graph: queries, keys and rule with their graph, where weights must be differentiable.
+        # beside: whether the other library does not compute its output from what it returns as weights either.
         self.map = amap
         self.averaged, self.batched, self.appended, self.unfilled = averaged, batched, appended, unfilled
         self._graph, self.beside = graph, beside

@@ -5,9 +5,10 @@ kinds    the model types, a row each
 sizes    every size of a model, by its model type; numbers of heads, kept up to date when they change
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 from headwise.errors import ConfigError
 
@@ -83,29 +84,32 @@ STATES = {"linear_attention", "conv", HYBRID}
 Windows = Callable[[Any, int], Sequence[int | None]]
 
 
-def nowhere(config: Any, layers: int) -> Sequence[int | None]:
+def nowhere(config: Any, layers: int, known: Collection[str] = (FULL,)) -> Sequence[int | None]:
     """No windows; ConfigError for a configuration with keys that transformers' cache reads and the model does not."""
-    return _nowhere(config, layers, {FULL})
+    for name in ("sliding_window", "attention_chunk_size"):
+        if size := getattr(config, name, None):
+            refuse(config, name, size)
+    if (kinds := _kinds(config)) - {*known}:
+        refuse(config, "layer_types", ", ".join(sorted(kinds)))
+    return (None,) * layers
 
 
-def beside_states(config: Any, layers: int) -> Sequence[int | None]:
-    """The same in a model that has layers with a state, of which `layers` have attention."""
-    return _nowhere(config, layers, {FULL, *STATES})
+# The same in a model that has layers with a state, of which `layers` have attention.
+beside_states = partial(nowhere, known={FULL, *STATES})
 
 
 def everywhere(config: Any, layers: int) -> Sequence[int | None]:
     """`sliding_window`, if it is not None, in all layers."""
     kinds, window = _kinds(config), config.sliding_window
     if kinds - {FULL if window is None else SLIDING}:
-        _refuse(config, "layer_types", ", ".join(sorted(kinds)))
+        refuse(config, "layer_types", ", ".join(sorted(kinds)))
     return (window,) * layers
 
 
 def by_type(config: Any, layers: int) -> list[int | None]:
-    """Those of `layer_types`, which transformers computes from older keys such as `max_window_layers` and
-    `sliding_window_pattern`."""
+    """Those of `layer_types`, which transformers computes from older keys such as `sliding_window_pattern`."""
     if unknown := _kinds(config) - {SLIDING, CHUNKED, FULL}:
-        _refuse(config, "layer_types", ", ".join(sorted(unknown)))
+        refuse(config, "layer_types", ", ".join(sorted(unknown)))
     sizes = {}
     for kind, name in ((SLIDING, "sliding_window"), (CHUNKED, "attention_chunk_size")):
         if kind in _kinds(config):
@@ -138,20 +142,12 @@ def chunked(config: Any) -> bool:
     return CHUNKED in _kinds(config)
 
 
-def _nowhere(config: Any, layers: int, known: set[str]) -> Sequence[int | None]:
-    for name in ("sliding_window", "attention_chunk_size"):
-        if size := getattr(config, name, None):
-            _refuse(config, name, size)
-    if (kinds := _kinds(config)) - known:
-        _refuse(config, "layer_types", ", ".join(sorted(kinds)))
-    return (None,) * layers
-
-
 def _kinds(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ())
 
 
-def _refuse(config: Any, name: str, value: object) -> None:
+def refuse(config: Any, name: str, value: object) -> NoReturn:
+    """Raise ConfigError: this model type does not have that value of a key."""
     raise ConfigError(
         "{name}={value}: not supported for model_type={model_type!r}",
         name=name,
@@ -185,9 +181,4 @@ def require(c: Any, **values: Any) -> None:
     for name, value in values.items():
         found = getattr(c, name, value)
         if found != value:
-            raise ConfigError(
-                "{name}={found!r}: not supported for model_type={model_type!r}",
-                name=name,
-                found=found,
-                model_type=c.model_type,
-            )
+            refuse(c, name, repr(found))

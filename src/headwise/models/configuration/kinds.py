@@ -216,18 +216,16 @@ def _qwen3_5(c: Any) -> Options:
 
 
 def _lfm2(c: Any, **more: Any) -> Options:
+    if "d_ff" not in more:
+        width = c.intermediate_size
+        if c.block_auto_adjust_ff_dim:
+            width = int(2 * width / 3)
+            if c.block_ffn_dim_multiplier is not None:
+                width = int(c.block_ffn_dim_multiplier * width)
+                width = -(-width // c.block_multiple_of) * c.block_multiple_of
+        more["d_ff"] = width
     layer = short_convolution(c.hidden_size, kernel=c.conv_L_cache, bias=bool(c.conv_bias))
     return _with(c, layer, {**_llama(c, qk_norm=1), **more})
-
-
-def _lfm2_width(c: Any) -> int:
-    width = c.intermediate_size
-    if c.block_auto_adjust_ff_dim:
-        width = int(2 * width / 3)
-        if c.block_ffn_dim_multiplier is not None:
-            width = int(c.block_ffn_dim_multiplier * width)
-            width = -(-width // c.block_multiple_of) * c.block_multiple_of
-    return width
 
 
 def _gemma3n(c: Any) -> Options:
@@ -241,6 +239,17 @@ def _gemma3n(c: Any) -> Options:
             intermediate_size=c.intermediate_size,
             model_type=c.model_type,
         )
+    try:
+        modes = c.kv_sharing_modes  # what each layer does with keys and values
+    except ValueError:
+        raise ConfigError(
+            "num_kv_shared_layers={shared}: of {layers} layers, expected one before them of each type in "
+            "layer_types={layer_types} for model_type={model_type!r}",
+            shared=c.num_kv_shared_layers,
+            layers=c.num_hidden_layers,
+            layer_types=c.layer_types,
+            model_type=c.model_type,
+        ) from None
     d, layers, streams, rank, own = (
         c.hidden_size, c.num_hidden_layers, c.altup_num_inputs, c.laurel_rank, c.hidden_size_per_layer_input,
     )  # fmt: skip
@@ -250,7 +259,7 @@ def _gemma3n(c: Any) -> Options:
     table = c.vocab_size_per_layer_input * layers * own
     return {
         **_llama(c, qk_norm=1), "d_ff": widths.pop(), "norms": 4,
-        "layer_heads": [{"shared_kv": mode == "reuse" or None} for mode in _sharing_modes(c)],
+        "layer_heads": [{"shared_kv": mode == "reuse" or None} for mode in modes],
         "others": Others(
             # Besides maps: three norms and a scale in each layer, and a norm of the embeddings of layers.
             layers * (of_layer + 4 * d) + ends + own + table,
@@ -259,23 +268,6 @@ def _gemma3n(c: Any) -> Options:
             layers * (rank + 2 * own + 2 * streams * d) + 2 * streams * d, table, layers * own,
         ),
     }  # fmt: skip
-
-
-def _sharing_modes(c: Any) -> list[str | None]:
-    """What each layer does with keys and values; ConfigError if transformers refuses the numbers."""
-    try:
-        found: list[str | None] = c.kv_sharing_modes
-    except ValueError:
-        shared, layers = c.num_kv_shared_layers, c.num_hidden_layers
-        raise ConfigError(
-            "num_kv_shared_layers={shared}: of {layers} layers, expected one before them of each type in "
-            "layer_types={layer_types} for model_type={model_type!r}",
-            shared=shared,
-            layers=layers,
-            layer_types=c.layer_types,
-            model_type=c.model_type,
-        ) from None
-    return found
 
 
 def _gemma4(c: Any) -> Options:
@@ -437,7 +429,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "granitemoehybrid": Family(_granite, beside_states),
     "jamba": Family(_jamba, beside_states),
-    "lfm2": Family(lambda c: _lfm2(c, d_ff=_lfm2_width(c)), beside_states),
+    "lfm2": Family(_lfm2, beside_states),
     "lfm2_moe": Family(lambda c: _lfm2(c, **_sparse(c, {  # the first layers have one network
         "d_ff": c.moe_intermediate_size, "dense_d_ff": c.intermediate_size,
         "dense_layers": min(c.num_dense_layers, c.num_hidden_layers),

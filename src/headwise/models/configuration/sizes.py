@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from headwise.base.run import without_memory
@@ -18,6 +17,7 @@ from headwise.models.configuration import (
     chunked,
     num_heads,
     num_layers,
+    refuse,
     require,
     text_part,
     trained_context,
@@ -101,11 +101,7 @@ def _family(config: Any) -> Family:
             layers=layers,
         )
     if two_stacks(config) != (family.auto in AUTO):
-        raise ConfigError(
-            "is_encoder_decoder={value}: not supported for model_type={kind!r}",
-            value=two_stacks(config),
-            kind=kind,
-        )
+        refuse(text, "is_encoder_decoder", two_stacks(config))
     return family
 
 
@@ -129,21 +125,18 @@ def update_config(model: nn.Module) -> None:
     if all(getattr(config, name) == value for name, value in wanted.items()):
         return
     for values in (wanted, {**wanted, "head_dim": head_dim}):
-        if _shapes_of(type(model), config, values) == {name: x.shape for name, x in model.named_parameters()}:
+        changed = deepcopy(config)
+        try:
+            for name, value in values.items():
+                setattr(changed, name, value)
+            changed = type(changed).from_dict(changed.to_dict())  # setattr checks no value against others, reading does
+            with without_memory():  # shapes without memory
+                built = type(model)(changed)
+        except Exception:  # their code, with other values
+            continue
+        if {name: x.shape for name, x in built.named_parameters()} == {
+            name: x.shape for name, x in model.named_parameters()
+        }:
             for name, value in values.items():
                 setattr(config, name, value)
             return
-
-
-def _shapes_of(kind: type[nn.Module], config: Any, values: dict[str, int]) -> dict[str, torch.Size] | None:
-    """The shapes of the parameters of a model with these values, built without memory; None if the
-    configuration could not be read, or the model not be built."""
-    changed = deepcopy(config)
-    try:
-        for name, value in values.items():
-            setattr(changed, name, value)
-        changed = type(changed).from_dict(changed.to_dict())  # setattr checks no value against others, reading does
-        with without_memory():
-            return {name: x.shape for name, x in kind(changed).named_parameters()}
-    except Exception:  # their code, with other values
-        return None

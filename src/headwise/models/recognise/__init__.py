@@ -18,14 +18,14 @@ softmax, dropout and views to a product with values. What was done becomes q, k,
 `attend` computes; the call counts only if its weights are those that the code computed. Everything else is reported
 with its reason.
 
-publisher   the function; for subscribers  report      what it returns             following  the mode, its threads
-tracked     tensors that are followed      chains      views, masks, softmax       multiplied  products
-products    as letters; views              axes        batch, heads, queries       scores     scale, biases, masks
-attention   the call, and its comparison   frames      modules, lines of code      libraries  functions of packages
-functions   those that are known
+publisher   the function, its result; for subscribers     following   the mode, its threads
+tracked     tensors that are followed                     chains      views, masks, softmax
+multiplied  products                                      products    as letters; views
+axes        batch, heads, queries                         scores      scale, biases, masks
+attention   the call, and its comparison                  frames      modules, lines of code
+libraries   functions of packages                         functions   those that are known
 """
 
-from headwise.models.recognise.publisher import recognise
-from headwise.models.recognise.report import NotFollowed, Recognised, Recognition
+from headwise.models.recognise.publisher import NotFollowed, Recognised, Recognition, recognise
 
 __all__ = ["NotFollowed", "Recognised", "Recognition", "recognise"]

@@ -1,7 +1,7 @@
 """A recognised call: its queries, keys, values and rule, and the comparison of its result with the code's own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from math import inf, log, prod
 from operator import eq
@@ -13,10 +13,10 @@ from torch import Tensor
 from headwise.fields import bits
 from headwise.map import AttentionMap
 from headwise.map.attention import attend
+from headwise.masks import Mask
 from headwise.models.difference import Difference, difference, relative
 from headwise.models.recognise.axes import Axes, Dim, Plan, dimension, of_product
 from headwise.models.recognise.products import Contraction, whole
-from headwise.models.recognise.report import Call
 from headwise.models.recognise.scores import Changes
 from headwise.models.recognise.tracked import (
     UNEXPECTED,
@@ -33,6 +33,25 @@ from headwise.scores import Score, SinkLogits, SoftCap
 KEPT = 512  # forms of calls
 # Beside the rounding of scores: twice what the accuracy contract allows, as two implementations are compared.
 FLOOR = {torch.float64: 1e-12, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of `attend` that computes what the code of a model computes. `Recognised` explains its fields."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    mask: Mask | None
+    scores: tuple[Score, ...]
+    dropout_p: float
+    traced: bool
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """These fields."""
+        return {one.name: getattr(self, one.name) for one in fields(Call)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +244,7 @@ def _form(
 def _dims(letters: str, of: Contraction, axes: Axes) -> list[Dim]:
     """The atoms of an operand of the first product."""
     return [
-        axes.of_product(of.out.index(one)) if one in of.out else [] if one == "1" else one for one in letters
+        axes.divided[of.out.index(one)] if one in of.out else [] if one == "1" else one for one in letters
     ]  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class Axes:
                 for part, _, _ in reversed(traced[out[i]] or []):
                     inner *= part
                     cuts[i].add(inner)
-        self._atoms = [_divided(dim, cut) for dim, cut in zip(self._dims, cuts, strict=True)]
+        self.divided = [_divided(dim, cut) for dim, cut in zip(self._dims, cuts, strict=True)]  # atoms of dimensions
         self.groups: list[list[Factor]] = [[], [], [], []]  # the atoms of batch, heads, queries and keys
         lone = [letter for letter in out if letter not in others]
         leading = [letter for letter in out if letter not in softmaxed and letter not in lone]
@@ -74,22 +74,22 @@ class Axes:
         strides: dict[Factor, int] = {}  # of heads in the layer that made the queries
         for i, letter in enumerate(out):
             if letter in softmaxed:
-                self.groups[3] += self._atoms[i]
+                self.groups[3] += self.divided[i]
                 continue
             inside = traced[letter]
             if self.traced:
                 marks = self._marks(i, inside)
                 lead = 2 if letter in lone else 0
-                for atom, (head, stride) in zip(self._atoms[i], marks, strict=True):
+                for atom, (head, stride) in zip(self.divided[i], marks, strict=True):
                     self.groups[1 if head else lead].append(atom)
                     strides[atom] = stride
             elif letter in lone:
-                self.groups[2 if letter == lone[-1] else 1] += self._atoms[i]
+                self.groups[2 if letter == lone[-1] else 1] += self.divided[i]
             elif len(leading) == 1:
-                self.groups[0] += self._atoms[i][:1]
-                self.groups[1] += self._atoms[i][1:]
+                self.groups[0] += self.divided[i][:1]
+                self.groups[1] += self.divided[i][1:]
             else:
-                self.groups[1 if letter == leading[-1] else 0] += self._atoms[i]
+                self.groups[1 if letter == leading[-1] else 0] += self.divided[i]
         if all(strides.get(atom) for atom in self.groups[1]):
             self.groups[1].sort(key=lambda atom: -strides[atom])  # heads are numbered as in that layer
         b, h, n, m = (prod(size for size, _ in group) for group in self.groups)
@@ -100,7 +100,7 @@ class Axes:
         """Which atoms of dimension i are heads, and their strides in the layer that made them, if they are known."""
         marks = []
         base = self._dims[i][0][1] if self._dims[i] else 1
-        for _, stride in self._atoms[i]:
+        for _, stride in self.divided[i]:
             inner, mark = 1, (False, 0)
             for size, head, step in reversed(inside or []):
                 if inner <= stride // base < inner * size:
@@ -109,16 +109,12 @@ class Axes:
             marks.append(mark)
         return marks
 
-    def of_product(self, i: int) -> list[Factor]:
-        """The atoms of a dimension of the product."""
-        return self._atoms[i]
-
     def atoms(self, factors: Iterable[Factor]) -> list[Factor]:
         """The atoms that make up these factors."""
         found: list[Factor] = []
         for size, stride in factors:
             here = [
-                atom for dim in self._atoms for atom in dim if stride <= atom[1] < stride * size
+                atom for dim in self.divided for atom in dim if stride <= atom[1] < stride * size
             ] if stride else []  # fmt: skip
             if prod(part for part, _ in here) != size:
                 raise Lost("only a part of the scores is used")

@@ -20,19 +20,10 @@ from headwise.kernels.compiling import stance
 from headwise.kernels.events import original
 from headwise.models.hooks import around
 from headwise.models.recognise.chains import see
-from headwise.models.recognise.frames import modules_in_call, runs, user_line
+from headwise.models.recognise.frames import runs
 from headwise.models.recognise.functions import LIBRARIES
 from headwise.models.recognise.libraries import FusedCall, Library, arguments, first_of, intercepted, take
-from headwise.models.recognise.tracked import (
-    IGNORED,
-    OPAQUE,
-    RETURN_OTHERS,
-    SAME,
-    VIEWS,
-    Softmax,
-    Tracked,
-    unexpected,
-)
+from headwise.models.recognise.tracked import IGNORED, OPAQUE, RETURN_OTHERS, SAME, VIEWS, Tracked, unexpected
 
 IN_GRAPH = (
     "{}(model): the model is called by a module that was compiled with fullgraph=True, in which attention cannot be "
@@ -52,8 +43,7 @@ def compiled_parts(modules: Iterable[tuple[str, nn.Module]]) -> list[str]:
 
 
 def uncompiled(hook: Callable[..., Any]) -> None:
-    """Never compile this function: torch.compile would set its callback again after it, where `compile_with` had set
-    another one."""
+    """Never compile this function: torch.compile would set its callback again after it, over `compile_with`."""
     from torch._dynamo.eval_frame import skip_code  # its import takes as long as that of PyTorch
 
     skip_code(hook.__code__)
@@ -128,8 +118,7 @@ class Following(TorchFunctionMode):
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        """In another thread, of which the modes are out of reach, it does nothing from now on, until the next mode in
-        its thread begins."""
+        """In another thread, out of reach of the modes, it does nothing until the next mode in its thread begins."""
         if get_ident() == self._home:
             super().__exit__(*error)
         else:
@@ -151,8 +140,7 @@ class Following(TorchFunctionMode):
         if kind == "operator":
             called = str(func) if isinstance(func, _OPERATORS) else f"torch.{name_of(func)}"
             reason = f"computed by the operator {called} in compiled code, whose parts are not seen"
-            running = modules_in_call(self.seen.modules)
-            self.seen.near.append(Softmax(running, user_line(), torch.float32, self.seen.kept, reason=reason))
+            self.seen.record(out, reason, near=True)
         elif kind == "seen" and (isinstance(out, Tensor) or name in RETURN_OTHERS):
             seen = self.seen
             try:
@@ -253,9 +241,8 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class OtherThreads:
-    """Follows calls of these modules and of replicas in other threads than that of the forward pass, as a
-    `TorchFunctionMode` belongs to one. Its hooks stay: PyTorch iterates over them where a forward ends with an
-    error."""
+    """Follows calls of these modules and of replicas in other threads, as a `TorchFunctionMode` belongs to one. Its
+    hooks stay: PyTorch iterates over them where a forward ends with an error."""
 
     def __init__(self, modules: Mapping[nn.Module, str]) -> None:
         self._modules = modules

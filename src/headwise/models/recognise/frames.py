@@ -56,11 +56,6 @@ def modules_in_call(modules: Mapping[nn.Module, str], like: list[nn.Module] | No
     return found
 
 
-def is_outermost(module: nn.Module) -> bool:
-    """In a hook of a module: whether this call of it is not within another one, in this thread."""
-    return _count(sys._getframe(1), module) == 1
-
-
 def runs(thread: int, module: nn.Module) -> bool:
     """Whether a call of a module is running in the thread of this identifier."""
     return _count(sys._current_frames().get(thread), module) > 0
@@ -86,7 +81,7 @@ class Calls:
     def begin(self, module: nn.Module) -> bool:
         """In a hook before a call: whether it is not within another one in this thread."""
         mine = self._running.setdefault(get_ident(), [])
-        if mine and mine[0] is module and is_outermost(module):
+        if mine and mine[0] is module and _count(sys._getframe(1), module) == 1:
             mine.clear()  # a KeyboardInterrupt ended it, such as that of a notebook, and ran no hooks
         mine.append(module)
         return len(mine) == 1
@@ -103,8 +98,7 @@ class Calls:
         return True
 
     def elsewhere(self) -> dict[int, nn.Module]:
-        """The other threads in which calls are running, and the outermost. Those that ended without hooks are
-        forgotten."""
+        """The other threads in which calls are running, and the outermost, but for those that ended without hooks."""
         others = [one for one in list(self._running) if one != get_ident()]
         for one in others:
             mine = self._running.get(one)

@@ -36,24 +36,17 @@ def scaled_dot_product_attention(seen: Tracked, args: Sequence[Any], kwargs: dic
         hidden = None if n == m else ~torch.ones(n, m, dtype=torch.bool, device=q.device).tril()
         steps.append(("mask", Causal()) if hidden is None else ("fill", hidden, -torch.inf))
     rest = {name: value for name, value in given.items() if name not in (*_SDPA[:3], "dropout_p")}
-    letters = _sdpa_letters(q, k, v, out, bool(given.get("enable_gqa")))
-    take(seen, FusedCall(
-        q, k, v, out, letters, tuple(steps), dropout_p=dropout_p,
-        plain=lambda: F.scaled_dot_product_attention(q, k, v, **rest),
-    ), record)  # fmt: skip
-
-
-def _sdpa_letters(q: Tensor, k: Tensor, v: Tensor, out: Tensor, grouped: bool) -> tuple[str, str, str, str]:
-    """Letters of [..., n, d], [..., m, d], [..., m, e] and [..., n, e], whose leading dimensions broadcast."""
-    count = out.ndim - 2
-    lead = "abcijklopqrstuvwxyz"[: count - 1] + "h" * (count > 0)
-    found = []
+    count = out.ndim - 2  # of leading dimensions, which broadcast
+    lead, letters = "abcijklopqrstuvwxyz"[: count - 1] + "h" * (count > 0), list[str]()
     for x, last in ((q, "nd"), (k, "md"), (v, "me"), (out, "ne")):
         here = lead[count - (x.ndim - 2) :]
         sizes = zip(here, x.shape[:-2], out.shape[count - len(here) : count], strict=True)
-        own = [one if size == whole or (grouped and one == "h") else "1" for one, size, whole in sizes]
-        found.append("".join(own) + last)
-    return tuple(found)  # type: ignore[return-value]
+        own = [one if size == whole or (one == "h" and given.get("enable_gqa")) else "1" for one, size, whole in sizes]
+        letters.append("".join(own) + last)
+    take(seen, FusedCall(
+        q, k, v, out, tuple(letters), tuple(steps), dropout_p=dropout_p,  # type: ignore[arg-type]
+        plain=lambda: F.scaled_dot_product_attention(q, k, v, **rest),
+    ), record)  # fmt: skip
 
 
 _CUT_OFF = 1e12  # a score that any soft cap has cut off
@@ -263,8 +256,7 @@ def _places(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def windowed(left: int, right: int) -> Mask | None:
-    """The mask of queries that may attend to `left` keys before them and `right` after them; a negative number is no
-    limit."""
+    """The mask of queries that see `left` keys before them and `right` after; a negative number is no limit."""
     if left < 0:
         return Causal() if right == 0 else None if right < 0 else Window(_FAR, right)
     return Causal() & Window(left + 1) if right == 0 else Window(left + 1, right if right > 0 else _FAR)

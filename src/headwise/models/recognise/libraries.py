@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from threading import Lock
 from typing import Any, TypeVar
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -42,11 +43,6 @@ class FusedCall:
     arrange: Callable[[Tensor], Tensor] | None = None  # (a tensor of its shape) → one of the shape of `out`
 
 
-def named_tensors(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """The arguments query, key and value."""
-    return given["query"], given["key"], given["value"]
-
-
 @dataclass(frozen=True)
 class Library:
     """Functions of a module of Python, and how their arguments are read; `Lost` where there is no call."""
@@ -57,7 +53,7 @@ class Library:
     # the reason why there is none
     read: Callable[[dict[str, Any], Any, Callable[..., Any], Tracked], FusedCall]
     # Arguments by name → queries [..., d], keys and values [..., e]; a function returns [..., e] of the queries
-    tensors: Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]] = named_tensors
+    tensors: Callable[[dict[str, Any]], tuple[Tensor, Tensor, Tensor]] = itemgetter("query", "key", "value")
 
     def output(self, given: dict[str, Any]) -> Tensor:
         """A tensor without numbers of the shape and dtype of what a function returns."""
@@ -81,7 +77,8 @@ def take(seen: Tracked, call: FusedCall, record: Softmax) -> None:
     call, known_q = _grouped(call, known_q)
     a, b, c, o = call.letters
     scores = "".join(one for one in o if one not in "ne") + "nm"
-    sizes = {**_sizes(b, call.k), **_sizes(a, call.q), "m": call.k.shape[b.index("m")]}
+    pairs = [*zip(b, call.k.shape, strict=True), *zip(a, call.q.shape, strict=True)]
+    sizes = {one: size for one, size in pairs if one != "1"} | {"m": call.k.shape[b.index("m")]}
     shape = tuple(sizes[one] for one in scores)
     plain = call.out
     if call.dropout_p and call.plain is not None and not call.out.is_meta:
@@ -130,10 +127,6 @@ def _split(mask: Tensor, sizes: tuple[int, int]) -> Tensor:
     if mask.ndim < 3:
         return mask
     return mask.unflatten(-3, sizes) if mask.shape[-3] > 1 else mask.unsqueeze(-3)
-
-
-def _sizes(letters: str, x: Tensor) -> dict[str, int]:
-    return {one: size for one, size in zip(letters, x.shape, strict=True) if one != "1"}
 
 
 def _grouped(call: FusedCall, known: Followed | None) -> tuple[FusedCall, Followed | None]:

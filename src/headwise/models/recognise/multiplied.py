@@ -20,7 +20,7 @@ from headwise.models.recognise.products import (
     terms,
     whole,
 )
-from headwise.models.recognise.tracked import INPUT, Followed, Origin, Product, Softmax, Step, Tracked, Values, learned
+from headwise.models.recognise.tracked import INPUT, Followed, Origin, Product, Step, Tracked, Values, learned
 
 Operand = tuple[Tensor, str]  # a tensor and the letters of its dimensions
 
@@ -152,11 +152,11 @@ def combined(seen: Tracked, found: Contraction, out: Tensor, name: str, factors:
                 what = f"{x.note} attention: {x.note} takes the place of softmax" if x.stage == "other" else (
                     "two products without a softmax between them, as in linear attention"
                 )  # fmt: skip
-                running = modules_in_call(seen.modules)
-                seen.near.append(Softmax(running, user_line(), found.left.dtype, seen.kept, reason=what))
+                seen.record(out, what, near=True)
             break
     fixed = [learned(operand) for operand in (found.left, found.right)]
-    if all(fixed) or _of_each_number(found.a, found.b):
+    a, b = set(found.a) - {"1"}, set(found.b) - {"1"}
+    if all(fixed) or (a <= set(found.b) and b <= set(found.a)):  # a product of each number sums over none
         return
     origin = None
     if any(fixed):
@@ -229,9 +229,3 @@ def summed_factors(found: Contraction, x: Followed, at: int) -> tuple[Factor, ..
 def _summed_factors(letters: str, summed: str, layout: Layout) -> tuple[Factor, ...]:
     factors = [factor for one, dim in zip(letters, layout.dims, strict=True) if one in summed for factor in dim]
     return merged(sorted(factors, key=lambda factor: -factor[1]))
-
-
-@lru_cache(maxsize=1024)
-def _of_each_number(a: str, b: str) -> bool:
-    """Whether two operands of these letters have the same dimensions, so that a product sums over none."""
-    return set(a) - {"1"} <= set(b) and set(b) - {"1"} <= set(a)

@@ -192,13 +192,7 @@ class Contraction(NamedTuple):
     @property
     def summed(self) -> str:
         """The letters that the result does not have."""
-        return summed_letters(self.a, self.out)
-
-
-@lru_cache(maxsize=1024)
-def summed_letters(a: str, out: str) -> str:
-    """The letters of an operand that the result does not have."""
-    return "".join(letter for letter in a if letter not in out and letter != "1")
+        return "".join(letter for letter in self.a if letter not in self.out and letter != "1")
 
 
 def contraction(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Contraction | None:
@@ -265,7 +259,9 @@ def terms(args: Sequence[Any]) -> tuple[list[Tensor], list[str], str] | None:
     else:  # tensors, each followed by the numbers of its dimensions
         operands, numbers = list(args[0 : len(args) - len(args) % 2 : 2]), [*args[1::2]]
         arrow, last = "->" * (len(args) % 2), [args[-1]] if len(args) % 2 else [()]
-        *letters, out = (_lettered(one) for one in [*numbers, *last])
+        *letters, out = (
+            "".join("..." if one is Ellipsis else ascii_letters[one] for one in dims) for dims in [*numbers, *last]
+        )
     if len(operands) != len(letters) or not all(isinstance(x, Tensor) for x in operands):
         return None
     if any("..." in term for term in letters):
@@ -278,10 +274,6 @@ def terms(args: Sequence[Any]) -> tuple[list[Tensor], list[str], str] | None:
         every = "".join(letters)
         out = "".join(sorted(letter for letter in set(every) if every.count(letter) == 1))
     return operands, letters, out
-
-
-def _lettered(dims: Sequence[Any]) -> str:
-    return "".join("..." if one is Ellipsis else ascii_letters[one] for one in dims)
 
 
 def outer(left: Tensor, right: Tensor, summed: Sequence[int], ndim: int) -> Contraction | None:

@@ -1,9 +1,11 @@
 """`recognise(model, …)`: the attention in a forward pass; and how it is published to those who subscribe to it."""
 
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from threading import get_ident
 from typing import Any
 
@@ -13,14 +15,14 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import ConfigError, warn
 from headwise.kernels.call import sum_finite
-from headwise.kernels.events import in_backward, subscribed, subscribers_of, within
+from headwise.kernels.events import call_name, in_backward, subscribed, subscribers_of, within
 from headwise.kernels.graph import is_batched
 from headwise.kernels.spread import held_by
 from headwise.map import AttentionMap
 from headwise.map.attention import attend_to
 from headwise.models.adapters.places import computed
 from headwise.models.hooks import Hook, around
-from headwise.models.recognise.attention import Attention, assembled
+from headwise.models.recognise.attention import Attention, Call, assembled
 from headwise.models.recognise.following import (
     Following,
     OtherThreads,
@@ -31,7 +33,6 @@ from headwise.models.recognise.following import (
     uncompiled,
 )
 from headwise.models.recognise.frames import modules_in_call, user_line
-from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, numbered
 from headwise.models.recognise.tracked import (
     UNEXPECTED,
     Followed,
@@ -45,9 +46,10 @@ from headwise.models.recognise.tracked import (
 from headwise.models.replace.deferred import Deferred
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
+from headwise.table.show import as_html, as_text
 
 
-def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
+def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> "Recognition":
     """Run a model once, without gradients, and return every attention call in it, whoever wrote the model.
 
     The model runs in its present mode, training or evaluation. Known are `F.scaled_dot_product_attention`,
@@ -88,6 +90,132 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     if not found:
         raise nothing(model, seen, "recognise")
     return Recognition(numbered(found), not_followed(seen), output)
+
+
+@dataclass(frozen=True, eq=False)
+class Recognised(Call):
+    """An attention call that was recognised, and its map.
+
+    Attributes:
+        q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v], detached, as they were multiplied (after rotary
+            positions). Keys and values that were repeated for groups of heads are not repeated here, and those at the
+            end that the mask hides from all queries are left out if it shows that the queries precede them.
+        scale: factor on q·k, wherever the code applies it.
+        mask: as a headwise mask; None if every key is visible. scores: soft cap, biases, learned sinks.
+        dropout_p: of the weights.
+        traced: whether it is known which axis holds heads, because queries or keys were traced back to a layer whose
+            output was split, or the function defines it. If not, heads are the last of two or more leading axes, and
+            the table has a question mark.
+        name: the module's qualified name; name#2, name#3, … from its second call on.
+        map: the weights, before dropout.
+        error: the largest relative difference between a row of the map and of the code's own weights, where it made
+            any, and between rows of the outputs, where there was no dropout.
+        line: `file:line` of the code that multiplies weights and values.
+        remark: how many rows are NaN or infinite on both sides, and were not compared; "" if there are none.
+    """
+
+    name: str
+    map: AttentionMap
+    error: float
+    line: str
+    remark: str
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        return self.q.shape[1]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads."""
+        return self.k.shape[1]
+
+    def __repr__(self) -> str:
+        values = zip(_HEAD[1:], _row(self)[1:], strict=True)
+        return f"Recognised({self.name!r}, {', '.join(f'{name}={value}' for name, value in values)})"
+
+
+@dataclass(frozen=True)
+class NotFollowed:
+    """A softmax, or something close to attention, that is no attention or is not followed.
+
+    Attributes:
+        name: the module's qualified name. reason: what it is, or what is not followed. line: `file:line` of the code.
+    """
+
+    name: str
+    reason: str
+    line: str
+
+    @property
+    def reason_and_line(self) -> str:
+        """The reason, and the line in parentheses."""
+        return self.reason + (f" ({Path(self.line).name})" if self.line else "")
+
+    def __str__(self) -> str:
+        return f"{self.name or '(the model)'}: {self.reason_and_line}"
+
+
+@dataclass(frozen=True, eq=False)
+class Recognition(Sequence[Recognised]):
+    """The attention calls of one forward pass; it prints itself as a table.
+
+    Attributes:
+        calls: those that are recognised, in the order of the pass.
+        not_followed: what else was seen, with reasons.
+        output: what the model returned.
+    """
+
+    calls: tuple[Recognised, ...]
+    not_followed: tuple[NotFollowed, ...]
+    output: object
+
+    def maps(self) -> dict[str, AttentionMap]:
+        """name → map, in the order of the pass."""
+        return {call.name: call.map for call in self.calls}
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        """A call by its number or by its name."""
+        if isinstance(index, str):
+            return {call.name: call for call in self.calls}[index]
+        return self.calls[index]
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __repr__(self) -> str:
+        lines = [as_text(_HEAD, [_row(call) for call in self.calls], words=1, gap="  ")] if self.calls else []
+        return "\n".join([*lines, *self._notes()])
+
+    def _repr_html_(self) -> str:
+        return as_html(_HEAD, [_row(call) for call in self.calls], notes=self._notes())
+
+    def _notes(self) -> list[str]:
+        remarks = [f"{call.name or '(the model)'}: {call.remark}" for call in self.calls if call.remark]
+        return [*remarks, *(f"not followed: {one}" for one in self.not_followed)]
+
+
+_HEAD = ["module", "heads", "KV heads", "queries", "keys", "head_dim", "scale", "mask", "scores", "dropout", "error"]
+
+
+def _row(call: Recognised) -> list[str]:
+    _, h, n, m = call.map.shape
+    scores = ", ".join(map(repr, call.scores)) or "–"
+    return [
+        call.name or "(the model)", str(h) + "?" * (not call.traced), str(call.num_kv_heads), str(n), str(m),
+        str(call.q.shape[3]),
+        f"{call.scale:.4g}", "none" if call.mask is None else repr(call.mask), scores, f"{call.dropout_p:g}",
+        f"{call.error:.1g}",
+    ]  # fmt: skip
+
+
+def numbered(calls: Iterable[Any]) -> tuple[Any, ...]:
+    """Calls with numbers in their names where a module is called again."""
+    found: dict[str, Any] = {}
+    for call in calls:
+        name = call_name(call.name, found)
+        found[name] = replace(call, name=name)
+    return tuple(found.values())
 
 
 def explained(x: Followed, reason: str) -> str:
@@ -154,17 +282,13 @@ class FollowedForward:
         self, model: nn.Module, aside: Container[nn.Module], caller: str, *, known: bool,
         begin: Callable[[nn.Module], bool], end: Callable[[nn.Module, Any], None],
     ) -> None:  # fmt: skip
-        """
-        Args:
-            aside: modules whose attention headwise computes, with all modules in them. known: whether any is watched.
-            caller: the function that a user called. begin: called before an entrance is; returns whether it called
-                `follow`. end: called after it, with the result; may call `close`.
-        """
+        # aside: modules whose attention headwise computes, with all modules in them; known: whether any is watched.
+        # begin: called before an entrance is, returns whether it called `follow`; end: after it, may call `close`.
         self._modules, self._aside = {module: name for name, module in model.named_modules()}, aside
         parts = compiled_parts(model.named_modules())
         self._part, self._name = bool(parts), (parts[0] if parts else "") or type(model).__name__
         self._caller, self._known, self._begin, self._end = caller, known, begin, end
-        self._warned = False
+        self._warned = False  # that it runs uncompiled
         self._whole: set[nn.Module] = set()  # modules of which a whole output was compared
         self._threads = OtherThreads(self._modules)
         self._forward = ExitStack()
@@ -184,11 +308,18 @@ class FollowedForward:
         not_in_one_graph(self._caller)
         callback = compile_with(None)
         self.stays = bool(callback and self._known)
-        if self._begin(module):
-            self._callback = callback
-            self._warn()
-        else:
+        if not self._begin(module):
             compile_with(callback)
+            return
+        self._callback = callback
+        if (self._part or callback) and not self._warned:
+            self._warned = True
+            how = "compiled" if self._part else "called by compiled code"
+            more = "; watch(every=…) measures fewer" if self._caller == "watch" else ""
+            warn(
+                f"{self._caller}(model): {self._name} is {how}. Attention is recognised in the code that was compiled, "
+                f"so that in measured forwards it runs uncompiled{more}",
+            )
 
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
         inside, callback = self.home == get_ident(), self._callback
@@ -209,18 +340,6 @@ class FollowedForward:
         """Follow it no more."""
         self.home = None
         self._forward.close()
-
-    def _warn(self) -> None:
-        """Say once that a model that is compiled, or called by compiled code, runs uncompiled."""
-        if self._warned or not (self._part or self._callback):
-            return
-        self._warned = True
-        how = "compiled" if self._part else "called by compiled code"
-        more = "; watch(every=…) measures fewer" if self._caller == "watch" else ""
-        warn(
-            f"{self._caller}(model): {self._name} is {how}. Attention is recognised in the code that was compiled, so "
-            f"that in measured forwards it runs uncompiled{more}",
-        )
 
     def _publish(self, given: Values) -> None:
         """Weights are multiplied by values."""

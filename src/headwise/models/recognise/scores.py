@@ -20,15 +20,9 @@ Rows = Callable[[Span], Tensor]  # which keys some queries may attend to, boolea
 Sizes = tuple[int, int, int, int]
 
 
-def named_mask(allowed: Tensor, sizes: Sizes) -> Mask | None:
-    """`Causal`, `Window`, `Lengths`, `Documents` or a combination if it allows exactly the same as boolean [b or 1, h
-    or 1, n or 1, m or 1], else `Dense`; None if all is allowed. sizes: b, h, n, m."""
-    allowed = allowed.expand(-1, -1, *sizes[2:])
-    return mask_of_rows(lambda span: allowed[:, :, span.start : span.stop], sizes, lambda: allowed)
-
-
 def mask_of_rows(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor] | None = None) -> Mask | None:
-    """As `named_mask`, of a function that returns some rows (`whole`: all); only a `Dense` takes n·m numbers."""
+    """`Causal`, `Window`, `Lengths`, `Documents` or a combination if it allows exactly the same as these rows (`whole`:
+    all of them), else `Dense`, which alone takes n·m numbers; None if all is allowed. sizes: b, h, n, m."""
     b, _, n, m = sizes
     if 1 < n <= m and allows(Causal(), rows, sizes):  # the most frequent one: a pass that ends at the first difference
         return Causal()
@@ -135,8 +129,7 @@ class _Found:
                 yield documents & band
 
     def _band(self) -> Mask | None:
-        """The mask of all keys that are no farther before and after their query than any that is allowed; None if that
-        is all."""
+        """The mask of keys no farther before and after their query than any that is allowed; None if that is all."""
         n, m = self.sizes[2:]
         position = torch.arange(n, device=self.none.device) + m - n
         seen = ~self.none
@@ -240,8 +233,7 @@ class Changes:
     named: list[tuple[tuple[Sizes, torch.device, bool], Tensor | None, Placed]] = field(default_factory=list)
 
     def mask(self, axes: Axes, *, cut: bool) -> Placed:
-        """All that is masked, as the shortest mask. cut: whether keys that are hidden from all queries may be left
-        out."""
+        """All that is masked, as the shortest mask. cut: whether keys hidden from all queries may be left out."""
         n, m = axes.sizes[2:]
         given = any(one.placed for one in self.scores)  # such as ALiBi
         known = n == m or given or any(one.placed for one in self.masks)

@@ -248,8 +248,7 @@ class Tracked:
         self._known[held.key] = held, what
 
     def remember_layer(self, name: str, source: Any, out: Tensor) -> None:
-        """Keep that a tensor is the output of a layer (one of `LAYERS`), of which heads are parts; most are not used
-        further."""
+        """Keep that a tensor is the output of a layer, of which heads are parts; most are not used further."""
         self._known[id(out)] = weakref.ref(out), (name, self.root(source), out.shape)
 
     def root(self, x: Any) -> Source:
@@ -301,14 +300,16 @@ class Tracked:
         if out is not None:
             self.remember(out, x.but(lost=x.lost or reason))
 
-    def record(self, out: Tensor, reason: str = "", like: list[nn.Module] | None = None) -> Softmax:
-        """A softmax whose result is `out`, and why it is no attention, if that is known. like: the modules of its
-        product."""
+    def record(
+        self, out: Any, reason: str = "", like: list[nn.Module] | None = None, *, near: bool = False
+    ) -> Softmax:  # fmt: skip
+        """A softmax, or something `near` to attention, whose result is `out`, and why it is none, if that is known.
+        like: the modules of its product."""
         running = modules_in_call(self.modules, like)
         record = Softmax(running, user_line(), getattr(out, "dtype", torch.float32), self.kept)
         if reason:
             record.reason = reason
-        self.softmaxes.append(record)
+        (self.near if near else self.softmaxes).append(record)
         return record
 
 

@@ -28,7 +28,7 @@ from headwise.map.attention import attend_to
 from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import assembled
 from headwise.models.recognise.following import compile_with, following, not_in_one_graph, uncompiled
-from headwise.models.recognise.frames import in_checkpoint, is_outermost
+from headwise.models.recognise.frames import Calls, in_checkpoint
 from headwise.models.recognise.publisher import explained, nothing
 from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, NotFinite, Tracked, Values, unexpected
 from headwise.models.replace.deferred import Deferred, Deferring, Place, without_shifts
@@ -43,19 +43,16 @@ class Replacement:
     """Recognises attention in each forward pass of a model. What a pass certifies is replaced from the next one on."""
 
     def __init__(self, model: nn.Module, apart: frozenset[nn.Module] = frozenset()) -> None:
-        """
-        Args:
-            apart: modules whose attention is computed in another way already.
-        """
         self.model = model
         self.modules = {module: name for name, module in model.named_modules()}
         self.computed: dict[str, str] = {}  # name of a module → why its attention is computed by its own code
         self.taken: set[str] = set()  # names of the modules of which headwise has computed, or can compute, a call
-        self._apart = apart
+        self._apart = apart  # modules whose attention is computed in another way already
         self._verdicts: dict[Place, dict[Key, str]] = {}  # why not; "" if it is the same function
         self._certified: dict[Place, frozenset[Key]] = {}  # as of the beginning of the last forward
         self._orders: dict[tuple[Place, Key], tuple[int, ...]] = {}  # of the dimensions in memory
         self._open: dict[int, _Open] = {}  # by thread
+        self._calls = Calls()
         self._handles: list[RemovableHandle] = []
         self._checked = False
 
@@ -110,10 +107,9 @@ class Replacement:
             here.close()
 
     def run(self, batch: Any) -> None:
-        """Call the model once, with its own code and without gradients, and certify what can be; ConfigError if
-        nothing."""
+        """Call the model once, with its own code, without gradients; certify what can be; ConfigError if nothing."""
         args, kwargs = arguments(batch)
-        here = self._open[get_ident()] = _Open(self, self.model)
+        here = self._open[get_ident()] = _Open(self)
         self._checked = True
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -127,30 +123,24 @@ class Replacement:
         """Runs before a call of a module: an outermost call begins a forward, or its repetition in a backward pass."""
         not_in_one_graph("attach")
         callback = compile_with(None)
-        own = module in self.modules  # a copy of the model has the hooks too
-        here = self._open.get(get_ident()) if own else None
-        if here is not None and here.module is module and is_outermost(module):  # after a KeyboardInterrupt
-            self._open.pop(get_ident()).close()
-            here = None
-        if here is not None:
-            here.depth += 1
-        if here is not None or not own or settings().own_code:
+        # A copy of the model has the hooks too.
+        if module not in self.modules or not self._calls.begin(module) or settings().own_code:
             compile_with(callback)
             return
+        if (interrupted := self._open.pop(get_ident(), None)) is not None:
+            interrupted.close()
         if not in_backward():
             self._certified = {
                 place: frozenset(key for key, why in keys.items() if not why) for place, keys in self._verdicts.items()
             }
-        self._open[get_ident()] = _Open(self, module, callback)
+        self._open[get_ident()] = _Open(self, callback)
 
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
-        here = self._open.get(get_ident())
-        if module not in self.modules or here is None:
+        if module not in self.modules or not self._calls.end(module):
             return
-        here.depth -= 1
-        if here.depth:
+        here = self._open.pop(get_ident(), None)
+        if here is None:
             return
-        del self._open[get_ident()]
         try:
             here.close()
             if module is self.model and result is not None and not self._checked:
@@ -164,11 +154,11 @@ class Replacement:
         finally:
             compile_with(here.callback)
 
-    def values(self, here: "_Open", given: Values) -> None:
+    def values(self, mode: "_Open", given: Values) -> None:
         """Weights are multiplied by values."""
-        x, out, mode = given.x, given.out, here.mode
+        x, out = given.x, given.out
         given.record.done = True
-        place = here.seen.place(given.product)
+        place = mode.seen.place(given.product)
         if place is None or place[0] in self._apart:
             return
         module, name = place
@@ -222,8 +212,7 @@ class Replacement:
             mode.edited = in_order(made, order_of(out))
 
     def _compared(self, name: str, given: Values) -> str:
-        """Why a call of the module of that name must not be replaced; "" if `attend` computes the same. Raises
-        NotFinite if that cannot be said."""
+        """Why a call of that module must not be replaced; "" if `attend` computes the same. Raises NotFinite."""
         x = given.x
         if x.own:
             return _said(x)
@@ -279,16 +268,14 @@ def not_edited(name: str, why: str) -> ConfigError:
     return ConfigError(f"intervene(handle): {name or 'the model'} was not edited, as its own code computed it: {why}")
 
 
-class _Open:
-    """A forward pass of one thread: the module that it began with, and torch.compile's callback from before it."""
+class _Open(Deferring):
+    """A forward pass of one thread, and torch.compile's callback from before it."""
 
-    def __init__(self, of: Replacement, module: nn.Module, callback: Any = None) -> None:
-        self.depth, self.module, self.callback = 1, module, callback
-        self.stack = ExitStack()
-        self.seen = Tracked(of.modules, lambda given: of.values(self, given))
-        self.mode = Deferring(self.seen)
-        self.mode.certified = frozenset(place for place, keys in of._certified.items() if keys)
-        self.stack.enter_context(following(self.mode))
+    def __init__(self, of: Replacement, callback: Any = None) -> None:
+        super().__init__(Tracked(of.modules, lambda given: of.values(self, given)))
+        self.callback, self.stack = callback, ExitStack()
+        self.certified = frozenset(place for place, keys in of._certified.items() if keys)
+        self.stack.enter_context(following(self))
 
     def close(self) -> None:
         """End it, without a reference to itself, so that it is freed at once."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from headwise.errors import ConfigError
 from headwise.kernels.events import within
 from headwise.map import AttentionMap
+from headwise.masks import Causal
 from headwise.models.difference import Difference, difference
 from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import Attention, assembled
@@ -19,9 +20,8 @@ from headwise.models.recognise.following import Following, following
 from headwise.models.recognise.frames import user_line
 from headwise.models.recognise.multiplied import summed_factors
 from headwise.models.recognise.products import Contraction
-from headwise.models.recognise.publisher import explained, not_followed, nothing
-from headwise.models.recognise.report import numbered
-from headwise.models.recognise.scores import HIDES, named_mask
+from headwise.models.recognise.publisher import explained, not_followed, nothing, numbered
+from headwise.models.recognise.scores import HIDES, allows
 from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, Tracked, Values, unexpected
 from headwise.rule import own_dtypes
 from headwise.table.show import as_html, as_text
@@ -137,8 +137,7 @@ def _remarks(a: Attention, amap: AttentionMap) -> Iterator[str]:
     hidden = amap.lse == -torch.inf
     if a.mask is not None and n > 1 and b * n * m <= LARGEST:
         allowed = a.mask.to_dense(n, m, batch=b, heads=h).expand(b, h, n, m)
-        opposite = named_mask(~allowed, (b, h, n, m))
-        if repr(opposite) == "Causal()":
+        if n <= m and allows(Causal(), lambda rows: ~allowed[:, :, rows.start : rows.stop], (b, h, n, m)):
             yield "queries attend to exactly the keys that Causal() masks: its mask may be inverted"
         elif n == m and bool(allowed.tril(-1).any()) and not bool(allowed.diagonal(dim1=2, dim2=3).any()):
             yield "no query attends to its own key"
@@ -224,8 +223,7 @@ class _Calls:
             self.refused.add((self.seen.modules[running[0]] if running else "", reason))
 
     def _compared(self, given: Values, reason: str) -> bool:
-        """Append the verdict on a call, with the reason why it is not `attend` if one is known; False if there is
-        nothing to compare it with."""
+        """Append the verdict on a call, and why it is not `attend` if known; False if nothing compares with it."""
         product, x, at, _, out = given
         place = self.seen.place(given.product)
         try:

@@ -131,8 +131,7 @@ class Deferred(LazyTensor):
 
 
 def deferred(name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of a call, not computed: a `Deferred`, or a tuple of them; None if its shape is not known without
-    computing it."""
+    """The result of a call, not computed: one or several `Deferred`; None if its shape is not known beforehand."""
     tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
     device = next((x.device for x in tensors if x.ndim), tensors[0].device)
     like = _like(name, func, args, kwargs, device.type)

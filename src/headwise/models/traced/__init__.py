@@ -159,12 +159,6 @@ ROLES: dict[str, Callable[[Traced], int]] = {
 }
 
 
-def traced(module: nn.Module) -> Traced | None:
-    """What is known of the heads of a module."""
-    found = vars(module).get(TRACED)
-    return found if isinstance(found, Traced) else None
-
-
 Names = Mapping[int, Sequence[tuple[nn.Module, str]]]  # id of a parameter → modules that hold it, and its name there
 DIGITS = 128  # labels are below it, exact in every floating dtype
 
@@ -285,19 +279,8 @@ class SharedMaps(nn.Module):
         return y.unflatten(-1, (-1, self.widths[letter])).repeat_interleave(self.repeats, -2).flatten(-2)
 
 
-def can_share(known: Traced, module: nn.Module) -> bool:
-    """Whether the maps of keys and values in a module can be replaced: `nn.Linear`s, with the heads one after another,
-    in which no other module is involved."""
-    inside = set(module.modules())
-    return known.num_heads == known.num_kv_heads and all(
-        type(one.owner) is nn.Linear and one.owner in inside and (one.axis, one.step) == (0, one.width)
-        for one in known.slices if one.letter in "qkv"
-    )  # fmt: skip
-
-
 def with_shared_maps(known: Traced, module: nn.Module) -> Traced:
-    """Replace the linear maps of a module that make keys or values, with the same results; returns what is known
-    then."""
+    """Replace the linear maps of a module that make keys or values, with equal results; what is known then."""
     owners: dict[nn.Module, list[Slices]] = {}
     for one in known.slices:
         if one.letter in "qkv":
@@ -341,8 +324,8 @@ class TracedKind(Kind):
     merged = "modules found by find_heads(model, batch) whose maps are `nn.Linear`s"
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        found = traced(module)
-        if found is None:
+        found = vars(module).get(TRACED)
+        if not isinstance(found, Traced):
             return None
         return HeadSite(
             name, module, self.name, found.num_heads, found.num_kv_heads, found.head_dim, found.value_dim, found.output,
@@ -406,6 +389,5 @@ class TracedKind(Kind):
 
 
 def _of(site: HeadSite) -> Traced:
-    found = traced(site.module)
-    assert found is not None
+    found: Traced = vars(site.module)[TRACED]
     return found

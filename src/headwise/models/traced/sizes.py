@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from headwise.models.difference import difference
 from headwise.models.recognise.frames import line_of_error
 from headwise.models.site import HeadSite, pick_heads, scale_heads
-from headwise.models.traced import OF_HEAD, ROLES, TRACED, WIDTH, SharedMaps, Slices, Traced, TracedKind, can_share
+from headwise.models.traced import OF_HEAD, ROLES, TRACED, WIDTH, SharedMaps, Slices, Traced, TracedKind
 
 TRIES = 128  # assignments of heads to tensors, and of roles to attributes
 Size = tuple[nn.Module, str, str]  # module, attribute, role
@@ -38,9 +38,9 @@ def with_sizes(known: Traced, module: nn.Module, running: Sequence[tuple[nn.Modu
     held: dict[tuple[int, str, int], int] = defaultdict(int)
     for part in known.parts():
         held[id(part.owner), part.name, part.axis] += known.count(part.heads) * part.width
-    for one in known.slices:
-        if (own := held[id(one.owner), one.name, one.axis]) != one.size:
-            reason = f"{own} of the {one.size} entries of {one.name} belong to heads, and the others to something else"
+    for cut in known.slices:
+        if (own := held[id(cut.owner), cut.name, cut.axis]) != cut.size:
+            reason = f"{own} of the {cut.size} entries of {cut.name} belong to heads, and the others to something else"
             return replace(known, fixed=reason)
     if known.num_heads == 1:
         return replace(known, fixed="it has one head")
@@ -72,7 +72,12 @@ def with_sizes(known: Traced, module: nn.Module, running: Sequence[tuple[nn.Modu
         if found is None:
             way_out = "the code may read its sizes from attributes of the module; or mask heads with scale_heads"
             return replace(known, fixed=f"{reason}{suspects(known, whole)}; {way_out}")
-        if fewer is not None and can_share(found, module):
+        # Maps that can be replaced: the heads one after another, and no other module involved
+        inside, maps = set(module.modules()), [one for one in found.slices if one.letter in "qkv"]
+        if fewer is not None and h == kv and all(
+            type(one.owner) is nn.Linear and one.owner in inside and (one.axis, one.step) == (0, one.width)
+            for one in maps
+        ):  # fmt: skip
             shared = replace(found, merges=True, shares=True)
             if not _Trial(shared, module, whole, call).differs(shared, fewer):
                 return shared
@@ -162,8 +167,7 @@ class _Trial:
 
     @contextmanager
     def noise(self) -> Iterator[None]:
-        """Within it, parameters that are in no slice have noise, so that those of one head equal no others; so have
-        buffers that may be laid out by heads."""
+        """Within it, parameters in no slice and buffers that may be laid out by heads have noise: no two are equal."""
         of_heads = {(id(one.owner), one.name) for one in self.known.slices}
         buffers = [(one.owner, one.name) for places in self._slices() if (one := places[0]) is not None]
         with _restored(self.whole), torch.random.fork_rng(devices=[]):

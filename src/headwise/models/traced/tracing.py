@@ -4,7 +4,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -41,16 +41,17 @@ class Result:
 
     leaf: Tensor  # the result, a leaf of the graph of what follows
     arrange: Callable[[Tensor], Tensor]  # a tensor of its shape, as [b, h, n, d_v]
-    shape: tuple[int, ...]  # that shape
+    shape: tuple[int, int, int, int]  # that shape
+    known: Traced  # of its inputs
+    running: list[tuple[nn.Module, Call]]  # the modules that were running, the innermost first
     output: nn.Module | None = None  # the projection, once it is found
     weight: tuple[Tensor, int] | None = None  # its weight, and the axis of its inputs
     batch_first: bool = True  # whether it receives [b, n, h·d_v]
     unheard: str = "no linear map receives the outputs of its heads"  # why it cannot be found
-    arrived: bool = field(default=False)
+    arrived: bool = False
 
     def arrives(self, x: Any, module: nn.Module | None, weight: Tensor, axis: int) -> None:
-        """Take note of an input x of a linear map, of the module whose parameter `weight` is, None for a function;
-        axis: that of inputs."""
+        """Note an input x of a linear map of `module`, None for a function; axis: that of the weight's inputs."""
         if not isinstance(x, Tensor) or not x.requires_grad or self._grad(x, torch.ones_like(x)) is None:
             return
         self.arrived = True
@@ -97,12 +98,11 @@ class Result:
 
 
 def trace(model: nn.Module, batch: Any, taken: Collection[nn.Module]) -> None:
-    """Run the model once on a batch, in evaluation mode, and keep what is known of the heads of its modules but for
-    those of other kinds (`taken`)."""
+    """Run the model once, in evaluation mode, and keep what is known of heads, but of modules in `taken`."""
     args, kwargs = arguments(batch)
     pass_ = _Pass(model, taken)
     with _unchanged(model), torch.inference_mode(False), torch.enable_grad(), within(own_code=True):
-        with pass_.mode:
+        with pass_:
             model(*args, **kwargs)
         found = {module: pass_.result(module, calls) for module, calls in pass_.calls.items()}
     for module, what in found.items():
@@ -110,32 +110,33 @@ def trace(model: nn.Module, batch: Any, taken: Collection[nn.Module]) -> None:
     pass_.seen.forget()
 
 
-@dataclass(eq=False)
-class _Traced:
-    """One attention call: what is known of its inputs, its result, and the modules that were running."""
-
-    known: Traced
-    result: Result
-    running: list[tuple[nn.Module, Call]]
-
-
-class _Pass:
-    """What a forward pass gives. calls: the attention calls of each module."""
+class _Pass(Following):
+    """A forward pass, in which the outputs of layers and of attention are leaves of the graph. calls: of attention, by
+    module."""
 
     def __init__(self, model: nn.Module, taken: Collection[nn.Module]) -> None:
         self.modules = {module: name for name, module in model.named_modules()}
+        super().__init__(Tracked(self.modules, self._values))
         self.parameters: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         for module in self.modules:
             for name, parameter in module._parameters.items():
                 self.parameters[id(parameter)].append((module, name))
         self.taken = taken
-        self.seen = Tracked(self.modules, self._values)
-        self.mode = _Tracing(self)
         self.sources: list[Source] = []
-        self.calls: dict[nn.Module, list[_Traced]] = defaultdict(list)
+        self.calls: dict[nn.Module, list[Result]] = defaultdict(list)
         self.leaf: Tensor | None = None  # the result of the attention that was just computed
 
-    def layer(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> Tensor:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        if self.leaf is not None:
+            out, self.leaf = self.leaf.clone(), None
+        elif isinstance(out, Tensor):
+            out = self._layer(name_of(func), args, dict(kwargs or {}), out)
+        return out
+
+    def _layer(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> Tensor:
         """A layer was called: its output, cut off from what came before."""
         source = _source(name, args, kwargs)
         known = self.seen.known(out)
@@ -146,9 +147,9 @@ class _Pass:
         running = _running(self.modules)
         owner = next((one for one, _ in held if running and one is running[0][0]), None)
         given = running[0][1].args[0] if owner is not None and running[0][1].args else x
-        for result in (call.result for calls in self.calls.values() for call in calls):
-            if not result.arrived:
-                result.arrives(given, owner, weight, 1 - axis)
+        for call in (call for calls in self.calls.values() for call in calls):
+            if not call.arrived:
+                call.arrives(given, owner, weight, 1 - axis)
         leaf = out.detach().requires_grad_()
         new = leaf.clone()
         self.sources.append(Source(leaf, name, weight, bias, axis))
@@ -173,12 +174,12 @@ class _Pass:
         record.done = True
         self.leaf = out.detach().requires_grad_()
         b, h, n, _ = a.q.shape
-        result = Result(self.leaf, a.arrange, (b, h, n, a.v.shape[3]))
-        calls = [
+        running = [
             (module, Call(*tree_map_only(Tensor, lambda x: whole(x).detach().clone(), tuple(call))))
             for module, call in _running(self.modules)
         ]
-        self.calls[place[0]].append(_Traced(known, result, calls))
+        shape = b, h, n, a.v.shape[3]
+        self.calls[place[0]].append(Result(self.leaf, a.arrange, shape, known, running))
 
     def _inputs(self, a: Attention) -> Traced:
         """What is known of the layers that made queries, keys and values."""
@@ -209,7 +210,7 @@ class _Pass:
         ]  # fmt: skip
         return replace(known, num_kv_heads=count, slices=tuple(slices), plain=plain)
 
-    def result(self, module: nn.Module, calls: list[_Traced]) -> Traced:
+    def result(self, module: nn.Module, calls: list[Result]) -> Traced:
         """What is known of a module after the pass."""
         found = [self._with_output(call) for call in calls]
         first = found[0]
@@ -220,14 +221,13 @@ class _Pass:
             return replace(first, missing=first.missing + suspects(first, module))
         return with_sizes(first, module, calls[0].running)
 
-    def _with_output(self, call: _Traced) -> Traced:
-        known, result = call.known, call.result
-        known = replace(known, output=result.output, unheard=result.unheard, batch_first=result.batch_first)
+    def _with_output(self, call: Result) -> Traced:
+        known = replace(call.known, output=call.output, unheard=call.unheard, batch_first=call.batch_first)
         if known.missing:
             return known
-        if result.weight is None:
-            return replace(known, slices=(), missing=result.unheard)
-        weight, axis = result.weight
+        if call.weight is None:
+            return replace(known, slices=(), missing=call.unheard)
+        weight, axis = call.weight
         try:
             owner, name = owner_of(weight, "o", self.parameters)
         except Lost as reason:
@@ -236,25 +236,6 @@ class _Pass:
         return replace(
             known, slices=(*known.slices, Slices("o", owner, name, axis, "query", 0, d, d, weight.shape[axis]))
         )
-
-
-class _Tracing(Following):
-    """Follows tensors, and makes the outputs of layers and of attention leaves of the graph."""
-
-    def __init__(self, pass_: _Pass) -> None:
-        super().__init__(pass_.seen)
-        self._pass = pass_
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = super().__torch_function__(func, types, args, kwargs)
-        found = self._pass
-        if found.leaf is not None:
-            out, found.leaf = found.leaf.clone(), None
-        elif isinstance(out, Tensor):
-            out = found.layer(name_of(func), args, dict(kwargs or {}), out)
-        return out
 
 
 def _source(

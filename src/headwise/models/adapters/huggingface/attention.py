@@ -28,7 +28,8 @@ from headwise.stats import LearnedSinkMass, Measure, Measurements, Statistic
 from headwise.stats.base import with_tensors
 
 Map = TypeVar("Map", bound=AttentionMap)
-FORMER = "_headwise_former"  # on an attention module: the implementation that headwise takes the place of
+# On an attention module: the implementation that headwise takes the place of; none if it was loaded with headwise's
+FORMER = "_headwise_former"
 
 
 def own_function(module: nn.Module) -> Callable[..., Any] | None:
@@ -65,12 +66,6 @@ def passes_by_name(module: nn.Module, name: str) -> bool:
     return {name, "eager"} <= constants
 
 
-def former(module: nn.Module) -> str | None:
-    """The attention implementation whose place headwise takes in a module; None if it was loaded with headwise's."""
-    found: str | None = module.__dict__.get(FORMER)
-    return found
-
-
 def computed_by_model(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     options: dict[str, Any], mask: Mask | None, position: Position, to_itself: bool, error: HeadwiseError,
@@ -78,8 +73,9 @@ def computed_by_model(
     """The result of the model's own attention function, published with the statistics of its weights. `error`, why
     headwise does not compute it, is raised if that code cannot, or where someone edits the call."""
     function = own_function(module)
-    if attention_mask is None and former(module) not in (None, "eager"):  # implementations differ without a mask
-        function = library("modeling_utils").ALL_ATTENTION_FUNCTIONS.get(former(module), function)
+    former = vars(module).get(FORMER)
+    if attention_mask is None and former not in (None, "eager"):  # implementations differ without a mask
+        function = library("modeling_utils").ALL_ATTENTION_FUNCTIONS.get(former, function)
     seen_by = events.subscribers_of(module)
     if function is None or any(one.edits or one.on_delta is not None for one in seen_by):
         raise error
@@ -289,8 +285,11 @@ def _read(
         found.append(own.mask)
     elif attention_mask is None and not packed:
         _refuse_contradictions(module, n, keys, is_causal, sliding_window)
-    elif attention_mask is None:
-        found.append(_of_module(module, keys, is_causal, sliding_window))
+    elif attention_mask is None:  # FlashAttention derives the mask of packed sequences from the module
+        if getattr(module, "is_causal", True) if is_causal is None else is_causal:
+            found.append(Causal() if sliding_window is None else Causal() & Window(sliding_window))
+        else:
+            _refuse_contradictions(module, keys, keys, None, sliding_window)
     else:
         given = attention_mask[..., :keys]
         if given.dtype == torch.bool:
@@ -343,7 +342,7 @@ def _refuse_contradictions(
 ) -> None:
     """Raise if a call without a mask claims to hide keys, and the implementation whose place headwise takes hides them:
     eager attention hides none, and SDPA those of causal attention."""
-    before = former(module)
+    before = vars(module).get(FORMER)
     if before == "eager":
         return
     sliding_window = None if before == "sdpa" else sliding_window
@@ -355,14 +354,6 @@ def _refuse_contradictions(
             f"{type(module).__name__} calls its attention with {claim} and no mask, for {n} queries and {m} keys: "
             f"transformers' eager attention hides no key then, and its others do. Give the model a 4-D attention_mask"
         )
-
-
-def _of_module(module: nn.Module, m: int, is_causal: bool | None, sliding_window: int | None) -> Mask | None:
-    """The mask that FlashAttention derives from the module for packed sequences without a mask."""
-    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        _refuse_contradictions(module, m, m, None, sliding_window)
-        return None
-    return Causal() if sliding_window is None else Causal() & Window(sliding_window)
 
 
 def _checked(module: nn.Module, given: Tensor, grid: Grid) -> Tensor:
@@ -398,8 +389,7 @@ def _of_packed(kwargs: dict[str, Any], b: int, n: int, m: int) -> Mask:
 
 
 def _attentions_wanted(kwargs: dict[str, Any]) -> bool:
-    """Whether the caller of the model requested attentions: by an argument, or for other models by transformers' list
-    of outputs to capture."""
+    """Whether the model's caller requested attentions: by an argument, or by transformers' outputs to capture."""
     if kwargs.get("output_attentions"):
         return True
     collector = getattr(sys.modules.get("transformers.utils.output_capturing"), "_active_collector", None)

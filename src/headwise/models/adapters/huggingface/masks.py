@@ -1,6 +1,7 @@
 """Masks of transformers as masks of headwise."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from operator import and_, or_
@@ -25,9 +26,8 @@ class MaskTensor(LazyTensor):
 
     @staticmethod
     def __new__(
-        cls: type["MaskTensor"], mask: Mask | None, shape: tuple[int, int, int], position: Position, device: Any,
-        dtype: torch.dtype, eager: Callable[[], Tensor],
-    ) -> Any:  # fmt: skip
+        cls: type["MaskTensor"], mask: Any, shape: Any, position: Any, device: Any, dtype: Any, eager: Any
+    ) -> Any:
         b, n, m = shape
         return LazyTensor.empty_shell(cls, (b, 1, n, m), dtype, torch.device(device))
 
@@ -196,8 +196,14 @@ def make_mask(
         theirs.eager_mask, batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset,
         attention_mask=attention_mask, dtype=dtype, **places, **kwargs,
     )  # fmt: skip
-    if kwargs.get("allow_is_bidirectional_skip") and _leaves_out(eager):
-        return None
+
+    def read_it(*index: Tensor) -> Tensor:
+        raise _Read
+
+    if kwargs.get("allow_is_bidirectional_skip"):
+        with suppress(_Read):  # transformers decides whether it omits the mask before it calls any mask function
+            if eager(mask_function=read_it) is None:
+                return None
     # Queries are aligned to the end of the keys: keys beyond are unfilled entries of a fixed cache.
     keys = q_length + int(q_offset) - kv_offset
     at_end: bool | None = True
@@ -235,18 +241,6 @@ def make_mask(
 
 class _Read(Exception):
     """A mask function was called."""
-
-
-def _leaves_out(eager: Callable[..., Tensor | None]) -> bool:
-    """Whether eager attention omits the mask: transformers decides that before it calls any mask function."""
-
-    def read(*index: Tensor) -> Tensor:
-        raise _Read
-
-    try:
-        return eager(mask_function=read) is None
-    except _Read:
-        return False
 
 
 def _evaluate(function: MaskFunction, index: list[Tensor], theirs: Any, one_by_one: bool) -> Tensor:
