@@ -39,12 +39,15 @@ def print_measures(
     about, total, lang = found.about, found.total, language()
     took = "" if seconds is None else tr(", in {time}", time=duration(seconds))
     model = about["model"] | about["model"].get("zh", {}) if lang == "zh" else about["model"]
-    counts = {"files": len(about["files"]), "tokens": total.tokens, "windows": total.windows}
-    size = {name: counted(name[:-1], n) for name, n in counts.items()}
+    files, tokens, windows = (
+        counted(what, count)
+        for what, count in (("file", len(about["files"])), ("token", total.tokens), ("window", total.windows))
+    )
     heads, measures = len(found.heads), len(found.measures)
     facts = [
         (tr("model"), tr("{name}: {about}", name=model["name"], about=model["about"])),
-        (tr("corpus"), tr("{files}, {tokens} in {windows}{took}", took=took, **size)),
+        (tr("corpus"), tr("{files}, {tokens} in {windows}{took}", files=files, tokens=tokens, windows=windows,
+                          took=took)),
         (tr("kernel"), ", ".join(about["kernels"])),
         (tr("table"), tr("{path}: {heads:,} heads × {measures} measures", path=str(found.path), heads=heads,
                          measures=measures)),
@@ -72,13 +75,13 @@ def print_measures(
         console.print(Text(in_language(tr("The table also contains {rest}.", rest=both), lang), style="dim"))
     if total.troubles:
         console.print()
-        lost, windows = (int(count) for count in total.lost.max(1).values)
+        lost, without = (int(count) for count in total.lost.max(1).values)
         told = tr("NaN or infinity among the values of a head; its weights are finite, and nothing was left out.")
         if lost:
             told = tr(
                 "NaN or infinity: up to {rows:,} queries of a head, in {windows:,} windows that were left out for it.",
                 rows=lost,
-                windows=windows,
+                windows=without,
             )
         console.print(Text(in_language(told, lang), style="bold red"))
     for trouble in total.troubles:
