@@ -202,7 +202,8 @@ class Claim:
     measure: Callable[[], Sequence[Check | Plot]] = field(repr=False)
     slow: bool = False
     group: str = ""  # of GROUPS
-    plots: Sequence[Mapping[str, Any]] = ()  # for each plot its title, the names of its axes, and `log` of `Curve.of`
+    # For each plot its title, the names of its axes, and `log` of `Curve.of`.
+    plots: Sequence[Mapping[str, Any]] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.control:

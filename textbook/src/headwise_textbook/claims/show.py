@@ -45,8 +45,9 @@ LEAD = tr(
     "Textbooks and tutorials on multi-head attention make many claims. Here each one is run, on random numbers, on "
     "small layers or on the trained model that comes with headwise, and judged by what was measured. ✓ it is so, ✗ it "
     "is not: the verdict follows from these checks. ⇄ marks controls: the same measurement where the result must be "
-    "another one, or on a baseline. Dashed lines were not measured: they are what was claimed, or what a formula "
-    "says. Errors are the largest difference over the largest entry, in float64 unless stated otherwise."
+    "another one, or on a baseline, ◇ times that may be otherwise on another machine. Dashed lines were not measured: "
+    "they are what was claimed, or what a formula says. Errors are the largest difference over the largest entry, in "
+    "float64 unless stated otherwise."
 )
 TITLE = tr("What the texts claim, measured")
 COLUMNS = (CLAIM, VERDICT, MEASURED, tr("formula"), tr("what was run"))
