@@ -177,6 +177,19 @@ def test_one_character_and_no_weight_at_all(tmp_path):
     assert len(write_pngs(report_of(one), tmp_path)) == 2
 
 
+@pytest.mark.parametrize(
+    "title", ["The tiger sleeps in the shade of the old tree.", "武松打虎，虎死了，众人都来看。" * 3]
+)
+def test_the_overviews_title_is_whole_and_in_the_picture(title):
+    figure = overview(report_of(passage("abc", layers=1, heads=1), title=title), passage("abc", layers=1, heads=1))
+    lines = figure.get_suptitle().split("\n")
+    assert len(lines) > 1
+    assert "".join(lines).replace(" ", "") == title.replace(" ", "")
+    pixels(figure)
+    box = figure._suptitle.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
 def test_overview_has_a_map_a_head(chinese):
     figure = overview(chinese, chinese.passages[0])
     assert len(figure.axes) == 6
