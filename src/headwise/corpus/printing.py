@@ -52,9 +52,9 @@ def print_measures(
         (tr("table"), tr("{path}: {heads:,} heads × {measures} measures", path=str(found.path), heads=heads,
                          measures=measures)),
     ]  # fmt: skip
-    facts = [(in_language(name, lang), in_language(value, lang)) for name, value in facts]
-    margin = max(6, *(cell_len(name) for name, _ in facts))
-    for name, value in facts:
+    shown = [(in_language(name, lang), in_language(value, lang)) for name, value in facts]
+    margin = max(6, *(cell_len(name) for name, _ in shown))
+    for name, value in shown:
         console.print(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(value), soft_wrap=True)
     console.print()
     header, rows = found.overview()

@@ -177,7 +177,8 @@ def budget(
         value_dim = check_whole("budget", "value_dim", value_dim, 1)
     if not len(maps):
         raise ConfigError("maps: empty; expected one per layer")
-    texts: list[list[AttentionMap]] = [[*maps]] if isinstance(maps[0], AttentionMap) else [[*text] for text in maps]
+    given: Sequence[Any] = [maps] if isinstance(maps[0], AttentionMap) else maps
+    texts: list[list[AttentionMap]] = [[*text] for text in given]
     sizes = [[(amap.shape[1], amap.k.shape[1], amap.k.shape[3]) for amap in text] for text in texts]
     for i, size in enumerate(sizes):
         if size != sizes[0]:

@@ -50,7 +50,7 @@ class Leaf(Tile):
     """A tile whose log-weights, log-sum-exp and weight of a learned sink are the leaves of a graph of their own."""
 
     def __init__(self, *given: Any) -> None:
-        super().__init__(*given, scratch=_Kept())
+        super().__init__(*given, _Kept())
         with torch.no_grad():
             _ = self.log_weights, self.sink_weight  # computed without a graph, and kept
 
@@ -83,8 +83,8 @@ class Leaf(Tile):
 class _Kept(Scratch):
     """No buffers: a graph keeps the tensors of a tile."""
 
-    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
-        return None
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return cast(Tensor, None)  # as `out=` of PyTorch's functions
 
 
 class Share(NamedTuple):

@@ -1,5 +1,6 @@
 """Multi-head attention: grouped-query and cross attention, rotary positions, QK-norm, caches and maps."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -231,7 +232,7 @@ class MultiHeadAttention(ProjectedLayer):
         return other.train(self.training)
 
 
-def copied_as(kind: type[Kind], other: MultiHeadAttention, **options: Any) -> Kind:
+def copied_as(kind: Callable[..., Kind], other: MultiHeadAttention, **options: Any) -> Kind:
     """A layer of another kind with the sizes, options, dtype and mode of this module, and weights of its own."""
     other.check_owned()
     if other.q_norm is not None:

@@ -222,7 +222,8 @@ class Way:
         place = rows.start * self.rule.grid.m + cols.start + 1
         seed = (self.seed + place * 0x9E3779B97F4A7C15) % (1 << 40)
         part = self.rule.part(rows, cols)
-        if part.is_full() and not any(x.placed for x in (*part.scores, *self.statistics)):
+        placed = any(x.placed for x in part.scores) or any(x.placed for x in self.statistics)
+        if part.is_full() and not placed:
             # More kernels support full blocks without a position.
             part = replace(part, mask=Everything(), grid=replace(part.grid, first=None))
         return Call(q, k, v, part, self.dropout_p, seed)

@@ -24,9 +24,8 @@ class Scratch:
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
-    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
-        """Return contiguous, uninitialized memory of that shape, in the dtype and on the device of `like`; None where
-        a graph keeps the results."""
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return contiguous, uninitialized memory of that shape, in the dtype and on the device of `like`."""
         size = math.prod(shape)
         held = self._held.get(name)
         if held is None or held.numel() < size:
