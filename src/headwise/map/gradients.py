@@ -50,7 +50,8 @@ class Leaf(Tile):
     """A tile whose log-weights, log-sum-exp and weight of a learned sink are the leaves of a graph of their own."""
 
     def __init__(self, *given: Any) -> None:
-        super().__init__(*given, _Kept())
+        arguments = *given, _Kept()
+        super().__init__(*arguments)
         with torch.no_grad():
             _ = self.log_weights, self.sink_weight  # computed without a graph, and kept
 
