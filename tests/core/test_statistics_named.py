@@ -31,6 +31,7 @@ KINDS_NAMED = {
     "kernels/cpu/kernel.py": "the largest weights and the sums of columns of a map are these statistics",
     "kernels/triton_gpu/check.py": "each statistic of a device is compared with its formula",
     "kernels/triton_gpu/__init__.py": "the sums of columns of a map are this statistic",
+    "losses.py": "a loss on the weight of classes of tokens is on these measures",
     "models/adapters/huggingface/attention.py": "what a learned sink takes does not follow from the scores",
 }
 # Files that name a measure as a string, and why. The list only gets shorter.
@@ -39,6 +40,7 @@ STRINGS_NAMED = {
     "analysis/information.py": "a column of that result, made of the measure",
     "analysis/head_roles/collect.py": "the roles of broad and of positional heads are defined by these measures",
     "analysis/linear.py": "the squared norm of a matrix is the sum of this measure's rows",
+    "losses.py": "the losses on the entropy of rows are on this measure",
     "models/recognise/chains.py": "torch.logsumexp, which a model may call",
     "models/replace/deferred.py": "torch.logsumexp, which a model may call",
     "reports/findings.py": "a finding is about the number of keys that a head attends to",

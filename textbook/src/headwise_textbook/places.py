@@ -192,7 +192,7 @@ def paged(name: str, lang: str, lead: Sequence[str], lines: Sequence[tuple[str, 
 DIGITS = {sign: str(value) for value, sign in enumerate("零一二三四五六七八九")} | {"〇": "0", "两": "2"}
 _FINDING = read_toml(__package__, "finding.toml")
 SIMPLIFIED = str.maketrans(*_FINDING["characters"].values())  # from traditional characters
-TERMS: dict[str, str] = _FINDING["terms"]  # by the topic that explains them, with commas between them
+TERMS: dict[str, list[str]] = _FINDING["terms"]  # by the topic that explains them
 WORDS: dict[str, str] = {word: meaning for meaning, said in _FINDING["words"].items() for word in said.split()}
 _CHINESE_WORDS = sorted((word for word in WORDS if not word.isascii()), key=len, reverse=True)
 TOKEN = re.compile(rf"\d+(?:\.\d+)*|\(|[a-z]+|{'|'.join(_CHINESE_WORDS)}|[^\s)]")
@@ -245,7 +245,7 @@ def find(query: str) -> Found:
             found = found or [row for row in every if row in fit]
     if not found:
         for name, terms in TERMS.items():
-            if _compact(query) in map(_compact, terms.split(",")):
+            if _compact(query) in map(_compact, terms):
                 return Found(topics()[name])
     if not found:
         near = joined(_nearest(query, readings[0], every), tr("; "))

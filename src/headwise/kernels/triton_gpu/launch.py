@@ -21,7 +21,6 @@ from headwise.kernels.triton_gpu.backward import (
     query_gradient_kernel,
     relative_gradient_kernel,
 )
-from headwise.kernels.triton_gpu.check import refusal
 from headwise.kernels.triton_gpu.forward import attend_kernel, merge_kernel
 from headwise.kernels.triton_gpu.plan import (
     DECODE_QUERIES,
@@ -323,10 +322,11 @@ def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
 
 
 class Again(NamedTuple):
-    """`Kernel.prepared` of calls without a map. rule: of one of them."""
+    """`Kernel.prepared` of calls without a map. rule: of one of them. refusal: as that of `check`, of a call."""
 
     forward: Forward
     rule: Rule
+    refusal: Callable[[Call, None], str | None]
 
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
         """As `Prepared.run`."""
@@ -335,7 +335,7 @@ class Again(NamedTuple):
         if kind not in self.forward.attend.compiled:  # with other numbers of keys, it may be checked as another kind
             b, h, n, _ = q.shape
             rule = replace(self.rule, grid=Grid(b, h, n, m))
-            if refusal(Call(q, k, v, rule), None):
+            if self.refusal(Call(q, k, v, rule), None):
                 return None
         used(self.forward.held, q.device)
         return self.forward.run(kind, q, k, v)[0], None
@@ -457,9 +457,9 @@ def attend(call: Call) -> Result:
     return Result(out, planes[LSE], found)
 
 
-def again(call: Call) -> Again:
+def again(call: Call, refusal: Callable[[Call, None], str | None]) -> Again:
     """What is kept for calls like this one, which has no statistics."""
-    return Again(Forward(_problem(call), Wanted()), call.rule)
+    return Again(Forward(_problem(call), Wanted()), call.rule, refusal)
 
 
 def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:

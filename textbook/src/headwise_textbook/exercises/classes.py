@@ -31,8 +31,8 @@ STEP_NAMES = {
     "mask": tr("mask"), "softmax": tr("softmax"), "weigh": tr("weighted values"), "merge": tr("merging the heads"),
     "output": tr("output projection"), "dropout": tr("dropout"),
 }  # fmt: skip
-INSIDE = f"NAMES = {read_toml(__package__, 'arguments.toml')!r}\n"
-INSIDE += (Path(__file__).parent / "inside.py").read_text(encoding="utf-8")
+NAMES = read_toml(__package__, "arguments.toml")
+INSIDE = f"NAMES = {NAMES!r}\n" + (Path(__file__).parent / "inside.py").read_text(encoding="utf-8")
 WIDTH, HEADS, BATCH, LENGTHS = 15, 3, 2, (7, 5, 3)  # prime sizes differ; a length of d_k or h lets some mistakes run
 FORMS = {
     "boolean": tr("boolean masks"), "whole": tr("boolean masks"), "additive": tr("masks that are added"),
@@ -458,7 +458,8 @@ def _weights(rows: list[list[Any]], width: int, heads: int) -> list[Weights]:
         if values.ndim == 1 or "bias" in path:
             biases.setdefault(role, []).append(values.flatten())
         elif values.ndim == 2:
-            matrix = values.mT if kind == "Linear" or role in _turned(values) else values
+            packed_rows = role in ("qkv", "kv") and values.shape[0] > values.shape[1]
+            matrix = values.mT if kind == "Linear" or packed_rows else values
             parts.setdefault(role, []).append((matrix, kind == "" and values.shape[0] == values.shape[1]))
         elif values.ndim == 3:  # a matrix for each head
             values = values if role == "o" or values.shape[1] == max(values.shape) else values.mT
@@ -485,11 +486,6 @@ def _weights(rows: list[list[Any]], width: int, heads: int) -> list[Weights]:
             shifts = _unpacked(bias[packed], len(packed), heads, axes) if packed in bias else [None] * len(packed)
             ways.append({**alone, **dict(zip(letters, zip(split, shifts, strict=True), strict=True))})
     return ways
-
-
-def _turned(values: Tensor) -> tuple[str, ...]:
-    """The roles that a parameter with more rows than columns has as Wᵀ."""
-    return ("qkv", "kv") if values.shape[0] > values.shape[1] else ()
 
 
 def _unpacked(matrix: Tensor, count: int, heads: int, axes: tuple[int, ...]) -> list[Tensor]:
