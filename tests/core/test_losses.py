@@ -60,6 +60,20 @@ def test_two_maps(kind: str, dtype: torch.dtype) -> None:
     assert_alike(gradients((got * w).sum(), mine), gradients((expected * w).sum(), theirs), bound)
 
 
+@pytest.mark.parametrize("kind", ["kl", "js", "cross_entropy"])
+def test_a_map_that_lost_gradients_is_refused(kind: str) -> None:
+    q, k, v = qkv()
+    teacher = attend(q, k, v, return_map=True)[1]
+    student = attend(q.requires_grad_(), k, v, return_map=True)[1]
+    for one in (student, student.head(0, 1), student.clone()):
+        with pytest.raises(ConfigError, match="no gradients, and q or k has"):
+            getattr(one, kind)(teacher if one.shape == teacher.shape else teacher.head(0, 1))
+    expected = getattr(student.detach(), kind)(teacher)
+    with torch.no_grad():
+        torch.testing.assert_close(getattr(student, kind)(teacher), expected)
+    assert getattr(teacher, kind)(student).shape == expected.shape  # a teacher that has no gradients is a constant
+
+
 def test_targets() -> None:
     q, k, _ = qkv(dtype=torch.float64)
     mine, theirs = leaves(q, k), leaves(q, k)

@@ -104,6 +104,8 @@ class AttentionMap(Shown):
         self._read_from: Matrix | None = None
         self._exact: Tensor | None = None  # the log-sum-exp as gradients need it
         self._learned = Learned(q, decoded(k), rule, self._lse) if differentiable else None
+        recorded = torch.is_grad_enabled() and not differentiable
+        self._cut = recorded and (q.requires_grad or (isinstance(k, Tensor) and k.requires_grad))
 
     @property
     def q(self) -> Tensor:
@@ -316,7 +318,7 @@ class AttentionMap(Shown):
             parts.append((side.rule, sums))
         return pooling.diagonal_means(parts)
 
-    @reading
+    @pairs.comparing
     def kl(self, teacher: "AttentionMap", *, heads: pairs.Heads = None, renormalized: bool = False) -> Tensor:
         """KL(t ‖ p) = Σ_j t_ij ln(t_ij / p_ij) of each query, [b, h, n] in nats, from the weights t of another map.
 
@@ -328,17 +330,18 @@ class AttentionMap(Shown):
                 mean weights are t; None if they are the same heads.
             renormalized: divide t by its sum over the keys that this map may attend to, as for a sparse indexer.
         Raises:
-            ConfigError: if t has weight on a key that is masked here, or none; with the query's index. ShapeError.
+            ConfigError: if t has weight on a key that is masked here, or none; with the query's index; or if q or k had
+                a gradient that this map does not (`detach()` it for the number alone). ShapeError.
         """
         return pairs.beside(self, teacher, "kl", heads, renormalized)
 
-    @reading
+    @pairs.comparing
     def js(self, other: "AttentionMap", *, heads: pairs.Heads = None) -> Tensor:
         """Jensen–Shannon divergence of each query from another map, [b, h, n], from 0 to ln 2: the mean of both KL
         divergences from the mean of both rows. Arguments as of `kl`; masks may differ. Source: Lin 1991."""
         return pairs.beside(self, other, "js", heads)
 
-    @reading
+    @pairs.comparing
     def cross_entropy(
         self, targets: "AttentionMap | Tensor | pairs.Sparse", *, heads: pairs.Heads = None, empty: bool = False
     ) -> Tensor:
@@ -401,6 +404,7 @@ class AttentionMap(Shown):
         )  # fmt: skip
         one._read_from, one.layer, one.first_head = part, self.layer, self.first_head + head
         one._learned = None if self._learned is None else self._learned.head(batch, head)
+        one._cut = self._cut
         return one
 
     def clone(self) -> "AttentionMap":
@@ -419,7 +423,7 @@ class AttentionMap(Shown):
     def detach(self) -> "AttentionMap":
         """Return the same map without gradients. No copy."""
         same = copy(self)
-        same._learned, same._read_from = None, self._read_from
+        same._learned, same._read_from, same._cut = None, self._read_from, False
         same.measured = None if self.differentiable else self.measured
         return same
 

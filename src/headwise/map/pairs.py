@@ -6,13 +6,15 @@ Each row is a distribution over the keys: what a learned sink takes of it is div
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map.gradients import Leaf, Learned, attached, row_values
+from headwise.map.index import Method, reading
 from headwise.map.shares import RowFunctions
 from headwise.rule.tiles import log_sums
 
@@ -182,6 +184,23 @@ def shares_of(heads: Heads, h: int, of: int, device: torch.device) -> Tensor | N
         for i in group:
             row[i] += 1 / len(group)
     return found.to(device)
+
+
+def comparing(method: Method) -> Method:
+    """`reading`, which refuses a map whose q or k has gradients that it does not have: as a loss it would train nothing."""
+    read = reading(method)
+
+    @wraps(method)
+    def wrapped(self: Any, *args: Any, **options: Any) -> Any:
+        if torch.is_grad_enabled() and self._cut:
+            raise ConfigError(
+                "{read}: this map has no gradients, and q or k has; return it by attend(…, return_map=True, "
+                "differentiable=True), or take map.detach() for the number alone",
+                read=method.__name__,
+            )
+        return read(self, *args, **options)
+
+    return cast(Method, wrapped)
 
 
 def beside(one: Any, other: Any, kind: str, heads: Heads, renormalized: bool = False, empty: bool = False) -> Tensor:
