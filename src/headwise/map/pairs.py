@@ -187,7 +187,7 @@ def shares_of(heads: Heads, h: int, of: int, device: torch.device) -> Tensor | N
 
 
 def comparing(method: Method) -> Method:
-    """`reading`, which refuses a map whose q or k has gradients that it does not have: as a loss it would train nothing."""
+    """`reading`, which refuses a map whose q or k has gradients that it has not: as a loss it would train nothing."""
     read = reading(method)
 
     @wraps(method)
