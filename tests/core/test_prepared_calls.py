@@ -279,6 +279,24 @@ def _first(x: Vectors, m: int) -> Vectors:
     return x[:, :, :m]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoding_with_keys_that_were_joined(dtype: torch.dtype) -> None:
+    """The steps over batch and heads change with each key; one decision serves all, in whatever memory they are."""
+    q, k, v = qkv(2, 6, 3, 1, 40, 20, 12, dtype=dtype)
+    attend(q, k[:, :, :9].contiguous(), v[:, :, :9].contiguous(), mask=Causal())
+    for m in (10, 11, 9, 40):
+        for keys, values in (
+            (torch.cat((k[:, :, : m - 1], k[:, :, m - 1 : m]), 2), v[:, :, :m].contiguous()),
+            (k[:, :, :m], v[:, :, :m]),
+            (k[:1, :1, :m].expand(2, 3, m, 20), v[:, :, :m]),
+        ):
+            out = came_again(q, keys, values, Causal())
+            expected = attend(q, keys, values, mask=Causal(), return_map=True)[0]
+            assert out is not None
+            assert torch.equal(out, expected)
+    assert sum(len(key[1]) == 4 and key[-1] is None for key in prepare._prepared) == 1
+
+
 def test_quantized_vectors_that_differ_are_another_call() -> None:
     """In numbers, scales, layout, width, dtype or gradients; `decoded` by another way gives what is expected."""
     q, k, v = qkv(2, 6, 3, 2, 23, 8, 8)

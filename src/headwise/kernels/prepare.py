@@ -99,8 +99,7 @@ def _key(
         of_map = None
         if of_q[2] == 1 and 0 < of_k[2] == of_v[2] <= PAIRS and shows_whole_past(mask):
             of_k, of_v = (of_k[0], of_k[1], of_k[3]), (of_v[0], of_v[1], of_v[3])  # strides show that there are four
-            if q.is_cuda:  # those over batch and heads depend on m in what has been joined by torch.cat
-                strides = tuple(x[2:] for x in strides)
+            strides = tuple(x[2:] for x in strides)  # others depend on m in what has been joined by torch.cat
     else:
         of_map = _names(measures), None if gap is None else gap[0]
     return (

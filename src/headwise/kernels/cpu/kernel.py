@@ -221,7 +221,7 @@ class CPU:
         b, h, n, m = call.rule.grid
         shape, handle = (b, h, n, v.shape[3]), library().handle
         assert handle is not None  # the kernel has run
-        request = _Request(m, *passes.like(call.q, k, v, shape, call, scales))
+        request = _Request(m, _steps((k, v, *scales)), *passes.like(call.q, k, v, shape, call, scales))
         same = call.q.shape == shape and call.q.is_contiguous()
         return _Output(None if same else shape, handle.headwise_again, request)
 
@@ -241,17 +241,22 @@ MOST = 64  # the most statistics and measures of a call: HEADWISE_MOST_KEPT in n
 
 
 class _Request(NamedTuple):
-    """A call for m keys, never modified, and the objects that it points to."""
+    """A call for m keys at these steps of batch and head, never modified, and the objects that it points to."""
 
     m: int
+    steps: list[tuple[int, ...]]  # of keys and values, and of their scales
     like: binding.ForwardCall
     held: Any
+
+
+def _steps(memory: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    return [x.stride()[:2] for x in memory]
 
 
 @dataclass
 class _Output:
     """shape: of the output; None: that of q. again: headwise_again. request: of the latest call, replaced as a whole
-    where the next one may have another number of keys."""
+    where the next one may have another number of keys, on which the steps depend in what torch.cat has joined."""
 
     shape: tuple[int, ...] | None
     again: Callable[..., int]
@@ -259,9 +264,9 @@ class _Output:
 
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
         """As `Prepared.run`."""
-        (keys, values, *scales), request = memory, self.request
-        if m != request.m:
-            request = self.request = _Request(m, *binding.of_all_keys(request.like, m))
+        (keys, values, *scales), request, steps = memory, self.request, _steps(memory)
+        if m != request.m or steps != request.steps:
+            request = self.request = _Request(m, steps, *binding.of_all_keys(request.like, m, steps))
         like = request.like
         if scales:
             like = binding.ForwardCall.from_buffer_copy(like)
