@@ -330,8 +330,8 @@ class AttentionMap(Shown):
                 mean weights are t; None if they are the same heads.
             renormalized: divide t by its sum over the keys that this map may attend to, as for a sparse indexer.
         Raises:
-            ConfigError: if t has weight on a key that is masked here, or none; with the query's index; or if q or k had
-                a gradient that this map does not (`detach()` it for the number alone). ShapeError.
+            ConfigError: if t has weight on a key that is masked here, or none, with the query's index; if q or k has
+                gradients and this map has not (`detach()` it for the number alone). ShapeError.
         """
         return pairs.beside(self, teacher, "kl", heads, renormalized)
 
@@ -402,9 +402,8 @@ class AttentionMap(Shown):
             *part[:4], kernel=self.kernel, named=self.named, refusals=self.refusals, nonfinite_values=strange,
             whole=self._whole,
         )  # fmt: skip
-        one._read_from, one.layer, one.first_head = part, self.layer, self.first_head + head
+        one._read_from, one._cut, one.layer, one.first_head = part, self._cut, self.layer, self.first_head + head
         one._learned = None if self._learned is None else self._learned.head(batch, head)
-        one._cut = self._cut
         return one
 
     def clone(self) -> "AttentionMap":
@@ -483,8 +482,7 @@ class AttentionMap(Shown):
                 self._exact = TileReads().exact(self._matrix).lse
         if self._learned is None:
             return Learned(self.q, self.k, self.rule, self._exact)
-        rule = replace(self.rule, scores=self._learned.rule.scores)
-        return replace(self._learned, rule=rule, lse=self._exact)
+        return replace(self._learned, rule=replace(self.rule, scores=self._learned.rule.scores), lse=self._exact)
 
     def _look(self) -> None:
         """Check before the first read that the weights add up."""
