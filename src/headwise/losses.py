@@ -51,7 +51,7 @@ def entropy_floor(attention: Maps, floor: float, *, normalized: bool = False) ->
     Source: Zhai et al. 2023, 2303.06296 (attention entropy Ent(A) and its collapse).
     """
     name = "normalized_entropy" if normalized else "entropy"
-    return _mean("entropy_floor", attention, lambda amap: (floor - _measured(amap, name)).clamp_min(0.0).mean())
+    return _mean("entropy_floor", attention, lambda amap: _over_heads(amap, name, lambda x: floor - x))
 
 
 def entropy_ceiling(attention: Maps, ceiling: float, *, normalized: bool = False) -> Tensor:
@@ -64,7 +64,7 @@ def entropy_ceiling(attention: Maps, ceiling: float, *, normalized: bool = False
     Source: the counterpart of `entropy_floor`; cf. Correia et al. 2019, 1909.00015 (sparse attention).
     """
     name = "normalized_entropy" if normalized else "entropy"
-    return _mean("entropy_ceiling", attention, lambda amap: (_measured(amap, name) - ceiling).clamp_min(0.0).mean())
+    return _mean("entropy_ceiling", attention, lambda amap: _over_heads(amap, name, lambda x: x - ceiling))
 
 
 def guided_diagonal(
@@ -88,9 +88,9 @@ def guided_diagonal(
         b, _, n, m = amap.shape
         sizes = []
         for name, given, size in (("queries", queries, n), ("keys", keys, m)):
-            if given is not None and given.shape != (b,):
+            if given is not None and torch.as_tensor(given).shape != (b,):
                 raise ShapeError(f"guided_diagonal({name}): expected a length for each of {b} batch entries")
-            found = torch.full((b,), size) if given is None else given
+            found = torch.full((b,), size) if given is None else torch.as_tensor(given)
             sizes.append(found.to(amap.q.device).clamp_min(1).double()[:, None, None, None])
 
         def partial(tile):  # type: ignore[no-untyped-def]
@@ -106,8 +106,8 @@ def guided_diagonal(
 
 
 def pairs(attention: Maps, wanted: Tensor, *, heads: Sequence[int] | None = None) -> Tensor:
-    """−ln p_ij of given pairs of query i and key j, mean over pairs and heads: supervision of heads by syntax,
-    coreference, alignments or human rationales.
+    """−ln p_ij of given pairs of query i and key j, mean over the queries that have pairs, and over heads: supervision
+    of heads by syntax, coreference, alignments or human rationales.
 
     Args:
         attention: the map or maps. wanted: integers [pairs, 2] of (i, j), in all batch entries, or [pairs, 3] of
@@ -122,12 +122,12 @@ def pairs(attention: Maps, wanted: Tensor, *, heads: Sequence[int] | None = None
 
     def loss(amap: AttentionMap) -> Tensor:
         b, h, n, m = amap.shape
-        targets = _targets(wanted, b, n, m, amap.q.device)
-        found = amap.cross_entropy(targets, empty=True)
-        rows = (targets[1].sum(-1) > 0).expand(b, h, n)
-        if heads is not None:
-            found, rows = found[:, list(heads)], rows[:, list(heads)]
-        return found.sum() / rows.sum().clamp_min(1)
+        keys, weights = _targets(wanted, b, n, m, amap.q.device)
+        if heads is not None and not all(0 <= head < h for head in heads):
+            raise ShapeError(f"losses.pairs(heads={list(heads)}): expected heads from 0 to {h - 1}")
+        taught = [float(heads is None or head in heads) for head in range(h)]
+        weights = weights * weights.new_tensor(taught)[:, None, None]
+        return amap.cross_entropy((keys, weights), empty=True).sum() / (weights.sum(-1) > 0).sum().clamp_min(1)
 
     return _mean("pairs", attention, loss)
 
@@ -144,13 +144,13 @@ def class_mass(attention: Maps, members: Tensor | None = None, *, most: float = 
     Source: Xiao et al. 2023, 2309.17453 (sinks); Clark et al. 2019, 1906.04341 §3.2 (separators).
     """
     measure = SinkMass() if members is None else ClassMass(members)
-    return _mean("class_mass", attention, lambda amap: (_measured(amap, measure) - most).clamp_min(0.0).mean())
+    return _mean("class_mass", attention, lambda amap: _over_heads(amap, measure, lambda x: x - most))
 
 
 def distance(attention: Maps, *, most: float = 0.0) -> Tensor:
     """Mean over heads of max(0, D − most), D = mean of Σ_j p_ij |i − j| in tokens: for local attention.
     Source: Vig & Belinkov 2019, 1906.04284 (attention distance); Sukhbaatar et al. 2019, 1905.07799 (span penalty)."""
-    return _mean("distance", attention, lambda amap: (_measured(amap, "mean_distance") - most).clamp_min(0.0).mean())
+    return _mean("distance", attention, lambda amap: _over_heads(amap, "mean_distance", lambda x: x - most))
 
 
 def head_similarity(attention: Maps) -> Tensor:
@@ -174,7 +174,9 @@ def output_similarity(out: Tensor) -> Tensor:
     if not isinstance(out, Tensor) or out.ndim != 4:
         raise ShapeError("output_similarity(out): expected the output of attend, [b, h, n, d]")
     h = out.shape[1]
-    units = torch.nn.functional.normalize(out.float() if out.dtype != torch.float64 else out, dim=-1)
+    out = out.float() if out.dtype != torch.float64 else out
+    size = out.square().sum(-1, keepdim=True)
+    units = out * size.masked_fill(size == 0, torch.inf).rsqrt()  # no gradient at 0
     both = units.sum(1).square().sum(-1) - units.square().sum((1, -1))
     return both.mean() / max(1, h * (h - 1))
 
@@ -189,7 +191,7 @@ def distillation(student: Maps, teacher: Maps, *, heads: Heads = None) -> Tensor
         A number in nats.
     Raises:
         ConfigError: for numbers of maps or heads that differ, and as `AttentionMap.kl`.
-    Source: Wang et al. 2020, 2002.10957 (MiniLM: L_AT); Jiao et al. 2020, 1909.10351 (TinyBERT).
+    Source: Wang et al. 2020, 2002.10957 (MiniLM: L_AT).
     """
     teachers = [teacher] if isinstance(teacher, AttentionMap) else list(teacher)
     count = 1 if isinstance(student, AttentionMap) else len(student)
@@ -208,10 +210,13 @@ def indexer_kl(index: AttentionMap, attention: AttentionMap, *, per_head: bool =
         attention: the map of the attention that it follows, which gets no gradient.
         per_head: False: p is the sum of the weights over heads, divided by its sum over the allowed keys. True: each
             head's weights are divided by their sum over the allowed keys first, and the mean of the divergences counts.
+            What learned sinks take is divided out of each head before.
     Returns:
         A number in nats. Its denominator is over the allowed keys, in the target as in the indexer.
     Source: DeepSeek-V3.2, 2512.02556 (lightning indexer: dense warm-up and sparse training).
     """
+    if not isinstance(attention, AttentionMap):
+        raise DTypeError(f"losses.indexer_kl: expected an attention map, got {type(attention).__name__}")
     target, heads = attention.detach(), range(attention.shape[1])
     groups = [[i] for i in heads] if per_head else [list(heads)]
 
@@ -236,7 +241,7 @@ def z_loss(attention: Maps) -> Tensor:
 def max_logit(attention: Maps, most: float = 100.0) -> Tensor:
     """Mean over heads of max(0, max_ij S_ij − most): against exploding logits.
     Source: Kimi K2, 2507.20534, §2.1 (there by clipping weights at τ = 100)."""
-    return _mean("max_logit", attention, lambda amap: (_measured(amap, "max_logit") - most).clamp_min(0.0).mean())
+    return _mean("max_logit", attention, lambda amap: _over_heads(amap, "max_logit", lambda x: x - most))
 
 
 def _mean(name: str, attention: Maps, loss: Callable[[AttentionMap], Tensor]) -> Tensor:
@@ -256,11 +261,18 @@ def _mean(name: str, attention: Maps, loss: Callable[[AttentionMap], Tensor]) ->
     return torch.stack([loss(amap) for amap in maps]).mean()
 
 
-def _measured(amap: AttentionMap, measure: str | Measure) -> Tensor:
-    """A measure of each head, [b, h]; that of the call if it has it."""
-    if isinstance(measure, str) and amap.measured is not None and measure in amap.measured:
-        return amap.measured[measure]
-    return next(iter(amap.measure(MEASURES[measure]() if isinstance(measure, str) else measure).values()))
+def _over_heads(amap: AttentionMap, measure: str | Measure, cost: Callable[[Tensor], Tensor]) -> Tensor:
+    """The mean of max(0, cost) of a measure over the heads of batch entries that are not fully masked; the measure is
+    that of the call if it has it, with its graph."""
+    found = None
+    if isinstance(measure, str):
+        found = None if amap.measured is None else amap.measured.get(measure)
+        measure = MEASURES[measure]()
+    if found is None or (torch.is_grad_enabled() and not found.requires_grad):
+        found = next(iter(amap.measure(measure).values()))
+    with torch.no_grad():
+        lit = (amap.lse != -torch.inf).any(-1)
+    return torch.where(lit, cost(found).clamp_min(0.0), 0.0).sum() / lit.sum().clamp_min(1)
 
 
 def _rows(amap: AttentionMap, measure: Measure) -> Tensor:

@@ -1,5 +1,7 @@
 """Losses on attention are their formulas on the stored matrix, with its gradients; two maps too."""
 
+import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from test_map_gradients import assert_alike, gradients, leaves, stored
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise import losses
+from headwise import MultiHeadAttention, losses, watch
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
 from headwise.map.attention import attend
@@ -72,6 +74,53 @@ def test_a_map_that_lost_gradients_is_refused(kind: str) -> None:
     with torch.no_grad():
         torch.testing.assert_close(getattr(student, kind)(teacher), expected)
     assert getattr(teacher, kind)(student).shape == expected.shape  # a teacher that has no gradients is a constant
+
+
+def test_a_watched_layer_keeps_the_gradients_of_its_measures() -> None:
+    layer, x = MultiHeadAttention(16, 4), torch.randn(2, 9, 16)
+    with watch(layer, measures=["max_logit"]):
+        _, amap = layer(x, mask=Causal(), return_map=True, differentiable=True, measures=["entropy"])
+    assert [*amap.measured] == ["entropy"]
+    losses.entropy_floor(amap, 5.0).backward()
+    alone = layer.q_proj.weight.grad.clone()
+    layer.zero_grad()
+    losses.entropy_floor(layer(x, mask=Causal(), return_map=True, differentiable=True)[1], 5.0).backward()
+    torch.testing.assert_close(layer.q_proj.weight.grad, alone)
+
+
+def test_copies_of_a_map() -> None:
+    q, k, _ = qkv()
+    amap = mapped(q.requires_grad_(), k, measures=["entropy"])
+    for same in (amap.using("auto"), copy.copy(amap)):
+        assert same.differentiable
+        assert same.kl(mapped(k=k, q=q.detach())).requires_grad
+    for same in (amap.detach(), copy.deepcopy(amap)):
+        assert not same.differentiable
+        torch.testing.assert_close(same.measured["entropy"], amap.measured["entropy"].detach())
+        assert not same.measured["entropy"].requires_grad
+
+
+def test_gradients_reach_the_other_map_alone() -> None:
+    q, k, _ = qkv()
+    teacher = mapped(q.clone().requires_grad_(), k)
+    student = attend(q, k.flip(2), k, return_map=True)[1]
+    for kind in ("kl", "js", "cross_entropy"):
+        assert getattr(student, kind)(teacher).requires_grad
+
+
+def test_what_is_fully_masked_does_not_count() -> None:
+    q, k, _ = qkv()
+    half = mapped(q, k, mask=Lengths(torch.tensor([M, 0])))
+    alone = mapped(q[:1], k[:1], mask=Lengths(torch.tensor([M])))
+    for loss in (partial(losses.entropy_floor, floor=9.0), losses.class_mass, losses.distance, losses.z_loss):
+        torch.testing.assert_close(loss(half), loss(alone))
+
+
+def test_vectors_of_zero_have_no_gradient() -> None:
+    out = torch.cat((torch.zeros(1, 1, 9, 4), torch.randn(1, 2, 9, 4)), 1).requires_grad_()
+    losses.output_similarity(out).backward()
+    assert out.grad.abs().max() < 10
+    assert (out.grad[:, 0] == 0).all()
 
 
 def test_targets() -> None:

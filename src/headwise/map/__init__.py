@@ -411,7 +411,7 @@ class AttentionMap(Shown):
         after those were changed in place."""
         self._check()
         same = copy(self)
-        same._q, same._k = self._q.clone(), self._k.clone()
+        same._q, same._k, same._read_from = self._q.clone(), self._k.clone(), None
         mask, held = take_tensors(self.rule.mask)
         scores = tuple(score.mapped(Tensor.clone) for score in self.rule.scores)
         same.rule = replace(self.rule, mask=put_tensors(mask, [x.clone() for x in held]), scores=scores)
@@ -422,8 +422,9 @@ class AttentionMap(Shown):
     def detach(self) -> "AttentionMap":
         """Return the same map without gradients. No copy."""
         same = copy(self)
-        same._learned, same._read_from, same._cut = None, self._read_from, False
-        same.measured = None if self.differentiable else self.measured
+        same._learned, same._cut = None, False
+        if isinstance(self.measured, shares.LearnedMeasurements):
+            same.measured = self.measured.detach()
         return same
 
     def using(self, kernel: str) -> "AttentionMap":
@@ -433,7 +434,7 @@ class AttentionMap(Shown):
         Raises ConfigError if there is no kernel of that name."""
         check_name(kernel)
         same = copy(self)
-        same.named, same.read_by, same._read_from = kernel, {}, self._read_from
+        same.named, same.read_by = kernel, {}
         return same
 
     def __repr__(self) -> str:
@@ -450,9 +451,15 @@ class AttentionMap(Shown):
             f"{scaled(self.nbytes, 'B')} stored, {scaled(b * h * n * m * 4, 'B')} if dense)"
         )
 
+    def __copy__(self) -> "AttentionMap":
+        self._check()
+        same = object.__new__(type(self))
+        vars(same).update(vars(self))
+        return same
+
     def __getstate__(self) -> dict[str, Any]:
         self._check()
-        return {**vars(self), "_inputs": None, "_read_from": None, "_learned": None, "_exact": None}
+        return {**vars(self.detach()), "_inputs": None, "_read_from": None, "_exact": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _read_from=None)

@@ -101,7 +101,8 @@ def reading(method: Method) -> Method:
 
     @wraps(method)
     def wrapped(self: Any, *args: Any, **options: Any) -> Any:
-        graph = torch.is_grad_enabled() and getattr(self, "differentiable", False)
+        maps = self, *args, *options.values()
+        graph = torch.is_grad_enabled() and any(getattr(x, "differentiable", False) for x in maps)
         with torch.set_grad_enabled(graph), own_dtypes(self.q):
             return method(self, *args, **options)
 

@@ -119,6 +119,8 @@ class Targets:
                     f"cross_entropy(targets): expected a map, a tensor, or (keys, weights), got {type(given).__name__}"
                 ) from None
             self.weights = _spread("weights", weights, shape, size)
+            if keys.is_floating_point():
+                raise DTypeError(f"cross_entropy: expected whole numbers as keys, got {keys.dtype}")
             self.keys = _spread("keys", keys, shape, size).long().to(device)
             if bool(((self.keys < -1) | (self.keys >= shape[3])).any()):
                 raise ShapeError(f"cross_entropy: expected keys from 0 to {shape[3] - 1}, or −1 for none")
@@ -176,7 +178,8 @@ def shares_of(heads: Heads, h: int, of: int, device: torch.device) -> Tensor | N
                 h=h, of=of,
             )  # fmt: skip
         return None
-    groups = [[one] if isinstance(one, int) else list(one) for one in heads]
+    given = heads.tolist() if hasattr(heads, "tolist") else heads
+    groups = [list(one) if isinstance(one, Sequence) else [int(one)] for one in given]
     if len(groups) != h or any(not group or not all(0 <= i < of for i in group) for group in groups):
         raise ConfigError(f"heads={heads!r}: expected {h} heads of the other map, from 0 to {of - 1}, or lists of them")
     found = torch.zeros(h, of, dtype=torch.float64)
@@ -223,8 +226,9 @@ def beside(one: Any, other: Any, kind: str, heads: Heads, renormalized: bool = F
             Divergence(kind, None, Targets(other, one.shape, one.q.device), empty=empty),
             [among_keys(one.with_exact())],
         )
+    dtype = torch.promote_types(one.q.dtype, torch.float32)
     with torch.no_grad():
-        values = row_values(of, maps)
+        values = row_values(of, maps).to(dtype)
     if not torch.is_grad_enabled() or not (one.differentiable or getattr(other, "differentiable", False)):
         return values
     return attached(values[None], RowFunctions([of]), *maps)[0]

@@ -325,6 +325,20 @@ class LearnedMeasurements(Measurements):
     def __getitem__(self, name: str) -> Tensor:
         return self.by_name[name]
 
+    def only(self, measures: Sequence[Measure]) -> "Measurements":
+        found = super().only(measures)
+        names = {measure.name for measure in measures}
+        found.by_name, found.rows = (
+            {name: x for name, x in numbers.items() if name in names} for numbers in (self.by_name, self.rows)
+        )
+        return found
+
+    def detach(self) -> Measurements:
+        """The numbers without gradients."""
+        found = Measurements(self._measures, list(self.states.values()), self.nonfinite)
+        found.nonfinite_values = self.nonfinite_values
+        return found
+
     def _numbers(self) -> dict[str, Tensor]:
         return {name: x.detach() for name, x in super()._numbers().items()}  # to be shown
 

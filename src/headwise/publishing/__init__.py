@@ -249,7 +249,7 @@ class _Asked:
         """The map that subscribers receive, measured without those that failed."""
         pairs = [pair for pair in zip(self.wanted, self.over, strict=True) if pair[1].name not in failed]
         wanted, over = [one for one, _ in pairs], [other for _, other in pairs]
-        seen: Any = token_map(amap, wanted, over) if self.apart else copy(amap) if copied else amap
+        seen: Any = token_map(amap, wanted, over) if self.apart else _copied(amap) if copied else amap
         others = [
             m for m, one in pairs if one.name in self.own and not events.same_measure(m, self.own[one.name])
         ]  # the pass had one measure of that name
@@ -272,8 +272,7 @@ class _Asked:
         if not self.own:
             amap.measured = None
         elif self.own.keys() != amap.measured.keys():
-            states = amap.measured.states
-            amap.measured = renamed(amap.measured, list(self.own.values()), [states[name] for name in self.own])
+            amap.measured = amap.measured.only(list(self.own.values()))
         return out, amap, *rest
 
 
@@ -435,10 +434,15 @@ def over_tokens(measure: Measure) -> Measure:
     return OverTokens(measure) if own and isinstance(measure, RowMeasure) else measure
 
 
+def _copied(amap: Any) -> Any:
+    """A map of its own for subscribers, without gradients; layers may have maps of other kinds."""
+    return amap.detach() if isinstance(amap, AttentionMap) else copy(amap)
+
+
 def token_map(amap: AttentionMap, measures: Sequence[Measure], asked: Sequence[Measure]) -> AttentionMap:
     """The map of self attention in which padded queries are fully masked, and its measures. `amap` is measured by
     `asked`, which are `measures` or `over_tokens` of them; only measures not made of rows are computed anew."""
-    result, rule, measured = copy(amap), amap.rule, amap.measured
+    result, rule, measured = _copied(amap), amap.rule, amap.measured
     states = {} if measured is None else measured.states
     whole = isinstance(amap, AttentionMap) and token_queries(rule.mask, rule.grid) is not None
     if whole:

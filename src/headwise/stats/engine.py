@@ -197,6 +197,13 @@ class Measurements(Mapping[str, Tensor]):
         of = {name: part for part in self._together for name in part.places}
         return {name: of[name].state(name) if name in of else self._alone[name][1] for name in self}
 
+    def only(self, measures: Sequence[Measure]) -> "Measurements":
+        """The numbers of some of the measures."""
+        states = self.states
+        found = type(self)(measures, [states[measure.name] for measure in measures], self.nonfinite)
+        found.nonfinite_values = self.nonfinite_values
+        return found
+
     def stacked(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
         """The totals and the counts of measures of rows, each [measures, b, h] in float64."""
         for part in self._together:

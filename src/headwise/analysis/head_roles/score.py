@@ -58,8 +58,8 @@ class Definition:
         """Whether a score is enough, given that of a uniform head; boolean, False for NaN."""
         with np.errstate(invalid="ignore", divide="ignore"):
             enough = score >= self.threshold
-            if self.unit in ("mass", "rows"):
-                enough &= (score - uniform) / (1.0 - uniform) >= EXCESS
+            if self.unit in ("mass", "rows"):  # where a uniform head has it all, no head shows more
+                enough &= (uniform < 1.0 - 1e-6) & (score - uniform >= EXCESS * (1.0 - uniform))
         return enough
 
 
