@@ -213,6 +213,8 @@ def indexer_kl(index: AttentionMap, attention: AttentionMap, *, per_head: bool =
             What learned sinks take is divided out of each head before.
     Returns:
         A number in nats. Its denominator is over the allowed keys, in the target as in the indexer.
+    Raises:
+        DTypeError: if `attention` is not one map; ConfigError: as `AttentionMap.kl`.
     Source: DeepSeek-V3.2, 2512.02556 (lightning indexer: dense warm-up and sparse training).
     """
     if not isinstance(attention, AttentionMap):

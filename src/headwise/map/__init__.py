@@ -77,19 +77,10 @@ class AttentionMap(Shown):
     """
 
     def __init__(
-        self,
-        q: Tensor,
-        k: Vectors,
-        lse: Tensor,
-        rule: Rule,
-        *,
-        kernel: str = "",
-        named: str = "auto",
-        refusals: Mapping[str, str] | None = None,
-        nonfinite_values: Tensor | None = None,
-        whole: bool = True,
+        self, q: Tensor, k: Vectors, lse: Tensor, rule: Rule, *, kernel: str = "", named: str = "auto",
+        refusals: Mapping[str, str] | None = None, nonfinite_values: Tensor | None = None, whole: bool = True,
         differentiable: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """whole: whether the log-sum-exp is over the keys of the rule, so that rows sum to 1; False: over more."""
         self._q, self._lse, self.rule = q.detach(), lse.detach(), rule.kept()
         self._k = k.detach() if isinstance(k, Tensor) else k

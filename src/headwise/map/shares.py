@@ -326,7 +326,7 @@ class LearnedMeasurements(Measurements):
         return self.by_name[name]
 
     def only(self, measures: Sequence[Measure]) -> "Measurements":
-        found = super().only(measures)
+        found = cast(LearnedMeasurements, super().only(measures))
         names = {measure.name for measure in measures}
         found.by_name, found.rows = (
             {name: x for name, x in numbers.items() if name in names} for numbers in (self.by_name, self.rows)
