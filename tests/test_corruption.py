@@ -25,7 +25,7 @@ from headwise.corpus.passages import Collected, CorpusPassage
 from headwise.corpus.sources import Limit, Print, Source, check, documents, find_sources, piece_count
 from headwise.corpus.tally import Tally, Trouble
 from headwise.corpus.units import Settings, Units
-from headwise.corpus.work import Options
+from headwise.corpus.work import Measured, Options
 from headwise.edit import load_pruned, prune, save_pruned
 from headwise.edit.budgets import Budget
 from headwise.errors import HeadwiseError
@@ -132,7 +132,7 @@ def _passages() -> Collected:
 def _unit(folder: Path) -> Path:
     units = Units(folder / "out.csv")
     units.folder.mkdir()
-    units.write(0, {0: _tally(), 4: _tally()}, _passages(), {"batch": 3})
+    units.write(0, Measured(1, {0: _tally(), 4: _tally()}, _passages(), []), {"batch": 3})
     return units.folder / "unit-000000.json"
 
 

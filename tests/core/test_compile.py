@@ -20,7 +20,7 @@ from torch.library import opcheck
 from headwise.errors import KernelError, ShapeError
 from headwise.fields import inside
 from headwise.kernels import KERNELS, use_kernel
-from headwise.kernels.cpu import kernel as compiled_kernel
+from headwise.kernels.cpu import passes
 from headwise.kernels.graph import can_record, read, write
 from headwise.kernels.operators import attend as forward_operator, attend_backward
 from headwise.lm.model import Decoder, DecoderConfig
@@ -154,11 +154,11 @@ def test_a_named_kernel_has_its_own_backward_pass_in_a_graph(kernel: str, mask: 
 
 @pytest.mark.thorough
 @compiled_here
-def test_the_compiled_kernel_runs_and_its_operators_are_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_passes_runs_and_its_operators_are_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     for name in ("forward", "backward"):
-        real = getattr(compiled_kernel, name)
-        monkeypatch.setattr(compiled_kernel, name, lambda *a, _n=name, _f=real: (ran.append(_n), _f(*a))[1])
+        real = getattr(passes, name)
+        monkeypatch.setattr(passes, name, lambda *a, _n=name, _f=real: (ran.append(_n), _f(*a))[1])
     graphs = Graphs()
     inputs = leaf_qkv()
     torch.compile(lambda q, k, v: attend(q, k, v, mask=Causal()), fullgraph=True, backend=graphs)(
@@ -526,15 +526,15 @@ def test_autocast_and_a_copy_of_a_compiled_module() -> None:
 
 @pytest.mark.thorough
 @compiled_here
-def test_a_decoder_trains_in_one_graph_on_the_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_trains_in_one_graph_on_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     decoder = Decoder(DecoderConfig(vocab_size=31, d_model=24, num_layers=2, num_heads=4))
     ids = torch.randint(31, (2, 17))
     graphs = Graphs()
     with monkeypatch.context() as patch, use_kernel("cpu"):
         ran = []
-        real = compiled_kernel.backward
-        patch.setattr(compiled_kernel, "backward", lambda *a: (ran.append(1), real(*a))[1])
+        real = passes.backward
+        patch.setattr(passes, "backward", lambda *a: (ran.append(1), real(*a))[1])
         torch.compile(decoder, fullgraph=True, backend=graphs)(ids).square().sum().backward()
         assert len(ran) == 2
     found = [p.grad.clone() for p in decoder.parameters()]
