@@ -26,7 +26,7 @@ from headwise.kernels.triton_gpu.tile import (
 
 @triton.jit
 def _step(
-    queries, acc, top, total, tilt, squares, origin, first, second, masses,
+    queries, acc, top, total, tilt, squares, origin, first, second, masses, poisoned,
     k, kj, kd, v, vj, vd, block, i, position, row, i_first, i_last,
     factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
     batch, table, weights, n, m,
@@ -46,12 +46,12 @@ def _step(
     if MASKED:
         seen = visible(i, j[None, :], spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE)
         s = tl.where(seen, s, -float("inf"))
-        # 0 · NaN is NaN: a non-finite value must affect the rows that attend to it, and only those.
+        # 0 · NaN is NaN: a non-finite value must affect the rows that attend to it, and only those. See `_poison`.
         bad = ~finite(values)
-        if tl.max(tl.max(bad.to(tl.int32), 1), 0) > 0:
-            poison = product(seen.to(tl.float32).to(values.dtype), bad.to(tl.float32).to(values.dtype), PRECISION) > 0
-            acc = tl.where(poison, float("nan"), acc)
+        any_bad = tl.max(tl.max(bad.to(tl.int32), 1), 0)
+        if any_bad > 0:
             values = tl.where(bad, 0.0, values)
+        poisoned = tl.maximum(poisoned, any_bad)
     new_top = tl.maximum(top, tl.max(s, 1))
     # The maximum is −∞ while all keys so far are masked; 0 in its place keeps exp2 from returning NaN.
     base = tl.where(new_top == -float("inf"), 0.0, new_top)
@@ -78,12 +78,13 @@ def _step(
     if DROP:
         e = tl.where(kept(row, j[None, :], m, seed, drop), e, 0.0)
     acc = acc * decay[:, None] + product(narrowed(e, values.dtype, PRECISION), values, PRECISION)
-    return acc, new_top, total, tilt, squares, origin, first, second, masses
+    return acc, new_top, total, tilt, squares, origin, first, second, masses, poisoned
 
 
 @triton.jit
 def _visit(
-    visits, visit_count, floor, ceiling, queries, acc, top, total, tilt, squares, origin, first, second, masses,
+    visits, visit_count, floor, ceiling,
+    queries, acc, top, total, tilt, squares, origin, first, second, masses, poisoned,
     k, kj, kd, v, vj, vd, i, position, row, i_first, i_last,
     factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
     batch, table, weights, n, m,
@@ -94,21 +95,48 @@ def _visit(
 ):  # fmt: skip
     """The blocks of keys of some intervals from `floor` to `ceiling`; without intervals, of all keys: the whole blocks,
     or with MASKED the last one, if it is a part."""
+    # In decoding these are few keys, and a pipeline of their own would spill registers.
+    STAGES: tl.constexpr = 1 if MASKED and BM <= 16 else None
     for slot in range(visit_count):
         if visits is None:
             low = m // BN if MASKED else 0
             high = tl.cdiv(m, BN) if MASKED else m // BN
         else:
             low, high = tl.load(visits + slot * 2), tl.load(visits + slot * 2 + 1)
-        for block in range(tl.maximum(low, floor), tl.minimum(high, ceiling)):
-            acc, top, total, tilt, squares, origin, first, second, masses = _step(
-                queries, acc, top, total, tilt, squares, origin, first, second, masses,
+        for block in tl.range(tl.maximum(low, floor), tl.minimum(high, ceiling), num_stages=STAGES):
+            acc, top, total, tilt, squares, origin, first, second, masses, poisoned = _step(
+                queries, acc, top, total, tilt, squares, origin, first, second, masses, poisoned,
                 k, kj, kd, v, vj, vd, block, i, position, row, i_first, i_last,
                 factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
                 batch, table, weights, n, m, D, DP, DV, DVP, BM, BN,
                 HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, MASKED,
             )  # fmt: skip
-    return acc, top, total, tilt, squares, origin, first, second, masses
+    return acc, top, total, tilt, squares, origin, first, second, masses, poisoned
+
+
+@triton.jit
+def _poison(
+    stored, live, visits, visit_count, floor, ceiling, v, vj, vd, i, spans, count, dense, dense_i, dense_j, n, m,
+    BM: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BN: tl.constexpr,
+    HAS_DENSE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """NaN over the stored outputs of the rows that attend to a non-finite value. Within the loop over the keys this
+    rare work would take registers from every block."""
+    hits = tl.zeros([BM, DVP], tl.float32)
+    for slot in range(visit_count):
+        if visits is None:
+            low, high = m // BN, tl.cdiv(m, BN)
+        else:
+            low, high = tl.load(visits + slot * 2), tl.load(visits + slot * 2 + 1)
+        for block in range(tl.maximum(low, floor), tl.minimum(high, ceiling)):
+            j = block * BN + tl.arange(0, BN)
+            bad = ~finite(load_rows(v, j, vj, vd, m, DV, DVP, True))
+            seen = visible(i, j[None, :], spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE)
+            seen = seen.to(tl.float32).to(v.dtype.element_ty)
+            hits += product(seen, bad.to(tl.float32).to(v.dtype.element_ty), PRECISION)
+    column = tl.arange(0, DVP)[None, :]
+    tl.debug_barrier()  # the threads that stored these outputs may be others
+    tl.store(stored[:, None] + column, float("nan"), mask=live[:, None] & (column < DV) & (hits > 0))
 
 
 @triton.jit
@@ -215,6 +243,7 @@ def attend_kernel(
         spans += batch * spans_b
     position = i + shift
     acc, top, total, tilt, squares, origin, first, second, masses = _empty(BM, DVP, G)
+    clean = tl.full([], 0, tl.int32)
     floor, ceiling = 0, tl.cdiv(m, BN)
     if partial is not None:
         floor = tl.program_id(1) * chunk
@@ -222,15 +251,17 @@ def attend_kernel(
     if full is not None:
         full += batch * full_b + walk * full_count * 2
         mixed += batch * mixed_b + walk * mixed_count * 2
-    acc, top, total, tilt, squares, origin, first, second, masses = _visit(
-        full, full_count, floor, ceiling, queries, acc, top, total, tilt, squares, origin, first, second, masses,
+    acc, top, total, tilt, squares, origin, first, second, masses, _ = _visit(
+        full, full_count, floor, ceiling,
+        queries, acc, top, total, tilt, squares, origin, first, second, masses, clean,
         k, kj, kd, v, vj, vd, i[:, None], position, row[:, None], i_first, i_last,
         factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
         batch, table, weights, n, m, D, DP, DV, DVP, BM, BN,
         HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, False,
     )  # fmt: skip
-    acc, top, total, tilt, squares, origin, first, second, masses = _visit(
-        mixed, mixed_count, floor, ceiling, queries, acc, top, total, tilt, squares, origin, first, second, masses,
+    acc, top, total, tilt, squares, origin, first, second, masses, poisoned = _visit(
+        mixed, mixed_count, floor, ceiling,
+        queries, acc, top, total, tilt, squares, origin, first, second, masses, clean,
         k, kj, kd, v, vj, vd, i[:, None], position, row[:, None], i_first, i_last,
         factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
         batch, table, weights, n, m, D, DP, DV, DVP, BM, BN,
@@ -248,6 +279,13 @@ def attend_kernel(
         _store_output(
             out, results, row, live, row_count, acc, top, total, tilt, squares, origin, first, second, masses,
             mass_count, sink2, drop, DV, DVP, HAS_SINKS, DROP, ENT, SQ, DIST, G, PRECISION,
+        )  # fmt: skip
+    if poisoned > 0:
+        part = tl.program_id(1).to(tl.int64)
+        stored = out + row * DV if partial is None else partial + (part * row_count + row) * DV
+        _poison(
+            stored, live, mixed, mixed_count, floor, ceiling, v, vj, vd, i[:, None],
+            spans, count, dense, dense_i, dense_j, n, m, BM, DV, DVP, BN, HAS_DENSE, PRECISION,
         )  # fmt: skip
 
 
