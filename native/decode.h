@@ -104,6 +104,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
   float* parts;  // [b, h_kv, chunks, rows][part_size]: sums, ranges, classes and output of a row
   Queue queue;
   Flag broken;
+  Flag strange;  // a logit or a sum of values is not finite, so that a key or a value may not be
   bool all_finite_needed;
 
   struct Memory {
@@ -113,7 +114,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
 
   explicit Decode(const headwise_forward_call& call, const Wanted& wanted)
       : call(call), wanted(wanted), scaling(scaling_of<SINGLES>(call.rule)), heads_a_group(call.h / call.h_kv),
-        size(padded(call.d, W)), width(padded(call.d_v, 2 * W)), rows((int)(heads_a_group * call.n)), queue{}, broken{0} {
+        size(padded(call.d, W)), width(padded(call.d_v, 2 * W)), rows((int)(heads_a_group * call.n)), queue{}, broken{0}, strange{0} {
     const int64_t aim = most(1, 32 / most(1, call.b * call.h_kv));
     chunk_keys = most(512, padded(blocks(call.m, aim), FEW_KEYS));
     chunks = blocks(call.m, chunk_keys);
@@ -200,6 +201,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     }
     for (int r = 0; r < rows; r++) {
       if (IS_EIGHT<K>) multiply(m.logits + r * FEW_KEYS, m.key_scales, filled);
+      if (r == 0 && !finite(m.logits, count)) strange.raise();
       fill(m.logits + r * FEW_KEYS, count, filled);
       row(batch, kv * heads_a_group + r / call.n, r % call.n, r, from, filled, m);
     }
@@ -234,6 +236,12 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
   }
   static void multiply(float* x, const float* by, int64_t filled) {
     for (int64_t j = 0; j < filled; j += W) store(x + j, load(x + j) * load(by + j));
+  }
+
+  static bool finite(const float* x, int64_t count) {
+    Finite<SINGLES> check;
+    for (int64_t j = 0; j < count; j += W) check.add(read(x + j, count - j));
+    return check.all();
   }
 
   void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, int64_t filled, Memory& m) {
@@ -296,6 +304,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     if (call.lse) call.lse[at] = row.log_sum[0];
     wanted.finish(row, 1, whole + begin, 1, at);
     if (!call.d_v) return;
+    if (r == 0 && !finite(whole + part_size - width, call.d_v)) strange.raise();
     T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + query * call.out.row;
     write_row(out, whole + part_size - width, row.inverse[0] / (1.0f - call.dropout), call.d_v);
   }
@@ -327,6 +336,8 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
       for (int64_t group = 0; group < groups; group++)
         for (int r = 0; r < rows; r++) merge(group, r);
     give_back(memory);
-    return broken.value ? HEADWISE_NOT_FINITE : HEADWISE_DONE;
+    if (broken.value) return HEADWISE_NOT_FINITE;
+    // Every key has a logit, and every value is in a sum, with a weight that may be 0: 0 times infinity is NaN.
+    return all_finite_needed || strange.value ? HEADWISE_DONE : HEADWISE_FINITE;
   }
 };

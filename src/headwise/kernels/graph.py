@@ -9,7 +9,7 @@ kernel and the bits of the result are the same as outside of a graph.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -51,16 +51,14 @@ def in_transform() -> bool:
     return has_derivatives() and not recording()
 
 
-@contextmanager
-def outside_transforms() -> Iterator[None]:
+def outside_transforms() -> AbstractContextManager[object]:
     """Within it, operations are not those of torch.func: results of `plain` tensors are plain."""
     if torch._C._functorch.peek_interpreter_stack() is None:
-        yield
-        return
+        return nullcontext()
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-    with temporarily_clear_interpreter_stack():
-        yield
+    cleared: AbstractContextManager[object] = temporarily_clear_interpreter_stack()
+    return cleared
 
 
 def plain(x: Tensor) -> Tensor:

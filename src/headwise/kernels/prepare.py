@@ -91,17 +91,14 @@ def _key(
     q: Tensor, k: Vectors, v: Vectors, memory: Sequence[Tensor], mask: Mask | None, scale: float | None, kernel: str,
     measures: Sequence[str | Measure] | None, gap: tuple[int, int] | None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The key of a plain call, with the number of keys, unless without a map its one query attends to all."""
+    """The key of a plain call, with the number of keys, unless its one query attends to all."""
     of_q, strides = q.shape, tuple(map(Tensor.stride, memory))
     of_k: tuple[int, ...] = k.shape
     of_v: tuple[int, ...] = v.shape
-    if measures is None:
-        of_map = None
-        if of_q[2] == 1 and 0 < of_k[2] == of_v[2] <= PAIRS and shows_whole_past(mask):
-            of_k, of_v = (of_k[0], of_k[1], of_k[3]), (of_v[0], of_v[1], of_v[3])  # strides show that there are four
-            strides = tuple(x[2:] for x in strides)  # others depend on m in what has been joined by torch.cat
-    else:
-        of_map = _names(measures), None if gap is None else gap[0]
+    of_map = None if measures is None else (_names(measures), None if gap is None else gap[0])
+    if of_q[2] == 1 and 0 < of_k[2] == of_v[2] <= PAIRS and shows_whole_past(mask):
+        of_k, of_v = (of_k[0], of_k[1], of_k[3]), (of_v[0], of_v[1], of_v[3])  # strides show that there are four
+        strides = tuple(x[2:] for x in strides)  # others depend on m in what has been joined by torch.cat
     return (
         q.device, of_q, of_k, of_v, q.stride(), strides, q.dtype, k.dtype, v.dtype, mask, scale,
         candidates(kernel), of_map,

@@ -20,29 +20,42 @@ from headwise.table.show import html, text
 
 @dataclass(frozen=True)
 class Pooled:
-    """The states of measures, over all entries of batches."""
+    """The states of measures, over all entries of batches; of one step, or of several beside each other."""
 
-    totals: Tensor  # [measures, h] in float64
-    counts: Tensor  # [measures, h] in float64
+    numbers: Tensor  # [2, measures, h] in float64, totals and counts; or [steps, 2, measures, h]
     largest: Tensor  # [measures, 1], where a total is a maximum, not a sum
 
-    def merged(self, other: "Pooled") -> "Pooled":
-        """Merge two."""
-        totals = torch.where(self.largest, torch.maximum(self.totals, other.totals), self.totals + other.totals)
-        return Pooled(totals, self.counts + other.counts, self.largest)
+    @property
+    def totals(self) -> Tensor:
+        """[…, measures, h]"""
+        return self.numbers.select(-3, 0)
+
+    @property
+    def counts(self) -> Tensor:
+        """[…, measures, h]"""
+        return self.numbers.select(-3, 1)
+
+    def merged(self, *others: "Pooled") -> "Pooled":
+        """Merge those of one step each, in this order."""
+        numbers = self.numbers.clone()
+        for other in others:
+            numbers += other.numbers
+        tops = torch.stack([self.totals, *(other.totals for other in others)]).amax(0)
+        numbers[0] = torch.where(self.largest, tops, numbers[0])
+        return Pooled(numbers, self.largest)
 
     def empty(self) -> "Pooled":
         """The same measures of no rows."""
-        totals = torch.where(self.largest, -torch.inf, torch.zeros_like(self.totals))
-        return Pooled(totals, torch.zeros_like(self.counts), self.largest)
+        numbers = torch.zeros_like(self.numbers)
+        numbers[0] = torch.where(self.largest, -torch.inf, numbers[0])
+        return Pooled(numbers, self.largest)
 
     def beside(self, *others: "Pooled") -> "Pooled":
         """Those of more heads, one after the other."""
-        every = (self, *others)
-        return Pooled(torch.cat([x.totals for x in every], 1), torch.cat([x.counts for x in every], 1), self.largest)
+        return Pooled(torch.cat([self.numbers, *(other.numbers for other in others)], -1), self.largest)
 
     def finished(self) -> Tensor:
-        """The value of each, [measures, h] float32."""
+        """The value of each, [..., measures, h] float32."""
         divided = self.totals / torch.where(self.largest, 1.0, self.counts).clamp_min(1)
         return divided.masked_fill(self.largest & (self.counts == 0), 0.0).float()
 
@@ -61,12 +74,14 @@ class Pooling:
         """The states of `together`; None if there are none."""
         if not self.together:
             return None
-        totals, counts = measured.stacked(self.names)
-        largest = self._largest.to(totals.device)
-        if totals.shape[1] == 1:
-            return Pooled(totals[:, 0], counts[:, 0], largest)
-        most = totals.amax(1) if totals.shape[1] else totals.new_full((len(totals), totals.shape[2]), -torch.inf)
-        return Pooled(torch.where(largest, most, totals.sum(1)), counts.sum(1), largest)
+        numbers = measured.stacked(self.names)
+        largest = self._largest.to(numbers.device)
+        if numbers.shape[2] == 1:
+            return Pooled(numbers.squeeze(2), largest)
+        pooled = numbers.sum(2)
+        most = numbers[0].amax(1) if numbers.shape[2] else torch.full_like(pooled[0], -torch.inf)
+        pooled[0] = torch.where(largest, most, pooled[0])
+        return Pooled(pooled, largest)
 
 
 def goes_together(measure: Measure) -> TypeGuard[RowMeasure]:
@@ -204,14 +219,14 @@ class Measurements(Mapping[str, Tensor]):
         found.nonfinite_values = self.nonfinite_values
         return found
 
-    def stacked(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """The totals and the counts of measures of rows, each [measures, b, h] in float64."""
+    def stacked(self, names: Sequence[str]) -> Tensor:
+        """The totals and the counts of measures of rows, [2, measures, b, h] in float64."""
         for part in self._together:
             if list(part.places)[: len(names)] == list(names):
-                totals, counts = part.reduced.sums[:, : len(names)]
-                return totals, counts
+                return part.reduced.sums[:, : len(names)]
         states = self.states
-        return torch.stack([states[name].total for name in names]), torch.stack([states[name].count for name in names])
+        found = [states[name] for name in names]
+        return torch.stack([torch.stack([x.total for x in found]), torch.stack([x.count for x in found])])
 
     def merge(self, other: "Measurements") -> "Measurements":
         """Both inputs as one: batches are pooled, so values become [1, h]. Exact, in any order of merging."""

@@ -4,7 +4,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from itertools import groupby, islice
+from threading import RLock
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,19 +74,19 @@ class Layer:
     of: int  # how many heads it has on all ranks together
     unknown: dict[str, str] = field(default_factory=dict)  # name → why a measure is NaN, "" where it is said elsewhere
 
-    def merged(self, other: "Layer") -> "Layer":
-        """Merge two."""
-        device = self.nonfinite.device
-        if other.nonfinite.device != device:  # of a replica of the module
-            other = other.with_tensors(lambda x: x.to(device))
-        unknown = self.unknown | other.unknown
-        states = []
-        for m, one, two in zip(self.pooling.others, self.states, other.states, strict=True):
-            merged = self.pooling.tried(unknown, m, m.merge, one, two)
-            states.append(one if m.name in unknown else merged)
-        pooled = None if self.pooled is None or other.pooled is None else self.pooled.merged(other.pooled)
-        nonfinite = self.nonfinite + other.nonfinite
-        return Layer(other.grid, self.pooling, pooled, states, nonfinite, self.heads, self.of, unknown)
+    def merged(self, *others: "Layer") -> "Layer":
+        """Merge several, in this order."""
+        device, unknown, states = self.nonfinite.device, dict(self.unknown), list(self.states)
+        # Others may be of a replica of the module.
+        others = tuple(x if x.nonfinite.device == device else x.with_tensors(lambda y: y.to(device)) for x in others)
+        for other in others:
+            unknown |= other.unknown
+            for i, m in enumerate(self.pooling.others):
+                merged = self.pooling.tried(unknown, m, m.merge, states[i], other.states[i])
+                states[i] = states[i] if m.name in unknown else merged
+        pooled = self.pooled and self.pooled.merged(*(x.pooled for x in others if x.pooled is not None))
+        nonfinite = torch.stack([self.nonfinite, *(x.nonfinite for x in others)]).sum(0)
+        return replace(self, grid=others[-1].grid, pooled=pooled, states=states, nonfinite=nonfinite, unknown=unknown)
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the states."""
@@ -105,9 +107,8 @@ class Layer:
         pooled = self.pooled
         if pooled is not None:
             gone = torch.tensor([[name in self.unknown] for name in self.pooling.names], device=pooled.totals.device)
-            pooled = replace(
-                pooled, totals=pooled.totals.masked_fill(gone, torch.nan), counts=pooled.counts.masked_fill(gone, 1.0)
-            )
+            numbers = pooled.totals.masked_fill(gone, torch.nan), pooled.counts.masked_fill(gone, 1.0)
+            pooled = replace(pooled, numbers=torch.stack(numbers))
         return replace(self, pooled=pooled, states=states)
 
     def trusted(self) -> "Layer":
@@ -120,36 +121,39 @@ class Layer:
         return replace(self, pooled=pooled, states=states, unknown=unknown)
 
 
-def columns(layers: Sequence[Layer]) -> Tensor:
-    """The finished measures and the counts of layers on one device, [heads of all, measures + 4] float32."""
-    first, *more = layers
-    pooling, known = first.pooling, dict[str, list[Tensor]]()
-    if first.pooled is not None:
-        pooled = first.pooled.beside(*(layer.pooled for layer in more if layer.pooled is not None)).finished()
-        sizes = [len(layer.heads) for layer in layers]
-        known = dict(zip(pooling.names, map(list, (row.split(sizes) for row in pooled)), strict=True))
+def columns(layers: Sequence[Sequence[Layer]]) -> Tensor:
+    """The finished measures and the counts of layers on one device, each in the same steps: [steps, heads of all,
+    measures + 4] float32. Layers with states that are merged one by one have one step."""
+    firsts = [steps[0] for steps in layers]
+    pooling, known = firsts[0].pooling, dict[str, Sequence[Tensor]]()
+    sizes = [len(layer.heads) for layer in firsts]
+    if firsts[0].pooled is not None:
+        numbers = [torch.stack([layer.pooled.numbers for layer in steps if layer.pooled]) for steps in layers]
+        finished = replace(firsts[0].pooled, numbers=torch.cat(numbers, -1)).finished()
+        known = dict(zip(pooling.names, (row.split(sizes, -1) for row in finished.unbind(1)), strict=True))
     for i, measure in enumerate(pooling.others):
         known[measure.name] = [
-            pooling.tried(layer.unknown, measure, _finished, measure, layer.states[i], layer.heads) for layer in layers
+            pooling.tried(layer.unknown, measure, _finished, measure, layer.states[i], layer.heads) for layer in firsts
         ]
-    blank = [torch.full((len(layer.heads),), torch.nan, device=layer.nonfinite.device) for layer in layers]
+    nonfinite = torch.cat([torch.stack([layer.nonfinite for layer in steps]) for steps in layers], -1)
+    blank = torch.full_like(nonfinite[:, 0], torch.nan, dtype=torch.float32).split(sizes, -1)
     found = [
         torch.cat([
             nan if measure.name in layer.unknown else part
-            for layer, nan, part in zip(layers, blank, known[measure.name], strict=True)
-        ])
+            for layer, nan, part in zip(firsts, blank, known[measure.name], strict=True)
+        ], -1)
         for measure in pooling.measures
     ]  # fmt: skip
-    return torch.stack([*found, *torch.cat([layer.nonfinite for layer in layers], 1).float()], -1)
+    return torch.stack([*found, *nonfinite.float().unbind(1)], -1)
 
 
 def _finished(measure: Measure, state: Any, heads: range) -> Tensor:
-    """The value of a measure for each head; ShapeError if that is not what it returns."""
+    """The value of a measure for each head, [1, heads]; ShapeError if that is not what it returns."""
     found = measure.finish(state)
     if not isinstance(found, Tensor) or found.shape != (1, len(heads)):
         what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise ShapeError(f"{type(measure).__name__}.finish(state): expected [b, h]=[1, {len(heads)}], got {what}")
-    return found[0]
+    return found
 
 
 @dataclass
@@ -158,28 +162,32 @@ class Running:
 
     layers: dict[str, Layer] = field(default_factory=dict)
 
-    def add(self, name: str, layer: Layer) -> None:
-        """Add the states of a layer."""
+    def add(self, name: str, *layers: Layer) -> None:
+        """Add the states of a layer, of one call or step after the other."""
         before = self.layers.get(name)
-        self.layers[name] = layer if before is None else before.merged(layer)
+        first, *more = layers if before is None else (before, *layers)
+        self.layers[name] = first.merged(*more) if more else first
 
-    def summary(
-        self, names: tuple[str, ...], order: Mapping[str, range], heads: Sequence[int] | None
-    ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Tensor, Tensor]:
-        """The last four fields of a `Summary`, with one transfer from each device. order: layers in the order of their
-        rows and the numbers of each one's heads, NaN for those that did not run; heads: those to keep, None for all."""
-        table = torch.full((sum(map(len, order.values())), len(names) + 4), torch.nan)
-        for device in {layer.nonfinite.device for layer in self.layers.values()}:
-            here = {name: x for name in order if (x := self.layers.get(name)) and x.nonfinite.device == device}
-            if here:
-                rows = torch.tensor([one for name in order for one in [name in here] * len(order[name])])
-                table[rows] = columns(list(here.values())).cpu()
-        places = [(name, head) for name, here in order.items() for head in here]
-        if heads is not None:
-            wanted = [(name, head) for name, here in order.items() for head in heads if head in here]
-            table = table[[places.index(place) for place in wanted]]
-            places = wanted
-        return tuple(places), names, table[:, : len(names)].contiguous(), table[:, len(names) :].nan_to_num(0.0)
+
+def tables(
+    steps: Sequence[Running], names: tuple[str, ...], order: Mapping[str, range], heads: Sequence[int] | None
+) -> tuple[tuple[tuple[str, int], ...], Tensor, Tensor]:
+    """places, numbers and nonfinite of `Summary`, the tensors of all steps, with one transfer from each device. steps:
+    as of `columns`, all with the same layers. order: layers in the order of their rows and the numbers of each one's
+    heads, NaN for those that did not run; heads: those to keep, None for all."""
+    table = torch.full((len(steps), sum(map(len, order.values())), len(names) + 4), torch.nan)
+    layers = steps[0].layers
+    for device in {layer.nonfinite.device for layer in layers.values()}:
+        here = [name for name in order if (x := layers.get(name)) and x.nonfinite.device == device]
+        if here:
+            rows = torch.tensor([one for name in order for one in [name in here] * len(order[name])])
+            table[:, rows] = columns([[step.layers[name] for step in steps] for name in here]).cpu()
+    places = [(name, head) for name, here in order.items() for head in here]
+    if heads is not None:
+        wanted = [(name, head) for name, here in order.items() for head in heads if head in here]
+        table = table[:, [places.index(place) for place in wanted]]
+        places = wanted
+    return tuple(places), table[..., : len(names)].contiguous(), table[..., len(names) :].nan_to_num(0.0)
 
 
 def layer_of(call: AttentionCall, pooling: Merging) -> Layer:
@@ -187,7 +195,8 @@ def layer_of(call: AttentionCall, pooling: Merging) -> Layer:
     measured, amap = call.measured, call.map
     assert measured is not None  # a record has measures
     unknown = {name: f"{type(error).__name__}: {error}" for name, error in call.failed.items()}
-    grid, device, given, states = replace(amap.rule.grid, b=1), amap.lse.device, measured.states, []
+    grid, device, states = replace(amap.rule.grid, b=1), amap.lse.device, []
+    given = measured.states if pooling.others else {}
     for m in pooling.others:
         state = start = pooling.start(unknown, m, grid, device)
         if m.name not in unknown:
@@ -363,19 +372,41 @@ class History(Sequence[Summary]):
         return f"History({len(self)} steps, {self.steps[0]} to {self.steps[-1]}; {', '.join(self._summaries[-1])})"
 
 
+class Ended(NamedTuple):
+    """A step that has ended."""
+
+    running: Running
+    index: int
+    spoiled: bool  # as of the ledger
+    known: int  # the number of layers seen until then
+
+    def kind(self) -> Any:
+        """Equal for steps that are folded together."""
+        layers = self.running.layers.items()
+        if any(layer.states for _, layer in layers):
+            return self.index
+        facts = ((name, layer.heads, layer.nonfinite.device, *sorted(layer.unknown)) for name, layer in layers)
+        return self.known, *facts
+
+
+KEPT = 64  # the most steps that have ended and are not folded
+_folding = RLock()  # records are read in any thread
+
+
 class Ledger:
-    """Accumulates steps; its size depends on the number of heads and on `history`, the steps kept one by one."""
+    """Accumulates steps; its size depends on the number of heads and on `history`, the steps kept one by one. Ended
+    steps are folded into sums and summaries, many at once, when these are read."""
 
     def __init__(self, names: tuple[str, ...], heads: Sequence[int] | None, history: int) -> None:
         self._names, self._heads = names, heads
         self._past: deque[Summary] = deque(maxlen=history)
         self._order: dict[str, range] = {}
-        self._current = Running()
-        self.last, self.total = Running(), Running()
+        self._current, self._ended = Running(), list[Ended]()
+        self._last, self._total = Running(), Running()
         self.index = self.steps = 0  # measured ones
         self.clipped: int | None = None  # the step by which `qk_clip` last changed weights
         self.spoiled = False  # whether a result in the current step has NaN or +infinity, as far as looked at
-        self.latest = self._summary(self.last, 0, 0)  # of the last step
+        self._latest = self._summary(self._last, 0, 0)
 
     def begin_at(self, step: int) -> None:
         """Number the current step so."""
@@ -407,18 +438,56 @@ class Ledger:
             )
         self._current.add(name, layer)
 
-    def end_step(self) -> Summary | None:
-        """End the current step and return its summary; None if nothing was measured."""
-        step, index, spoiled = self._current, self.index, self.spoiled
-        self._current, self.index, self.spoiled = Running(), index + 1, False
-        if not step.layers and not spoiled:
-            return None
-        self.last, self.steps = step, self.steps + 1
-        for name, layer in step.layers.items():
-            self.total.add(name, layer.trusted())
-        self.latest = replace(self._summary(step, index, 1), nonfinite_result=spoiled)
-        self._past.append(self.latest)
-        return self.latest
+    def end_step(self) -> Running | None:
+        """End the current step and return its states; None if nothing was measured."""
+        with _folding:
+            step = Ended(self._current, self.index, self.spoiled, len(self._order))
+            self._current, self.index, self.spoiled = Running(), self.index + 1, False
+            if not step.running.layers and not step.spoiled:
+                return None
+            self._ended.append(step)
+            self.steps += 1
+            if len(self._ended) >= KEPT:
+                self.fold()
+        return step.running
+
+    def fold(self) -> None:
+        """Add the steps that have ended to the totals and the history."""
+        with _folding:
+            ended, self._ended = self._ended, []
+            for _, alike in groupby(ended, Ended.kind):
+                steps = list(alike)
+                runnings = [step.running for step in steps]
+                self._last = runnings[-1]
+                for name in self._last.layers:
+                    layers = [running.layers[name] for running in runnings]
+                    if bool(torch.stack([layer.nonfinite for layer in layers]).any()):
+                        layers = [layer.trusted() for layer in layers]
+                    self._total.add(name, *layers)
+                order = dict(islice(self._order.items(), steps[0].known))
+                places, *found = tables(runnings, self._names, order, self._heads)
+                for step, numbers, nonfinite in zip(steps, *found, strict=True):
+                    held = numbers.clone(), nonfinite.clone()  # a summary can outlive the others
+                    self._past.append(Summary(step.index, 1, places, self._names, *held, step.spoiled))
+                self._latest = self._past[-1]
+
+    @property
+    def last(self) -> Running:
+        """The states of the last step."""
+        self.fold()
+        return self._last
+
+    @property
+    def total(self) -> Running:
+        """The states of all steps."""
+        self.fold()
+        return self._total
+
+    @property
+    def latest(self) -> Summary:
+        """The summary of the last step."""
+        self.fold()
+        return self._latest
 
     @property
     def pending(self) -> bool:
@@ -433,6 +502,7 @@ class Ledger:
     @property
     def history(self) -> History:
         """The latest steps."""
+        self.fold()
         return History(tuple(self._past))
 
     def summarise(self, running: Running, steps: int, whole: Running) -> Summary:
@@ -441,8 +511,8 @@ class Ledger:
         return self._summary(running, self.latest.step, steps, order)
 
     def _summary(self, running: Running, step: int, steps: int, order: dict[str, range] | None = None) -> Summary:
-        found = running.summary(self._names, self._order if order is None else order, self._heads)
-        return Summary(step, steps, *found)
+        places, *found = tables([running], self._names, self._order if order is None else order, self._heads)
+        return Summary(step, steps, places, self._names, *(x[0] for x in found))
 
 
 def _listed(heads: range) -> str:

@@ -18,7 +18,7 @@ from headwise.base.run import held_bytes
 from headwise.errors import ConfigError, held_warnings, warn
 from headwise.kernels.compiling import eager
 from headwise.kernels.events import call_name, here, in_backward
-from headwise.kernels.graph import outside_transforms, plain
+from headwise.kernels.graph import has_derivatives, outside_transforms, plain
 from headwise.kernels.spread import Held
 from headwise.models.adapters.places import give_back, proven, take_over
 from headwise.models.hooks import around
@@ -184,19 +184,25 @@ class Record(Shown):
         Returns:
             The summary, or None if nothing was measured in the step.
         """
-        summary = None
+        return self.latest if self._end_step() else None
+
+    def _end_step(self) -> bool:
+        """End a step, and summarise it only if somebody reads it now or a measure may fail at that. Returns whether
+        anything was measured."""
+        ended = summary = None
         with self._guarded(""):
-            summary = self.ledger.end_step()
-        if summary is not None:
-            for name, layer in self.ledger.last.layers.items():
-                for measure, why in layer.unknown.items():
-                    if why:
-                        self._remark(name, f"{measure} is NaN, as it could not be measured: {why}", measure)
+            ended = self.ledger.end_step()
+            if ended is not None and (self._writers or self._alarms or self._merging.others):
+                summary = self.ledger.latest
+        for name, layer in ended.layers.items() if ended is not None else ():
+            for measure, why in layer.unknown.items():
+                if why:
+                    self._remark(name, f"{measure} is NaN, as it could not be measured: {why}", measure)
         self.remarks |= self._remarks.found()
         if summary is not None:
             self._writers.write(summary)
             self._alarms.check(summary, self.model)
-        return summary
+        return ended is not None
 
     @property
     def latest(self) -> Summary:
@@ -217,6 +223,7 @@ class Record(Shown):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that all numbers and `maps` hold, each tensor's once; independent of the number of steps."""
+        self.ledger.fold()
         return held_bytes([self.ledger, self.maps, self.maps.kept_of])
 
     def table(self) -> HeadTable:
@@ -339,7 +346,7 @@ class Record(Shown):
                         self.ledger.spoiled |= spoiled(result)
         if self._how.steps == "forward" and not failed and self._counts():
             with outside_transforms():
-                self.step()
+                self._end_step()
         if measured:
             self._check(module, result)
         if not failed:
@@ -410,17 +417,19 @@ class Record(Shown):
         if not self._open:
             return
         with _seeing, own_dtypes(call.map.q):
-            layer = layer_of(call, self._merging)
-            with outside_transforms():  # torch.func's tensors are wrapped, and belong to the function that it runs
-                self._forward.add(call.name, layer.with_tensors(plain))
+            layer, said = layer_of(call, self._merging), list[str]()
+            if has_derivatives():  # torch.func's tensors are wrapped, and belong to the function that it runs
+                layer = layer.with_tensors(plain)
+            with outside_transforms():
+                self._forward.add(call.name, layer)
                 with self._guarded(call.name):
                     self._remarks.add(call)
-            with self._guarded(call.name), held_warnings() as said:
-                name = call_name(call.name, self._seen)
-                if self._how.maps != "none":
+            if self._how.maps != "none":
+                with self._guarded(call.name), held_warnings() as said:
+                    name = call_name(call.name, self._seen)
                     self._seen[name] = call.map if self._how.maps == "lazy" else picture(call.map)
-                if self._how.values:
-                    self._seen.kept_of[name] = self._projections.kept(call)
+                    if self._how.values:
+                        self._seen.kept_of[name] = self._projections.kept(call)
             for remark in (*call.remarks, *said):
                 self._remark(call.name, remark, "numbers")
 

@@ -29,8 +29,8 @@ from headwise.rule.lowering import of_terms, requested
 from headwise.rule.pooling import Squares
 from headwise.rule.tiles import COMPUTING
 from headwise.stats import COLUMN_MASS, Measure, Measurements, Statistic, TopKeys, TopWeights, measure
-from headwise.stats.engine import Together, goes_together, places_of, value_of
-from headwise.stats.statistic import Reduced, ToReduce
+from headwise.stats.engine import Together, goes_together, value_of
+from headwise.stats.statistic import Reduced, RowValue, ToReduce
 
 LARGEST_PART = 1 << 18  # the most weights of a head that are computed at once to select columns from
 
@@ -279,54 +279,78 @@ class _Output:
         return (out, None) if status in (binding.DONE, binding.FINITE) else None
 
 
-class _Map(NamedTuple):
+class _Measured(NamedTuple):
+    """A `_Request` of a map, and the rule of its calls."""
+
+    request: _Request
+    rule: Rule
+
+
+@dataclass
+class _Map:
     shape: tuple[int, ...]  # of the output
     again: Callable[..., int]  # headwise_again_measured
-    request: Any  # its arguments, never modified
-    rows: Any
+    latest: _Measured  # replaced as a whole, as in `_Output`
+    rows: binding.RowsCall  # never modified
     statistics: tuple[Statistic, ...]  # those requested
     measures: tuple[Measure, ...]
-    places: dict[str, int]  # of the measures that `rows` reduces
-    rule: Rule
+    known: list[tuple[Measure, RowValue]]  # those of them that `rows` reduces
     refusals: dict[str, str]
-    reduced: list[Statistic | None] | None  # of these measures, if others, or a cache's gap, remain to be looked at
+    others: bool  # whether other measures, or a cache's gap, remain to be looked at
     held: list[Any]  # the objects that the requests point to
 
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
         """As `Prepared.run`."""
         k, v = memory
-        shape, compiled, request, rows, statistics, wanted, places, rule, refusals, kept_statistics, _ = self
-        b, h, n, _ = shape
-        out, lse = q.new_empty(shape), torch.empty(b, h, n, dtype=torch.float32, device="cpu")
-        results = torch.empty(len(statistics), b, h, n, dtype=torch.float32, device="cpu")
-        reduced = passes.empty(len(places), b, h)
-        status = compiled(
-            request, rows, torch.get_num_threads(), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
-            lse.data_ptr(), results.data_ptr(), reduced.values.data_ptr(), reduced.sums.data_ptr(),
-            reduced.nonfinite.data_ptr(),
+        steps, (request, rule) = _steps(memory), self.latest
+        if m != request.m or steps != request.steps:
+            rule = replace(rule, grid=replace(rule.grid, m=m))
+            if any(not _same(value, value_of(one, rule)) for one, value in self.known):
+                return None
+            request = _Request(m, steps, *binding.of_all_keys(request.like, m, steps))
+            self.latest = _Measured(request, rule)
+        b, h, n, _ = self.shape
+        out, lse = q.new_empty(self.shape), torch.empty(b, h, n, dtype=torch.float32, device="cpu")
+        results = torch.empty(len(self.statistics), b, h, n, dtype=torch.float32, device="cpu")
+        reduced = passes.empty(len(self.known), b, h)
+        status = self.again(
+            ctypes.byref(request.like), ctypes.byref(self.rows), torch.get_num_threads(), q.data_ptr(), k.data_ptr(),
+            v.data_ptr(), out.data_ptr(), lse.data_ptr(), results.data_ptr(), reduced.values.data_ptr(),
+            reduced.sums.data_ptr(), reduced.nonfinite.data_ptr(),
         )  # fmt: skip
         if not (status == binding.FINITE or (status == binding.DONE and sum_finite(v.detach(), k.detach()))):
             return None  # values that are not finite are counted
         if gap is not None:
             rule = replace(rule, grid=replace(rule.grid, gap=Span(*gap)))
-        if kept_statistics is None or not wanted:
+        wanted = self.measures
+        if not (self.others and wanted):
+            places = {one.name: i for i, (one, _) in enumerate(self.known)}
             measured = Measurements(wanted, (), reduced.nonfinite, (Together(places, reduced),)) if wanted else None
-            return out, Mapped(lse, rule, CPU.name, refusals, measured)
+            return out, Mapped(lse, rule, CPU.name, self.refusals, measured)
 
         def tiles() -> NoReturn:
             raise _Others
 
         def found(lse: Tensor, given: Sequence[ToReduce]) -> Reduced:
-            if [one.value.statistic for one in given] != kept_statistics:
+            if [one.value.statistic for one in given] != [value.statistic for _, value in self.known]:
                 raise _Others
             return reduced
 
         try:
-            known = dict(zip(statistics, results, strict=True))
+            known = dict(zip(self.statistics, results, strict=True))
             measured = measure(tiles, lse, rule, wanted, found=known, reduce=found)
         except _Others:
             return None
-        return out, Mapped(lse, rule, CPU.name, refusals, measured)
+        return out, Mapped(lse, rule, CPU.name, self.refusals, measured)
+
+
+def _same(one: RowValue, other: RowValue | None) -> bool:
+    """Whether a measure has the same value for another number of keys."""
+    if other is None or one[:2] != other[:2]:
+        return False
+    if one.counted is None or other.counted is None:
+        return one.counted is other.counted
+    return torch.equal(one.counted, other.counted)
 
 
 def _of_map(call: Call, wanted: Sequence[Measure], refusals: Mapping[str, str]) -> Prepared | None:
@@ -339,23 +363,22 @@ def _of_map(call: Call, wanted: Sequence[Measure], refusals: Mapping[str, str]) 
         return None
     if any(not goes_together(one) or one.needs(call.rule) is None for one in wanted):
         return None
-    b, h, n, _ = call.rule.grid
+    b, h, n, m = call.rule.grid
     order = [statistic for statistic, _ in entries]
     places = [0 if x.statistic is None else order.index(x.statistic) for _, x in known]
     reduce = [ToReduce(x, None, getattr(one, "reduce", "") == "max") for one, x in known]
     handle = library().handle
     assert handle is not None  # the kernel has run
     shape = (b, h, n, call.values.shape[3])
-    request, held = passes.like(call.q, call.k, call.v, shape, call)
+    like, held = passes.like(call.q, call.k, call.v, shape, call)
     of_rows, held_masks = passes.row_values(reduce, places, b, n)
     arguments: list[Any] = [entry for _, entry in entries]
     requested = (binding.Wanted * len(entries))(*arguments)
-    request.wanted_count, request.wanted = len(entries), requested
-    rows = binding.RowsCall(b, h, n, None, len(reduce), of_rows)
+    like.wanted_count, like.wanted = len(entries), requested
     return _Map(
-        shape, handle.headwise_again_measured, ctypes.byref(request), ctypes.byref(rows), tuple(order), tuple(wanted),
-        places_of([one for one, _ in known]), call.rule, dict(refusals),
-        [x.statistic for _, x in known] if dropped else None, [request, rows, requested, of_rows, *held, *held_masks],
+        shape, handle.headwise_again_measured, _Measured(_Request(m, _steps((call.k, call.v)), like, held), call.rule),
+        binding.RowsCall(b, h, n, None, len(reduce), of_rows), tuple(order), tuple(wanted), known, dict(refusals),
+        dropped, [requested, of_rows, *held_masks],
     )  # fmt: skip
 
 
