@@ -315,9 +315,9 @@ int headwise_forward(const headwise_forward_call* call) {
   const Outside outside;
   return target().forward(*call);
 }
-int headwise_again(const headwise_forward_call* like, int threads, void* q, void* k, void* v, void* out) {
+int headwise_again(const headwise_forward_call* like, int threads, void* q, void* k, void* v, void* out, float* lse) {
   const Outside outside;
-  return target().forward(another(*like, threads, q, k, v, out, nullptr));
+  return target().forward(another(*like, threads, q, k, v, out, lse));
 }
 int headwise_again_measured(const headwise_forward_call* like, const headwise_rows_call* measures, int threads, void* q, void* k,
                             void* v, void* out, float* lse, float* results, float* values, double* totals,
@@ -355,6 +355,33 @@ int headwise_rows(const headwise_rows_call* call) {
 int headwise_backward(const headwise_backward_call* call) {
   const Outside outside;
   return target().backward(*call);
+}
+int headwise_again_backward(const headwise_backward_call* like, int threads, void* q, void* k, void* v, void* out,
+                            void* grad_out, void* grad_q, void* grad_k, void* grad_v, const float* lse) {
+  const Outside outside;
+  const int64_t rows = like->b * like->h * like->n;
+  double* wide = (double*)malloc((size_t)rows * (sizeof(double) + sizeof(float)));
+  if (!wide) return HEADWISE_NO_MEMORY;
+  bool masked = false;
+  for (int64_t i = 0; i < rows; i++) {
+    wide[i] = lse[i];
+    masked |= lse[i] == -__builtin_inff();
+  }
+  headwise_backward_call call = *like;
+  call.threads = threads;
+  call.q.data = q;
+  call.k.data = k;
+  call.v.data = v;
+  call.out.data = out;
+  call.grad_out.data = grad_out;
+  call.grad_q.data = grad_q;
+  call.grad_k.data = grad_k;
+  call.grad_v.data = grad_v;
+  call.lse = wide;
+  call.delta = (float*)(wide + rows);
+  const int status = masked ? (int)HEADWISE_MASKED : target().backward(call);
+  free(wide);
+  return status;
 }
 int headwise_pool(const headwise_pool_call* call) {
   const Outside outside;

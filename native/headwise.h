@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 12
+#define HEADWISE_ABI 13
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
@@ -28,6 +28,7 @@ enum {
   HEADWISE_NOT_FINITE = 2,  // a key or value that is masked for some query is NaN or infinite: nothing was computed
   HEADWISE_TOO_MANY_QUERIES = 3,  // quantized keys, and over 48 queries per KV head or statistics that decoding lacks
   HEADWISE_FINITE = 4,  // done, and every key and value is finite; HEADWISE_DONE does not imply this
+  HEADWISE_MASKED = 5,  // headwise_again_backward: a query is fully masked: nothing was computed
 };
 
 typedef struct {
@@ -168,8 +169,9 @@ typedef struct {
 // Output, log-sum-exp and statistics.
 HEADWISE_EXPORT int headwise_forward(const headwise_forward_call* call);
 
-// A call with the shapes, strides and rule of `like`, these tensors, and no result but out.
-HEADWISE_EXPORT int headwise_again(const headwise_forward_call* like, int threads, void* q, void* k, void* v, void* out);
+// A call with the shapes, strides and rule of `like`, these tensors, and no result but out and the log-sum-exp; NULL: not wanted.
+HEADWISE_EXPORT int headwise_again(const headwise_forward_call* like, int threads, void* q, void* k, void* v, void* out,
+                                   float* lse);
 
 // The same, and the log-sum-exp, statistics of rows to results [wanted_count, b, h, n], and measures of them. The other
 // pointers of `measures` are not read; both have at most HEADWISE_MOST_KEPT statistics and measures.
@@ -183,6 +185,11 @@ HEADWISE_EXPORT int headwise_rows(const headwise_rows_call* call);
 
 // The gradients; the same bits for any number of threads.
 HEADWISE_EXPORT int headwise_backward(const headwise_backward_call* call);
+
+// The same for a call with the shapes, strides and rule of `like`, and these tensors; lse is that of the forward call.
+HEADWISE_EXPORT int headwise_again_backward(const headwise_backward_call* like, int threads, void* q, void* k, void* v,
+                                            void* out, void* grad_out, void* grad_q, void* grad_k, void* grad_v,
+                                            const float* lse);
 
 // The pooled weights, or with cell 1 the weights.
 HEADWISE_EXPORT int headwise_pool(const headwise_pool_call* call);

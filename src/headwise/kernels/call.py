@@ -81,3 +81,17 @@ _PROXY = torch._C._TorchDispatchModeKey.PROXY
 def traced() -> bool:
     """Whether torch.jit.trace or make_fx records the operations of this thread."""
     return torch._C._is_tracing() or torch._C._get_dispatch_mode(_PROXY) is not None
+
+
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def are_plain(device: torch.device | None, *tensors: Tensor) -> bool:
+    """Whether these are tensors in the memory of this device, and no mode records what is done with them. With a flag
+    for signs, the values in memory have the opposite ones."""
+    if torch._C._len_torch_dispatch_stack():
+        return False
+    for x in tensors:  # noqa: SIM110  (a generator takes a microsecond more)
+        if type(x) is not Tensor or x.device != device or _wrapped(x) or x.is_neg():
+            return False
+    return True

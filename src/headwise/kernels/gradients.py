@@ -21,9 +21,9 @@ from torch import Tensor
 
 from headwise.errors import KernelError
 from headwise.kernels import operators
-from headwise.kernels.call import Call, Result
+from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.events import OnDelta
-from headwise.kernels.kernel import Kernel
+from headwise.kernels.kernel import Answer, Kernel
 from headwise.masks import Grid, Mask
 from headwise.masks.given import put_tensors, take_tensors
 from headwise.rule import Rule, Terms, compute, own_dtypes
@@ -49,6 +49,8 @@ def once(message: Callable[[Any], str]) -> Callable[[Run], Callable[..., Any]]:
             saved = ctx.saved_tensors  # read only once: checkpointing allows no second read
 
             def run(grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+                if not torch.is_grad_enabled():  # the context takes microseconds
+                    return backward(ctx, saved, grad_out)
                 with torch.no_grad():
                     return backward(ctx, saved, grad_out)
 
@@ -208,6 +210,10 @@ class SavedRule:
         return Rule.of_terms(put_tensors(self.mask, held), self.scale, self.grid, terms)
 
 
+def _of_kernel(ctx: Any) -> str:
+    return f"kernel={ctx.kernel.name!r} has no second derivative (create_graph=True, double backward); {REMEDY}"
+
+
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -224,11 +230,7 @@ class _Attend(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once(
-        lambda ctx: (
-            f"kernel={ctx.kernel.name!r} has no second derivative (create_graph=True, double backward); {REMEDY}"
-        )
-    )
+    @once(_of_kernel)
     def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, relative, sinks, *rest = saved
         rule = ctx.rule.rule(relative, sinks, rest[: ctx.biases], rest[ctx.biases :])
@@ -239,6 +241,53 @@ class _Attend(torch.autograd.Function):
         with own_dtypes(q):
             found = ctx.kernel.gradients(call, out, lse, grad_out, wanted)
         return None, None, None, *complete(found, learned, wanted)
+
+
+@dataclass
+class Learned:
+    """`Prepared` of calls that record gradients, of which q, k and v are the only tensors."""
+
+    kernel: Kernel
+    rule: Rule
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp; may raise Declined."""
+        raise NotImplementedError
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor
+    ) -> tuple[Tensor, ...] | None:
+        """The gradients; None if `Kernel.gradients` has to compute them."""
+        raise NotImplementedError
+
+    def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
+        """As `Prepared.run`."""
+        try:
+            return _Again.apply(self, q, *memory), None
+        except Declined:
+            return None
+
+
+class _Again(torch.autograd.Function):
+    """`_Attend` of what is `Learned`; it saves the same tensors, so that checkpointing may compute either again."""
+
+    @staticmethod
+    def forward(ctx: Any, prepared: Learned, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, lse = prepared.forward(q, k, v)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.prepared, ctx.kernel = prepared, prepared.kernel
+        return out
+
+    @staticmethod
+    @once(_of_kernel)
+    def backward(ctx: Any, saved: tuple[Tensor, ...], grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.prepared.backward(*saved, grad_out)
+        if found is None:
+            q, k, v, out, lse = saved
+            with own_dtypes(q):
+                call = Call(q, k, v, ctx.prepared.rule)
+                found = ctx.kernel.gradients(call, out, lse, grad_out, (False, False))[:3]
+        return None, *found
 
 
 def complete(

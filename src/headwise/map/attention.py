@@ -198,7 +198,7 @@ def _computed(
     statistics = statistics_for(wanted, rule) if wanted else ()
     call = Call(q, k, v, rule, float(dropout_p), seed, statistics, events.here().on_delta)
     (out, lse, found), chosen, refusals = run(call, kernel)
-    plain = not graph and dropout_p == 0 and score == () and not out.requires_grad and not learned
+    plain = not graph and dropout_p == 0 and score == () and not learned
     if not return_map:
         if plain:
             keep(call, chosen, mask, scale, kernel, refusals)

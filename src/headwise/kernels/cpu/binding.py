@@ -12,7 +12,7 @@ from headwise.rule import Rule
 from headwise.rule.lowering import Lowered
 
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-DONE, NO_MEMORY, NOT_FINITE, TOO_MANY_QUERIES, FINITE = range(5)
+DONE, NO_MEMORY, NOT_FINITE, TOO_MANY_QUERIES, FINITE, MASKED = range(6)
 
 
 SIZES = [

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from headwise.base.run import Progress
-from headwise.kernels.call import Call, Declined, Result, sum_finite
+from headwise.kernels.call import Call, Declined, Result, are_plain, sum_finite
 from headwise.kernels.cpu import binding, passes
 from headwise.kernels.cpu.library import library
+from headwise.kernels.gradients import Learned, learns
 from headwise.kernels.kernel import Answer, Mapped, Prepared
 from headwise.kernels.quantized import in_memory
 from headwise.kernels.reads import Matrix, Reads, TileReads
@@ -223,7 +224,10 @@ class CPU:
         assert handle is not None  # the kernel has run
         request = _Request(m, _steps((k, v, *scales)), *passes.like(call.q, k, v, shape, call, scales))
         same = call.q.shape == shape and call.q.is_contiguous()
-        return _Output(None if same else shape, handle.headwise_again, request)
+        output = _Output(None if same else shape, handle.headwise_again, request)
+        if not learns(call):
+            return output
+        return None if scales else _Training(self, call.rule, output, handle.headwise_again_backward)
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
@@ -237,6 +241,7 @@ class CPU:
         return [*found, d_relative, d_sinks, *d_biases]
 
 
+HERE = torch.device("cpu")
 MOST = 64  # the most statistics and measures of a call: HEADWISE_MOST_KEPT in native/headwise.h
 
 
@@ -264,6 +269,11 @@ class _Output:
 
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
         """As `Prepared.run`."""
+        out = self.computed(q, memory, m)
+        return None if out is None else (out, None)
+
+    def computed(self, q: Tensor, memory: Sequence[Tensor], m: int, lse: Tensor | None = None) -> Tensor | None:
+        """The output, and the log-sum-exp in `lse`; None if the data rule this out."""
         (keys, values, *scales), request, steps = memory, self.request, _steps(memory)
         if m != request.m or steps != request.steps:
             request = self.request = _Request(m, steps, *binding.of_all_keys(request.like, m, steps))
@@ -274,9 +284,46 @@ class _Output:
         out = torch.empty_like(q) if self.shape is None else q.new_empty(self.shape)  # empty_like takes half the time
         status = self.again(
             ctypes.byref(like), torch.get_num_threads(), q.data_ptr(), keys.data_ptr(), values.data_ptr(),
-            out.data_ptr(),
+            out.data_ptr(), None if lse is None else lse.data_ptr(),
         )  # fmt: skip
-        return (out, None) if status in (binding.DONE, binding.FINITE) else None
+        return out if status in (binding.DONE, binding.FINITE) else None
+
+
+@dataclass
+class _Training(Learned):
+    """again: headwise_again_backward. latest: the kinds of tensors of the latest backward pass, and its request; they are
+    replaced as a whole, as gradients may have other strides, and hooks may change all that was saved."""
+
+    output: _Output
+    again: Callable[..., int]
+    latest: tuple[list[Any], binding.BackwardCall] | None = None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Learned.forward`."""
+        lse = passes.floats(*q.shape[:3])
+        out = self.output.computed(q, (k, v), k.shape[2], lse)
+        if out is None:
+            raise Declined
+        return out, lse
+
+    def backward(self, *given: Tensor) -> tuple[Tensor, ...] | None:
+        """As `Learned.backward`."""
+        if not are_plain(HERE, *given):
+            return None
+        q, k, v, out, lse, grad_out = given
+        kinds = [(x.shape, x.dtype, x.stride()) for x in given]
+        latest = self.latest
+        if latest is None or kinds != latest[0]:
+            request = passes.like_backward(self.output.request.like, *given)
+            if request is None:
+                return None
+            latest = self.latest = kinds, request
+        dq, dk, dv = (torch.empty_like(x) if x.is_contiguous() else x.new_empty(x.shape) for x in (q, k, v))
+        status = self.again(
+            ctypes.byref(latest[1]), torch.get_num_threads(), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
+            grad_out.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), lse.data_ptr(),
+        )  # fmt: skip
+        return (dq, dk, dv) if status == binding.DONE else None
 
 
 class _Measured(NamedTuple):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headwise.errors import KernelError
 
-ABI = 12  # HEADWISE_ABI in native/headwise.h
+ABI = 13  # HEADWISE_ABI in native/headwise.h
 NAME = {"darwin": "libheadwise.dylib", "win32": "libheadwise.dll"}.get(sys.platform, "libheadwise.so")
 OVERRIDE = "HEADWISE_NATIVE_LIBRARY"
 TARGET = "HEADWISE_TARGET"
@@ -120,7 +120,8 @@ def load(path: Path) -> Library:
     handle.headwise_target_name.restype = ctypes.c_char_p
     handle.headwise_targets.restype = handle.headwise_refusal.restype = ctypes.c_char_p
     handle.headwise_statistics.restype = ctypes.POINTER(ctypes.c_char_p)
-    handle.headwise_again.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4]
+    handle.headwise_again.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 5]
+    handle.headwise_again_backward.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 9]
     handle.headwise_again_measured.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int] + [ctypes.c_void_p] * 9
     handle.headwise_peak.restype = handle.headwise_bandwidth.restype = ctypes.c_double
     # Run on PyTorch's OpenMP threads if its runtime has GNU's interface, as LLVM's has; else on threads of its own.

@@ -110,6 +110,28 @@ def like(
     return request, binding.write_rule(request.rule, call.lowered, call.rule)
 
 
+def like_backward(
+    forward: binding.ForwardCall, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor
+) -> binding.BackwardCall | None:
+    """The request of headwise_again_backward for such tensors, after that of the forward pass, which holds what it
+    points to; None if they are not those of such a forward pass, or not in rows."""
+    b, h, h_kv, n, m, d, d_v = (getattr(forward, size) for size in ("b", "h", "h_kv", "n", "m", "d", "d_v"))
+    of_q, of_k, of_v, of_out = (b, h, n, d), (b, h_kv, m, d), (b, h_kv, m, d_v), (b, h, n, d_v)
+    given = q, k, v, out, grad_out
+    if [tuple(x.shape) for x in given] != [of_q, of_k, of_v, of_out, of_out]:
+        return None
+    if any(binding.CODES.get(x.dtype) != forward.dtype or x.stride(3) != 1 for x in given):
+        return None
+    if lse.shape != of_q[:3] or lse.dtype != torch.float32 or not lse.is_contiguous():
+        return None
+    views = [x.stride()[:3] for x in given] + [(x[1] * x[2] * x[3], x[2] * x[3], x[3]) for x in (of_q, of_k, of_v)]
+    request = binding.BackwardCall(
+        forward.dtype, 0, b, h, h_kv, n, m, d, d_v, *(binding.TensorView(None, *x) for x in views)
+    )
+    request.rule = forward.rule
+    return request
+
+
 def backward(
     call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool] = (False, False, False)
 ) -> tuple[Tensor | None, ...]:

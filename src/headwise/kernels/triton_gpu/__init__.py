@@ -68,7 +68,7 @@ class TritonGPU:
             return None
         from headwise.kernels.triton_gpu.launch import again
 
-        return again(call, refusal)
+        return again(self, call, refusal)
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]

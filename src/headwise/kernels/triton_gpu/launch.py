@@ -11,8 +11,9 @@ import torch
 import triton
 from torch import Tensor
 
-from headwise.kernels.call import Call, Result
-from headwise.kernels.kernel import Answer
+from headwise.kernels.call import Call, Declined, Result
+from headwise.kernels.gradients import Learned, learns
+from headwise.kernels.kernel import Answer, Kernel
 from headwise.kernels.triton_gpu.backward import (
     bias_gradient_kernel,
     column_mass_kernel,
@@ -43,6 +44,7 @@ from headwise.rule import Rule, sink_gradient
 from headwise.rule.lowering import Lowered, of_terms, requested
 from headwise.stats import Statistic
 
+Learning = tuple[bool, bool, bool] | None
 LOG2E = math.log2(math.e)
 INTERPRETED = not isinstance(attend_kernel, triton.JITFunction)
 
@@ -322,23 +324,45 @@ def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
 
 
 class Again(NamedTuple):
-    """`Kernel.prepared` of calls without a map. rule: of one of them. refusal: as that of `check`, of a call."""
+    """`Kernel.prepared` of calls without a map. rule: of one of them. refusal: that of `check`; learned: its argument."""
 
     forward: Forward
     rule: Rule
-    refusal: Callable[[Call, None], str | None]
+    refusal: Callable[[Call, Learning], str | None]
+    learned: Learning = None
 
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
         """As `Prepared.run`."""
-        k, v = memory
+        found = self.computed(q, *memory)
+        return None if found is None else (found[0], None)
+
+    def computed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        """As `Forward.run`; None if the call is refused."""
         kind = self.forward.kind(q, k, v)
         if kind not in self.forward.attend.compiled:  # with other numbers of keys, it may be checked as another kind
             b, h, n, _ = q.shape
-            rule = replace(self.rule, grid=Grid(b, h, n, m))
-            if self.refusal(Call(q, k, v, rule), None):
+            rule = replace(self.rule, grid=Grid(b, h, n, k.shape[2]))
+            if self.refusal(Call(q, k, v, rule), self.learned):
                 return None
         used(self.forward.held, q.device)
-        return self.forward.run(kind, q, k, v)[0], None
+        return self.forward.run(kind, q, k, v)
+
+
+@dataclass
+class Training(Learned):
+    """`Again` for calls that autograd records."""
+
+    again: Again
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Learned.forward`."""
+        if (found := self.again.computed(q, k, v)) is None:
+            raise Declined
+        out, planes = found
+        return out, planes[LSE]
+
+    def backward(self, *given: Tensor) -> None:
+        """The backward pass is not prepared."""
 
 
 def columns(problem: Problem, lse: Tensor) -> Tensor:
@@ -457,9 +481,12 @@ def attend(call: Call) -> Result:
     return Result(out, planes[LSE], found)
 
 
-def again(call: Call, refusal: Callable[[Call, None], str | None]) -> Again:
+def again(kernel: Kernel, call: Call, refusal: Callable[[Call, Learning], str | None]) -> Again | Training:
     """What is kept for calls like this one, which has no statistics."""
-    return Again(Forward(_problem(call), Wanted()), call.rule, refusal)
+    forward = Forward(_problem(call), Wanted())
+    if not learns(call):
+        return Again(forward, call.rule, refusal)
+    return Training(kernel, call.rule, Again(forward, call.rule, refusal, (False, False, False)))
 
 
 def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
