@@ -6,12 +6,16 @@
     >>> loss = out.square().mean() + 0.01 * hw.losses.entropy_floor(amap, 2.0) + 1e-4 * hw.losses.z_loss(amap)
     >>> loss.backward()
 
-All take a map of `attend(…, return_map=True, differentiable=True)`, or a sequence of maps, such as those of the layers,
-of which they return the mean. Letters: b batch, h heads, n queries, m keys, p_ij weights, S_ij scores. Means are over
-batch entries, heads and queries that are not fully masked.
+All take a map of `attend(…, return_map=True, differentiable=True)`, or several, of which they return the mean: an
+iterable of maps, or the record of `watch(…, differentiable=True)` or the handle of `attach(…, differentiable=True)`,
+which have the maps of a model's last forward.
+
+Letters: b batch, h heads, n queries, m keys, p_ij weights, S_ij scores. Means are over batch entries, heads and queries
+that are not fully masked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,7 +41,15 @@ __all__ = [
     "z_loss",
 ]
 
-Maps = AttentionMap | Sequence[AttentionMap]  # one map or several, whose losses are averaged
+
+class Watched(Protocol):
+    """What has the maps of a model's last forward: the record of `watch`, the handle of `attach`."""
+
+    @property
+    def maps(self) -> Mapping[str, Any]: ...
+
+
+Maps = AttentionMap | Iterable[AttentionMap] | Watched  # one map or several, whose losses are averaged
 
 
 def entropy_floor(attention: Maps, floor: float, *, normalized: bool = False) -> Tensor:
@@ -193,40 +205,37 @@ def distillation(student: Maps, teacher: Maps, *, heads: Heads = None) -> Tensor
         ConfigError: for numbers of maps or heads that differ, and as `AttentionMap.kl`.
     Source: Wang et al. 2020, 2002.10957 (MiniLM: L_AT).
     """
-    teachers = [teacher] if isinstance(teacher, AttentionMap) else list(teacher)
-    count = 1 if isinstance(student, AttentionMap) else len(student)
-    if len(teachers) != count:
-        raise ConfigError(f"distillation: {count} maps of the student, and {len(teachers)} of the teacher")
-    each = iter(teachers)
-    return _mean("distillation", student, lambda amap: _over_queries(amap, amap.kl(next(each).detach(), heads=heads)))
+
+    def loss(amap: AttentionMap, target: AttentionMap) -> Tensor:
+        return _over_queries(amap, amap.kl(target, heads=heads))
+
+    return _following("distillation", student, teacher, loss)
 
 
-def indexer_kl(index: AttentionMap, attention: AttentionMap, *, per_head: bool = False) -> Tensor:
+def indexer_kl(index: Maps, attention: Maps, *, per_head: bool = False) -> Tensor:
     """Mean over queries of KL(p ‖ softmax(I)), which trains an indexer I to choose the keys that attention uses.
 
     Args:
         index: the map of the indexer's scores, with its own queries and keys and usually one head. Its mask is that of
             the keys allowed: all earlier ones in the dense stage, those chosen in the sparse one.
-        attention: the map of the attention that it follows, which gets no gradient.
+        attention: the map of the attention that it follows, which gets no gradient; of several, equally many.
         per_head: False: p is the sum of the weights over heads, divided by its sum over the allowed keys. True: each
             head's weights are divided by their sum over the allowed keys first, and the mean of the divergences counts.
             What learned sinks take is divided out of each head before.
     Returns:
         A number in nats. Its denominator is over the allowed keys, in the target as in the indexer.
     Raises:
-        DTypeError: if `attention` is not one map; ConfigError: as `AttentionMap.kl`.
+        ConfigError: for numbers of maps that differ, and as `AttentionMap.kl`.
     Source: DeepSeek-V3.2, 2512.02556 (lightning indexer: dense warm-up and sparse training).
     """
-    if not isinstance(attention, AttentionMap):
-        raise DTypeError(f"losses.indexer_kl: expected an attention map, got {type(attention).__name__}")
-    target, heads = attention.detach(), range(attention.shape[1])
-    groups = [[i] for i in heads] if per_head else [list(heads)]
 
-    def loss(amap: AttentionMap) -> Tensor:
+    def loss(amap: AttentionMap, target: AttentionMap) -> Tensor:
+        heads = range(target.shape[1])
+        groups = [[i] for i in heads] if per_head else [list(heads)]
         each = [amap.kl(target, heads=[group] * amap.shape[1], renormalized=True) for group in groups]
         return _over_queries(amap, torch.stack(each).mean(0))
 
-    return _mean("indexer_kl", index, loss)
+    return _following("indexer_kl", index, attention, loss)
 
 
 def z_loss(attention: Maps) -> Tensor:
@@ -248,19 +257,47 @@ def max_logit(attention: Maps, most: float = 100.0) -> Tensor:
 
 def _mean(name: str, attention: Maps, loss: Callable[[AttentionMap], Tensor]) -> Tensor:
     """The mean of a loss over maps, which must have gradients."""
-    maps = list(attention) if isinstance(attention, Sequence) else [attention]
+    maps = _listed(name, attention)
+    cut = [amap.layer for amap in maps if not amap.differentiable]
+    if cut and torch.is_grad_enabled():
+        raise ConfigError(
+            "losses.{name}: this map has no gradients, and the loss would train nothing (layer: {layer}); give "
+            "differentiable=True to attend, to the layer, to hw.watch or to hw.attach, outside of torch.no_grad(), in "
+            "which torch.utils.checkpoint runs the forward pass too with use_reentrant=True",
+            name=name, layer=cut[0] or "–",
+        )  # fmt: skip
+    return torch.stack([loss(amap) for amap in maps]).mean()
+
+
+def _following(
+    name: str, attention: Maps, targets: Maps, loss: Callable[[AttentionMap, AttentionMap], Tensor]
+) -> Tensor:
+    """The mean of a loss over maps and those that they follow, which get no gradient."""
+    maps, followed = _listed(name, attention), _listed(name, targets)
+    if len(maps) != len(followed):
+        raise ConfigError(f"losses.{name}: {len(maps)} maps to train, and {len(followed)} that they follow")
+    each = iter(followed)
+    return _mean(name, maps, lambda amap: loss(amap, next(each).detach()))
+
+
+def _listed(name: str, attention: Maps) -> list[AttentionMap]:
+    """The maps of what is given; ConfigError if there are none."""
+    given: Any = attention if isinstance(attention, AttentionMap) else getattr(attention, "maps", attention)
+    if isinstance(given, Mapping):
+        given = list(given.values())
+        if not given:
+            raise ConfigError(
+                "losses.{name}: there are no maps of a last forward: expected hw.watch(…, differentiable=True) or "
+                "hw.attach(…, differentiable=True), and a forward of which headwise computed or measured the attention",
+                name=name,
+            )
+    maps = list(given) if isinstance(given, Iterable) and not isinstance(given, AttentionMap) else [given]
     for amap in maps:
         if not isinstance(amap, AttentionMap):
             raise DTypeError(f"losses.{name}: expected attention maps, got {type(amap).__name__}")
-        if not amap.differentiable:
-            raise ConfigError(
-                "losses.{name}: this map has no gradients, and the loss would train nothing; return it by "
-                "attend(…, return_map=True, differentiable=True)",
-                name=name,
-            )
     if not maps:
         raise ConfigError(f"losses.{name}: expected at least one map")
-    return torch.stack([loss(amap) for amap in maps]).mean()
+    return maps
 
 
 def _over_heads(amap: AttentionMap, measure: str | Measure, cost: Callable[[Tensor], Tensor]) -> Tensor:

@@ -286,7 +286,7 @@ def test_bad_input_is_refused() -> None:
         losses.guided_diagonal(amap, 0.0)
     with pytest.raises(ShapeError, match="a length for each of 2"):
         losses.guided_diagonal(amap, queries=torch.tensor([3]))
-    with pytest.raises(ConfigError, match="1 maps of the student, and 2"):
+    with pytest.raises(ConfigError, match="1 maps to train, and 2"):
         losses.distillation(amap, [plain, plain])
     with pytest.raises(ShapeError, match="output of attend"):
         losses.output_similarity(q[0])

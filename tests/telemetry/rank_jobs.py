@@ -65,11 +65,48 @@ def apart(rank: int) -> dict[str, Any]:
     return {}
 
 
+def losses(rank: int) -> dict[str, Any]:
+    """Gradients of losses on attention: of each rank's half of a batch, and of compiled models on one rank."""
+    whole, half = x(b=4), x(b=4).chunk(2)[rank]
+    found = {"ddp": _trained(DistributedDataParallel(mixed().train()), half)}
+    if rank == 0:  # own layers, and attention that is recognised
+        found |= {kind: _trained(torch.compile(make(), backend="aot_eager"), whole) for kind, make in KINDS.items()}
+        found |= {f"{kind}, eager": _trained(make(), whole) for kind, make in KINDS.items()}
+    return found
+
+
+def _trained(model: nn.Module, given: torch.Tensor) -> list[list[float]]:
+    with hw.watch(model, measures=["entropy"], differentiable=True) as record:
+        loss = model(given).square().mean() + hw.losses.class_mass(record) + hw.losses.z_loss(record)
+        loss = loss + sum(amap.measured["entropy"].mean() for amap in record.maps.values())
+        loss.backward()
+    return [p.grad.flatten().tolist() for p in model.parameters() if p.grad is not None]
+
+
+class Recognised(nn.Module):
+    """Attention that is written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Linear(24, 24) for _ in "qkv")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (one(x).unflatten(-1, (4, 6)).transpose(1, 2) for one in self.projections)
+        return ((q @ k.mT / 6**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def _recognised() -> nn.Module:
+    torch.manual_seed(6)
+    return Recognised()
+
+
+KINDS = {"own": mixed, "recognised": _recognised}
+
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    answers = {job.__name__: job(rank) for job in (ddp, fsdp, apart)}
+    answers = {job.__name__: job(rank) for job in (ddp, fsdp, apart, losses)}
     (folder / f"{rank}.json").write_text(json.dumps(answers))
     dist.barrier()
     dist.destroy_process_group()

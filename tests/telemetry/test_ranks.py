@@ -39,6 +39,20 @@ def test_ranks_of_ddp_together_are_one_batch(answers):
     assert one["weight"] == two["weight"]
 
 
+def test_losses_on_attention_train_ranks_of_ddp_as_one_batch(answers):
+    one, two = (answer["losses"] for answer in answers)
+    assert one["ddp"] == two["ddp"]
+    for mine, whole in zip(one["ddp"], one["own, eager"], strict=True):
+        assert_close(torch.tensor(mine), torch.tensor(whole), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["own", "recognised"])
+def test_losses_on_attention_train_compiled_models(answers, kind):
+    found = answers[0]["losses"]
+    for mine, eager in zip(found[kind], found[f"{kind}, eager"], strict=True):
+        assert_close(torch.tensor(mine), torch.tensor(eager), rtol=1e-4, atol=1e-6)
+
+
 def test_sharded_weights_are_watched_and_clipped(answers):
     one, two = (answer["fsdp"] for answer in answers)
     assert one == two

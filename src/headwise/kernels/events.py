@@ -85,6 +85,7 @@ class Subscriber:
     # Called with the output [b, h, n, d_v] and what kept a call from being measured; the module computes it without
     # measures. None: the error is raised through the model.
     on_error: OnError | None = None
+    differentiable: bool = False  # whether it receives maps with gradients
 
     def sees(self, module: nn.Module) -> bool:
         """Whether it receives the calls of this module, or of a replica of it. A copy of a module is another module."""
@@ -129,12 +130,13 @@ def subscribe(
     modules: Mapping[nn.Module, str] | None = None,
     edits: Sequence[Any] = (),
     on_error: OnError | None = None,
+    differentiable: bool = False,
 ) -> Iterator[None]:
     """Within it, attention calls of these modules, in any thread, are published and computed with the edits.
     ConfigError if a measure is unknown, or another subscriber to these modules has a different one of that name."""
     global subscribers, editing
     wanted = {measure.name: measure for measure in resolve(measures)} if measures else {}
-    new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits), on_error)
+    new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits), on_error, differentiable)
     with _lock:
         for other in subscribers:
             if modules is not None and other.modules is not None and modules.keys().isdisjoint(other.modules.keys()):

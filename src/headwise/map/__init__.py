@@ -94,9 +94,9 @@ class AttentionMap(Shown):
         self._whole, self._looked_at = whole, not whole
         self._read_from: Matrix | None = None
         self._exact: Tensor | None = None  # the log-sum-exp as gradients need it
-        self._learned = Learned(q, decoded(k), rule, self._lse) if differentiable else None
-        recorded = torch.is_grad_enabled() and not differentiable
-        self._cut = recorded and (q.requires_grad or (isinstance(k, Tensor) and k.requires_grad))
+        graph = torch.is_grad_enabled()
+        self._learned = Learned(q, decoded(k), rule, self._lse) if differentiable and graph else None
+        self._cut = graph and not differentiable and (q.requires_grad or (isinstance(k, Tensor) and k.requires_grad))
 
     @property
     def q(self) -> Tensor:
@@ -120,7 +120,7 @@ class AttentionMap(Shown):
 
     @property
     def differentiable(self) -> bool:
-        """Whether results have gradients, as of `attend(…, differentiable=True)`."""
+        """Whether results have gradients, as of `attend(…, differentiable=True)` outside of `torch.no_grad()`."""
         return self._learned is not None
 
     def _check(self) -> None:

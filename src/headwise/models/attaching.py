@@ -1,16 +1,19 @@
 """`attach(model)`: compute the attention of a model with headwise until it is detached; `intervene(model)`: edit it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakSet
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.errors import ConfigError, check_choice, warn
 from headwise.interventions.edits import Edit, Placed
 from headwise.kernels import events
+from headwise.kernels.compiling import eager
+from headwise.kernels.spread import Held
+from headwise.map import AttentionMap
 from headwise.models.adapters.huggingface.attention import always_weights
 from headwise.models.adapters.places import (
     Layers,
@@ -24,16 +27,18 @@ from headwise.models.adapters.places import (
     take_over,
     taken_anew,
 )
-from headwise.models.hooks import Hook, called
+from headwise.models.hooks import Hook, around, called
 from headwise.models.replace import Replacement
 from headwise.nn.base import AttentionLayer
 from headwise.nn.owned import copied
-from headwise.publishing import TOLD
+from headwise.publishing import TOLD, AttentionCall, observe
 
 _attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules with a handle
 
 
-def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: bool = False) -> "Attachment":
+def attach(
+    model: nn.Module, batch: Any = None, *, copy: bool = False, weights: bool = False, differentiable: bool = False
+) -> "Attachment":
     """Compute the attention of a model with headwise until the handle is detached.
 
     >>> import torch, headwise as hw
@@ -71,6 +76,9 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
             of other libraries: `AttentionWeights`, which are computed when they are read. What such a library changes
             in them, where eager attention drops some of the weights, changes the output. Without it, only calls with
             output_attentions=True return them.
+        differentiable: the handle's `.maps` are those of the last forward of the model, with gradients, as of
+            `attend(…, differentiable=True)`, for `headwise.losses`, which take the handle; the next forward releases
+            them. Attention that is recognised has maps from the second forward on, or with a batch from the first.
     Returns:
         The handle: `.detach()` restores the model, as does the end of a `with` block; `.attached` and `.skipped` name
         the modules that are computed by headwise now, and those that cannot be, with the reason.
@@ -131,7 +139,7 @@ def attach(model: nn.Module, batch: Any = None, *, copy: bool = False, weights: 
         others = AttentionLayer, nn.MultiheadAttention
         always_weights.update(module for module in places.values() if not isinstance(module, others))
     own = tuple(name for name in places if name not in taken)
-    return Attachment(model, taken, targets, own, skipped, recognised)
+    return Attachment(model, taken, targets, own, skipped, recognised, differentiable)
 
 
 class Attachment:
@@ -144,11 +152,12 @@ class Attachment:
         own: names of those that headwise computed already: its own layers, and models loaded with
             attn_implementation="headwise".
         skipped: name → why a module is not attached.
+        maps: with `differentiable`, name → map of each call in the last forward; repeated calls are name#2, name#3, …
     """
 
     def __init__(
         self, model: nn.Module, modules: Mapping[str, nn.Module], targets: Sequence[nn.Module], own: tuple[str, ...],
-        skipped: Mapping[str, str], recognised: Replacement | None = None,
+        skipped: Mapping[str, str], recognised: Replacement | None = None, differentiable: bool = False,
     ) -> None:  # fmt: skip
         self.model, self.own, self._skipped = model, own, dict(skipped)
         self._modules, self._targets, self._recognised = dict(modules), list(targets), recognised
@@ -156,6 +165,24 @@ class Attachment:
         self._proofs = proven(self._modules, self._left)
         for name, module in modules.items():
             vars(module)[TOLD] = Hook(partial(self._left, name))  # which copies do not keep
+        self.maps: dict[str, AttentionMap] = {}
+        self._observing = ExitStack()
+        if differentiable:
+            self._proofs += around(model, self._release, lambda *_: None)
+            self._observing.enter_context(
+                observe(self._keep, model=model, on_error=self._without_map, differentiable=True)
+            )
+
+    @eager
+    def _release(self, module: nn.Module, args: Any) -> None:
+        if not events.in_backward():
+            self.maps = {}
+
+    def _keep(self, call: AttentionCall) -> None:
+        self.maps[events.call_name(call.name, self.maps)] = call.map
+
+    def _without_map(self, name: str, held: Held | None, out: Tensor, error: Exception) -> None:
+        warn(f"attach(model): {name or type(self.model).__name__}: a call has no map: {error}")
 
     def _left(self, name: str, why: str) -> None:
         """A call of a module was not computed by headwise."""
@@ -193,6 +220,7 @@ class Attachment:
             vars(module).pop(TOLD, None)
         for handle in self._proofs:
             handle.remove()
+        self._observing.close()
         if self._recognised is not None:
             self._recognised.close()
         self._modules, self._targets, self._recognised, self._active = {}, [], None, False

@@ -213,7 +213,7 @@ class AttentionLayer(Shown, nn.Module):
                 )
             else:
                 y, amap, concat = compute(return_map=return_map, measures=measures)
-            if differentiable and not getattr(amap, "differentiable", False):
+            if differentiable and torch.is_grad_enabled() and not getattr(amap, "differentiable", False):
                 raise ConfigError(f"differentiable=True: the map of this {type(self).__name__} has no gradients")
         except BaseException:
             if undo is not None:

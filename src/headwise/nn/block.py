@@ -91,12 +91,13 @@ class TransformerBlock(Shown, nn.Module):
         cache: Cache | None = None,
         return_map: bool = False,
         measures: Sequence[str | Measure] = (),
+        differentiable: bool = False,
     ) -> Any:
         """y [b, n, d_model] of x [b, n, d_model]; with return_map (y, map). Arguments as in `AttentionLayer`."""
         before = self.order == "pre"
         found = self.attention(
             self.attention_norm(x) if before else x, context, mask=mask, score=score, cache=cache,
-            return_map=return_map, measures=measures,
+            return_map=return_map, measures=measures, differentiable=differentiable,
         )  # fmt: skip
         branch, amap = found if return_map else (found, None)
         if branch.shape != x.shape:

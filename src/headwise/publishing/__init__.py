@@ -19,13 +19,13 @@ position of a hidden key is padding itself, so the mask says which they are.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import _StopRecomputationError
 
 from headwise.errors import ConfigError, held_warnings, warn
 from headwise.interventions.computing import attend_edited
@@ -36,12 +36,9 @@ from headwise.kernels.graph import in_graph
 from headwise.kernels.spread import Held, held_as_declared, held_by
 from headwise.map import AttentionMap
 from headwise.map.attention import attend_to
-from headwise.masks import Grid, Mask, conjuncts, real_tokens
-from headwise.masks.base import kept
-from headwise.rule import Rule
-from headwise.rule.tiles import Tile
-from headwise.stats import Measure, Measurements, RowMeasure, Statistic, resolve
-from headwise.stats.base import RowState
+from headwise.masks import Mask, conjuncts
+from headwise.publishing.tokens import copied, over_tokens, renamed, token_map
+from headwise.stats import Measure, Measurements, resolve
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,12 @@ class AttentionCall:
             layer it is: `layer_idx` is the same in the encoder, the decoder and cross attention of one model.
         module: the attention module. One that is called several times in a forward pass, because layers share it or
             for one image after the other, is reported as often, under the same name; see `events.call_name`.
-        map: the call's weights, [b, h, n, m], detached, before dropout; O(n) memory, so keep it as long as you like.
-            In self attention, queries that are padding are fully masked in it, whatever the model computes for them.
+        map: the call's weights, [b, h, n, m], before dropout, detached unless the subscriber is `differentiable`; O(n)
+            memory, so keep it as long as you like. In self attention, queries that are padding are fully masked in it,
+            whatever the model computes for them.
         values: of the call, [b, h_kv, m, d_v], detached; None for headwise's own layers. heads: the output of each head
-            before the output projection, [b, h, n, d_v], detached; None for layers that do not concatenate heads.
+            before the output projection, [b, h, n, d_v], detached as the map; None for layers that do not concatenate
+            heads.
         unplaced: whether nothing shows where the queries of a call are among its keys, such as a block of the queries
             of full attention: measures that depend on positions (`Measure.placed`) mean nothing then.
         unstarted: whether nothing shows which token its first key is, as in a cache that drops tokens: measures of the
@@ -93,6 +92,7 @@ def observe(
     model: nn.Module | None = None,
     modules: Mapping[nn.Module, str] | None = None,
     on_error: events.OnError | None = None,
+    differentiable: bool = False,
 ) -> Iterator[None]:
     """Within it, `callback` receives every attention call of headwise's layers and of attached modules.
 
@@ -105,12 +105,15 @@ def observe(
         on_error: called with the name of the module, as `held` of an `AttentionCall`, its output [b, h, n, d_v] and the
             exception, if a call cannot be measured or the callback fails; the module's output is as without observers.
             None: raised through the model.
+        differentiable: maps and their measures stay in the graph, where one is recorded, as of `attend(…,
+            differentiable=True)`; a call whose map is not that of `attend` has a remark.
     Raises:
         ConfigError: if a measure is unknown, or if another observer of the same modules has a different one of that
             name.
     """
     names = modules if model is None else {module: name for name, module in model.named_modules()}
-    with events.subscribe(callback, measures=measures, modules=names, on_error=on_error):
+    how = {"on_error": on_error, "differentiable": differentiable}
+    with events.subscribe(callback, measures=measures, modules=names, **how):
         yield
 
 
@@ -159,6 +162,10 @@ class NotPublished(Exception):
     """Raised by the function that computes a call that must not be published."""
 
 
+# No failures of a call: gradient checkpointing ends the repetition of one as soon as it has what it needs.
+PASSED_ON = (NotPublished, _StopRecomputationError)
+
+
 @eager
 def published(
     module: nn.Module, compute: Callable[..., tuple[Any, ...]], *, mask: Mask | None, to_itself: bool,
@@ -196,6 +203,8 @@ def published(
         strict = all(one.on_error is None for one in calls)
         with held_warnings() as remarks:
             found = _computed(compute, asked, return_map, undo, strict=strict, unread=unread)
+        if asked.learned and found.error is None and not getattr(found.result[1], "differentiable", False):
+            remarks.append("its map has no gradients, as it is not that of one call of attend without edits")
     # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
     # holds it to; but it is not published.
     if not events.in_backward():
@@ -226,6 +235,7 @@ class _Asked:
     wanted: Sequence[Measure]  # those of subscribers, and over: the same as they are computed
     over: Sequence[Measure]
     apart: bool  # whether these are of another map than the caller's
+    learned: bool  # whether a subscriber wants a map with gradients
 
     @classmethod
     def of(
@@ -238,18 +248,23 @@ class _Asked:
         padded = to_itself and mask is not None and any(part.padding for part in conjuncts(mask))
         different = any(m.name in own and not events.same_measure(m, own[m.name]) for m in wanted)
         apart = padded or (to_itself and different)
-        return cls(own, measures, wanted, [over_tokens(m) for m in wanted] if apart else wanted, apart)
+        learned = torch.is_grad_enabled() and any(one.differentiable for one in calls)
+        return cls(own, measures, wanted, [over_tokens(m) for m in wanted] if apart else wanted, apart, learned)
 
     @property
     def further(self) -> list[Measure]:
         """Those of subscribers that the caller has not requested."""
         return [measure for measure in self.over if measure.name not in self.own]
 
-    def seen(self, amap: Any, failed: Mapping[str, Exception], copied: bool) -> Any:
+    def seen(self, amap: Any, failed: Mapping[str, Exception], another: bool) -> Any:
         """The map that subscribers receive, measured without those that failed."""
         pairs = [pair for pair in zip(self.wanted, self.over, strict=True) if pair[1].name not in failed]
         wanted, over = [one for one, _ in pairs], [other for _, other in pairs]
-        seen: Any = token_map(amap, wanted, over) if self.apart else _copied(amap) if copied else amap
+        seen: Any = amap
+        if self.apart:
+            seen = token_map(amap, wanted, over, learned=self.learned)
+        elif another:
+            seen = copied(amap, learned=self.learned)
         others = [
             m for m, one in pairs if one.name in self.own and not events.same_measure(m, self.own[one.name])
         ]  # the pass had one measure of that name
@@ -257,6 +272,8 @@ class _Asked:
             found = seen.measured
             states = found.states | seen.measure(*others).states
             seen.measured = renamed(found, wanted, [states[measure.name] for measure in wanted])
+        if self.learned and (self.apart or others) and getattr(seen, "differentiable", False):
+            seen.measured = seen.measured_by(None, wanted)  # those of the pass are numbers of another map
         return seen
 
     def failed_of(self, one: events.Subscriber, failed: Mapping[str, Exception]) -> dict[str, Exception]:
@@ -294,9 +311,10 @@ def _computed(
     own = tuple(asked.own.values())
     if unread is None:
         try:
-            return _Found(compute(return_map=True, measures=(*own, *asked.further)), {}, None)
+            more = {"differentiable": True} if asked.learned else {}
+            return _Found(compute(return_map=True, measures=(*own, *asked.further), **more), {}, None)
         except Exception as error:
-            if strict or isinstance(error, NotPublished):
+            if strict or isinstance(error, PASSED_ON):
                 raise
             unread = error
         if undo is not None:
@@ -304,7 +322,7 @@ def _computed(
         try:
             result = compute(return_map=True, measures=own)
             return _Found(result, _measured_apart(result[1], own, asked.further), None)
-        except NotPublished:
+        except PASSED_ON:
             raise
         except Exception:
             if undo is not None:
@@ -340,9 +358,9 @@ def _publish(
                 seen.layer = next(filter(None, (one.name(module) for one in calls)), "")
                 joined = rest[0] if rest else None  # else heads are not concatenated
                 if joined is not None and not joined.shape[-1] % seen.shape[1]:
-                    heads = joined.detach().unflatten(-1, (seen.shape[1], -1)).transpose(1, 2)
+                    heads = joined.unflatten(-1, (seen.shape[1], -1)).transpose(1, 2)
                 elif not rest:
-                    heads = out.detach()
+                    heads = out
             remarks += more
         except Exception as reason:
             error = reason
@@ -351,7 +369,11 @@ def _publish(
         why = error or (next(iter(failed.values()), None) if one.on_error is None else None)
         try:
             if why is None and one.on_call is not None:
-                one.on_call(facts(name=one.name(module), map=seen, heads=heads, failed=failed, remarks=tuple(remarks)))
+                given, own = seen, heads
+                if not (one.differentiable and asked.learned):
+                    given = copied(seen, learned=False) if asked.learned else seen
+                    own = None if heads is None else heads.detach()
+                one.on_call(facts(name=one.name(module), map=given, heads=own, failed=failed, remarks=tuple(remarks)))
         except Exception as reason:
             why = reason
         if why is not None:
@@ -360,10 +382,10 @@ def _publish(
 
 def _beside_extra_keys(
     extra: int, compute: Callable[..., tuple[Tensor, Any]], *, return_map: bool = False,
-    measures: Sequence[str | Measure] = (),
+    measures: Sequence[str | Measure] = (), **more: Any,
 ) -> tuple[Tensor, Any]:  # fmt: skip
     """compute(…) with a map in which the first keys are no tokens, and the measures of that map."""
-    out, amap = compute(return_map=return_map)
+    out, amap = compute(return_map=return_map, **more)
     if amap is not None:
         amap.rule = replace(amap.rule, grid=replace(amap.rule.grid, extra=extra))
         if measures:
@@ -380,117 +402,3 @@ def _edited(edits: Sequence[Placed], kind: str, compute: Callable[..., tuple[Any
             f"intervene(model): {edits[0].name or 'the model'} ({kind}) did not call attend, so it cannot be edited"
         )
     return result
-
-
-class OverTokens(RowMeasure):
-    """A measure of rows over the queries that are not padding; for self attention."""
-
-    name: str
-    unit: str
-    range: str
-    source: str
-
-    def __init__(self, inner: RowMeasure) -> None:
-        self.inner = inner
-        self.name = f"{inner.name} over tokens"
-        self.unit, self.range, self.source = inner.unit, inner.range, inner.source
-        self.reduce = inner.reduce  # type: ignore[misc]  # a class variable elsewhere
-
-    def partial(self, tile: Tile) -> Tensor:
-        return self.inner.partial(tile)
-
-    def combine(self, one: Tensor, other: Tensor) -> Tensor:
-        return self.inner.combine(one, other)
-
-    def value(self, total: Tensor, lse: Tensor) -> Tensor:
-        return self.inner.value(total, lse)
-
-    def counted(self, total: Tensor, lse: Tensor) -> Tensor:
-        return self.inner.counted(total, lse) & (lse != -torch.inf)
-
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return self.inner.needs(rule)
-
-    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return self.inner.from_rows(found, lse, rule)
-
-    def start(self, grid: Grid, like: Tensor, keep_rows: bool = False) -> RowState:
-        return self.inner.start(grid, like, keep_rows)
-
-    def take(self, state: RowState, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
-        self._close(state, self.from_rows(found, lse, rule), _seen(lse, rule, 0), 0)
-
-    def update(self, state: RowState, tile: Tile) -> None:
-        part = self.partial(tile)
-        state.current = part if tile.first or state.current is None else self.combine(state.current, part)
-        if tile.last:
-            self._close(state, state.current, _seen(tile.lse, tile.rule, tile.rows.start), tile.rows.start)
-            state.current = None
-
-
-def over_tokens(measure: Measure) -> Measure:
-    """The measure over tokens; one that is not made of rows, such as `received_mass`, is returned as it is."""
-    own = isinstance(measure, RowMeasure) and type(measure).update is RowMeasure.update
-    return OverTokens(measure) if own and isinstance(measure, RowMeasure) else measure
-
-
-def _copied(amap: Any) -> Any:
-    """A map of its own for subscribers, without gradients; layers may have maps of other kinds."""
-    return amap.detach() if isinstance(amap, AttentionMap) else copy(amap)
-
-
-def token_map(amap: AttentionMap, measures: Sequence[Measure], asked: Sequence[Measure]) -> AttentionMap:
-    """The map of self attention in which padded queries are fully masked, and its measures. `amap` is measured by
-    `asked`, which are `measures` or `over_tokens` of them; only measures not made of rows are computed anew."""
-    result, rule, measured = _copied(amap), amap.rule, amap.measured
-    states = {} if measured is None else measured.states
-    whole = isinstance(amap, AttentionMap) and token_queries(rule.mask, rule.grid) is not None
-    if whole:
-        seen = Rule(token_mask(rule.mask, rule.grid), rule.scale, rule.grid, rule.scores)
-        result = AttentionMap(
-            amap.q, amap.k, _seen(amap.lse, rule, 0), seen, kernel=amap.kernel, named=amap.named,
-            refusals=amap.refusals, nonfinite_values=amap.nonfinite_values,
-        )  # fmt: skip
-        others = [one for one, other in zip(measures, asked, strict=True) if one is other]
-        states |= result.measure(*others).states if others else {}
-    if measured is not None and measures:
-        result.measured = renamed(measured, measures, [states[one.name] for one in asked])
-        if whole:
-            result.measured.nonfinite = (torch.isnan(result.lse) | (result.lse == torch.inf)).sum(-1)
-    return result
-
-
-def renamed(measured: Measurements, measures: Sequence[Measure], states: Sequence[Any]) -> Measurements:
-    """Other measurements of the same call, made of these states."""
-    found = Measurements(measures, states, measured.nonfinite)
-    found.nonfinite_values = measured.nonfinite_values
-    return found
-
-
-def token_queries(mask: Mask, grid: Grid) -> Tensor | None:
-    """Which queries of self attention are tokens, boolean [b or 1, n]; None if all are. Computed once for each mask
-    and size."""
-
-    def queries() -> Tensor | None:
-        real = None if grid.n > grid.m else real_tokens(mask, grid)
-        here = None if real is None else real[:, grid.first_token :]
-        return None if here is None or bool(here.all()) else here
-
-    found: Tensor | None = kept("_token_queries", queries, mask, (grid.n, grid.m))
-    return found
-
-
-def token_mask(mask: Mask, grid: Grid) -> Mask:
-    """The mask of self attention under which padded queries are fully masked. It is made once for each mask and size,
-    so that layers that share a mask share this one too."""
-    made: Mask = kept("_token_mask", lambda: mask.over_tokens(grid), mask, (grid.n, grid.m))
-    return made
-
-
-def _seen(lse: Tensor, rule: Rule, first: int) -> Tensor:
-    """The log-sum-exp [b, h, r] of rows from `first` on, −∞ where the query is padding."""
-    real = token_queries(rule.mask, rule.grid)
-    if real is None:
-        return lse
-    here = real[:, None, first : first + lse.shape[-1]].to(lse.device)
-    return lse.masked_fill(~here, -torch.inf)

@@ -35,11 +35,12 @@ class Options:
     during: str
     alarms: tuple[Alarm, ...]
     on_error: str
+    differentiable: bool
 
 
 def options(
     *, measures: Sequence[str | Measure] | None, every: int, heads: Sequence[int] | None, maps: str, values: bool,
-    history: int, steps: str, during: str, alarms: Sequence[Alarm], on_error: str,
+    history: int, steps: str, during: str, alarms: Sequence[Alarm], on_error: str, differentiable: bool,
 ) -> Options:  # fmt: skip
     """The validated options; raises a ConfigError that names the invalid one."""
     for name, value in (("maps", maps), ("steps", steps), ("during", during), ("on_error", on_error)):
@@ -47,6 +48,11 @@ def options(
     for name, number in (("every", every), ("history", history)):
         if type(number) is not int or number < 1:
             raise ConfigError(f"{name}={number!r}: expected an integer of at least 1")
+    if type(differentiable) is not bool or (differentiable and maps == "pooled"):
+        raise ConfigError(
+            f"differentiable={differentiable!r} with maps={maps!r}: expected True or False; pictures have no gradients"
+        )
+    maps = "lazy" if differentiable else maps
     if type(values) is not bool or (values and maps != "lazy"):
         raise ConfigError(
             f"values={values!r} with maps={maps!r}: expected True or False; values=True needs maps='lazy'"
@@ -68,7 +74,9 @@ def options(
         raise ConfigError("measures=(): give at least one; `headwise measures` lists them")
     found = tuple(resolve(asked))
     names = tuple(measure.name for measure in found)
-    return Options(names, found, every, chosen, maps, values, history, steps, during, tuple(alarms), on_error)
+    return Options(
+        names, found, every, chosen, maps, values, history, steps, during, tuple(alarms), on_error, differentiable
+    )
 
 
 _WRITTEN_ELSEWHERE = ("torch", "headwise", "transformers")  # packages whose attention is found without running it

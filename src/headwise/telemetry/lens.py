@@ -11,7 +11,7 @@ record.maps["blocks.3.attn.hook_result"]         # what each head adds, [b, n, h
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
@@ -41,6 +41,11 @@ class Kept:
 
     call: AttentionCall  # with values and outputs of heads
     projected: tuple[bool, bool]  # whether queries, and keys, are outputs of a linear map as they are
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the graph that a differentiable record has, as its maps are copied."""
+        heads = self.call.heads
+        return {**vars(self), "call": replace(self.call, heads=None if heads is None else heads.detach())}
 
 
 class AttentionScores:

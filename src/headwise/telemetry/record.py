@@ -313,6 +313,8 @@ class Record(Shown):
                     # Not at the end of a forward but before the next one: gradient checkpointing repeats calls in
                     # between, which must be computed as they were.
                     self._observing.close()
+                    if self._how.differentiable:
+                        self.maps = Maps(self._how.maps)  # which hold the graph of the last step
                     if self.ledger.index % self._how.every == 0:
                         self._begin_forward()
             if not self._open:
@@ -364,9 +366,8 @@ class Record(Shown):
         modules = {module: name for name, module in self._places.items()}
         on_error = None if self._strict else self._failed
         with self._guarded(""):
-            self._observing.enter_context(
-                observe(self._see, measures=self._how.measures, modules=modules, on_error=on_error)
-            )
+            how = {"on_error": on_error, "differentiable": self._how.differentiable}
+            self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules, **how))
             self._projections.open()
             self._open = True
 

@@ -29,6 +29,7 @@ def watch(
     during: str = "always",
     alarms: Sequence[Alarm] = (),
     on_error: str = "warn",
+    differentiable: bool = False,
 ) -> Record:
     """Record the attention of a model, head by head; within `with`, or from `start()` to `stop()`.
 
@@ -68,6 +69,10 @@ def watch(
             warning for each layer. "raise" raises the error through the model. In either case alarms raise what they
             are made to raise, and ConfigError is raised for layers without one of `heads` and under PyTorch's
             `context_parallel`, where no attention that headwise could leave the call to would be right.
+        differentiable: keep the maps of the last forward in its graph, for `headwise.losses`, which take the record:
+            `loss + 0.01 * hw.losses.entropy_floor(record, 0.5)`. `record.maps` and their `measured` have gradients, as
+            of `attend(…, differentiable=True)`; `latest`, `totals` and `history` are numbers. It implies maps="lazy",
+            and the next forward that is a step releases them. A call whose map is not that of `attend` has a remark.
     Returns:
         The `Record`: a context manager, with `start()` and `stop()` for other uses.
     Raises:
@@ -79,7 +84,7 @@ def watch(
     """
     how = options(
         measures=measures, every=every, heads=heads, maps=maps, values=values, history=history, steps=steps,
-        during=during, alarms=alarms, on_error=on_error,
+        during=during, alarms=alarms, on_error=on_error, differentiable=differentiable,
     )  # fmt: skip
     return Record(model, chosen(model, layers, "watch"), how)
 

@@ -34,7 +34,7 @@ from headwise.analysis.head_roles.tally import DRAWS, Sight, Tally
 from headwise.base.files import write_text
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
-from headwise.publishing import token_map
+from headwise.publishing.tokens import token_map
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import as_html, as_text, plain
 

@@ -25,7 +25,7 @@ from headwise.fields import Array
 from headwise.map import AttentionMap
 from headwise.map.attention import attend
 from headwise.masks import Grid, Mask, Span, State, spans
-from headwise.publishing import token_queries
+from headwise.publishing.tokens import token_queries
 from headwise.rule import TILE_ELEMENTS, Rule, compute
 from headwise.scores import SoftCap
 from headwise.stats import DuplicateMass, InductionMass

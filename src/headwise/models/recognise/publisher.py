@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import ConfigError, warn
@@ -360,8 +361,11 @@ class FollowedForward:
         made: list[Tensor] = []
         doubts: list[str] = []
         rows = SOME if place[0] in self._whole and not x.note else None  # of changed weights, only some rows may differ
+        learned = torch.is_grad_enabled() and any(one.differentiable for one in subscribers_of(place[0]))
+        # The graph keeps tensors as they are: gradient checkpointing, which does not repeat this, must not count them.
+        unseen = saved_tensors_hooks(Tensor.detach, lambda x: x) if learned else nullcontext()
         try:
-            with torch.no_grad(), own_dtypes(out):
+            with torch.set_grad_enabled(learned), unseen, own_dtypes(out):
                 a = assembled(given)
                 compute = partial(_checked, a, rows, made, doubts)
                 attended(
@@ -404,8 +408,9 @@ def _checked(
     log-sum-exp, `doubts` the reason why nothing could be compared, if both are NaN or infinite everywhere."""
     try:
         out, amap = attend_to(*given, return_map=True, **options)
-        every_row = rows is None or not sum_finite(out, attention.out)  # NaN may be in any row
-        attention.check(out, amap, every=False, rows=None if every_row else rows)
+        with torch.no_grad():
+            every_row = rows is None or not sum_finite(out, attention.out)  # NaN may be in any row
+            attention.check(out, amap, every=False, rows=None if every_row else rows)
     except NotFinite as reason:
         if not reason.both:
             raise
@@ -415,7 +420,7 @@ def _checked(
             _checked(attention, rows, made, doubts, *given, **options)  # if it is the call that fails
             raise
         raise Lost(unexpected(error)) from error
-    made[:] = [out, amap.lse]
+    made[:] = [out.detach(), amap.lse.detach()]
     return out, amap
 
 

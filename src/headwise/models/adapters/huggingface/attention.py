@@ -21,7 +21,8 @@ from headwise.masks import Causal, Documents, Everything, Grid, Mask, Span, Wind
 from headwise.models.adapters.huggingface.library import Position, crosses, library, position_of
 from headwise.models.adapters.huggingface.masks import MaskTensor
 from headwise.models.adapters.weights import AttentionWeights
-from headwise.publishing import attended, left_to_own_code, renamed
+from headwise.publishing import attended, left_to_own_code
+from headwise.publishing.tokens import renamed
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 from headwise.stats import LearnedSinkMass, Measure, Measurements, Statistic
