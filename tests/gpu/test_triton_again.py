@@ -1,5 +1,7 @@
 """Calls that come again launch the GPU kernels with the arguments that were kept, and have the same bits."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from samples import qkv
@@ -99,3 +101,29 @@ def test_calls_that_are_not_like_it() -> None:
     assert came_again(q.requires_grad_(), k, v) is None
     with torch.no_grad():
         assert came_again(q, k, v) is not None
+
+
+@pytest.mark.parametrize("mask", [Everything(), hw.Causal()])
+@pytest.mark.parametrize("n", [1, 37])
+def test_training_calls(n: int, mask: Mask) -> None:
+    """The forward pass is launched again, and the gradients have the same bits."""
+    first, second = ([x.requires_grad_() for x in inputs(n, 53, seed=seed)] for seed in (0, 1))
+    grad = torch.randn(2, 6, n, 16, generator=torch.Generator().manual_seed(2)).to(DEVICE, torch.bfloat16)
+    hw.attend(*first, mask=mask, kernel="triton_gpu").backward(grad)
+    for given in (second, first):
+        out, wanted = came_again(*given, mask), dispatched(*given, mask)
+        assert out is not None
+        assert torch.equal(out, wanted)
+        found, expected = (torch.autograd.grad(x, given, grad) for x in (out, wanted))
+        assert all(map(torch.equal, found, expected))
+
+
+def test_training_calls_that_fail_their_check_are_dispatched() -> None:
+    given = [x.requires_grad_() for x in inputs(1, 53)]
+    hw.attend(*given, kernel="triton_gpu")
+    ((key, kept),) = prepare._prepared.items()
+    learned: list[object] = []
+    refused = kept.again._replace(refusal=lambda call, of: learned.append(of) or "no")  # type: ignore[attr-defined]
+    prepare._prepared[key] = replace(kept, again=refused)  # type: ignore[type-var]
+    assert came_again(*given) is None
+    assert learned == [(False, False, False)]

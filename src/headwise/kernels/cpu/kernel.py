@@ -291,8 +291,8 @@ class _Output:
 
 @dataclass
 class _Training(Learned):
-    """again: headwise_again_backward. latest: the kinds of tensors of the latest backward pass, and its request; they are
-    replaced as a whole, as gradients may have other strides, and hooks may change all that was saved."""
+    """again: headwise_again_backward. latest: the kinds of tensors of the latest backward pass, and its request, which
+    are replaced as a whole: gradients may have other strides, and hooks may change all that was saved."""
 
     output: _Output
     again: Callable[..., int]

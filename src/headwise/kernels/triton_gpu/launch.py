@@ -324,7 +324,7 @@ def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
 
 
 class Again(NamedTuple):
-    """`Kernel.prepared` of calls without a map. rule: of one of them. refusal: that of `check`; learned: its argument."""
+    """`Kernel.prepared` of calls without a map. rule: of one of them. refusal: that of `check`, with `learned`."""
 
     forward: Forward
     rule: Rule
