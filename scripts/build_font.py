@@ -9,6 +9,7 @@ The signs for line break, return and tab, which Noto Sans CJK has not, are drawn
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from fontTools import subset
 from fontTools.pens.t2CharStringPen import T2CharStringPen
@@ -16,6 +17,7 @@ from fontTools.ttLib import TTCollection, TTFont
 
 OUT = Path(__file__).parent.parent / "src/headwise/reports/fonts/HeadwiseHan.otf"
 NAME = "Headwise Han"
+WIDTH = 1000  # of a Han character, whose em it is
 # Sign to draw: (an arrow whose glyph is given up for it, its polygons in units of 1000 an em, counter-clockwise).
 DRAWN = {
     0x21B5: (
@@ -76,6 +78,23 @@ def draw_signs(font: TTFont) -> None:
                 table.cmap[sign] = glyph
 
 
+def make_plain(font: TTFont) -> None:
+    """Draw each glyph without subroutines and hints, with one width that is not written: pages copy them one by one."""
+    top, glyphs = font["CFF "].cff[0], font.getGlyphSet()
+    drawn: dict[str, Any] = {}
+    for name in font.getGlyphOrder():
+        width = font["hmtx"][name][0]
+        pen = T2CharStringPen(None if width == WIDTH else width, glyphs)
+        glyphs[name].draw(pen)
+        drawn[name] = pen.getCharString(globalSubrs=top.GlobalSubrs)
+    font["CFF "].cff.desubroutinize()  # those that nobody calls any more go too
+    for entry in top.FDArray:
+        entry.Private.defaultWidthX, entry.Private.nominalWidthX = WIDTH, 0
+    for name, outline in drawn.items():
+        old = top.CharStrings[name]
+        old.program, old.bytecode = outline.program, None
+
+
 def main() -> None:
     """Write the subset."""
     collection = TTCollection(sys.argv[1])
@@ -91,6 +110,7 @@ def main() -> None:
     worker.populate(unicodes=characters() | set(DRAWN) | set(map(ord, texts)))
     draw_signs(font)
     worker.subset(font)
+    make_plain(font)
     for record in list(font["name"].names):
         text = {1: NAME, 3: f"{NAME} 1.0", 4: f"{NAME} Regular", 6: NAME.replace(" ", "") + "-Regular", 16: NAME}
         if record.nameID in text:

@@ -11,7 +11,7 @@ from view_samples import passage, report_of
 
 import headwise.reports
 import headwise_textbook
-from headwise.reports.colours import SIGNS, _rule, covered, font_face, font_path
+from headwise.reports.colours import EM, SIGNS, _rule, covered, font_face, font_path
 from headwise.reports.page import write_report
 
 
@@ -91,3 +91,12 @@ def test_the_packaged_font_stands_before_fonts_that_a_machine_may_have():
             assert any(n.startswith("Headwise Han") or n == "var(--han)" for n in names[:first]), (path.name, line)
             found += 1
     assert found >= 6
+
+
+def test_outlines_of_the_packaged_font_can_be_copied_one_by_one():
+    with TTFont(font_path(), lazy=True) as font:
+        top = font["CFF "].cff[0]
+        assert len(top.GlobalSubrs) == 0
+        for entry in top.FDArray:
+            private = entry.Private
+            assert (private.defaultWidthX, private.nominalWidthX, hasattr(private, "Subrs")) == (EM, 0, False)

@@ -94,7 +94,7 @@ class Matrix(NamedTuple):
     rule: Rule
     whole: Whole | None = None  # the matrix with all keys of the log-sum-exp; None if it is not known
     rows: Span = Span(0, 0)  # of the whole
-    only: tuple[int, int] | None = None  # the batch entry and head of the whole that this one is of; None: all
+    only: tuple[int, int | None] | None = None  # the batch entry, and head if one, of the whole that it is of
 
     @classmethod
     def of_all_keys(cls, q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> "Matrix":
@@ -108,13 +108,11 @@ class Matrix(NamedTuple):
         at = Span(self.rows.start + i.start, self.rows.start + i.stop)
         return Matrix(q, k, lse, self.rule.part(i, j), self.whole, at, self.only)
 
-    def head(self, batch: int, head: int) -> "Matrix":
-        """The matrix of one batch entry and head."""
-        kv = head // (self.q.shape[1] // self.k.shape[1])
-        q, k, lse = self.q[batch, head], self.k[batch, kv], self.lse[batch, head]
+    def head(self, batch: int, head: int | None = None) -> "Matrix":
+        """The matrix of one batch entry, and of one head or all."""
         only = (batch, head) if self.only is None else self.only
-        rule = self.rule.only(batch, head)
-        return Matrix(q[None, None], k[None, None], lse[None, None], rule, self.whole, self.rows, only)
+        at, kv = _places((batch, head), self.q, self.k)
+        return Matrix(self.q[at], self.k[kv], self.lse[at], self.rule.only(batch, head), self.whole, self.rows, only)
 
     def with_keys_of(self, x: Tensor) -> "Matrix":
         """The matrix in the dtype of x [b, h_kv or h, m, e], its KV heads repeated to match those of x."""
@@ -141,7 +139,8 @@ class Matrix(NamedTuple):
         assert self.whole is not None
         if not self._has_numbers:
             return compute(self._whole_rows(self.rows))
-        found, known = (x[(*self._heads(), ...)] for x in self.whole.kept(kernel))
+        at, _ = _places(self.only, self.whole.q, self.whole.k)
+        found, known = (x[at] for x in self.whole.kept(kernel))
         missing = known[:, :, slice(*self.rows)].logical_not().flatten(0, 1).any(0).nonzero().flatten()
         if len(missing):
             rows = Span(self.rows.start + int(missing[0]), self.rows.start + int(missing[-1]) + 1)
@@ -156,23 +155,28 @@ class Matrix(NamedTuple):
             return False
         return not torch._C._functorch.is_functorch_wrapped_tensor(self.lse)
 
-    def _heads(self) -> tuple[slice, slice]:
-        """Its batch entries and heads among all of them."""
-        if self.only is None:
-            return slice(None), slice(None)
-        batch, head = self.only
-        return slice(batch, batch + 1), slice(head, head + 1)
-
     def _whole_rows(self, rows: Span) -> "Matrix":
         """Some of the rows of the matrix with all keys, in the dtype of this one and with its KV heads."""
         assert self.whole is not None
-        whole, (batch, heads) = self.whole, self._heads()
-        k, rule = whole.k[batch], whole.rule.rows(rows)
-        if self.only is not None:
-            kv = self.only[1] // (whole.q.shape[1] // k.shape[1])
-            k, rule = k[:, kv : kv + 1], rule.only(*self.only)
-        q, k = whole.q[batch, heads, slice(*rows)].to(self.q.dtype), _repeated(k, self.k.shape[1]).to(self.q.dtype)
-        return Matrix(q, k, whole.lse[batch, heads, slice(*rows)], rule)
+        whole, rule = self.whole, self.whole.rule.rows(rows)
+        at, kv = _places(self.only, whole.q, whole.k)
+        q, lse = (x[at][:, :, slice(*rows)] for x in (whole.q, whole.lse))
+        k = _repeated(whole.k[kv], self.k.shape[1])
+        return Matrix(q.to(self.q.dtype), k.to(self.q.dtype), lse, rule if self.only is None else rule.only(*self.only))
+
+
+def _places(
+    only: tuple[int, int | None] | None, q: Tensor, k: Tensor
+) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+    """Batch entries and heads of q, and of k."""
+    every = slice(None)
+    if only is None:
+        return (every, every), (every, every)
+    batch, head = slice(only[0], only[0] + 1), only[1]
+    if head is None:
+        return (batch, every), (batch, every)
+    kv = head // (q.shape[1] // k.shape[1])
+    return (batch, slice(head, head + 1)), (batch, slice(kv, kv + 1))
 
 
 def _repeated(k: Tensor, heads: int) -> Tensor:

@@ -13,11 +13,14 @@ import base64
 import io
 import math
 import struct
+import threading
 import zlib
+from copy import copy
 from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -130,10 +133,17 @@ def font_path() -> Path:
 @cache
 def covered() -> frozenset[int]:
     """The code points of the font."""
+    return frozenset(_font().getBestCmap())
+
+
+@cache
+def _font() -> Any:
+    """The font as a `TTFont` that has read all but the outlines."""
     from fontTools.ttLib import TTFont
 
-    with TTFont(font_path(), lazy=True) as font:
-        return frozenset(font.getBestCmap())
+    font = TTFont(io.BytesIO(font_path().read_bytes()), lazy=True)
+    font.ensureDecompiled(recurse=False)
+    return font
 
 
 def font_face(text: str) -> str:
@@ -150,21 +160,33 @@ def font_face(text: str) -> str:
     return rules
 
 
+EM = 1000  # units of the font, and the width that outlines do not state
+_READING = threading.Lock()  # the outlines of one file, at one place at a time
+
+
 @lru_cache(maxsize=32)  # pages of the same texts, and those without Chinese, need the same
 def _rule(family: str, points: tuple[int, ...], span: str) -> str:
     """A font with some code points. span: the code points that a browser uses it for; without it, the blank of the font
-    would determine the unit `ch`."""
-    from fontTools import subset
-    from fontTools.ttLib import TTFont
+    would determine the unit `ch`.
 
-    options = subset.Options(layout_features=[], hinting=False, desubroutinize=True, notdef_outline=True)
-    with TTFont(font_path(), lazy=True, recalcTimestamp=False) as font:
-        worker = subset.Subsetter(options)
-        worker.populate(unicodes=points)
-        worker.subset(font)
-        font.flavor = "woff"
-        out = io.BytesIO()
-        font.save(out)
+    No outline of the packaged font refers to another, so that each is copied as it is, without being read.
+    """
+    from fontTools.fontBuilder import FontBuilder
+
+    whole, builder, out = _font(), FontBuilder(EM, isTTF=False), io.BytesIO()
+    names = whole.getBestCmap()
+    glyphs = [".notdef", *dict.fromkeys(names[point] for point in points)]
+    builder.setupGlyphOrder(glyphs)
+    builder.setupCharacterMap({point: names[point] for point in points})
+    for table in ("head", "hhea", "maxp", "OS/2", "name", "post"):
+        builder.font[table] = copy(whole[table])
+    builder.setupHorizontalMetrics({glyph: whole["hmtx"][glyph] for glyph in glyphs})
+    with _READING:
+        top = whole["CFF "].cff[0]
+        outlines = {glyph: top.CharStrings[glyph] for glyph in glyphs}
+        builder.setupCFF(whole["name"].getDebugName(6), {}, outlines, {"defaultWidthX": EM})
+        builder.font.recalcBBoxes, builder.font.flavor = False, "woff"
+        builder.font.save(out)
     code = base64.b64encode(out.getvalue()).decode("ascii")
     source = f'url(data:font/woff;base64,{code}) format("woff")'
     return f'@font-face{{font-family:"{family}";src:{source};unicode-range:{span};font-display:block}}\n'

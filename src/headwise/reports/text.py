@@ -261,7 +261,8 @@ def _slide(
         progress("reading", done, len(windows))
         at = [[*range(lead), *range(window.start, window.stop)] for window in group]
         ids = torch.stack([reading.ids[tokens] for tokens in at])
-        maps = list(subject.maps(ids).values())
+        look = subject.look(ids, first=max(own, 1))  # nothing predicts the first token
+        maps = list(look.maps.values())
         kinds = _for_tokens(measures, reading, at)
         rows = range(own, size)
         for layer, amap in enumerate(maps):
@@ -274,8 +275,10 @@ def _slide(
                 sums[layer].setdefault(name, []).append((len(group) * len(rows), value.cpu()))
             for entry, tokens in enumerate(at):
                 canvas.add(layer, amap[entry, :, own:, :].cpu().numpy(), tokens[own:], tokens)
-        loss, more = _owned_loss(subject, ids, own)
-        lost, counted, done = lost + loss * more, counted + more, done + len(group)
+        if look.loss is not None:
+            more = len(group) * (size - max(own, 1))
+            lost, counted = lost + look.loss * more, counted + more
+        done += len(group)
     progress("reading", len(windows), len(windows))
     largest = {measure.name for measure in measures if varied(measure).largest}
     means = [{name: _joined(found, name in largest)[None] for name, found in layer.items()} for layer in sums]
@@ -325,19 +328,6 @@ def _for_tokens(measures: Sequence[Measure], reading: TokenizedText, at: Sequenc
     special = torch.tensor([[reading.special[i] for i in tokens] for tokens in at])
     made = [of_tokens(measure.name, Tokens(ids, pieces, special)) for measure in measures]
     return [measure for measure in made if measure is not None]
-
-
-def _owned_loss(subject: LoadedModel, ids: Tensor, own: int) -> tuple[float, int]:
-    """The mean loss of the tokens that count, and how many there are: a causal model predicts the tokens before them as
-    if the window ended there."""
-    whole = subject.loss(ids)
-    if whole is None:
-        return 0.0, 0
-    b, n = ids.shape
-    first = max(own, 1)  # nothing predicts the first token
-    before = (subject.loss(ids[:, :first]) or 0.0) * (first - 1) if first > 1 else 0.0
-    count = n - first
-    return (whole * (n - 1) - before) / count, b * count
 
 
 def _joined(found: Sequence[tuple[int, Tensor]], largest: bool) -> Tensor:

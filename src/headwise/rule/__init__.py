@@ -52,10 +52,10 @@ class Rule:
             return Terms(self.grid.n)
         return together(self.grid.n, (score.terms(self.grid, like) for score in self.scores))
 
-    def only(self, batch: int, head: int) -> "Rule":
-        """The rule of one batch entry and head."""
-        cuts = {"b": Section(batch, batch + 1, self.grid.b), "h": Section(head, head + 1, self.grid.h)}
-        return self.cut(cuts)
+    def only(self, batch: int, head: int | None = None) -> "Rule":
+        """The rule of one batch entry, and of one head or all."""
+        cuts = {"b": Section(batch, batch + 1, self.grid.b)}
+        return self.cut(cuts if head is None else {**cuts, "h": Section(head, head + 1, self.grid.h)})
 
     def cut(self, cuts: Cuts) -> "Rule":
         """The rule of some batch entries and heads."""

@@ -45,10 +45,12 @@ class CompiledReads(Reads):
         if 0 in map(len, (batch, heads, rows, cols)):
             _done(of, lambda _: None)
             return of.lse.new_empty(*map(len, (batch, heads, rows, cols)))
-        if (batch, heads) != tuple(map(range, of.q.shape[:2])):
+        if heads != range(of.q.shape[1]):
             alone = range(1)
             found = [[self.weights(of.head(b, h), alone, alone, rows, cols) for h in heads] for b in batch]
             return torch.cat([torch.cat(of_heads, 1) for of_heads in found])
+        if batch != range(of.q.shape[0]):
+            return torch.cat([self.weights(of.head(b), range(1), heads, rows, cols) for b in batch])
         if rows.step != 1 or cols.step != 1:
             return torch.cat(list(self._apart(of, batch, heads, rows, cols)), 2)
         part = self.exact(of.part(rows, cols))

@@ -64,7 +64,7 @@ class DecoderModel(LoadedModel):
         self.name, self.model, self._tokenizer = name, decoder.eval(), tokenizer
         self.context = decoder.config.context
         self.layers = tuple(f"blocks.{i}.attention" for i in range(decoder.config.num_layers))
-        maps, _ = self._run(torch.zeros(1, 1, dtype=torch.long), None, (), False)
+        maps, _ = self._run(torch.zeros(1, 1, dtype=torch.long), None, (), None)
         self.heads = tuple(amap.shape[1] for amap in maps.values())
         c, size = decoder.config, scaled(decoder.num_parameters)
         extras = [] if c.design == STANDARD else [c.design]
@@ -113,7 +113,7 @@ class DecoderModel(LoadedModel):
 
     @torch.no_grad()
     def _run(
-        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
+        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], first: int | None,
         on_map: OnMap | None = None,
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
         padding = None if mask is None else Lengths(mask.sum(-1), mask.sum(-1))
@@ -121,10 +121,10 @@ class DecoderModel(LoadedModel):
             hidden, _ = self.model.hidden(ids, mask=padding)
 
         def loss() -> float | None:
-            if ids.shape[1] < 2:
+            if first is None or ids.shape[1] <= first:
                 return None
             weight = self.model.embedding.weight
-            return float(next_token_loss(hidden[:, :-1].flatten(0, 1), weight, ids[:, 1:].flatten()))
+            return float(next_token_loss(hidden[:, first - 1 : -1].flatten(0, 1), weight, ids[:, first:].flatten()))
 
         return maps, loss
 

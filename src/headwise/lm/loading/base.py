@@ -222,10 +222,11 @@ class LoadedModel(ABC):
 
     @abstractmethod
     def _run(
-        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
+        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], first: int | None,
         on_map: OnMap | None = None,
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
-        """Maps, and a function that returns the loss if `with_loss`. ids [b, n]; mask [b, n] or None."""
+        """Maps, and a function that returns the loss of the tokens from `first` on; of none if `first` is None. ids
+        [b, n]; mask [b, n] or None."""
 
     @contextmanager
     def _collected(self, measures: Sequence[str | Measure], on_map: OnMap | None) -> Iterator[Maps]:
@@ -290,20 +291,21 @@ class LoadedModel(ABC):
         Raises:
             ShapeError, DTypeError: if ids or mask do not fit. TextError: for more tokens than `limit`.
         """
-        return self._run(*self._checked(ids, mask), measures, False, on_map)[0]
+        return self._run(*self._checked(ids, mask), measures, None, on_map)[0]
 
     @torch.no_grad()
     def loss(self, ids: Tensor) -> float | None:
         """Mean next-token loss of a text in nats per token; None for a single token, or if the model does not predict
         the next token. ids as in `maps`."""
-        return self._run(*self._checked(ids, None), (), True)[1]()
+        return self._run(*self._checked(ids, None), (), 1)[1]()
 
     @torch.no_grad()
-    def look(self, ids: Tensor) -> Look:
-        """Maps, head outputs and loss, in one pass where that is possible. ids as in `maps`."""
+    def look(self, ids: Tensor, *, first: int = 1) -> Look:
+        """Maps, head outputs and the loss of the tokens from `first` on, in one pass where that is possible. ids as in
+        `maps`."""
         ids, _ = self._checked(ids, None)
         with record_heads(self.sites) as outputs:
-            maps, loss = self._run(ids, None, (), True)
+            maps, loss = self._run(ids, None, (), first)
             outputs = list(outputs)  # a copy: computing the loss may run the model again
         return Look(maps, outputs, loss())
 

@@ -257,7 +257,7 @@ class TransformersModel(LoadedModel):
         # The maps of two tokens show the layers, the heads, and whether the model is causal.
         kind, last = type(self.model).__name__, self._vocabulary - 1
         with theirs(self._folder, f"{kind} cannot be run on token ids alone"):
-            found, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
+            found, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), None)
         if not found:
             raise CheckpointError(
                 "{folder!r}: {name} has no attention that headwise can compute", folder=self._folder, name=kind
@@ -323,11 +323,12 @@ class TransformersModel(LoadedModel):
 
     @torch.no_grad()
     def _run(
-        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
+        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], first: int | None,
         on_map: OnMap | None = None,
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
         padding = {} if mask is None else {"attention_mask": mask.long()}
-        wants = with_loss and self._predicts and ids.shape[1] > 1
+        first = ids.shape[1] if first is None or not self._predicts else first
+        wants = ids.shape[1] > first
         whole = wants and ids.numel() * self._vocabulary <= LOGITS
         options = {"logits_to_keep": 0 if whole else 1} if self._predicts else {}
         with self._collected(measures, on_map) as maps, self._lengths(ids.shape[1]):
@@ -338,9 +339,9 @@ class TransformersModel(LoadedModel):
             if not same or any((amap.shape[0], *amap.shape[2:]) != (b, n, n) for amap in maps.values()):
                 raise self._depends_on_length()
         if whole:
-            loss = float(_nats(found.logits[:, :-1], ids[:, 1:]))
+            loss = float(_nats(found.logits[:, first - 1 : -1], ids[:, first:]))
             return maps, lambda: loss
-        return maps, lambda: self._long_loss(ids) if wants else None
+        return maps, lambda: self._long_loss(ids, first) if wants else None
 
     @contextmanager
     def _lengths(self, n: int) -> Iterator[None]:
@@ -365,7 +366,7 @@ class TransformersModel(LoadedModel):
                 error=one_line(error),
             ) from error
 
-    def _long_loss(self, ids: Tensor) -> float:
+    def _long_loss(self, ids: Tensor, first: int) -> float:
         """The loss without storing all logits: the text is processed again in parts, with a cache."""
         b, n = ids.shape
         rows = max(1, LOGITS // (b * self._vocabulary))
@@ -374,9 +375,11 @@ class TransformersModel(LoadedModel):
         for start in range(0, n - 1, rows):
             part = ids[:, start : start + rows]
             logits = self.model(input_ids=part, **kept).logits
-            targets = ids[:, start + 1 : start + rows + 1]
-            total += float(_nats(logits[:, : targets.shape[1]], targets, reduction="sum"))
-        return total / (b * (n - 1))
+            at = max(start + 1, first)
+            targets = ids[:, at : start + rows + 1]
+            wanted = logits[:, at - start - 1 :][:, : targets.shape[1]]
+            total += float(_nats(wanted, targets, reduction="sum"))
+        return total / (b * (n - first))
 
     def _attach(self) -> bool:
         """Have headwise compute the attention; whether it is recognised, as that of models with code of their own, such
