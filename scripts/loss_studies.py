@@ -109,7 +109,7 @@ def _collapse(name: str, weight: float, seed: int, steps: int) -> Arm:
         def loss(step: int) -> Tensor:
             ids = windows(train, 8, 64, generator)
             task = next_loss(model(ids), ids)
-            arm.curves["loss"].append((step, float(task)))
+            arm.curves["loss"].append((step, float(task.detach())))
             arm.curves["least entropy"].append((step, float(record.latest["entropy"].amin())))
             return task + weight * hw.losses.entropy_floor(record, 1.0) if weight else task
 
@@ -170,10 +170,10 @@ def _distilled(name: str, weight: float, seed: int, steps: int, teacher: Any, tr
             with torch.no_grad():
                 wanted = embedded(teacher, given)
             cosine = (embedded(student, given) * wanted).sum(-1).mean()
-            arm.curves["cosine"].append((step, float(cosine)))
+            arm.curves["cosine"].append((step, float(cosine.detach())))
             kl = hw.losses.distillation(mine, its) if weight or step % 10 == 0 else torch.tensor(0.0)
             if step % 10 == 0:
-                arm.curves["KL"].append((step, float(kl)))
+                arm.curves["KL"].append((step, float(kl.detach())))
             return 1.0 - cosine + (weight * kl if weight else 0.0)
 
         optimised(student, loss, steps, lr=3e-4)
@@ -245,7 +245,7 @@ def indexer(seed: int, quick: bool) -> list[Arm]:
     def loss(step: int) -> Tensor:
         x, amap = train[int(torch.randint(len(train), (), generator=generator))]
         kl = hw.losses.indexer_kl(index(x), amap)
-        trained.curves["KL"].append((step, float(kl)))
+        trained.curves["KL"].append((step, float(kl.detach())))
         if step % 20 == 0:
             trained.curves["recall"].append((step, judged(learned_keys)["recall"]))
         return kl
@@ -343,7 +343,7 @@ def _coreference(name: str, weight: float, seed: int, steps: int) -> Arm:
             task = next_loss(model(ids), ids)
             given = pairs[ids[pairs[:, 0], pairs[:, 2]] % NAMES >= UNTAUGHT]
             taught = hw.losses.pairs([record.maps["blocks.1.attention"]], given, heads=[0])
-            arm.curves["taught head"].append((step, math.exp(-float(taught))))
+            arm.curves["taught head"].append((step, math.exp(-float(taught.detach()))))
             return task + weight * taught
 
         optimised(model, lesson, steps, lr=3e-3)
@@ -388,10 +388,11 @@ class Aligner(nn.Module):
 
 def aligner(seed: int, quick: bool) -> list[Arm]:
     """Attention from a target to its source, with and without the guided diagonal."""
-    return [_aligned(*one, seed, 4 if quick else 500) for one in (("without", 0.0), ("guided", 1.0))]
+    arms = ("without", 0), ("guided", 500), ("guided for 150 steps", 150)
+    return [_aligned(*one, seed, 4 if quick else 500) for one in arms]
 
 
-def _aligned(name: str, weight: float, seed: int, steps: int) -> Arm:
+def _aligned(name: str, until: int, seed: int, steps: int) -> Arm:
     torch.manual_seed(seed)
     model, generator = Aligner(), torch.Generator().manual_seed(seed)
     arm = Arm(name, seed, {}, {"aligned": [], "right": []})
@@ -411,7 +412,7 @@ def _aligned(name: str, weight: float, seed: int, steps: int) -> Arm:
                     curve.append((step, value))
             source, target, _ = spoken(16, generator)
             task = F.cross_entropy(model(source, target).mT, target)
-            return task + weight * hw.losses.guided_diagonal(record) if weight else task
+            return task + hw.losses.guided_diagonal(record) if step < until else task
 
         optimised(model, loss, steps, lr=3e-3)
         arm.numbers["aligned"], arm.numbers["right"], arm.shown["map"] = judge()
@@ -454,12 +455,12 @@ def picture(name: str, arms: Sequence[Arm], path: Path) -> None:
     for axis, curve in zip(axes, curves, strict=False):
         for arm in arms:
             if points := arm.curves.get(curve):
-                label = arm.name if arm.seed == arms[0].seed else None
+                label = arm.name if arm.seed == arms[0].seed and curve == next(iter(arm.curves)) else None
                 colour = COLOURS[names.index(arm.name)]
                 axis.plot(*zip(*points, strict=True), color=colour, lw=1.1, alpha=0.8, label=label)
         axis.set(title=curve, xlabel="step")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     for axis, arm in zip(axes[len(curves) :], maps, strict=True):
         axis.imshow(arm.shown["map"].numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
         axis.set(title=arm.name, xlabel="key", ylabel="query")

@@ -40,7 +40,7 @@ def test_targets_say_their_source(script: ModuleType) -> None:
         assert places == [j for j, symbol in enumerate(row) for _ in range(3 if symbol % 2 else 1)]
 
 
-@pytest.mark.thorough_except("aligner")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["collapse", "distillation", "indexer", "roles", "aligner"])
 def test_study(script: ModuleType, name: str, tmp_path: Path) -> None:
     if name == "distillation":
