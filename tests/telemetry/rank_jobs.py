@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -70,9 +70,13 @@ def losses(rank: int) -> dict[str, Any]:
     whole, half = x(b=4), x(b=4).chunk(2)[rank]
     found = {"ddp": _trained(DistributedDataParallel(mixed().train()), half)}
     if rank == 0:  # own layers, and attention that is recognised
-        found |= {kind: _trained(torch.compile(make(), backend="aot_eager"), whole) for kind, make in KINDS.items()}
+        found |= {kind: _trained(_compiled(make()), whole) for kind, make in KINDS.items()}
         found |= {f"{kind}, eager": _trained(make(), whole) for kind, make in KINDS.items()}
     return found
+
+
+def _compiled(model: nn.Module) -> nn.Module:
+    return cast(nn.Module, torch.compile(model, backend="aot_eager"))
 
 
 def _trained(model: nn.Module, given: torch.Tensor) -> list[list[float]]:

@@ -112,8 +112,7 @@ def observe(
             name.
     """
     names = modules if model is None else {module: name for name, module in model.named_modules()}
-    how = {"on_error": on_error, "differentiable": differentiable}
-    with events.subscribe(callback, measures=measures, modules=names, **how):
+    with events.subscribe(callback, measures=measures, modules=names, on_error=on_error, differentiable=differentiable):
         yield
 
 

@@ -366,8 +366,11 @@ class Record(Shown):
         modules = {module: name for name, module in self._places.items()}
         on_error = None if self._strict else self._failed
         with self._guarded(""):
-            how = {"on_error": on_error, "differentiable": self._how.differentiable}
-            self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules, **how))
+            seen = observe(
+                self._see, measures=self._how.measures, modules=modules, on_error=on_error,
+                differentiable=self._how.differentiable,
+            )  # fmt: skip
+            self._observing.enter_context(seen)
             self._projections.open()
             self._open = True
 
