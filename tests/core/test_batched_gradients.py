@@ -7,9 +7,7 @@ from torch import Tensor
 from torch.autograd.functional import jacobian
 
 import headwise as hw
-from headwise.errors import KernelError
 from headwise.kernels.events import listen
-from headwise.kernels.reference import Reference
 from headwise.scores import Bias, SinkLogits
 
 KERNELS = ["cpu", "torch_blocks", "torch_fused", "reference"]
@@ -86,13 +84,10 @@ def test_jacobian_and_its_derivative(kernel: str) -> None:
 
     found = jacobian(call, q, vectorize=True, create_graph=True)
     torch.testing.assert_close(found.detach(), jacobian(call, q), rtol=1e-6, atol=1e-7)
-    if kernel == Reference.name:
-        (second,) = torch.autograd.grad(found.square().sum(), q)
-        (expected,) = torch.autograd.grad(jacobian(call, q, create_graph=True).square().sum(), q)
-        torch.testing.assert_close(second, expected, rtol=1e-6, atol=1e-7)
-    else:
-        with pytest.raises(KernelError, match="kernel='reference' has all derivatives"):  # and no term of it is omitted
-            torch.autograd.grad(found.square().sum(), q)
+    (second,) = torch.autograd.grad(found.square().sum(), q)
+    exact = jacobian(lambda q: hw.attend(q, k, v, kernel="reference"), q, create_graph=True)
+    (expected,) = torch.autograd.grad(exact.square().sum(), q)
+    torch.testing.assert_close(second, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", ["cpu", "torch_blocks"])

@@ -12,7 +12,6 @@ from samples import kernels_here, qkv
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.errors import KernelError
 from headwise.kernels.events import listen
 from headwise.map.attention import attend
 from headwise.masks import Causal, Dense, Documents, Grid, Lengths, Mask, Span, State
@@ -183,16 +182,6 @@ def test_delta_is_told_in_checkpointed_and_moved_calls() -> None:
             out = checkpoint(lambda *x: attend(*x, kernel=kernel), q, k, v, use_reentrant=False)  # noqa: B023
             out.sum().backward()
         torch.testing.assert_close(heard[0], out.detach().sum(-1), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("kernel", OWN)
-def test_second_derivatives_are_refused_by_name(kernel: str) -> None:
-    for weighted in (False, True):
-        q, k, v = leaves(7, 7, 8)
-        weight = torch.ones(2, 6, 7, 8).requires_grad_(weighted)
-        (dq,) = torch.autograd.grad((attend(q, k, v, kernel=kernel) * weight).sum(), q, create_graph=True)
-        with pytest.raises(KernelError, match=f"kernel='{kernel}' has no second derivative.*kernel='reference' has"):
-            dq.square().sum().backward()
 
 
 def test_a_graph_of_the_backward_pass_that_nobody_differentiates_is_no_error() -> None:

@@ -14,10 +14,11 @@ compiled kernel reports its own; for the others it is computed from dO and O.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from headwise.errors import KernelError
 from headwise.kernels import operators
@@ -37,9 +38,19 @@ ONCE = f"attention has no second derivative (torch.func.grad or jacrev, applied 
 Run = Callable[..., tuple[Tensor | None, ...]]
 
 
-def once(message: Callable[[Any], str]) -> Callable[[Run], Callable[..., Any]]:
+class Derivatives(Protocol):
+    """The derivatives of a pass, from its tensors; None of a tensor that does not move, or of a result without any."""
+
+    def pull(self, tensors: Any, needed: Sequence[bool], grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        """In reverse mode: the gradients of the tensors that need one."""
+
+    def push(self, tensors: Any, moves: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        """In forward mode: the directions of the results."""
+
+
+def once(beyond: Callable[[Any], "str | Derivatives"]) -> Callable[[Run], Callable[..., Any]]:
     """Decorator for `backward(ctx, saved, grad_out)` of an `autograd.Function`, of whose outputs only the first one is
-    differentiable: it runs without a graph, and a derivative of its results raises KernelError with the message."""
+    differentiable: it runs without a graph, and has the derivatives `beyond(ctx)`, or raises KernelError with it."""
     # PyTorch's `once_differentiable` raises only if the incoming gradients require a derivative, and otherwise silently
     # omits terms of second derivatives.
 
@@ -54,44 +65,50 @@ def once(message: Callable[[Any], str]) -> Callable[[Run], Callable[..., Any]]:
                 with torch.no_grad():
                     return backward(ctx, saved, grad_out)
 
-            if not torch.is_grad_enabled():
+            if not torch.is_grad_enabled() and forward_ad._current_level < 0:
                 return each_entry(run, "", grad_out)
-            return each_entry(run, message(ctx), grad_out, *saved)
+            return each_entry(run, beyond(ctx), grad_out, *saved)
 
         return first
 
     return decorate
 
 
-def each_entry(run: Run, message: str, grad_out: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-    """`run(grad_out, *others)`, for each entry of a vmap, torch.func's or autograd's. message: of the error that a
-    derivative of the results raises; "": `run` may be differentiated outside of vmap."""
-    if torch._C._functorch.is_legacy_batchedtensor(grad_out):
-        return _each_batched_gradient(run, message, grad_out, others)
-    if not message and torch._C._functorch.peek_interpreter_stack() is None:
-        return run(grad_out, *others)
-    found: tuple[Tensor | None, ...] = PassBack.apply(run, message, grad_out, *others)
+def each_entry(run: Run, beyond: str | Derivatives, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """`run(*tensors)`, for each entry of a vmap, torch.func's or autograd's. beyond: its derivatives, or the message of
+    the error that one raises; "": `run` may be differentiated outside of vmap."""
+    if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors):
+        return _each_batched_gradient(run, beyond, tensors)
+    moving = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    if not moving and (beyond == "" or not torch.is_grad_enabled()):
+        return run(*tensors)
+    found: tuple[Tensor | None, ...] = PassBack.apply(run, beyond, *tensors)
     return found
 
 
 class PassBack(torch.autograd.Function):
-    """A backward pass. Its derivative, which torch.func requires it to have, raises KernelError: with `message`, or, if
-    that is "", by an operator, as torch.compile records derivatives that may never be computed."""
+    """A pass. Its derivatives are `beyond`, or raise KernelError: with that message, or, if it is "", by an operator,
+    as torch.compile records derivatives that may never be computed."""
 
     @staticmethod
-    def forward(run: Run, message: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(run: Run, beyond: str | Derivatives, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         return run(*tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-        _, ctx.message, *tensors = inputs
-        if not ctx.message:
-            ctx.save_for_backward(*tensors)
+        _, ctx.beyond, *tensors = inputs
+        if isinstance(ctx.beyond, str):
+            if not ctx.beyond:
+                ctx.save_for_backward(*tensors)
+            return
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Sequence[int | None], run: Run, message: str, *tensors: Tensor | None) -> Any:
+    def vmap(info: Any, in_dims: Sequence[int | None], run: Run, beyond: Any, *tensors: Tensor | None) -> Any:
         found = [
-            each_entry(run, message, *(entry(x, dim, at) for x, dim in zip(tensors, in_dims[2:], strict=True)))
+            each_entry(run, beyond, *(entry(x, dim, at) for x, dim in zip(tensors, in_dims[2:], strict=True)))
             for at in range(info.batch_size)
         ]
         results = _stacked_each(found)
@@ -99,33 +116,47 @@ class PassBack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        if ctx.message:
-            raise KernelError(ctx.message)
-        used = torch.stack([grad.sum() for grad in grads]).sum()  # else torch.compile fails in the forward pass
+        if not isinstance(ctx.beyond, str):
+            return None, None, *ctx.beyond.pull(ctx.saved_tensors, ctx.needs_input_grad[2:], grads)
+        if ctx.beyond:
+            raise KernelError(ctx.beyond)
+        used = torch.stack(
+            [grad.sum() for grad in grads if grad is not None]
+        ).sum()  # else torch.compile fails in the forward pass
         needed = zip(ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True)
         return None, None, *(operators.second_derivative(x, used) if wanted else None for x, wanted in needed)
 
     @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise KernelError(ctx.message or ONCE)
+    def jvp(ctx: Any, *moves: Any) -> Any:
+        if isinstance(ctx.beyond, str):
+            raise KernelError(ctx.beyond or ONCE)
+        return ctx.beyond.push(ctx.saved_tensors, moves[2:])
 
 
 LEVELS = 64  # of the vmap before torch.func
 
 
 def _each_batched_gradient(
-    run: Run, message: str, grad_out: Tensor, others: Sequence[Tensor | None]
+    run: Run, beyond: str | Derivatives, tensors: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """`torch.autograd` still uses the vmap before torch.func, whose batched tensors no `autograd.Function` receives
     one by one: the innermost batch is removed, and put back around the results."""
+    batched = [x for x in tensors if x is not None and torch._C._functorch.is_legacy_batchedtensor(x)]
     # For any other than the innermost vmap, a dimension of the given size, 0, is added.
-    level = next(level for level in range(LEVELS - 1, 0, -1) if len(torch._remove_batch_dim(grad_out, level, 0, 0)))
+    level, size = next(
+        (level, size) for level in range(LEVELS - 1, 0, -1)
+        if (size := max(len(torch._remove_batch_dim(x, level, 0, 0)) for x in batched))
+    )  # fmt: skip
     # The innermost vmap of this thread forbids random numbers, such as dropout's.
     within = torch._C._vmapmode_increment_nesting() > 1  # not in autograd's threads for other devices
     for _ in range(1 + within):
         torch._C._vmapmode_decrement_nesting()
     try:
-        found = [each_entry(run, message, x, *others) for x in torch._remove_batch_dim(grad_out, level, 1, 0)]
+        each = [
+            torch._remove_batch_dim(x, level, size, 0) if any(x is one for one in batched) else [x] * size
+            for x in tensors
+        ]
+        found = [each_entry(run, beyond, *one) for one in zip(*each, strict=True)]
         results = _stacked_each(found)
     finally:
         if within:
@@ -209,9 +240,9 @@ class SavedRule:
         terms = Terms(self.grid.n, self.soft_cap, relative, tuple(biases), sinks, self.split)
         return Rule.of_terms(put_tensors(self.mask, held), self.scale, self.grid, terms)
 
-
-def _of_kernel(ctx: Any) -> str:
-    return f"kernel={ctx.kernel.name!r} has no second derivative (create_graph=True, double backward); {REMEDY}"
+    def of_inputs(self, inputs: Sequence[Any], held: Sequence[Tensor]) -> Rule:
+        """As `rule`, from q, k, v, relative, sinks and biases."""
+        return self.rule(inputs[3], inputs[4], inputs[5:], held)
 
 
 class _Attend(torch.autograd.Function):
@@ -230,7 +261,7 @@ class _Attend(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once(_of_kernel)
+    @once(lambda ctx: _beyond(ctx.kernel, ctx.dropout_p, ctx.rule.of_inputs, ctx.biases, ctx.needs_input_grad[6:], 3))
     def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, relative, sinks, *rest = saved
         rule = ctx.rule.rule(relative, sinks, rest[: ctx.biases], rest[ctx.biases :])
@@ -263,7 +294,7 @@ class Learned:
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
         """As `Prepared.run`."""
         try:
-            return _Again.apply(self, q, *memory), None
+            return _Again.apply(self, q, *memory, None, None), None
         except Declined:
             return None
 
@@ -272,22 +303,43 @@ class _Again(torch.autograd.Function):
     """`_Attend` of what is `Learned`; it saves the same tensors, so that checkpointing may compute either again."""
 
     @staticmethod
-    def forward(ctx: Any, prepared: Learned, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, prepared: Learned, q: Tensor, k: Tensor, v: Tensor, relative: None, sinks: None) -> Tensor:
         out, lse = prepared.forward(q, k, v)
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, out, lse, relative, sinks)
         ctx.prepared, ctx.kernel = prepared, prepared.kernel
         return out
 
     @staticmethod
-    @once(_of_kernel)
+    @once(lambda ctx: _beyond(ctx.kernel, 0.0, lambda *_: ctx.prepared.rule))
     def backward(ctx: Any, saved: tuple[Tensor, ...], grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.prepared.backward(*saved, grad_out)
+        q, k, v, out, lse, *_ = saved
+        found = ctx.prepared.backward(q, k, v, out, lse, grad_out)
         if found is None:
-            q, k, v, out, lse = saved
             with own_dtypes(q):
                 call = Call(q, k, v, ctx.prepared.rule)
                 found = ctx.kernel.gradients(call, out, lse, grad_out, (False, False))[:3]
-        return None, *found
+        return None, *found, None, None
+
+
+def _beyond(
+    kernel: Kernel, dropout_p: float, rule_of: Callable[..., Rule], biases: int = 0,
+    wanted: Sequence[bool] = (False, False), lead: int = 1,
+) -> str | Derivatives:  # fmt: skip
+    """The derivatives of the backward pass of a call; see `headwise.kernels.second`."""
+    if reason := once_only(kernel, dropout_p):
+        return f"{reason} (create_graph=True, double backward); {REMEDY}"
+    from headwise.kernels.second import OfBackward
+
+    return OfBackward(rule_of, biases, wanted, lead)
+
+
+def once_only(kernel: Kernel, dropout_p: float) -> str | None:
+    """Why a call has no second derivative, and none of forward mode; None if it has them."""
+    if not getattr(kernel, "twice", False):
+        return f"kernel={kernel.name!r} has no second derivative, nor one of forward mode"
+    if dropout_p > 0:
+        return f"kernel={kernel.name!r} with dropout has no second derivative, nor one of forward mode"
+    return None
 
 
 def complete(

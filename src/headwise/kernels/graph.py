@@ -8,7 +8,7 @@ The operators, declared in `operators.py`, take plain tensors and numbers: a mas
 kernel and the bits of the result are the same as outside of a graph.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,8 @@ from headwise import fields
 from headwise.errors import KernelError
 from headwise.kernels import KERNELS, named, operators, run
 from headwise.kernels.call import Call, traced
-from headwise.kernels.gradients import ONCE, REMEDY, PassBack, complete, entry, stacked
+from headwise.kernels.gradients import ONCE, REMEDY, PassBack, complete, each_entry, entry, once_only, stacked
+from headwise.kernels.second import OfBackward, OfForward
 from headwise.kernels.spread import check_local
 from headwise.masks import Dense, Everything, Grid, Mask, Span
 from headwise.rule import Rule, Terms, compute
@@ -203,17 +204,13 @@ def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
     of_tensors, _, of_relative, of_sinks, *_ = ctx.needs_input_grad
     wanted = [of_relative, of_sinks, *of_tensors[3 : 3 + ctx.count]]
     found = _gradients(ctx.count, ctx.numbers, wanted, grad_out, *ctx.saved_tensors)
-    d_tensors, d_relative, d_sinks = placed(found, wanted, len(of_tensors))
+    d_tensors, d_relative, d_sinks = placed(found, len(of_tensors))
     return d_tensors, None, d_relative, d_sinks, *[None] * (len(ctx.numbers) + 2)
 
 
-def placed(
-    found: Iterable[Tensor], wanted: Sequence[bool], count: int
-) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
-    """Gradients of the operator's list of `count` tensors, of relative and of sinks, from `attend_backward`'s."""
-    dq, dk, dv, *learned = found
-    here = iter(learned)
-    d_relative, d_sinks, *d_biases = (next(here) if want else None for want in wanted)
+def placed(found: Sequence[Tensor | None], count: int) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
+    """Gradients of the operator's list of `count` tensors, of relative and of sinks, from `_gradients`'s."""
+    dq, dk, dv, d_relative, d_sinks, *d_biases = found
     return [dq, dk, dv, *d_biases, *[None] * (count - 3 - len(d_biases))], d_relative, d_sinks
 
 
@@ -251,35 +248,57 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        ctx.count, (*ctx.numbers, _), *given = inputs  # all numbers but the kernel
-        ctx.save_for_backward(*output, *given)
+        ctx.count, (*ctx.numbers, _), relative, sinks, seed, *tensors = inputs  # all numbers but the kernel
+        (out, lse, ran), given = output, 3 + ctx.count
+        saved = *tensors[:3], out, lse, relative, sinks, *tensors[3:given], ran, seed, *tensors[given:]
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
         ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
         _, _, of_relative, of_sinks, _, *of_tensors = ctx.needs_input_grad
         wanted = of_relative, of_sinks, *of_tensors[3 : 3 + ctx.count]
-        found = PassBack.apply(partial(_gradients, ctx.count, ctx.numbers, wanted), "", grad_out, *ctx.saved_tensors)
-        d_tensors, d_relative, d_sinks = placed(found, wanted, len(of_tensors))
+        run = partial(_gradients, ctx.count, ctx.numbers, wanted)
+        beyond = "" if recording() else OfBackward(partial(_rule_of, ctx.count, ctx.numbers), ctx.count, wanted)
+        found = PassBack.apply(run, beyond, grad_out, *ctx.saved_tensors)
+        d_tensors, d_relative, d_sinks = placed(found, len(of_tensors))
         return None, None, d_relative, d_sinks, None, *d_tensors
 
     @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise KernelError(
-            f"attention has no derivative in forward mode (torch.func.jvp, jacfwd, hessian; forward_ad); use reverse "
-            f"mode (torch.func.grad, vjp, jacrev) for first derivatives; {REMEDY}"
-        )
+    def jvp(ctx: Any, _: Any, __: Any, relative: Any, sinks: Any, ___: Any, *tensors: Any) -> Any:
+        if recording():
+            raise KernelError(
+                f"attention has no derivative in forward mode (torch.func.jvp, jacfwd, hessian; forward_ad) within a "
+                f"graph of torch.compile or make_fx; use reverse mode (torch.func.grad, vjp, jacrev) for first "
+                f"derivatives, or leave the graph; {REMEDY}"
+            )
+        beyond = OfForward(partial(_rule_of, ctx.count, ctx.numbers), ctx.count)
+        moves = *tensors[:3], relative, sinks, *tensors[3 : 3 + ctx.count]
+        return *each_entry(beyond.move_output, beyond, *moves, *ctx.saved_tensors), None, None
 
 
 differentiable = _Attend.apply
 
 
 def _gradients(
-    count: int, numbers: Sequence[Any], wanted: Sequence[bool], grad_out: Tensor, *kept: Any
-) -> tuple[Tensor, ...]:
-    out, lse, ran, *given = kept
-    found = operators.attend_backward(given[3:], count, *given[:3], *numbers, out, lse, ran, grad_out, list(wanted))
-    return tuple(found)
+    count: int, numbers: Sequence[Any], wanted: Sequence[bool], grad_out: Tensor, *saved: Any
+) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v, relative, sinks and biases, None for those that are not wanted."""
+    q, k, v, out, lse, relative, sinks, *rest = saved
+    biases, (ran, seed, *held) = rest[:count], rest[count:]
+    given = [q, k, v, *biases, *held], count, relative, sinks, seed, *numbers
+    dq, dk, dv, *learned = operators.attend_backward(*given, out, lse, ran, grad_out, list(wanted))
+    here = iter(learned)
+    return dq, dk, dv, *(next(here) if want else None for want in wanted)
+
+
+def _rule_of(count: int, numbers: Sequence[Any], inputs: Sequence[Any], others: Sequence[Any]) -> Rule:
+    """The rule of a recorded call; KernelError if its kernel has no second derivative."""
+    (q, k, v, relative, sinks, *biases), (ran, seed, *held) = inputs, others
+    if reason := once_only(list(KERNELS.values())[int(ran)], numbers[3]):
+        raise KernelError(f"{reason} (torch.func.jvp, jacfwd, hessian; grad or jacrev, applied twice); {REMEDY}")
+    return _call([q, k, v, *biases, *held], count, relative, sinks, seed, *numbers).rule
 
 
 NOTHING, WHOLE, NUMBER, WORD, LIST, OBJECT = range(6)

@@ -46,7 +46,8 @@ class Kernel(Protocol):
     """An implementation of attention. All kernels follow the same interface and pass the same tests.
 
     A kernel may also have `prepared(call, measures, refusals)`. It returns the `Prepared` for small calls like `call`,
-    which has run, or None; `measures` are those of a call that returns a map, else None.
+    which has run, or None; `measures` are those of a call that returns a map, else None. With `twice = True`, its calls
+    without dropout have second derivatives and those of forward mode, in PyTorch from its output and log-sum-exp.
     """
 
     name: str

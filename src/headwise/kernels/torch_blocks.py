@@ -45,6 +45,7 @@ class TorchBlocks:
     name = "torch_blocks"
     gives_delta = False
     by_autograd = False
+    twice = True
     reads = TileReads()
 
     def refuse(self, call: Call) -> str | None:

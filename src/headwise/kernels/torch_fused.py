@@ -32,6 +32,7 @@ class TorchFused:
     name = "torch_fused"
     gives_delta = False
     by_autograd = False
+    twice = True
     reads = Products()
 
     def refuse(self, call: Call) -> str | None:

@@ -203,6 +203,7 @@ class CPU:
     name = "cpu"
     gives_delta = True
     by_autograd = False
+    twice = True
     reads = CompiledReads()
 
     def refuse(self, call: Call) -> str | None:
