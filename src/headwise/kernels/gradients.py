@@ -23,6 +23,7 @@ from headwise.errors import KernelError
 from headwise.kernels import operators
 from headwise.kernels.call import Call, Result
 from headwise.kernels.events import OnDelta
+from headwise.kernels.joint import add_largest, joined
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Grid, Mask
 from headwise.masks.given import put_tensors, take_tensors
@@ -39,37 +40,43 @@ Run = Callable[..., tuple[Tensor | None, ...]]
 
 def once(message: Callable[[Any], str]) -> Callable[[Run], Callable[..., Any]]:
     """Decorator for `backward(ctx, saved, grad_out)` of an `autograd.Function`, of whose outputs only the first one is
-    differentiable: it runs without a graph, and a derivative of its results raises KernelError with the message."""
+    differentiable, or others too if it sets `ctx.joint`: `backward` then takes their gradients after it. It runs
+    without a graph, and a derivative of its results raises KernelError with the message."""
     # PyTorch's `once_differentiable` raises only if the incoming gradients require a derivative, and otherwise silently
     # omits terms of second derivatives.
 
     def decorate(backward: Run) -> Callable[..., Any]:
         @wraps(backward)
-        def first(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
+        def first(ctx: Any, *grads: Any) -> Any:
             saved = ctx.saved_tensors  # read only once: checkpointing allows no second read
+            grads = grads if getattr(ctx, "joint", None) is not None else grads[:1]
 
-            def run(grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+            def run(*given: Tensor | None) -> tuple[Tensor | None, ...]:
                 with torch.no_grad():
-                    return backward(ctx, saved, grad_out)
+                    return backward(ctx, saved, *given[: len(grads)])
 
             if not torch.is_grad_enabled():
-                return each_entry(run, "", grad_out)
-            return each_entry(run, message(ctx), grad_out, *saved)
+                return each_entry(run, "", *grads)
+            return each_entry(run, message(ctx), *grads, *saved)
 
         return first
 
     return decorate
 
 
-def each_entry(run: Run, message: str, grad_out: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-    """`run(grad_out, *others)`, for each entry of a vmap, torch.func's or autograd's. message: of the error that a
-    derivative of the results raises; "": `run` may be differentiated outside of vmap."""
-    if torch._C._functorch.is_legacy_batchedtensor(grad_out):
-        return _each_batched_gradient(run, message, grad_out, others)
+def each_entry(run: Run, message: str, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    """`run(*given)`, gradients and other tensors, for each entry of a vmap, torch.func's or autograd's. message: of the
+    error that a derivative of the results raises; "": `run` may be differentiated outside of vmap."""
+    if any(map(_is_batched, given)):
+        return _each_batched_gradient(run, message, given)
     if not message and torch._C._functorch.peek_interpreter_stack() is None:
-        return run(grad_out, *others)
-    found: tuple[Tensor | None, ...] = PassBack.apply(run, message, grad_out, *others)
+        return run(*given)
+    found: tuple[Tensor | None, ...] = PassBack.apply(run, message, *given)
     return found
+
+
+def _is_batched(x: Tensor | None) -> bool:
+    return x is not None and torch._C._functorch.is_legacy_batchedtensor(x)
 
 
 class PassBack(torch.autograd.Function):
@@ -111,24 +118,28 @@ class PassBack(torch.autograd.Function):
 LEVELS = 64  # of the vmap before torch.func
 
 
-def _each_batched_gradient(
-    run: Run, message: str, grad_out: Tensor, others: Sequence[Tensor | None]
-) -> tuple[Tensor | None, ...]:
+def _each_batched_gradient(run: Run, message: str, given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """`torch.autograd` still uses the vmap before torch.func, whose batched tensors no `autograd.Function` receives
     one by one: the innermost batch is removed, and put back around the results."""
     # For any other than the innermost vmap, a dimension of the given size, 0, is added.
-    level = next(level for level in range(LEVELS - 1, 0, -1) if len(torch._remove_batch_dim(grad_out, level, 0, 0)))
+    batched = [x for x in given if x is not None and _is_batched(x)]
+    size = next(
+        (level, count)
+        for level in range(LEVELS - 1, 0, -1)
+        if (count := max(len(torch._remove_batch_dim(x, level, 0, 0)) for x in batched))
+    )
     # The innermost vmap of this thread forbids random numbers, such as dropout's.
     within = torch._C._vmapmode_increment_nesting() > 1  # not in autograd's threads for other devices
     for _ in range(1 + within):
         torch._C._vmapmode_decrement_nesting()
     try:
-        found = [each_entry(run, message, x, *others) for x in torch._remove_batch_dim(grad_out, level, 1, 0)]
+        parts = [torch._remove_batch_dim(x, *size, 0) if _is_batched(x) else [x] * size[1] for x in given]
+        found = [each_entry(run, message, *entries) for entries in zip(*parts, strict=True)]
         results = _stacked_each(found)
     finally:
         if within:
             torch._C._vmapmode_increment_nesting()
-    return tuple(None if x is None else torch._add_batch_dim(x, 0, level) for x in results)
+    return tuple(None if x is None else torch._add_batch_dim(x, 0, size[0]) for x in results)
 
 
 def entry(x: Any, dim: Any, at: int) -> Any:
@@ -162,9 +173,10 @@ def run_kernel(kernel: Kernel, call: Call) -> Result:
     call = replace(call, keys=call.k, values=call.v)  # the backward pass reads floats
     terms = _terms(call)
     numbers = terms.soft_cap, terms.split
-    return Result(
-        *_Attend.apply(kernel, call, numbers, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases)
+    out, lse, found, joint, *values = _Attend.apply(
+        kernel, call, numbers, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases
     )
+    return Result(out, lse, {**found, **dict(zip(joint, values, strict=True))})
 
 
 def learns(call: Call) -> bool:
@@ -213,15 +225,21 @@ class _Attend(torch.autograd.Function):
     def forward(
         ctx: Any, kernel: Kernel, call: Call, numbers: tuple[float, int], q: Tensor, k: Tensor, v: Tensor,
         relative: Tensor | None, sinks: Tensor | None, *biases: Tensor,
-    ) -> Result:  # fmt: skip
+    ) -> tuple[Any, ...]:  # fmt: skip
         result = kernel.run(call)
         ctx.rule, held = SavedRule.of(call.rule, *numbers)
-        ctx.save_for_backward(q, k, v, result.out, result.lse, relative, sinks, *biases, *held)
+        ctx.joint, values = None, []
+        if call.differentiable and getattr(kernel, "adds_rows", False):
+            ctx.joint = [statistic for statistic in result.statistics if statistic.slope is not None]
+            values = [result.statistics[statistic] for statistic in ctx.joint]
+            ctx.set_materialize_grads(False)
+        else:
+            ctx.mark_non_differentiable(result.lse)
+        ctx.save_for_backward(q, k, v, result.out, result.lse, *values, relative, sinks, *biases, *held)
         ctx.kernel, ctx.biases = kernel, len(biases)
         ctx.dropout_p, ctx.seed = call.dropout_p, call.seed
         ctx.on_delta, ctx.values_finite = call.on_delta, call.__dict__.get("values_finite")
-        ctx.mark_non_differentiable(result.lse)
-        return result
+        return result.out, result.lse, result.statistics, ctx.joint or (), *values
 
     @staticmethod
     @once(
@@ -229,15 +247,26 @@ class _Attend(torch.autograd.Function):
             f"kernel={ctx.kernel.name!r} has no second derivative (create_graph=True, double backward); {REMEDY}"
         )
     )
-    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, relative, sinks, *rest = saved
+    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor | None, *more: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *rest = saved
+        values = dict(zip(ctx.joint or (), rest, strict=False))
+        relative, sinks, *rest = rest[len(values) :]
         rule = ctx.rule.rule(relative, sinks, rest[: ctx.biases], rest[ctx.biases :])
         call = Call(q, k, v, rule, ctx.dropout_p, ctx.seed, on_delta=ctx.on_delta)
         if ctx.values_finite is not None:
             call.__dict__["values_finite"] = ctx.values_finite  # computed in the forward pass
         learned, wanted = (relative, sinks, *rest[: ctx.biases]), ctx.needs_input_grad[6:]
         with own_dtypes(q):
-            found = ctx.kernel.gradients(call, out, lse, grad_out, wanted)
+            rows, largest = None, None
+            if more:
+                of_lse, _, _, *grads = more
+                rows, largest = joined(call, lse, values, grads, of_lse)
+            if grad_out is None:
+                grad_out = torch.zeros_like(out)
+            added = () if rows is None else (rows,)
+            found = ctx.kernel.gradients(call, out, lse, grad_out, wanted, *added)
+            if largest is not None:
+                found = add_largest(call, lse, largest, wanted, found)
         return None, None, None, *complete(found, learned, wanted)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headwise.errors import KernelError
 
-ABI = 12  # HEADWISE_ABI in native/headwise.h
+ABI = 13  # HEADWISE_ABI in native/headwise.h
 NAME = {"darwin": "libheadwise.dylib", "win32": "libheadwise.dll"}.get(sys.platform, "libheadwise.so")
 OVERRIDE = "HEADWISE_NATIVE_LIBRARY"
 TARGET = "HEADWISE_TARGET"
