@@ -9,7 +9,7 @@ and D is known before it, from the statistics themselves: the weights are recomp
 scores have a gradient in few keys, which is added afterwards.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,13 +17,10 @@ from torch import Tensor
 
 from headwise.kernels.call import Call
 from headwise.kernels.reads import Matrix, TileReads
-from headwise.masks import Span, State
-from headwise.rule import Terms, add_diagonals, grouped, grouped_t
-from headwise.rule.tiles import Scratch, Tile
+from headwise.masks import Span
+from headwise.rule import TILE_ELEMENTS, Terms, add_diagonals, score_tile
 from headwise.scores import cell
 from headwise.stats.statistic import Slope, Statistic, row_mass
-
-FEW = 4  # rows per head: of more, largest scores are computed in blocks of all heads
 
 
 class RowGradients(NamedTuple):
@@ -149,46 +146,26 @@ def add_largest(
     dq, dk, dv, *of_terms = found
     assert dq is not None
     assert dk is not None
-    sums = TermGradients(call.rule.terms(lse[..., :0]), wanted, lse)
-    h, m = call.rule.grid.h, call.rule.grid.m
-    for batch, heads, kv_heads, rows in _blocks(call, grad):
-        i = slice(*rows)
-        rule = call.rule if heads == slice(None) else call.rule.only(batch.start, heads.start)
-        rule = rule.rows(rows)
-        q, k = call.q[batch, heads, i].detach(), call.k[batch, kv_heads].detach()
-        here, cols = lse[batch, heads, i], Span(0, m)
-        terms = rule.terms(here[..., :0])
-        scores = Tile(q, k, here, rule, terms, Span(0, rows.size), cols, State.MIXED, Scratch()).scores
-        ties = (scores == scores.amax(-1, keepdim=True)).to(lse)
-        d_scores = ties * (grad[batch, heads, i] / ties.sum(-1).clamp_min(1))[..., None]
-        if any(x is not None for x in (sums.relative, *sums.biases)):
-            whole = d_scores
-            if heads != slice(None):
-                whole = lse.new_zeros(len(lse), h, rows.size, m)
-                whole[batch, heads] = d_scores
-            sums.take_tile(whole, rows, cols)
-        if terms.soft_cap:
-            bent = torch.tanh(grouped(q.to(lse.dtype), k.to(lse.dtype).mT) * (rule.scale / terms.soft_cap))
-            d_scores = torch.where(ties > 0, d_scores * (1.0 - bent.square()), 0.0)
-        d_scores *= rule.scale
-        keys = k if call.values_finite else k.nan_to_num(0.0, 0.0, 0.0)
-        queries = q.masked_fill((here == -torch.inf)[..., None], 0.0)
-        dq[batch, heads, i] += grouped(d_scores, keys).to(dq.dtype)
-        dk[batch, kv_heads] += grouped_t(d_scores, queries, keys.shape[1]).to(dk.dtype)
+    b, h, _, m = call.rule.grid
+    q, k, cols = call.q.detach(), call.k.detach(), torch.arange(m, device=lse.device)
+    terms, group = call.rule.terms(lse[..., :0]), h // call.k.shape[1]
+    sums = TermGradients(terms, wanted, lse)
+    learns = any(x is not None for x in (sums.relative, *sums.biases))
+    for rows in grad.flatten(0, 1).any(0).nonzero()[:, 0].split(max(1, TILE_ELEMENTS // max(1, b * h * m))):
+        slope = lse.new_empty(b, h, len(rows), m) if terms.soft_cap else None
+        scores = score_tile(q[:, :, rows], k, call.rule.scale, terms.soft_cap, terms.added_at(rows, cols), slope=slope)
+        scores.masked_fill_(~call.rule.mask.allowed(rows, cols, call.rule.grid), -torch.inf)
+        ties = (scores == scores.amax(-1, keepdim=True)) & (grad[:, :, rows] != 0)[..., None]
+        batch, head, r, j = ties.nonzero().unbind(1)
+        i, share = rows[r], 1.0 / ties.sum(-1)[batch, head, r].to(lse)
+        d_scores = grad[batch, head, i] * share
+        if learns:
+            dense = torch.zeros_like(scores).index_put_((batch, head, r, j), d_scores)
+            for at, row in enumerate(rows.tolist()):
+                sums.take_tile(dense[:, :, at : at + 1], Span(row, row + 1), Span(0, m))
+        d_scores = d_scores * call.rule.scale * (1.0 if slope is None else slope[batch, head, r, j])
+        keys, queries = k[batch, head // group, j], q[batch, head, i]
+        dq.index_put_((batch, head, i), (d_scores[:, None] * keys).to(dq.dtype), accumulate=True)
+        dk.index_put_((batch, head // group, j), (d_scores[:, None] * queries).to(dk.dtype), accumulate=True)
     pairs = zip(of_terms, sums.finish(), strict=True)
     return [dq, dk, dv, *(x if more is None or x is None else x + more for x, more in pairs)]
-
-
-def _blocks(call: Call, grad: Tensor) -> Iterator[tuple[slice, slice, slice, Span]]:
-    """Batch entries, heads, KV heads and rows with gradients: single rows of one head each, or blocks of all heads."""
-    b, h, n, m = call.rule.grid
-    group = h // call.k.shape[1]
-    places = grad.nonzero()
-    if len(places) <= FEW * b * h:
-        for batch, head, i in places.tolist():
-            kv = head // group
-            yield slice(batch, batch + 1), slice(head, head + 1), slice(kv, kv + 1), Span(i, i + 1)
-        return
-    every, height = slice(None), max(1, (1 << 20) // max(1, b * h * m))
-    for start in range(0, n, height):
-        yield every, every, every, Span(start, min(n, start + height))
