@@ -12,6 +12,7 @@ ROWS = (
     "local_mass", "sink_mass", "previous_mass", "self_mass", "next_mass",
 )  # fmt: skip
 KEYS = (*ROWS, "received_mass")
+LOSSES = ("entropy", "max_logit", "sink_mass", "previous_mass", "mean_distance")
 
 REWRITES = ("sdpa_rows", "bmm", "bmm_keys_first")  # the same decoding step, as one would rewrite it in PyTorch
 
@@ -36,7 +37,8 @@ class Case:
         mask: "full", "causal" or "window": causal, and only the last `window` keys.
         stored: "int8" for keys and values that are kept so: the kernels are given them as they are, peers restore them
             in the time that is taken, but for "plain", which has floats.
-        statistics: what the kernels measure besides the output; pooled: also a pooled map of this size.
+        statistics: what the kernels measure besides the output, and with `backward` have gradients of.
+        pooled: also a pooled map of this size.
         peers: who takes part besides the kernels.
         goals: none if there is nothing yet to hold it to.
         timed: False where only the memory is of interest.
@@ -129,6 +131,7 @@ TRAIN = {"float32": (Goal(0.60),), "bfloat16": (Goal(0.45),)}
 EIGHT = (Goal(0.6, "plain"), Goal(0.1, "restored"))
 DECODE = {"float32": (Goal(0.2), Goal(0.45, "rewrite")), "bfloat16": (Goal(0.04), Goal(0.45, "rewrite"))}
 SIX_GOALS = (Goal(0.05, "eager_statistics"),)
+LOSS_GOALS = {"float32": (Goal(1.10, "plain"),), "bfloat16": (Goal(1.15, "plain"),)}
 # What the statistics add to the same call without them.
 ADDED = {"rows": (Goal(1.06, "plain"),), "keys": (Goal(1.12, "plain"),), "small": (Goal(1.15, "plain"),), "tiny": ()}
 
@@ -173,6 +176,16 @@ def _cases() -> list[Case]:
         for dtype, mask in both:
             name, peers, goals = f"train-{what}-{mask}-{SHORT[dtype]}", ("sdpa", "eager", "flex"), TRAIN[dtype]
             cases.append(Case(name, "train", at, limit, dtype, mask, backward=True, peers=peers, goals=goals))
+    at, limit = (1, 12, 2048, 64), "the products of training; statistics share both passes"
+    for dtype, mask in both:
+        case = Case(
+            f"losses-2048-{mask}-{SHORT[dtype]}", "losses", at, limit, dtype, mask, statistics=LOSSES, backward=True,
+            peers=("plain",), goals=LOSS_GOALS[dtype],
+        )  # fmt: skip
+        cases.append(case)
+    eager = ("eager_statistics",)
+    at, goals = (1, 2, 4096, 64), (Goal(0.1, *eager),)
+    cases.append(replace(case, name="losses-4096-causal-fp32", size=at, dtype="float32", peers=eager, goals=goals))
     for dtype in SHORT:
         name, limit = f"decode-16k-{SHORT[dtype]}", "reading keys and values from memory"
         cases.append(

@@ -79,13 +79,14 @@ def truth(case: Case, inputs: Inputs) -> dict[str, Tensor]:
         s = formulas.scores(q, k, may)
         p = s.softmax(-1)
         out = formulas.mixed(p, v)
-    found = {"out": out.detach(), **formulas.statistics(s.detach(), p.detach(), may, case.statistics)}
+        found = {"out": out, **formulas.statistics(s, p, may, case.statistics)}
     if case.pooled:
         found["pooled"] = formulas.pooled(p.detach(), may, case.pooled)
     if inputs.d_out is not None:
-        gradients = torch.autograd.grad(out, (q, k, v), inputs.d_out.double())
+        of_loss = (found[name] for name in ("out", *case.statistics))
+        gradients = torch.autograd.grad(tuple(of_loss), (q, k, v), [x.double() for x in inputs.d_loss(case)])
         found |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
-    return found
+    return {name: x.detach() for name, x in found.items()}
 
 
 def fingerprint(named: dict[str, Tensor]) -> float:

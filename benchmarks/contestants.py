@@ -35,7 +35,7 @@ def build(name: str, case: Case, inputs: Inputs) -> Contestant:
     """The peer or kernel of that name, ready to be called."""
     with torch.no_grad():
         forward = PEERS[name](case, inputs) if name in PEERS else _kernel(name, case, inputs)
-    return _with_backward(forward, inputs) if case.backward else forward
+    return _with_backward(forward, case, inputs) if case.backward else forward
 
 
 def kernels(wanted: list[str]) -> list[str]:
@@ -57,7 +57,8 @@ def _kernel(name: str, case: Case, inputs: Inputs) -> Contestant:
         return Contestant(_skipping(lambda: hw.attend(q, k, v, mask=rule, kernel=name)), _only_out)
 
     def run() -> Any:
-        out, amap = hw.attend(q, k, v, mask=rule, kernel=name, return_map=True, measures=wanted)
+        options = {"mask": rule, "kernel": name, "measures": wanted, "differentiable": case.backward}
+        out, amap = hw.attend(q, k, v, return_map=True, **options)
         return out, amap.measured, amap.pool(case.pooled) if case.pooled else None
 
     def named(result: Any) -> dict[str, Tensor]:
@@ -194,18 +195,24 @@ def _only_out(result: Any) -> dict[str, Tensor]:
     return {"out": result}
 
 
-def _with_backward(forward: Contestant, inputs: Inputs) -> Contestant:
-    """Forward, then the gradients of q, k and v; nothing accumulates from one call to the next."""
+def _with_backward(forward: Contestant, case: Case, inputs: Inputs) -> Contestant:
+    """Forward, then the gradients of q, k and v, of the output and of the statistics that the contestant computes;
+    nothing accumulates from one call to the next."""
 
-    def run() -> tuple[Any, tuple[Tensor, ...]]:
+    def run() -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         with torch.enable_grad():
-            result = forward.call()
-            out = forward.named(result)["out"]
-            return out.detach(), torch.autograd.grad(out, inputs.leaves, inputs.d_out)
+            found = forward.named(forward.call())
+            given = dict(zip(("out", *case.statistics), inputs.d_loss(case), strict=True))
+            d_found = [given[name].to(x) for name, x in found.items()]
+            gradients = torch.autograd.grad(list(found.values()), inputs.leaves, d_found)
+        return found, gradients
 
     def named(result: Any) -> dict[str, Tensor]:
-        out, gradients = result
-        return {"out": out, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
+        found, gradients = result
+        if len(found) <= len(case.statistics):  # a baseline without them has other gradients
+            return {"out": found["out"].detach()}
+        detached = {name: x.detach() for name, x in found.items()}
+        return {**detached, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
 
     return Contestant(run, named)
 

@@ -47,7 +47,8 @@ def statistics(
     found = {
         "max_logit": lambda: s.amax((-2, -1)),
         "logsumexp": lambda: s.logsumexp(-1).mean(-1),
-        "entropy": lambda: torch.special.entr(p).sum(-1).mean(-1),
+        # As torch.special.entr, whose gradient at 0 is infinite.
+        "entropy": lambda: -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(-1).mean(-1),
         "effective_keys": lambda: (1 / p.square().sum(-1)).mean(-1),
         "top1_mass": lambda: p.amax(-1).mean(-1),
         "mean_distance": lambda: distance().mean(-1),

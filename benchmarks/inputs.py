@@ -24,6 +24,12 @@ class Inputs:
         """The tensors that require gradients."""
         return self.q, self.k, self.v
 
+    def d_loss(self, case: Case) -> list[Tensor]:
+        """For training, the gradients of the output and of each statistic [b, h], a mean over queries."""
+        assert self.d_out is not None
+        b, h, n, _ = case.size
+        return [self.d_out, *(torch.full((b, h), float(n)) for _ in case.statistics)]
+
 
 def make(case: Case, seed: int) -> Inputs:
     """Standard normal numbers, rounded to the case's dtype."""

@@ -10,6 +10,7 @@ TITLES = {
     "tiny": "Call overhead",
     "statistics": "With statistics of every head",
     "train": "Forward and backward",
+    "losses": "Forward and backward, with statistics in the loss",
     "decode": "One query against a cache",
     "long": "131,072 tokens, one head: output, 13 statistics and a pooled 1024 × 1024 map",
     "memory": "Memory at n = 32,768",

@@ -14,6 +14,8 @@
 // The number of chunks depends only on the shape, so the bits do not depend on the number of threads. Tasks run in parallel,
 // except that those which would add to the same entry of a bias's gradient run in successive waves (learned.h).
 
+// The gradient of the log-sum-exp and of statistics of the rows that are sums over the weights (headwise.h) joins dP and δ.
+//
 // With PAIRS all five products are of bfloat16 with float32 sums, as in the forward pass, with P and dS
 // rounded as in FlashAttention (Dao 2023). P, dS and the gradients of the score terms are computed in float32.
 
@@ -43,6 +45,7 @@ template <typename T> struct Backward {
     Ahead ahead;
     float *keys_for_scores, *values_for_scores, *keys, *grad_keys, *grad_values;
     float *queries, *query_panels, *grads, *grad_panels, *scores, *slopes, *bend;
+    float* masses;  // what these add to the gradient of a row's weights
     float *slope_words, *turned;  // if converted
     Learned::Block learned;
     bool rows_broken[GRAD_ROWS];
@@ -77,6 +80,7 @@ template <typename T> struct Backward {
     m->slope_words = arena.take<float>(CONVERTED ? GRAD_ROWS * KEY_WORDS : 0);
     m->turned = arena.take<float>(CONVERTED ? GRAD_KEYS * ROW_WORDS : 0);
     m->bend = arena.take<float>(call.rule.soft_cap > 0 ? GRAD_KEYS : 0);
+    m->masses = arena.take<float>(call.mass_count ? GRAD_KEYS : 0);
     learned.lay_out(arena, m->learned);
     return arena.next - memory;
   }
@@ -292,7 +296,12 @@ template <typename T> struct Backward {
     const int64_t at = (batch * call.h + head) * call.n + query + r;
     const LogSum lse(call.lse[at]);
     const bool broken = lse.most != lse.most;  // all weights are NaN, but those of masked keys 0
-    const float delta = values_only ? 0.0f : call.delta[at];
+    // Of statistics (headwise.h).
+    const bool joint = call.shift, by_key = joint && masses(batch, at, s, m.masses);
+    const float delta = values_only ? 0.0f : call.delta[at] + (joint ? call.shift[at] : 0.0f);
+    const float by_halvings = joint && call.logs ? call.logs[at] * (float)LN2 : 0.0f;  // logits are in units of ln 2
+    const float distance = joint && call.distance ? call.distance[at] : 0.0f;
+    Floats ahead = (float)(s.position - from - first) - ramp();
     const float keep = 1.0f / (1.0f - call.dropout);
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
@@ -306,6 +315,11 @@ template <typename T> struct Backward {
         kept = choose(stays, p * keep, all(0.0f));
         slope = choose(stays, slope * keep, all(0.0f));
       }
+      if (joint) {
+        slope += by_halvings * smaller(all(0.0f), logits * factor - lse.most - lse.rest) + distance * magnitude(ahead);
+        ahead -= (float)W;
+        if (by_key) slope += load(m.masses + i);
+      }
       // A weight of 0 has gradient 0, even if the value's gradient is not finite.
       const Ints nothing = p == 0.0f;
       slope = p * (slope - delta);
@@ -315,6 +329,31 @@ template <typename T> struct Backward {
     }
     if (OF == PARTS && !values_only) split_row(slopes + low, high - low, 1.0f, slope_words + words_of<OF>(low));
     if (learned.wanted()) learned.row(batch, head, query + r, r, chunk, from, first, last, m.learned);
+  }
+
+  // What masses add to the gradient of a row's weights, for the keys of a stretch, to `grad`. Returns whether there is anything.
+  bool masses(int64_t batch, int64_t at, const Stretch& s, float* grad) const {
+    bool found = false;
+    const auto begin = [&]() {
+      if (!found) __builtin_memset(grad + s.from, 0, (size_t)(s.to - s.from) * 4);
+      found = true;
+    };
+    for (int f = 0; f < call.mass_count; f++) {
+      const headwise_mass_gradient& mass = call.masses[f];
+      const float by = mass.factor[at];
+      if (mass.keys.data) {
+        begin();
+        const float* keys = (const float*)mass.keys.data + batch * mass.keys.batch + s.key;
+        for (int64_t i = s.from; i < s.to; i += W)
+          store(grad + i, load(grad + i) + by * read(keys + i, call.m - s.key - i));
+        continue;
+      }
+      const int64_t zero = (mass.relative ? s.position : 0) - s.key;
+      const int64_t start = most(s.from, zero + mass.start), stop = least(s.to, zero + mass.stop);
+      if (start < stop) begin();
+      for (int64_t i = start; i < stop; i++) grad[i] += by;
+    }
+    return found;
   }
 
   void add_queries(int) {

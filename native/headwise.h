@@ -84,6 +84,14 @@ typedef struct {
   headwise_tensor key_scales, value_scales;
 } headwise_forward_call;
 
+// A part of the gradient of the weights: `factor` of the row times a number of each key, 1 or 0 if `keys` is NULL.
+typedef struct {
+  const float* factor;     // [b, h, n]
+  headwise_argument keys;  // float32 [b or 1, m]
+  int64_t start, stop;     // the keys with 1, [start, stop)
+  int32_t relative;        // 1: these are counted from the query's position
+} headwise_mass_gradient;
+
 // The gradients of q, k and v from that of out; all of them have type `dtype` and strides. With grad_q.data NULL only that
 // of v, which is the transposed weights times grad_out; v, out and delta are then not accessed.
 typedef struct {
@@ -103,6 +111,13 @@ typedef struct {
   float* grad_bias;        // [b or 1, h or 1, n or 1, m or 1], the last axis contiguous
   int64_t grad_bias_batch, grad_bias_head, grad_bias_row, grad_bias_col;
   float* grad_sinks;       // [h]
+  // Gradients of statistics of the rows, and of the log-sum-exp, in the same pass: to those of the weights before dropout
+  //   dP_ij += logs_i ln p_ij + distance_i |position - key| + sum of masses
+  // are added. All are [b, h, n]; shift NULL: there are none; logs or distance NULL: 0.
+  const float* shift;      // added to delta; with logs also that of a learned sink
+  const float *logs, *distance;
+  int32_t mass_count;
+  const headwise_mass_gradient* masses;
 } headwise_backward_call;
 
 #define HEADWISE_STRIPE 1024

@@ -144,7 +144,10 @@ struct Learned {
             const double lse = call.lse[at + i + r];
             if (lse != NOTHING) above[r] = (float)(sink - lse);
           }
-          const Floats p = exp2(above * LOG2E), delta = read(call.delta + at + i, call.n - i);
+          const Floats p = exp2(above * LOG2E);
+          Floats delta = read(call.delta + at + i, call.n - i);
+          if (call.shift) delta += read(call.shift + at + i, call.n - i);
+          if (call.logs) delta += read(call.logs + at + i, call.n - i);
           taken += choose(above == -NOTHING, all(0.0f), p * delta);
         }
         total += sum(taken);

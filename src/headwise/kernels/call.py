@@ -27,6 +27,7 @@ class Call:
     seed: int = 0  # of the dropout, so that the backward pass draws the same pattern
     statistics: tuple[Statistic, ...] = field(default=())  # requested; a kernel returns those that it supports
     on_delta: OnDelta | None = None  # called with δ by the backward pass
+    differentiable: bool = False  # whether the log-sum-exp, and statistics with a `Slope`, have gradients
 
     @cached_property
     def k(self) -> Tensor:
@@ -64,11 +65,12 @@ def sum_finite(x: Tensor, y: Tensor) -> bool:
 
 
 class Result(NamedTuple):
-    """The results of a kernel. lse: float32 (float64 for float64 inputs), detached; −∞ for a fully masked query."""
+    """The results of a kernel. lse: float32 (float64 for float64 inputs); −∞ for a fully masked query. All but the
+    output are detached, unless the call is `differentiable`."""
 
     out: Tensor  # [b, h, n, d_v] in q's dtype
     lse: Tensor  # log-sum-exp [b, h, n], natural log
-    statistics: Mapping[Statistic, Tensor] = {}  # those of `call.statistics` that the kernel computed, detached
+    statistics: Mapping[Statistic, Tensor] = {}  # those of `call.statistics` that the kernel computed
 
 
 class Declined(Exception):

@@ -24,6 +24,7 @@ from headwise.errors import KernelError
 from headwise.kernels import operators
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.events import OnDelta
+from headwise.kernels.joint import add_largest, joined
 from headwise.kernels.kernel import Answer, Kernel
 from headwise.masks import Grid, Mask
 from headwise.masks.given import put_tensors, take_tensors
@@ -50,24 +51,26 @@ class Derivatives(Protocol):
 
 def once(beyond: Callable[[Any], "str | Derivatives"]) -> Callable[[Run], Callable[..., Any]]:
     """Decorator for `backward(ctx, saved, grad_out)` of an `autograd.Function`, of whose outputs only the first one is
-    differentiable: it runs without a graph, and has the derivatives `beyond(ctx)`, or raises KernelError with it."""
+    differentiable, or others too if it sets `ctx.joint`: `backward` then takes their gradients after it. It runs
+    without a graph, and has the derivatives `beyond(ctx)`, or raises KernelError with it."""
     # PyTorch's `once_differentiable` raises only if the incoming gradients require a derivative, and otherwise silently
     # omits terms of second derivatives.
 
     def decorate(backward: Run) -> Callable[..., Any]:
         @wraps(backward)
-        def first(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
+        def first(ctx: Any, *grads: Any) -> Any:
             saved = ctx.saved_tensors  # read only once: checkpointing allows no second read
+            grads = grads if getattr(ctx, "joint", None) is not None else grads[:1]
 
-            def run(grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+            def run(*given: Tensor | None) -> tuple[Tensor | None, ...]:
                 if not torch.is_grad_enabled():  # the context takes microseconds
-                    return backward(ctx, saved, grad_out)
+                    return backward(ctx, saved, *given[: len(grads)])
                 with torch.no_grad():
-                    return backward(ctx, saved, grad_out)
+                    return backward(ctx, saved, *given[: len(grads)])
 
             if not torch.is_grad_enabled() and forward_ad._current_level < 0:
-                return each_entry(run, "", grad_out)
-            return each_entry(run, beyond(ctx), grad_out, *saved)
+                return each_entry(run, "", *grads)
+            return each_entry(run, beyond(ctx), *grads, *saved)
 
         return first
 
@@ -161,7 +164,7 @@ def _each_batched_gradient(
     finally:
         if within:
             torch._C._vmapmode_increment_nesting()
-    return tuple(None if x is None else torch._add_batch_dim(x, 0, level) for x in results)
+    return tuple(None if x is None else torch._add_batch_dim(x, 0, size[0]) for x in results)
 
 
 def entry(x: Any, dim: Any, at: int) -> Any:
@@ -195,9 +198,10 @@ def run_kernel(kernel: Kernel, call: Call) -> Result:
     call = replace(call, keys=call.k, values=call.v)  # the backward pass reads floats
     terms = _terms(call)
     numbers = terms.soft_cap, terms.split
-    return Result(
-        *_Attend.apply(kernel, call, numbers, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases)
+    out, lse, found, joint, *values = _Attend.apply(
+        kernel, call, numbers, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases
     )
+    return Result(out, lse, {**found, **dict(zip(joint, values, strict=True))})
 
 
 def learns(call: Call) -> bool:
@@ -250,27 +254,44 @@ class _Attend(torch.autograd.Function):
     def forward(
         ctx: Any, kernel: Kernel, call: Call, numbers: tuple[float, int], q: Tensor, k: Tensor, v: Tensor,
         relative: Tensor | None, sinks: Tensor | None, *biases: Tensor,
-    ) -> Result:  # fmt: skip
+    ) -> tuple[Any, ...]:  # fmt: skip
         result = kernel.run(call)
         ctx.rule, held = SavedRule.of(call.rule, *numbers)
-        ctx.save_for_backward(q, k, v, result.out, result.lse, relative, sinks, *biases, *held)
+        ctx.joint, values = None, []
+        if call.differentiable and getattr(kernel, "adds_rows", False):
+            ctx.joint = [statistic for statistic in result.statistics if statistic.slope is not None]
+            values = [result.statistics[statistic] for statistic in ctx.joint]
+            ctx.set_materialize_grads(False)
+        else:
+            ctx.mark_non_differentiable(result.lse)
+        ctx.save_for_backward(q, k, v, result.out, result.lse, *values, relative, sinks, *biases, *held)
         ctx.kernel, ctx.biases = kernel, len(biases)
         ctx.dropout_p, ctx.seed = call.dropout_p, call.seed
         ctx.on_delta, ctx.values_finite = call.on_delta, call.__dict__.get("values_finite")
-        ctx.mark_non_differentiable(result.lse)
-        return result
+        return result.out, result.lse, result.statistics, ctx.joint or (), *values
 
     @staticmethod
-    @once(lambda ctx: _beyond(ctx.kernel, ctx.dropout_p, ctx.rule.of_inputs, ctx.biases, ctx.needs_input_grad[6:], 3))
-    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, relative, sinks, *rest = saved
+    @once(lambda ctx: _after_attend(ctx))
+    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor | None, *more: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *rest = saved
+        values = dict(zip(ctx.joint or (), rest, strict=False))
+        relative, sinks, *rest = rest[len(values) :]
         rule = ctx.rule.rule(relative, sinks, rest[: ctx.biases], rest[ctx.biases :])
         call = Call(q, k, v, rule, ctx.dropout_p, ctx.seed, on_delta=ctx.on_delta)
         if ctx.values_finite is not None:
             call.__dict__["values_finite"] = ctx.values_finite  # computed in the forward pass
         learned, wanted = (relative, sinks, *rest[: ctx.biases]), ctx.needs_input_grad[6:]
         with own_dtypes(q):
-            found = ctx.kernel.gradients(call, out, lse, grad_out, wanted)
+            rows, largest = None, None
+            if more:
+                of_lse, _, _, *grads = more
+                rows, largest = joined(call, lse, values, grads, of_lse)
+            if grad_out is None:
+                grad_out = torch.zeros_like(out)
+            added = () if rows is None else (rows,)
+            found = ctx.kernel.gradients(call, out, lse, grad_out, wanted, *added)
+            if largest is not None:
+                found = add_largest(call, lse, largest, wanted, found)
         return None, None, None, *complete(found, learned, wanted)
 
 
@@ -319,6 +340,12 @@ class _Again(torch.autograd.Function):
                 call = Call(q, k, v, ctx.prepared.rule)
                 found = ctx.kernel.gradients(call, out, lse, grad_out, (False, False))[:3]
         return None, *found, None, None
+
+
+def _after_attend(ctx: Any) -> str | Derivatives:
+    if ctx.joint is not None:
+        return f"a map with gradients has no second derivative (create_graph=True, double backward); {REMEDY}"
+    return _beyond(ctx.kernel, ctx.dropout_p, ctx.rule.of_inputs, ctx.biases, ctx.needs_input_grad[6:], 3)
 
 
 def _beyond(

@@ -45,6 +45,9 @@ class Prepared(Protocol):
 class Kernel(Protocol):
     """An implementation of attention. All kernels follow the same interface and pass the same tests.
 
+    A kernel whose `adds_rows` is True takes `joint.RowGradients` as one more argument of `gradients`: statistics of
+    differentiable calls then have gradients in its own backward pass; those of other kernels, tile by tile.
+
     A kernel may also have `prepared(call, measures, refusals)`. It returns the `Prepared` for small calls like `call`,
     which has run, or None; `measures` are those of a call that returns a map, else None. With `twice = True`, its calls
     without dropout have second derivatives and those of forward mode, in PyTorch from its output and log-sum-exp.

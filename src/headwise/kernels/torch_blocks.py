@@ -21,12 +21,12 @@ from torch import Tensor
 from headwise.base.run import Progress
 from headwise.kernels.call import Call, Result
 from headwise.kernels.gradients import run_kernel
+from headwise.kernels.joint import RowGradients, TermGradients, statistics_of
 from headwise.kernels.kernel import Kernel
 from headwise.kernels.reads import TileReads
 from headwise.masks import Span, State
 from headwise.rule import (
     Terms,
-    add_diagonals,
     compute,
     grouped,
     grouped_t,
@@ -35,7 +35,6 @@ from headwise.rule import (
     without_masked_queries,
 )
 from headwise.rule.tiles import COMPUTING
-from headwise.scores import cell
 from headwise.stats import Statistic
 
 
@@ -46,6 +45,7 @@ class TorchBlocks:
     gives_delta = False
     by_autograd = False
     twice = True
+    adds_rows = True
     reads = TileReads()
 
     def refuse(self, call: Call) -> str | None:
@@ -53,15 +53,17 @@ class TorchBlocks:
         return None
 
     def run(self, call: Call) -> Result:
-        return Result(*_forward(call, call.rule.terms(compute(call.q[..., :0, :]))))
+        out, lse = _forward(call, call.rule.terms(compute(call.q[..., :0, :])))
+        return Result(out, lse, statistics_of(call, lse) if call.differentiable else {})
 
     def gradients(
-        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
-    ) -> list[Tensor | None]:
+        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool],
+        more: RowGradients | None = None,
+    ) -> list[Tensor | None]:  # fmt: skip
         """For its own output, or for that of any kernel if there is no dropout."""
         terms = call.rule.terms(lse[..., :0])
         sums = TermGradients(terms, wanted, lse)
-        return [*_backward(call, terms, sums, call.q, call.k, call.v, out, lse, grad_out), *sums.finish()]
+        return [*_backward(call, terms, sums, call.q, call.k, call.v, out, lse, grad_out, more), *sums.finish()]
 
 
 def _forward(call: Call, terms: Terms) -> tuple[Tensor, Tensor]:
@@ -112,7 +114,7 @@ def _forward(call: Call, terms: Terms) -> tuple[Tensor, Tensor]:
 
 def _backward(
     call: Call, terms: Terms, sums: "TermGradients", q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    grad_out: Tensor,
+    grad_out: Tensor, more: RowGradients | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     h_kv = k.shape[1]
     dq = torch.zeros_like(q, dtype=lse.dtype)
@@ -126,21 +128,26 @@ def _backward(
         # A fully masked query has lse = -inf; +inf instead makes all its weights exp(-inf) = 0.
         row_lse = lse[:, :, r].masked_fill(lse[:, :, r] == -torch.inf, torch.inf)
         delta = (d_out * compute(out[:, :, r])).sum(-1, keepdim=True)  # rowsum(dO ∘ O), Dao 2022 eq. 4
-        sums.take_rows(row_lse, delta)
+        if more is not None:
+            delta += more.shift[:, :, r, None]
+        sums.take_rows(row_lse, delta if more is None or more.logs is None else delta + more.logs[:, :, r, None])
         for cols, state in call.rule.tiles(rows):
             c = slice(cols.start, cols.stop)
             keys, values = k[:, :, c], v[:, :, c]
             slope = lse.new_empty(*row_lse.shape, cols.size) if terms.soft_cap else None
-            added = terms.added(rows, cols)
-            weights = score_tile(queries, keys, call.rule.scale, terms.soft_cap, added, minus=row_lse, slope=slope)
+            biases = terms.added(rows, cols)
+            weights = score_tile(queries, keys, call.rule.scale, terms.soft_cap, biases, minus=row_lse, slope=slope)
             allowed = call.rule.allowed(rows, cols, q.device) if state is State.MIXED else None
             if allowed is not None:
                 weights.masked_fill_(~allowed, -torch.inf)
+            added = None if more is None else more.of_tile(weights, rows, cols, call.rule.grid.shift)
             weights.exp_()
             if not call.values_finite:
                 keys, values = keys.nan_to_num(0.0, 0.0, 0.0), values.nan_to_num(0.0, 0.0, 0.0)
             dv[:, :, c] += grouped_t(drop(weights, rows, cols), d_out, h_kv)
             d_weights = drop(grouped(d_out, values.mT), rows, cols)
+            if added is not None:
+                d_weights += added.masked_fill_(weights == 0, 0.0)
             d_scores = d_weights.sub_(delta).mul_(weights)
             if allowed is not None:
                 d_scores.masked_fill_(~allowed, 0.0)  # 0 · NaN of a poisoned row must not spread
@@ -152,38 +159,6 @@ def _backward(
             dq[:, :, r] += grouped(d_scores, keys)
             dk[:, :, c] += grouped_t(d_scores, queries, h_kv)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
-
-
-class TermGradients:
-    """Gradients of the scores' tensors, summed over the tiles; for those that are requested."""
-
-    def __init__(self, terms: Terms, wanted: Sequence[bool], like: Tensor) -> None:
-        self.terms = terms
-        held = (terms.relative, terms.sinks, *terms.biases)
-        self.relative, self.sinks, *self.biases = (
-            torch.zeros_like(x, dtype=like.dtype) if x is not None and need else None
-            for x, need in zip(held, wanted, strict=True)
-        )
-
-    def take_rows(self, row_lse: Tensor, delta: Tensor) -> None:
-        """Add dsink = −p_sink · rowsum(dO ∘ O); the sink is a key whose value is 0."""
-        if self.sinks is not None and self.terms.sinks is not None:
-            mass = (self.terms.sinks[:, None] - row_lse).exp_()
-            self.sinks -= (mass * delta.squeeze(-1)).sum((0, 2))
-
-    def take_tile(self, d_scores: Tensor, rows: Span, cols: Span) -> None:
-        """Add dS [b, h, r, c] of a tile, where S are the scores with all terms added."""
-        if self.relative is not None:
-            add_diagonals(self.relative, self.terms, d_scores, rows, cols)
-        for bias in self.biases:
-            if bias is not None:
-                place = bias[cell(bias, rows, cols)]
-                place += d_scores.sum_to_size(place.shape)
-
-    def finish(self) -> list[Tensor | None]:
-        """The gradients in the order and dtypes of the tensors."""
-        biases = [None if d is None else d.to(x.dtype) for d, x in zip(self.biases, self.terms.biases, strict=True)]
-        return [self.relative, self.sinks, *biases]
 
 
 class _Dropout:

@@ -48,6 +48,7 @@ from headwise.wording import scaled
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
+LARGEST_JOINT = 24.0  # log-sum-exps; beyond them gradients of measures are computed in float64, tile by tile
 DENSE_LIMIT = 1 << 26  # the most weights that to_dense() returns without force=True: 256 MB in float32
 
 
@@ -223,14 +224,17 @@ class AttentionMap(Shown):
         *,
         rows: bool = False,
         progress: Progress | None = None,
+        lse: Tensor | None = None,
     ) -> Measurements:
-        """Like `measure`, but uses the statistics that a kernel has already computed; None if there are none."""
+        """Like `measure`, but uses the statistics that a kernel has already computed; None if there are none. lse: the
+        log-sum-exp of the call, with a graph if those statistics have one."""
 
         def tiles() -> Iterator[Tile]:
             streamed: Iterator[Tile] = self._read("tiles", progress)
             return streamed
 
-        ran = self.kernel
+        ran, given = self.kernel, found
+        found = None if found is None else {s: x.detach() for s, x in found.items()}
         missing = tuple(s for s in statistics_for(wanted, self.rule) if found is None or s not in found)
         # Statistics missing from the output's kernel are not requested again, unless one kernel is named for all reads.
         if missing and (found is None or kernel_of(self.named) != "auto"):
@@ -240,7 +244,12 @@ class AttentionMap(Shown):
         kept = rows or self.differentiable
         result = measure(tiles, self._lse, self.rule, wanted, rows=kept, found=found, reduce=reduce)
         result.nonfinite_values = self.nonfinite_values
-        return shares.with_gradients(result, wanted, self._lse, self._with_graph) if self.differentiable else result
+        if not self.differentiable:
+            return result
+        joint = {}
+        if lse is not None and given is not None and self._resolved():
+            joint = shares.joint_rows(wanted, {s: x for s, x in given.items() if x.requires_grad}, lse, self.rule)
+        return shares.with_gradients(result, wanted, self._lse, self._with_graph, joint)
 
     @reading
     def pool(self, size: int, reduce: str = "mean", *, progress: Progress | None = None) -> Tensor:
@@ -481,6 +490,13 @@ class AttentionMap(Shown):
         if self._learned is None:
             return Learned(self.q, self.k, self.rule, self._exact)
         return replace(self._learned, rule=replace(self.rule, scores=self._learned.rule.scores), lse=self._exact)
+
+    def _resolved(self) -> bool:
+        """Whether float32 resolves the scores as gradients need it; tiles compute larger ones in float64."""
+        whole = self._matrix.whole
+        if whole is None or self._lse.dtype == torch.float64:
+            return whole is not None
+        return whole.lse_size <= LARGEST_JOINT and not whole.cancels
 
     def _look(self) -> None:
         """Check before the first read that the weights add up."""

@@ -196,7 +196,7 @@ def _computed(
         wide = torch.promote_types(dtype, torch.float32)
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
     statistics = statistics_for(wanted, rule) if wanted else ()
-    call = Call(q, k, v, rule, float(dropout_p), seed, statistics, events.here().on_delta)
+    call = Call(q, k, v, rule, float(dropout_p), seed, statistics, events.here().on_delta, learned)
     (out, lse, found), chosen, refusals = run(call, kernel)
     plain = not graph and dropout_p == 0 and score == () and not learned
     if not return_map:
@@ -210,7 +210,7 @@ def _computed(
         differentiable=learned,
     )  # fmt: skip
     if measures:
-        amap.measured = amap.measured_by(found, wanted)
+        amap.measured = amap.measured_by(found, wanted, lse=lse)
     if plain and bad_values is None:
         keep(call, chosen, mask, scale, kernel, refusals, measures, wanted)
     return out, amap

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels.gradients import SavedRule, once
-from headwise.kernels.torch_blocks import TermGradients
+from headwise.kernels.joint import TermGradients
 from headwise.masks import Span, State
 from headwise.rule import KEY_BLOCK, Rule, Terms, grouped, grouped_t, own_dtypes, sink_weight, without_masked_queries
 from headwise.rule.tiles import Scratch, Tile

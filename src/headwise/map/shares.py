@@ -10,9 +10,9 @@ from headwise.errors import KernelError
 from headwise.kernels.reads import Matrix, TileReads
 from headwise.map.gradients import Leaf, Share, Shares, Sweep
 from headwise.masks import Span
-from headwise.rule import grouped, grouped_t
+from headwise.rule import Rule, grouped, grouped_t
 from headwise.rule.tiles import scores_at
-from headwise.stats import Measure, Measurements
+from headwise.stats import Measure, Measurements, Statistic
 from headwise.stats.base import RowMeasure, RowState, tensors_of, with_tensors
 
 
@@ -343,18 +343,41 @@ class LearnedMeasurements(Measurements):
         return {name: x.detach() for name, x in super()._numbers().items()}  # to be shown
 
 
+def joint_rows(
+    wanted: Sequence[Measure], statistics: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule
+) -> dict[str, Tensor]:
+    """The values of rows of the measures that follow from these statistics and the log-sum-exp, all with the graph of
+    the call: their gradients are computed in its backward pass (`headwise.kernels.joint`)."""
+    found = {}
+    sinks = rule.terms(lse[..., :0]).sinks is not None  # whose share of a row has a gradient too
+    for m in wanted:
+        if not isinstance(m, RowMeasure) or (type(m).update, type(m).take) != (RowMeasure.update, RowMeasure.take):
+            continue
+        needed = m.needs(rule)
+        if needed is None or any(s not in statistics for s in needed) or (sinks and not (needed or m.row_value(rule))):
+            continue
+        value, counted = m.row_values(statistics, lse, rule)
+        if value.requires_grad:
+            counted = lse != -torch.inf if counted is None else counted
+            found[m.name] = value.masked_fill(~counted, 0.0)
+    return found
+
+
 def with_gradients(
-    found: Measurements, wanted: Sequence[Measure], lse: Tensor, attach: Callable[[Tensor, Shares], Tensor]
-) -> Measurements:
-    """Measurements with gradients, of those whose rows have been kept."""
+    found: Measurements, wanted: Sequence[Measure], lse: Tensor, attach: Callable[[Tensor, Shares], Tensor],
+    joint: Mapping[str, Tensor],
+) -> Measurements:  # fmt: skip
+    """Measurements with gradients, of those whose rows have been kept. joint: those of `joint_rows`."""
     result, states = LearnedMeasurements(wanted, list(found.states.values()), found.nonfinite), found.states
     values: dict[str, Tensor] = {}
     result.nonfinite_values, result.by_name = found.nonfinite_values, values
-    of_rows = [m for m in wanted if isinstance(m, RowMeasure) and type(m).update is RowMeasure.update]
-    if of_rows:
-        stacked = attach(torch.stack([found.rows[m.name] for m in of_rows]), RowFunctions(of_rows))
-        result.rows = {m.name: x for m, x in zip(of_rows, stacked, strict=True)}
-        values |= {m.name: _of_rows(m, result.rows[m.name], states[m.name], lse) for m in of_rows}
+    by_rows = [m for m in wanted if isinstance(m, RowMeasure) and type(m).update is RowMeasure.update]
+    by_tiles = [m for m in by_rows if m.name not in joint]
+    result.rows = dict(joint)
+    if by_tiles:
+        stacked = attach(torch.stack([found.rows[m.name] for m in by_tiles]), RowFunctions(by_tiles))
+        result.rows |= {m.name: x for m, x in zip(by_tiles, stacked, strict=True)}
+    values |= {m.name: _of_rows(m, result.rows[m.name], states[m.name], lse) for m in by_rows}
     for m in wanted:
         if m.name not in values:
             numbers = attach(total := vector(states[m.name]), StateSums(m, total))

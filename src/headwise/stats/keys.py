@@ -21,6 +21,7 @@ from headwise.stats.statistic import (
     Alike,
     Compiled,
     RowValue,
+    Slope,
     Statistic,
     allowed_keys,
     queries_of_keys,
@@ -43,6 +44,10 @@ class KeyWeights(Alike):
     @cached_property
     def compiled(self) -> Compiled:
         return Compiled("key_weights", keys=self.weights.detach().float())
+
+    @property
+    def slope(self) -> Slope:
+        return Slope(keys=self.compiled.keys)
 
     def at(self, cols: Span) -> Statistic:
         return KeyWeights(self.weights[:, cols.start : cols.stop])

@@ -23,6 +23,7 @@ from headwise.stats.statistic import (
     OfWeights,
     Part,
     RowValue,
+    Slope,
     Statistic,
     ranges,
     sees_offset,
@@ -55,6 +56,10 @@ class RangeMass(Alike):
     @property
     def placed(self) -> bool:  # type: ignore[override]
         return self.relative
+
+    @property
+    def slope(self) -> Slope:
+        return Slope(within=(self.start, self.stop, self.relative))
 
     def at(self, cols: Span) -> Statistic | None:
         if self.relative:
@@ -230,7 +235,7 @@ class NextMass(_Diagonal):
 
 
 # Σ_j p·|i − j|, i being the query's position on the key axis: without a gap (`Grid.gap`), whose size is added below
-DISTANCE = OfWeights("distance", placed=True, compiled=Compiled("distance"))
+DISTANCE = OfWeights("distance", placed=True, compiled=Compiled("distance"), slope=Slope(distance=1.0))
 
 
 class _Variance(Join):

@@ -60,6 +60,24 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+class Slope(NamedTuple):
+    """The derivative of a statistic x of rows by a weight, ∂x_i/∂p_ij, in a form that kernels can add to that of the
+    output in their backward pass: the sum of these. It holds that Σ_j p_ij ∂x_i/∂p_ij = x_i + logs · Σ_j p_ij.
+
+    Attributes:
+        logs: factor of ln p_ij + 1. distance: factor of |i − j| along the key axis.
+        keys: a number of each key, float32 [1 or b, m].
+        within: 1 for the keys [start, stop), else 0, as of `RangeMass(start, stop, relative)`.
+        largest: x is the largest score, and has a derivative by it alone; equal ones share it.
+    """
+
+    logs: float = 0.0
+    distance: float = 0.0
+    keys: Tensor | None = None
+    within: tuple[int, int, bool] | None = None
+    largest: bool = False
+
+
 class Statistic:
     """A number per query, or per key.
 
@@ -83,6 +101,11 @@ class Statistic:
     def compiled(self) -> Compiled | None:
         """The function of the compiled kernels that computes it; None if there is none. Kernels read it in every call:
         it is made once."""
+        return None
+
+    @property
+    def slope(self) -> Slope | None:
+        """Its derivative; None if it has no such form: measures then have gradients tile by tile."""
         return None
 
     def __init_subclass__(cls, *, abstract: bool = False, **options: Any) -> None:
@@ -176,7 +199,7 @@ MASS = _Mass()  # Σ share · x: a sum of weights, or of weights times something
 class OfWeights(Alike):
     """A number per query that the weights of its row determine, whichever keys they are of.
 
-    name, joins, placed, compiled: the attributes of `Statistic`.
+    name, joins, placed, compiled, slope: the attributes of `Statistic`.
     """
 
     name: str
@@ -184,6 +207,7 @@ class OfWeights(Alike):
     per = "query"
     placed: bool = False
     compiled: Compiled | None = field(default=None, compare=False)
+    slope: Slope | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, eq=False)

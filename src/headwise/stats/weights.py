@@ -24,6 +24,7 @@ from headwise.stats.statistic import (
     OfWeights,
     Part,
     RowValue,
+    Slope,
     Statistic,
     allowed_keys,
     learned_sink,
@@ -39,7 +40,7 @@ class _ChainRule(Join):
         return log_share.exp() * (x - log_share.masked_fill(log_share == -torch.inf, 0.0))
 
 
-ENTROPY = OfWeights("entropy", _ChainRule(), compiled=Compiled("entropy"))  # −Σ_j p ln p
+ENTROPY = OfWeights("entropy", _ChainRule(), compiled=Compiled("entropy"), slope=Slope(logs=-1.0))  # −Σ_j p ln p
 
 
 class Entropy(RowMeasure):
@@ -166,7 +167,8 @@ class _Largest(Join):
         return torch.maximum(one.of[statistic], other.of[statistic])
 
 
-LARGEST = OfWeights("largest", _Largest(), compiled=Compiled("largest"))  # max_j S_ij; −∞ for a fully masked query
+# max_j S_ij; −∞ for a fully masked query
+LARGEST = OfWeights("largest", _Largest(), compiled=Compiled("largest"), slope=Slope(largest=True))
 
 
 class _OfLargest(RowMeasure, abstract=True):

@@ -89,6 +89,14 @@ class ForwardCall(ctypes.Structure):
     ]  # fmt: skip
 
 
+class MassGradient(ctypes.Structure):
+    """headwise_mass_gradient"""
+
+    _fields_ = [
+        ("factor", c_void_p), ("keys", Argument), ("start", c_int64), ("stop", c_int64), ("relative", c_int32),
+    ]  # fmt: skip
+
+
 class BackwardCall(ctypes.Structure):
     """headwise_backward_call"""
 
@@ -105,6 +113,8 @@ class BackwardCall(ctypes.Structure):
         ("grad_bias_batch", c_int64), ("grad_bias_head", c_int64), ("grad_bias_row", c_int64),
         ("grad_bias_col", c_int64),
         ("grad_sinks", c_void_p),
+        ("shift", c_void_p), ("logs", c_void_p), ("distance", c_void_p),
+        ("mass_count", c_int32), ("masses", POINTER(MassGradient)),
     ]  # fmt: skip
 
 

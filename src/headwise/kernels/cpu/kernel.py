@@ -21,6 +21,7 @@ from headwise.kernels.call import Call, Declined, Result, are_plain, sum_finite
 from headwise.kernels.cpu import binding, passes
 from headwise.kernels.cpu.library import library
 from headwise.kernels.gradients import Learned, learns
+from headwise.kernels.joint import RowGradients
 from headwise.kernels.kernel import Answer, Mapped, Prepared
 from headwise.kernels.quantized import in_memory
 from headwise.kernels.reads import Matrix, Reads, TileReads
@@ -204,6 +205,7 @@ class CPU:
     gives_delta = True
     by_autograd = False
     twice = True
+    adds_rows = True
     reads = CompiledReads()
 
     def refuse(self, call: Call) -> str | None:
@@ -233,11 +235,13 @@ class CPU:
         return None if scales else _Training(self, call.rule, output, handle.headwise_again_backward)
 
     def gradients(
-        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
-    ) -> list[Tensor | None]:
+        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool],
+        more: RowGradients | None = None,
+    ) -> list[Tensor | None]:  # fmt: skip
         """Computed by the compiled backward pass."""
         terms = call.rule.terms(lse[..., :0])
-        *found, d_relative, d_bias, d_sinks, delta = passes.backward(call, out, lse, grad_out, requested(terms, wanted))
+        requests = requested(terms, wanted)
+        *found, d_relative, d_bias, d_sinks, delta = passes.backward(call, out, lse, grad_out, requests, more)
         if call.on_delta is not None and delta is not None:
             call.on_delta(delta)
         d_relative, d_biases = of_terms(terms, wanted, d_relative, d_bias)

@@ -19,6 +19,7 @@ from headwise.errors import KernelError
 from headwise.kernels.call import Call, Declined, traced
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
+from headwise.kernels.joint import RowGradients
 from headwise.kernels.quantized import QuantizedKV, Vectors, in_memory
 from headwise.masks import Everything, Grid
 from headwise.rule import Rule, without_masked_queries
@@ -133,8 +134,9 @@ def like_backward(
 
 
 def backward(
-    call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool] = (False, False, False)
-) -> tuple[Tensor | None, ...]:
+    call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool] = (False, False, False),
+    more: RowGradients | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of q, k, v; relative, bias and sinks if `wanted` (float32, else None); rowsum(grad_out ∘ out)."""
     q = call.q
     if bool((lse == -torch.inf).any()):  # copies, which take a tenth of a small call's time
@@ -153,13 +155,36 @@ def backward(
     terms = call.lowered.relative, call.lowered.bias, call.lowered.sinks
     learned = [floats(*x.shape) if want and x is not None else None for x, want in zip(terms, wanted, strict=True)]
     binding.write_learned(request, *learned)
+    held = [] if more is None else _request_rows(request, more)
     try:
         send("headwise_backward", request, call, lse)
     except Declined:
         # The forward pass would have declined non-finite keys that are visible to a query: these are fully masked.
         k, v = (x.detach().nan_to_num(0.0, 0.0, 0.0) for x in (call.k, call.v))
-        return backward(replace(call, keys=k, values=v), out, lse, grad_out, wanted)
+        return backward(replace(call, keys=k, values=v), out, lse, grad_out, wanted, more)
+    del held
     return dq, dk, dv, *learned, delta
+
+
+def _request_rows(request: binding.BackwardCall, more: RowGradients) -> list[Any]:
+    """Add gradients of statistics of rows to the request. Returns the objects that it points to."""
+    b, m = request.b, request.m
+    held: list[Any] = []
+
+    def address(x: Tensor | None) -> int | None:
+        if x is None:
+            return None
+        held.append(x.contiguous())
+        return int(held[-1].data_ptr())
+
+    request.shift, request.logs, request.distance = map(address, more[:3])
+    entries = [
+        (address(factor), _argument(slope.keys, b, m, held), *(slope.within or (0, 0, False)))
+        for factor, slope in more.masses
+    ]
+    held.append((binding.MassGradient * len(entries))(*entries))
+    request.mass_count, request.masses = len(entries), held[-1]
+    return held
 
 
 def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:

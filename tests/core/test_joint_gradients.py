@@ -1,0 +1,95 @@
+"""Statistics requested in a call have their gradients in the backward pass of its output, without one of their own."""
+
+import pytest
+import torch
+from samples import MASKS, SCORES, qkv
+from test_map_gradients import BOUNDS, B, H, M, N, assert_alike, gradients, leaves, stored, weights_for
+from torch import Tensor
+
+from headwise.map import gradients as of_tiles
+from headwise.map.attention import attend
+from headwise.masks import Dense, Mask
+from headwise.scores import Score
+from headwise.stats import ClassMass, LocalMass, Measure
+
+KEYS = torch.arange(M) % 3 == 1
+MEASURES: list[str | Measure] = [
+    "entropy", "max_logit", "mean_distance", "logsumexp", "previous_mass", ClassMass(KEYS), LocalMass(4),
+]  # fmt: skip
+
+
+def of_rows(t: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The values of rows of MEASURES, by their formulas."""
+    p, n, m = t["p"], *t["p"].shape[2:]
+    away = torch.arange(m) - (torch.arange(n)[:, None] + m - n)
+    hidden = torch.where(t["allowed"], t["s"], -torch.inf)
+    return {
+        "entropy": -(p * t["log"]).sum(-1),
+        "max_logit": torch.where(t["lit"][..., None], hidden, 0.0).amax(-1),
+        "mean_distance": (p * away.abs()).sum(-1),
+        "logsumexp": torch.where(t["lit"], t["lse"], 0.0),
+        "previous_mass": (p * (away == -1)).sum(-1),
+        "class_mass": p[..., KEYS[:m]].sum(-1),
+        "local_mass": (p * (away.abs() <= 4)).sum(-1),
+    }
+
+
+@pytest.fixture
+def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass of their own is an error."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a measure has a backward pass of its own")
+
+    monkeypatch.setattr(of_tiles, "_pull_back", refuse)
+
+
+def check(kernel: str, mask: Mask, score: str = "", dtype: torch.dtype = torch.float32) -> None:
+    by_tiles = {"previous_mass"} if isinstance(mask, Dense) or score == "two biases" else set()  # as it needs spans
+    measures = [one for one in MEASURES if one not in by_tiles]
+    q, k, v = qkv(dtype=dtype)
+    mine, theirs = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
+    scores: list[tuple[Score, ...]] = [SCORES[score](B, H, N, M) if score else () for _ in range(2)]
+    for held, given in zip((mine, theirs), scores, strict=True):
+        for part in given:
+            part.mapped(lambda t, held=held: held.append(t) or t)  # type: ignore[misc]
+    options = {"return_map": True, "measures": measures, "differentiable": True, "kernel": kernel}
+    out, amap = attend(*mine[:3], mask=mask, score=scores[0], **options)  # type: ignore[call-overload]
+    assert amap.kernel == kernel
+    t = stored(theirs[0], theirs[1], mask, scores[1])
+    dense = t["p"] @ theirs[2].repeat_interleave(2, 1)
+    rows = of_rows(t)
+    assert amap.measured.rows.keys() >= {"entropy", "max_logit", "class_mass"}
+    loss, due = (out * weights_for(out)).sum(), (dense * weights_for(dense)).sum()
+    for i, (name, got) in enumerate(amap.measured.rows.items()):
+        expected = rows[name]
+        torch.testing.assert_close(got.double(), expected, rtol=2e-5, atol=2e-5)
+        if name == "max_logit":
+            peak = torch.where(t["allowed"], t["s"], -torch.inf).flatten(2).amax(-1)
+            lit = t["lit"].any(-1)
+            loss = loss + (amap.measured[name] * weights_for(lit.to(got)) * lit).sum()
+            due = due + (torch.where(lit, peak, 0.0) * weights_for(lit.double())).sum()
+            continue
+        w = weights_for(expected.roll(i, 2))
+        loss, due = loss + (got * w.to(got)).sum(), due + (expected * w).sum()
+    found = gradients(loss, mine)
+    assert_alike(found, gradients(due, theirs), BOUNDS[dtype], f"{kernel}, {score}, {mask}")
+
+
+KERNELS = [("torch_blocks", torch.float64), ("torch_blocks", torch.float32), ("cpu", torch.float32)]
+
+
+@pytest.mark.usefixtures("no_tiles")
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
+@pytest.mark.parametrize("mask", ["everything", "causal", "nothing for some", "dense", "documents"])
+def test_masks(kernel: str, dtype: torch.dtype, mask: str) -> None:
+    check(kernel, MASKS[mask](B, N, M), "", dtype)
+
+
+@pytest.mark.usefixtures("no_tiles")
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
+@pytest.mark.parametrize("score", SCORES)
+def test_scores(kernel: str, dtype: torch.dtype, score: str) -> None:
+    if (kernel, score) == ("cpu", "two biases"):
+        pytest.skip("the kernel refuses their sum")
+    check(kernel, MASKS["nothing for some"](B, N, M), score, dtype)
