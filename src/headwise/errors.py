@@ -4,8 +4,7 @@ import errno
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Set
 from contextvars import ContextVar
 from difflib import get_close_matches
 from operator import index
@@ -97,16 +96,17 @@ _BETWEEN = ("headwise", "torch", "contextlib")
 _held: ContextVar[list[str] | None] = ContextVar("held warnings", default=None)
 
 
-@contextmanager
-def held_warnings() -> Iterator[list[str]]:
-    """Within it, `warn` adds messages to this list instead: where warnings are errors, they would be taken for failures
-    of the code here."""
-    messages: list[str] = []
-    token = _held.set(messages)
-    try:
-        yield messages
-    finally:
-        _held.reset(token)
+class held_warnings:
+    """Within it, `warn` adds messages to the list that it returns instead: where warnings are errors, they would be
+    taken for failures of the code here."""
+
+    def __enter__(self) -> list[str]:
+        messages: list[str] = []
+        self._token = _held.set(messages)
+        return messages
+
+    def __exit__(self, *error: object) -> None:
+        _held.reset(self._token)
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -5,10 +5,10 @@ import torch
 import headwise as hw
 from headwise import stats
 from headwise.masks import Grid
-from headwise.stats.engine import Pooling
+from headwise.telemetry.ledger import Merging
 
 MEASURES = [stats.MaxLogit(), stats.Entropy(), stats.NormalizedEntropy(), stats.SinkMass(), stats.Top1Mass()]
-POOLING = Pooling(MEASURES)
+POOLING = Merging(MEASURES, strict=True)
 H, N = 3, 7
 
 
@@ -37,7 +37,7 @@ def test_states_are_merged_as_one_by_one():
     torch.testing.assert_close(of[1].finished(), one_by_one(two), rtol=1e-6, atol=0)
     merged = of[0].merged(of[1]).merged(of[2])
     torch.testing.assert_close(merged.finished(), one_by_one(one, two, three), rtol=1e-6, atol=0)
-    assert torch.equal(of[2].counts, torch.full((len(MEASURES), H), 4.0, dtype=torch.float64))
+    assert torch.equal(of[2].numbers[1], torch.full((len(MEASURES), H), 4.0, dtype=torch.float64))
 
 
 def test_no_rows_change_nothing_and_have_the_value_0():
@@ -45,9 +45,17 @@ def test_no_rows_change_nothing_and_have_the_value_0():
     empty = pooled.empty()
     assert torch.equal(empty.finished(), torch.zeros(len(MEASURES), H))
     merged = empty.merged(pooled)
-    assert torch.equal(merged.totals, pooled.totals)
-    assert torch.equal(merged.counts, pooled.counts)
-    assert torch.equal(POOLING.pooled(measured(0, 0)).totals, empty.totals)
+    assert torch.equal(merged.numbers, pooled.numbers)
+    assert torch.equal(POOLING.pooled(measured(0, 0)).numbers, empty.numbers)
+
+
+def test_many_are_merged_with_the_bits_of_one_after_the_other():
+    first, *others = (POOLING.pooled(measured(seed, 1 + seed % 3)) for seed in range(9))
+    before, one_by_one = first.numbers.clone(), first
+    for other in others:
+        one_by_one = one_by_one.merged(other)
+    assert torch.equal(first.merged(*others).numbers, one_by_one.numbers)
+    assert torch.equal(first.numbers, before)
 
 
 def test_heads_lie_beside_one_another():
@@ -62,10 +70,10 @@ def test_measures_that_merge_in_their_own_way_are_not_pooled():
         def merge(self, one, other):
             return other
 
-    pooling = Pooling([Latest(), stats.Entropy(), stats.ReceivedMass()])
+    pooling = Merging([Latest(), stats.Entropy(), stats.ReceivedMass()], strict=True)
     assert pooling.names == ["entropy"]
     assert [measure.name for measure in pooling.others] == ["latest", "received_mass"]
-    assert Pooling([Latest()]).pooled(measured(0, 2)) is None
+    assert Merging([Latest()], strict=True).pooled(measured(0, 2)) is None
 
 
 def test_states_that_a_kernel_returned_together_are_those_of_each_measure():

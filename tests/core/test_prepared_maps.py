@@ -216,6 +216,30 @@ def test_steps_of_a_cache_that_drops_one_more_token_each_are_one_call(
         assert prepare.again(q, k, v, Causal(), None, "auto", measures) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mask", [None, Causal()], ids=repr)
+@pytest.mark.parametrize("measures", [(), ("entropy", "max_logit"), NAMES, (SinkMass(3), "mean_distance")])
+def test_decoding_steps_with_another_number_of_keys_are_one_call(
+    measures: Given, mask: Mask | None, dtype: torch.dtype
+) -> None:
+    """But for measures that do not count each query: of the first key, there is no previous one."""
+    q, keys, values = qkv(2, 6, 3, 1, 40, 20, 12, dtype=dtype)
+    several = measures == NAMES
+    for step, m in enumerate((9, 10, 40, 1, 11, 9)):
+        for k, v in ((keys[:, :, :m], values[:, :, :m]), (keys[:, :, -m:].clone(), values[:, :, -m:].clone())):
+            prepared = dict(prepare._prepared)
+            prepare._prepared.clear()
+            whole_way = attend(q + step, k, v, mask=mask, return_map=True, measures=measures)
+            prepare._prepared.clear()
+            prepare._prepared.update(prepared)
+            assert came_again(q + step, k, v, mask, measures) or several or not step
+            again = attend(q + step, k, v, mask=mask, return_map=True, measures=measures)
+            assert same(again, whole_way)
+            assert again[1].rule == whole_way[1].rule
+            assert bits(again[1][:], whole_way[1][:])
+            assert kept() == 1
+
+
 def test_gaps_are_checked_as_ever() -> None:
     q, k, v = qkv(1, 4, 2, 1, 64, 16, 16)
     attend(q, k, v, return_map=True, gap=(4, 9))

@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch.nn.functional import pad
-from transformers import masking_utils as theirs
+from transformers import LlamaConfig, LlamaForCausalLM, masking_utils as theirs
 
+import headwise as hw
 from headwise.masks import And, Causal, Dense, Mask, Or
 from headwise.models.adapters.huggingface import install, masks
 from headwise.models.adapters.huggingface.masks import MaskTensor, Place, Unknown, make_mask, read
@@ -157,3 +158,23 @@ def test_installing_again_keeps_a_wrapper_of_another_library(monkeypatch):
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "headwise", wrapper)
     install()
     assert ALL_ATTENTION_FUNCTIONS["headwise"] is wrapper
+
+
+def test_decoding_steps_ask_the_mask_nothing_that_costs_a_torch_function(monkeypatch):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=7, hidden_size=24, intermediate_size=8, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    model, asked = LlamaForCausalLM(config).eval(), []
+    own = MaskTensor.__torch_function__.__func__
+
+    def counted(cls, func, *rest):
+        asked.append(func)
+        return own(cls, func, *rest)
+
+    hw.attach(model)
+    cache = model(torch.tensor([[1, 2, 3]])).past_key_values
+    monkeypatch.setattr(MaskTensor, "__torch_function__", classmethod(counted))
+    model(torch.tensor([[4]]), past_key_values=cache)
+    assert not asked

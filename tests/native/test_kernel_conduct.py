@@ -20,10 +20,12 @@ from samples import MASKS, qkv
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from headwise.kernels.cpu import binding
+from headwise.kernels.call import Call
+from headwise.kernels.cpu import binding, passes
 from headwise.kernels.cpu.library import library
+from headwise.kernels.quantized import QuantizedKV
 from headwise.map.attention import attend
-from headwise.masks import Causal, Grid, Mask
+from headwise.masks import Causal, Everything, Grid, Mask
 from headwise.rule import Rule
 from headwise.rule.lowering import Lowered, lower
 from headwise.scores import ALiBi, Bias, SinkLogits, SoftCap
@@ -379,3 +381,30 @@ def test_the_end_of_memory_notices() -> None:
         return True
 
     assert in_child(work) not in (0, 7, None)  # a signal, or what a sanitizer makes of it
+
+
+@pytest.mark.parametrize("form", [torch.float32, torch.bfloat16, "int8"], ids=str)
+@pytest.mark.parametrize("m", [1, 7, 64, 3000])
+def test_decoding_returns_whether_keys_and_values_are_finite(m: int, form: torch.dtype | str) -> None:
+    """Where a weight is 0 too, and where a key of -inf is like one that is masked."""
+    q, k, v = qkv(2, 4, 2, 1, m, 20, 12, dtype=torch.float32 if form == "int8" else form)
+    q = q.abs()
+
+    def known(k: Tensor, v: Tensor) -> bool:
+        keys, values = (QuantizedKV.of(x) if form == "int8" else x for x in (k, v))
+        call = Call(q, keys, values, Rule(Everything(), 0.5, Grid(2, 4, 1, m)))
+        passes.forward(call)
+        return "values_finite" in vars(call)
+
+    assert known(k, v)
+    for bad in (math.nan, math.inf, -math.inf):
+        if form == "int8":
+            break
+        for x, place in ((k, (1, 1, m - 1, 19)), (v, (0, 1, m // 2, 3)), (k, (0, 0, 0))):
+            before = x[place].clone()
+            x[place] = bad
+            assert not known(k, v)
+            x[place] = before
+    far, strange = k.clone(), v.clone()
+    far[1, 0, m // 2], strange[1, 0, m // 2, 5] = -1e4, math.inf
+    assert form == "int8" or not known(far, strange)

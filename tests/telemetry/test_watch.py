@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from watched_models import MIXED_LAYERS, ids, largest, mixed, transformers_model, x
 
 import headwise as hw
+from headwise.telemetry.ledger import KEPT
 
 
 def hooks(model):
@@ -216,6 +217,49 @@ def test_totals_are_the_mean_over_all_rows():
     assert record.table().about["steps"] == 2
 
 
+def test_numbers_do_not_depend_on_when_they_are_read():
+    def watched(read_every):
+        model, seen = mixed(), []
+        with hw.watch(model, history=90, heads=[0, 1]) as record:
+            for step in range(2 * KEPT + 9):
+                if step == 70:
+                    model.blocks[0].attention.q_proj.weight.data[0] = torch.inf
+                if step == 73:
+                    model.blocks[0].attention.q_proj.weight.data[0] = 0.25
+                model(x(seed=step))
+                assert len(record.ledger._ended) < KEPT
+                if not (step + 1) % read_every:
+                    seen.append((record.latest, record.totals))
+                    assert record.latest.step == record.history.steps[-1] == step
+                    assert record.totals.steps == record.ledger.steps == step + 1
+        return [record.latest, record.totals, *record.history], seen
+
+    (at_the_end, _), (often, seen) = watched(1000), watched(3)
+    assert any(bool(summary.nonfinite.any()) for summary in at_the_end)
+    assert seen[-1][1].step == 2 * KEPT + 8 - (2 * KEPT + 9) % 3
+    for one, other in zip(at_the_end, often, strict=True):
+        assert (one.step, one.steps, one.places) == (other.step, other.steps, other.places)
+        assert torch.equal(one.numbers.view(torch.int32), other.numbers.view(torch.int32))
+        assert torch.equal(one.nonfinite, other.nonfinite)
+        assert one.numbers.untyped_storage().nbytes() == one.numbers.nbytes
+
+
+def test_a_writer_receives_each_step_when_it_ends():
+    class Writer:
+        target, steps = "here", ()
+
+        def write(self, summary):
+            self.steps = (*self.steps, summary.step)
+
+    writer = Writer()
+    with hw.watch(mixed()) as record:
+        for step in range(4):
+            record.model(x(seed=step))
+            assert writer.steps == tuple(range(2, step + 1))
+            if step == 1:
+                record.write_to(writer)
+
+
 def test_a_step_under_way_ends_when_the_watching_does():
     model = mixed()
     with hw.watch(model, steps="manual") as record:
@@ -411,7 +455,7 @@ def test_checkpointed_calls_are_counted_once(reentrant, kernel):
     assert record.ledger.index == 1
     assert len(record.maps) == 3
     assert torch.equal(record.totals.numbers, plain.totals.numbers)
-    rows = [layer.pooled.counts[1] for layer in record.ledger.total.layers.values()]
+    rows = [layer.pooled.numbers[1, 1] for layer in record.ledger.total.layers.values()]
     assert all(torch.equal(count, torch.full_like(count, 22)) for count in rows)  # 2 entries of 11 queries, once
 
 

@@ -123,12 +123,12 @@ def attended(
 ) -> tuple[Tensor, AttentionMap | None]:  # fmt: skip
     """`attend_to` for a module of another library, published. Names of cross attention overrule to_itself, at_end
     (queries are the last keys' tokens; as to_itself if None) and unplaced. extra: first keys that are no tokens."""
-    if not in_graph():
-        events.unproven.discard(module)
     compute = partial(compute, q, k, v, **options)
     if extra:
         compute = partial(_beside_extra_keys, extra, compute)
     if not events.subscribed(module):
+        if not in_graph():
+            events.unproven.discard(module)
         return compute(return_map=return_map)
     named = any(events.crosses(one.name(module)) for one in events.subscribers_of(module))
     at_end = to_itself if at_end is None else at_end
@@ -257,6 +257,8 @@ class _Asked:
 
     def seen(self, amap: Any, failed: Mapping[str, Exception], another: bool) -> Any:
         """The map that subscribers receive, measured without those that failed."""
+        if not (self.apart or copied or self.own):
+            return amap
         pairs = [pair for pair in zip(self.wanted, self.over, strict=True) if pair[1].name not in failed]
         wanted, over = [one for one, _ in pairs], [other for _, other in pairs]
         seen: Any = amap
@@ -277,8 +279,8 @@ class _Asked:
 
     def failed_of(self, one: events.Subscriber, failed: Mapping[str, Exception]) -> dict[str, Exception]:
         """name → why a measure of a subscriber is not known."""
-        names = {m.name: over.name for m, over in zip(self.wanted, self.over, strict=True)}
-        return {name: failed[names[name]] for name in one.measures if names[name] in failed}
+        names = {m.name: over.name for m, over in zip(self.wanted, self.over, strict=True)} if failed else {}
+        return {name: failed[names[name]] for name in one.measures if names.get(name) in failed}
 
     def returned(self, result: tuple[Any, ...], return_map: bool) -> tuple[Any, ...]:
         """What the caller gets, with its own measures alone."""

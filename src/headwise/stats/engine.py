@@ -25,22 +25,12 @@ class Pooled:
     numbers: Tensor  # [2, measures, h] in float64, totals and counts; or [steps, 2, measures, h]
     largest: Tensor  # [measures, 1], where a total is a maximum, not a sum
 
-    @property
-    def totals(self) -> Tensor:
-        """[…, measures, h]"""
-        return self.numbers.select(-3, 0)
-
-    @property
-    def counts(self) -> Tensor:
-        """[…, measures, h]"""
-        return self.numbers.select(-3, 1)
-
     def merged(self, *others: "Pooled") -> "Pooled":
         """Merge those of one step each, in this order."""
         numbers = self.numbers.clone()
         for other in others:
             numbers += other.numbers
-        tops = torch.stack([self.totals, *(other.totals for other in others)]).amax(0)
+        tops = torch.stack([self.numbers[0], *(other.numbers[0] for other in others)]).amax(0)
         numbers[0] = torch.where(self.largest, tops, numbers[0])
         return Pooled(numbers, self.largest)
 
@@ -56,32 +46,9 @@ class Pooled:
 
     def finished(self) -> Tensor:
         """The value of each, [..., measures, h] float32."""
-        divided = self.totals / torch.where(self.largest, 1.0, self.counts).clamp_min(1)
-        return divided.masked_fill(self.largest & (self.counts == 0), 0.0).float()
-
-
-class Pooling:
-    """Measures, and those that are pooled `together`: with the states of `RowMeasure`, merged as it does."""
-
-    def __init__(self, measures: Sequence[Measure]) -> None:
-        self.measures = tuple(measures)  # all
-        self.together = [m for m in measures if goes_together(m) and type(m).merge is RowMeasure.merge]
-        self.others = [m for m in measures if m not in self.together]  # those that are merged one by one
-        self.names = [measure.name for measure in self.together]  # of `together`
-        self._largest = torch.tensor([[m.reduce == "max"] for m in self.together], dtype=torch.bool)
-
-    def pooled(self, measured: "Measurements") -> Pooled | None:
-        """The states of `together`; None if there are none."""
-        if not self.together:
-            return None
-        numbers = measured.stacked(self.names)
-        largest = self._largest.to(numbers.device)
-        if numbers.shape[2] == 1:
-            return Pooled(numbers.squeeze(2), largest)
-        pooled = numbers.sum(2)
-        most = numbers[0].amax(1) if numbers.shape[2] else torch.full_like(pooled[0], -torch.inf)
-        pooled[0] = torch.where(largest, most, pooled[0])
-        return Pooled(pooled, largest)
+        totals, counts = self.numbers.unbind(-3)
+        divided = totals / torch.where(self.largest, 1.0, counts).clamp_min(1)
+        return divided.masked_fill(self.largest & (counts == 0), 0.0).float()
 
 
 def goes_together(measure: Measure) -> TypeGuard[RowMeasure]:

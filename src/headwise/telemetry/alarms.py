@@ -228,9 +228,6 @@ class Alarms:
         """Add alarms."""
         self._alarms += [(alarm, set()) for alarm in alarms]
 
-    def __bool__(self) -> bool:
-        return bool(self._alarms)
-
     @property
     def of_results(self) -> bool:
         """Whether one of them is also about the results of the model."""
@@ -444,9 +441,6 @@ class Writers:
         if not callable(getattr(writer, "write", None)):
             raise ConfigError(f"write_to: expected a writer such as JSONLines(path), got {type(writer).__name__}")
         self._writers.append(writer)
-
-    def __bool__(self) -> bool:
-        return bool(self._writers)
 
     def write(self, summary: Summary) -> None:
         """Write a step to all of them."""

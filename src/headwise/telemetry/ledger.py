@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,19 +18,23 @@ from headwise.kernels.spread import Held
 from headwise.masks import Grid
 from headwise.publishing import AttentionCall
 from headwise.stats import Measure, Measurements, describe
-from headwise.stats.base import RowState, tensors_of, with_tensors
-from headwise.stats.engine import Pooled, Pooling
+from headwise.stats.base import RowMeasure, RowState, tensors_of, with_tensors
+from headwise.stats.engine import Pooled, goes_together
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.heads import Tabled
 from headwise.table.show import plain
 
 
-class Merging(Pooling):
-    """The measures of a record: one that fails is unknown, the others are not; its error is raised if `strict`."""
+class Merging:
+    """The measures of a record, and those that are pooled `together`: with the states of `RowMeasure`, merged as it
+    does. One that fails is unknown, the others are not; its error is raised if `strict`."""
 
     def __init__(self, measures: Sequence[Measure], *, strict: bool) -> None:
-        super().__init__(measures)
-        self.strict = strict
+        self.measures, self.strict = tuple(measures), strict
+        self.together = [m for m in measures if goes_together(m) and type(m).merge is RowMeasure.merge]
+        self.others = [m for m in measures if m not in self.together]  # those that are merged one by one
+        self.names = [measure.name for measure in self.together]
+        self._largest = torch.tensor([[m.reduce == "max"] for m in self.together], dtype=torch.bool)
 
     def tried(self, unknown: dict[str, str], measure: Measure, function: Callable[..., Any], *args: Any) -> Any:
         """function(*args) of a measure; None, and the reason in `unknown`, if it fails."""
@@ -53,12 +57,21 @@ class Merging(Pooling):
         return state
 
     def pooled(self, measured: Measurements) -> Pooled | None:
-        """As in `Pooling`, with zeros for those that are missing."""
-        if any(name not in measured for name in self.names):
+        """The states of `together`, zeros for those that are missing; None if there are none."""
+        if not self.together:
+            return None
+        if not {*self.names} <= {*measured}:
             states, zeros = measured.states, torch.zeros_like(measured.nonfinite, dtype=torch.float64)
             blank = RowState(zeros, zeros)
             measured = Measurements(self.together, [states.get(m.name, blank) for m in self.together], zeros)
-        return super().pooled(measured)
+        numbers = measured.stacked(self.names)
+        largest = self._largest.to(numbers.device)
+        if numbers.shape[2] == 1:
+            return Pooled(numbers.squeeze(2), largest)
+        pooled = numbers.sum(2)
+        most = numbers[0].amax(1) if numbers.shape[2] else torch.full_like(pooled[0], -torch.inf)
+        pooled[0] = torch.where(largest, most, pooled[0])
+        return Pooled(pooled, largest)
 
 
 @dataclass
@@ -106,9 +119,10 @@ class Layer:
         ]
         pooled = self.pooled
         if pooled is not None:
-            gone = torch.tensor([[name in self.unknown] for name in self.pooling.names], device=pooled.totals.device)
-            numbers = pooled.totals.masked_fill(gone, torch.nan), pooled.counts.masked_fill(gone, 1.0)
-            pooled = replace(pooled, numbers=torch.stack(numbers))
+            gone = torch.tensor([[name in self.unknown] for name in self.pooling.names], device=pooled.numbers.device)
+            totals, counts = pooled.numbers
+            numbers = torch.stack([totals.masked_fill(gone, torch.nan), counts.masked_fill(gone, 1.0)])
+            pooled = replace(pooled, numbers=numbers)
         return replace(self, pooled=pooled, states=states)
 
     def trusted(self) -> "Layer":
@@ -158,9 +172,22 @@ def _finished(measure: Measure, state: Any, heads: range) -> Tensor:
 
 @dataclass
 class Running:
-    """The states of all layers, in the order of the first call."""
+    """The states of all layers, in the order of the first call; of one step or of several.
+
+    Of a step that has ended: its number, whether a result has NaN or +infinity, and how many layers were known then.
+    """
 
     layers: dict[str, Layer] = field(default_factory=dict)
+    index: int = 0
+    spoiled: bool = False
+    known: int = 0
+
+    def kind(self) -> Any:
+        """Equal for steps that are folded together: `tables` takes those of the same layers, without other states."""
+        if any(layer.states for layer in self.layers.values()):
+            return self.index
+        facts = ((name, x.heads, x.nonfinite.device, *sorted(x.unknown)) for name, x in self.layers.items())
+        return self.known, *facts
 
     def add(self, name: str, *layers: Layer) -> None:
         """Add the states of a layer, of one call or step after the other."""
@@ -195,7 +222,8 @@ def layer_of(call: AttentionCall, pooling: Merging) -> Layer:
     measured, amap = call.measured, call.map
     assert measured is not None  # a record has measures
     unknown = {name: f"{type(error).__name__}: {error}" for name, error in call.failed.items()}
-    grid, device, states = replace(amap.rule.grid, b=1), amap.lse.device, []
+    grid, device, heads, states = amap.rule.grid, amap.lse.device, amap.shape[1], []
+    grid = grid if grid.b == 1 else replace(grid, b=1)
     given = measured.states if pooling.others else {}
     for m in pooling.others:
         state = start = pooling.start(unknown, m, grid, device)
@@ -204,7 +232,6 @@ def layer_of(call: AttentionCall, pooling: Merging) -> Layer:
             if len(amap.lse) != 1:
                 state = pooling.tried(unknown, m, m.merge, start, state)
         states.append(start if m.name in unknown else state)
-    heads = amap.shape[1]
     nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=device)
     if bool(measured.nonfinite.any()):
         nonfinite[0] = measured.nonfinite.sum(0)
@@ -212,11 +239,11 @@ def layer_of(call: AttentionCall, pooling: Merging) -> Layer:
         nonfinite[2] = _bad(amap.k, heads)
     if amap.nonfinite_values is not None:
         nonfinite[3] = amap.nonfinite_values.sum(0).repeat_interleave(heads // amap.nonfinite_values.shape[1])
-    unplaced = {m.name for m in pooling.measures if call.unplaced and m.placed}
-    unplaced |= {m.name for m in pooling.measures if call.unstarted and (m.requires or m.of_first)}
+    for m in pooling.measures if call.unplaced or call.unstarted else ():
+        if (call.unplaced and m.placed) or (call.unstarted and (m.requires or m.of_first)):
+            unknown.setdefault(m.name, "")
     numbers, of = (range(heads), heads) if call.held is None else call.held
-    pooled = pooling.pooled(measured)
-    return Layer(grid, pooling, pooled, states, nonfinite, numbers, of, dict.fromkeys(unplaced, "") | unknown)
+    return Layer(grid, pooling, pooling.pooled(measured), states, nonfinite, numbers, of, unknown)
 
 
 def unknown_layer(held: Held | None, out: Tensor, pooling: Merging) -> Layer:
@@ -372,23 +399,6 @@ class History(Sequence[Summary]):
         return f"History({len(self)} steps, {self.steps[0]} to {self.steps[-1]}; {', '.join(self._summaries[-1])})"
 
 
-class Ended(NamedTuple):
-    """A step that has ended."""
-
-    running: Running
-    index: int
-    spoiled: bool  # as of the ledger
-    known: int  # the number of layers seen until then
-
-    def kind(self) -> Any:
-        """Equal for steps that are folded together."""
-        layers = self.running.layers.items()
-        if any(layer.states for _, layer in layers):
-            return self.index
-        facts = ((name, layer.heads, layer.nonfinite.device, *sorted(layer.unknown)) for name, layer in layers)
-        return self.known, *facts
-
-
 KEPT = 64  # the most steps that have ended and are not folded
 _folding = RLock()  # records are read in any thread
 
@@ -401,12 +411,12 @@ class Ledger:
         self._names, self._heads = names, heads
         self._past: deque[Summary] = deque(maxlen=history)
         self._order: dict[str, range] = {}
-        self._current, self._ended = Running(), list[Ended]()
+        self._current, self._ended = Running(), list[Running]()
         self._last, self._total = Running(), Running()
         self.index = self.steps = 0  # measured ones
         self.clipped: int | None = None  # the step by which `qk_clip` last changed weights
         self.spoiled = False  # whether a result in the current step has NaN or +infinity, as far as looked at
-        self._latest = self._summary(self._last, 0, 0)
+        self._latest = self.summarise(self._last, 0, 0)
 
     def begin_at(self, step: int) -> None:
         """Number the current step so."""
@@ -441,33 +451,31 @@ class Ledger:
     def end_step(self) -> Running | None:
         """End the current step and return its states; None if nothing was measured."""
         with _folding:
-            step = Ended(self._current, self.index, self.spoiled, len(self._order))
+            step = Running(self._current.layers, self.index, self.spoiled, len(self._order))
             self._current, self.index, self.spoiled = Running(), self.index + 1, False
-            if not step.running.layers and not step.spoiled:
+            if not step.layers and not step.spoiled:
                 return None
             self._ended.append(step)
             self.steps += 1
             if len(self._ended) >= KEPT:
                 self.fold()
-        return step.running
+        return step
 
     def fold(self) -> None:
         """Add the steps that have ended to the totals and the history."""
         with _folding:
             ended, self._ended = self._ended, []
-            for _, alike in groupby(ended, Ended.kind):
-                steps = list(alike)
-                runnings = [step.running for step in steps]
-                self._last = runnings[-1]
+            for steps in (list(alike) for _, alike in groupby(ended, Running.kind)):
+                self._last = steps[-1]
                 for name in self._last.layers:
-                    layers = [running.layers[name] for running in runnings]
+                    layers = [step.layers[name] for step in steps]
                     if bool(torch.stack([layer.nonfinite for layer in layers]).any()):
                         layers = [layer.trusted() for layer in layers]
                     self._total.add(name, *layers)
-                order = dict(islice(self._order.items(), steps[0].known))
-                places, *found = tables(runnings, self._names, order, self._heads)
-                for step, numbers, nonfinite in zip(steps, *found, strict=True):
-                    held = numbers.clone(), nonfinite.clone()  # a summary can outlive the others
+                order = dict(islice(self._order.items(), self._last.known))
+                places, *found = tables(steps, self._names, order, self._heads)
+                for step, *numbers in zip(steps, *found, strict=True):
+                    held = (x.clone() for x in numbers)  # a summary can outlive the others
                     self._past.append(Summary(step.index, 1, places, self._names, *held, step.spoiled))
                 self._latest = self._past[-1]
 
@@ -497,7 +505,7 @@ class Ledger:
     @property
     def totals(self) -> Summary:
         """The summary of all steps."""
-        return self._summary(self.total, self.latest.step, self.steps)
+        return self.summarise(self.total, self.latest.step, self.steps)
 
     @property
     def history(self) -> History:
@@ -505,14 +513,11 @@ class Ledger:
         self.fold()
         return History(tuple(self._past))
 
-    def summarise(self, running: Running, steps: int, whole: Running) -> Summary:
-        """The summary of other states, such as those of all ranks, with the heads of `whole`."""
-        order = self._order | {name: layer.heads for name, layer in whole.layers.items()}
-        return self._summary(running, self.latest.step, steps, order)
-
-    def _summary(self, running: Running, step: int, steps: int, order: dict[str, range] | None = None) -> Summary:
-        places, *found = tables([running], self._names, self._order if order is None else order, self._heads)
-        return Summary(step, steps, places, self._names, *(x[0] for x in found))
+    def summarise(self, running: Running, step: int, steps: int, whole: Running | None = None) -> Summary:
+        """The summary of states of several steps, such as those of all ranks, with the heads of `whole`."""
+        order = self._order | {name: x.heads for name, x in (whole.layers if whole else {}).items()}
+        places, numbers, nonfinite = tables([running], self._names, order, self._heads)
+        return Summary(step, steps, places, self._names, numbers[0], nonfinite[0])
 
 
 def _listed(heads: range) -> str:

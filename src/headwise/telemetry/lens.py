@@ -139,11 +139,6 @@ class Projections:
         """Forget them, and keep none until the next `open`."""
         self._outputs = None
 
-    @property
-    def held(self) -> int:
-        """The number of outputs that are kept now."""
-        return len(self._outputs or ())
-
     def kept(self, call: AttentionCall) -> Kept:
         """What to keep of a call."""
         outputs, self._outputs = self._outputs or [], []

@@ -46,7 +46,7 @@ def gathered(runnings: list[Running], group: Any, modules: Mapping[str, nn.Modul
         raise ConfigError("reduce(): torch.distributed is not initialised; use record.latest and record.totals")
     layers = [(i, name, layer) for i, one in enumerate(runnings) for name, layer in one.layers.items()]
     parts = [x for _, _, layer in layers for x in (*layer.tensors(), _facts(layer))]
-    device = _device(group)
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else "cpu"
     flat = torch.cat(
         [torch.empty(0, dtype=torch.float64, device=device), *(x.double().flatten().to(device) for x in parts)]
     )
@@ -82,12 +82,6 @@ def _replica(module: nn.Module | None, layer: Layer) -> list[float]:
         return []
     plain = [x.detach().flatten() for x in module.parameters() if not is_dtensor(x)]
     return [float(x[:: len(x) // 64 + 1].double().sum()) for x in plain]
-
-
-def _device(group: Any) -> torch.device:
-    if dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:

@@ -73,6 +73,8 @@ class Record(Shown):
         self._writers, self._alarms = Writers(), Alarms(how.alarms)
         self._strict = how.on_error == "raise"
         self._merging = Merging(how.measures, strict=self._strict)
+        # Whether each step is summarised as it ends: somebody reads it, or a measure may fail at that.
+        self._at_once = bool(how.alarms or self._merging.others)
         self._handles: list[RemovableHandle] = []
         self._observing = ExitStack()
         self._open, self._calls = False, Calls()
@@ -187,12 +189,11 @@ class Record(Shown):
         return self.latest if self._end_step() else None
 
     def _end_step(self) -> bool:
-        """End a step, and summarise it only if somebody reads it now or a measure may fail at that. Returns whether
-        anything was measured."""
+        """`step`; returns whether anything was measured."""
         ended = summary = None
         with self._guarded(""):
             ended = self.ledger.end_step()
-            if ended is not None and (self._writers or self._alarms or self._merging.others):
+            if ended is not None and self._at_once:
                 summary = self.ledger.latest
         for name, layer in ended.layers.items() if ended is not None else ():
             for measure, why in layer.unknown.items():
@@ -246,6 +247,7 @@ class Record(Shown):
     def write_to(self: Self, writer: Writer) -> Self:
         """Write every measured step from now on; the first failure of a writer is reported as a warning."""
         self._writers.add(writer)
+        self._at_once = True
         return self
 
     def alarm(self: Self, *alarms: Alarm) -> Self:
@@ -257,6 +259,7 @@ class Record(Shown):
                     f"missing, or watch(measures=…)"
                 )
         self._alarms.add(alarms)
+        self._at_once = True
         return self
 
     def reduce(self, group: Any = None) -> Reduced:
@@ -272,8 +275,8 @@ class Record(Shown):
                 that are split in a way that cannot be read.
         """
         last, total = gathered([self.ledger.last, self.ledger.total], group, self.modules())
-        ledger = self.ledger
-        return Reduced(self, ledger.summarise(last, 1, total), ledger.summarise(total, ledger.steps, total))
+        found = ((last, 1), (total, self.ledger.steps))
+        return Reduced(self, *(self.ledger.summarise(x, self.latest.step, steps, total) for x, steps in found))
 
     def modules(self) -> dict[str, nn.Module]:
         """name → attention module of every watched layer; of those so far, where attention is recognised."""
@@ -420,7 +423,7 @@ class Record(Shown):
         """One attention call."""
         if not self._open:
             return
-        with _seeing, own_dtypes(call.map.q):
+        with _seeing, own_dtypes(call.map.lse):
             layer, said = layer_of(call, self._merging), list[str]()
             if has_derivatives():  # torch.func's tensors are wrapped, and belong to the function that it runs
                 layer = layer.with_tensors(plain)

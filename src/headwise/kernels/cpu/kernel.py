@@ -259,6 +259,7 @@ class _Request(NamedTuple):
     steps: list[tuple[int, ...]]  # of keys and values, and of their scales
     like: binding.ForwardCall
     held: Any
+    rule: Rule | None = None  # of the calls, for a map
 
 
 def _steps(memory: Sequence[Tensor]) -> list[tuple[int, ...]]:
@@ -333,18 +334,11 @@ class _Training(Learned):
         return (dq, dk, dv) if status == binding.DONE else None
 
 
-class _Measured(NamedTuple):
-    """A `_Request` of a map, and the rule of its calls."""
-
-    request: _Request
-    rule: Rule
-
-
 @dataclass
 class _Map:
     shape: tuple[int, ...]  # of the output
     again: Callable[..., int]  # headwise_again_measured
-    latest: _Measured  # replaced as a whole, as in `_Output`
+    request: _Request  # as in `_Output`
     rows: binding.RowsCall  # never modified
     statistics: tuple[Statistic, ...]  # those requested
     measures: tuple[Measure, ...]
@@ -356,13 +350,14 @@ class _Map:
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
         """As `Prepared.run`."""
         k, v = memory
-        steps, (request, rule) = _steps(memory), self.latest
+        request, steps = self.request, _steps(memory)
+        assert request.rule is not None
+        rule = replace(request.rule, grid=replace(request.rule.grid, m=m)) if m != request.m else request.rule
         if m != request.m or steps != request.steps:
-            rule = replace(rule, grid=replace(rule.grid, m=m))
-            if any(not _same(value, value_of(one, rule)) for one, value in self.known):
+            known = [(one, value_of(one, rule)) for one, _ in self.known]
+            if any(value is None or value.counted is not None for _, value in known) or known != self.known:
                 return None
-            request = _Request(m, steps, *binding.of_all_keys(request.like, m, steps))
-            self.latest = _Measured(request, rule)
+            request = self.request = _Request(m, steps, *binding.of_all_keys(request.like, m, steps), rule)
         b, h, n, _ = self.shape
         out, lse = q.new_empty(self.shape), torch.empty(b, h, n, dtype=torch.float32, device="cpu")
         results = torch.empty(len(self.statistics), b, h, n, dtype=torch.float32, device="cpu")
@@ -391,20 +386,11 @@ class _Map:
             return reduced
 
         try:
-            known = dict(zip(self.statistics, results, strict=True))
-            measured = measure(tiles, lse, rule, wanted, found=known, reduce=found)
+            given = dict(zip(self.statistics, results, strict=True))
+            measured = measure(tiles, lse, rule, wanted, found=given, reduce=found)
         except _Others:
             return None
         return out, Mapped(lse, rule, CPU.name, self.refusals, measured)
-
-
-def _same(one: RowValue, other: RowValue | None) -> bool:
-    """Whether a measure has the same value for another number of keys."""
-    if other is None or one[:2] != other[:2]:
-        return False
-    if one.counted is None or other.counted is None:
-        return one.counted is other.counted
-    return torch.equal(one.counted, other.counted)
 
 
 def _of_map(call: Call, wanted: Sequence[Measure], refusals: Mapping[str, str]) -> Prepared | None:
@@ -430,7 +416,7 @@ def _of_map(call: Call, wanted: Sequence[Measure], refusals: Mapping[str, str]) 
     requested = (binding.Wanted * len(entries))(*arguments)
     like.wanted_count, like.wanted = len(entries), requested
     return _Map(
-        shape, handle.headwise_again_measured, _Measured(_Request(m, _steps((call.k, call.v)), like, held), call.rule),
+        shape, handle.headwise_again_measured, _Request(m, _steps((call.k, call.v)), like, held, call.rule),
         binding.RowsCall(b, h, n, None, len(reduce), of_rows), tuple(order), tuple(wanted), known, dict(refusals),
         dropped, [requested, of_rows, *held_masks],
     )  # fmt: skip

@@ -271,7 +271,7 @@ def _read(
     found: list[Mask | None] = []
     scores: tuple[Score, ...] = () if softcap is None else (SoftCap(float(softcap)),)
     own = attention_mask if isinstance(attention_mask, MaskTensor) else None
-    of_call = own is not None and not own.changed and own.shape == (b, 1, n, key.shape[2])
+    of_call = own is not None and not own.changed and own.sizes == (b, n, key.shape[2])
     if own is not None and of_call:
         position = own.position
     else:

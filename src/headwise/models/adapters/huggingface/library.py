@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Collection
+from functools import cache
 from importlib import import_module
 from inspect import signature
 from typing import Any, NamedTuple
@@ -41,7 +42,12 @@ _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
 def calls_interface(module: nn.Module) -> bool:
     """Whether a module looks up its attention function in transformers' `AttentionInterface`."""
-    names = getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
+    return _calls_interface(type(module).forward)
+
+
+@cache
+def _calls_interface(forward: Any) -> bool:
+    names = getattr(getattr(inspect.unwrap(forward), "__code__", None), "co_names", ())
     # The interface is a mapping: modules that use getattr find no entry of it, and keep their own function.
     return _INTERFACE in names and ("get_interface" in names or "getattr" not in names)
 

@@ -22,6 +22,7 @@ class MaskTensor(LazyTensor):
     no n×m memory unless a model computes with it; every result is an ordinary tensor."""
 
     mask: Mask | None  # over the first `position.keys` of the m keys
+    sizes: tuple[int, int, int]  # b, n, m; `shape` takes longer, as every question to a tensor of a subclass
     position: Position  # where the queries and these keys are
 
     @staticmethod
@@ -36,7 +37,7 @@ class MaskTensor(LazyTensor):
         eager: Callable[[], Tensor],
     ) -> None:  # fmt: skip
         """shape: b, n, m. eager: computes the dense tensor."""
-        self.mask, self.position, self._eager = mask, position, eager
+        self.mask, self.sizes, self.position, self._eager = mask, shape, position, eager
 
     def make(self) -> Tensor:
         with torch.inference_mode(False):  # tensors of inference mode have no version counter
