@@ -142,7 +142,7 @@ def distillation(seed: int, quick: bool) -> list[Arm]:
     train, held = map(torch.tensor, pieces)
     held = windows(held, 4 if quick else 96, 32, torch.Generator().manual_seed(0))
     arms = ("embeddings alone", 0.0), ("and maps", 0.3)
-    return [_distilled(*one, seed, 1 if quick else 120, teacher, train, held) for one in arms]
+    return [_distilled(*one, seed, 1 if quick else 80, teacher, train, held) for one in arms]
 
 
 def embedded(model: nn.Module, ids: Tensor) -> Tensor:
