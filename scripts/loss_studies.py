@@ -95,8 +95,8 @@ def optimised(model: nn.Module, loss: Callable[[int], Tensor], steps: int, lr: f
 
 
 def collapse(seed: int, quick: bool) -> list[Arm]:
-    """Characters, at a learning rate at which attention collapses; with and without an entropy floor."""
-    return [_collapse(*one, seed, 6 if quick else 300) for one in (("without", 0.0), ("floor 1 nat", 1.0))]
+    """Characters, at a learning rate of 0.1 at which attention collapses; with and without an entropy floor."""
+    return [_collapse(*one, seed, 6 if quick else 150) for one in (("without", 0.0), ("floor 1 nat", 1.0))]
 
 
 def _collapse(name: str, weight: float, seed: int, steps: int) -> Arm:
@@ -113,16 +113,13 @@ def _collapse(name: str, weight: float, seed: int, steps: int) -> Arm:
             arm.curves["least entropy"].append((step, float(record.latest["entropy"].amin())))
             return task + weight * hw.losses.entropy_floor(record, 1.0) if weight else task
 
-        optimised(model, loss, steps, lr=RATE, warm=1)
+        optimised(model, loss, steps, lr=0.1, warm=1)
         with torch.no_grad():
             ids = windows(held, 32, 64, torch.Generator().manual_seed(0))
             arm.numbers["held-out loss"] = float(next_loss(model(ids), ids))
     entropy = record.latest["entropy"]
     arm.numbers |= {"mean entropy": float(entropy.mean()), "heads under 0.1 nats": float((entropy < 0.1).sum())}
     return arm
-
-
-RATE = 0.03
 
 
 # (b) Distillation of maps
@@ -142,7 +139,7 @@ def distillation(seed: int, quick: bool) -> list[Arm]:
     train, held = map(torch.tensor, pieces)
     held = windows(held, 4 if quick else 96, 32, torch.Generator().manual_seed(0))
     arms = ("embeddings alone", 0.0), ("and maps", 0.3)
-    return [_distilled(*one, seed, 1 if quick else 120, teacher, train, held) for one in arms]
+    return [_distilled(*one, seed, 1 if quick else 80, teacher, train, held) for one in arms]
 
 
 def embedded(model: nn.Module, ids: Tensor) -> Tensor:
