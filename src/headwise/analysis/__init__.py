@@ -23,9 +23,11 @@ from headwise.analysis.importance.gradients import HardConcrete, gradient_import
 from headwise.analysis.importance.losses import HeadImportance
 from headwise.analysis.information import head_information, output_similarities
 from headwise.analysis.linear import MapSpectrum, map_spectrum
+from headwise.analysis.relevance import AttentionRelevance, Relevance, RelevanceMap, attention_lrp, relevance
 from headwise.analysis.similarity import HeadSimilarity, map_divergence
 
 __all__ = [
+    "AttentionRelevance",
     "Counterfactual",
     "DirectEffects",
     "HardConcrete",
@@ -35,12 +37,15 @@ __all__ = [
     "MapSpectrum",
     "Mention",
     "PruningCurve",
+    "Relevance",
+    "RelevanceMap",
     "RoleScore",
     "Roles",
     "Rollout",
     "ablation_importance",
     "attention_flow",
     "attention_knockout",
+    "attention_lrp",
     "circuit_similarity",
     "composition",
     "counterfactual",
@@ -58,6 +63,7 @@ __all__ = [
     "pruning_curve",
     "rank_agreement",
     "read_conllu",
+    "relevance",
     "roles",
     "rollout",
     "subspace_overlap",

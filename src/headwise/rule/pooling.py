@@ -3,7 +3,7 @@
 Each is one pass over the tiles, with memory O(n) or the size of its result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from headwise.errors import ConfigError, ShapeError, check_whole
 from headwise.masks import Grid, Span
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
 from headwise.rule.lowering import lowered
-from headwise.rule.tiles import stream
+from headwise.rule.tiles import Tile, stream
 
 
 class Squares(NamedTuple):
@@ -25,14 +25,17 @@ class Squares(NamedTuple):
     allowed: Tensor  # int64, the number of unmasked pairs
 
 
-def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None = None) -> Squares:
-    """Pool the weights over squares of `cell` × `cell`."""
+def squares(
+    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None = None, *,
+    read: Callable[[Tile], Tensor] = lambda tile: tile.weights,
+) -> Squares:  # fmt: skip
+    """Pool the weights over squares of `cell` × `cell`, or what else is read from their tiles, [b, h, r, c]."""
     b, h, n, m = rule.grid
     total = lse.new_zeros(b, h, -(-n // cell), -(-m // cell))
     largest, count = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.int64)
     for tile in stream(q, k, lse, rule, width=max(1, KEY_BLOCK // cell) * cell, multiple=cell, progress=progress):
         i, j = tile.rows.start // cell, tile.cols.start // cell
-        parts = in_squares(tile.weights, cell)  # [b, h, R, cell, C, cell]
+        parts = in_squares(read(tile), cell)  # [b, h, R, cell, C, cell]
         place = (..., slice(i, i + parts.shape[2]), slice(j, j + parts.shape[4]))
         total[place] += parts.sum((3, 5))
         largest[place] = torch.maximum(largest[place], parts.amax((3, 5)))

@@ -8,25 +8,35 @@ second derivatives and gradient × attention are products with such matrices and
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from headwise.rule import Rule, grouped, grouped_t, raw_scores
-from headwise.rule.tiles import Tile, stream
+from headwise.rule import Rule, grouped, grouped_t, pooling, raw_scores
+from headwise.rule.tiles import Tile, scores_at, stream
 
 Factor = Callable[[Tile], Tensor]  # of a tile, [b, h, r, c], finite where it is masked
 
 
 class LowRank(NamedTuple):
-    """The factor A Bᵀ − c 1ᵀ on a tile; 0 where it is masked."""
+    """The factor A Bᵀ − c 1ᵀ, or its positive part, on a tile; 0 where it is masked."""
 
     a: Tensor  # [b, h, n, e]
     b: Tensor  # [b, h or h_kv, m, e]
     c: Tensor | None = None  # [b, h, n]
+    positive: bool = False
 
     def __call__(self, tile: Tile) -> Tensor:
         rows, cols = slice(*tile.rows), slice(*tile.cols)
         a, b = self.a[:, :, rows], self.b[:, :, cols]
-        return without_masked(grouped(a, b.mT) if self.c is None else raw_scores(a, b, 1.0, self.c[:, :, rows]), tile)
+        found = grouped(a, b.mT) if self.c is None else raw_scores(a, b, 1.0, self.c[:, :, rows])
+        return without_masked(found.clamp_min_(0.0) if self.positive else found, tile)
+
+    def at(self, batch: range, heads: range, rows: range, cols: range) -> Tensor:
+        """The factor A Bᵀ at these indices, [len(batch), len(heads), len(rows), len(cols)]."""
+        group = self.a.shape[1] // self.b.shape[1]
+        a = self.a[list(batch)][:, list(heads)][:, :, list(rows)]
+        found = a @ self.b[list(batch)][:, [head // group for head in heads]][:, :, list(cols)].mT
+        return found.clamp_min_(0.0) if self.positive else found
 
 
 def without_masked(x: Tensor, tile: Tile) -> Tensor:
@@ -40,10 +50,21 @@ class Weighted:
     def __init__(self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule, factor: Factor) -> None:
         self.q, self.k, self.lse, self.rule, self.factor = q, k, lse, rule, factor
 
-    def tiles(self, *, width: int | None = None, multiple: int = 1) -> Iterator[tuple[Tile, Tensor]]:
+    def on(self, tile: Tile) -> Tensor:
+        """P ∘ F on a tile, [b, h, r, c]."""
+        return self.factor(tile).mul_(tile.weights)
+
+    def tiles(self) -> Iterator[tuple[Tile, Tensor]]:
         """Yield the tiles that are not fully masked, as `headwise.rule.tiles.stream`, and P ∘ F on each."""
-        for tile in stream(self.q, self.k, self.lse, self.rule, width=width, multiple=multiple):
-            yield tile, self.factor(tile).mul_(tile.weights)
+        for tile in stream(self.q, self.k, self.lse, self.rule):
+            yield tile, self.on(tile)
+
+    def entries(self, batch: range, heads: range, rows: range, cols: range) -> Tensor:
+        """P ∘ F at these indices, as `LowRank.at`, of a factor that has it."""
+        places = batch, heads, rows, cols
+        weights = scores_at(self.q, self.k, self.lse, self.rule, *places, less_lse=True).exp_()
+        assert isinstance(self.factor, LowRank)
+        return (self.factor.at(*places) * weights).masked_fill_(weights == 0, 0.0)
 
     def times(self, x: Tensor) -> Tensor:
         """The product with x [b, h or h_kv, m, e], [b, h, n, e]."""
@@ -59,3 +80,16 @@ class Weighted:
         for tile, weighted in self.tiles():
             found[:, :, slice(*tile.cols)] += grouped_t(weighted, y[:, :, slice(*tile.rows)], h)
         return found
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """Sums over the keys of each query [b, h, n], and over the queries of each key [b, h, m]."""
+        b, h, _, m = self.rule.grid
+        of_queries, of_keys = torch.zeros_like(self.lse), self.lse.new_zeros(b, h, m)
+        for tile, weighted in self.tiles():
+            of_queries[:, :, slice(*tile.rows)] += weighted.sum(-1)
+            of_keys[:, :, slice(*tile.cols)] += weighted.sum(-2)
+        return of_queries, of_keys
+
+    def squares(self, cell: int) -> Tensor:
+        """The mean over the unmasked pairs of squares of `cell` × `cell`, [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
+        return pooling.squares(self.q, self.k, self.lse, self.rule, cell, read=self.on).mean
