@@ -344,7 +344,7 @@ class _Again(torch.autograd.Function):
 
 def _after_attend(ctx: Any) -> str | Derivatives:
     if ctx.joint is not None:
-        return f"a map with gradients has no second derivative (create_graph=True, double backward); {REMEDY}"
+        return "a call with differentiable=True has no second derivative (create_graph=True, double backward)"
     return _beyond(ctx.kernel, ctx.dropout_p, ctx.rule.of_inputs, ctx.biases, ctx.needs_input_grad[6:], 3)
 
 
