@@ -2,15 +2,18 @@
 
     python -m benchmarks.watch                    # Markdown tables; --quick for small sizes, which say nothing
 
-Time is measured turn by turn in one process; memory is the peak of a step in a process of its own.
+And a decoding step of a 4-layer Llama of transformers: with SDPA, attached, watched with two measures.
+
+Time is measured turn by turn in one process; memory is the peak of a step in a process of its own. A decoding step is
+the fastest of all rounds at its number of keys, as it is short, the mean over some numbers of keys.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -20,7 +23,9 @@ from benchmarks.contestants import Skip
 from benchmarks.machine import examine
 from benchmarks.memory import peak_of
 from benchmarks.timing import medians
-from benchmarks.watched import OF_WEIGHTS, Size, answer, blocks, gpt2, prepared, train, with_weights
+from benchmarks.watched import OF_WEIGHTS, Size, answer, blocks, generated, gpt2, llama, prepared, train, with_weights
+
+STEPS, WARM = 24, 4  # decoding steps of a round, and the first ones, which do not count
 
 
 def main() -> None:
@@ -42,6 +47,7 @@ def main() -> None:
     print("\n".join(ratios))
     print(f"\n{len(OF_WEIGHTS)} of the six measures can be computed from weights; the largest logit cannot.\n")
     _memory(size, n, machine.threads, 1 if args.quick else 5)
+    _decoding((2, 48, 2) if args.quick else (4, 768, 12), (9,) if args.quick else (64, 2048), args.seconds)
     if args.quick:
         print("\nSmall sizes: these times say nothing.")
 
@@ -103,6 +109,29 @@ def _memory(size: Size, n: int, threads: int, runs: int) -> None:
             print(f"| {what} | {reason} | | |")
             continue
         print(f"| {what} | {plain / 1e6:.1f} | {watched / 1e6:.1f} | {watched / max(plain, 1) - 1:+.2%} |", flush=True)
+
+
+def _decoding(size: Size, lengths: Sequence[int], seconds: float) -> None:
+    """Steps after different numbers of tokens in the cache, some of which are discarded as warm-up."""
+    print("\n| decoding step, keys | SDPA, ms | attached / SDPA | watched / SDPA | watched, more a layer, µs |")
+    print("| ---: | ---: | ---: | ---: | ---: |", flush=True)
+    nets = {name: llama(size, max(1, size[2] // 3)) for name in ("peer", "attached", "watched")}
+    with hw.watch(nets["watched"], measures=["max_logit", "entropy"]):
+        attached = hw.attach(nets["attached"])
+        for n in lengths:
+            ids, rounds = torch.randint(1000, (1, n)), dict[str, list[list[float]]]()
+            begun = time.perf_counter()
+            while time.perf_counter() < begun + seconds or not rounds:
+                logits = {}
+                for name, net in nets.items():
+                    logits[name], times = generated(net, ids, STEPS)
+                    rounds.setdefault(name, []).append(times[WARM:])
+                for name in ("attached", "watched"):
+                    torch.testing.assert_close(logits[name], logits["peer"], rtol=1e-3, atol=1e-3)
+            peer, plain, watched = (mean(map(min, zip(*rounds[name], strict=True))) for name in nets)
+            more = (watched - peer) / size[0] * 1e6
+            print(f"| {n} | {peer * 1e3:.4g} | {plain / peer:.2f} | {watched / peer:.2f} | {more:.0f} |", flush=True)
+        attached.detach()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The models that `benchmarks.watch` watches, the same weights with SDPA, and what people do without a watch."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -56,6 +57,31 @@ def gpt2(size: Size, n: int, attention: str) -> nn.Module:
         attn_implementation=attention, use_cache=False,
     )  # fmt: skip
     return GPT2Model(config).eval()
+
+
+def llama(size: Size, kv_heads: int) -> nn.Module:
+    """A Llama of transformers with random weights and SDPA, always the same."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    layers, d, heads = size
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1000, hidden_size=d, intermediate_size=8 * d // 3, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=4096,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def generated(net: nn.Module, ids: Tensor, steps: int) -> tuple[Tensor, list[float]]:
+    """The last logits of that many decoding steps after the tokens, and the seconds of each step."""
+    cache, times = net(ids).past_key_values, []
+    for _ in range(steps):
+        begun = time.perf_counter()
+        logits: Tensor = net(ids[:, :1], past_key_values=cache).logits
+        times.append(time.perf_counter() - begun)
+    return logits, times
 
 
 def answer(net: nn.Module, x: Tensor) -> Tensor:

@@ -9,8 +9,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-# Whether the compiler follows the frames of this thread, as it does in what a compiled function calls.
-_followed = torch._C._dynamo.eval_frame.get_eval_frame_callback
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
@@ -20,8 +18,8 @@ def eager(function: _Function) -> _Function:
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        traced = torch.compiler.is_compiling() or ("torch._dynamo" in sys.modules and _followed() is not None)
-        return (disabled if traced else function)(*args, **kwargs)
+        used = torch.compiler.is_compiling() or "torch._dynamo" in sys.modules
+        return (disabled if used else function)(*args, **kwargs)
 
     return cast(_Function, called)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -195,7 +194,6 @@ def module_name(call: str) -> str:
 _CROSS = frozenset({"encoder_attn", "multihead_attn", "encoder_decoder_attention", "encdecattention"})
 
 
-@lru_cache(maxsize=1024)
 def crosses(name: str) -> bool:
     """Whether a module has a name that models give to cross attention."""
     parts = name.lower().split(".")

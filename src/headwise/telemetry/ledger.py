@@ -172,15 +172,12 @@ def _finished(measure: Measure, state: Any, heads: range) -> Tensor:
 
 @dataclass
 class Running:
-    """The states of all layers, in the order of the first call; of one step or of several.
-
-    Of a step that has ended: its number, whether a result has NaN or +infinity, and how many layers were known then.
-    """
+    """The states of all layers, in the order of the first call."""
 
     layers: dict[str, Layer] = field(default_factory=dict)
-    index: int = 0
-    spoiled: bool = False
-    known: int = 0
+    index: int = 0  # of a step that has ended, as the next two
+    spoiled: bool = False  # as of the ledger
+    known: int = 0  # the number of layers seen until then
 
     def kind(self) -> Any:
         """Equal for steps that are folded together: `tables` takes those of the same layers, without other states."""
