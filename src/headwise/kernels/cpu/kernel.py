@@ -228,7 +228,8 @@ class CPU:
         output = _Output(None if same else shape, handle.headwise_again, n == 1, request)
         if not learns(call):
             return output
-        return None if scales else _Training(self, call.rule, output, handle.headwise_again_backward)
+        of = _Training(output, handle.headwise_again_backward)
+        return None if scales else Learned(self, call.rule, of.forward, of.backward)
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
@@ -288,7 +289,7 @@ class _Output:
 
 
 @dataclass
-class _Training(Learned):
+class _Training:
     """again: headwise_again_backward. latest: the kinds of tensors of the latest backward pass, and its request, which
     are replaced as a whole: gradients may have other strides, and hooks may change all that was saved."""
 
@@ -296,13 +297,11 @@ class _Training(Learned):
     again: Callable[..., int]
     latest: tuple[list[Any], binding.BackwardCall] | None = None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         """As `Learned.forward`."""
         lse = passes.floats(*q.shape[:3])
         found = self.output.run(q, (k, v), k.shape[2], None, lse)
-        if found is None:
-            raise Declined
-        return found[0], lse
+        return None if found is None else (found[0], lse)
 
     def backward(self, *given: Tensor) -> tuple[Tensor, ...] | None:
         """As `Learned.backward`."""
