@@ -1,7 +1,5 @@
 """Calls that come again launch the GPU kernels with the arguments that were kept, and have the same bits."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from samples import qkv
@@ -123,7 +121,7 @@ def test_training_calls_that_fail_their_check_are_dispatched() -> None:
     hw.attend(*given, kernel="triton_gpu")
     ((key, kept),) = prepare._prepared.items()
     learned: list[object] = []
-    refused = kept.again._replace(refusal=lambda call, of: learned.append(of) or "no")  # type: ignore[attr-defined]
-    prepare._prepared[key] = replace(kept, again=refused)  # type: ignore[type-var]
+    refused = kept.forward.__self__._replace(refusal=lambda call, of: learned.append(of) or "no")  # type: ignore[attr-defined]
+    prepare._prepared[key] = kept._replace(forward=refused.trained)  # type: ignore[attr-defined]
     assert came_again(*given) is None
     assert learned == [(False, False, False)]

@@ -14,7 +14,7 @@ compiled kernel reports its own; for the others it is computed from dO and O.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -295,22 +295,14 @@ class _Attend(torch.autograd.Function):
         return None, None, None, *complete(found, learned, wanted)
 
 
-@dataclass
-class Learned:
-    """`Prepared` of calls that record gradients, of which q, k and v are the only tensors."""
+class Learned(NamedTuple):
+    """`Prepared` of calls that record gradients, with no tensors but q, k and v. forward: of these, output and
+    log-sum-exp; backward: of all five and the output's gradient, the gradients. None: the data rule it out."""
 
     kernel: Kernel
     rule: Rule
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp; may raise Declined."""
-        raise NotImplementedError
-
-    def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor
-    ) -> tuple[Tensor, ...] | None:
-        """The gradients; None if `Kernel.gradients` has to compute them."""
-        raise NotImplementedError
+    forward: Callable[..., tuple[Tensor, Tensor] | None]
+    backward: Callable[..., tuple[Tensor, ...] | None] = lambda *_: None
 
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
         """As `Prepared.run`."""
@@ -325,7 +317,9 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, prepared: Learned, q: Tensor, k: Tensor, v: Tensor, relative: None, sinks: None) -> Tensor:
-        out, lse = prepared.forward(q, k, v)
+        if (found := prepared.forward(q, k, v)) is None:
+            raise Declined
+        out, lse = found
         ctx.save_for_backward(q, k, v, out, lse, relative, sinks)
         ctx.prepared, ctx.kernel = prepared, prepared.kernel
         return out

@@ -43,7 +43,8 @@ def again(
     memory = in_memory(k, v)
     if not are_plain(getattr(q, "device", None), q, *memory):
         return None
-    learned = torch.is_grad_enabled() and any(x.requires_grad for x in (q, *memory))
+    # The last two of quantized vectors are their scales.
+    learned = torch.is_grad_enabled() and (q.requires_grad or memory[-2].requires_grad or memory[-1].requires_grad)
     if learned:
         if measures is not None or here().on_delta is not None:
             return None

@@ -186,12 +186,12 @@ def write_lse(request: BackwardCall | PoolCall | DiagonalsCall, lse: Tensor) -> 
     return held
 
 
-def of_all_keys(like: ForwardCall, m: int, steps: Sequence[tuple[int, ...]]) -> tuple[ForwardCall, Any]:
+def of_all_keys(like: ForwardCall, m: int, strides: Sequence[tuple[int, ...]]) -> tuple[ForwardCall, Any]:
     """The same request for m keys, all seen by its only query; and the array that it points to, to be kept alive.
-    steps: of batch and head, of keys and values, and of their scales."""
+    strides: of keys and values, and of their scales."""
     request, span = ForwardCall.from_buffer_copy(like), (c_int32 * 2)(0, m)
     views = request.k, request.v, request.key_scales, request.value_scales
-    for view, (batch, head) in zip(views, steps, strict=False):
+    for view, (batch, head, *_) in zip(views, strides, strict=False):
         view.batch, view.head = batch, head
     request.m, request.rule.shift, request.rule.spans = m, m - 1, addressof(span)
     request.rule.span_batch, request.rule.span_count = 0, 1

@@ -227,12 +227,14 @@ class CPU:
         b, h, n, m = call.rule.grid
         shape, handle = (b, h, n, v.shape[3]), library().handle
         assert handle is not None  # the kernel has run
-        request = _Request(m, _steps((k, v, *scales)), *passes.like(call.q, k, v, shape, call, scales))
+        strides = tuple(map(Tensor.stride, (k, v, *scales)))
+        request = _Request(m, strides, *passes.like(call.q, k, v, shape, call, scales))
         same = call.q.shape == shape and call.q.is_contiguous()
-        output = _Output(None if same else shape, handle.headwise_again, request)
+        output = _Output(None if same else shape, handle.headwise_again, n == 1, request)
         if not learns(call):
             return output
-        return None if scales else _Training(self, call.rule, output, handle.headwise_again_backward)
+        of = _Training(output, handle.headwise_again_backward)
+        return None if scales else Learned(self, call.rule, of.forward, of.backward)
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool],
@@ -253,38 +255,35 @@ MOST = 64  # the most statistics and measures of a call: HEADWISE_MOST_KEPT in n
 
 
 class _Request(NamedTuple):
-    """A call for m keys at these steps of batch and head, never modified, and the objects that it points to."""
+    """A call for m keys at these strides, never modified, and the objects that it points to."""
 
     m: int
-    steps: list[tuple[int, ...]]  # of keys and values, and of their scales
+    strides: tuple[tuple[int, ...], ...]  # of keys and values, and of their scales
     like: binding.ForwardCall
     held: Any
     rule: Rule | None = None  # of the calls, for a map
 
 
-def _steps(memory: Sequence[Tensor]) -> list[tuple[int, ...]]:
-    return [x.stride()[:2] for x in memory]
-
-
 @dataclass
 class _Output:
-    """shape: of the output; None: that of q. again: headwise_again. request: of the latest call, replaced as a whole
-    where the next one may have another number of keys, on which the steps depend in what torch.cat has joined."""
+    """shape: of the output; None: that of q. again: headwise_again. one: whether there is one query. request: of the
+    latest call, replaced as a whole where the next one may then have another number of keys, on which strides depend in
+    what torch.cat has joined."""
 
     shape: tuple[int, ...] | None
     again: Callable[..., int]
+    one: bool
     request: _Request
 
-    def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
-        """As `Prepared.run`."""
-        out = self.computed(q, memory, m)
-        return None if out is None else (out, None)
-
-    def computed(self, q: Tensor, memory: Sequence[Tensor], m: int, lse: Tensor | None = None) -> Tensor | None:
-        """The output, and the log-sum-exp in `lse`; None if the data rule this out."""
-        (keys, values, *scales), request, steps = memory, self.request, _steps(memory)
-        if m != request.m or steps != request.steps:
-            request = self.request = _Request(m, steps, *binding.of_all_keys(request.like, m, steps))
+    def run(
+        self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None, lse: Tensor | None = None
+    ) -> Answer | None:
+        """As `Prepared.run`, with the log-sum-exp in `lse`."""
+        (keys, values, *scales), request = memory, self.request
+        if self.one:
+            strides = tuple(map(Tensor.stride, memory))
+            if m != request.m or strides != request.strides:
+                request = self.request = _Request(m, strides, *binding.of_all_keys(request.like, m, strides))
         like = request.like
         if scales:
             like = binding.ForwardCall.from_buffer_copy(like)
@@ -294,11 +293,11 @@ class _Output:
             ctypes.byref(like), torch.get_num_threads(), q.data_ptr(), keys.data_ptr(), values.data_ptr(),
             out.data_ptr(), None if lse is None else lse.data_ptr(),
         )  # fmt: skip
-        return out if status in (binding.DONE, binding.FINITE) else None
+        return (out, None) if status in (binding.DONE, binding.FINITE) else None
 
 
 @dataclass
-class _Training(Learned):
+class _Training:
     """again: headwise_again_backward. latest: the kinds of tensors of the latest backward pass, and its request, which
     are replaced as a whole: gradients may have other strides, and hooks may change all that was saved."""
 
@@ -306,13 +305,11 @@ class _Training(Learned):
     again: Callable[..., int]
     latest: tuple[list[Any], binding.BackwardCall] | None = None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         """As `Learned.forward`."""
         lse = passes.floats(*q.shape[:3])
-        out = self.output.computed(q, (k, v), k.shape[2], lse)
-        if out is None:
-            raise Declined
-        return out, lse
+        found = self.output.run(q, (k, v), k.shape[2], None, lse)
+        return None if found is None else (found[0], lse)
 
     def backward(self, *given: Tensor) -> tuple[Tensor, ...] | None:
         """As `Learned.backward`."""

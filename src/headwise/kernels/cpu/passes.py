@@ -125,10 +125,9 @@ def like_backward(
         return None
     if lse.shape != of_q[:3] or lse.dtype != torch.float32 or not lse.is_contiguous():
         return None
-    views = [x.stride()[:3] for x in given] + [(x[1] * x[2] * x[3], x[2] * x[3], x[3]) for x in (of_q, of_k, of_v)]
-    request = binding.BackwardCall(
-        forward.dtype, 0, b, h, h_kv, n, m, d, d_v, *(binding.TensorView(None, *x) for x in views)
-    )
+    strides = [x.stride()[:3] for x in given] + [(x[1] * x[2] * x[3], x[2] * x[3], x[3]) for x in (of_q, of_k, of_v)]
+    views = (binding.TensorView(None, *x) for x in strides)
+    request = binding.BackwardCall(forward.dtype, 0, b, h, h_kv, n, m, d, d_v, *views)
     request.rule = forward.rule
     return request
 

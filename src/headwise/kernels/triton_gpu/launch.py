@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from headwise.kernels.call import Call, Declined, Result
+from headwise.kernels.call import Call, Result
 from headwise.kernels.gradients import Learned, learns
 from headwise.kernels.kernel import Answer, Kernel
 from headwise.kernels.triton_gpu.backward import (
@@ -347,22 +347,10 @@ class Again(NamedTuple):
         used(self.forward.held, q.device)
         return self.forward.run(kind, q, k, v)
 
-
-@dataclass
-class Training(Learned):
-    """`Again` for calls that autograd records."""
-
-    again: Again
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def trained(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         """As `Learned.forward`."""
-        if (found := self.again.computed(q, k, v)) is None:
-            raise Declined
-        out, planes = found
-        return out, planes[LSE]
-
-    def backward(self, *given: Tensor) -> None:
-        """The backward pass is not prepared."""
+        found = self.computed(q, k, v)
+        return None if found is None else (found[0], found[1][LSE])
 
 
 def columns(problem: Problem, lse: Tensor) -> Tensor:
@@ -481,12 +469,12 @@ def attend(call: Call) -> Result:
     return Result(out, planes[LSE], found)
 
 
-def again(kernel: Kernel, call: Call, refusal: Callable[[Call, Learning], str | None]) -> Again | Training:
+def again(kernel: Kernel, call: Call, refusal: Callable[[Call, Learning], str | None]) -> Again | Learned:
     """What is kept for calls like this one, which has no statistics."""
-    forward = Forward(_problem(call), Wanted())
-    if not learns(call):
-        return Again(forward, call.rule, refusal)
-    return Training(kernel, call.rule, Again(forward, call.rule, refusal, (False, False, False)))
+    found = Again(
+        Forward(_problem(call), Wanted()), call.rule, refusal, (False, False, False) if learns(call) else None
+    )
+    return found if found.learned is None else Learned(kernel, call.rule, found.trained)
 
 
 def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
