@@ -7,7 +7,7 @@
 // entry.
 
 constexpr int FEW_ROWS = 16;    // queries of a KV head, over all its query heads
-constexpr int FEW_KEYS = 64;    // keys of a block
+constexpr int FEW_KEYS = 64;    // keys of a block: a multiple of STRIP
 constexpr int AHEAD = 32;       // keys to prefetch ahead
 constexpr int FEW_AT_ONCE = 4;  // rows whose sums stay in registers
 
@@ -41,54 +41,93 @@ INLINE Floats read(const Eight* x, int64_t count) {
 template <typename K> constexpr bool IS_EIGHT = false;
 template <> constexpr bool IS_EIGHT<Eight> = true;
 
-// Dot products of R queries with two keys.
-template <int R, typename T>
-static void dots(const float* queries, int64_t size, const T* one, const T* two, int64_t d, float* logits, int64_t stride) {
-  Floats first[R], second[R];
-#pragma GCC unroll 4
-  for (int r = 0; r < R; r++) first[r] = second[r] = all(0.0f);
-  for (int64_t c = 0; c < d; c += W) {
-    const Floats a = read(one + c, d - c), b = read(two + c, d - c);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      const Floats q = load(queries + r * size + c);
-      first[r] += q * a;
-      second[r] += q * b;
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < R; r++) {
-    logits[r * stride] = sum(first[r]);
-    logits[r * stride + 1] = sum(second[r]);
+// One of two consecutive vectors. Those of bfloat16 are SPLIT: one operation unpacks the numbers with even places, and one those
+// with odd places. So queries, and sums of values, are kept in this order, but for the last columns, less than two vectors.
+template <typename T> constexpr bool SPLIT = false;
+template <> constexpr bool SPLIT<Brain> = true;
+template <int HALF, typename T> INLINE Floats half(const T* x) { return read(x + HALF * W, W); }
+template <int HALF> INLINE Floats half(const Brain* x) {
+  const Words both = (Words)load((const float*)x);
+  return (Floats)(HALF ? both & 0xffff0000u : both << 16);
+}
+template <bool BACK, int... I> INLINE void split(float* x, int64_t d, Indices<I...>) {
+  for (; d >= 2 * W; d -= 2 * W, x += 2 * W) {
+    const Floats a = load(x), b = load(x + W);
+    store(x, __builtin_shufflevector(a, b, (BACK ? I / 2 + I % 2 * W : 2 * I)...));
+    store(x + W, __builtin_shufflevector(a, b, (BACK ? I / 2 + I % 2 * W + W / 2 : 2 * I + 1)...));
   }
 }
 
-// out [R rows] += weights [R × count] · values, two vectors of columns at a time. The sum over these keys is separate, to
-// round less than adding each key to the sum over all keys before.
+// How many keys, or vectors of columns, R rows are multiplied with at once: enough sums in registers to hide the latency of a
+// multiply-add. Sums of the lanes are added up for STRIP keys together, as the multiply-adds would wait for each.
+template <int R> constexpr int KEYS_OF = (W > 8 ? W : 8) / (R == 3 ? 4 : R);
+template <int R> constexpr int VECTORS_OF = 8 / (R == 3 ? 4 : R);
+constexpr int STRIP = 16;
+
+// Dot products, per lane, of R queries with KEYS_OF keys, the last of `left` keys in place of those beyond.
 template <int R, typename T>
-static void mixed(const float* weights, int64_t stride, const T* values, int64_t row, int64_t count, int64_t d, float* out,
-                  int64_t width) {
-  for (int64_t c = 0; c < d; c += 2 * W) {
-    Floats left[R], right[R];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) left[r] = right[r] = all(0.0f);
-    for (int64_t j = 0; j < count; j++) {
-      const Floats a = read(values + j * row + c, d - c);
-      const Floats b = c + W < d ? read(values + j * row + c + W, d - c - W) : all(0.0f);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; r++) {
-        const Floats p = all(weights[r * stride + j]);
-        left[r] += p * a;
-        right[r] += p * b;
-      }
-    }
+INLINE void dots(const float* queries, int64_t size, const T* keys, int64_t row, int64_t left, int64_t d, Floats* to) {
+  constexpr int KEYS = KEYS_OF<R>;
+  const T* key[KEYS];
+  Floats total[R][KEYS];
+#pragma GCC unroll 16
+  for (int i = 0; i < R * KEYS; i++) total[i / KEYS][i % KEYS] = all(0.0f);
+#pragma GCC unroll 16
+  for (int i = 0; i < KEYS; i++) key[i] = keys + least(i, left - 1) * row;
+  const auto add = [&](int64_t c, auto part) __attribute__((always_inline)) {
+    Floats x[KEYS];
+#pragma GCC unroll 16
+    for (int i = 0; i < KEYS; i++) x[i] = kept(part(key[i] + c));
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
-      float* place = out + r * width + c;
-      store(place, load(place) + left[r]);
-      store(place + W, load(place + W) + right[r]);
+      const Floats q = kept(load(queries + r * size + c));
+#pragma GCC unroll 16
+      for (int i = 0; i < KEYS; i++) total[r][i] = kept(total[r][i] + q * x[i]);
+    }
+  };
+  int64_t c = 0;
+  for (; c + 2 * W <= d; c += 2 * W) {
+    add(c, [](const T* x) __attribute__((always_inline)) { return half<0>(x); });
+    add(c + W, [](const T* x) __attribute__((always_inline)) { return half<1>(x - W); });
+  }
+  for (; c < d; c += W) add(c, [&](const T* x) __attribute__((always_inline)) { return read(x, d - c); });
+#pragma GCC unroll 16
+  for (int i = 0; i < R * KEYS; i++) to[i / KEYS * STRIP + i % KEYS] = total[i / KEYS][i % KEYS];
+}
+
+// out [R rows] += weights [R × count] · values, V vectors of columns. The sum over these keys is separate, to round less than
+// adding each key to the sum over all keys before.
+template <int R, int V, bool WHOLE, typename T>
+static __attribute__((noinline)) void mixed(const float* weights, const T* values, int64_t row, int64_t count, int64_t d,
+                                            float* out, int64_t width) {
+  Floats total[R][V];
+#pragma GCC unroll 8
+  for (int i = 0; i < R * V; i++) total[i / V][i % V] = all(0.0f);
+  for (int64_t j = 0; j < count; j++, values += row) {
+    Floats x[V];
+#pragma GCC unroll 8
+    for (int i = 0; i < V; i++)
+      x[i] = !WHOLE ? read(values + i * W, d - i * W) : i % 2 ? half<1>(values + (i - 1) * W) : half<0>(values + i * W);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+      const Floats p = kept(all(weights[r * FEW_KEYS + j]));
+#pragma GCC unroll 8
+      for (int i = 0; i < V; i++) total[r][i] += p * x[i];
     }
   }
+#pragma GCC unroll 8
+  for (int i = 0; i < R * V; i++) {
+    float* place = out + i / V * width + i % V * W;
+    store(place, load(place) + total[i / V][i % V]);
+  }
+}
+template <int R, typename T>
+static void mixed(const float* weights, const T* values, int64_t row, int64_t count, int64_t d, float* out, int64_t width) {
+  constexpr int V = VECTORS_OF<R>;
+  int64_t c = 0;
+  for (; c + V * W <= d; c += V * W) mixed<R, V, true>(weights, values + c, row, count, d - c, out + c, width);
+  for (; c + 2 * W <= d; c += 2 * W) mixed<R, 2, true>(weights, values + c, row, count, d - c, out + c, width);
+  if (c < d) mixed<R, 2, false>(weights, values + c, row, count, d - c, out + c, width);
 }
 
 // T: type of q and out. K: type of keys and values, T or Eight.
@@ -151,6 +190,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
       const T* q = (const T*)call.q.data + batch * call.q.batch + (kv * heads_a_group + r / call.n) * call.q.head +
                    r % call.n * call.q.row;
       load_queries<SINGLES>(q, 0, 1, call.d, scaling, call.d, m.queries + r * size, m.rows.broken + r, unused);
+      if (SPLIT<K>) split<false>(m.queries + r * size, call.d, Count<W>::list());
     }
     clear_rows<SPREAD, REACH>(m.rows, rows, wanted.masses());
     __builtin_memset(m.out, 0, (size_t)(rows * width) * 4);
@@ -171,16 +211,19 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
   }
 
   // Logits of R rows. Prefetches the values of the same keys, which are read next, and the keys AHEAD positions later.
-  template <int R> void score(const K* keys, const K* values, int64_t count, int r, Memory& m) {
-    for (int64_t j = 0; j < count; j += 2) {
-      const K* key = keys + j * call.k.row;
-      if (r == 0)
-        for (int64_t i = j; i < j + 2; i++) {
+  template <int R> __attribute__((noinline)) void score(const K* keys, const K* values, int64_t count, int r, Memory& m) {
+    Floats lanes[R][STRIP];
+    for (int64_t from = 0; from < count; from += STRIP) {
+      const int64_t end = least(count, from + STRIP);
+      for (int64_t j = from; j < end; j += KEYS_OF<R>) {
+        for (int64_t i = j; i < j + KEYS_OF<R> && r == 0; i++) {
           ask_for(keys + (i + AHEAD) * call.k.row, call.d);
           ask_for(values + i * call.v.row, call.d_v);
         }
-      dots<R>(m.queries + r * size, size, key, j + 1 < count ? key + call.k.row : key, call.d,
-              m.logits + r * FEW_KEYS + j, FEW_KEYS);
+        dots<R>(m.queries + r * size, size, keys + j * call.k.row, call.k.row, end - j, call.d, &lanes[0][j - from]);
+      }
+      for (int i = 0; i < R; i++)
+        for (int64_t j = from; j < end; j += W) store(m.logits + (r + i) * FEW_KEYS + j, sums(&lanes[i][j - from]));
     }
   }
 
@@ -211,10 +254,10 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
       const float* weights = m.logits + r * FEW_KEYS;
       float* out = m.out + r * width;
       switch (rows - r) {
-        case 1: mixed<1>(weights, FEW_KEYS, values, call.v.row, count, call.d_v, out, width); break;
-        case 2: mixed<2>(weights, FEW_KEYS, values, call.v.row, count, call.d_v, out, width); break;
-        case 3: mixed<3>(weights, FEW_KEYS, values, call.v.row, count, call.d_v, out, width); break;
-        default: mixed<4>(weights, FEW_KEYS, values, call.v.row, count, call.d_v, out, width);
+        case 1: mixed<1>(weights, values, call.v.row, count, call.d_v, out, width); break;
+        case 2: mixed<2>(weights, values, call.v.row, count, call.d_v, out, width); break;
+        case 3: mixed<3>(weights, values, call.v.row, count, call.d_v, out, width); break;
+        default: mixed<4>(weights, values, call.v.row, count, call.d_v, out, width);
       }
     }
     if (!all_finite_needed) return;
@@ -306,6 +349,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     if (!call.d_v) return;
     if (r == 0 && !finite(whole + part_size - width, call.d_v)) strange.raise();
     T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + query * call.out.row;
+    if (SPLIT<K>) split<true>(whole + part_size - width, call.d_v, Count<W>::list());
     write_row(out, whole + part_size - width, row.inverse[0] / (1.0f - call.dropout), call.d_v);
   }
 

@@ -1,13 +1,5 @@
 // Peak performance of the machine, measured with the instructions that the kernels use.
 
-#if defined(__aarch64__)
-#define HIDE(x) asm volatile("" : "+w"(x))
-#elif HEADWISE_EMULATE
-#define HIDE(x) asm volatile("" : "+m"(x))
-#else
-#define HIDE(x) asm volatile("" : "+v"(x))
-#endif
-
 struct Peak {
   int dtype;
   int64_t rounds;
@@ -18,7 +10,7 @@ template <bool DOT> static void multiply(Peak& peak) {
   for (int i = 0; i < 12; i++) acc[i] = all((float)i);
   Floats a = all(1e-9f), b = all(0.5f);
   for (int64_t i = 0; i < peak.rounds; i++) {
-    HIDE(a);  // from the compiler, which would multiply once and only add
+    a = kept(a);  // else the compiler would multiply once and only add
 #pragma GCC unroll 12
     for (int j = 0; j < 12; j++) acc[j] = multiply_add<DOT>(acc[j], a, b);
   }

@@ -53,6 +53,19 @@ INLINE Floats ramp() {
   return v;
 }
 
+// The same number, of which the compiler does not know where it is from. So it stays in a register, where each of several
+// multiply-adds would load it again, and is not computed at another time.
+INLINE Floats kept(Floats x) {
+#if defined(__aarch64__)
+  asm volatile("" : "+w"(x));
+#elif HEADWISE_EMULATE
+  asm volatile("" : "+m"(x));
+#else
+  asm volatile("" : "+v"(x));
+#endif
+  return x;
+}
+
 // The maximum; `b` if either is NaN.
 INLINE Floats larger(Floats a, Floats b) {
 #if HEADWISE_AVX512
@@ -242,13 +255,27 @@ INLINE void transpose(Floats (&rows)[W]) {
   if constexpr (W > 8) exchange<false, 8>(rows);
 }
 
-// Lane i: vector i, folded to one number in the order of sum() and maximum(), of which `join` is the operation.
+// Lane i: vector i, folded to one number in the order of sum() and maximum(), of which `join` is the operation. Each step joins
+// halves of two vectors, and leaves half as many: as far as possible by one blend and one other instruction.
+template <int APART, int UPPER, int... I> INLINE Floats halves(Floats a, Floats b, Indices<I...>) {
+#if HEADWISE_TARGET_AVX2
+  if constexpr (APART > 1 && !UPPER) return _mm256_blend_ps(a, b, APART == 4 ? 0xf0 : 0xcc);
+#endif
+  if constexpr (APART == 1) return __builtin_shufflevector(a, b, (I / 4 * 4 + I % 2 * 2 + UPPER + I % 4 / 2 * W)...);
+  else return __builtin_shufflevector(a, b, ((I ^ UPPER * APART) + (I & APART ? W : 0))...);
+}
+template <int APART, int NEXT, typename Join> INLINE void fold(Floats (&rows)[W], const Join& join) {
+  typedef typename Count<W>::list List;
+#pragma GCC unroll 16
+  for (int i = 0; i < W; i++)
+    if (!(i & NEXT))
+      rows[i] = join(halves<APART, 0>(rows[i], rows[i + NEXT], List()), halves<APART, 1>(rows[i], rows[i + NEXT], List()));
+}
 template <typename Join> INLINE Floats folded(Floats (&rows)[W], const Join& join) {
-  transpose(rows);
-#pragma GCC unroll 4
-  for (int half = W / 2; half; half /= 2)
-#pragma GCC unroll 8
-    for (int i = 0; i < half; i++) rows[i] = join(rows[i], rows[i + half]);
+  if constexpr (W > 8) fold<8, 8>(rows, join);
+  if constexpr (W > 4) fold<4, 4>(rows, join);
+  fold<2, 1>(rows, join);
+  fold<1, 2>(rows, join);
   return rows[0];
 }
 INLINE Floats maxima(Floats (&rows)[W]) { return folded(rows, larger); }

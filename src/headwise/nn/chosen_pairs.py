@@ -99,7 +99,7 @@ def by_choice(call: SparseCall) -> Result:
             outs[i] = head
         shape = (b, len(members), wide)
         picks = Picks(picked.heads.expand(b, -1), places.clamp_min(0).view(shape), (places >= 0).view(shape))
-        extras.add(picks, padded(found).view(*shape, -1), [] if part is None else [part])
+        extras.add(picks, padded(found).view(*shape, -1), part)
         if call.options["return_map"]:
             index = (torch.arange(cells, device=x.device)[:, None].expand_as(keys), torch.arange(keys.shape[1]))
             held = keys < m

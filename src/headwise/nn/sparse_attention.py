@@ -167,8 +167,6 @@ class Columns(Mask):
         return f"Columns(<{int(self.columns.sum())} of {self.columns.numel()}>)"
 
 
-# Queries are masked in blocks of about this many positions, so that a causal block skips the keys after it.
-BLOCK = 512
 SIMILAR = 0.75  # heads whose loads are within this factor are computed in one call, padded to the largest
 
 Result = tuple[Tensor, AttentionMap | None, Tensor | None]  # y, map, concat
@@ -219,13 +217,13 @@ def by_sequence(call: SparseCall) -> Result:
     positions = torch.arange(n, device=x.device).expand(*heads.shape, n)
     picks = Picks(heads, positions, torch.ones_like(positions, dtype=torch.bool))
     grid = Grid(b, h, n, k.shape[2])
-    out, parts = _attend(call, grid, picks, q, k, v)
+    out, part = _attend(call, grid, picks, q, k, v)
     out = out * call.gates.weights[:, 0].gather(-1, heads)[..., None, None].to(out.dtype)
     w_o = layer.o_proj.weight.mT.view(h, layer.value_dim, layer.d_model)[heads].flatten(1, 2)  # [b, i·d_v, d_model]
     y = torch.bmm(layer.merge(out, x), w_o)
     y = y if layer.o_proj.bias is None else y + layer.o_proj.bias.to(y.dtype)
     extras = Extras(call, grid, v)
-    extras.add(picks, out, parts)
+    extras.add(picks, out, part)
     own = torch.arange(b, device=x.device)[:, None], heads
     extras.add_keys(own, k)
     extras.add_values(own, v)
@@ -255,26 +253,27 @@ def by_token(call: SparseCall) -> Result:
     angles = None if layer.rotary is None else layer.rotary.table(k, n, start)  # of the queries
     w_q, b_q = heads_of(layer.q_proj, h)
     w_o = layer.o_proj.weight.view(layer.d_model, h, layer.value_dim)
-    entry = torch.arange(b, device=x.device)[:, None]
+    first = torch.arange(b, device=x.device)[:, None, None] * n  # row of each entry
+    flat, gates = x.reshape(b * n, -1), call.gates.weights.reshape(b * n, h)
     y = v.new_zeros(b * n, layer.d_model)
     for members in buckets(loads, n):
         picks = _picks(call.gates.chosen, members, max(loads[i] for i in members))
-        at = picks.positions
-        q = torch.stack(
-            [F.linear(x[entry, at[:, j]], w_q[i], b_q[i]) for j, i in enumerate(members)], 1
-        )  # i times [b, c, d_k] -> [b, i, c, d_k]
+        at, rows = picks.positions, first + picks.positions
+        tokens = [flat.index_select(0, rows[:, j].flatten()).view(b, -1, flat.shape[1]) for j in range(len(members))]
+        # [b, i, c, d_k]
+        q = torch.stack([F.linear(x, w_q[i], b_q[i]) for i, x in zip(members, tokens, strict=True)], 1)
         q = normed(q, layer.q_norm)
         q = q if angles is None else rotated(q, *(part[at] for part in angles))
         of = [used.index(i // group) for i in members]
         own = of == list(range(len(used)))
-        out, parts = _attend(call, grid, picks, q, k if own else k[:, of], v if own else v[:, of])
+        out, part = _attend(call, grid, picks, q, k if own else k[:, of], v if own else v[:, of])
         out = out.masked_fill(~picks.filled[..., None], 0.0)  # a repeated query may be NaN, and 0 · NaN too
-        weights = call.gates.weights[entry[..., None], at, picks.heads[..., None]] * picks.filled
+        weights = gates[rows, picks.heads[..., None]] * picks.filled
         out = out * weights[..., None].to(out.dtype)
         for j, i in enumerate(members):
             head = F.linear(out[:, j], w_o[:, i])  # [b, c, d_model]
-            y.index_add_(0, (entry * n + at[:, j]).flatten(), head.flatten(0, 1).to(y.dtype))
-        extras.add(picks, out, parts)
+            y.index_add_(0, rows[:, j].flatten(), head.flatten(0, 1).to(y.dtype))
+        extras.add(picks, out, part)
     y = y if layer.o_proj.bias is None else y + layer.o_proj.bias.to(y.dtype)
     return y.view(b, n, -1), extras.map(), extras.concat()
 
@@ -293,9 +292,9 @@ def without_data(call: SparseCall) -> Result:
 
 def _attend(
     call: SparseCall, grid: Grid, picks: Picks, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, list[AttentionMap]]:
-    """Attend from q [b, i, c, d] to keys and values [b, i, m, d] of the same heads; return [b, i, c, d_v] and the maps
-    of its row blocks, none without `return_map`."""
+) -> tuple[Tensor, AttentionMap | None]:
+    """Attend from q [b, i, c, d] to keys and values [b, i, m, d] of the same heads; return [b, i, c, d_v] and the map
+    of these rows, None without `return_map`."""
     b, i, c, _ = q.shape
     mask = call.options["mask"] or Everything()
     mask.check(grid)
@@ -303,22 +302,13 @@ def _attend(
     first = torch.zeros(min(1, grid.n), dtype=torch.long, device="cpu")
     whole = picks.positions.shape[-1] == grid.n and bool(picks.filled.all())  # all queries, in order
     if whole and mask.allowed(first, first[: grid.m], grid).shape[1] == 1:  # and the mask of all heads is one
-        out, part = attend_to(q, k, v, **call.options)
-        return out, [] if part is None else [part]
+        return attend_to(q, k, v, **call.options)
     # Each head has queries of its own: heads become batch entries, and the mask maps rows to positions.
-    q, k, v = (x.reshape(b * i, 1, *x.shape[2:]) for x in (q, k, v))
-    options, blocks = dict(call.options), 1
+    options = dict(call.options)
     if mask != Everything():
-        blocks = max(1, min(c, grid.n // BLOCK))
-    outs, parts = [], []
-    for rows in torch.arange(c, device="cpu").tensor_split(blocks):
-        at = slice(int(rows[0]), int(rows[-1]) + 1)
-        if mask != Everything():
-            options["mask"] = Picked(mask, grid, picks.heads, picks.positions[:, :, at])
-        out, part = attend_to(q[:, :, at], k, v, **options)
-        outs.append(out)
-        parts += [] if part is None else [part]
-    return torch.cat(outs, 2).view(b, i, c, -1), parts
+        options["mask"] = Picked(mask, grid, picks.heads, picks.positions)
+    out, part = attend_to(*(x.reshape(b * i, 1, *x.shape[2:]) for x in (q, k, v)), **options)
+    return out.view(b, i, c, -1), part
 
 
 class Extras:
@@ -351,14 +341,15 @@ class Extras:
         if self._call.options["return_map"]:
             self._bad_values[at] = nonfinite(v)
 
-    def add(self, picks: Picks, out: Tensor, parts: list[AttentionMap]) -> None:
-        """Set the weighted output [b, i, c, d_v] of some heads, and the maps of their rows."""
+    def add(self, picks: Picks, out: Tensor, part: AttentionMap | None) -> None:
+        """Set the weighted output [b, i, c, d_v] of some heads, and the map of their rows."""
+        if part is None and self._concat is None:
+            return
         entry, heads, positions = picks.index
-        if parts:
-            self._part = parts[0]
-            q, lse = torch.cat([part.q for part in parts], 2), torch.cat([part.lse for part in parts], 2)
-            self._q[entry, heads, positions] = q.view(*picks.filled.shape, -1)[picks.filled]
-            self._lse[entry, heads, positions] = lse.view(picks.filled.shape)[picks.filled]
+        if part is not None:
+            self._part = part
+            self._q[entry, heads, positions] = part.q.view(*picks.filled.shape, -1)[picks.filled]
+            self._lse[entry, heads, positions] = part.lse.view(picks.filled.shape)[picks.filled]
         if self._concat is not None:
             self._concat = self._concat.index_put((entry, positions, heads), out[picks.filled])
 
