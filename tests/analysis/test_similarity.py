@@ -1,5 +1,6 @@
 """Which heads are alike, by their outputs and by their weights: against dense formulas in float64."""
 
+import itertools
 import json
 import sys
 
@@ -339,6 +340,30 @@ def families() -> HeadSimilarity:
     return output_similarities([heads[:, :5], heads[:, 5:]], ["cosine"])["cosine"]
 
 
+@pytest.mark.parametrize("heads", [2, 3, 7])
+def test_heads_stand_in_the_best_order_of_the_tree(heads: int) -> None:
+    """Of all turns of the branches of SciPy's tree."""
+    hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
+    for seed in range(5):
+        far = torch.cdist(*[normal(heads, 3, seed=seed, dtype=torch.float64)] * 2)
+        alike = HeadSimilarity("distance", tuple(f"L0H{head}" for head in range(heads)), far, far)
+        tree = hierarchy.linkage(far[tuple(torch.triu_indices(heads, heads, 1))].numpy(), "average")
+        ours = alike.linkage.copy()
+        assert hierarchy.leaves_list(ours).tolist() == alike.order
+        ours[:, :2].sort()
+        np.testing.assert_allclose(ours, tree)
+        lengths = []
+        for turns in itertools.product((1, -1), repeat=heads - 1):
+            turned = np.stack([[*row[:2][::turn], *row[2:]] for row, turn in zip(tree, turns, strict=True)])
+            lengths.append(length(far, hierarchy.leaves_list(turned).tolist()))
+        assert length(far, alike.order) == pytest.approx(min(lengths))
+
+
+def length(far: Tensor, order: list[int]) -> float:
+    """The sum of the distances between neighbours."""
+    return float(far[order[:-1], order[1:]].sum())
+
+
 def test_heads_are_grouped_by_likeness() -> None:
     pytest.importorskip("scipy")
     found = families()
@@ -421,5 +446,6 @@ def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     found = output_similarities([torch.randn(1, 3, 9, 2)])["cka"]
     assert repr(found)
     assert found.to_json()
+    assert sorted(found.order) == [0, 1, 2]
     with pytest.raises(ConfigError, match=r"groups.*requires scipy: pip install scipy"):
         found.groups()

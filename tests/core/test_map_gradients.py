@@ -197,7 +197,7 @@ def test_large_logits(size: float, dtype: torch.dtype) -> None:
 
 def test_large_maps_of_many_tiles() -> None:
     """Several row blocks and tiles: sums, joins and ties across them."""
-    b, h, n, m = 1, 2, 2100, 2200
+    b, h, n, m = 1, 2, 1000, 1100
     q, k, v = qkv(b, h, 1, n, m, 4, 2, dtype=torch.float64)
     (q, k), (dq, dk) = leaves(q, k), leaves(q, k)
     names = [
@@ -213,7 +213,7 @@ def test_large_maps_of_many_tiles() -> None:
     found, t = amap.measure(*names), stored(dq, dk, Causal())
     dense = t["p"], t["allowed"], t["s"]
     got = sum((found[name].double() * (i + 1)).sum() for i, name in enumerate(names)) + amap.pool(3, "max").sum()
-    expected = sum((FORMULAS[name](dense) * (i + 1)).sum() for i, name in enumerate(names)) + squares(t, 734)[1].sum()
+    expected = sum((FORMULAS[name](dense) * (i + 1)).sum() for i, name in enumerate(names)) + squares(t, 367)[1].sum()
     assert_alike(gradients(got, [q, k]), gradients(expected, [dq, dk]), 1e-10)
 
 

@@ -92,10 +92,13 @@ def test_loss_is_that_of_the_model(
     subject = opened(tmp_path, kind, head)
     ids = tokens(23)
     with torch.no_grad():
-        theirs = eager(tmp_path, subject)(input_ids=ids, labels=ids, use_cache=False).loss
+        told = eager(tmp_path, subject)(input_ids=ids, labels=ids, use_cache=False)
+    theirs = told.loss
     assert subject.loss(ids[0]) == pytest.approx(float(theirs), rel=2e-6)
     look = subject.look(ids[0])
     assert look.loss == pytest.approx(float(theirs), rel=2e-6)
+    late = torch.nn.functional.cross_entropy(told.logits[0, 8:-1], ids[0, 9:])
+    assert subject.look(ids[0], first=9).loss == pytest.approx(float(late), rel=2e-6)
     assert [output.shape[:3] for output in look.outputs] == [(1, h, 23) for h in subject.heads][: len(look.outputs)]
     assert subject.loss_fn is not None
     with torch.no_grad():

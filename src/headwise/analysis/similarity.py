@@ -94,20 +94,21 @@ class HeadSimilarity(Printed):
 
     @cached_property
     def order(self) -> list[int]:
-        """All heads, with similar ones next to each other: the leaves of the average linkage tree. Requires SciPy."""
-        if len(self.names) == 1:
-            return [0]
-        return _hierarchy().leaves_list(self.linkage).tolist()
+        """All heads, with similar ones next to each other: the leaves of the average linkage tree."""
+        leaves = [[head] for head in range(len(self.names))]
+        for left, right in self.linkage[:, :2].astype(int):
+            leaves.append(leaves[left] + leaves[right])
+        return leaves[-1]
 
     @cached_property
     def linkage(self) -> np.ndarray:
-        """The tree in the format of `scipy.cluster.hierarchy`, [G − 1, 4]: average linkage with optimal leaf order."""
+        """The tree in the format of `scipy.cluster.hierarchy`, [G − 1, 4]: average linkage (Sokal & Michener 1958) with
+        optimal leaf order (Bar-Joseph et al. 2001), the latter for at most 512 heads."""
         if self.distance is None:
             raise ConfigError(f"{self.kind}: rows and columns mean different things, so heads cannot be grouped by it")
-        if len(self.names) == 1:
-            return np.zeros((0, 4))
-        upper = self.distance[tuple(torch.triu_indices(len(self.names), len(self.names), 1))].numpy()
-        return _hierarchy().linkage(upper, method="average", optimal_ordering=len(self.names) <= 512)
+        far = self.distance.numpy()
+        tree = _average_linkage(far)
+        return _ordered(tree, far) if 2 < len(far) <= 512 else tree
 
     def groups(self, count: int | None = None, *, within: float | None = None) -> list[list[str]]:
         """Groups of heads, the largest first. Requires SciPy.
@@ -128,7 +129,10 @@ class HeadSimilarity(Printed):
         tree = self.linkage
         if size == 1:
             return [list(self.names)]
-        cut = _hierarchy().fcluster
+        try:
+            from scipy.cluster.hierarchy import fcluster as cut
+        except ImportError:
+            raise not_installed("groups()", "scipy") from None
         if within is not None:
             labels = cut(tree, within, "distance")
         elif count is not None:
@@ -144,7 +148,7 @@ class HeadSimilarity(Printed):
         return sorted(members.values(), key=len, reverse=True)
 
     def to_json(self, *, grouped: bool = False) -> str:
-        """Everything as JSON; `grouped` adds order and groups, which require SciPy."""
+        """Everything as JSON; `grouped` adds the order, and groups, which require SciPy."""
         content: dict[str, Any] = {
             "kind": self.kind, "unit": self.unit, "note": self.note, "chance": self.chance, "names": self.names,
             "matrix": self.matrix.tolist(), "error": None if self.error is None else self.error.tolist(),
@@ -212,12 +216,51 @@ def _silhouette(far: np.ndarray, labels: np.ndarray) -> float:
     return float(np.where(sizes[member.argmax(1)] == 1, 0.0, score).mean())
 
 
-def _hierarchy() -> Any:
-    try:
-        from scipy.cluster import hierarchy
-    except ImportError:
-        raise not_installed("groups()", "scipy") from None
-    return hierarchy
+def _average_linkage(far: np.ndarray) -> np.ndarray:
+    """The tree that always joins the two groups with the smallest average distance of their heads."""
+    count = len(far)
+    far, groups, sizes = far + np.diag([np.inf] * count), list(range(count)), [1] * count
+    tree = np.zeros((count - 1, 4))
+    for step in range(count - 1):
+        i, j = divmod(int(far.argmin()), count)
+        both = sizes[i] + sizes[j]
+        tree[step] = *sorted((groups[i], groups[j])), far[i, j], both
+        far[i] = far[:, i] = (sizes[i] * far[i] + sizes[j] * far[j]) / both
+        far[i, i] = far[j] = far[:, j] = np.inf
+        groups[i], sizes[i] = count + step, both
+    return tree
+
+
+def _ordered(tree: np.ndarray, far: np.ndarray) -> np.ndarray:
+    """The tree with its branches turned so that the distances of neighbouring leaves have the smallest sum."""
+    leaves = [[head] for head in range(len(far))]
+    costs = [np.zeros((1, 1)) for _ in leaves]  # of each branch: the smallest sums, by its first and its last leaf
+    pairs = tree[:, :2].astype(int)
+    for left, right in pairs:
+        across = _least(_least(costs[left], far[np.ix_(leaves[left], leaves[right])]), costs[right])
+        costs.append(
+            np.block([[np.full_like(costs[left], np.inf), across], [across.T, np.full_like(costs[right], np.inf)]])
+        )
+        leaves.append(leaves[left] + leaves[right])
+    first, last = divmod(int(across.argmin()), across.shape[1])
+    turned, open_ends = tree.copy(), [(len(costs) - 1, leaves[left][first], leaves[right][last])]
+    while open_ends:
+        branch, first, last = open_ends.pop()
+        if branch < len(far):
+            continue
+        left, right = pairs[branch - len(far)]
+        if first not in leaves[left]:
+            left, right = right, left
+        turned[branch - len(far), :2] = left, right
+        ends = costs[left][leaves[left].index(first)][:, None] + far[np.ix_(leaves[left], leaves[right])]
+        i, j = divmod(int((ends + costs[right][:, leaves[right].index(last)]).argmin()), len(leaves[right]))
+        open_ends += (left, first, leaves[left][i]), (right, leaves[right][j], last)
+    return turned
+
+
+def _least(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The product of two matrices with sums for products, and minima for sums."""
+    return np.stack([(row[:, None] + other).min(0) for row in one])
 
 
 ROWS, KEYS = 16, 512  # of a tile of all heads

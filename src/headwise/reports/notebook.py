@@ -104,11 +104,7 @@ def framed(report: Report, lang: str, still: str | None = None) -> str:
     return f'<div style="display: grid; grid-template-columns: minmax(0, 1fr)">{below}{frame}</div>'
 
 
-def _report(report: Report, lang: str) -> str:
-    return framed(report, report.lang or lang)
-
-
-register(Report, _report)
+register(Report, lambda report, lang: framed(report, report.lang or lang))
 
 
 MAP_SIDE = 144  # pixels of a picture's longer side

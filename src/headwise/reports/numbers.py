@@ -137,11 +137,7 @@ def leading(special: Sequence[bool]) -> Iterator[bool]:
 
 
 def _comparison(found: HeadSimilarity, places: Places, kind: str) -> Comparison:
-    try:
-        order = found.order
-    except ConfigError:  # SciPy, which is optional, is not installed
-        order = list(range(len(found.names)))
-    order = [places.indices[i] for i in order]
+    order = [places.indices[i] for i in found.order]
     name, about = message(f"by_{kind}"), message(f"about_{kind}")
     return Comparison(name, places.square(found.matrix.numpy()), order, found.unit, about, found.small_is_alike)
 

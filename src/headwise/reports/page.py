@@ -176,8 +176,11 @@ def _liveliest(report: Report) -> list[int | str]:
     i, j = (np.arange(size) for size in maps.shape[2:])
     counted, side, since = (np.abs(i[:, None] - j) > 1) & (j > 0), "q", len(i) // 3
     if shown.image is not None:
+        last = shown.image.rows * shown.image.columns - 1
         rows, columns = (
-            np.zeros(len(cells), bool) if first is None else _cells_of(shown, first, cells)
+            np.zeros(len(cells), bool)
+            if first is None
+            else (cells >= first // shown.cell) & (cells <= (first + last) // shown.cell)
             for first, cells in ((shown.image.query, i), (shown.image.key, j))
         )
         side, since = ("k", 0) if shown.image.key is None else ("q", 0)
@@ -187,13 +190,6 @@ def _liveliest(report: Report) -> list[int | str]:
     layer, head = np.unravel_index(int(spread.argmax()), spread.shape)
     most = np.where(counted, maps[layer, head], 0).max(1 if side == "q" else 0)
     return [report.shown_in(shown)[layer], int(head), since + int(most[since:].argmax()), side, at]
-
-
-def _cells_of(passage: Passage, first: int, cells: np.ndarray) -> np.ndarray:
-    """Which cells of a side are of patches, the first of which is that token."""
-    assert passage.image is not None
-    last = first + passage.image.rows * passage.image.columns - 1
-    return np.asarray((cells >= first // passage.cell) & (cells <= last // passage.cell))
 
 
 def _columns(table: HeadTable, lang: str) -> list[dict[str, Any]]:

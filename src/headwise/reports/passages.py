@@ -156,7 +156,10 @@ def groups_of(maps: Mapping[str, Kept]) -> list[Group]:
     found: dict[tuple[object, ...], Group] = {}
     for layer, (name, amap) in enumerate(maps.items()):
         b, _, n, m = amap.shape
-        causal = _causal(amap)
+        if isinstance(amap, AttentionMap):
+            causal = is_causal(amap.mask)
+        else:
+            causal = n == m and amap.largest.shape[2] > 1 and not bool(amap.largest.triu(1).any())
         gap = amap.rule.grid.gap if isinstance(amap, AttentionMap) else amap.gap
         # Fewer queries than keys under a causal mask, or of a cache that has dropped some, are a step of generation.
         over = crosses(module_name(name)) or (n != m and not causal and not gap.size)
@@ -165,13 +168,6 @@ def groups_of(maps: Mapping[str, Kept]) -> list[Group]:
         group.maps.append(amap)
         group.layers.append(layer)
     return list(found.values())
-
-
-def _causal(amap: Kept) -> bool:
-    if isinstance(amap, AttentionMap):
-        return is_causal(amap.mask)
-    n, m = amap.shape[2:]
-    return n == m and amap.largest.shape[2] > 1 and not bool(amap.largest.triu(1).any())
 
 
 REDUCES = "mean", "max"

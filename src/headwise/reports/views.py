@@ -145,7 +145,8 @@ def print_report(
     if everything:
         unbroken += (facts := _facts(report, console, lang))
         table, missing = _fitting(report, console, sort, lang)
-        below = [message("not_shown", names=_names(missing, lang))] if missing else []
+        names = in_language(LIST, lang).join(label(name, lang) if lang == "zh" else name for name in missing)
+        below = [message("not_shown", names=names)] if missing else []
         blocks: list[Block] = [facts, [*said], [table, *_dim(below, lang)]]
         blocks.append(_dim(report.notes, lang))
     else:
@@ -230,10 +231,6 @@ def _heads(report: Report, found: list[Finding], sort: str | None, lang: str, co
         row += [_cell(values, at) for values in columns.values()]
         table.add_row(*row, *([] if losses is None else [f"{losses[at]:+.3f}"]))
     return table
-
-
-def _names(names: Sequence[str], lang: str) -> str:
-    return in_language(LIST, lang).join(label(name, lang) if lang == "zh" else name for name in names)
 
 
 def _facts(report: Report, console: Console, lang: str) -> Block:
