@@ -435,9 +435,12 @@ def table(arms: Sequence[Arm]) -> str:
         for name in dict.fromkeys(arm.name for arm in here):
             cells = []
             for one in names:
-                values = [arm.numbers.get(one, math.nan) for arm in here if arm.name == name]
-                mean = statistics.mean(values)
-                cells.append(f"{mean:.3g}" + (f" ({min(values):.3g} to {max(values):.3g})" if len(values) > 1 else ""))
+                every = [arm.numbers.get(one, math.nan) for arm in here if arm.name == name]
+                values = [x for x in every if x == x]
+                cell = f"{statistics.mean(values):.3g}" if values else "–"
+                cell += f" ({min(values):.3g} to {max(values):.3g})" if len(values) > 1 else ""
+                never = len(every) - len(values)
+                cells.append(cell + (f", {never} never" if never and len(values) else ""))
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines[1:])
 
