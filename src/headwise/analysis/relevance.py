@@ -86,8 +86,7 @@ class RelevanceMap:
     def _weighted(self) -> Weighted:
         exact = self.map.detach().with_exact()
         q, k, g, v = (x.to(exact.lse.dtype) for x in (exact.q, exact.k, self.gradient, self.values))
-        factor = LowRank(g, v.nan_to_num(0.0, 0.0, 0.0), positive=self.is_positive)
-        return Weighted(q, k, exact.lse, exact.rule, factor)
+        return Weighted(q, k, exact.lse, exact.rule, LowRank(g, v, positive=self.is_positive))
 
     def _read(self, what: str, *given: Tensor) -> Tensor:
         found: Tensor = getattr(self._weighted, what)(*(x.to(self._weighted.lse.dtype) for x in given))
@@ -256,12 +255,17 @@ def _map_of(call: Arguments) -> AttentionMap:
 
 
 class AttentionRelevance(NamedTuple):
-    """The relevance of the inputs of an attention, from `attention_lrp`."""
+    """The relevance of the inputs of an attention, from `attention_lrp`.
 
-    q: Tensor  # [b, h, n, d]
-    k: Tensor  # [b, h_kv, m, d]
-    v: Tensor  # [b, h_kv, m, d_v]
-    weights: RelevanceMap  # [b, h, n, m]
+    Attributes:
+        q, k, v: of queries [b, h, n, d], keys [b, h_kv, m, d] and values [b, h_kv, m, d_v].
+        weights: of the weights, [b, h, n, m].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    weights: RelevanceMap
 
 
 @torch.no_grad()

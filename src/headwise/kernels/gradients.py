@@ -14,6 +14,7 @@ compiled kernel reports its own; for the others it is computed from dO and O.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -272,12 +273,12 @@ def _beyond(ctx: Any) -> str | Derivatives:
     """The derivatives of the backward pass of `_Attend`."""
     if reason := once_only(ctx.kernel, ctx.dropout_p):
         return f"{reason} (create_graph=True, double backward); {REMEDY}"
-    from headwise.kernels.second import OfBackward
-
-    saved = ctx.rule
-    return OfBackward(
-        lambda inputs, others: saved.rule(*inputs[3:5], inputs[5:], others), ctx.biases, ctx.needs_input_grad[6:], 3
+    derivatives = import_module("headwise.kernels.second").OfBackward  # it needs this module
+    saved, wanted = ctx.rule, ctx.needs_input_grad[6:]
+    found: Derivatives = derivatives(
+        lambda inputs, others: saved.rule(*inputs[3:5], inputs[5:], others), ctx.biases, wanted, 3
     )
+    return found
 
 
 def once_only(kernel: Kernel, dropout_p: float) -> str | None:
