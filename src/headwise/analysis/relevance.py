@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headwise.analysis.flow import Keep
 from headwise.errors import ConfigError, ShapeError, whole_number
-from headwise.interventions import Arguments, Edit
+from headwise.interventions import Arguments
 from headwise.kernels import events, run as run_call
 from headwise.kernels.call import Call
 from headwise.map import AttentionMap
@@ -197,7 +198,7 @@ def relevance(
     if events.editing:
         raise ConfigError("relevance: the attention of a model is edited (hw.intervene); call it outside of that")
     places = find_heads(model_of(model)) if sites is None else list(sites)
-    keep, taps = _Keep(), [_Tap(site) for site in places]
+    keep, taps = Keep(), [_Tap(site) for site in places]
     with torch.enable_grad(), ExitStack() as stack:
         for tap in taps:
             stack.enter_context(tapped(tap.site, tap))
@@ -231,20 +232,6 @@ class _Tap:
         """As [b, h, n, d_v]."""
         rows = x[None] if x.ndim == 2 else x.flatten(1, -2)  # [b, n, h·d_v]
         return rows.unflatten(-1, (self.site.num_heads, self.site.value_dim)).transpose(1, 2)
-
-
-class _Keep(Edit):
-    """Changes nothing, and keeps the arguments of each call."""
-
-    by_row = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: dict[str, Arguments] = {}
-
-    def changed(self, call: Arguments) -> Arguments:
-        self.calls[events.call_name(call.name, self.calls)] = call
-        return call
 
 
 @torch.no_grad()
