@@ -236,9 +236,10 @@ class _Tap:
 
 @torch.no_grad()
 def _map_of(call: Arguments) -> AttentionMap:
-    options = {"mask": call.mask, "scale": call.scale, "score": call.scores}
-    gap = tuple(call.gap) if call.gap.size else None
-    return attend(call.q, call.k, call.v, gap=gap, return_map=True, **options)[1]  # type: ignore[arg-type, no-any-return]
+    gap = (call.gap.start, call.gap.stop) if call.gap.size else None
+    return attend(
+        call.q, call.k, call.v, mask=call.mask, scale=call.scale, score=call.scores, gap=gap, return_map=True
+    )[1]
 
 
 class AttentionRelevance(NamedTuple):

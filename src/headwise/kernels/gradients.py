@@ -151,8 +151,10 @@ def _each_batched_gradient(
     for _ in range(1 + within):
         torch._C._vmapmode_decrement_nesting()
     try:
-        each = [
-            torch._remove_batch_dim(x, level, size, 0) if any(x is one for one in batched) else [x] * size
+        each: list[Any] = [
+            torch._remove_batch_dim(x, level, size, 0)
+            if x is not None and any(x is one for one in batched)
+            else [x] * size
             for x in tensors
         ]
         found = [each_entry(run, beyond, *one) for one in zip(*each, strict=True)]
