@@ -56,7 +56,8 @@ CHANGES = {
 READS = {
     "analysis.ablation_importance", "analysis.attention_knockout", "analysis.direct_effects",
     "analysis.gradient_importance", "analysis.learn_gates", "analysis.losses_without", "analysis.pruning_curve",
-    "analysis.taylor_importance", "analysis.value_norms", "edit.budget_effect", "edit.save_pruned",
+    "analysis.relevance", "analysis.taylor_importance", "analysis.value_norms", "edit.budget_effect",
+    "edit.save_pruned",
     "models.certify", "models.find_heads", "models.input_embedding", "models.intervene", "models.recognise",
     "parallel.clip_gradients", "parallel.held_heads", "parallel.sum_gradients", "parallel.whole_state",
     "telemetry.gate_gradients", "telemetry.watch", "testing.check_kind",

@@ -62,6 +62,17 @@ def test_reads_are_those_of_the_stored_matrix(mask: str, dtype: torch.dtype, pos
     assert_close(found.pool(5), sums / counts.clamp_min(1))
 
 
+def test_values_that_are_nan_are_nan_where_they_are_seen() -> None:
+    q, k, v, g = inputs()
+    _, amap = hw.attend(q, k, v, mask=hw.Causal(), return_map=True)
+    v[0, 0, 30] = torch.nan
+    found, weights = RelevanceMap(amap, g, v), amap[:]
+    for dense in (found[:], torch.stack([found[:, :, i] for i in range(N)], 2)):
+        assert torch.equal(dense.isnan()[0, :2, :, 30], weights[0, :2, :, 30] > 0)
+        assert int(dense.isnan().sum()) == int((weights[0, :2, :, 30] > 0).sum())
+    assert torch.equal(found.sums()[1].isnan()[0, :2], (torch.arange(M) == 30).expand(2, -1))
+
+
 def test_the_contributions_of_keys_add_up_to_the_logit_of_one_layer() -> None:
     torch.manual_seed(1)
     model, x = hw.MultiHeadAttention(12, 3, num_kv_heads=1).double().eval(), torch.randn(1, 9, 12, dtype=torch.float64)

@@ -226,26 +226,26 @@ def value_norms(
     if events.editing:
         raise ConfigError("value_norms: the attention of a model is edited (hw.intervene); call it outside of that")
     places = {site.name: site for site in (find_heads(model_of(model)) if sites is None else sites)}
-    keep = _Keep()
+    keep = Keep()
     with torch.no_grad(), intervene(model, keep, layers=list(places), unused="ignore"):
         run()
-    if not keep.values:
+    if not keep.calls:
         raise ConfigError("run: called no attention of the model; expected a function that runs it once")
     norms = {name: projections(site) for name, site in places.items()}
-    return {call: _norms(v, norms[events.module_name(call)]) for call, v in keep.values.items()}
+    return {name: _norms(call.v, norms[events.module_name(name)]) for name, call in keep.calls.items()}
 
 
-class _Keep(Edit):
-    """Changes nothing, and keeps the values [b, h_kv, m, d_v] of each call."""
+class Keep(Edit):
+    """Changes nothing, and keeps the arguments of each call by its name."""
 
     by_row = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.values: dict[str, Tensor] = {}
+        self.calls: dict[str, Arguments] = {}
 
     def changed(self, call: Arguments) -> Arguments:
-        self.values[events.call_name(call.name, self.values)] = call.v
+        self.calls[events.call_name(call.name, self.calls)] = call
         return call
 
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headwise.analysis.flow import Keep
 from headwise.errors import ConfigError, ShapeError, whole_number
-from headwise.interventions import Arguments, Edit
+from headwise.interventions import Arguments
 from headwise.kernels import events, run as run_call
 from headwise.kernels.call import Call
 from headwise.map import AttentionMap
@@ -86,8 +87,7 @@ class RelevanceMap:
     def _weighted(self) -> Weighted:
         exact = self.map.detach().with_exact()
         q, k, g, v = (x.to(exact.lse.dtype) for x in (exact.q, exact.k, self.gradient, self.values))
-        factor = LowRank(g, v.nan_to_num(0.0, 0.0, 0.0), positive=self.is_positive)
-        return Weighted(q, k, exact.lse, exact.rule, factor)
+        return Weighted(q, k, exact.lse, exact.rule, LowRank(g, v, positive=self.is_positive))
 
     def _read(self, what: str, *given: Tensor) -> Tensor:
         found: Tensor = getattr(self._weighted, what)(*(x.to(self._weighted.lse.dtype) for x in given))
@@ -198,7 +198,7 @@ def relevance(
     if events.editing:
         raise ConfigError("relevance: the attention of a model is edited (hw.intervene); call it outside of that")
     places = find_heads(model_of(model)) if sites is None else list(sites)
-    keep, taps = _Keep(), [_Tap(site) for site in places]
+    keep, taps = Keep(), [_Tap(site) for site in places]
     with torch.enable_grad(), ExitStack() as stack:
         for tap in taps:
             stack.enter_context(tapped(tap.site, tap))
@@ -234,34 +234,26 @@ class _Tap:
         return rows.unflatten(-1, (self.site.num_heads, self.site.value_dim)).transpose(1, 2)
 
 
-class _Keep(Edit):
-    """Changes nothing, and keeps the arguments of each call."""
-
-    by_row = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: dict[str, Arguments] = {}
-
-    def changed(self, call: Arguments) -> Arguments:
-        self.calls[events.call_name(call.name, self.calls)] = call
-        return call
-
-
 @torch.no_grad()
 def _map_of(call: Arguments) -> AttentionMap:
-    options = {"mask": call.mask, "scale": call.scale, "score": call.scores}
-    gap = tuple(call.gap) if call.gap.size else None
-    return attend(call.q, call.k, call.v, gap=gap, return_map=True, **options)[1]  # type: ignore[arg-type, no-any-return]
+    gap = (call.gap.start, call.gap.stop) if call.gap.size else None
+    return attend(
+        call.q, call.k, call.v, mask=call.mask, scale=call.scale, score=call.scores, gap=gap, return_map=True
+    )[1]
 
 
 class AttentionRelevance(NamedTuple):
-    """The relevance of the inputs of an attention, from `attention_lrp`."""
+    """The relevance of the inputs of an attention, from `attention_lrp`.
 
-    q: Tensor  # [b, h, n, d]
-    k: Tensor  # [b, h_kv, m, d]
-    v: Tensor  # [b, h_kv, m, d_v]
-    weights: RelevanceMap  # [b, h, n, m]
+    Attributes:
+        q, k, v: of queries [b, h, n, d], keys [b, h_kv, m, d] and values [b, h_kv, m, d_v].
+        weights: of the weights, [b, h, n, m].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    weights: RelevanceMap
 
 
 @torch.no_grad()

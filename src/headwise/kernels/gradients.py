@@ -14,6 +14,7 @@ compiled kernel reports its own; for the others it is computed from dO and O.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -155,8 +156,10 @@ def _each_batched_gradient(
     for _ in range(1 + within):
         torch._C._vmapmode_decrement_nesting()
     try:
-        each = [
-            torch._remove_batch_dim(x, level, size, 0) if any(x is one for one in batched) else [x] * size
+        each: list[Any] = [
+            torch._remove_batch_dim(x, level, size, 0)
+            if x is not None and any(x is one for one in batched)
+            else [x] * size
             for x in tensors
         ]
         found = [each_entry(run, beyond, *one) for one in zip(*each, strict=True)]
@@ -349,9 +352,9 @@ def _beyond(
     """The derivatives of the backward pass of a call; see `headwise.kernels.second`."""
     if reason := once_only(kernel, dropout_p):
         return f"{reason} (create_graph=True, double backward); {REMEDY}"
-    from headwise.kernels.second import OfBackward
-
-    return OfBackward(rule_of, biases, wanted, lead)
+    derivatives = import_module("headwise.kernels.second").OfBackward  # it needs this module
+    found: Derivatives = derivatives(rule_of, biases, wanted, lead)
+    return found
 
 
 def once_only(kernel: Kernel, dropout_p: float) -> str | None:

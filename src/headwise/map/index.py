@@ -88,7 +88,6 @@ class Readable(Protocol):
     @property
     def shape(self) -> tuple[int, int, int, int]: ...
     def _read(self, what: str, *given: Any) -> Any: ...
-    def _with_graph(self, value: Tensor, of: shares.Shares, *, operand: Tensor | None = None) -> Tensor: ...
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -160,7 +159,7 @@ class TransposedMap(Generic[Map]):
         product: Tensor = self._map._read("transposed_times", y.detach())
         if not self.differentiable:
             return product
-        return self._map._with_graph(product, shares.TransposedProduct(), operand=y)
+        return cast(Tensor, cast(Any, self._map)._with_graph(product, shares.TransposedProduct(), operand=y))
 
 
 def linear_operator(one: Any) -> "LinearOperator":
