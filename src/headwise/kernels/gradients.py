@@ -133,7 +133,9 @@ def _each_batched_gradient(run: Run, message: str, given: Sequence[Tensor | None
     for _ in range(1 + within):
         torch._C._vmapmode_decrement_nesting()
     try:
-        parts = [torch._remove_batch_dim(x, *size, 0) if _is_batched(x) else [x] * size[1] for x in given]
+        parts = [
+            torch._remove_batch_dim(x, *size, 0) if x is not None and _is_batched(x) else [x] * size[1] for x in given
+        ]
         found = [each_entry(run, message, *entries) for entries in zip(*parts, strict=True)]
         results = _stacked_each(found)
     finally:
