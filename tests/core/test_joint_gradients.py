@@ -73,7 +73,9 @@ def check(kernel: str, mask: Mask, score: str = "", dtype: torch.dtype = torch.f
         w = weights_for(expected.roll(i, 2))
         loss, due = loss + (got * w.to(got)).sum(), due + (expected * w).sum()
     found = gradients(loss, mine)
-    assert_alike(found, gradients(due, theirs), BOUNDS[dtype], f"{kernel}, {score}, {mask}")
+    # In the gradient of a bias with one number per row, the terms of a row cancel but for rounding.
+    bound = 2 * BOUNDS[dtype] if score == "two biases" else BOUNDS[dtype]
+    assert_alike(found, gradients(due, theirs), bound, f"{kernel}, {score}, {mask}")
 
 
 KERNELS = [("torch_blocks", torch.float64), ("torch_blocks", torch.float32), ("cpu", torch.float32)]

@@ -48,7 +48,6 @@ from headwise.wording import scaled
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-LARGEST_JOINT = 24.0  # log-sum-exps; beyond them gradients of measures are computed in float64, tile by tile
 DENSE_LIMIT = 1 << 26  # the most weights that to_dense() returns without force=True: 256 MB in float32
 
 
@@ -218,16 +217,11 @@ class AttentionMap(Shown):
 
     @reading
     def measured_by(
-        self,
-        found: Mapping[Statistic, Tensor] | None,
-        wanted: Sequence[Measure],
-        *,
-        rows: bool = False,
-        progress: Progress | None = None,
-        lse: Tensor | None = None,
-    ) -> Measurements:
-        """Like `measure`, but uses the statistics that a kernel has already computed; None if there are none. lse: the
-        log-sum-exp of the call, with a graph if those statistics have one."""
+        self, found: Mapping[Statistic, Tensor] | None, wanted: Sequence[Measure], *, rows: bool = False,
+        progress: Progress | None = None, lse: Tensor | None = None,
+    ) -> Measurements:  # fmt: skip
+        """Like `measure`, but uses the statistics that a kernel has already computed; None if there are none. lse: that
+        of the call, with a graph if those statistics have one."""
 
         def tiles() -> Iterator[Tile]:
             streamed: Iterator[Tile] = self._read("tiles", progress)
@@ -246,9 +240,7 @@ class AttentionMap(Shown):
         result.nonfinite_values = self.nonfinite_values
         if not self.differentiable:
             return result
-        joint = {}
-        if lse is not None and given is not None and self._resolved():
-            joint = shares.joint_rows(wanted, {s: x for s, x in given.items() if x.requires_grad}, lse, self.rule)
+        joint = {} if lse is None or given is None else shares.joint_rows(wanted, given, lse, self._matrix)
         return shares.with_gradients(result, wanted, self._lse, self._with_graph, joint)
 
     @reading
@@ -490,13 +482,6 @@ class AttentionMap(Shown):
         if self._learned is None:
             return Learned(self.q, self.k, self.rule, self._exact)
         return replace(self._learned, rule=replace(self.rule, scores=self._learned.rule.scores), lse=self._exact)
-
-    def _resolved(self) -> bool:
-        """Whether float32 resolves the scores as gradients need it; tiles compute larger ones in float64."""
-        whole = self._matrix.whole
-        if whole is None or self._lse.dtype == torch.float64:
-            return whole is not None
-        return whole.lse_size <= LARGEST_JOINT and not whole.cancels
 
     def _look(self) -> None:
         """Check before the first read that the weights add up."""

@@ -10,7 +10,7 @@ from headwise.errors import KernelError
 from headwise.kernels.reads import Matrix, TileReads
 from headwise.map.gradients import Leaf, Share, Shares, Sweep
 from headwise.masks import Span
-from headwise.rule import Rule, grouped, grouped_t
+from headwise.rule import grouped, grouped_t
 from headwise.rule.tiles import scores_at
 from headwise.stats import Measure, Measurements, Statistic
 from headwise.stats.base import RowMeasure, RowState, tensors_of, with_tensors
@@ -343,12 +343,20 @@ class LearnedMeasurements(Measurements):
         return {name: x.detach() for name, x in super()._numbers().items()}  # to be shown
 
 
+LARGEST_JOINT = 24.0  # log-sum-exps in float32
+
+
 def joint_rows(
-    wanted: Sequence[Measure], statistics: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule
+    wanted: Sequence[Measure], given: Mapping[Statistic, Tensor], lse: Tensor, of: Matrix
 ) -> dict[str, Tensor]:
     """The values of rows of the measures that follow from these statistics and the log-sum-exp, all with the graph of
-    the call: their gradients are computed in its backward pass (`headwise.kernels.joint`)."""
-    found = {}
+    the call: their gradients are computed in its backward pass (`headwise.kernels.joint`). None of large scores, which
+    tiles compute in float64."""
+    found: dict[str, Tensor] = {}
+    rule, whole = of.rule, of.whole
+    if whole is None or (lse.dtype != torch.float64 and (whole.lse_size > LARGEST_JOINT or whole.cancels)):
+        return found
+    statistics = {s: x for s, x in given.items() if x.requires_grad}
     sinks = rule.terms(lse[..., :0]).sinks is not None  # whose share of a row has a gradient too
     for m in wanted:
         if not isinstance(m, RowMeasure) or (type(m).update, type(m).take) != (RowMeasure.update, RowMeasure.take):

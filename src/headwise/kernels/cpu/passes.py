@@ -177,7 +177,7 @@ def _request_rows(request: binding.BackwardCall, more: RowGradients) -> list[Any
         return int(held[-1].data_ptr())
 
     request.shift, request.logs, request.distance = map(address, more[:3])
-    entries = [
+    entries: list[Any] = [
         (address(factor), _argument(slope.keys, b, m, held), *(slope.within or (0, 0, False)))
         for factor, slope in more.masses
     ]
