@@ -1,5 +1,6 @@
 """The recipes of docs/measure.md for Ray and Dask, as they stand there, with the real packages on this machine."""
 
+import json
 import re
 import subprocess
 import sys
@@ -30,7 +31,8 @@ def test_a_recipe_gives_the_bytes_of_one_run(model_folder, tmp_path, monkeypatch
         pytest.skip(f"{missing[0]} is not installed")
     (recipe,) = re.findall(rf"With {engine.title()}:\n+<!--.*?-->\n+```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
     assert len(recipe.splitlines()) <= 20
-    (tmp_path / "corpus.txt").write_text(said(60_000, 1), encoding="utf-8")
+    lines = [json.dumps({"text": said(12, n), "more": "x" * 500}) + "\n" for n in range(1000)]  # bytes, for eight units
+    (tmp_path / "corpus.jsonl").write_text("".join(lines), encoding="utf-8")
     options = {"measures": ["entropy"], "passages": 2, "window": 24, "batch": 64, "layers": [0], "device": "cpu"}
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     here = ", ".join(f"{name}={value!r}" for name, value in options.items() if name != "device")
@@ -47,7 +49,7 @@ def test_a_recipe_gives_the_bytes_of_one_run(model_folder, tmp_path, monkeypatch
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(list(tmp_path.glob("killed-*"))) == 2
     monkeypatch.chdir(tmp_path)
-    whole = measure_corpus(model_folder, ["corpus.txt"], tmp_path / "whole.csv", **options)
+    whole = measure_corpus(model_folder, ["corpus.jsonl"], tmp_path / "whole.csv", **options)
     assert whole.total.windows > 100
     assert (tmp_path / "whole.csv").read_bytes() == (tmp_path / "stats.csv").read_bytes()
     assert passages_path(tmp_path / "whole.csv").read_bytes() == passages_path(tmp_path / "stats.csv").read_bytes()
