@@ -22,7 +22,7 @@ from headwise.analysis.history import Alike, HeadHistory, HeadLook
 from headwise.base.read import write_tensors
 from headwise.compress import read_budget, save_budget
 from headwise.corpus.passages import Collected, CorpusPassage
-from headwise.corpus.sources import Limit, Print, Source, check, documents, find_sources, piece_count
+from headwise.corpus.sources import Limit, Source, documents, find_sources
 from headwise.corpus.tally import Tally, Trouble
 from headwise.corpus.units import Settings, Units
 from headwise.corpus.work import Measured, Options
@@ -132,22 +132,21 @@ def _passages() -> Collected:
 def _unit(folder: Path) -> Path:
     units = Units(folder / "out.csv")
     units.folder.mkdir()
-    units.write(0, Measured(1, {0: _tally(), 4: _tally()}, _passages(), []), {"batch": 3})
+    units.write(0, Measured(1, {0: _tally(), 4: _tally()}, _passages(), [], "ab"), {"batch": 3})
     return units.folder / "unit-000000.json"
 
 
 def _read_unit(path: Path) -> Any:
-    found, passages, how = Units(path.parent.with_suffix("")).read(0, 2, Collected.nothing(2, 2))
-    numbers = {source: (x.numbers, x.lost, x.windows, x.troubles, x.kernels) for source, x in found.items()}
-    return numbers, how, passages
+    found, how = Units(path.parent.with_suffix("")).read(0, 2, Collected.nothing(2, 2))
+    numbers = {source: (x.numbers, x.lost, x.windows, x.troubles, x.kernels) for source, x in found.sums.items()}
+    return numbers, how, found.passages, found.sha256
 
 
 def _manifest(folder: Path) -> Path:
     units = Units(folder / "out.csv")
     units.folder.mkdir()
     options = Options(["entropy"], 3, 3, None, "all", "text", None, None, "float32", 8, "weight")
-    source, seen = Source("a.txt", "text", 100), Print("a.txt", 100, 7, "cd")
-    units.begin(Settings(options, {"sha256": "ab"}, [source], [seen], [100], 64, 4, Limit(0, 1, 9)))
+    units.begin(Settings(options, {"sha256": "ab"}, [Source("a.txt", "text", 100, "", "7")], 64, 4, Limit(0, 1, 0)))
     return units.folder / "manifest.json"
 
 
@@ -174,8 +173,7 @@ def _parquet(folder: Path) -> Path:
 
 def _read_corpus(path: Path) -> Any:
     source = find_sources([path])[0]
-    check(source, "text", source.size, lambda done: None)
-    return [[x.text for x in documents(source, piece, STEP, "text")] for piece in range(piece_count(source, STEP))]
+    return [x.text for x in documents(source, 0, source.size, STEP, "text")]
 
 
 def _conllu(folder: Path) -> Path:

@@ -68,12 +68,12 @@ def _accident() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise TextError("an accident")
 
-    def taking(self, units):
+    def taking(self):
         while os.environ.get("RANK", "0") != victim and taken:
             self.check()
             time.sleep(0.05)
         taken.append(1)
-        return take(self, units)
+        return take(self)
 
     Units.write, Ranks.take = writing, taking
 

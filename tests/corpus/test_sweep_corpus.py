@@ -1,35 +1,32 @@
-"""Files found, checked, cut into pieces and windows: nothing is lost, nothing is read twice, and errors name places."""
+"""Files found, cut into pieces and windows: nothing is lost, nothing is read twice, and errors name places."""
 
+import gzip
 import json
 import os
-import random
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from sweep_samples import STEP, said, write_jsonl
 
-import headwise.corpus.sources as sources
 from headwise.corpus.select import Frame, batches, stacked, windows
-from headwise.corpus.sources import (
-    UNITS,
-    Limit,
-    Source,
-    changed,
-    check,
-    documents,
-    find_sources,
-    piece_count,
-    step_for,
-    units,
-)
+from headwise.corpus.sources import MOST, SHARE, Source, documents, find_sources, step_for, units
 from headwise.errors import ConfigError, TextError
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 
-def quiet(more):
-    pass
+def read(source, step, field="text"):
+    """The texts of each piece, read by itself."""
+    count = 1 if source.packed else -(-source.size // step)
+    return [doc for piece in range(count) for doc in documents(source, piece, piece + 1, step, field)]
+
+
+def texts(source, step, field="text"):
+    """Of all pieces; read together, they are the same."""
+    found = read(source, step, field)
+    assert list(documents(source, 0, -(-source.size // step), step, field)) == found
+    return [doc.text for doc in found]
 
 
 def test_files_folders_and_patterns_each_file_once(tmp_path):
@@ -45,13 +42,14 @@ def test_files_folders_and_patterns_each_file_once(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("gone.txt", "does not exist"), ("*.foo", "no file with"), ("a.gz", "decompress it"), ("a.json", "JSON lines"),
-     ("folder", "no text files"), ("broken.parquet", "not a valid Parquet"), ("empty.txt", "the corpus is empty"),
+    [("gone.txt", "does not exist"), ("*.foo", "no file with"), ("a.zip", "decompress it"),
+     ("a.parquet.gz", "decompress it"), ("a.json", "JSON lines"),
+     ("folder", "no text files"), ("empty.txt", "the corpus is empty"), ("nowhere://a.txt", "Protocol not known"),
      ("pipe", "a pipe or a device")],
 )  # fmt: skip
 def test_what_is_no_corpus_is_named(tmp_path, name, says):
     (tmp_path / "folder").mkdir()
-    for file in ("a.gz", "a.json", "broken.parquet"):
+    for file in ("a.zip", "a.json", "a.parquet.gz"):
         (tmp_path / file).write_text("x" * 50)
     (tmp_path / "empty.txt").touch()
     if name == "pipe":
@@ -59,40 +57,92 @@ def test_what_is_no_corpus_is_named(tmp_path, name, says):
             pytest.skip("no pipes with names here")
         os.mkfifo(tmp_path / "pipe")
     with pytest.raises(TextError, match=says):
-        find_sources([tmp_path / name])
+        find_sources([name if "://" in name else tmp_path / name])
     with pytest.raises(ConfigError, match="at least one file"):
         find_sources([])
 
 
-@pytest.mark.parametrize("block", [1, 3, 4, 1 << 22])
-def test_a_byte_that_is_no_utf8_is_named_by_its_place(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(sources, "BLOCK", block)
+def test_a_byte_that_is_no_utf8_is_named_by_its_place(tmp_path):
     path = tmp_path / "t.txt"
     for data, at in (("武松".encode() + b"\xff!", 6), ("打虎".encode()[:-1], 3), (b"ab\xe6\xad!", 2)):
         path.write_bytes(data)
-        source = Source(str(path), "text", len(data))
         with pytest.raises(TextError, match=f"at offset {at};"):
-            check(source, "text", len(data), quiet)
+            texts(Source(str(path), "text", len(data)), 100)
     for kind in ("text", "jsonl"):
         path.write_bytes("打虎\0".encode())
         with pytest.raises(TextError, match="is not text: NUL byte at offset 6;"):
-            check(Source(str(path), kind, 7), "text", 7, quiet)
-    path.write_text("武松", encoding="utf-8")
-    assert check(Source(str(path), "text", 6), "text", 6, quiet).size == 6
+            texts(Source(str(path), kind, 7), 100)
 
 
-def test_a_file_is_known_by_its_content(tmp_path):
-    path = tmp_path / "t.txt"
-    path.write_text("tiger")
-    known = check(Source(str(path), "text", 5), "text", 5, quiet)
-    os.utime(path, ns=(1, 1))
-    assert changed(known, 5) is None
-    path.write_text("tigEr")
-    assert "different content" in changed(known, 5)
-    path.write_text("tigers")
-    assert "had 5 bytes and has 6" in changed(known, 5)
-    path.unlink()
-    assert "is gone" in changed(known, 5)
+@pytest.mark.parametrize("name", ["t.parquet", "t.txt.gz", "t.jsonl.xz", "t.txt.bz2"])
+def test_what_is_damaged_is_named_by_the_error_of_who_reads_it(tmp_path, name):
+    (tmp_path / name).write_text("x" * 50)
+    (source,) = find_sources([tmp_path / name])
+    with pytest.raises(TextError, match=rf"{name}' cannot be read: .") as error:
+        texts(source, 100)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("packed", ["gz", "bz2", "xz", "zst"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_a_compressed_file_has_the_texts_of_the_file(tmp_path, kind, packed):
+    from fsspec.compression import compr
+
+    from headwise.corpus.sources import PACKED
+
+    name, lines = PACKED[f".{packed}"], [said(60, seed) for seed in range(9)]
+    if name not in compr:
+        pytest.skip("zstandard is not installed")
+    plain = tmp_path / f"t.{kind}"
+    if kind == "jsonl":
+        write_jsonl(plain, lines)
+    else:
+        plain.write_text("\n".join(lines), encoding="utf-8")
+    path = tmp_path / f"{plain.name}.{packed}"
+    with open(path, "wb") as raw, compr[name](raw, mode="wb") as file:
+        file.write(plain.read_bytes())
+    one, other = find_sources([plain, path])
+    assert (other.kind, other.packed) == (one.kind, name)
+    assert read(other, 200) == read(one, 200)
+    assert [unit.size for unit in units([other], 64)] == [path.stat().st_size]
+
+
+def test_files_at_an_address_have_the_texts_of_local_ones(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    files = fsspec.filesystem("memory")
+    here = {
+        "a.txt": said(900, 1),
+        "deep/b.jsonl": json.dumps({"text": said(80, 2)}) + "\n",
+        ".c.txt": "x",
+        "d.png": "x",
+    }
+    here["e.txt.gz"] = gzip.compress(said(90, 3).encode())
+    arrow.parquet.write_table(arrow.table({"text": [said(40, 4), "b"]}), tmp_path / "f.parquet")
+    here["f.parquet"] = (tmp_path / "f.parquet").read_bytes()
+    for name, text in here.items():
+        data = text if isinstance(text, bytes) else text.encode()
+        files.pipe(f"/corpus/{name}", data)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    far, near = find_sources(["memory://corpus"]), find_sources([tmp_path])
+    assert [one.path for one in far] == [f"memory:///corpus/{one.path[len(str(tmp_path)) + 1 :]}" for one in near]
+    assert [texts(one, 128) for one in far] == [texts(one, 128) for one in near]
+    assert [one.path[-5:] for one in find_sources(["memory://corpus/*.txt", "memory://corpus/f.parquet"])] == [
+        "c.txt", "a.txt", "rquet",
+    ]  # fmt: skip
+    with pytest.raises(TextError, match=r"'memory://corpus/gone.txt' cannot be read"):
+        find_sources(["memory://corpus/gone.txt"])
+
+
+def test_a_long_text_of_a_line_is_cut_as_a_file_is(tmp_path):
+    path = write_jsonl(tmp_path / "t.jsonl", ["a", said(500, 1), "武" * 230])
+    (source,) = find_sources([path])
+    found = read(source, 100)
+    assert "".join(doc.text for doc in found) == "a" + said(500, 1) + "武" * 230
+    assert max(len(doc.text) for doc in found) <= 125
+    places = [doc.where for doc in found]
+    assert len(set(places)) == len(places)
+    assert places[-2:] == [f"{places[-3]}, character 100", f"{places[-3]}, character 200"]
 
 
 @pytest.mark.thorough
@@ -102,7 +152,7 @@ def test_pieces_of_a_text_are_the_text(tmp_path_factory, text, step):
     path = tmp_path_factory.mktemp("pieces") / "t.txt"
     path.write_bytes(text.encode())
     source = Source(str(path), "text", len(text.encode()))
-    found = [doc.text for piece in range(piece_count(source, step)) for doc in documents(source, piece, step, "text")]
+    found = texts(source, step)
     plain = text.replace("\r\n", "\n").replace("\r", "\n")
     assert "".join(found) == plain
     if "\n" in plain and step > 80:
@@ -119,21 +169,18 @@ def test_a_text_is_cut_behind_lines_then_spaces_then_characters(tmp_path):
         path.write_text(text, encoding="utf-8")
         source = Source(str(path), "text", path.stat().st_size)
         step = 8 if "武" in text else 9
-        found = [
-            doc.text for piece in range(piece_count(source, step)) for doc in documents(source, piece, step, "text")
-        ]
+        found = texts(source, step)
         assert "".join(found) == text
         assert found[0] == parts[0]
 
 
 @pytest.mark.thorough
-@given(st.lists(st.text(st.sampled_from("ab武\n"), max_size=60), max_size=12), st.integers(8, 200))
+@given(st.lists(st.text(st.sampled_from("ab武\n"), max_size=60), max_size=12), st.integers(60, 200))
 @settings(deadline=None, max_examples=60)
-def test_each_line_is_in_one_piece(tmp_path_factory, texts, step):
-    path = write_jsonl(tmp_path_factory.mktemp("lines") / "t.jsonl", texts, "said")
+def test_each_line_is_in_one_piece(tmp_path_factory, said_there, step):
+    path = write_jsonl(tmp_path_factory.mktemp("lines") / "t.jsonl", said_there, "said")
     source = Source(str(path), "jsonl", path.stat().st_size)
-    found = [doc.text for piece in range(piece_count(source, step)) for doc in documents(source, piece, step, "said")]
-    assert found == [text for text in texts if text]
+    assert texts(source, step, "said") == [text for text in said_there if text]
 
 
 @pytest.mark.parametrize(
@@ -146,46 +193,50 @@ def test_a_line_that_will_not_do_is_named_by_its_place(tmp_path, line, says):
     path.write_text('{"text": "武"}\n\n' + line + "\n", encoding="utf-8")
     source = Source(str(path), "jsonl", path.stat().st_size)
     with pytest.raises(TextError, match=f"line at byte 17: .*{says}"):
-        list(documents(source, 0, 1000, "text"))
+        texts(source, 1000)
 
 
 def test_rows_of_parquet_files(tmp_path):
     path = tmp_path / "t.parquet"
-    texts = ["tiger", None, "", *[said(40, seed) for seed in range(9)]]
-    table = arrow.table({"body": texts, "n": list(range(12))})
+    rows = ["tiger", None, "", *[said(40, seed) for seed in range(9)]]
+    table = arrow.table({"body": rows, "n": list(range(12))})
     arrow.parquet.write_table(table, path, row_group_size=5)
     (source,) = find_sources([path])
-    assert piece_count(source, 1) == 3
-    found = [doc for piece in range(3) for doc in documents(source, piece, 1, "body")]
-    assert [doc.text for doc in found] == [text for text in texts if text]
+    found = read(source, 64, "body")
+    assert [doc.text for doc in found] == [text for text in rows if text]
+    assert texts(source, 1 << 20, "body") == [text for text in rows if text]
     assert [doc.where for doc in found][:3] == ["row 0", "row 3", "row 4"]
+    filled = [piece for piece in range(source.size // 64) if list(documents(source, piece, piece + 1, 64, "body"))]
+    assert len(filled) == 3  # row groups, each read by the piece in which it begins
     with pytest.raises(TextError, match="no column 'text'; it has body, n"):
-        check(source, "text", source.size, quiet)
+        texts(source, 64)
     with pytest.raises(TextError, match="column 'n' contains int64"):
-        check(source, "n", source.size, quiet)
+        texts(source, 64, "n")
 
 
 @pytest.mark.thorough
-@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=30), st.integers(100, 3000))
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=30), st.integers(100, 3000), st.data())
 @settings(deadline=None, max_examples=60)
-def test_units_hold_every_piece_once_and_in_order(sizes, step):
-    every = [Source(f"{i}", "text", size) for i, size in enumerate(sizes)]
-    found = [piece for unit in units(every, step) for piece in unit.pieces()]
-    assert found == [(i, piece) for i, one in enumerate(every) for piece in range(piece_count(one, step))]
-    assert sum(unit.size for unit in units(every, step)) == sum(sizes)
-    if found:
-        last = random.Random(step).choice(found)
-        short = [piece for unit in units(every, step, Limit(*last, 5)) for piece in unit.pieces()]
-        assert short == found[: found.index(last) + 1]
+def test_units_hold_every_piece_once_and_in_order(sizes, step, data):
+    packed = data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
+    every = [
+        Source(f"{i}", "text", n, "gzip" * zipped) for i, (n, zipped) in enumerate(zip(sizes, packed, strict=True))
+    ]
+    found = list(units(every, step))
+    pieces = [(part.source, i) for unit in found for part in unit.parts for i in range(part.first, part.stop)]
+    counts = [min(1, one.size) if one.packed else -(-one.size // step) for one in every]
+    assert pieces == [(i, piece) for i, count in enumerate(counts) for piece in range(count)]
+    assert [unit.number for unit in found] == list(range(len(found)))
+    assert sum(unit.size for unit in found) == sum(sizes)
+    assert all(unit.size >= step for unit in found[:-1])
 
 
-@pytest.mark.thorough
-def test_a_large_corpus_has_not_more_units_but_larger_ones():
-    every = [Source("large", "text", 1 << 34), *(Source(f"{i}", "text", 900) for i in range(5000))]
-    found = units(every, step_for(512))
-    assert len(found) <= UNITS
-    assert max(unit.size for unit in found) < 2 * ((1 << 34) / UNITS + step_for(512))
-    assert len(units([Source("small", "text", 3 * step_for(512))], step_for(512))) == 3
+def test_units_have_a_share_of_the_corpus_within_bounds():
+    step = step_for(512)
+    for size, most in ((3 * step, step), (1 << 34, (1 << 34) // SHARE + step), (10**13, MOST + step)):
+        every = [Source("large", "text", size), *(Source(f"{i}", "text", 900) for i in range(500))]
+        found = units(every, step)
+        assert all(step <= next(found).size <= most for _ in range(3))
 
 
 @pytest.mark.thorough

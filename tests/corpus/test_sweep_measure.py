@@ -11,7 +11,7 @@ from sweep_samples import TEXT, WINDOW, make_model, said, write_jsonl
 from torch.testing import assert_close
 
 from headwise.corpus import measure_corpus
-from headwise.corpus.sources import documents, find_sources, piece_count, step_for
+from headwise.corpus.sources import documents, find_sources, step_for
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import load_model
 
@@ -72,7 +72,7 @@ def test_numbers_are_those_of_every_window_by_itself(model_folder, tmp_path, sma
     whole = measure_corpus(model_folder, [tmp_path / "a.txt", tmp_path / "b.jsonl"], tmp_path / "two.csv", **SMALL)
     (text, _) = find_sources([tmp_path / "a.txt", tmp_path / "b.jsonl"])
     step = step_for(WINDOW)
-    parts = [doc.text for piece in range(piece_count(text, step)) for doc in documents(text, piece, step, "text")]
+    parts = [doc.text for doc in documents(text, 0, text.size, step, "text")]
     assert len(parts) > 2
     wanted = dense(subject, [*parts, *(line for line in lines if line)])
     assert_same_numbers(whole, wanted)

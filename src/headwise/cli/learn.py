@@ -1,4 +1,4 @@
-"""The commands train, write and measure."""
+"""The commands train, write, measure and merge."""
 
 import atexit
 import signal
@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from headwise.base.files import check_apart
 from headwise.cli.interruption import CODE, check_interrupted, is_first, is_interruption
 from headwise.cli.options import (
     STREAM,
@@ -192,9 +193,17 @@ def _heads(out: Path, console: Console) -> None:
     say(console, tr("Wrote a plot of the roles over training to [bold]{path}[/bold].", path=picture))
 
 
+Sort = Annotated[str | None, typer.Option(help="Sort the printed table by this measure, largest first.")]
+Png = Annotated[Path | None, typer.Option(help="Also plot every measure as layers × heads.")]
+Page = Annotated[
+    Path | None, typer.Option(help="Also write an HTML page: heads by any two statistics, and their passages.")
+]
+
+
 def measure(
     files: Annotated[
-        list[str], typer.Option("--file", help="UTF-8 text, .jsonl, .parquet, a folder or a glob pattern; repeatable.")
+        list[str],
+        typer.Option("--file", help="UTF-8 text, .jsonl, .parquet, folder, pattern or address; repeatable."),
     ],
     out: Annotated[Path, typer.Option(help="Table to write: .parquet, .csv or .jsonl.")],
     model: AnyModel = None,
@@ -221,19 +230,20 @@ def measure(
     strongest_by: Annotated[
         str, typer.Option(help="What makes a passage strong: weight, or a measure of queries such as induction_mass.")
     ] = "weight",
+    shard: Annotated[
+        str | None, typer.Option(help="Measure part i of N, such as 0/8 to 7/8; `headwise merge` joins the tables.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda …; default: a GPU if there is one.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16; default: float32.")
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard earlier results and start again.")] = False,
-    sort: Annotated[str | None, typer.Option(help="Sort the printed table by this measure, largest first.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Also plot every measure as layers × heads.")] = None,
-    page: Annotated[
-        Path | None, typer.Option(help="Also write an HTML page: heads by any two statistics, and their passages.")
-    ] = None,
+    sort: Sort = None,
+    png: Png = None,
+    page: Page = None,
     lang: Lang = None,
 ) -> None:
-    """Measure every head on a corpus of any size. Resumable; torchrun divides the work."""
+    """Measure every head on a corpus of any size. Resumable; torchrun or --shard divides the work."""
     from headwise.corpus.work import Deserted, Ranks
 
     for option, given in (("--file", files), ("--out", [out])):
@@ -249,7 +259,7 @@ def measure(
                 ranks, files, out, sort, png, page, model=model, measures=measures, window=window, stride=stride,
                 batch=batch, max_tokens=max_tokens, per=per, field=field, layers=numbers_of("layers", layers),
                 heads=numbers_of("heads", heads), passages=passages,
-                strongest_by=strongest_by, device=device, dtype=dtype, restart=restart,
+                strongest_by=strongest_by, shard=shard_of(shard), device=device, dtype=dtype, restart=restart,
             )  # fmt: skip
     except (KeyboardInterrupt, Exception) as error:
         if is_interruption(error):
@@ -271,8 +281,8 @@ def _measure(
     measures: str | None, **options: Any,
 ) -> None:  # fmt: skip
     from headwise.corpus import measure_corpus
-    from headwise.corpus.printing import check_sort, print_measures
-    from headwise.reports.corpus_page import check_picture, print_passages, write_corpus_page, write_picture
+    from headwise.corpus.printing import check_sort
+    from headwise.reports.corpus_page import check_picture
     from headwise.stats import shown_in
 
     names = (
@@ -289,12 +299,40 @@ def _measure(
         found = measure_corpus(model, files, out, measures=names, ranks=ranks, progress=progress, **options)
     if not ranks.first:
         return
+    _show(found, sort, png, page, time.monotonic() - since if found.new else None)
+
+
+def merge(
+    parts: Annotated[list[Path], typer.Argument(help="Tables of all shards, written by `headwise measure --shard`.")],
+    out: Annotated[Path, typer.Option(help="Table to write: .parquet, .csv or .jsonl.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+    sort: Sort = None,
+    png: Png = None,
+    page: Page = None,
+    lang: Lang = None,
+) -> None:
+    """Join the tables of the shards of a corpus to the table of the whole corpus."""
+    from headwise.corpus import merge as merge_parts
+    from headwise.reports.corpus_page import check_picture
+
+    if png is not None:
+        check_picture(png)
+    check_file("--png", png, "measures.png")
+    check_file("--page", page, "heads.html")
+    check_apart([("--out", out), ("--png", png), ("--page", page)], {str(part): part for part in parts})
+    _show(merge_parts(parts, out, restart=force), sort, png, page, None)
+
+
+def _show(found: Any, sort: str | None, png: Path | None, page: Path | None, seconds: float | None) -> None:
+    from headwise.corpus.printing import print_measures
+    from headwise.reports.corpus_page import print_passages, write_corpus_page, write_picture
+
     console = Console()
-    print_measures(found, console, sort=sort, seconds=time.monotonic() - since if found.new else None)
+    print_measures(found, console, sort=sort, seconds=seconds)
     print_passages(found.passages, console)
     if not found.new:
         done = tr("{path} already contains the finished table of this command; use --restart to measure again.")
-        say(console, done.filled(path=out))
+        say(console, done.filled(path=found.path))
     if png is not None:
         say(console, tr("Wrote a plot of every measure to [bold]{path}[/bold].", path=write_picture(found, png)))
     if page is not None:
@@ -338,7 +376,17 @@ def _print_how_to_resume(out: Path, restart: bool) -> None:
         again = tr("Stopped; {done} of {of} units are done. Run the same command to resume.")
         if restart:
             again = tr("Stopped; {done} of {of} units are done. Run the same command without --restart to resume.")
-        say(console, again.filled(done=so_far[0], of=so_far[1]))
+        say(console, again.filled(done=so_far[0], of=so_far[1] or "?"))
+
+
+def shard_of(given: str | None) -> tuple[int, int] | None:
+    """0/8 as two numbers."""
+    if given is None:
+        return None
+    number, _, of = given.partition("/")
+    if not (number.isdecimal() and of.isdecimal()):
+        raise ConfigError("--shard {given!r}: expected i/N, such as 0/8 to 7/8", given=given)
+    return int(number), int(of)
 
 
 def numbers_of(name: str, given: str | None) -> list[int] | None:

@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from headwise.cli.change import budget, convert, prune
 from headwise.cli.interruption import CODE, check_interrupted, is_interruption, leave, print_interrupted, settle, spoken
-from headwise.cli.learn import measure, train, write
+from headwise.cli.learn import measure, merge, train, write
 from headwise.cli.options import Lang, standard_streams
 from headwise.cli.plan import plan
 from headwise.cli.see import measures, see, view
@@ -214,6 +214,7 @@ for command in (
     "trace",
     measures,
     measure,
+    merge,
     prune,
     convert,
     budget,

@@ -11,8 +11,9 @@ torch.Size([4, 8])
 (4, 200)
 """
 
+from headwise.corpus.merging import merge
 from headwise.corpus.passages import CorpusPassage, HeadPassages, Key, Passages
 from headwise.corpus.result import CorpusMeasures
 from headwise.corpus.run import measure_corpus
 
-__all__ = ["CorpusMeasures", "CorpusPassage", "HeadPassages", "Key", "Passages", "measure_corpus"]
+__all__ = ["CorpusMeasures", "CorpusPassage", "HeadPassages", "Key", "Passages", "measure_corpus", "merge"]

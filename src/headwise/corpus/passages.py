@@ -32,7 +32,7 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.loading import LoadedModel
 from headwise.wording import tr
 
-FORMAT = "headwise-passages-1"
+FORMAT = "headwise-passages-2"
 ROUNDING = 1e-9  # of means of equal strengths
 
 
@@ -121,7 +121,8 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
     Attributes:
         by: what makes a passage strong, as in `headwise measure --strongest-by`. unit: of the strengths.
         model: name and SHA-256 of the weights. names: of the layers with passages, by number.
-        found: (layer, head) → its passages.
+        found: (layer, head) → its passages. sample: the random number of each window of the sample, by which samples
+            of parts of a corpus are merged.
     """
 
     by: str
@@ -129,6 +130,7 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
     model: Mapping[str, str]
     names: Mapping[int, str]
     found: Mapping[tuple[int, int], HeadPassages]
+    sample: tuple[int, ...] = ()
 
     @classmethod
     def nothing(cls, by: str) -> "Passages":
@@ -170,7 +172,10 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
             }
             for (layer, head), found in self.found.items()
         ]  # fmt: skip
-        return {"format": FORMAT, "model": dict(self.model), "by": self.by, "unit": self.unit, "heads": heads}
+        return {
+            "format": FORMAT, "model": dict(self.model), "by": self.by, "unit": self.unit, "sample": self.sample,
+            "heads": heads,
+        }  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all. CheckpointError if it cannot be written."""
@@ -198,7 +203,8 @@ class Passages(Mapping[tuple[int, int], HeadPassages]):
                 found[place] = HeadPassages(*parts)
             if "sha256" not in model:
                 raise CheckpointError("model.sha256 is missing")
-            return cls(whole_file.word("by"), whole_file.word("unit"), model, names, found)
+            sample = tuple(whole_file.each("sample", whole))
+            return cls(whole_file.word("by"), whole_file.word("unit"), model, names, found, sample)
 
 
 def passages_path(table: Path) -> Path:
@@ -255,7 +261,19 @@ class Collected:
             there = [passages[i] for _, passages in self.sampled]
             sampled = sorted((one for one in there if one is not None), key=lambda one: -one.strength)
             found[head.layer, head.head] = HeadPassages(tuple(strongest), tuple(sampled))
-        return Passages(by, unit, model, {head.layer: head.name for head in heads}, found)
+        sample = tuple(at for at, _ in self.sampled)
+        return Passages(by, unit, model, {head.layer: head.name for head in heads}, found, sample)
+
+    @classmethod
+    def again(cls, passages: Passages, heads: Sequence[Head], about: Mapping[str, Any]) -> "Collected":
+        """The inverse of `of_heads`. about: the description of the table."""
+        numbers = {path: number for number, path in enumerate(about["given"])}
+        windows: dict[int, list[CorpusPassage | None]] = {at: [None] * len(heads) for at in passages.sample}
+        for i, head in enumerate(heads):
+            for one in passages[head.layer, head.head].sampled:
+                windows[_drawn(numbers[one.file], one.where, one.first)][i] = one
+        strongest = [list(passages[head.layer, head.head].strongest) for head in heads]
+        return cls(about["options"]["passages"], strongest, sorted(windows.items()))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -344,9 +362,7 @@ class Collector:
         """Add a window; they come in any order."""
         for head in np.flatnonzero((found.strength >= self._least) & (found.strength > -np.inf)).tolist():
             self._offer(head, window, found)
-        # By the place of a window alone: those with the least numbers are a sample without order.
-        place = f"{window.source} {window.where} {window.first}".encode()
-        at = int.from_bytes(hashlib.blake2b(place, digest_size=7).digest(), "big")
+        at = _drawn(window.source, window.where, window.first)
         if at < self._largest:
             known = enumerate((found.strength > -np.inf).tolist())
             heads = [self._passage(window, found, head) if there else None for head, there in known]
@@ -409,6 +425,12 @@ class Collector:
             _short(found.strength[head]), self._path(window.source), window.where, window.first, query, tuple(shown),
             tuple(tokens), tuple(_short(weights[at]) if at in weights else None for at in shown),
         )  # fmt: skip
+
+
+def _drawn(source: int, where: str, first: int) -> int:
+    """The random number of a window, by its place alone: those with the least numbers are a sample without order."""
+    place = f"{source} {where} {first}".encode()
+    return int.from_bytes(hashlib.blake2b(place, digest_size=7).digest(), "big")
 
 
 def _order(kept: _Kept) -> tuple[float, int]:

@@ -203,17 +203,18 @@ class CorpusMeasures:
 
     @classmethod
     def of(
-        cls, work: Work, path: Path, total: Tally, passages: Passages, about: Mapping[str, Any], *, new: bool = True
+        cls, path: Path, total: Tally, passages: Passages, about: Mapping[str, Any], *, new: bool = True
     ) -> "CorpusMeasures":
-        """The result of the sums and passages of a sweep."""
-        measures = tuple(measures_for(NOTHING, work.options.measures))
-        return cls(path, tuple(work.heads), measures, total, passages, dict(about), new)
+        """The result of the sums and passages of a sweep, and its description."""
+        measures = tuple(measures_for(NOTHING, about["options"]["measures"]))
+        return cls(path, tuple(Head(*one) for one in about["heads"]), measures, total, passages, dict(about), new)
 
     @classmethod
     def of_nothing(cls, work: Work, path: Path) -> "CorpusMeasures":
         """The result of a process that is not the first one."""
         nothing = Passages.nothing(work.options.strongest_by)
-        return cls.of(work, path, work.nothing(), nothing, {}, new=False)
+        about = {"options": vars(work.options), "heads": [list(vars(head).values()) for head in work.heads]}
+        return cls.of(path, work.nothing(), nothing, about, new=False)
 
     @cached_property
     def table(self) -> HeadTable:

@@ -1,277 +1,275 @@
-"""The files of a corpus, checked before any work, and the pieces that can be read independently.
+"""The files of a corpus, the units that can be read independently, and the texts in a unit.
 
-A corpus in pieces that can be read independently, the texts in a piece, and units of pieces. A text file is cut at
-about every `step` bytes, after the next line end (or else space or character), a JSON-lines file between lines, and a
-Parquet file between its row groups. The cuts and the units depend on the files and the options alone, so any process
-can read any piece without overlap.
+A file is read in pieces of about `step` bytes: a text is cut after the next line end (or else space or character), a
+JSON-lines file between lines, and a row group of a Parquet file belongs to the piece in which it begins. A compressed
+file is one piece. Units are pieces in order; they depend on the sizes of the files alone, so that any process can read
+any unit, and knows its own without reading the others. Texts of an iterable are units in the order they come.
+
+Files are opened by fsspec, which knows addresses such as s3:// and hf://, and compression.
 """
 
-import codecs
 import glob
-import hashlib
+import io
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
+
+from fsspec.compression import compr
+from fsspec.core import url_to_fs
 
 from headwise.base.read import one_line, parsed
-from headwise.errors import CheckpointError, ConfigError, TextError
-from headwise.lm.texts import decoded, not_utf8, nul
+from headwise.errors import CheckpointError, ConfigError, HeadwiseError, TextError, not_installed
+from headwise.lm.texts import decoded
 from headwise.table.files import arrow
 from headwise.wording import LIST, joined, tr
 
-BLOCK = 1 << 22  # bytes read at once
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-TEXTS = (".txt", ".text", ".md")  # a folder is searched for these and the FORMATS
-PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar")
-Advance = Callable[[int], None]  # called with the bytes read since the last call
+TEXTS = (".txt", ".text", ".md")  # a folder is searched for these and the FORMATS, compressed or not
+PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+ARCHIVES = (".zip", ".tar", ".tgz", ".7z")
+STREAM = "iterable"  # the kind of texts that are in no file
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of the corpus: "text", "jsonl" or "parquet", its bytes, and those of each row group of a Parquet file."""
+    """A file of the corpus: "text", "jsonl" or "parquet", its bytes, its compression, and a stamp that changes with its
+    content: the time of a local file, or what the file system knows of another one."""
 
     path: str
     kind: str
     size: int
-    groups: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Print:
-    """What identifies a file when a run is resumed: size and time (ns), and if only the time differs, the SHA-256 of
-    its first `size` bytes."""
-
-    path: str
-    size: int
-    mtime: int
-    sha256: str
+    packed: str = ""
+    stamp: str = ""
 
 
 def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
-    """The given files, each once: files, folders (all texts in them, by name) and patterns such as `news/**/*.txt`."""
+    """The given files, each once: files, folders (all texts in them, by name) and patterns such as `news/**/*.txt`,
+    on this machine or at an address such as s3://."""
     if not given:
         raise ConfigError(tr("files=(): give at least one file, folder or pattern"))
-    paths = dict.fromkeys(path for one in given for path in _paths(os.fspath(one)))
-    seen: set[str] = set()
-    found: list[Source] = []
-    for path in paths:
-        real = os.path.realpath(path)
-        if real not in seen:
-            seen.add(real)
-            found.append(_source(path))
+    files: dict[str, str] = {}  # of two names of a file, the first
+    for path in (path for one in given for path in _paths(os.fspath(one))):
+        files.setdefault(path if _remote(path) else os.path.realpath(path), path)
+    found = [source_of(path) for path in files.values()]
     if not any(source.size for source in found):
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise TextError("the corpus is empty: {path!r}{more} of 0 bytes", path=found[0].path, more=more)
     return found
 
 
-def check(source: Source, field: str, upto: int, advance: Advance) -> Print:
-    """Read a file once up to byte `upto`, and return its print. TextError names the first place that cannot be read."""
-    if source.kind == "parquet":
-        check_column(source.path, field)
-    digest = hashlib.sha256()
-    mtime = os.stat(source.path).st_mtime_ns
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    at = 0
-    for block in blocks(source.path, upto):
-        digest.update(block)
-        if source.kind != "parquet":
-            _decode(decoder, block, source.path, at)
-        at += len(block)
-        advance(len(block))
-    if source.kind != "parquet" and at == source.size:
-        _decode(decoder, b"", source.path, at, final=True)
-    return Print(source.path, source.size, mtime, digest.hexdigest())
-
-
-def changed(known: Print, upto: int) -> str | None:
-    """How a file differs from its print, in words; None if it does not."""
-    try:
-        now = os.stat(known.path)
-    except FileNotFoundError:
-        return f"{known.path!r} is gone"
-    if now.st_size != known.size:
-        return f"{known.path!r} had {known.size:,} bytes and has {now.st_size:,}"
-    if now.st_mtime_ns == known.mtime:
-        return None
-    digest = hashlib.sha256()
-    for block in blocks(known.path, upto):
-        digest.update(block)
-    return None if digest.hexdigest() == known.sha256 else f"{known.path!r} has different content"
-
-
-def blocks(path: str, upto: int) -> Iterator[bytes]:
-    """The first `upto` bytes of a file in blocks."""
-    with open(path, "rb") as file:
-        while upto > 0 and (block := file.read(min(BLOCK, upto))):
-            upto -= len(block)
-            yield block
-
-
-def _decode(decoder: codecs.IncrementalDecoder, block: bytes, path: str, at: int, final: bool = False) -> None:
-    waiting = len(decoder.getstate()[0])  # bytes of a character that began in the last block
-    try:
-        decoder.decode(block, final)
-    except UnicodeDecodeError as error:
-        raise not_utf8(path, error.object[error.start], at - waiting + error.start) from None
-    if 0 in block:
-        raise nul(path, at + block.index(0))
-
-
-def _paths(given: str) -> list[str]:
-    if os.path.isdir(given):
-        known = (*FORMATS, *TEXTS)
-        files = sorted(
-            str(path)
-            for path in Path(given).rglob("*")
-            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(given).parts)
-        )
-        found = [path for path in files if Path(path).suffix.lower() in known]
-        if not found:
-            raise TextError(
-                "{given!r}: the folder contains no text files ({known})", given=given, known=", ".join(known)
-            )
-        return found
-    if os.path.exists(given):
-        return [given]
-    if any(sign in given for sign in "*?["):
-        found = sorted(path for path in glob.glob(given, recursive=True) if os.path.isfile(path))
-        if found:
-            return found
-        raise TextError("{given!r}: no file with this name", given=given)
-    raise TextError("{given!r} does not exist", given=given)
-
-
-def _source(path: str) -> Source:
-    if not os.path.isfile(path):
-        raise TextError("{path!r} is a pipe or a device; give a file: a corpus is read with random access", path=path)
-    suffix = Path(path).suffix.lower()
-    if suffix in PACKED:
-        raise TextError("{path!r} is compressed; decompress it first: a corpus is read with random access", path=path)
+def source_of(path: str) -> Source:
+    """The file at a path, as it is now. TextError for one that cannot be read as a text."""
+    inner, last = os.path.splitext(path.lower())
+    packed = PACKED.get(last, "")
+    suffix = os.path.splitext(inner)[1] if packed else last
+    kind = FORMATS.get(suffix, "text")
     if suffix == ".json":
         raise TextError("{path!r}: expected JSON lines (.jsonl), one object per line, or a text", path=path)
-    kind = FORMATS.get(suffix, "text")
-    if kind == "parquet":
-        return Source(path, kind, os.path.getsize(path), row_groups(path))
-    return Source(path, kind, os.path.getsize(path))
-
-
-ROWS = 256  # read at once
-
-
-def row_groups(path: str) -> tuple[int, ...]:
-    """Bytes of each row group, the parts of a file that can be read independently."""
-    with _reading(path):
-        meta = arrow().parquet.ParquetFile(path).metadata
-        return tuple(max(1, meta.row_group(i).total_byte_size) for i in range(meta.num_row_groups))
-
-
-def check_column(path: str, field: str) -> None:
-    """Raise TextError unless the file has a column of strings with that name."""
-    pyarrow = arrow()
-    with _reading(path):
-        schema = pyarrow.parquet.ParquetFile(path).schema_arrow
-    if field not in schema.names:
-        raise TextError(
-            "{path!r} has no column {field!r}; it has {names}: give --field",
-            path=path,
-            field=field,
-            names=joined(schema.names, LIST),
-        )
-    kind = schema.field(field).type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise TextError(
-            "{path!r}: column {field!r} contains {kind}, expected strings", path=path, field=field, kind=kind
-        )
-
-
-def parquet_rows(path: str, group: int, field: str) -> Iterator[tuple[int, str]]:
-    """(row in the file, text) of a row group; empty ones and null are left out."""
-    with _reading(path):
-        file = arrow().parquet.ParquetFile(path)
-        row = sum(file.metadata.row_group(i).num_rows for i in range(group))
-        batches = file.iter_batches(batch_size=ROWS, row_groups=[group], columns=[field])
-    while True:
-        with _reading(path):
-            batch = next(batches, None)
-            texts = [] if batch is None else batch.column(0).to_pylist()
-        if batch is None:
-            return
-        for text in texts:
-            if text:
-                yield row, text
-            row += 1
+    if suffix in ARCHIVES or (packed and (kind == "parquet" or suffix == ".tar")):
+        raise TextError("{path!r} is an archive, or a compressed table; decompress it first", path=path)
+    with reading(path):
+        if _remote(path):
+            files, inner = url_to_fs(path)
+            size, stamp = files.info(inner)["size"], files.ukey(inner)
+            if size is None:
+                raise TextError("{path!r}: its server does not say its size; download it first", path=path)
+        else:
+            if not os.path.isfile(path):
+                raise TextError("{path!r} is a pipe or a device; give a file: a corpus is read in pieces", path=path)
+            size, stamp = os.path.getsize(path), str(os.stat(path).st_mtime_ns)
+    return Source(path, kind, size, packed, stamp)
 
 
 @contextmanager
-def _reading(path: str) -> Iterator[None]:
-    """Context that raises TextError for all errors of pyarrow on a damaged file."""
+def reading(path: str) -> Iterator[None]:
+    """Context that raises TextError for all errors of file systems, compression and pyarrow, in a line."""
     try:
         yield
-    except FileNotFoundError:
+    except HeadwiseError:
         raise
-    except (arrow().ArrowException, OSError, ValueError, OverflowError) as error:
-        raise TextError("{path!r} is not a valid Parquet file: {error}", path=path, error=one_line(error)) from None
+    except Exception as error:  # each file system has its own, such as of missing credentials
+        raise TextError("{path!r} cannot be read: {error}", path=path, error=one_line(error)) from None
+
+
+@contextmanager
+def opened(source: Source) -> Iterator[Any]:
+    """A file for reading bytes, decompressed."""
+    if source.packed and source.packed not in compr:
+        raise not_installed(source.path, "zstandard")
+    with reading(source.path):
+        if _remote(source.path):
+            files, inner = url_to_fs(source.path)
+            raw: Any = io.BufferedReader(files.open(inner, "rb"))
+        else:
+            raw = open(source.path, "rb")  # noqa: SIM115
+        with raw:
+            if not source.packed:
+                yield raw
+                return
+            with io.BufferedReader(compr[source.packed](raw, mode="rb")) as file:
+                yield file
+
+
+def _remote(path: str) -> bool:
+    return "://" in path
+
+
+def _paths(given: str) -> list[str]:
+    """The files of a file, folder or pattern."""
+    is_pattern = any(sign in given for sign in "*?[")
+    if _remote(given):
+        with reading(given):
+            files, inner = url_to_fs(given)
+            is_folder = not is_pattern and files.isdir(inner)
+            if not (is_pattern or is_folder):
+                files.info(inner)  # raises if it does not exist
+                return [given]
+            found = [path for path in files.glob(inner) if not files.isdir(path)] if is_pattern else files.find(inner)
+            found, folder = sorted(map(files.unstrip_protocol, found)), files.unstrip_protocol(inner)
+    else:
+        is_folder, folder = os.path.isdir(given), given
+        if os.path.exists(given) and not is_folder:
+            return [given]
+        if not (is_pattern or is_folder):
+            raise TextError("{given!r} does not exist", given=given)
+        every = map(str, Path(given).rglob("*")) if is_folder else glob.glob(given, recursive=True)
+        found = sorted(path for path in every if os.path.isfile(path))
+    if is_folder:
+        known = tuple(f"{suffix}{packed}" for suffix in (*FORMATS, *TEXTS) for packed in ("", *PACKED))
+        found = [
+            path
+            for path in found
+            if path.lower().endswith(known) and not re.search(r"(^|[/\\])\.", os.path.relpath(path, folder))
+        ]
+    if found:
+        return found
+    if is_folder:
+        names = ", ".join((*FORMATS, *TEXTS))
+        raise TextError("{given!r}: the folder contains no text files ({known})", given=given, known=names)
+    raise TextError("{given!r}: no file with this name", given=given)
 
 
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can contain them
 REACH = 1 << 16  # bytes after a cut in which a line end is searched
+ROWS = 256  # read at once
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text and its place: "byte 4,096" of a file, or its line or row."""
+    """A text and its place: "byte 4,096" of a file, its row, or its number. source: the number of its file."""
 
     text: str
     where: str
+    source: int = 0
 
 
-def piece_count(source: Source, step: int) -> int:
-    """The number of pieces of a file at `step` bytes a piece."""
-    return len(source.groups) if source.kind == "parquet" else -(-source.size // step)
+def documents(source: Source, first: int, stop: int, step: int, field: str) -> Iterator[Document]:
+    """The texts of the pieces `first` to `stop` - 1 of a file, without empty ones; of a compressed file all."""
+    start, end = first * step, math.inf if source.packed else stop * step
+    with opened(source) as file:
+        if source.kind == "text":
+            for at, data in _parts(file, start, end, step):
+                if text := decoded(data, source.path, at):
+                    yield Document(text, f"byte {at:,}")
+        elif source.kind == "jsonl":
+            for at, data in _lines(file, start, end):
+                where = f"byte {at:,}"
+                line = decoded(data, source.path, at)
+                if line.strip():
+                    yield from _short(_of_line(line, source.path, where, field), where, step)
+        else:
+            for row, text in _rows(file, source, start, end, field):
+                yield from _short(text, f"row {row:,}", step)
 
 
-def piece_end(source: Source, piece: int, step: int) -> int:
-    """The byte after a piece; for Parquet the size of the file."""
-    return source.size if source.kind == "parquet" else _cut(source, (piece + 1) * step, step)
+def _parts(file: Any, start: int, end: float, step: int) -> Iterator[tuple[int, bytes]]:
+    """The parts of a text that begin from `start` to before `end`, and where they begin."""
+    reach = max(4, min(REACH, step // 4))  # 4: the longest character
+    at = start
+    if start:
+        file.seek(start - 1)
+        at += _cut(file.read(1 + reach))
+        file.seek(at)
+    rest = b""
+    while at < end:
+        size = (at // step + 1) * step - at
+        rest += file.read(size + reach - len(rest))
+        if not rest:
+            return
+        if len(rest) > size:
+            size += _cut(rest[size - 1 : size + reach])
+        yield at, rest[:size]
+        at, rest = at + min(size, len(rest)), rest[size:]
 
 
-def documents(source: Source, piece: int, step: int, field: str) -> Iterator[Document]:
-    """The texts of a piece in order, without empty ones."""
-    if source.kind == "parquet":
-        for row, text in parquet_rows(source.path, piece, field):
-            yield Document(text, f"row {row:,}")
-        return
-    start, stop = (_cut(source, at, step) for at in (piece * step, (piece + 1) * step))
-    if start == stop:
-        return
-    if source.kind == "jsonl":
-        yield from lines(source, start, stop, field)
-        return
-    with open(source.path, "rb") as file:
-        file.seek(start)
-        text = decoded(file.read(stop - start), source.path, start)
-    if text:
-        yield Document(text, f"byte {start:,}")
+def _cut(near: bytes) -> int:
+    """How many bytes after the first of these a text can begin: after a line end, a space, or a character."""
+    for sign in (b"\n", b" "):
+        if (at := near.find(sign)) >= 0:
+            return at
+    return next((i for i, byte in enumerate(near[1:5]) if byte & 0xC0 != 0x80), len(near[1:5]))
 
 
-def lines(source: Source, start: int, stop: int, field: str) -> Iterator[Document]:
-    """The texts of the lines in a part of a JSON-lines file."""
-    with open(source.path, "rb") as file:
-        file.seek(start)
-        while start < stop and (line := file.readline()):
-            text = decoded(line, source.path, start)
-            where, start = f"byte {start:,}", start + len(line)
-            if text.strip():
-                found = _text(text, source.path, where, field)
-                if found:
-                    yield Document(found, where)
+def _lines(file: Any, start: int, end: float) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin from `start` to before `end`, and where they begin."""
+    at = start
+    if start:
+        file.seek(start - 1)
+        at += len(file.readline()) - 1
+    while at < end and (line := file.readline()):
+        yield at, line
+        at += len(line)
 
 
-def _text(line: str, path: str, where: str, field: str) -> str:
+def _rows(file: Any, source: Source, start: int, end: float, field: str) -> Iterator[tuple[int, str]]:
+    """(row, text) of the row groups that begin from byte `start` to before `end`."""
+    pyarrow = arrow()
+    table = pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20)
+    if field not in (names := table.schema_arrow.names):
+        raise TextError(
+            "{path!r} has no column {field!r}; it has {names}: give --field",
+            path=source.path,
+            field=field,
+            names=joined(names, LIST),
+        )
+    kind = table.schema_arrow.field(field).type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise TextError(
+            "{path!r}: column {field!r} contains {kind}, expected strings", path=source.path, field=field, kind=kind
+        )
+    row = 0
+    for group in range(table.metadata.num_row_groups):
+        about = table.metadata.row_group(group)
+        column = about.column(0)
+        begins = column.dictionary_page_offset or column.data_page_offset
+        if start <= min(max(0, begins), source.size - 1) < end:
+            at = row
+            for batch in table.iter_batches(batch_size=ROWS, row_groups=[group], columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    if text:
+                        yield at, text
+                    at += 1
+        row += about.num_rows
+
+
+def _short(text: str, where: str, step: int) -> Iterator[Document]:
+    """A text in parts of about `step` characters at most, so that memory has a bound; nothing for an empty one."""
+    at = 0
+    while at < len(text):
+        end = at + step
+        near = text[end - 1 : end + step // 4]
+        end += max(0, near.find("\n") if "\n" in near else near.find(" "))
+        yield Document(text[at:end], f"{where}, character {at:,}" if at else where)
+        at = end
+
+
+def _of_line(line: str, path: str, where: str, field: str) -> str:
     try:
         entry = parsed(line)
     except CheckpointError as error:
@@ -283,10 +281,15 @@ def _text(line: str, path: str, where: str, field: str) -> str:
             where=where,
             kind=type(entry).__name__,
         )
+    return _of_entry(entry, repr(path), f"line at {where}", field)
+
+
+def _of_entry(entry: Mapping[str, Any], path: str, where: str, field: str) -> str:
+    """The text of a line or of an item; "" for none."""
     if field not in entry:
         known = ", ".join(map(repr, list(entry)[:8])) or "nothing"
         raise TextError(
-            "{path!r}, line at {where}: no field {field!r}; it has {known}: give --field",
+            "{path}, {where}: no field {field!r}; it has {known}: give --field",
             path=path,
             where=where,
             field=field,
@@ -295,49 +298,31 @@ def _text(line: str, path: str, where: str, field: str) -> str:
     found = entry[field]
     if found is not None and not isinstance(found, str):
         raise TextError(
-            "{path!r}, line at {where}: field {field!r} is {kind}, expected a string",
+            "{path}, {where}: field {field!r} is {kind}, expected a string",
             path=path,
             where=where,
             field=field,
             kind=type(found).__name__,
         )
     if found and HALVES.search(found):
-        raise TextError(
-            f"{path!r}, line at {where}: field {field!r} contains half of a surrogate pair, which is not valid text"
-        )
+        raise TextError(f"{path}, {where}: field {field!r} contains half of a surrogate pair, which is not valid text")
     return found or ""
-
-
-def _cut(source: Source, target: int, step: int) -> int:
-    """The first byte from `target` at which a piece can begin."""
-    if target <= 0 or target >= source.size:
-        return max(0, min(target, source.size))
-    with open(source.path, "rb") as file:
-        file.seek(target - 1)
-        if source.kind == "jsonl":
-            file.readline()
-            return file.tell()
-        near = file.read(1 + max(4, min(REACH, step // 4)))  # 4: the longest character
-    for sign in (b"\n", b" "):
-        at = near.find(sign)
-        if at >= 0:
-            return target + at
-    begun = next((i for i, byte in enumerate(near[1:5]) if byte & 0xC0 != 0x80), len(near[1:5]))
-    return target + begun
 
 
 LEAST = 1 << 16  # bytes of a piece
 LONGEST = 32  # windows that fit a piece at least, at four bytes a token
-UNITS = 4096  # at most, for a corpus of any size: bounds the files of an unfinished sweep
+SHARE = 4096  # a unit is this part of a corpus, but at least a piece,
+MOST = 1 << 24  # and at most about this many bytes, so that what a killed process loses is small
+OF_STREAM = 1 << 20  # bytes of a unit of an iterable, whose size is not known
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The end of a corpus that is measured in part: `tokens` of this piece of this file are the last ones."""
+    """The end of a corpus that is measured in part: `tokens` of this unit are the last ones, in this file."""
 
-    source: int
-    piece: int
+    unit: int
     tokens: int
+    source: int
 
 
 @dataclass(frozen=True)
@@ -351,16 +336,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Unit:
-    """Consecutive pieces of the corpus. size: approximate bytes."""
+    """Consecutive pieces of the corpus, or consecutive texts of an iterable. size: approximate bytes."""
 
+    number: int
     parts: tuple[Part, ...]
     size: int
-
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """(file, piece) of each."""
-        for part in self.parts:
-            for piece in range(part.first, part.stop):
-                yield part.source, piece
+    texts: tuple[Document, ...] = ()
 
 
 def step_for(window: int) -> int:
@@ -368,25 +349,70 @@ def step_for(window: int) -> int:
     return max(LEAST, LONGEST * 4 * window)
 
 
-def units(sources: Sequence[Source], step: int, limit: Limit | None = None) -> list[Unit]:
+def units(sources: Sequence[Source], step: int) -> Iterator[Unit]:
     """The units of a corpus in order."""
-    every = [
-        (i, piece, source.groups[piece] if source.groups else min(step, source.size - piece * step))
-        for i, source in enumerate(sources) for piece in range(piece_count(source, step))
-        if limit is None or (i, piece) <= (limit.source, limit.piece)
-    ]  # fmt: skip
-    total = sum(size for _, _, size in every)
-    target = max(step, -(-total // UNITS))
-    found: list[Unit] = []
+    target = max(step, min(MOST, sum(source.size for source in sources) // SHARE))
     parts: list[Part] = []
-    size = 0
-    for source, piece, more in every:
-        if parts and parts[-1].source == source:
-            parts[-1] = Part(source, parts[-1].first, piece + 1)
-        else:
-            parts.append(Part(source, piece, piece + 1))
-        size += more
-        if size >= target:
-            found.append(Unit(tuple(parts), size))
-            parts, size = [], 0
-    return [*found, Unit(tuple(parts), size)] if parts else found
+    number = size = 0
+    for i, source in enumerate(sources):
+        first, count = 0, min(1, source.size) if source.packed else -(-source.size // step)
+        while first < count:
+            stop = min(count, first + max(1, -(-(target - size) // step)))
+            parts.append(Part(i, first, stop))
+            size += source.size if source.packed else min(source.size, stop * step) - first * step
+            first = stop
+            if size >= target:
+                yield Unit(number, tuple(parts), size)
+                parts, size, number = [], 0, number + 1
+    if parts:
+        yield Unit(number, tuple(parts), size)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Texts of an iterable, read once and in order: strings, or mappings with a field."""
+
+    texts: Iterable[Any]
+    field: str
+    shard: tuple[int, int] | None
+
+    @property
+    def name(self) -> str:
+        """In place of a path."""
+        return f"<{type(self.texts).__name__}>"
+
+    def units(self, step: int) -> Iterator[Unit]:
+        """The units of this shard: of a dataset with enough shards its own, else every N-th text."""
+        number, size, found = 0, 0, []
+        first, of = self.shard or (0, 1)
+        for i, item in enumerate(self._items()):
+            where = f"text {i * of + first:,}"  # no other shard has one of this number
+            for document in _short(self._text(item, where), where, step):
+                found.append(document)
+                size += len(document.text.encode())
+            if size >= max(step, OF_STREAM):
+                yield Unit(number, (), size, tuple(found))
+                number, size, found = number + 1, 0, []
+        if found:
+            yield Unit(number, (), size, tuple(found))
+
+    def _items(self) -> Iterator[Any]:
+        with reading(self.name):
+            if self.shard is None:
+                yield from self.texts
+                return
+            index, of = self.shard
+            texts: Any = self.texts
+            if getattr(texts, "num_shards", 0) >= of:
+                yield from texts.shard(num_shards=of, index=index)
+            else:
+                yield from islice(texts, index, None, of)
+
+    def _text(self, item: Any, where: str) -> str:
+        if not isinstance(item, str | Mapping):
+            raise TextError(
+                "{name}, {where}: expected a string, or a mapping with {field!r}, got {kind}; give files as a list",
+                name=self.name, where=where, field=self.field, kind=type(item).__name__,
+            )  # fmt: skip
+        entry = item if isinstance(item, Mapping) else {self.field: item}
+        return _of_entry(entry, self.name, where, self.field)

@@ -8,8 +8,10 @@ with little choice, every weight is large.
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -103,6 +105,53 @@ class Tally:
         self.tokens += other.tokens
         self.troubles = [*self.troubles, *other.troubles][:MOST_TROUBLES]
         self.kernels |= other.kernels
+
+
+@dataclass(frozen=True)
+class Node:
+    """The units `first` to `stop` - 1: the SHA-256 of their texts, and their sums."""
+
+    first: int
+    stop: int
+    sha256: str
+    sums: Tally
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"first": self.first, "stop": self.stop, "sha256": self.sha256, "sums": self.sums.to_dict()}
+
+    @classmethod
+    def of(cls, found: Entry, measures: int, heads: int) -> "Node":
+        """Read a result of `to_dict`. CheckpointError if it is not one."""
+        sums = Tally.of(found.entry("sums"), measures, heads)
+        return cls(found.whole("first", least=0), found.whole("stop", least=1), found.word("sha256"), sums)
+
+    def and_next(self, other: "Node") -> "Node":
+        """Both together."""
+        sums = replace(self.sums)
+        sums.add(other.sums)
+        digest = sha256((self.sha256 + other.sha256).encode()).hexdigest()
+        return Node(self.first, other.stop, digest, sums)
+
+
+def grown(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes in order, joined as long as two are the halves of 2ʲ units from a multiple of 2ʲ on. Sums are rounded in
+    the same order then, whatever parts of the units were joined before; about 2·log₂ of them are left."""
+    found: list[Node] = []
+    for node in nodes:
+        found.append(node)
+        while len(found) > 1:
+            one, other = found[-2:]
+            size = one.stop - one.first
+            if one.stop != other.first or size != other.stop - other.first or one.first % (2 * size):
+                break
+            found[-2:] = [one.and_next(other)]
+    return found
+
+
+def root(nodes: Sequence[Node]) -> Node:
+    """All of these together: what `grown` has left of units from the first on, the last ones first."""
+    return reduce(lambda later, one: one.and_next(later), reversed(nodes))
 
 
 Bad = tuple[int, tuple[int, ...], str]  # the number of a layer, heads of it, and which numbers are not finite

@@ -8,11 +8,11 @@ no whole file yet. The processes agree on them at the beginning; at the end the 
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,38 +22,24 @@ from headwise.base.read import CHECKSUM, Entry, parsed, reading, text_of
 from headwise.base.run import Progress
 from headwise.corpus.passages import Collected, Passages, passages_path, weights_print
 from headwise.corpus.result import Columns, CorpusMeasures, Output, columns
-from headwise.corpus.sources import (
-    Advance,
-    Limit,
-    Print,
-    Source,
-    Unit,
-    changed,
-    check,
-    find_sources,
-    lines,
-    piece_count,
-    piece_end,
-    units,
-)
-from headwise.corpus.tally import Tally, unit_of
+from headwise.corpus.select import Head
+from headwise.corpus.sources import STREAM, Limit, Source, source_of
+from headwise.corpus.tally import Node, Tally, grown, root, unit_of
 from headwise.corpus.work import Measured, Options, Ranks, Work
 from headwise.errors import CheckpointError, ConfigError, TextError
-from headwise.wording import in_language, joined, tr
+from headwise.wording import LIST, in_language, joined, tr
 
-FORMAT = "headwise-measure-4"
+FORMAT = "headwise-measure-5"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the numbers of a sweep depend on; a run that resumes it has the same. given: the files, of which `files` are
-    measured, with the bytes that were checked of each. step: bytes of a piece. units: their number."""
+    """What the numbers of a sweep depend on; a run that resumes it has the same. files: as they were when it began.
+    step: bytes of a piece. units: their number, 0 if it is not known."""
 
     options: Options
     model: Mapping[str, Any]
-    given: Sequence[Source]
-    files: Sequence[Print]
-    checked: Sequence[int]
+    files: Sequence[Source]
     step: int
     units: int
     limit: Limit | None
@@ -64,8 +50,7 @@ class Settings:
         known = found.plain()
         try:
             return cls(**{
-                **known, "options": Options(**known["options"]), "files": [Print(**one) for one in known["files"]],
-                "given": [Source(**{**one, "groups": tuple(one["groups"])}) for one in known["given"]],
+                **known, "options": Options(**known["options"]), "files": [Source(**one) for one in known["files"]],
                 "limit": None if known["limit"] is None else Limit(**known["limit"]),
             })  # fmt: skip
         except (KeyError, TypeError):
@@ -91,15 +76,15 @@ class Units:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Lock the output for the block, by the first process, and create the folder, which is removed if no sweep was
-        begun in it. ConfigError if another run holds the lock; CheckpointError if it cannot be written."""
+        """Lock the output for the block, by the first process, and create the folder, which is removed if nothing was
+        measured. ConfigError if another run holds the lock; CheckpointError if it cannot be written."""
         with taken(self.out, "out"):
             with self._writing():
                 self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 yield
             finally:
-                if not self.begun:
+                if not (self.begun and any(self.folder.glob("*-*.json"))):
                     shutil.rmtree(self.folder, ignore_errors=True)
 
     def clean(self, restart: bool) -> None:
@@ -127,17 +112,18 @@ class Units:
         names = (re.fullmatch(r"unit-(\d+)\.json", path.name) for path in self.folder.iterdir())
         return {int(name[1]) for name in names if name}
 
-    def left(self, count: int) -> list[int]:
-        """The numbers of the units, of so many, that have no whole file."""
-
-        def is_whole(unit: int) -> bool:
+    def whole(self) -> dict[int, str]:
+        """The numbers of the units that have a whole file, and the SHA-256 of their texts."""
+        found = {}
+        for unit in sorted(self.finished()):
             with contextlib.suppress(CheckpointError, OSError):
-                _read(self._path(unit))
-                return True
-            return False
+                found[unit] = _read(self._path(unit)).word("sha256")
+        return found
 
-        there = self.finished()
-        return [unit for unit in range(count) if unit not in there or not is_whole(unit)]
+    def drop_parts(self) -> None:
+        """Remove what was saved of unfinished units."""
+        for path in self.folder.glob("part-*.json"):
+            path.unlink()
 
     def so_far(self) -> tuple[int, int] | None:
         """The numbers of finished units and of all units; None if there is no sweep."""
@@ -154,9 +140,8 @@ class Units:
         more = {"batches": found.batches, "places": found.places}
         self._write(self._path(unit, "part"), self._content(found, how) | more)
 
-    def read(self, unit: int, measures: int, like: Collected) -> tuple[dict[int, Tally], Collected, dict[str, Any]]:
-        """The sums of a unit, its passages, and the settings that it was measured with. like: passages of as many
-        heads."""
+    def read(self, unit: int, measures: int, like: Collected) -> tuple[Measured, dict[str, Any]]:
+        """A finished unit, and the settings that it was measured with. like: passages of as many heads."""
         path = self._path(unit)
         again = "the same command measures this unit again"
         with reading(path, "finished unit", missing=again, way_out=f"remove it, and {again}"):
@@ -166,10 +151,10 @@ class Units:
         """What an ended run has saved of a unit; None if there is no whole file of it, measured with `how`."""
         with contextlib.suppress(CheckpointError, OSError):
             found = _read(self._path(unit, "part"))
-            sums, passages, then = _unit(found, measures, like)
+            part, then = _unit(found, measures, like)
             if then == how:
                 places = found.each("places", lambda each, at: [(*one[:3], one[3]) for one in each])
-                return Measured(found.whole("batches", least=1), sums, passages, places)
+                return replace(part, batches=found.whole("batches", least=1), places=places)
         return None
 
     def remove(self) -> None:
@@ -185,7 +170,7 @@ class Units:
     @staticmethod
     def _content(found: Measured, how: Mapping[str, Any]) -> dict[str, Any]:
         sums = {str(source): tally.to_dict() for source, tally in found.sums.items()}
-        return {"sums": sums, "how": dict(how), "passages": found.passages.to_dict()}
+        return {"sums": sums, "how": dict(how), "passages": found.passages.to_dict(), "sha256": found.sha256}
 
     def _write(self, path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
         whole = {"format": FORMAT, CHECKSUM: _checksum(content), **content}
@@ -214,10 +199,11 @@ def _read(path: Path) -> Entry:
     return Entry(content)
 
 
-def _unit(found: Entry, measures: int, like: Collected) -> tuple[dict[int, Tally], Collected, dict[str, Any]]:
+def _unit(found: Entry, measures: int, like: Collected) -> tuple[Measured, dict[str, Any]]:
     heads = len(like.strongest)
     sums = {int(name): Tally.of(one, measures, heads) for name, one in found.named("sums", Entry).items()}
-    return sums, Collected.of(found.entry("passages"), like.most, heads), found.entry("how").plain()
+    passages = Collected.of(found.entry("passages"), like.most, heads)
+    return Measured(0, sums, passages, [], found.word("sha256")), found.entry("how").plain()
 
 
 def _of_another_version() -> CheckpointError:
@@ -230,29 +216,38 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Begun:
-    """A sweep that all processes have agreed on: its units in order, and the numbers of the unfinished ones."""
+    """A sweep that all processes have agreed on, and the finished units, with the SHA-256 of their texts."""
 
     work: Work
     settings: Settings
-    units: Sequence[Unit]
-    left: Sequence[int]
+    finished: Mapping[int, str]
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the units; 0 if it is not known."""
+        return 0 if self.work.stream is not None else sum(unit.size for unit in self.work.units())
+
+    @cached_property
+    def done(self) -> int:
+        """Bytes of the finished units; 0 if it is not known."""
+        if self.work.stream is not None:
+            return 0
+        return sum(unit.size for unit in self.work.units() if unit.number in self.finished)
 
 
-def look(files: Any, there: Units, output: Output, restart: bool) -> list[Source]:
-    """Find the files, so that wrong names and an output that is there or cannot be written raise before a model is
-    loaded."""
+def look(there: Units, output: Output, restart: bool) -> None:
+    """Raise, before a model is loaded, if the output is there or cannot be written."""
     for path in (output.path, output.about, passages_path(output.path)):
         check_writable(path, "out")
     if _finished(there, output, restart) and output.read_about() is None:
         raise _exists(output)
-    return find_sources([files] if isinstance(files, str | os.PathLike) else list(files))
 
 
 def begin(
     work: Work, there: Units, output: Output, restart: bool, ranks: Ranks, progress: Progress
 ) -> Begun | CorpusMeasures:
-    """Read the settings on disk, or check the corpus and write them; or return the result, if the table exists with the
-    same settings. The first process decides, the others follow."""
+    """Read the settings on disk, or write them; or return the result, if the table exists with the same settings. The
+    first process decides, the others follow."""
     model = {
         "name": work.loaded.name, "about": work.loaded.about, "sha256": weights_print(work.loaded),
         "zh": {key: in_language(getattr(work.loaded, key), "zh") for key in ("name", "about")},
@@ -262,9 +257,10 @@ def begin(
         found = _found(work, output, model)
         ranks.publish("plan", None)
         return found
-    left = None
     if ranks.first:
         settings = _decided(work, there, model, restart, progress)
+        finished = there.whole()
+        ranks.publish("plan", {"settings": settings.checksum, "finished": list(finished.items())})
     else:
         decided = ranks.wait_for("plan")
         if decided is None:
@@ -276,50 +272,73 @@ def begin(
             )
         if settings.model["sha256"] != model["sha256"]:
             raise ConfigError(f"model: this process has different weights of {model['name']} than the first process")
-        left = decided["left"]
-    work = replace(work, sources=settings.given, step=settings.step, limit=settings.limit)
-    every = units(work.sources, work.step, work.limit)
-    if left is None:
-        left = there.left(len(every))
-        ranks.publish("plan", {"settings": settings.checksum, "left": left})
-    return Begun(work, settings, every, left)
+        finished = dict(decided["finished"])
+    return Begun(_as_in(work, settings), settings, finished)
 
 
-def finish(begun: Begun, there: Units, output: Output, progress: Progress) -> CorpusMeasures:
-    """Merge the units in their order, write the table, and remove the folder."""
+def finish(begun: Begun, numbers: Sequence[int], there: Units, output: Output, progress: Progress) -> CorpusMeasures:
+    """Merge the units of these numbers in their order, write the table, and remove the folder."""
     work, settings = begun.work, asdict(begun.settings)
-    if changed := _changes(settings):
+    if changed := _changes(work, there.whole):
         raise TextError(
             "the corpus changed while it was being measured: {changed}; use --restart to measure again",
             changed=joined(changed, tr("; ")),
         )
-    sums, hows, collected = work.nothing(), [], work.no_passages()
-    for number in range(len(begun.units)):
-        progress("merging", number, len(begun.units))
-        found, passages, how = there.read(number, len(work.options.measures), collected)
-        for tally in found.values():
-            sums.add(tally)
-        hows += [how] if how not in hows else []
-        collected.add(passages)
-    if not sums.windows:
+    hows, collected = [], work.no_passages()
+
+    def leaves() -> Iterator[Node]:
+        for i, number in enumerate(numbers):
+            progress("merging", i, len(numbers))
+            found, how = there.read(number, len(work.options.measures), collected)
+            if how not in hows:
+                hows.append(how)
+            collected.add(found.passages)
+            sums = work.nothing()
+            for tally in found.sums.values():
+                sums.add(tally)
+            yield Node(number, number + 1, found.sha256, sums)
+
+    nodes = grown(leaves())
+    sums = root(nodes).sums if nodes else work.nothing()
+    if not sums.windows and work.options.shard is None:
         there.remove()
         raise TextError(tr("the corpus is empty: the model's tokenizer produced no tokens from its files"))
+    last = len(work.sources) if work.limit is None else work.limit.source + 1
     about = {
-        "model": settings["model"], "options": settings["options"], "how": hows, "kernels": sorted(sums.kernels),
-        "files": settings["files"], "windows": sums.windows, "tokens": sums.tokens, "units": len(begun.units),
-        "troubles": [str(trouble) for trouble in sums.troubles], "sums": sums.to_dict(),
-        "given": [{"path": one["path"]} for one in settings["given"]], "checked": settings["checked"],
+        "model": settings["model"], "options": settings["options"], "how": hows, "files": settings["files"][:last],
+        "given": [source.path for source in work.sources], "limit": settings["limit"],
+        "heads": [list(vars(head).values()) for head in work.heads], **told(nodes, sums),
     }  # fmt: skip
-    kept, by = Passages.nothing(work.options.strongest_by), work.options.strongest_by
+    if work.options.shard is not None:
+        about["nodes"] = [node.to_dict() for node in nodes]
+    kept = Passages.nothing(work.options.strongest_by)
     if work.options.passages:
-        model = {name: str(settings["model"][name]) for name in ("name", "sha256")}
-        kept = collected.of_heads(work.heads, by, unit_of(by), model)
+        kept = passages_of(collected, work.heads, about)
     about["passages"] = output.write_passages(kept)
-    result = CorpusMeasures.of(work, output.path, sums, kept, about)
-    parts = iter([result.columns()]) if work.options.per == "all" else _by_file(begun, there, result)
+    result = CorpusMeasures.of(output.path, sums, kept, about)
+    parts = iter([result.columns()]) if work.options.per == "all" else _by_file(begun, numbers, there, result)
     output.write(parts, about)
     there.remove()
     return result
+
+
+def told(nodes: Sequence[Node], sums: Tally) -> dict[str, Any]:
+    """What the description of a table says of its sums."""
+    return {
+        "kernels": sorted(sums.kernels), "windows": sums.windows, "tokens": sums.tokens,
+        "units": sum(node.stop - node.first for node in nodes), "texts": root(nodes).sha256 if nodes else "",
+        "troubles": [str(trouble) for trouble in sums.troubles], "sums": sums.to_dict(),
+    }  # fmt: skip
+
+
+def passages_of(collected: Collected, heads: Sequence[Head], about: Mapping[str, Any]) -> Passages:
+    """The passages of a table with this description."""
+    by = about["options"]["strongest_by"]
+    return collected.of_heads(heads, by, unit_of(by), {name: str(about["model"][name]) for name in ("name", "sha256")})
+
+
+def _as_in(work: Work, settings: Settings) -> Work:
+    return replace(work, sources=settings.files, step=settings.step, limit=settings.limit)
 
 
 def _finished(there: Units, output: Output, restart: bool) -> bool:
@@ -339,21 +358,25 @@ def _found(work: Work, output: Output, model: Mapping[str, Any]) -> CorpusMeasur
     try:
         if about is None:
             raise KeyError
-        if not (differ := _differences(about, work, model) or _changes(about)):
+        if not (differ := differences(about, _now(work, model))):
+            then = [Source(**one) for one in about["files"]]
+            limit = None if about["limit"] is None else Limit(**about["limit"])
+            differ = _changes(replace(work, sources=[*then, *work.sources[len(then) :]], limit=limit), about["texts"])
+        if not differ:
             sums = Tally.of(Entry(about["sums"]), len(work.options.measures), len(work.heads))
             passages = output.read_passages(about["passages"]) if work.options.passages else Passages.nothing(by)
     except (KeyError, TypeError, ValueError):
         raise _exists(output) from None
     if differ:
         raise _refused(output.path, differ, finished=True)
-    return CorpusMeasures.of(work, output.path, sums, passages, about, new=False)
+    return CorpusMeasures.of(output.path, sums, passages, about, new=False)
 
 
-def _by_file(begun: Begun, there: Units, result: CorpusMeasures) -> Iterator[Columns]:
+def _by_file(begun: Begun, numbers: Sequence[int], there: Units, result: CorpusMeasures) -> Iterator[Columns]:
     """The table of each file, one at a time in memory; a file can be in several units."""
     work, place, current = begun.work, 0, begun.work.nothing()
-    for number in range(len(begun.units)):
-        for source, tally in there.read(number, len(work.options.measures), work.no_passages())[0].items():
+    for number in numbers:
+        for source, tally in there.read(number, len(work.options.measures), work.no_passages())[0].sums.items():
             if source != place and current.windows:
                 yield columns(current, result.heads, result.measures, work.sources[place].path)
                 current = work.nothing()
@@ -363,60 +386,46 @@ def _by_file(begun: Begun, there: Units, result: CorpusMeasures) -> Iterator[Col
 
 
 def _decided(work: Work, there: Units, model: Mapping[str, Any], restart: bool, progress: Progress) -> Settings:
-    """The settings on disk; without any, those of this run, after its files have been checked and they are written."""
+    """The settings on disk; without any, those of this run, which are written."""
     there.clean(restart)
-    if there.begun:
-        then = there.settings()
-        if found := _differences(asdict(then), work, model) or _changes(asdict(then)):
-            raise _refused(there.out, found)
-        return then
-    of, done = sum(source.size for source in work.sources), 0
-
-    def read(more: int) -> None:
-        nonlocal done
-        done += more
-        progress("checking the files", done, of)
-
-    prints, checked, limit = _survey(work, read)
-    count = len(units(work.sources, work.step, limit))
-    there.begin(Settings(work.options, model, work.sources, prints, checked, work.step, count, limit))
+    if not there.begun:
+        limit = None if work.options.max_tokens is None else _limit(work, work.options.max_tokens, progress)
+        work = replace(work, limit=limit)
+        count = 0 if work.stream is not None else sum(1 for _ in work.units())
+        there.begin(Settings(work.options, model, work.sources, work.step, count, limit))
+        return there.settings()
+    then = there.settings()
+    if not (found := differences(asdict(then), _now(work, model))):
+        found = _changes(_as_in(work, then), there.whole) if work.stream is None else []
+    if found:
+        raise _refused(there.out, found)
+    if list(then.files) != list(work.sources):  # other times, the same content
+        there.drop_parts()
+        there.begin(replace(then, files=work.sources))
     return there.settings()
 
 
-def _survey(work: Work, advance: Advance) -> tuple[list[Print], list[int], Limit | None]:
-    """The prints of the measured files, the bytes that were checked of each, and the limit. TextError naming the file
-    and the place that cannot be read."""
-    limit = None if work.options.max_tokens is None else _limit(work, work.options.max_tokens)
-    sources = work.sources if limit is None else work.sources[: limit.source + 1]
-    prints, checked = [], []
-    for i, source in enumerate(sources):
-        upto = source.size
-        if limit is not None and i == limit.source:
-            upto = piece_end(source, limit.piece, work.step)
-        prints.append(check(source, work.options.field, upto, advance))
-        if source.kind == "jsonl":
-            for _ in lines(source, 0, upto, work.options.field):
-                pass  # it raises for errors in them
-        checked.append(upto)
-    return prints, checked, limit
-
-
-def _limit(work: Work, max_tokens: int) -> Limit | None:
+def _limit(work: Work, max_tokens: int, progress: Progress) -> Limit | None:
     """The place at which the corpus reaches `max_tokens`; None if it has fewer."""
     left = max_tokens
-    for i, source in enumerate(work.sources):
-        for piece in range(piece_count(source, work.step)):
-            there = 0
-            for _, ids, *_ in work.texts(i, piece):
-                there += len(ids)
-                if there >= left:
-                    return Limit(i, piece, left)
-            left -= there
+    for unit in work.units():
+        there = 0
+        progress("reading the beginning of the corpus", max_tokens - left, max_tokens)
+        for document, ids, *_ in work.texts(unit, len):
+            there += len(ids)
+            if there >= left:
+                return Limit(unit.number, left, document.source)
+        left -= there
     return None
 
 
-def _differences(then: Mapping[str, Any], work: Work, model: Mapping[str, Any]) -> list[str]:
-    """The differences between the settings of this run and those of an earlier one, or of a table, in words."""
+def _now(work: Work, model: Mapping[str, Any]) -> dict[str, Any]:
+    files = [asdict(source) for source in work.sources]
+    return {"model": model, "options": asdict(work.options), "files": files}
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The differences between the settings of an earlier run, or of a table, and other ones, in words."""
 
     def named(value: Any) -> str:
         if isinstance(value, list):
@@ -424,27 +433,59 @@ def _differences(then: Mapping[str, Any], work: Work, model: Mapping[str, Any]) 
         return "not given" if value is None else str(value)
 
     found = []
-    if then["model"]["sha256"] != model["sha256"]:
-        names = {one["name"] for one in (then["model"], model)}
+    if then["model"]["sha256"] != now["model"]["sha256"]:
+        names = {one["model"]["name"] for one in (then, now)}
         found.append(f"the model: {' and '.join(sorted(names))} differ in weights or sizes")
-    for name, value in asdict(work.options).items():
+    for name, value in now["options"].items():
         if (before := then["options"].get(name)) != value:
             found.append(f"--{name.replace('_', '-')}: it was {named(before)} and is {named(value)}")
-    for name, value in model["versions"].items():
+    for name, value in now["model"]["versions"].items():
         if then["model"]["versions"].get(name) != value:
             found.append(f"{name}: it was {then['model']['versions'].get(name)} and is {value}")
-    old, now = [known["path"] for known in then["given"]], [source.path for source in work.sources]
-    found += [f"{path!r} is new" for path in now if path not in old]
-    found += [f"{path!r} is not among the files" for path in old if path not in now]
-    if not found and old != now:
+    new = {one["path"]: one["size"] for one in now["files"]}
+    old = dict.fromkeys(then.get("given", ()), None) | {one["path"]: one["size"] for one in then["files"]}
+    found += [f"{path!r} is new" for path in new if path not in old]
+    found += [f"{path!r} is not among the files" for path in old if path not in new]
+    found += [
+        f"{path!r} had {old[path]:,} bytes and has {size:,}"
+        for path, size in new.items()
+        if old.get(path) not in (None, size)
+    ]
+    if not found and list(old) != list(new):
         found.append("the files are in another order")
     return found
 
 
-def _changes(then: Mapping[str, Any]) -> list[str]:
-    """The files that have changed since they were checked, in words."""
-    prints = [(Print(**known), upto) for known, upto in zip(then["files"], then["checked"], strict=True)]
-    return [change for known, upto in prints if (change := changed(known, upto)) is not None]
+def _changes(work: Work, known: Callable[[], Mapping[int, str]] | str) -> list[str]:
+    """How the files differ from those that a sweep began with, in words. known: the SHA-256 of the texts of finished
+    units, or of all. Only the units of files with another time are read again."""
+    found, touched = [], {-1} if work.stream is not None and isinstance(known, str) else set[int]()
+    for i, then in enumerate(work.sources):
+        if then.kind == STREAM or (work.limit is not None and i > work.limit.source):
+            continue
+        try:
+            now = source_of(then.path)
+        except (TextError, OSError) as error:
+            found.append(str(error))
+            continue
+        if now.size != then.size:
+            found.append(f"{then.path!r} had {then.size:,} bytes and has {now.size:,}")
+        elif now.stamp != then.stamp:
+            touched.add(i)
+    if found or not touched:
+        return found
+    if isinstance(known, str):
+        nothing = work.nothing()
+        nodes = grown(Node(unit.number, unit.number + 1, work.sha256(unit), nothing) for unit in work.units())
+        same = (root(nodes).sha256 if nodes else "") == known
+        names = [work.sources[max(0, i)].path for i in sorted(touched)]
+        return [] if same else [f"{joined(map(repr, names), LIST)} has different content"]
+    before = known()
+    for unit in work.units():
+        files = {part.source for part in unit.parts} & touched
+        if files and unit.number in before and work.sha256(unit) != before[unit.number]:
+            found += [f"{work.sources[i].path!r} has different content" for i in sorted(files)]
+    return list(dict.fromkeys(found))
 
 
 def _refused(out: Path, found: Sequence[str], *, finished: bool = False) -> ConfigError:

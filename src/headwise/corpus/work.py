@@ -5,6 +5,7 @@ when one of them dies. Measurements are in the files of the units, so no tensors
 CPUs or GPUs.
 """
 
+import hashlib
 import json
 import os
 import time
@@ -13,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 
 from headwise.corpus.passages import Collected, Collector, Floors, OfWindow, Places
 from headwise.corpus.select import Frame, Head, TextWindow, batches, measures_for, stacked, tokens_of, windows
-from headwise.corpus.sources import Document, Limit, Source, Unit, documents
+from headwise.corpus.sources import Document, Limit, Source, Stream, Unit, documents, units
 from headwise.corpus.tally import Batch, Tally, Trouble, counted, largest_keys, strongest
 from headwise.errors import ConfigError, HeadwiseError, TextError
 from headwise.lm.loading import LoadedModel
@@ -49,22 +50,33 @@ class Options:
     dtype: str
     passages: int
     strongest_by: str
+    shard: str | None = None  # "2/8": the third of eight
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """The number of the shard and how many there are; None for the whole corpus."""
+        if self.shard is None:
+            return None
+        number, _, of = self.shard.partition("/")
+        return int(number), int(of)
 
 
 @dataclass(frozen=True)
 class Measured:
     """The sums of a unit after so many `batches`, by the number of a file or for `ALL`; its passages, without those
-    below the floors; and what `Collector.places` returns of them."""
+    below the floors; what `Collector.places` returns of them; and the SHA-256 of the texts of a whole unit."""
 
     batches: int
     sums: Mapping[int, Tally]
     passages: Collected
     places: Places
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
 class Work:
-    """How a corpus is measured, `batch` windows at a time. step: bytes of a piece of a file."""
+    """How a corpus is measured, `batch` windows at a time. step: bytes of a piece of a file. stream: the texts, if they
+    are in no file."""
 
     loaded: LoadedModel
     options: Options
@@ -74,6 +86,25 @@ class Work:
     step: int
     batch: int
     limit: Limit | None = None
+    stream: Stream | None = None
+
+    def units(self) -> Iterator[Unit]:
+        """The units of this shard, or of the whole corpus, in order."""
+        if self.stream is not None:
+            return self.stream.units(self.step)
+        first, stop = 0, None if self.limit is None else self.limit.unit + 1
+        if self.options.place is not None:
+            number, of = self.options.place
+            every = sum(1 for _ in units(self.sources, self.step))
+            first, stop = every * number // of, every * (number + 1) // of
+        return islice(units(self.sources, self.step), first, stop)
+
+    def sha256(self, unit: Unit) -> str:
+        """SHA-256 of the texts of a unit."""
+        digest = hashlib.sha256()
+        for document in self._documents(unit):
+            digest.update(_bytes_of(document))
+        return digest.hexdigest()
 
     def measure(
         self, unit: Unit, advance: Advance, floors: Floors, before: Measured | None, save: Callable[[Measured], None]
@@ -81,6 +112,7 @@ class Work:
         """A whole unit, from what an earlier run has saved of it on, `before`. Every `SAVED` batches, `save` gets what
         is measured so far, from which sums and passages continue with the same bits."""
         found: dict[int, Tally] = {}
+        digest = hashlib.sha256()
         collector = Collector(
             floors, lines=lambda source: self.sources[source].kind != "text",
             path=lambda source: self.sources[source].path, piece=lambda token: self.loaded.pieces([token])[0],
@@ -93,7 +125,7 @@ class Work:
         def so_far() -> Measured:
             return Measured(number, dict(sorted(found.items())), collector.collected(), collector.places())
 
-        for number, batch in enumerate(batches(self._windows(unit), self.batch)):
+        for number, batch in enumerate(batches(self._windows(unit, digest.update), self.batch)):
             if number > first and number % SAVED == 0:
                 save(so_far())
             if number >= first:
@@ -102,7 +134,7 @@ class Work:
             done += share
             advance(share, sum(len(window.ids) for window in batch) if number >= first else 0)
         advance(unit.size - done, 0)  # the bytes around the texts: line ends, other fields
-        return so_far()
+        return replace(so_far(), sha256=digest.hexdigest())
 
     def nothing(self) -> Tally:
         """Sums of no windows."""
@@ -120,40 +152,45 @@ class Work:
     def _device(self) -> torch.device:
         return next(self.loaded.model.parameters()).device
 
-    def texts(self, source: int, piece: int) -> Iterator[tuple[Document, torch.Tensor, Sequence[str], Sequence[str]]]:
-        """Each text in a piece of a file, its token ids, their pieces and words, without special
-        tokens."""
-        file = self.sources[source]
-        for document in documents(file, piece, self.step, self.options.field):
+    def _documents(self, unit: Unit) -> Iterator[Document]:
+        yield from unit.texts
+        for part in unit.parts:
+            file = self.sources[part.source]
+            for document in documents(file, part.first, part.stop, self.step, self.options.field):
+                yield replace(document, source=part.source)
+
+    def texts(
+        self, unit: Unit, update: Callable[[bytes], object]
+    ) -> Iterator[tuple[Document, torch.Tensor, Sequence[str], Sequence[str]]]:
+        """Each text of a unit, its token ids, their pieces and words, without special tokens. update: called with the
+        bytes of each."""
+        for document in self._documents(unit):
+            update(_bytes_of(document))
             try:
                 reading = self.loaded.read(document.text)
             except TextError as error:
                 if document.text.isspace():  # some tokenizers return no tokens for it
                     continue
-                raise TextError(f"{file.path!r}, text at {document.where}: {error}") from None
+                path = self.sources[document.source].path
+                raise TextError(f"{path!r}, text at {document.where}: {error}") from None
             ids = self.frame.content(reading.ids)
             start = len(self.frame.head)
             if len(ids):
                 own = slice(start, start + len(ids))
                 yield document, ids, reading.pieces[own], reading.words[own]
 
-    def _windows(self, unit: Unit) -> Iterator[TextWindow]:
+    def _windows(self, unit: Unit, update: Callable[[bytes], object]) -> Iterator[TextWindow]:
         number = count()
-        for source, piece in unit.pieces():
-            left = None
-            if self.limit is not None and (source, piece) == (self.limit.source, self.limit.piece):
-                left = self.limit.tokens
-            for document, ids, pieces, words in self.texts(source, piece):
-                here = len(ids) if left is None else min(left, len(ids))
-                size = len(document.text.encode())
-                for window in windows(
-                    ids[:here], pieces[:here], self.frame, self.options.window, self.options.stride, source,
-                    document.where, size, words[:here],
-                ):  # fmt: skip
-                    yield replace(window, number=next(number))
-                left = None if left is None else left - here
-                if left == 0:
-                    break
+        left = self.limit.tokens if self.limit is not None and unit.number == self.limit.unit else None
+        for document, ids, pieces, words in self.texts(unit, update):
+            here = len(ids) if left is None else min(left, len(ids))
+            size = len(document.text.encode())
+            for window in windows(
+                ids[:here], pieces[:here], self.frame, self.options.window, self.options.stride, document.source,
+                document.where, size, words[:here],
+            ):  # fmt: skip
+                yield replace(window, number=next(number))
+            left = None if left is None else left - here
 
     def _run(self, batch: list[TextWindow], found: dict[int, Tally], collector: Collector) -> None:
         try:
@@ -202,6 +239,10 @@ class Work:
         """The keys with the largest weights of the strongest query of the selected head `at`, and these weights."""
         head = self.heads[at]
         return largest_keys(maps[head.name][entry, head.head, int(query[at])])
+
+
+def _bytes_of(document: Document) -> bytes:
+    return f"{document.source} {document.where}\n{document.text}\n".encode()
 
 
 JOINING = timedelta(minutes=30)  # for loading the model
@@ -267,10 +308,9 @@ class Ranks:
             time.sleep(PAUSE)
         return json.loads(self._call("get", key))
 
-    def take(self, units: Sequence[int]) -> int | None:
-        """The next unit that no process has taken; None if none is left."""
-        at = int(self.count("taken", 1)) - 1
-        return units[at] if at < len(units) else None
+    def take(self) -> int:
+        """The place, among the unfinished units in order, of the next one that no process has taken."""
+        return self.count("taken", 1) - 1
 
     def count(self, what: str, more: int) -> int:
         """Add to a shared number and return it."""
