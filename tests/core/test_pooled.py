@@ -5,7 +5,7 @@ import torch
 import headwise as hw
 from headwise import stats
 from headwise.masks import Grid
-from headwise.telemetry.ledger import Merging
+from headwise.stats.engine import Merging
 
 MEASURES = [stats.MaxLogit(), stats.Entropy(), stats.NormalizedEntropy(), stats.SinkMass(), stats.Top1Mass()]
 POOLING = Merging(MEASURES, strict=True)

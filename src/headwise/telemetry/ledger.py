@@ -18,60 +18,11 @@ from headwise.kernels.spread import Held
 from headwise.masks import Grid
 from headwise.publishing import AttentionCall
 from headwise.stats import Measure, Measurements, describe
-from headwise.stats.base import RowMeasure, RowState, tensors_of, with_tensors
-from headwise.stats.engine import Pooled, goes_together
+from headwise.stats.base import tensors_of, with_tensors
+from headwise.stats.engine import Merging, Pooled
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.heads import Tabled
 from headwise.table.show import plain
-
-
-class Merging:
-    """The measures of a record, and those that are pooled `together`: with the states of `RowMeasure`, merged as it
-    does. One that fails is unknown, the others are not; its error is raised if `strict`."""
-
-    def __init__(self, measures: Sequence[Measure], *, strict: bool) -> None:
-        self.measures, self.strict = tuple(measures), strict
-        self.together = [m for m in measures if goes_together(m) and type(m).merge is RowMeasure.merge]
-        self.others = [m for m in measures if m not in self.together]  # those that are merged one by one
-        self.names = [measure.name for measure in self.together]
-        self._largest = torch.tensor([[m.reduce == "max"] for m in self.together], dtype=torch.bool)
-
-    def tried(self, unknown: dict[str, str], measure: Measure, function: Callable[..., Any], *args: Any) -> Any:
-        """function(*args) of a measure; None, and the reason in `unknown`, if it fails."""
-        if measure.name in unknown:
-            return None
-        try:
-            return function(*args)
-        except Exception as error:
-            if self.strict:
-                raise
-            unknown[measure.name] = f"{type(error).__name__}: {error}"
-            return None
-
-    def start(self, unknown: dict[str, str], measure: Measure, grid: Grid, device: torch.device) -> Any:
-        """The state of a measure of no calls, which an unknown one has too; None if there is none."""
-        failed = dict[str, str]()
-        like = torch.empty(0, device=device)
-        state = self.tried(failed, measure, lambda: measure.closed(measure.start(grid, like)))
-        unknown |= failed
-        return state
-
-    def pooled(self, measured: Measurements) -> Pooled | None:
-        """The states of `together`, zeros for those that are missing; None if there are none."""
-        if not self.together:
-            return None
-        if not {*self.names} <= {*measured}:
-            states, zeros = measured.states, torch.zeros_like(measured.nonfinite, dtype=torch.float64)
-            blank = RowState(zeros, zeros)
-            measured = Measurements(self.together, [states.get(m.name, blank) for m in self.together], zeros)
-        numbers = measured.stacked(self.names)
-        largest = self._largest.to(numbers.device)
-        if numbers.shape[2] == 1:
-            return Pooled(numbers.squeeze(2), largest)
-        pooled = numbers.sum(2)
-        most = numbers[0].amax(1) if numbers.shape[2] else torch.full_like(pooled[0], -torch.inf)
-        pooled[0] = torch.where(largest, most, pooled[0])
-        return Pooled(pooled, largest)
 
 
 @dataclass
