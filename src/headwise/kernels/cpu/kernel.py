@@ -347,14 +347,14 @@ class _Map:
     def run(self, q: Tensor, memory: Sequence[Tensor], m: int, gap: tuple[int, int] | None) -> Answer | None:
         """As `Prepared.run`."""
         k, v = memory
-        request, steps = self.request, _steps(memory)
+        request, strides = self.request, tuple(map(Tensor.stride, memory))
         assert request.rule is not None
         rule = replace(request.rule, grid=replace(request.rule.grid, m=m)) if m != request.m else request.rule
-        if m != request.m or steps != request.steps:
+        if m != request.m or strides != request.strides:
             known = [(one, value_of(one, rule)) for one, _ in self.known]
             if any(value is None or value.counted is not None for _, value in known) or known != self.known:
                 return None
-            request = self.request = _Request(m, steps, *binding.of_all_keys(request.like, m, steps), rule)
+            request = self.request = _Request(m, strides, *binding.of_all_keys(request.like, m, strides), rule)
         b, h, n, _ = self.shape
         out, lse = q.new_empty(self.shape), torch.empty(b, h, n, dtype=torch.float32, device="cpu")
         results = torch.empty(len(self.statistics), b, h, n, dtype=torch.float32, device="cpu")
@@ -412,8 +412,9 @@ def _of_map(call: Call, wanted: Sequence[Measure], refusals: Mapping[str, str]) 
     arguments: list[Any] = [entry for _, entry in entries]
     requested = (binding.Wanted * len(entries))(*arguments)
     like.wanted_count, like.wanted = len(entries), requested
+    strides = tuple(map(Tensor.stride, (call.k, call.v)))
     return _Map(
-        shape, handle.headwise_again_measured, _Request(m, _steps((call.k, call.v)), like, held, call.rule),
+        shape, handle.headwise_again_measured, _Request(m, strides, like, held, call.rule),
         binding.RowsCall(b, h, n, None, len(reduce), of_rows), tuple(order), tuple(wanted), known, dict(refusals),
         dropped, [requested, of_rows, *held_masks],
     )  # fmt: skip
