@@ -165,7 +165,7 @@ class Relevance:
         first = next(iter(self.maps.values()))
         found = torch.zeros(b, n, 1, dtype=first.lse.dtype, device=first.q.device)
         found[:, number] = 1.0
-        for one in reversed(self.maps.values()):
+        for one in reversed(list(self.maps.values())):
             added: Tensor = one.positive.T @ found[:, None]
             found = found + added.mean(1)
         return found[..., 0]

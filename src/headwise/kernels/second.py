@@ -76,7 +76,7 @@ class _Moving:
         if self.products is None:
             found = self.lse.new_zeros(tile.shape)
         elif bend is None:
-            found, less = self.products._replace(c=less)(tile), None
+            found, less = replace(self.products, c=less)(tile), None
         else:
             found = self.products(tile).mul_(bend[0])
         for term in self.added.added(tile.rows, tile.cols):

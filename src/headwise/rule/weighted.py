@@ -6,7 +6,7 @@ second derivatives and gradient × attention are products with such matrices and
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from headwise.rule.tiles import Tile, scores_at, stream
 Factor = Callable[[Tile], Tensor]  # of a tile, [b, h, r, c], finite where it is masked
 
 
-class LowRank(NamedTuple):
+@dataclass(frozen=True)
+class LowRank:
     """The factor A Bᵀ − c 1ᵀ, or its positive part, on a tile; 0 where it is masked."""
 
     a: Tensor  # [b, h, n, e]
