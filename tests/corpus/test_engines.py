@@ -36,8 +36,10 @@ def test_a_recipe_gives_the_bytes_of_one_run(model_folder, tmp_path, monkeypatch
     options = {"measures": ["entropy"], "passages": 2, "window": 24, "batch": 64, "layers": [0], "device": "cpu"}
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     here = ", ".join(f"{name}={value!r}" for name, value in options.items() if name != "device")
-    made = recipe.replace('"DIR"', repr(str(model_folder))).replace(
-        'device="cpu"', f'device="cpu", {here}, progress=kill'
+    made = (
+        recipe.replace("corpus.txt", "corpus.jsonl")
+        .replace('"DIR"', repr(str(model_folder)))
+        .replace('device="cpu"', f'device="cpu", {here}, progress=kill')
     )
     made = re.sub(r"(def shard.*\n)", lambda found: found[1] + KILL, made)
     lines = [line if line.startswith((" ", "def", "@", "import", "from")) or not line else f"    {line}" for line in
