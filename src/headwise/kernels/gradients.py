@@ -167,7 +167,7 @@ def _each_batched_gradient(
     finally:
         if within:
             torch._C._vmapmode_increment_nesting()
-    return tuple(None if x is None else torch._add_batch_dim(x, 0, size[0]) for x in results)
+    return tuple(None if x is None else torch._add_batch_dim(x, 0, level) for x in results)
 
 
 def entry(x: Any, dim: Any, at: int) -> Any:

@@ -257,7 +257,7 @@ class _Asked:
 
     def seen(self, amap: Any, failed: Mapping[str, Exception], another: bool) -> Any:
         """The map that subscribers receive, measured without those that failed."""
-        if not (self.apart or copied or self.own):
+        if not (self.apart or another or self.own):
             return amap
         pairs = [pair for pair in zip(self.wanted, self.over, strict=True) if pair[1].name not in failed]
         wanted, over = [one for one, _ in pairs], [other for _, other in pairs]

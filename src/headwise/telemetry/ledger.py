@@ -422,9 +422,9 @@ class Ledger:
                     self._total.add(name, *layers)
                 order = dict(islice(self._order.items(), self._last.known))
                 places, *found = tables(steps, self._names, order, self._heads)
-                for step, *numbers in zip(steps, *found, strict=True):
-                    held = (x.clone() for x in numbers)  # a summary can outlive the others
-                    self._past.append(Summary(step.index, 1, places, self._names, *held, step.spoiled))
+                for step, given, bad in zip(steps, *found, strict=True):  # copies: a summary can outlive the others
+                    numbers, nonfinite = given.clone(), bad.clone()
+                    self._past.append(Summary(step.index, 1, places, self._names, numbers, nonfinite, step.spoiled))
                 self._latest = self._past[-1]
 
     @property
