@@ -294,7 +294,7 @@ def test_decoding_with_keys_that_were_joined(dtype: torch.dtype) -> None:
             expected = attend(q, keys, values, mask=Causal(), return_map=True)[0]
             assert out is not None
             assert torch.equal(out, expected)
-    assert sum(len(key[1]) == 4 and key[-1] is None for key in prepare._prepared) == 1
+    assert sum(len(key[1]) == 4 and key[-2:] == (None, False) for key in prepare._prepared) == 1
 
 
 def test_quantized_vectors_that_differ_are_another_call() -> None:

@@ -196,7 +196,7 @@ class _Done:
 
     def __init__(self, begun: Begun, ranks: Ranks, progress: Progress) -> None:
         self._ranks, self._progress = ranks, progress
-        self._size, self._before = begun.size, begun.done
+        self._size, self._before = begun.sizes()
         self._bytes, self._tokens = 0.0, 0  # that the others have not been sent
         self._since = self._reported = time.monotonic()
 

@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -222,17 +221,10 @@ class Begun:
     settings: Settings
     finished: Mapping[int, str]
 
-    @cached_property
-    def size(self) -> int:
-        """Bytes of the units; 0 if it is not known."""
-        return 0 if self.work.stream is not None else sum(unit.size for unit in self.work.units())
-
-    @cached_property
-    def done(self) -> int:
-        """Bytes of the finished units; 0 if it is not known."""
-        if self.work.stream is not None:
-            return 0
-        return sum(unit.size for unit in self.work.units() if unit.number in self.finished)
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of the units, and of the finished ones; 0 if they are not known."""
+        units = [] if self.work.stream is not None else list(self.work.units())
+        return sum(unit.size for unit in units), sum(unit.size for unit in units if unit.number in self.finished)
 
 
 def look(there: Units, output: Output, restart: bool) -> None:
