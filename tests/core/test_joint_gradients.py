@@ -6,11 +6,16 @@ from samples import MASKS, SCORES, qkv
 from test_map_gradients import BOUNDS, B, H, M, N, assert_alike, gradients, leaves, stored, weights_for
 from torch import Tensor
 
+from headwise.kernels import KERNELS as KERNELS_BY_NAME
+from headwise.kernels.call import Call
+from headwise.kernels.gradients import run_kernel
 from headwise.map import gradients as of_tiles
 from headwise.map.attention import attend
-from headwise.masks import Dense, Mask
+from headwise.masks import Causal, Dense, Grid, Mask
+from headwise.rule import Rule
 from headwise.scores import Score
 from headwise.stats import ClassMass, LocalMass, Measure
+from headwise.stats.statistic import OfWeights, Slope
 
 KEYS = torch.arange(M) % 3 == 1
 MEASURES: list[str | Measure] = [
@@ -76,6 +81,38 @@ def check(kernel: str, mask: Mask, score: str = "", dtype: torch.dtype = torch.f
     # In the gradient of a bias with one number per row, the terms of a row cancel but for rounding.
     bound = 2 * BOUNDS[dtype] if score == "two biases" else BOUNDS[dtype]
     assert_alike(found, gradients(due, theirs), bound, f"{kernel}, {score}, {mask}")
+
+
+SLOPES = {
+    "logs and distance": Slope(logs=0.5, distance=2.0),
+    "keys and a range": Slope(keys=torch.linspace(-1, 1, M)[None], within=(-3, 0, True)),
+    "all": Slope(-1.0, -0.25, torch.linspace(0, 2, M)[None], (1, 4, False)),
+}
+
+
+@pytest.mark.parametrize("name", SLOPES)
+def test_a_slope_is_the_sum_of_its_parts(name: str) -> None:
+    slope, found = SLOPES[name], {}
+    q, k, v = leaves(*(x.double() for x in qkv()))
+    t = stored(q, k, Causal(), ())
+    away = torch.arange(M) - (torch.arange(N)[:, None] + M - N)
+    part = torch.zeros(1) if slope.keys is None else slope.keys
+    if slope.within is not None:
+        start, stop, relative = slope.within
+        place = away if relative else torch.arange(M).expand_as(away)
+        part = part + ((place >= start) & (place < stop)).double()
+    value = (t["p"] * (slope.logs * t["log"] + slope.distance * away.abs() + part)).sum(-1)
+    statistic = OfWeights("mine", slope=slope)
+    rule = Rule(Causal(), q.shape[-1] ** -0.5, Grid(B, H, N, M))
+    result = run_kernel(
+        KERNELS_BY_NAME["torch_blocks"], Call(q, k, v, rule, statistics=(statistic,), differentiable=True)
+    )
+    got = result.statistics[statistic]
+    torch.testing.assert_close(got, value, rtol=1e-9, atol=1e-9)
+    w = weights_for(value)
+    for way, x in (("found", got), ("expected", value)):
+        found[way] = gradients((x * w).sum(), [q, k])
+    assert_alike(found["found"], found["expected"], 1e-10, name)
 
 
 KERNELS = [("torch_blocks", torch.float64), ("torch_blocks", torch.float32), ("cpu", torch.float32)]

@@ -77,11 +77,15 @@ def joined(
         for name in ("logs", "distance"):
             if factor := getattr(slope, name):
                 sums[name] = sums.get(name, 0.0) + factor * grad
-        if slope.keys is not None or slope.within is not None:
-            masses.append((grad, slope))
+        masses += _masses(grad, slope)
     if "logs" in sums:
         shift += sums["logs"] * (row_mass(call.rule, lse) - 1.0)
     return RowGradients(shift, sums.get("logs"), sums.get("distance"), masses) if used else None, largest
+
+
+def _masses(factor: Tensor, slope: Slope) -> list[tuple[Tensor, Slope]]:
+    parts = Slope(keys=slope.keys), Slope(within=slope.within)
+    return [(factor, part) for part in parts if part != Slope()]
 
 
 def statistics_of(call: Call, lse: Tensor) -> dict[Statistic, Tensor]:
@@ -90,19 +94,19 @@ def statistics_of(call: Call, lse: Tensor) -> dict[Statistic, Tensor]:
     found = {s: torch.full_like(lse, -torch.inf if slope.largest else 0.0) for s, slope in wanted.items()}
     of = Matrix.of_all_keys(call.q.detach(), call.k.detach(), lse, call.rule)
     one, shift = torch.ones_like(lse), call.rule.grid.shift
+    parts = {}
+    for s, x in wanted.items():
+        logs, distance = (one * factor if factor else None for factor in (x.logs, x.distance))
+        parts[s] = RowGradients(one, logs, distance, _masses(one, x))
     for tile in TileReads().tiles(of) if wanted else ():
         rows = slice(*tile.rows)
         for s, slope in wanted.items():
             into = found[s][:, :, rows]
             if slope.largest:
                 torch.maximum(into, tile.largest_log_weight + tile.lse, out=into)
-            elif slope.logs:
-                into -= slope.logs * tile.entropy
             else:
-                alone = RowGradients(
-                    one, None, one if slope.distance else None, [] if slope.distance else [(one, slope)]
-                )
-                into += (tile.weights * alone.of_tile(tile.log_weights, tile.rows, tile.cols, shift)).sum(-1)
+                x = parts[s].of_tile(tile.log_weights, tile.rows, tile.cols, shift)
+                into += (tile.weights * x.masked_fill_(tile.weights == 0, 0.0)).sum(-1)
     return found
 
 
